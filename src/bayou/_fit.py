@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from glob import escape
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayou import rng
+from bayou.diagnostics.checks import MAX_BASELINE_ROWS, MAX_CHECKED_ROWS, check_after_fit
 from bayou.files import StrPath
 from bayou.inference.first_batch import LAST, first_inputs, last_layer
 from bayou.inference.method import Method, identity
@@ -17,13 +19,17 @@ from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
 from bayou.network import check_tensor, clear_errors, rows_of, selecting
 from bayou.network.inputs import Select
+from bayou.network.units import with_units
+from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.select import by_name
+from bayou.select.standardize import apply_units, choose_units, sampled_rows, warn_if_far_from_unit_scale
 from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import fingerprint
-from bayou.training.data import Data, as_data, digest
+from bayou.training.data import Data, Rows, as_data, digest
 from bayou.training.ranks import Ranks, sharing
+from bayou.training.rows import some_rows
 
 NOISE = 0.5  # standard deviations of y: the initial noise by default
 
@@ -78,20 +84,73 @@ def fit(
         called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
         raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}")
     rows = as_data(data, method.batch_size)
+    net = selecting(net, output)
+    units = None
+    if named and where is None:
+        units = choose_units(net, rows, likelihood)
+    elif not named and not method.chooses_prior:
+        warn_if_far_from_unit_scale(rows)
+    user_rows = rows
+    if units is not None:
+        net = with_units(net, units)
+        rows = apply_units(units, rows)
+        if likelihood is not None and units.output is not None:
+            likelihood = likelihood.in_units(1 / units.output.scale)
     if likelihood is None:
         likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
-    target = Target.build(selecting(net, output), likelihood, prior, rows.n, None if where == LAST else where)
+    target = Target.build(net, likelihood, prior, rows.n, None if where == LAST else where)
     if where == LAST:
         names = [escape(name) for name in last_layer(target, rows)]
         target = Target.build(target.net, likelihood, prior, rows.n, names)
     if isinstance(likelihood, Categorical) and likelihood.class_axis is None and next(rows.ordered())[1].ndim > 1:
         target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
+    posterior = _fit_by_all_ranks(method, target, rows, seed, checkpoint, progress)
+    if units is not None:
+        units.activate(next(target.net.parameters()))
+        posterior.take_units(units)
+    if posterior.stopped != "interrupted":
+        index = posterior.held_out_index
+        if index is None:
+            index = method.held_out_index(rows, seed)
+        posterior.check_when_read(_deferred_check(user_rows, index, seed))
+    return posterior
+
+
+def _deferred_check(rows: Data, held_out_index: Tensor | None, seed: int) -> Callable[[Posterior], Checks]:
+    """Keep some rows for a check of the posterior: a comparison with baselines, on held-out rows if there are any.
+
+    Args:
+        rows: the data, in the units of the user.
+        held_out_index: the rows that the fit did not use; None for none.
+        seed: the seed of the fit.
+    """
+    held = None
+    fitted = rows
+    if held_out_index is not None and isinstance(rows, Rows):
+        held = some_rows(Rows(rows.source, held_out_index, rows.batch_size), MAX_CHECKED_ROWS, seed)
+        is_fitted = torch.isin(rows.index, held_out_index, invert=True)
+        fitted = Rows(rows.source, rows.index[is_fitted], rows.batch_size)
+    train = some_rows(fitted, MAX_BASELINE_ROWS, seed)
+    return partial(check_after_fit, train=train, held=held, seed=seed)
+
+
+def _fit_by_all_ranks(
+    method: Method,
+    target: Target,
+    rows: Data,
+    seed: int,
+    checkpoint: StrPath | None,
+    progress: Show,
+) -> Posterior:
+    """Fit in this process, or in all processes of torchrun together, and check that their results agree."""
     with sharing() as ranks:
         if ranks.size == 1:
             return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         check_same(ranks, method, target, rows, seed)
         posterior = method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=ranks.rank == 0 and progress)
-        if ranks.differing({"result": digest(tuple(posterior.state()[0].values()))}, next(net.parameters()).device):
+        if ranks.differing(
+            {"result": digest(tuple(posterior.state()[0].values()))}, next(target.net.parameters()).device
+        ):
             raise RuntimeError(
                 f"the {ranks.size} processes ended with different posteriors: not only the seed determines the result, "
                 "but, say, numbers that the network draws from numpy, or processors of different kinds"
@@ -123,8 +182,8 @@ def _with_class_axis(likelihood: Categorical, target: Target, data: Data) -> Cat
 
 def default_likelihood(data: Data) -> Likelihood:
     """Categorical for whole numbers y; for real ones Gaussian with a learned noise, in units of y."""
-    y = data.targets()
-    if y is None or not y.is_floating_point():
+    y = sampled_rows(data)[1]
+    if not y.is_floating_point():
         return Categorical()
     spread = float(y.std(0, correction=0).mean())
     return Gaussian(NOISE * spread if spread > 0 else NOISE, learn=True)

@@ -66,6 +66,20 @@ class Target:
         """The same target for n data, with its own copy of the likelihood, whose parameters may change."""
         return replace(self, likelihood=copy.deepcopy(self.likelihood), n=self.n if n is None else n)
 
+    def in_units(self, scale: Tensor) -> Target:
+        """Return the target for shift + scale·y instead of y, and a network whose outputs have these units.
+
+        Args:
+            scale: one positive number, or one for each coordinate of the last axis of y.
+        """
+        spec = self.likelihood_spec.in_units(scale)
+        if spec is None:
+            raise ValueError(f"{type(self.likelihood_spec).__name__} has no units of y to change")
+        first = next(self.net.parameters())
+        likelihood = spec.bind(dtype=first.dtype, device=first.device)
+        likelihood.load_state_dict(self.likelihood.state_dict())
+        return replace(self, likelihood_spec=spec, likelihood=likelihood)
+
     @cached_property
     def network(self) -> Network:
         """The network as a function of its tensors: a copy, with its current buffers."""

@@ -77,7 +77,8 @@ def test_the_likelihood_of_a_name_follows_from_y() -> None:
     fitted = bayou.fit(net, (x, y), "mle", progress=False).target.likelihood_spec
     assert isinstance(fitted, bayou.Gaussian)
     assert fitted.learn
-    assert fitted.noise == pytest.approx(0.5 * float(y.std(0, correction=0).mean()))
+    assert fitted.noise == 0.5
+    assert fitted.units == pytest.approx(y.std(0, correction=0).tolist())
     assert isinstance(bayou.fit(net, (x, y), method, progress=False).target.likelihood_spec, bayou.Gaussian)
     with pytest.raises(ValueError, match="default likelihood"):  # an object means what it says
         bayou.fit(net, (x, y), bayou.MAP(steps=3), progress=False)

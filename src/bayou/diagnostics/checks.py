@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -13,12 +14,12 @@ from bayou import metrics, rng
 from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
-from bayou.network import rows_of
-from bayou.operations.rows import all_rows
+from bayou.network import forward_inputs, rows_of
 from bayou.posteriors import Posterior
 from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
+from bayou.training.rows import all_rows
 
 # At most 5 % of correct fits are flagged, and at least 95 % of wrong ones: benchmarks/gate.py measures these rates.
 SURE = 2.5  # standard errors of a significant difference
@@ -29,6 +30,10 @@ ECE_WARNING, ECE_FAILURE = 0.02, 0.1  # expected calibration errors
 CHANCE = 0.99  # quantile of the ECE by chance alone above which an ECE is flagged
 MIN_VARIANCE_SHARE = 0.01  # of the variance of y: predictions that vary less do not depend on x
 RESAMPLES = 400
+MAX_COMPARED_FUNCTIONS = 20  # of a posterior without a mean, whose average NLL it is compared with
+MAX_CHECKED_ROWS = 256  # after a fit
+MAX_BASELINE_ROWS = 1000  # training rows to which the baselines are fitted after a fit
+MAX_CHECK_DRAWS = 32  # functions of the posterior after a fit
 MIN_CHAIN_DRAWS = 4  # for R-hat
 CHAIN_ROWS = 100  # rows for the R-hat of predictions
 
@@ -76,17 +81,44 @@ def check(
             found += _beside_baselines(beside, nll)
             if posterior.bayesian is not None and "linear" in nll and _flat(p, y):
                 found += _collapse(nll)
-            # Held-out rows only: on training rows a mode is better than an average over functions.
-            if held is not None and (point := _mean_network(posterior, x, batch_size)) is not None:
-                advice = 'use the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
-                what = "the network at its own mean"
-                found.append(beside(row_nll(point, y, scale), "mode", what, advice))
+            if held is not None or not any(one.name == "mode" for one in found):
+                found += _beside_mode(posterior, beside, p, x, y, scale, batch_size, is_held_out=held is not None)
         if posterior.stack is not None and not any(one.name == "mixing" for one in found):
             found += _mixing(posterior, x)
         if held is not None:
             found.append(_calibration(p, y, seed) if p.likelihood.support == "classes" else _coverage(p, y))
     posterior.checks = Checks(tuple({one.name: one for one in found}.values()))  # a later check replaces an earlier one
     return posterior.checks
+
+
+def check_after_fit(posterior: Posterior, train: Any, held: Any = None, *, seed: int = 0) -> Checks:
+    """Check a posterior on some rows, at a cost that is small beside a fit; the result is ``posterior.checks``.
+
+    Args:
+        posterior: the posterior.
+        train: training rows (x, y), to which the baselines are fitted.
+        held: rows (x, y) that the fit did not use, or None to check on the first 256 training rows.
+        seed: the seed of the draws of the posterior.
+    """
+    try:
+        draws = None
+        if not posterior.predicts_without_draws:
+            draws = min(MAX_CHECK_DRAWS, posterior.draws or MAX_CHECK_DRAWS)
+        x, y = train
+        outputs = posterior.predict(_first_rows(x, 1), 1, seed=seed).outputs.shape[2:]
+        against = baselines(posterior.target.likelihood, x, y, outputs, seed)
+        few = (_first_rows(x, MAX_CHECKED_ROWS), y[:MAX_CHECKED_ROWS])
+        return check(posterior, few, held, samples=draws, seed=seed, against=against)
+    except Exception as error:  # whatever is wrong with a check must not cost the user the fit
+        text = f"the posterior could not be compared with baselines: {type(error).__name__}: {error}"
+        posterior.checks = Checks((*of_history(posterior), Check("baselines", "warning", text)))
+        return posterior.checks
+
+
+def _first_rows(x: Any, count: int) -> Any:
+    """Return the first rows of an input, or of several."""
+    inputs = rows_of(forward_inputs(x), slice(count))
+    return inputs if isinstance(x, tuple | list | Mapping) else inputs[0]
 
 
 @final
@@ -108,12 +140,14 @@ class _Beside:
         values = f"NLL {float(self.own.mean()):.3f}, {what} {float(other.mean()):.3f} "
         return f"{values}(difference {difference:+.3f} ± {error:.3f}, {self.where})"
 
-    def __call__(self, other: Tensor, name: str, what: str, advice: str) -> Check:
+    def __call__(self, other: Tensor, name: str, what: str, advice: str, allowance: float = 0.0) -> Check:
+        """Warn, or fail, if the NLL exceeds that of ``other`` by more than chance and the allowance."""
         excess, error = self.excess(other)
         values = self.words(other, what)
-        if not excess > SURE * error:
+        if not excess > SURE * error + allowance:
             return Check(name, "ok", values)
-        return Check(name, "failed" if excess > LARGE_EXCESS else "warning", f"worse than {what}: {values}; {advice}")
+        is_large = excess > LARGE_EXCESS + allowance
+        return Check(name, "failed" if is_large else "warning", f"worse than {what}: {values}; {advice}")
 
     def constant(self, other: Tensor) -> Check:
         """A warning if it is as good as a constant; none if there are too few rows to tell."""
@@ -145,6 +179,38 @@ def _beside_baselines(beside: _Beside, nll: dict[str, Tensor]) -> list[Check]:
         advice = "use the linear model, more data, another network or longer training"
         found.append(beside(nll["linear"], "linear", "a linear model", advice))
     return found
+
+
+def _beside_mode(
+    posterior: Posterior,
+    beside: _Beside,
+    predictive: Predictive,
+    x: Any,
+    y: Tensor,
+    scale: float,
+    batch_size: int | None,
+    is_held_out: bool,
+) -> list[Check]:
+    """Compare the posterior with the network at its mean or, without a mean, with its single functions on average.
+
+    On training rows a mode is favored: the average over the functions of a linear model is up to ½·log(1 + h) worse
+    there, with the leverage h of a row, ≤ 1 and D/N on average. This much is allowed. An average over functions is
+    never worse than its functions on average. A single point has nothing to compare with.
+    """
+    advice = 'use the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
+    point = _mean_network(posterior, x, batch_size)
+    if point is not None:
+        weights = sum(value.numel() for value in posterior.like().values())
+        leverage = min(1.0, weights / posterior.target.n)
+        allowance = 0.0 if is_held_out else max(LARGE_EXCESS, 0.5 * math.log1p(leverage))
+        nll = row_nll(point, y, scale)
+        return [beside(nll, "mode", "the network at its own mean", advice, allowance)]
+    count = min(len(predictive.outputs), MAX_COMPARED_FUNCTIONS)
+    if count < 2:
+        return []
+    functions = [Predictive(predictive.likelihood, predictive.outputs[s : s + 1]) for s in range(count)]
+    nll = torch.stack([row_nll(function, y, scale) for function in functions]).mean(0)
+    return [beside(nll, "mode", "its single functions on average", advice)]
 
 
 def _collapse(nll: dict[str, Tensor]) -> list[Check]:

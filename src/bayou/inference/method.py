@@ -7,13 +7,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from bayou.files import StrPath
 from bayou.params import Params
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import Show
 from bayou.specs import Checked, to_json
 from bayou.target import Target
-from bayou.training.data import Data
+from bayou.training.data import Data, Rows
+from bayou.training.seeds import as_int_seed
 from bayou.training.settings import Settings
 
 WHOLE = 4  # batches, up to which a method that starts at a mode takes all rows in every step
@@ -51,6 +54,10 @@ class Method(Checked, ABC):
         """This method for a network at a mode of these data, with fixed priors and this fixed noise."""
         return self
 
+    def held_out_index(self, data: Data, seed: int) -> Tensor | None:
+        """Return the indices of the rows that a fit with this seed holds out; None if it uses all of them."""
+        return None
+
     def starts(self, target: Target, seed: int) -> Params | None:
         """The initial weights of several modes that are its posterior, a stack; None if it is not made of modes."""
         return None
@@ -59,6 +66,12 @@ class Method(Checked, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Trained(Settings, Method):
     """A gradient-based method with the settings of ``training.Settings``."""
+
+    def held_out_index(self, data: Data, seed: int) -> Tensor | None:
+        if not self.validation or not isinstance(data, Rows):
+            return None
+        held = self.split(data, as_int_seed(seed))[1]
+        return held.index if isinstance(held, Rows) else None
 
 
 def few(data: Data, batch_size: int) -> bool:

@@ -144,6 +144,11 @@ class BoundLikelihood(nn.Module, ABC):
         return self
 
     @property
+    def is_gaussian(self) -> bool:
+        """Whether y = f + σ·ε with ε ~ N(0, 1), and σ does not depend on f."""
+        return False
+
+    @property
     def gaussian_noise(self) -> float | None:
         """σ where y = f + σ·ε with ε ~ N(0, 1) and one σ for all; None for any other likelihood."""
         return None
@@ -272,3 +277,19 @@ class Likelihood(Checked, ABC):
     def outputs(self, targets: int) -> int:
         """The number of outputs of a network for this many coordinates of y."""
         return targets
+
+    def in_units(self, scale: Tensor) -> Likelihood | None:
+        """Return the likelihood of shift + scale·y, for outputs in the same units.
+
+        Args:
+            scale: one positive number, or one for each coordinate of the last axis of y.
+
+        Returns:
+            The likelihood, or None where y has no units (classes, counts).
+        """
+        return None
+
+    @property
+    def log_variance_axis(self) -> int | None:
+        """The axis of f whose second half are log-variances of y; None where all of f are locations."""
+        return None

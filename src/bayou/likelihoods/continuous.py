@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -210,46 +210,73 @@ class LocationScale(BoundLikelihood):
 
 @final
 class BoundHomoscedastic(LocationScale):
-    """f is the location; ``log_scale`` is one scale for all y, a buffer or (learned) a parameter."""
+    """f is the location; the scale of y_k is exp(log_scale)·units_k.
+
+    Args:
+        unit: the density of unit scale.
+        log_scale: the logarithm of the scale in these units, one number: a buffer or (learned) a parameter.
+        learn: whether to learn ``log_scale``.
+        units: the unit of y, one number or one for each coordinate of its last axis.
+    """
 
     log_scale: Tensor
+    log_units: Tensor
 
-    def __init__(self, unit: Unit, log_scale: Tensor, learn: bool = False) -> None:
+    def __init__(
+        self,
+        unit: Unit,
+        log_scale: Tensor,
+        learn: bool = False,
+        units: float | tuple[float, ...] = 1.0,
+    ) -> None:
         super().__init__(unit)
         if learn:
             self.log_scale = nn.Parameter(log_scale)
         else:
             self.register_buffer("log_scale", log_scale)
+        log_units = torch.tensor(units, dtype=torch.float64).log().to(log_scale)
+        self.register_buffer("log_units", log_units, persistent=False)  # the spec of the likelihood holds them
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        return f, self.log_scale
+        return f, self.log_scale + self.log_units
 
     def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         """log p at E[(y − F)²] in place of (y − f)²: exact for a Gaussian, and a bound since log p is convex in z²."""
         square = (y.to(f.dtype) - f).square() + variance
-        z = square.clamp_min(torch.finfo(f.dtype).tiny).sqrt() * torch.exp(-self.log_scale)
-        return self.unit.log_density(z) - self.log_scale
+        log_scale = self.log_scale + self.log_units
+        z = square.clamp_min(torch.finfo(f.dtype).tiny).sqrt() * torch.exp(-log_scale)
+        return self.unit.log_density(z) - log_scale
 
     def marginal(self, f: Tensor, variance: Tensor) -> tuple[BoundLikelihood, Tensor]:
         """N(f, variance + σ²), for Gaussian noise."""
-        if not isinstance(self.unit, UnitNormal):
+        if not self.is_gaussian:
             return super().marginal(f, variance)
-        return BoundMarginal(self.unit), torch.stack((f, self.log_scale.detach().expand_as(f), variance), -1)
+        log_scale = (self.log_scale + self.log_units).detach()
+        return BoundMarginal(self.unit), torch.stack((f, log_scale.expand_as(f), variance), -1)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         """1/σ² for a Gaussian, the Hessian too; (df + 1)/(df + 3)/scale² for Student's t, whose Hessian is not."""
-        return Independent((self.unit.information * torch.exp(-2 * self.log_scale.detach())).expand_as(f))
+        precision = torch.exp(-2 * (self.log_scale + self.log_units).detach())
+        return Independent((self.unit.information * precision).expand_as(f))
 
     def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
-        return BoundHomoscedastic(self.unit, self.log_scale.detach() + math.log(temperature)), f
+        other = BoundHomoscedastic(self.unit, self.log_scale.detach() + math.log(temperature))
+        other.log_units = self.log_units
+        return other, f
+
+    @property
+    def is_gaussian(self) -> bool:
+        return isinstance(self.unit, UnitNormal)
 
     @property
     def gaussian_noise(self) -> float | None:
-        return math.exp(float(self.log_scale.detach())) if isinstance(self.unit, UnitNormal) else None
+        if not self.is_gaussian or self.log_units.numel() > 1:
+            return None
+        return math.exp(float((self.log_scale + self.log_units).detach()))
 
     def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
         log_scale = parameters["log_scale"].reshape(-1, *[1] * (outputs.ndim - 1)).to(outputs)
-        return self._paired(outputs, log_scale)
+        return self._paired(outputs, log_scale + self.log_units)
 
 
 @final
@@ -331,19 +358,26 @@ class Gaussian(Likelihood):
     """p(y | f) = N(y; f, noise²): f and y (B, *out).
 
     Args:
-        noise: the standard deviation.
+        noise: the standard deviation, in ``units``.
         learn: learn the noise.
+        units: the unit in which the noise is given, one number or one for each output: the standard deviation of
+            output k is noise·units_k. A method by name uses the standard deviations of y.
     """
 
     noise: float = 0.1
     learn: bool = False
+    units: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
         self._check_positive("noise", finite=True)
+        _check_units(self)
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.noise), dtype=dtype, device=device)
-        return BoundHomoscedastic(UnitNormal(), log_scale, self.learn)
+        return BoundHomoscedastic(UnitNormal(), log_scale, self.learn, self.units)
+
+    def in_units(self, scale: Tensor) -> Gaussian:
+        return replace(self, units=_multiply_units(self.units, scale))
 
 
 @final
@@ -353,21 +387,27 @@ class StudentT(Likelihood):
 
     Args:
         df: degrees of freedom, more than 1.
-        scale: the scale of the noise.
+        scale: the scale of the noise, in ``units``.
         learn: learn the scale.
+        units: the unit in which the scale is given, one number or one for each output.
     """
 
     df: float = 4.0
     scale: float = 0.1
     learn: bool = False
+    units: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
         self._check_positive("df", "scale", finite=True)
         _check_df("StudentT", self.df)
+        _check_units(self)
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.scale), dtype=dtype, device=device)
-        return BoundHomoscedastic(UnitStudentT(self.df), log_scale, self.learn)
+        return BoundHomoscedastic(UnitStudentT(self.df), log_scale, self.learn, self.units)
+
+    def in_units(self, scale: Tensor) -> StudentT:
+        return replace(self, units=_multiply_units(self.units, scale))
 
 
 @final
@@ -396,6 +436,17 @@ class HeteroscedasticGaussian(Likelihood):
     ) -> BoundHeteroscedastic:
         return BoundHeteroscedastic(self.min_std, axis=self.axis)
 
+    def in_units(self, scale: Tensor) -> HeteroscedasticGaussian | None:
+        if not self.min_std:
+            return self
+        if scale.numel() > 1:
+            return None
+        return replace(self, min_std=self.min_std * float(scale))
+
+    @property
+    def log_variance_axis(self) -> int:
+        return self.axis
+
 
 @final
 @dataclass(frozen=True)
@@ -422,7 +473,33 @@ class HeteroscedasticStudentT(Likelihood):
     ) -> BoundHeteroscedastic:
         return BoundHeteroscedastic(unit=UnitStudentT(self.df))
 
+    def in_units(self, scale: Tensor) -> HeteroscedasticStudentT:
+        return self
+
+    @property
+    def log_variance_axis(self) -> int:
+        return -1
+
 
 def _check_df(name: str, df: float) -> None:
     if df <= 1:
         raise ValueError(f"{name} df must exceed 1 (E[y] does not exist otherwise), got {df}")
+
+
+def _check_units(likelihood: Gaussian | StudentT) -> None:
+    """Raise a ValueError unless the units are one or more positive, finite numbers."""
+    units = likelihood.units
+    values = units if isinstance(units, tuple) else (units,)
+    is_valid = len(values) > 0 and all(isinstance(value, int | float) and 0 < value < math.inf for value in values)
+    if not is_valid:
+        raise ValueError(
+            f"{type(likelihood).__name__} units must be a positive, finite number or a tuple of them, got {units!r:.60}"
+        )
+
+
+def _multiply_units(units: float | tuple[float, ...], scale: Tensor) -> float | tuple[float, ...]:
+    """Return units·scale, as one number where there is only one."""
+    product = torch.as_tensor(units, dtype=torch.float64) * scale.double().cpu()
+    if product.numel() == 1:
+        return float(product)
+    return tuple(product.tolist())

@@ -97,7 +97,7 @@ class LastLayer(PointModel):
         self, method: VBLL, target: Target, held: Data | None, seed: int, names: list[str], inputs: tuple[Any, ...]
     ) -> None:
         super().__init__(method, target, held, seed)
-        kind = method.predictive or ("sampled" if self.likelihood.gaussian_noise is None else "exact")
+        kind = method.predictive or ("exact" if self.likelihood.is_gaussian else "sampled")
         self.kind, params, self.last = check_predictive(kind, self.likelihood), self.weights(), names
         weight = params[names[0]]
         with torch.no_grad(), evaluating(self.net), Features(weight) as seen:

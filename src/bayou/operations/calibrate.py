@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.operations.rows import all_rows, check_held_out
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
+from bayou.training.rows import all_rows, check_held_out
 
 MAX_LOG_TEMPERATURE, STEP = 5.0, 0.25  # log T is searched in ±MAX_LOG_TEMPERATURE, first on a grid of STEP
 NARROW = 1e-7  # of log T

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.files import making, read_file, write_file
-from bayou.operations.rows import all_rows, check_held_out
 from bayou.params import under
 from bayou.posteriors import Posterior, restore_any
 from bayou.predictive import Predictive
+from bayou.training.rows import all_rows, check_held_out
 
 Kind = Literal["cqr", "split", "lac", "aps"]
 INTERVALS, SETS = ("cqr", "split"), ("lac", "aps")

@@ -17,7 +17,6 @@ from bayou.inference.first_batch import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.network import forward_inputs
-from bayou.operations.rows import joined
 from bayou.params import Params, match
 from bayou.posteriors import Empirical, Posterior
 from bayou.posteriors.state import with_state
@@ -25,6 +24,7 @@ from bayou.priors import BoundNormal, Normal, Prior
 from bayou.progress import Show
 from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
+from bayou.training.rows import joined
 from bayou.training.seeds import as_int_seed, part_seed
 
 Selection = Literal["random", "k-center"]

@@ -18,13 +18,14 @@ from bayou.likelihoods.mixtures import average
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
 from bayou.network import Network, adapted, clear_errors, evaluating, forward_inputs, placed, rows_of
-from bayou.operations.rows import joined, unlabeled
+from bayou.network.units import units_of, with_units
 from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
 from bayou.progress import Show
 from bayou.target import PriorRules, Target
 from bayou.training.data import as_data
 from bayou.training.loop import Numbers, Problem, fit_module
+from bayou.training.rows import joined, unlabeled
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -98,6 +99,9 @@ def distill(
         x, targets = _teach(posterior, data, keep, samples, seed)
         queries = as_data((x, targets), batch_size)
     loss, spec, shape = _compared(posterior, x, keep)
+    units = units_of(posterior.target.net)
+    if units is not None and units.is_active:  # the student learns in standard units, as its teacher did
+        student = with_units(student, units.for_student(log_variances=2 if keep else 1))
     small = copy.deepcopy(student)
     _check_student(small, x, shape)
     problem = _Student(small, loss, queries.n)

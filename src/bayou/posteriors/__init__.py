@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayou.files import FileError, StrPath, making, read_file
 from bayou.network import selecting
 from bayou.network.inputs import Select
+from bayou.posteriors.checks import Checks
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
@@ -61,6 +62,9 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
     tensors, config = read_file(path)
     posterior = restore_any(tensors, config | {"path": str(path)}, net, **options)
     check_base(posterior.target, config.get("base"), path)
+    if "checks" in config:  # not in files of earlier versions
+        with making("checks", path):
+            posterior.checks = Checks.from_json(config["checks"])
     return posterior
 
 

@@ -73,8 +73,21 @@ class Checks:
         return "\n".join(map(str, self.found)) or "nothing was checked; bayou.diagnostics.check(posterior, train, held)"
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain values."""
+        """Return plain values."""
         return [asdict(check) for check in self.found]
+
+    @staticmethod
+    def from_json(value: Any) -> Checks:
+        """Return the checks that ``to_json`` described; a ValueError for anything else."""
+        if not isinstance(value, list):
+            raise ValueError(f"checks must be a list, got {type(value).__name__}")
+        results = []
+        for entry in value:
+            check = Check(**entry)
+            if check.status not in MARKS or not isinstance(check.name, str) or not isinstance(check.text, str):
+                raise ValueError(f"a check needs a name, a status of {', '.join(MARKS)} and a text, got {entry!r:.60}")
+            results.append(check)
+        return Checks(tuple(results))
 
 
 def of_history(posterior: Posterior) -> Checks:

@@ -21,6 +21,7 @@ from bayou.curvature.sweep import QUIET
 from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
+from bayou.network.units import Units
 from bayou.params import Params, size, under
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
@@ -66,6 +67,10 @@ class GaussianPosterior(Posterior):
         self.history, self.stopped = history or [], ""
         self.predictive, self.log_evidence = check_predictive(predictive, target.likelihood), log_evidence
 
+    @property
+    def predicts_without_draws(self) -> bool:  # type: ignore[override]
+        return self.predictive in CLOSED
+
     def like(self) -> Params:
         return dict(self.center)
 
@@ -107,6 +112,11 @@ class GaussianPosterior(Posterior):
         _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
         each = [push({name: stack[name][s] - value for name, value in own.items()})[0] for s in range(size(stack))]
         return (f + torch.stack(each)).detach()
+
+    def take_units(self, units: Units) -> None:
+        if self.log_evidence is not None:
+            self.log_evidence -= self.target.n * units.log_scale
+        super().take_units(units)
 
     def using(self, predictive: PredictiveKind) -> GaussianPosterior:
         """The same distribution over weights, with another way to make functions of them."""
@@ -295,7 +305,7 @@ def check_predictive(predictive: Any, likelihood: BoundLikelihood) -> Predictive
     """A ValueError unless this is a way to predict that suits the likelihood."""
     if predictive not in PREDICTIVES:
         raise ValueError(f"predictive must be one of {', '.join(PREDICTIVES)}, got {predictive!r}")
-    if predictive == "exact" and likelihood.gaussian_noise is None:
+    if predictive == "exact" and not likelihood.is_gaussian:
         raise ValueError(f"exact predictions need Gaussian noise, got {type(likelihood).__name__}; use 'linearized'")
     if predictive == "probit" and not likelihood.logits:
         raise ValueError(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.network import DryRun
+from bayou.network.units import Units
 from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
@@ -36,6 +37,12 @@ class Mixture(Posterior):
         self.components = list(components)
         self.target = self.components[0].target
         self.history, self.stopped = history or [], ""
+
+    def take_units(self, units: Units) -> None:
+        super().take_units(units)
+        for component in self.components:
+            component.take_units(units)
+        self.target = self.components[0].target
 
     @property
     def net(self) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from bayou.files import StrPath, write_file
 from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed, rows_of
+from bayou.network.units import Units
 from bayou.params import Params, match, shared, size
 from bayou.posteriors.checks import Checks, of_history
 from bayou.posteriors.state import with_state
@@ -29,6 +30,10 @@ NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the li
 DEFAULT_SAMPLES = 100  # functions averaged for a prediction
 CHUNK_NUMBERS = 2**24  # weights in memory during predictions, unless the user gives a chunk
 CHUNK_OUTPUTS = 2**22  # draws times rows, likewise
+
+# Entries of the history that depend on the units of y: sums over all rows, and means over rows.
+SUMMED_LOG_DENSITIES = ("elbo", "log_likelihood", "log_joint", "log_evidence")
+MEAN_NEGATIVE_LOG_DENSITIES = ("validation", "nll", "mode_nll", "constant_nll")
 
 Stage = dict[str, Any]  # of a selection
 
@@ -50,12 +55,13 @@ class Posterior(ABC):
     What only some posteriors have: ``bayesian``, the guides of a variational one; ``stack``, the points of one that is
     a list of them, from ``chains`` chains with the diagnostics ``mixing``. ``centered``: ``like()`` is the center
     of a distribution of weights. ``mappable``: ``call`` does not branch on the values of a draw, so that ``vmap`` can
-    map over draws.
+    map over draws. ``predicts_without_draws``: ``predict`` has a closed form unless ``samples`` are given.
     """
 
     kind: ClassVar[str]
     centered: ClassVar[bool] = False
     mappable: ClassVar[bool] = True
+    predicts_without_draws: bool = False
     target: Target
     network: Network
     history: list[dict[str, float]]
@@ -67,6 +73,9 @@ class Posterior(ABC):
     stack: Params | None = None
     chains: int = 1
     mixing: dict[str, Any] | None = None
+    held_out_index: Tensor | None = None  # rows of the data of a fit that it held out, if there are any
+    _checks: Checks | None = None
+    _pending_check: Callable[[Posterior], Checks] | None = None
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
@@ -74,13 +83,52 @@ class Posterior(ABC):
 
     @property
     def checks(self) -> Checks:
-        """Results of checks: of the history or, after ``bayou.diagnostics.check`` with data, of these, too."""
-        known: Checks | None = getattr(self, "_checks", None)
-        return of_history(self) if known is None else known
+        """The results of checks: end of the fit, convergence, and a comparison with baselines on some rows.
+
+        ``bayou.fit`` leaves some rows for this comparison, which is made when the checks are first read;
+        ``bayou.diagnostics.check`` makes it with other rows.
+        """
+        if self._pending_check is not None:
+            pending = self._pending_check
+            self._pending_check = None
+            self._checks = pending(self)
+        return of_history(self) if self._checks is None else self._checks
 
     @checks.setter
-    def checks(self, found: Checks) -> None:
-        self._checks = found
+    def checks(self, results: Checks) -> None:
+        self._pending_check = None
+        self._checks = results
+
+    def check_when_read(self, check: Callable[[Posterior], Checks]) -> None:
+        """Make a check when ``checks`` is read for the first time.
+
+        Args:
+            check: a function of the posterior.
+        """
+        self._pending_check = check
+
+    def take_units(self, units: Units) -> None:
+        """Convert the posterior, which was fitted to standardized rows, to the units of the user.
+
+        The units of its networks must be active. Log-densities of y in the history change by Σ log scale for each row.
+
+        Args:
+            units: the units of x and y.
+        """
+        if units.output is None:
+            return
+        total = self.target.n * units.log_scale
+        changes = dict.fromkeys(SUMMED_LOG_DENSITIES, -total) | dict.fromkeys(
+            MEAN_NEGATIVE_LOG_DENSITIES, units.log_scale
+        )
+
+        def convert(record: dict[str, Any]) -> dict[str, Any]:
+            return {key: value + changes[key] if key in changes else value for key, value in record.items()}
+
+        self.target = self.target.in_units(units.output.scale)
+        self.history = [convert(record) for record in self.history]
+        if self.mixing is not None:
+            self.mixing = convert(self.mixing)
 
     @property
     def net(self) -> nn.Module:
@@ -204,7 +252,8 @@ class Posterior(ABC):
     def save(self, path: StrPath) -> None:
         """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code inside."""
         tensors, config = self.state()
-        write_file(path, {n: whole(value) for n, value in tensors.items()}, config | {"base": self.target.base()})
+        config |= {"base": self.target.base(), "checks": self.checks.to_json()}
+        write_file(path, {n: whole(value) for n, value in tensors.items()}, config)
 
     @torch.no_grad()
     def predict(

@@ -13,6 +13,7 @@ from bayou.files import FileError, StrPath, no_grad_state
 from bayou.likelihoods import Likelihood
 from bayou.modules import M
 from bayou.network import Network, output_of, shared_copy
+from bayou.network.units import Units, units_of, with_units
 from bayou.params import Params, under
 from bayou.priors import Prior
 from bayou.specs import from_json, to_json
@@ -37,6 +38,9 @@ def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tenso
     } | temperature_state(posterior)
     if (output := output_of(target.net)) is not None:
         config["output"] = to_json(output)
+    units = units_of(target.net)
+    if units is not None and units.is_active:
+        config["units"] = units.to_json()
     parts = {"likelihood": no_grad_state(target.likelihood), "net": changed_buffers(target, posterior.network)} | parts
     return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}, config
 
@@ -131,10 +135,22 @@ def restore_target(
     prior = restore_spec(path, "prior", config["prior"], Prior) if prior is None else prior
     if likelihood is None:
         likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
+    if "units" in config:
+        net = restore_units(path, config["units"], net)
     net = shared_copy(net, config["free"])  # the file decides what is frozen
     target = Target.build(net, likelihood, prior, config["n"])
     load_state(target.likelihood, under("likelihood.", tensors), path, "likelihood")
     return target
+
+
+def restore_units(path: StrPath, value: Any, net: nn.Module) -> nn.Module:
+    """Return the network with the units of a file, active."""
+    try:
+        units = Units.from_json(value)
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise FileError(f"{path} has units that cannot be read ({error}); fit again") from None
+    units.activate(next(net.parameters()))
+    return with_units(net, units)
 
 
 def with_dtypes(module: M, like: Params) -> M:

@@ -311,6 +311,7 @@ class HeldOut(Method):
             method: Method = own.method.at_mode(noise, learned)
             posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
         match_noise(posterior, held, seed)
+        posterior.held_out_index = held.index
         return posterior
 
     def _follows(self, target: Target, rows: Rows) -> bool:

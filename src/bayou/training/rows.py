@@ -1,25 +1,59 @@
-"""Rows given to an operation: as whole tensors, and a check for training rows among them."""
+"""Data as whole tensors of all rows or of some, and a check for training rows among held-out ones."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayou.network import combined, forward_inputs
-from bayou.training.data import Batch, Data, Rows, as_data
+from bayou import rng
+from bayou.training.data import Batch, Data, Rows, as_data, combined, forward_inputs, rows_of
 
 
 def all_rows(data: Any) -> tuple[Any, Tensor]:
-    """x and y of a pair of tensors, a Dataset or a DataLoader, as whole tensors."""
-    held = as_data(data)
-    if isinstance(held, Rows) and isinstance(held.source, tuple):
-        return held.source[0], held.source[1]
-    return joined(held.ordered())
+    """Return x and y of a pair of tensors, a Dataset or a DataLoader, as whole tensors."""
+    rows = as_data(data)
+    if isinstance(rows, Rows) and isinstance(rows.source, tuple):
+        return _take(rows, rows.index)
+    return joined(rows.ordered())
+
+
+def some_rows(data: Any, count: int, seed: int = 0) -> tuple[Any, Tensor]:
+    """Return x and y of at most ``count`` rows: random ones of tensors, the first batches of other data.
+
+    Args:
+        data: a pair of tensors, a Dataset or a DataLoader.
+        count: the largest number of rows.
+        seed: the seed of the random choice.
+    """
+    rows = as_data(data)
+    if isinstance(rows, Rows):
+        index = rows.index[rng.permutation(rows.n, seed)[:count].sort().values]
+        if isinstance(rows.source, tuple):
+            return _take(rows, index)
+        return joined(Rows(rows.source, index, rows.batch_size).ordered())
+    batches: list[Batch] = []
+    for batch in islice(rows.ordered(), rows.batches):
+        if batches and len(batches[0][1]) + sum(len(y) for _, y in batches) > count:
+            break
+        batches.append(batch)
+    return joined(batches)
+
+
+def _take(rows: Rows, index: Tensor) -> tuple[Any, Tensor]:
+    """Return these rows of tensors; all of them without a copy."""
+    x, y = rows.source
+    if len(index) == len(y):
+        return x, y
+    index = index.to(y.device)
+    if isinstance(x, tuple):
+        return rows_of(x, index), y[index]
+    return x[index], y[index]
 
 
 def joined(batches: Iterable[Batch]) -> tuple[Any, Tensor]:

@@ -1,0 +1,202 @@
+"""Units of x and y: a network that was fitted to standardized data takes and returns data in the user's units."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from bayou.network.inputs import Output
+
+NetworkType = TypeVar("NetworkType", bound=nn.Module)
+
+
+@final
+@dataclass(frozen=True)
+class Affine:
+    """Standardization z = (v − shift)/scale of the trailing axes of a tensor, and its inverse v = shift + scale·z.
+
+    Args:
+        shift: the location of v, broadcastable to one row of it.
+        scale: the positive scale of v, of the same shape or one number.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def standardize(self, value: Tensor) -> Tensor:
+        """Return (value − shift)/scale."""
+        return (value - self.shift.to(value)) / self.scale.to(value)
+
+    def restore(self, value: Tensor) -> Tensor:
+        """Return shift + scale·value."""
+        return self.shift.to(value) + self.scale.to(value) * value
+
+    def placed(self, like: Tensor) -> Affine:
+        """Return the same map on the device of a tensor, in its dtype."""
+        return Affine(self.shift.to(like), self.scale.to(like))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return shift and scale as plain values."""
+        return {"shift": self.shift.double().tolist(), "scale": self.scale.double().tolist()}
+
+    @staticmethod
+    def from_json(value: Any) -> Affine:
+        """Return the map that ``to_json`` described; a ValueError unless all numbers are finite and scales positive."""
+        shift = torch.tensor(value["shift"], dtype=torch.float64)
+        scale = torch.tensor(value["scale"], dtype=torch.float64)
+        is_finite = bool(shift.isfinite().all()) and bool(scale.isfinite().all())
+        if scale.shape not in (shift.shape, ()) or not is_finite or not bool((scale > 0).all()):
+            raise ValueError("units need finite shifts and positive, finite scales of one shape")
+        return Affine(shift, scale)
+
+
+@final
+class Units:
+    """The standardization of a network's inputs and of y, shared by all copies of the network.
+
+    A fit works on standardized rows and leaves the units switched off. Afterwards ``activate`` makes every copy of the
+    network take inputs in the user's units and return outputs in the units of y.
+
+    Args:
+        inputs: for each positional argument of the network its standardization, or None to leave it as it is.
+        output: the standardization of y, or None.
+        log_variances: how many blocks of log-variances follow the block of locations in the outputs.
+        axis: the axis of the outputs with these blocks.
+        target_size: how many numbers the y of one row has.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Affine | None],
+        output: Affine | None = None,
+        log_variances: int = 0,
+        axis: int = -1,
+        target_size: int = 1,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.output = output
+        self.log_variances = log_variances
+        self.axis = axis
+        self.target_size = target_size
+        self.is_active = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Units:
+        """Return the object itself: copies of a network are switched together."""
+        return self
+
+    def activate(self, like: Tensor) -> None:
+        """Switch the conversion on, with constants on the device and in the dtype of a parameter of the network."""
+        self.inputs = tuple(None if item is None else item.placed(like) for item in self.inputs)
+        self.output = None if self.output is None else self.output.placed(like)
+        self.is_active = True
+
+    @property
+    def log_scale(self) -> float:
+        """Σ log scale over the coordinates of y: what −log p(y) of one row gains by the change of units."""
+        if self.output is None:
+            return 0.0
+        return self.target_size * float(self.output.scale.double().log().mean())
+
+    def standardize_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the network with those that have units standardized."""
+        missing = len(inputs) - len(self.inputs)
+        maps = (*self.inputs, *[None] * missing)
+        return tuple(
+            item if affine is None else affine.standardize(item) for item, affine in zip(inputs, maps, strict=False)
+        )
+
+    def standardize_targets(self, y: Tensor) -> Tensor:
+        """Return y in standard units."""
+        if self.output is None:
+            return y
+        return self.output.standardize(y)
+
+    def restore_outputs(self, outputs: Tensor) -> Tensor:
+        """Return the outputs for standardized y as outputs for y."""
+        if self.output is None:
+            return outputs
+        if not self.log_variances:
+            return self.output.restore(outputs)
+        location, *log_variances = outputs.chunk(1 + self.log_variances, self.axis)
+        shift = 2 * self.output.scale.to(outputs).log()
+        blocks = [self.output.restore(location), *(block + shift for block in log_variances)]
+        return torch.cat(blocks, self.axis)
+
+    def for_student(self, log_variances: int) -> Units:
+        """Return active units for another network of the same data, with these blocks of log-variances.
+
+        Args:
+            log_variances: how many blocks of log-variances its outputs have on the last axis, after the locations.
+        """
+        units = Units(self.inputs, self.output, log_variances, target_size=self.target_size)
+        units.is_active = True
+        return units
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the units as plain values."""
+        return {
+            "inputs": [None if item is None else item.to_json() for item in self.inputs],
+            "output": None if self.output is None else self.output.to_json(),
+            "log_variances": self.log_variances,
+            "axis": self.axis,
+            "target_size": self.target_size,
+        }
+
+    @staticmethod
+    def from_json(value: Any) -> Units:
+        """Return the units that ``to_json`` described."""
+        inputs = [None if item is None else Affine.from_json(item) for item in value["inputs"]]
+        output = None if value["output"] is None else Affine.from_json(value["output"])
+        return Units(inputs, output, value["log_variances"], value["axis"], value["target_size"])
+
+
+@final
+@dataclass(frozen=True)
+class InputUnits:
+    """A forward pre-hook that standardizes the inputs of a network once its units are active."""
+
+    units: Units
+
+    def __call__(self, net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self.units.is_active:
+            return None
+        return self.units.standardize_inputs(inputs)
+
+
+@final
+@dataclass(frozen=True)
+class OutputUnits:
+    """A forward hook that returns the outputs of a network in the units of y once its units are active."""
+
+    units: Units
+
+    def __call__(self, net: nn.Module, inputs: Any, outputs: Any) -> Any:
+        if not self.units.is_active or not isinstance(outputs, Tensor):
+            return outputs
+        return self.units.restore_outputs(outputs)
+
+
+def with_units(net: NetworkType, units: Units) -> NetworkType:
+    """Return the network with these units: the same tensors and modules, other hooks."""
+    net = copy.copy(net)
+    net._forward_pre_hooks = OrderedDict(net._forward_pre_hooks)
+    net._forward_hooks = OrderedDict(net._forward_hooks)
+    if not any(isinstance(hook, Output) for hook in net._forward_hooks.values()):
+        net.register_forward_hook(Output())  # units are those of the tensor that the likelihood takes
+    net.register_forward_pre_hook(InputUnits(units))
+    net.register_forward_hook(OutputUnits(units))
+    return net
+
+
+def units_of(net: nn.Module) -> Units | None:
+    """Return the units of a network; None if it takes and returns data as they are."""
+    for hook in net._forward_hooks.values():
+        if isinstance(hook, OutputUnits):
+            return hook.units
+    return None

@@ -1,0 +1,467 @@
+"""Units of x and y for methods by name: which inputs and targets are standardized, and by what."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from bayou import rng
+from bayou.likelihoods import Likelihood
+from bayou.network import Keywords, Network, forward_inputs, rows_of
+from bayou.network.units import Affine, Units
+from bayou.progress import BayouWarning
+from bayou.training.data import Batch, Data, Rows, combined
+
+MAX_SAMPLED_ROWS: Final = 5_000  # of data that are not tensors, from which means and scales are estimated
+MAX_TRIED_ROWS: Final = 1_000  # on which the network as given is compared with a constant
+MAX_CODE: Final = 10.0  # largest absolute value of a column of whole numbers that is left as it is
+MIN_IMAGE_PIXELS: Final = 64  # columns of a flattened image
+MIN_SHARE_OF_PIXELS: Final = 0.5  # of the columns, whose largest value is that of all pixels
+MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
+STRETCH: Final = 1.5  # of the deviations of predictions, with which those of a random network improve
+FAR: Final = 30.0  # a mean or a standard deviation by this factor from 1 is far from unit scale
+MAX_PROBED_ROWS: Final = 8  # on which gradients of the outputs in the inputs are computed
+MAX_TRIED_COLUMNS: Final = 64  # of whole numbers, of which each is tried as a number where some are indices
+MAX_QUANTILE_NUMBERS: Final = 2**23  # that torch.quantile is given
+OUTLIER_REACH: Final = 1e4  # interquartile ranges from the median, beyond which a value is left out of mean and scale
+
+
+class UnitsWarning(BayouWarning):
+    """x or y is far from unit scale, and the method was asked to fit them as they are."""
+
+
+def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> Units | None:
+    """Choose the standardization of x and y for a method by name.
+
+    Floating-point columns of tables (N, D) and features of sequences (N, T, D) are standardized by mean and standard
+    deviation; real-valued y as well. These are left as they are: whole numbers (token ids, codes, one-hot columns),
+    columns that the network uses as an index, constant columns, images, and keyword arguments. A network with frozen
+    parameters, or one that already predicts y better than a constant, keeps all of its units.
+
+    Args:
+        net: the network as given.
+        rows: the training data, in the user's units.
+        likelihood: the likelihood as given; None for the default one.
+
+    Returns:
+        The units, not active yet, or None if nothing is to be standardized.
+    """
+    if not all(parameter.requires_grad for parameter in net.parameters()):
+        return None
+    inputs, y = sampled_rows(rows)
+    if is_pretrained(net, inputs, y, likelihood):
+        return None
+    if any(isinstance(item, Keywords) for item in inputs):
+        columns: list[Columns | None] = [None] * len(inputs)
+    else:
+        columns = [describe_columns(net, item) for item in inputs]
+        columns = leave_indices(net, inputs, columns)
+    maps = [None if item is None else item.affine() for item in columns]
+    output = _standardize_targets(y, likelihood)
+    if output is None and all(item is None for item in maps):
+        return None
+    size = math.prod(y.shape[1:])
+    if likelihood is None or likelihood.log_variance_axis is None:
+        return Units(maps, output, target_size=size)
+    return Units(maps, output, log_variances=1, axis=likelihood.log_variance_axis, target_size=size)
+
+
+def apply_units(units: Units, rows: Data) -> Data:
+    """Return the data in standard units.
+
+    Args:
+        units: the units of x and y.
+        rows: data in the user's units.
+    """
+    if not isinstance(rows, Rows):
+        return StandardizedBatches(rows, units)
+    if not isinstance(rows.source, tuple):
+        return Rows(StandardizedDataset(rows.source, units), rows.index, rows.batch_size)
+    x, y = rows.source
+    inputs = units.standardize_inputs(forward_inputs(x))
+    return Rows(
+        (inputs if isinstance(x, tuple) else inputs[0], units.standardize_targets(y)), rows.index, rows.batch_size
+    )
+
+
+def warn_if_far_from_unit_scale(rows: Data) -> None:
+    """Warn once if y or a column of x is far from unit scale, for a method that fits the data as they are.
+
+    Args:
+        rows: the training data.
+    """
+    inputs, y = sampled_rows(rows)
+    scales = {"y": _describe_scale(y)}
+    for number, item in enumerate(inputs):
+        name = "x" if len(inputs) == 1 else f"input {number} of x"
+        scales[name] = _describe_scale(item)
+    messages = [f"{name} {text}" for name, text in scales.items() if text]
+    if not messages:
+        return
+    warnings.warn(
+        f"{' and '.join(messages)}, far from unit scale, and a method object fits data as they are: priors, learning "
+        "rates and the initial noise assume numbers near 1; standardize them, or give the method by name, such as "
+        '"laplace", which does this itself and predicts in your units',
+        UnitsWarning,
+        stacklevel=3,
+    )
+
+
+def sampled_rows(rows: Data) -> tuple[tuple[Any, ...], Tensor]:
+    """Return inputs and targets of all rows of tensors, or of the first 5,000 rows of other data."""
+    if isinstance(rows, Rows) and isinstance(rows.source, tuple):
+        x, y = rows.source
+        index = rows.index.to(y.device)
+        if len(index) == len(y):
+            return forward_inputs(x), y
+        return rows_of(forward_inputs(x), index), y[index]
+    batches: list[Batch] = []
+    for batch in islice(rows.ordered(), rows.batches):
+        if batches and forward_shapes(batch) != forward_shapes(batches[0]):
+            break
+        batches.append(batch)
+        if sum(len(y) for _, y in batches) >= MAX_SAMPLED_ROWS:
+            break
+    return combined(torch.cat, [x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def forward_shapes(batch: Batch) -> list[torch.Size]:
+    """Return the shapes of one row of all tensors of a batch."""
+    x, y = batch
+    return [item.shape[1:] for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
+
+
+@torch.no_grad()
+def is_pretrained(
+    net: nn.Module,
+    inputs: tuple[Any, ...],
+    y: Tensor,
+    likelihood: Likelihood | None,
+) -> bool:
+    """Return whether the network as given predicts y, rather than having random weights.
+
+    It does if it explains a tenth of the variance of y (of the class indicators for classes), and would not explain
+    more if its predictions deviated more from their mean: those of random weights are small, and any correlation with
+    y grows when they are stretched.
+    """
+    index = rng.permutation(len(y), 0)[:MAX_TRIED_ROWS].to(y.device)
+    few = rows_of(inputs, index)
+    network = Network(net)
+    first = next(net.parameters())
+    few = tuple(item.to(first.device) if isinstance(item, Tensor) else item for item in few)
+    try:
+        with rng.isolated(0, first.device):
+            outputs = network.evaluate({name: value.detach() for name, value in net.named_parameters()}, *few)
+    except Exception:  # the fit itself describes what is wrong with the inputs
+        return False
+    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+        return False
+    predictions, truth = _predictions_and_truth(outputs, y[index].to(outputs.device), likelihood)
+    if predictions.shape != truth.shape or len(truth) < 2:
+        return False
+    total = (truth - truth.mean(0)).square().sum()
+    center = predictions.mean(0)
+
+    def explained(stretch: float) -> float:
+        residual = truth - center - stretch * (predictions - center)
+        return float(1 - residual.square().sum() / total)
+
+    return explained(1.0) > MIN_EXPLAINED and explained(1.0) >= explained(STRETCH)
+
+
+def _predictions_and_truth(outputs: Tensor, y: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Tensor]:
+    """Return means of y under the network and y itself, for classes probabilities and indicators, (N, K) each."""
+    outputs = outputs.double()
+    has_classes = not y.is_floating_point() and outputs.ndim == y.ndim + 1
+    if has_classes and y.ndim == 1:
+        known = (y >= 0) & (y < outputs.shape[-1])
+        return outputs.softmax(-1)[known], one_hot(y[known], outputs.shape[-1]).double()
+    if likelihood is not None and likelihood.log_variance_axis is not None:
+        outputs = outputs.chunk(2, likelihood.log_variance_axis)[0]
+    return outputs.reshape(len(outputs), -1), y.double().reshape(len(y), -1)
+
+
+@final
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one input of the network, and how they would be standardized.
+
+    Args:
+        shift: mean of every column, (D,).
+        scale: standard deviation of every column, (D,).
+        is_standardized: which columns are to be standardized, (D,).
+        is_whole: which columns hold whole numbers only, (D,).
+        row_shape: the shape that D numbers need to broadcast to one row of the input.
+    """
+
+    shift: Tensor
+    scale: Tensor
+    is_standardized: Tensor
+    is_whole: Tensor
+    row_shape: tuple[int, ...]
+
+    def affine(self) -> Affine | None:
+        """Return the standardization of the input; None if no column is standardized."""
+        if not bool(self.is_standardized.any()):
+            return None
+        shift = torch.where(self.is_standardized, self.shift, 0.0)
+        scale = torch.where(self.is_standardized, self.scale, 1.0)
+        return Affine(shift.reshape(self.row_shape), scale.reshape(self.row_shape))
+
+    def without(self, is_left: Tensor) -> Columns:
+        """Return the same columns with some of them left as they are."""
+        return replace(self, is_standardized=self.is_standardized & ~is_left)
+
+
+def describe_columns(net: nn.Module, x: Any) -> Columns | None:
+    """Describe the columns of an input, (N,), (N, D) or (N, T, D); None for images, whole numbers and no tensors."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim > 3:
+        return None
+    if x.ndim == 2 and is_flattened_image(x):
+        return None
+    values = x.detach().double()
+    row_shape: tuple[int, ...] = tuple(x.shape[1:])
+    if x.ndim < 3:
+        values = values.reshape(len(x), -1)
+    else:
+        axis = _feature_axis(net)
+        values = values.movedim(axis, -1).flatten(0, 1)
+        row_shape = (values.shape[1], 1) if axis == 1 else (values.shape[1],)
+    shift, scale = column_scales(values)
+    is_constant = (values == values[0]).all(0)
+    return Columns(
+        shift,
+        scale,
+        is_standardized=~is_constant & ~is_coded(values),
+        is_whole=(values == values.round()).all(0),
+        row_shape=row_shape,
+    )
+
+
+def leave_indices(
+    net: nn.Module,
+    inputs: tuple[Any, ...],
+    columns: list[Columns | None],
+) -> list[Columns | None]:
+    """Leave columns of whole numbers as they are that the network uses as an index, of an embedding for example.
+
+    No gradient of the outputs reaches such a column, and the network raises an error for some standardized values.
+    """
+    if not any(item is not None and bool((item.is_whole & item.is_standardized).any()) for item in columns):
+        return columns
+    reached = _reached_columns(net, inputs, columns)
+    if reached is None:
+        kept = [None if item is None else item.without(item.is_whole) for item in columns]
+        return [_with_numeric_columns(net, inputs, columns, kept, k) for k in range(len(columns))]
+    return [
+        item if item is None or mask is None else item.without(item.is_whole & ~mask)
+        for item, mask in zip(columns, reached, strict=True)
+    ]
+
+
+def _with_numeric_columns(
+    net: nn.Module,
+    inputs: tuple[Any, ...],
+    columns: list[Columns | None],
+    kept: list[Columns | None],
+    number: int,
+) -> Columns | None:
+    """Standardize those whole-numbered columns of one input that the network accepts so, tried one by one."""
+    full, item = columns[number], kept[number]
+    if full is None or item is None:
+        return None
+    candidates = (full.is_whole & full.is_standardized).nonzero().flatten()[:MAX_TRIED_COLUMNS]
+    for place in candidates.tolist():
+        is_tried = item.is_standardized.clone()
+        is_tried[place] = True
+        tried = replace(item, is_standardized=is_tried)
+        reached = _reached_columns(net, inputs, [*kept[:number], tried, *kept[number + 1 :]])
+        mask = None if reached is None else reached[number]
+        if mask is not None and bool(mask[place]):
+            item = tried
+    return item
+
+
+def _reached_columns(
+    net: nn.Module,
+    inputs: tuple[Any, ...],
+    columns: list[Columns | None],
+) -> list[Tensor | None] | None:
+    """Return for each described input which columns a gradient of the outputs reaches; None if the network fails."""
+    first = next(net.parameters())
+    leaves: list[Any] = []
+    for item, described in zip(inputs, columns, strict=True):
+        leaf = item[:MAX_PROBED_ROWS].to(first.device) if isinstance(item, Tensor) else item
+        affine = None if described is None else described.affine()
+        if affine is not None:
+            leaf = affine.standardize(leaf)
+        leaves.append(leaf if described is None else leaf.detach().clone().requires_grad_())
+    wanted = [leaf for leaf, described in zip(leaves, columns, strict=True) if described is not None]
+    parameters = {name: value.detach() for name, value in net.named_parameters()}
+    try:
+        with torch.enable_grad(), rng.isolated(0, first.device):
+            outputs = Network(net).evaluate(parameters, *leaves)
+            weights = torch.linspace(0.5, 1.5, outputs.numel(), dtype=outputs.dtype, device=outputs.device)
+            gradients = torch.autograd.grad((outputs.flatten() * weights).sum(), wanted, materialize_grads=True)
+    except Exception:  # the fit itself describes what is wrong with the inputs
+        return None
+    by_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients, strict=True)}
+    reached: list[Tensor | None] = []
+    for leaf, described in zip(leaves, columns, strict=True):
+        if described is None:
+            reached.append(None)
+            continue
+        is_reached = (by_leaf[id(leaf)] != 0).any(0)  # of one row
+        if is_reached.ndim == 2:
+            is_reached = is_reached.any(1 if described.row_shape[-1] == 1 and len(described.row_shape) == 2 else 0)
+        reached.append(is_reached.reshape(-1).to(described.shift.device))
+    return reached
+
+
+def _feature_axis(net: nn.Module) -> int:
+    """Return the axis of the features of sequences (N, ·, ·): the second for a convolution, else the last."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv1d):
+            return 1
+        if next(module.parameters(recurse=False), None) is not None:
+            return 2
+    return 2
+
+
+def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Affine | None:
+    """Return the standardization of y, or None for classes, counts and likelihoods without units.
+
+    With a likelihood of the user, which may have one noise for all outputs, these share one scale.
+    """
+    if not y.is_floating_point():
+        return None
+    columns = y.detach().double()
+    columns = columns.reshape(len(y), -1) if y.ndim <= 2 else columns.reshape(-1, 1)
+    shift = columns.mean(0)
+    scale = columns.std(0, correction=0)
+    is_constant = (columns == columns[0]).all(0)
+    scale = torch.where(is_constant, 1.0, scale)
+    row_shape = y.shape[1:] if y.ndim <= 2 else ()
+    if likelihood is None:
+        return Affine(shift.reshape(row_shape), scale.reshape(row_shape))
+    scale = scale.square().mean().sqrt()
+    if likelihood.in_units(scale) is None:
+        return None
+    return Affine(shift.reshape(row_shape), scale)
+
+
+def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of every column, (D,) each, without values that are absurdly far away.
+
+    Args:
+        columns: numbers, (N, D), float64.
+    """
+    stride = -(-columns.numel() // MAX_QUANTILE_NUMBERS)
+    quartiles = torch.quantile(columns[::stride], torch.tensor([0.25, 0.5, 0.75]).to(columns), dim=0)
+    reach = quartiles[2] - quartiles[0]
+    is_near = (columns - quartiles[1]).abs() <= OUTLIER_REACH * reach
+    is_near = is_near | (reach == 0)
+    count = is_near.sum(0)
+    shift = torch.where(is_near, columns, 0.0).sum(0) / count
+    deviation = torch.where(is_near, columns - shift, 0.0)
+    scale = (deviation.square().sum(0) / count).sqrt()
+    return shift, torch.where(scale > 0, scale, 1.0)
+
+
+def is_coded(columns: Tensor) -> Tensor:
+    """Return which columns hold codes or indicators: whole numbers of at most 10 in absolute value, (D,)."""
+    is_whole = (columns == columns.round()).all(0)
+    return is_whole & (columns.abs().amax(0) <= MAX_CODE)
+
+
+def is_flattened_image(x: Tensor) -> bool:
+    """Return whether the columns of x (N, D) are pixels: many, none negative, most with the same largest value."""
+    if x.shape[1] < MIN_IMAGE_PIXELS or bool((x < 0).any()):
+        return False
+    largest = x.amax(0)
+    share = (largest == largest.max()).double().mean()
+    return bool(largest.max() > 0) and float(share) >= MIN_SHARE_OF_PIXELS
+
+
+def _describe_scale(values: Any) -> str:
+    """Return "has a standard deviation of ..." for numbers far from unit scale; an empty string for others."""
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.numel() < 2:
+        return ""
+    is_table = values.ndim == 2
+    columns = values.detach().double()
+    columns = columns if is_table else columns.reshape(-1, 1)
+    std = columns.std(0, correction=0)
+    mean = columns.mean(0)
+    size = torch.maximum(mean.abs(), std)
+    varies = std > 1e-9 * size
+    distance = torch.where(varies, torch.maximum(size.log(), -std.log()), 0.0)
+    worst = int(distance.argmax())
+    if float(distance[worst]) <= math.log(FAR):
+        return ""
+    place = f"in column {worst} " if is_table and columns.shape[1] > 1 else ""
+    return f"has a mean of {float(mean[worst]):.3g} and a standard deviation of {float(std[worst]):.3g} {place}".strip()
+
+
+@final
+@dataclass(frozen=True)
+class StandardizedDataset:
+    """A map-style data set in standard units.
+
+    Args:
+        source: the data set of the user, whose items are pairs (x, y).
+        units: the units of x and y.
+    """
+
+    source: Any
+    units: Units
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.source[index]
+        inputs = self.units.standardize_inputs(forward_inputs(x))
+        y = self.units.standardize_targets(torch.as_tensor(y))
+        return (inputs if isinstance(x, tuple | list) else inputs[0]), y
+
+
+@final
+class StandardizedBatches(Data):
+    """Batches of other data in standard units.
+
+    Args:
+        data: batches in the user's units.
+        units: the units of x and y.
+    """
+
+    def __init__(self, data: Data, units: Units) -> None:
+        self.data = data
+        self.units = units
+        self.n = data.n
+        self.rows_first = data.rows_first
+
+    @property
+    def batches(self) -> int:
+        return self.data.batches
+
+    def _standardize(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for x, y in batches:
+            inputs = self.units.standardize_inputs(forward_inputs(x))
+            yield inputs, self.units.standardize_targets(y)
+
+    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        return self._standardize(self.data.epoch(seed, skip))
+
+    def ordered(self) -> Iterator[Batch]:
+        return self._standardize(self.data.ordered())
+
+    def fingerprint(self) -> list[Any]:
+        return [*self.data.fingerprint(), "standardized"]

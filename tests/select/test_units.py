@@ -1,0 +1,384 @@
+"""Methods by name standardize x and y themselves, and what they return speaks the units of the user."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import bayou
+from bayou.files import FileError, read_file, write_file
+from bayou.network.units import Affine, Units, units_of, with_units
+from bayou.operations.export import export
+from bayou.select.standardize import (
+    UnitsWarning,
+    apply_units,
+    choose_units,
+    column_scales,
+    describe_columns,
+    is_pretrained,
+    leave_indices,
+)
+from bayou.training.data import as_data, forward_inputs
+
+ROWS = 40
+
+
+def linear_rows(rows: int = ROWS, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+    noise = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    return x, x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64) + 0.1 * noise
+
+
+def network(inputs: int = 3, outputs: int = 1) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
+
+
+def fitted(x: Tensor, y: Tensor, method: str = "map", net: nn.Module | None = None, **options: object):
+    net = network(x.shape[1], y.shape[1]) if net is None else net
+    return bayou.fit(net, (x, y), method, progress=False, **options)
+
+
+@cache
+def fitted_to_unit_scale():
+    return fitted(*linear_rows())
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_predictions_scale_with_y(scale: float) -> None:
+    x, y = linear_rows()
+    new = linear_rows(seed=1)[0]
+    expected = fitted_to_unit_scale().predict(new, seed=0)
+    got = fitted(x, scale * y).predict(new, seed=0)
+    # equal up to the rounding of scale·y, which a search of modes amplifies
+    assert torch.allclose(got.mean / scale, expected.mean, atol=2e-3)
+    assert torch.allclose(got.std / scale, expected.std, rtol=2e-2)
+    low, high = got.interval(0.9)
+    expected_low, expected_high = expected.interval(0.9)
+    assert torch.allclose(low / scale, expected_low, atol=5e-3)
+    assert torch.allclose(high / scale, expected_high, atol=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["laplace", "ensemble", "mnf", "mle", "vbll", "swag"])
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_every_kind_of_posterior_scales_with_y(method: str, scale: float) -> None:
+    x, y = linear_rows(80)
+    new = linear_rows(seed=1)[0]
+    truth = new @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
+    expected = fitted(x, y, method).predict(new, seed=0)
+    got = fitted(x, scale * y + 1e3 * scale, method).predict(new, seed=0)
+    error = (got.mean / scale - 1e3 - truth).square().mean().sqrt()
+    assert error < 0.1 * y.std()
+    assert torch.allclose((got.mean / scale - 1e3), expected.mean, atol=0.1)
+    assert got.std.mean() / scale == pytest.approx(float(expected.std.mean()), rel=0.1)
+
+
+def test_columns_of_x_may_be_shifted_and_scaled() -> None:
+    x, y = linear_rows()
+    scale = torch.tensor([1e6, 1e-6, 3.0], dtype=torch.float64)
+    shift = torch.tensor([-4e6, 2.0, 2000.0], dtype=torch.float64)
+    new = linear_rows(seed=1)[0]
+    expected = fitted_to_unit_scale().predict(new, seed=0)
+    got = fitted(shift + scale * x, y).predict(shift + scale * new, seed=0)
+    assert torch.allclose(got.mean, expected.mean, atol=2e-3)
+    assert torch.allclose(got.std, expected.std, rtol=2e-2)
+
+
+def test_outputs_of_different_units_have_a_noise_each() -> None:
+    x, y = linear_rows()
+    several = torch.cat([1e6 * y, 1e-3 * y + 5], 1)
+    predictive = fitted(x, several).predict(x, seed=0)
+    error = (predictive.mean - several).square().mean(0).sqrt()
+    assert torch.allclose(predictive.std.mean(0), error, rtol=0.5)
+    assert float(predictive.std[0, 0] / predictive.std[0, 1]) == pytest.approx(1e9, rel=1e-6)
+
+
+def test_files_modules_and_exports_speak_the_units_of_y(tmp_path) -> None:
+    x, y = linear_rows()
+    posterior = fitted(10 * x + 50, 1e4 * y + 2e5)
+    new = 10 * linear_rows(seed=1)[0] + 50
+    mean = posterior.predict(new).mean
+    assert (mean - 2e5).abs().max() < 2e5
+    posterior.save(tmp_path / "prices.bayou")
+    loaded = bayou.load(tmp_path / "prices.bayou", network())
+    assert torch.equal(loaded.predict(new).mean, mean)
+    assert str(loaded.checks) == str(posterior.checks)
+    assert torch.allclose(posterior.to_module()(new), mean)
+    program = export(posterior, new[:2])
+    assert torch.allclose(program.module()(new)["mean"], mean)
+    assert torch.allclose(program.module()(new)["std"], posterior.predict(new).std)
+
+
+def test_operations_take_rows_in_the_units_of_y() -> None:
+    x, y = linear_rows(80)
+    prices = 1e4 * y + 2e5
+    posterior = fitted(x[:60], prices[:60])
+    intervals = bayou.operations.conformal(posterior, (x[60:], prices[60:]), 0.8)
+    low, high = intervals.interval(x)
+    assert float(((low <= prices) & (prices <= high)).double().mean()) > 0.6
+    student = bayou.operations.distill(posterior, network(outputs=2), (x, prices), steps=400, progress=False)
+    error = (student.predict(x).mean - posterior.predict(x).mean).square().mean().sqrt()
+    assert error < 0.2 * prices.std()
+
+
+def test_the_bound_and_the_history_are_those_of_y_in_its_units() -> None:
+    x, y = linear_rows()
+    scale = 1e4
+    small = fitted(x, y, "laplace")
+    large = fitted(x, scale * y, "laplace")
+    expected = small.log_evidence - len(y) * math.log(scale)
+    assert large.log_evidence == pytest.approx(expected, abs=1)
+    with torch.no_grad():
+        log_likelihood = float(large.target.log_likelihood(large.to_module()(x), scale * y))
+    assert log_likelihood == pytest.approx(large.history[-1]["log_likelihood"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_given_noise_is_in_the_units_of_y() -> None:
+    x, y = linear_rows()
+    posterior = fitted(x, 1e4 * y, likelihood=bayou.Gaussian(1e3))
+    assert posterior.target.likelihood.gaussian_noise == pytest.approx(1e3)
+    assert (posterior.predict(x).mean - 1e4 * y).square().mean().sqrt() < 3e3
+
+
+def test_a_network_with_its_own_noise_has_units_too() -> None:
+    x, y = linear_rows(80)
+    net = network(outputs=2)
+    posterior = fitted(x, 1e6 * y - 3e6, net=net, likelihood=bayou.HeteroscedasticGaussian())
+    predictive = posterior.predict(x)
+    assert (predictive.mean - (1e6 * y - 3e6)).square().mean().sqrt() < 0.2 * 1e6 * y.std()
+    assert 1e4 < float(predictive.std.mean()) < 1e6
+
+
+class Prices(torch.utils.data.Dataset):
+    """A map-style data set whose items are in units far from 1."""
+
+    def __init__(self, rows: int = 64) -> None:
+        self.x, self.y = linear_rows(rows)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int):
+        return 100 * self.x[index] + 1e3, 1e5 * self.y[index]
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader"])
+def test_batches_of_data_sets_and_loaders_are_standardized(kind: str) -> None:
+    rows = as_data(Prices() if kind == "dataset" else DataLoader(Prices(), 16))
+    units = choose_units(network(), rows, None)
+    batches = list(apply_units(units, rows).ordered())
+    x = torch.cat([forward_inputs(x)[0] for x, _ in batches])
+    y = torch.cat([y for _, y in batches])
+    for values in (x, y):
+        assert torch.allclose(values.mean(0), torch.zeros(values.shape[1]).double(), atol=1e-9)
+        assert torch.allclose(values.std(0, correction=0), torch.ones(values.shape[1]).double())
+
+
+@pytest.mark.slow
+def test_a_fit_to_a_loader_predicts_in_its_units() -> None:
+    data = Prices()
+    posterior = bayou.fit(network(), DataLoader(data, 16), "laplace", progress=False)
+    x = 100 * data.x + 1e3
+    error = (posterior.predict(x).mean - 1e5 * data.y).square().mean().sqrt()
+    assert error < 0.2 * 1e5 * data.y.std()
+
+
+def test_codes_indicators_constants_and_images_are_left_alone() -> None:
+    x, _ = linear_rows()
+    codes = torch.arange(ROWS, dtype=torch.float64).remainder(7)
+    indicator = (x[:, 0] > 0).double()
+    constant = torch.full((ROWS,), 5.0, dtype=torch.float64)
+    years = torch.arange(ROWS, dtype=torch.float64) + 1980
+    table = torch.stack([codes, indicator, constant, years, 1e4 * x[:, 1]], 1)
+    columns = describe_columns(network(5), table)
+    assert columns is not None
+    assert columns.is_standardized.tolist() == [False, False, False, True, True]
+    assert describe_columns(network(), torch.rand(10, 1, 8, 8)) is None
+    assert describe_columns(network(), torch.randint(0, 100, (10, 5))) is None
+    pixels = torch.rand(50, 64)
+    pixels[0] = 1.0
+    pixels[1] = 0.0
+    assert describe_columns(network(), pixels) is None
+
+
+def test_columns_that_are_indices_of_an_embedding_are_left_alone() -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 3)
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
+
+    net = Embedded().double()
+    codes = torch.arange(ROWS, dtype=torch.float64)
+    years = 1980 + codes
+    x = torch.stack([codes, years], 1)
+    columns = leave_indices(net, (x,), [describe_columns(net, x)])[0]
+    assert columns is not None
+    assert columns.is_standardized.tolist() == [False, True]
+    y = torch.randn(ROWS, 1, dtype=torch.float64)
+    bayou.fit(net, (x, y), "map", progress=False).predict(x)
+
+
+def test_features_of_sequences_are_standardized_along_their_axis() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 5, 2, generator=generator) * torch.tensor([1e3, 1.0])
+    recurrent = describe_columns(nn.LSTM(2, 3, batch_first=True), x)
+    convolved = describe_columns(nn.Conv1d(5, 3, 1), x)
+    assert recurrent is not None
+    assert convolved is not None
+    assert recurrent.affine().shift.shape == (2,)
+    assert convolved.affine().shift.shape == (5, 1)
+
+
+def test_a_pretrained_network_keeps_its_units() -> None:
+    x, y = linear_rows()
+    prices = 100 * y + 500
+    net = nn.Linear(3, 1).double()
+    assert not is_pretrained(net, (x,), prices, None)
+    solution = torch.linalg.lstsq(torch.cat([x, torch.ones(ROWS, 1, dtype=torch.float64)], 1), prices).solution
+    with torch.no_grad():
+        net.weight.copy_(solution[:3].T)
+        net.bias.copy_(solution[3])
+    assert is_pretrained(net, (x,), prices, None)
+    assert choose_units(net, as_data((x, prices)), None) is None
+    assert choose_units(network(), as_data((x, prices)), None) is not None
+
+
+def test_a_pretrained_classifier_keeps_its_units() -> None:
+    x, y = linear_rows(100)
+    labels = (y[:, 0] > 0).long()
+    assert not is_pretrained(network(outputs=2), (x,), labels, None)
+    net = nn.Linear(3, 2).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[-1.0, -2.0, 1.0], [1.0, 2.0, -1.0]]))
+        net.bias.zero_()
+    assert is_pretrained(net, (x,), labels, None)
+
+
+def test_frozen_networks_and_where_keep_their_units() -> None:
+    x, y = linear_rows()
+    net = network()
+    net[0].requires_grad_(False)
+    assert choose_units(net, as_data((x, 1e4 * y)), None) is None
+    posterior = bayou.fit(network(), (x, y), "map", where="2.*", progress=False)
+    assert units_of(posterior.target.net) is None
+
+
+def test_the_network_of_the_user_is_not_changed() -> None:
+    x, y = linear_rows()
+    net = network()
+    before = copy.deepcopy(net.state_dict())
+    fitted(x, 1e4 * y, net=net)
+    assert not net._forward_hooks
+    assert not net._forward_pre_hooks
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_an_outlier_does_not_destroy_the_scale_of_a_column() -> None:
+    x, _ = linear_rows(200)
+    x[17, 1] = 999999999.0
+    shift, scale = column_scales(x)
+    assert abs(float(shift[1])) < 0.3
+    assert float(scale[1]) == pytest.approx(1.0, abs=0.2)
+
+
+def test_a_method_object_warns_once_about_units() -> None:
+    x, y = linear_rows()
+    method = bayou.MAP(steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+    x[:, 2] *= 1e5
+    with pytest.warns(UnitsWarning, match=r"y has .* and x has .*column 2.*by name") as caught:
+        bayou.fit(network(), (x, 1e4 * y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+    assert sum(isinstance(warning.message, UnitsWarning) for warning in caught) == 1
+
+
+def test_units_are_switched_on_in_every_copy_of_a_network() -> None:
+    net = nn.Linear(2, 1).double()
+    units = Units(
+        [Affine(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))], Affine(torch.tensor(5.0), torch.tensor(6.0))
+    )
+    wrapped = with_units(net, units)
+    twin = copy.deepcopy(wrapped)
+    x = torch.randn(4, 2, dtype=torch.float64)
+    assert torch.equal(twin(x), net(x))
+    units.activate(net.weight)
+    expected = 5 + 6 * net((x - torch.tensor([1.0, 2.0])) / torch.tensor([3.0, 4.0]))
+    assert torch.allclose(twin(x), expected)
+    again = Units.from_json(units.to_json())
+    again.activate(net.weight)
+    assert torch.allclose(with_units(net, again)(x), expected)
+
+
+def test_damaged_units_in_a_file_raise(tmp_path) -> None:
+    x, y = linear_rows()
+    fitted(x, 1e4 * y).save(tmp_path / "a.bayou")
+    tensors, config = read_file(tmp_path / "a.bayou")
+    config["units"]["output"]["scale"] = -1.0
+    write_file(tmp_path / "b.bayou", tensors, config)
+    with pytest.raises(FileError, match="units"):
+        bayou.load(tmp_path / "b.bayou", network())
+
+
+class TestChecks:
+    """After every fit, by name or by object, ``posterior.checks`` compares with baselines."""
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            bayou.Ensemble(2, of=bayou.MAP(steps=200)),
+            bayou.MAP(steps=200),
+            bayou.VI(bayou.MeanField(), steps=100),
+            bayou.HMC(draws=20, warmup=20, leapfrogs=5, start=bayou.MAP(steps=50)),
+        ],
+        ids=lambda method: method if isinstance(method, str) else type(method).__name__,
+    )
+    @pytest.mark.filterwarnings("ignore:the chains of HMC")
+    def test_every_fit_is_compared_with_baselines(self, method) -> None:
+        x, y = linear_rows()
+        posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+        checks = posterior.checks
+        assert {"constant", "linear"} <= {check.name for check in checks}
+        assert f"{ROWS} training rows" in checks["linear"].text
+        if posterior.draws != 1:
+            assert "mode" in checks
+
+    def test_a_fit_by_name_is_compared_with_baselines(self) -> None:
+        checks = fitted_to_unit_scale().checks
+        assert {"constant", "linear"} <= {check.name for check in checks}
+        assert checks.status == "ok"
+
+    def test_a_failed_fit_is_seen(self) -> None:
+        x, y = linear_rows()
+        posterior = bayou.fit(network(), (x, y), bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False)
+        assert posterior.checks.status == "failed"
+        assert posterior.checks["linear"].status == "failed"
+
+    def test_rows_held_out_for_validation_are_used(self) -> None:
+        x, y = linear_rows(100)
+        method = bayou.MAP(steps=300, validation=0.2)
+        posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+        assert "20 held-out rows" in posterior.checks["linear"].text
+        assert "coverage" in posterior.checks
+
+    def test_checks_are_saved(self, tmp_path) -> None:
+        x, y = linear_rows()
+        posterior = bayou.fit(network(), (x, y), bayou.MAP(steps=20), likelihood=bayou.Gaussian(0.1), progress=False)
+        posterior.save(tmp_path / "a.bayou")
+        loaded = bayou.load(tmp_path / "a.bayou", network())
+        assert loaded.checks == posterior.checks
