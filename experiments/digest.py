@@ -20,6 +20,7 @@ from bayou.runs import layers
 from bayou.runs.nets import NETS
 from bayou.select import folds, held_out, relevance
 from bayou.select.auto import HELD_OUT_FRACTION
+from bayou.specs import is_written
 from bayou.target import Target
 
 IDLE = ("log_every", "checkpoint_every", "random_state", "device", "verbose")  # settings that change no number
@@ -78,4 +79,5 @@ def spell(value: Any) -> Any:
 
 
 def _fields(spec: Any) -> list[Any]:
-    return [type(spec).__qualname__, spell({one.name: getattr(spec, one.name) for one in fields(spec) if one.compare})]
+    written = {one.name: getattr(spec, one.name) for one in fields(spec) if is_written(one, spec)}
+    return [type(spec).__qualname__, spell(written)]

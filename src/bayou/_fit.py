@@ -30,6 +30,7 @@ from bayou.training.checkpoints import fingerprint
 from bayou.training.data import Data, Rows, as_data, digest
 from bayou.training.ranks import Ranks, sharing
 from bayou.training.rows import some_rows
+from bayou.training.seeds import as_int_seed
 
 NOISE = 0.5  # standard deviations of y: the initial noise by default
 
@@ -96,6 +97,8 @@ def fit(
         rows = apply_units(units, rows)
         if likelihood is not None and units.output is not None:
             likelihood = likelihood.in_units(1 / units.output.scale)
+    if likelihood is None and units is not None and units.output is not None:
+        likelihood = Gaussian(NOISE, learn=True)
     if likelihood is None:
         likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
     target = Target.build(net, likelihood, prior, rows.n, None if where == LAST else where)
@@ -112,25 +115,29 @@ def fit(
         index = posterior.held_out_index
         if index is None:
             index = method.held_out_index(rows, seed)
-        posterior.check_when_read(_deferred_check(user_rows, index, seed))
+        posterior.check_when_read(_deferred_check(user_rows, index, as_int_seed(seed)))
     return posterior
 
 
 def _deferred_check(rows: Data, held_out_index: Tensor | None, seed: int) -> Callable[[Posterior], Checks]:
-    """Keep some rows for a check of the posterior: a comparison with baselines, on held-out rows if there are any.
+    """Return a check of the posterior: a comparison with baselines, on held-out rows if there are any.
+
+    Some rows of tensors are kept for it. Rows of other data are read when the check is made.
 
     Args:
         rows: the data, in the units of the user.
         held_out_index: the rows that the fit did not use; None for none.
         seed: the seed of the fit.
     """
-    held = None
-    fitted = rows
+    held: Any = None
+    train: Any = rows
     if held_out_index is not None and isinstance(rows, Rows):
-        held = some_rows(Rows(rows.source, held_out_index, rows.batch_size), MAX_CHECKED_ROWS, seed)
+        held = Rows(rows.source, held_out_index, rows.batch_size)
         is_fitted = torch.isin(rows.index, held_out_index, invert=True)
-        fitted = Rows(rows.source, rows.index[is_fitted], rows.batch_size)
-    train = some_rows(fitted, MAX_BASELINE_ROWS, seed)
+        train = Rows(rows.source, rows.index[is_fitted], rows.batch_size)
+    if isinstance(rows, Rows) and isinstance(rows.source, tuple):
+        train = some_rows(train, MAX_BASELINE_ROWS, seed)
+        held = None if held is None else some_rows(held, MAX_CHECKED_ROWS, seed)
     return partial(check_after_fit, train=train, held=held, seed=seed)
 
 

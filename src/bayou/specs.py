@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 NAMED = "spec"  # the key that marks a spec in JSON
+LATER = "later"  # the key in the metadata of fields that were added to a spec later
 OPAQUE = "callable"  # the key that marks a value JSON cannot hold
 DICT, TUPLE = "dict", "tuple"  # every object in the JSON has one of these four keys: no dict looks like a spec
 
@@ -93,14 +94,31 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f" (did you mean {lower[close[0]]!r}?)" if close else ""
 
 
+def later_field(default: Any) -> Any:
+    """Declare a field that a spec got after files of it had been written.
+
+    At its default it is not written, so that old files, checkpoints and results keep their identity.
+
+    Args:
+        default: the value with which the spec means what it meant before.
+    """
+    return dataclasses.field(default=default, metadata={LATER: True})
+
+
+def is_written(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Return whether the JSON of a spec has this field."""
+    is_unchanged = field.metadata.get(LATER, False) and getattr(value, field.name) == field.default
+    return field.compare and not is_unchanged
+
+
 def to_json(value: Any) -> Any:
     """A spec (or a dict, list or plain value with specs in it) as plain JSON values.
 
     A callable becomes a marker with its name: the file can be written, but loading needs the spec itself again. Fields
-    with ``compare=False`` change no result and are left out.
+    with ``compare=False`` change no result and are left out, as are fields of ``later_field`` at their defaults.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if is_written(f, value)}
         return {NAMED: type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
         return {DICT: [[to_json(key), to_json(item)] for key, item in value.items()]}

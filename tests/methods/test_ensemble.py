@@ -464,7 +464,7 @@ def test_members_with_functions_in_them_come_back_from_their_runs(tmp_path: Path
 
 
 def test_ctrl_c_returns_the_finished_members(tmp_path: Path) -> None:
-    method, items = bayou.Ensemble(3, of=SHORT), 12 * 8 + 8 * 5  # a run asks for 8 rows at each of 12 steps
+    method, items = bayou.Ensemble(3, of=SHORT), 12 * 8 + 8 * 6  # a run asks for 8 rows at each of 12 steps
     whole = fitted(method, data=Items())
     data = Items(at=items, event=lambda: os.kill(os.getpid(), signal.SIGINT))
     some = fitted(method, data=data, checkpoint=tmp_path / "run")

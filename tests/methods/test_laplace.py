@@ -426,7 +426,7 @@ def test_ctrl_c_keeps_the_curvature_so_far() -> None:
             return super().__getitem__(index)
 
     fitted(data=Counting(10**6), batch_size=8)
-    before = reads - 2 * N  # what the doors read; all rows are read again to hold the posterior against its mode
+    before = reads - 2 * N  # before the curvature; all rows are read again to compare the posterior with its mode
     posterior = fitted(data=Stopping(before + 16), batch_size=8)
     assert posterior.stopped == "interrupted"
     x, y = rows()

@@ -371,7 +371,7 @@ def test_odd_values_are_refused_by_the_librarys_own_error(key, value, words, sea
 
 def test_missing_keys_and_tensors_and_wrong_shapes_are_refused(sealed, tmp_path):
     for kind, (tensors, config) in sealed.items():
-        for key in config:
+        for key in config.keys() - {"checks"}:  # which files of earlier versions do not have
             write_file(tmp_path / "odd", tensors, {k: v for k, v in config.items() if k != key})
             with pytest.raises(bayou.posteriors.FileError):
                 bayou.load(tmp_path / "odd", dropping())

@@ -173,7 +173,9 @@ def test_a_file_of_an_adapter_is_as_large_as_its_weights(tmp_path):
         posterior.save(tmp_path / "p.bayou")
         weights = sum(value.numel() for value in posterior.sample(1).values())
         assert weights == 4 * 8 * 64 + 130
-        assert os.path.getsize(tmp_path / "p.bayou") - 4 * copies * weights < 4500  # names, settings and checksums
+        assert (
+            os.path.getsize(tmp_path / "p.bayou") - 4 * copies * weights < 5500
+        )  # names, settings, checks and checksums
 
 
 @pytest.mark.parametrize(

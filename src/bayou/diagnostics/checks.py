@@ -19,7 +19,7 @@ from bayou.posteriors import Posterior
 from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
-from bayou.training.rows import all_rows
+from bayou.training.rows import all_rows, some_rows
 
 # At most 5 % of correct fits are flagged, and at least 95 % of wrong ones: benchmarks/gate.py measures these rates.
 SURE = 2.5  # standard errors of a significant difference
@@ -96,15 +96,16 @@ def check_after_fit(posterior: Posterior, train: Any, held: Any = None, *, seed:
 
     Args:
         posterior: the posterior.
-        train: training rows (x, y), to which the baselines are fitted.
-        held: rows (x, y) that the fit did not use, or None to check on the first 256 training rows.
+        train: training rows, as of ``fit``; the baselines are fitted to at most 1,000 of them.
+        held: rows that the fit did not use, or None to check on training rows; at most 256 are used.
         seed: the seed of the draws of the posterior.
     """
     try:
         draws = None
         if not posterior.predicts_without_draws:
             draws = min(MAX_CHECK_DRAWS, posterior.draws or MAX_CHECK_DRAWS)
-        x, y = train
+        x, y = some_rows(train, MAX_BASELINE_ROWS, seed)
+        held = None if held is None else some_rows(held, MAX_CHECKED_ROWS, seed)
         outputs = posterior.predict(_first_rows(x, 1), 1, seed=seed).outputs.shape[2:]
         against = baselines(posterior.target.likelihood, x, y, outputs, seed)
         few = (_first_rows(x, MAX_CHECKED_ROWS), y[:MAX_CHECKED_ROWS])

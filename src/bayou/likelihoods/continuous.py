@@ -18,6 +18,7 @@ from bayou.likelihoods import mixtures
 from bayou.likelihoods.base import BoundLikelihood, Likelihood
 from bayou.likelihoods.information import Independent, Information
 from bayou.rng import Seed
+from bayou.specs import later_field
 
 
 class Unit(ABC):
@@ -366,7 +367,7 @@ class Gaussian(Likelihood):
 
     noise: float = 0.1
     learn: bool = False
-    units: float | tuple[float, ...] = 1.0
+    units: float | tuple[float, ...] = later_field(1.0)
 
     def __post_init__(self) -> None:
         self._check_positive("noise", finite=True)
@@ -395,7 +396,7 @@ class StudentT(Likelihood):
     df: float = 4.0
     scale: float = 0.1
     learn: bool = False
-    units: float | tuple[float, ...] = 1.0
+    units: float | tuple[float, ...] = later_field(1.0)
 
     def __post_init__(self) -> None:
         self._check_positive("df", "scale", finite=True)

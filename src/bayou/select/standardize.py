@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Final, final
 
 import torch
@@ -18,13 +17,14 @@ from bayou.likelihoods import Likelihood
 from bayou.network import Keywords, Network, forward_inputs, rows_of
 from bayou.network.units import Affine, Units
 from bayou.progress import BayouWarning
-from bayou.training.data import Batch, Data, Rows, combined
+from bayou.training.data import Batch, Data, Rows
+from bayou.training.rows import some_rows
 
 MAX_SAMPLED_ROWS: Final = 5_000  # of data that are not tensors, from which means and scales are estimated
 MAX_TRIED_ROWS: Final = 1_000  # on which the network as given is compared with a constant
 MAX_CODE: Final = 10.0  # largest absolute value of a column of whole numbers that is left as it is
 MIN_IMAGE_PIXELS: Final = 64  # columns of a flattened image
-MIN_SHARE_OF_PIXELS: Final = 0.5  # of the columns, whose largest value is that of all pixels
+MIN_SHARE_OF_PIXELS: Final = 0.25  # of the columns, whose largest value is that of all pixels
 MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
 STRETCH: Final = 1.5  # of the deviations of predictions, with which those of a random network improve
 FAR: Final = 30.0  # a mean or a standard deviation by this factor from 1 is far from unit scale
@@ -98,11 +98,16 @@ def warn_if_far_from_unit_scale(rows: Data) -> None:
     Args:
         rows: the training data.
     """
-    inputs, y = sampled_rows(rows)
+    if isinstance(rows, Rows) and isinstance(rows.source, tuple):
+        inputs, y = sampled_rows(rows)
+    else:
+        x, y = next(rows.ordered())  # to read more of a data set may take long
+        inputs = forward_inputs(x)
     scales = {"y": _describe_scale(y)}
     for number, item in enumerate(inputs):
         name = "x" if len(inputs) == 1 else f"input {number} of x"
-        scales[name] = _describe_scale(item)
+        is_image = isinstance(item, Tensor) and item.ndim == 2 and is_flattened_image(item)
+        scales[name] = "" if is_image else _describe_scale(item)
     messages = [f"{name} {text}" for name, text in scales.items() if text]
     if not messages:
         return
@@ -116,27 +121,15 @@ def warn_if_far_from_unit_scale(rows: Data) -> None:
 
 
 def sampled_rows(rows: Data) -> tuple[tuple[Any, ...], Tensor]:
-    """Return inputs and targets of all rows of tensors, or of the first 5,000 rows of other data."""
+    """Return inputs and targets of all rows of tensors, or of at most 5,000 rows of other data."""
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
         x, y = rows.source
         index = rows.index.to(y.device)
         if len(index) == len(y):
             return forward_inputs(x), y
         return rows_of(forward_inputs(x), index), y[index]
-    batches: list[Batch] = []
-    for batch in islice(rows.ordered(), rows.batches):
-        if batches and forward_shapes(batch) != forward_shapes(batches[0]):
-            break
-        batches.append(batch)
-        if sum(len(y) for _, y in batches) >= MAX_SAMPLED_ROWS:
-            break
-    return combined(torch.cat, [x for x, _ in batches]), torch.cat([y for _, y in batches])
-
-
-def forward_shapes(batch: Batch) -> list[torch.Size]:
-    """Return the shapes of one row of all tensors of a batch."""
-    x, y = batch
-    return [item.shape[1:] for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
+    x, y = some_rows(rows, MAX_SAMPLED_ROWS)
+    return forward_inputs(x), y
 
 
 @torch.no_grad()

@@ -39,10 +39,18 @@ def some_rows(data: Any, count: int, seed: int = 0) -> tuple[Any, Tensor]:
         return joined(Rows(rows.source, index, rows.batch_size).ordered())
     batches: list[Batch] = []
     for batch in islice(rows.ordered(), rows.batches):
-        if batches and len(batches[0][1]) + sum(len(y) for _, y in batches) > count:
+        if batches and row_shapes(batch) != row_shapes(batches[0]):  # sequences of another length
             break
         batches.append(batch)
+        if sum(len(y) for _, y in batches) >= count:
+            break
     return joined(batches)
+
+
+def row_shapes(batch: Batch) -> list[torch.Size]:
+    """Return the shapes of one row of all tensors of a batch."""
+    x, y = batch
+    return [item.shape[1:] for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
 
 
 def _take(rows: Rows, index: Tensor) -> tuple[Any, Tensor]:
