@@ -56,9 +56,10 @@ def fit(
         net: the network f(x; w), outputs (B, *out). It is not changed.
         data: a pair of tensors (x, y), a Dataset or a DataLoader. x is a tensor, a tuple of them, or a mapping (a dict,
             a ``BatchEncoding``), which the network takes as keyword arguments; a mapping with "labels" is x and y.
-        method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf", whose noise and prior scale are chosen
-            by held-out rows (``bayou.select.by_name``) and which expects standardized x and y; or a method object such
-            as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say. ``VI()`` by default.
+        method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf": noise and prior scale are chosen by
+            held-out rows (``bayou.select.by_name``), x and y are standardized for the fit, and the posterior takes and
+            predicts data in your units. Or a method object such as ``VI(MNF())`` or ``Laplace()``, which means exactly
+            what its fields say and fits data as they are: standardize them. ``VI()`` by default.
         likelihood: p(y | f), by default ``Categorical()``. For a name and real numbers y it is ``Gaussian`` with a
             learned noise that starts at half the standard deviation of y.
         prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name selects the scale of a
@@ -87,10 +88,10 @@ def fit(
     rows = as_data(data, method.batch_size)
     net = selecting(net, output)
     units = None
-    if named and where is None:
-        units = choose_units(net, rows, likelihood)
-    elif not named and not method.chooses_prior:
+    if not (named or method.chooses_prior):
         warn_if_far_from_unit_scale(rows)
+    elif where is None:
+        units = choose_units(net, rows, likelihood)
     user_rows = rows
     if units is not None:
         net = with_units(net, units)

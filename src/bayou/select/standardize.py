@@ -28,6 +28,7 @@ MIN_SHARE_OF_PIXELS: Final = 0.25  # of the columns, whose largest value is that
 MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
 STRETCH: Final = 1.5  # of the deviations of predictions, with which those of a random network improve
 FAR: Final = 30.0  # a mean or a standard deviation by this factor from 1 is far from unit scale
+STANDARD_TOLERANCE: Final = 1e-5  # of means and standard deviations of rows that are standardized already
 MAX_PROBED_ROWS: Final = 8  # on which gradients of the outputs in the inputs are computed
 MAX_TRIED_COLUMNS: Final = 64  # of whole numbers, of which each is tried as a number where some are indices
 MAX_QUANTILE_NUMBERS: Final = 2**23  # that torch.quantile is given
@@ -43,8 +44,9 @@ def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> U
 
     Floating-point columns of tables (N, D) and features of sequences (N, T, D) are standardized by mean and standard
     deviation; real-valued y as well. These are left as they are: whole numbers (token ids, codes, one-hot columns),
-    columns that the network uses as an index, constant columns, images, and keyword arguments. A network with frozen
-    parameters, or one that already predicts y better than a constant, keeps all of its units.
+    columns that the network uses as an index, constant columns, images, and keyword arguments. Rows that are
+    standardized already stay as they are, to the last bit. A network with frozen parameters, or one that already
+    predicts y better than a constant, keeps all of its units.
 
     Args:
         net: the network as given.
@@ -233,7 +235,7 @@ def describe_columns(net: nn.Module, x: Any) -> Columns | None:
     return Columns(
         shift,
         scale,
-        is_standardized=~is_constant & ~is_coded(values),
+        is_standardized=~is_constant & ~is_coded(values) & ~is_standard(shift, scale),
         is_whole=(values == values.round()).all(0),
         row_shape=row_shape,
     )
@@ -342,6 +344,8 @@ def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Affine | N
     scale = columns.std(0, correction=0)
     is_constant = (columns == columns[0]).all(0)
     scale = torch.where(is_constant, 1.0, scale)
+    if bool(is_standard(shift, scale).all()):
+        return None
     row_shape = y.shape[1:] if y.ndim <= 2 else ()
     if likelihood is None:
         return Affine(shift.reshape(row_shape), scale.reshape(row_shape))
@@ -367,6 +371,11 @@ def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
     deviation = torch.where(is_near, columns - shift, 0.0)
     scale = (deviation.square().sum(0) / count).sqrt()
     return shift, torch.where(scale > 0, scale, 1.0)
+
+
+def is_standard(shift: Tensor, scale: Tensor) -> Tensor:
+    """Return which means and standard deviations are 0 and 1, up to rounding."""
+    return (shift.abs() < STANDARD_TOLERANCE) & ((scale - 1).abs() < STANDARD_TOLERANCE)
 
 
 def is_coded(columns: Tensor) -> Tensor:
