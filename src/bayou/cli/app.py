@@ -125,36 +125,23 @@ def serve(
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
     max_rows: Annotated[int, typer.Option(help="maximum rows per request")] = 10_000,
     max_bytes: Annotated[int, typer.Option(help="maximum bytes per request")] = 2**23,
-    max_waiting: Annotated[int, typer.Option(help="maximum pending requests; more are answered with 503")] = 256,
-    slots: Annotated[int | None, typer.Option(help="concurrent computations; by default one per core")] = None,
+    max_waiting: Annotated[int, typer.Option(help="maximum waiting rows; more are answered with 503")] = 100_000,
     read_timeout: Annotated[float, typer.Option(help="seconds for the client to send headers, and then a body")] = 15.0,
     timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 504")] = 30.0,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(help="allowed value of the Host header, * for any; repeatable")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="file with the token that clients must send; else BAYOU_TOKEN, if set")
-    ] = None,
-    ssl_certfile: Annotated[Path | None, typer.Option(help="certificate (PEM), for HTTPS")] = None,
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="private key, if not in the certificate file")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="do not log requests")] = False,
 ) -> None:
     """Serve predictions over HTTP: POST /predict with JSON rows returns what `bayou predict` writes."""
     try:
         from bayou.runs.batches import Limits
-        from bayou.runs.serve import Server, read_token
+        from bayou.runs.serve import Server
     except ModuleNotFoundError as error:
         sentence = f"bayou serve needs {error.name}, which is not installed: pip install 'bayou[serve]'"
         raise ValueError(sentence) from error
     from bayou.runs.service import Service
 
-    limits = Limits(max_bytes, max_waiting, slots, read_timeout, timeout)
-    token = read_token(token_file)
+    limits = Limits(max_bytes, max_waiting, read_timeout, timeout)
     service = Service.of(run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows)
-    files = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
-    with Server(
-        service, host, port, limits=limits, allowed_hosts=allowed_host or (), token=token, quiet=quiet, **files
-    ) as server:
+    with Server(service, host, port, limits=limits, quiet=quiet) as server:
         typer.echo(f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C to stop")
         try:
             server.serve_forever()

@@ -1,28 +1,24 @@
-"""Batches of requests: a queue, and threads that compute requests together."""
+"""The queue of a service: small requests first, large ones in parts, rows of several requests in one batch."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 import traceback
-from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
-from bayou.runs.service import Refused, Service
+from bayou.runs.service import Refused, Request, Service
 from bayou.runs.writing import RunError
 
-SMALL_BODY = 2**16  # bytes; a larger request is computed alone, so that small ones do not wait for it
-MAX_BATCH = 256  # requests
-MAX_WAIT = 0.002  # seconds that a request waits for others of its batch, if the last batch had several
-OVERLAP = 0.2  # seconds after which the next computation may start beside the current one
-STALLED = 1.0  # seconds after which a slot counts as occupied in /healthz
+GATHER_SECONDS = 0.002  # wait for requests to join a batch, if the last batch had several
+STALL_SECONDS = 5.0  # time of one batch after which /healthz answers 503
+BYTES_PER_ROW = 256  # estimate for a body that was not read yet
 
 
 @final
@@ -32,129 +28,172 @@ class Limits:
 
     Args:
         max_bytes: bytes of a body.
-        max_waiting: pending requests; a further one is answered 503.
-        slots: concurrent computations; None: one for each core, at least 2.
+        max_waiting: rows that are computed before a new request, with its own; beyond it is answered 503.
         read_timeout: seconds for the head of a request, again for its body, and between requests of a connection.
         timeout: seconds from a complete body to its answer, else 504.
     """
 
     max_bytes: int = 2**23
-    max_waiting: int = 256
-    slots: int | None = None
+    max_waiting: int = 100_000
     read_timeout: float = 15.0
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             least = 1 if isinstance(value, int) else 1e-3
-            if value is not None and not least <= value < math.inf:
+            if not least <= value < math.inf:
                 raise RunError(f"{name} must be a finite number, at least {least}; got {value}")
 
 
-class _Waiting(NamedTuple):
-    body: bytes
-    answer: asyncio.Future[bytes | Refused]
-    until: float
+@final
+class _Waiting:
+    """A request in the queue, with its future answer."""
+
+    def __init__(self, body: bytes) -> None:
+        self.request = Request(body)
+        self.answer: asyncio.Future[bytes | Refused] = asyncio.get_running_loop().create_future()
+        self.arrival = time.monotonic()
+
+    @property
+    def rows(self) -> int:
+        """Rows that are not computed yet."""
+        rows_left = self.request.rows_left
+        if rows_left is None:
+            return max(1, len(self.request.body) // BYTES_PER_ROW)
+        return rows_left
 
 
 @final
 class Batches:
-    """Requests that arrive during a computation are computed together, as one batch of rows."""
+    """The queue of a service, and the thread that computes its requests in batches of rows.
+
+    Args:
+        service: computes the predictions.
+        limits: the limits of the queue.
+    """
 
     def __init__(self, service: Service, limits: Limits) -> None:
-        self.service, self.limits = service, limits
-        self.slots = limits.slots or max(2, os.cpu_count() or 1)
-        self.waiting: deque[_Waiting] = deque()
-        self.unanswered = self.stalled = 0
-        self._wanted, self._last, self._enough, self._turn = 1, 1, asyncio.Event(), asyncio.Lock()
+        self.service = service
+        self.limits = limits
+        self.waiting: list[_Waiting] = []
+        self._oldest_is_next = True
+        self._batch_start = math.inf
+        self._arrived = asyncio.Event()
 
     @property
-    def free(self) -> bool:
-        """Whether a request would be accepted and computed soon."""
-        return self.unanswered < self.limits.max_waiting and self.stalled < self.slots
+    def rows(self) -> int:
+        """Rows that wait."""
+        return sum(one.rows for one in self.waiting)
+
+    def health(self) -> dict[str, Any] | Refused:
+        """Describe the queue; ``Refused`` if it is full or its thread has stalled."""
+        now = time.monotonic()
+        rows = self.rows
+        if now - self._batch_start > STALL_SECONDS:
+            return self._busy(rows, f"a computation has lasted more than {STALL_SECONDS:g} s")
+        if rows and rows + self.service.max_rows > self.limits.max_waiting:
+            return self._busy(rows, f"{rows:,} rows wait")
+        oldest = min((one.arrival for one in self.waiting), default=now)
+        waiting = {"requests": len(self.waiting), "rows": rows, "seconds": round(now - oldest, 3)}
+        return {"status": "ok", "waiting": waiting}
 
     async def answer(self, body: bytes) -> bytes | Refused:
-        """The answer to a request, as JSON."""
-        if self.unanswered >= self.limits.max_waiting:
-            return busy()
-        answer: asyncio.Future[bytes | Refused] = asyncio.get_running_loop().create_future()
-        self.waiting.append(_Waiting(body, answer, time.monotonic() + self.limits.timeout))
-        self.unanswered += 1
-        if len(self.waiting) >= self._wanted:
-            self._enough.set()
+        """Return the response to a request, as JSON.
+
+        Errors are returned and not raised: a traceback would keep the body until the next garbage collection.
+
+        Args:
+            body: the body of the request.
+        """
+        waiting = _Waiting(body)
+        refusal = self._refuse_if_full(waiting)
+        if refusal is not None:
+            return refusal
+        self.waiting.append(waiting)
+        self._arrived.set()
         try:
             async with asyncio.timeout(self.limits.timeout):
-                return await answer
+                return await waiting.answer
         except TimeoutError:
             sentence = f"there was no answer within {self.limits.timeout:g} s; send fewer rows at a time, or try later"
             return Refused(HTTPStatus.GATEWAY_TIMEOUT, sentence)
         finally:
-            self.unanswered -= 1
+            if waiting in self.waiting:
+                self.waiting.remove(waiting)
+
+    def _refuse_if_full(self, new: _Waiting) -> Refused | None:
+        """Refuse a new request if too many rows are to be computed before its own."""
+        ahead = sum(one.rows for one in self.waiting if one is not new and one.rows <= new.rows)
+        if ahead and ahead + new.rows > self.limits.max_waiting:
+            return self._busy(ahead, f"{ahead:,} rows wait before these {new.rows:,}")
+        return None
+
+    def _busy(self, rows: int, reason: str) -> Refused:
+        seconds = min(max(math.ceil(rows * self.service.seconds_per_row), 1), 60)
+        sentence = f"{reason}, the limit is {self.limits.max_waiting:,} rows; try again in {seconds} s"
+        return Refused(HTTPStatus.SERVICE_UNAVAILABLE, sentence, **{"Retry-After": str(seconds)})
 
     @asynccontextmanager
     async def running(self, _: Any = None) -> AsyncIterator[None]:
-        """Compute, in ``slots`` threads."""
-        with ThreadPoolExecutor(self.slots, "bayou-serve") as threads:
-            tasks = [asyncio.create_task(self._compute(threads)) for _ in range(self.slots)]
+        """Compute the requests inside this block, in one thread."""
+        with ThreadPoolExecutor(1, "bayou-serve") as thread:
+            task = asyncio.create_task(self._run(thread))
             try:
                 yield
             finally:
-                for task in tasks:
-                    task.cancel()
+                task.cancel()
 
-    async def _compute(self, threads: ThreadPoolExecutor) -> None:
-        """The work of one slot."""
-        while True:
-            async with self._turn:
-                batch = await self._gather()
-                until = max((one.until for one in batch), default=0.0)
-                bodies = [one.body for one in batch]
-                work = asyncio.get_running_loop().run_in_executor(threads, self.service.answers, bodies, until)
-                await asyncio.wait([work], timeout=OVERLAP)
-            if not work.done():
-                await asyncio.wait([work], timeout=STALLED - OVERLAP)
-            if not work.done():
-                self.stalled += 1
-                await asyncio.wait([work])
-                self.stalled -= 1
-            error = work.exception()
-            for one, answer in zip(batch, work.result() if error is None else [error] * len(batch), strict=True):
-                if one.answer.done() or isinstance(answer, TimeoutError):
-                    continue  # it was answered 504, or will be
-                if not isinstance(answer, bytes | Refused):
-                    traceback.print_exception(answer)
-                    sentence = "the prediction failed; the log of the server has the reason"
-                    answer = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, sentence)
-                one.answer.set_result(answer)
-
-    async def _gather(self) -> list[_Waiting]:
-        """Requests to compute together: as many as the last time, if they arrive within ``MAX_WAIT``."""
-        start = time.monotonic()
-        await self._until(1)
-        if self._last > 1 and time.monotonic() - start < MAX_WAIT:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(MAX_WAIT):
-                    await self._until(self._last)
+    async def _run(self, thread: ThreadPoolExecutor) -> None:
+        run_in = asyncio.get_running_loop().run_in_executor
         batch: list[_Waiting] = []
-        while self.waiting and len(batch) < (MAX_BATCH if self.service.together else 1):
-            if batch and len(self.waiting[0].body) > SMALL_BODY:
+        while True:
+            while not self.waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+            if len(batch) > 1:
+                await asyncio.sleep(GATHER_SECONDS)
+            batch = self._next_batch()
+            self._batch_start = time.monotonic()
+            for new in [one for one in batch if one.request.rows_left is None]:
+                await run_in(thread, self.service.read, new.request)
+                if new.request.error is None:  # the number of its rows is known only now
+                    new.request.error = self._refuse_if_full(new)
+            await run_in(thread, self.service.predict_next, [one.request for one in batch])
+            self._batch_start = math.inf
+            for one in batch:
+                self._finish(one)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Select requests for the next batch, those with the fewest rows first.
+
+        Every other batch begins with the oldest request, so that large ones progress however many small ones arrive.
+        """
+        order = sorted(self.waiting, key=lambda one: (one.rows, one.arrival))
+        if self._oldest_is_next:
+            order.insert(0, min(order, key=lambda one: one.arrival))
+        self._oldest_is_next = not self._oldest_is_next
+        batch: list[_Waiting] = []
+        rows = 0
+        for one in order:
+            is_full = rows + one.rows > self.service.batch_rows or not self.service.together
+            if batch and is_full:
                 break
-            one = self.waiting.popleft()
-            if not one.answer.done():
+            if one not in batch:
                 batch.append(one)
-            if len(one.body) > SMALL_BODY:
-                break
-        self._last = len(batch)
+                rows += one.rows
         return batch
 
-    async def _until(self, count: int) -> None:
-        """Wait for so many requests."""
-        self._wanted = count
-        while len(self.waiting) < count:
-            self._enough.clear()
-            await self._enough.wait()
-
-
-def busy() -> Refused:
-    """The answer to a request without a free slot."""
-    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, "no slot is free; try again later", **{"Retry-After": "1"})
+    def _finish(self, waiting: _Waiting) -> None:
+        """Answer a request if it is complete or has failed."""
+        if waiting.rows or waiting not in self.waiting:
+            return  # it has more rows, or was answered 504
+        self.waiting.remove(waiting)
+        error = waiting.request.error
+        if error is None:
+            waiting.answer.set_result(waiting.request.response())
+        elif isinstance(error, Refused):
+            waiting.answer.set_result(error)
+        else:
+            traceback.print_exception(error)
+            sentence = "the prediction failed; the log of the server has the reason"
+            waiting.answer.set_result(Refused(HTTPStatus.INTERNAL_SERVER_ERROR, sentence))

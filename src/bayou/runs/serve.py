@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import socket
-from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Self, final
 
 import uvicorn
@@ -17,32 +14,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import bayou
-from bayou.files import StrPath
-from bayou.runs.batches import Batches, Limits, busy
+from bayou.runs.batches import Batches, Limits
 from bayou.runs.service import Refused, Service
 from bayou.runs.writing import RunError
 
-PATHS = {"/predict": "POST", "/": "GET", "/healthz": "GET"}
 MAX_CONNECTIONS = 1000  # open; a request on a further one is answered 503
-MAX_HEAD = 2**16  # bytes of the head of a request
+MAX_HEAD_BYTES = 2**16  # of a request: its first line and its headers
 MAX_PIPELINE = 16  # requests of a connection before the first answer
-SHUTDOWN = 10  # seconds for responses in progress at the end
+SHUTDOWN_SECONDS = 10  # for responses in progress at the end
 
 
-def application(
-    service: Service, limits: Limits | None = None, *, allowed_hosts: Sequence[str] = ("*",), token: str | None = None
-) -> ASGIApp:
-    """An ASGI application, for ``bayou serve`` or another ASGI server.
+def application(service: Service, limits: Limits | None = None) -> ASGIApp:
+    """Make an ASGI application, for ``bayou serve`` or another ASGI server.
 
     Args:
         service: computes the responses.
         limits: those of ``Limits`` by default; connections and heads are limited by ``Server`` only.
-        allowed_hosts: allowed values of the Host header, ``*`` for any.
-        token: required in ``Authorization: Bearer`` for all paths except ``/healthz``; None: no check.
     """
     limits = limits or Limits()
     batches = Batches(service, limits)
@@ -51,90 +42,52 @@ def application(
         kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json":
             sentence = f"the body must be JSON with Content-Type: application/json, got {kind[:80]!r}"
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence)
-        found = await batches.answer(await _body(request, limits))
-        return await refuse(request, found) if isinstance(found, Refused) else Response(found, media_type=kind)
+            return _refuse(Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence))
+        body = await _read_body(request, limits)
+        answer = body if isinstance(body, Refused) else await batches.answer(body)
+        return _refuse(answer) if isinstance(answer, Refused) else Response(answer, media_type=kind)
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"}) if batches.free else await refuse(request, busy())
+    async def check_health(request: Request) -> Response:
+        health = batches.health()
+        return _refuse(health) if isinstance(health, Refused) else JSONResponse(health)
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        if isinstance(error, ClientDisconnect):
-            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
-        if not isinstance(error, Refused):  # Starlette has no such path or method
-            error = _no_route(request)
-        return JSONResponse({"error": str(error)}, error.status, error.headers)
+    async def refuse_route(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):  # the client has disconnected: nobody reads the answer
+            return Response(status_code=HTTPStatus.BAD_REQUEST)
+        asked = f"{request.method[:80]} {request.url.path[:80]}"
+        sentence = f"there is no {asked}; there are POST /predict, GET / and GET /healthz"
+        return JSONResponse({"error": sentence}, error.status_code, error.headers)
 
-    endpoints: tuple[Callable[..., Any], ...] = (predict, JSONResponse(service.describe()), health)
-    pairs = zip(PATHS.items(), endpoints, strict=True)
-    routes = [Route(path, endpoint, methods=[method]) for (path, method), endpoint in pairs]
-    handlers = {Refused: refuse, HTTPException: refuse, ClientDisconnect: refuse}
+    routes = [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/", JSONResponse(service.describe()), methods=["GET"]),
+        Route("/healthz", check_health, methods=["GET"]),
+    ]
+    handlers: dict[Any, Any] = {HTTPException: refuse_route, ClientDisconnect: refuse_route}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=batches.running)
     app.router.redirect_slashes = False
-    hosts, secret = {host.lower() for host in allowed_hosts}, None if token is None else f"Bearer {token}".encode()
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        error = _objection(scope, hosts, secret) if scope["type"] == "http" else None
-        if error is None:
-            await app(scope, receive, send)
-        else:
-            await (await refuse(Request(scope), error))(scope, receive, send)
-
-    return guarded
+    return app
 
 
-def read_token(file: StrPath | None = None) -> str | None:
-    """The token of a file, else of the environment variable BAYOU_TOKEN, else None."""
-    token = os.environ.get("BAYOU_TOKEN") if file is None else Path(file).read_text().strip()
-    if token is not None and not (token.isascii() and token.isprintable() and len(token) >= 8 and " " not in token):
-        raise RunError(f"the token of {file or 'BAYOU_TOKEN'} must be 8 ASCII characters or more, without spaces")
-    return token
+def _refuse(error: Refused) -> Response:
+    return JSONResponse({"error": str(error)}, error.status, error.headers)
 
 
-def _no_route(request: Request) -> Refused:
-    path, method = request.url.path, request.method
-    if path not in PATHS:
-        return Refused(HTTPStatus.NOT_FOUND, f"there is no {path[:80]}; there are {', '.join(PATHS)}")
-    allowed = "GET, HEAD" if PATHS[path] == "GET" else PATHS[path]
-    return Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}, not {method[:80]}", Allow=allowed)
-
-
-def _objection(scope: Scope, hosts: set[str], secret: bytes | None) -> Refused | None:
-    """The error in the head of a request, if any."""
-    found: dict[bytes, list[bytes]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name, []).append(value)
-    if b"content-length" in found and b"transfer-encoding" in found:  # one server may believe this, another that
-        return Refused(HTTPStatus.BAD_REQUEST, "send Content-Length or Transfer-Encoding, not both", Connection="close")
-    if len(found.get(b"host", ())) != 1:
-        return Refused(HTTPStatus.BAD_REQUEST, "a request needs one Host header", Connection="close")
-    host = found[b"host"][0].decode("latin-1").lower()
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    if "*" not in hosts and name.strip("[]") not in hosts:
-        sentence = f"{name[:80]!r} is not an allowed host; start the server with --allowed-host {name[:80]}"
-        return Refused(HTTPStatus.BAD_REQUEST, sentence)
-    if secret is not None and scope["path"] != "/healthz":
-        given = found.get(b"authorization", [b""])
-        if len(given) != 1 or not hmac.compare_digest(given[0], secret):
-            sentence = "send the token of this server as Authorization: Bearer TOKEN"
-            return Refused(HTTPStatus.UNAUTHORIZED, sentence, **{"WWW-Authenticate": "Bearer"})
-    return None
-
-
-async def _body(request: Request, limits: Limits) -> bytes:
-    body, size, most = bytearray(), int(request.headers.get("content-length", 0)), limits.max_bytes
+async def _read_body(request: Request, limits: Limits) -> bytes | Refused:
+    body = bytearray()
+    size = int(request.headers.get("content-length", 0))
+    stream = request.stream()
     try:
         async with asyncio.timeout(limits.read_timeout):
-            stream = request.stream()
-            while size <= most and (chunk := await anext(stream, b"")):
+            while size <= limits.max_bytes and (chunk := await anext(stream, b"")):
                 body += chunk
                 size = max(size, len(body))
     except TimeoutError:
         sentence = f"the body was not complete within {limits.read_timeout:g} s"
-        raise Refused(HTTPStatus.REQUEST_TIMEOUT, sentence, Connection="close") from None
-    if size > most:
-        sentence = f"{size:,} bytes are more than {most:,}; send fewer rows at a time"
-        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
+        return Refused(HTTPStatus.REQUEST_TIMEOUT, sentence, Connection="close")
+    if size > limits.max_bytes:
+        sentence = f"{size:,} bytes are more than {limits.max_bytes:,}; send fewer rows at a time"
+        return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
     return bytes(body)
 
 
@@ -145,7 +98,7 @@ class _Connection(HttpToolsProtocol):
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _head: int | None = None  # bytes of a head that is not complete
+    _head_bytes: int | None = None  # of a head that is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -157,18 +110,21 @@ class _Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._head is not None:
-            self._head += len(data)
-            if self._head > MAX_HEAD and not self.transport.is_closing():
-                self.send_400_response(f"The head of the request has more than {MAX_HEAD} bytes.")
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
-        self._head = 0
+        self._head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head = None
+        self._head_bytes = None
         self._stop_timer()
+        # A head that arrives complete in one read has not been counted by data_received.
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise ValueError(f"the head of the request has more than {MAX_HEAD_BYTES} bytes")  # answered 400
         if len(self.pipeline) >= MAX_PIPELINE:
             raise ValueError("too many requests without waiting for answers")  # answered 400 by uvicorn
         super().on_headers_complete()
@@ -198,15 +154,10 @@ class Server:
         host: the address to listen on.
         port: 0 for any free port.
         limits: those of ``Limits`` by default.
-        allowed_hosts: allowed values of the Host header, ``*`` for any; by default ``host`` and the names of a
-            loopback address, and any where ``host`` is every address of the machine.
-        token: required in ``Authorization: Bearer``; None: no check.
-        ssl_certfile: a certificate (PEM), for HTTPS.
-        ssl_keyfile: its key, if in another file.
         quiet: do not log requests.
 
     Raises:
-        RunError: the address is not available, or the certificate cannot be read.
+        RunError: the address is not available.
     """
 
     def __init__(
@@ -216,18 +167,11 @@ class Server:
         port: int = 8000,
         *,
         limits: Limits | None = None,
-        allowed_hosts: Sequence[str] = (),
-        token: str | None = None,
-        ssl_certfile: StrPath | None = None,
-        ssl_keyfile: StrPath | None = None,
         quiet: bool = False,
     ) -> None:
         limits = limits or Limits()
-        everywhere = host in ("0.0.0.0", "::", "")
-        hosts = allowed_hosts or (("*",) if everywhere else (host, "localhost", "127.0.0.1", "::1"))
-        app = application(service, limits, allowed_hosts=hosts, token=token)
-        self.config = uvicorn.Config(
-            app,
+        config = uvicorn.Config(
+            application(service, limits),
             http=_Connection,
             ws="none",
             lifespan="on",
@@ -239,15 +183,9 @@ class Server:
             headers=[("server", f"bayou/{bayou.__version__}"), ("x-content-type-options", "nosniff")],
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=limits.read_timeout,  # type: ignore[arg-type]  # seconds, whole or not
-            timeout_graceful_shutdown=SHUTDOWN,
-            ssl_certfile=ssl_certfile,
-            ssl_keyfile=ssl_keyfile,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
-        try:
-            self.config.load()
-        except OSError as error:
-            raise RunError(f"cannot read the certificate {ssl_certfile} with its key {ssl_keyfile}: {error}") from error
-        self._uvicorn = uvicorn.Server(self.config)
+        self._uvicorn = uvicorn.Server(config)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay if TCP is said
         try:
@@ -263,7 +201,7 @@ class Server:
     @property
     def url(self) -> str:
         host, port = self.address
-        return f"http{'s' if self.config.is_ssl else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def __enter__(self) -> Self:
         return self

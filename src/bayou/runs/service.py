@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
@@ -28,7 +26,11 @@ from bayou.runs.use import ROWS, count, said
 from bayou.specs import nearest
 
 JSON = dict[str, Any]
-MAX_CELLS = 2**22  # rows × columns (or pixels) of one request
+BATCH_SECONDS = 0.05  # aim for the time of one batch, for which a small request may have to wait
+MIN_BATCH_ROWS = 16
+TRIAL_ROWS = 64  # predicted at the start, to measure their time
+MAX_CELLS = 2**20  # rows × columns (or pixels) of one request
+MAX_CELL_LENGTH = 1000  # characters of one cell
 
 
 class Refused(Exception):
@@ -36,13 +38,45 @@ class Refused(Exception):
 
     def __init__(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         super().__init__(sentence)
-        self.status, self.headers = status, headers
+        self.status = status
+        self.headers = headers
+
+
+@final
+class Request:
+    """A request whose rows are computed in parts: its body, then its inputs and the predictions so far.
+
+    Args:
+        body: {"rows": [...], "level": 0.9} as JSON.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.level = 0.0
+        self.inputs: Rows | None = None
+        self.predictions: list[str] = []
+        self.rows_done = 0
+        self.error: Exception | None = None
+
+    @property
+    def rows_left(self) -> int | None:
+        """Rows that are not predicted yet; 0 after an error, None before the body was read."""
+        if self.error is not None:
+            return 0
+        return None if self.inputs is None else len(self.inputs.x) - self.rows_done
+
+    def response(self) -> bytes:
+        """The predictions of all rows in their order and the notes about them, as JSON."""
+        if self.error is not None:
+            raise self.error
+        notes = [] if self.inputs is None else self.inputs.notes
+        return f'{{"predictions": [{", ".join(self.predictions)}], "notes": {json.dumps(notes)}}}'.encode()
 
 
 @final
 @dataclass(frozen=True)
 class Service:
-    """Predictions from JSON to JSON; thread-safe.
+    """Predictions from JSON to JSON.
 
     Args:
         posterior: makes the predictions.
@@ -53,6 +87,8 @@ class Service:
         max_rows: rows of one request.
         together: whether rows of several requests may be evaluated in one batch: an output depends on its own
             row only.
+        batch_rows: rows that are predicted at a time.
+        seconds_per_row: time of a prediction for one row of a batch.
     """
 
     posterior: Posterior
@@ -62,6 +98,8 @@ class Service:
     level: float = 0.9
     max_rows: int = 10_000
     together: bool = True
+    batch_rows: int = 256
+    seconds_per_row: float = 1e-3
 
     @classmethod
     def of(
@@ -74,7 +112,18 @@ class Service:
         level: float = 0.9,
         max_rows: int = 10_000,
     ) -> Service:
-        """The service of a run folder. One prediction is computed, so that an unusable run is an error at the start."""
+        """Make the service of a run folder.
+
+        Predictions of random rows are computed and timed, so that an unusable run is an error at the start.
+
+        Args:
+            folder: the run folder.
+            method: which method of the run; by default the first.
+            seed: which seed of the run; by default the first.
+            samples: number of averaged networks; by default as in the run.
+            level: probability of the intervals.
+            max_rows: rows of one request.
+        """
         check_level(level)
         if max_rows < 1:
             raise RunError(f"max_rows must be at least 1, got {max_rows}")
@@ -82,9 +131,24 @@ class Service:
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"
         service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows)
-        x = rng.normal(3, run.facts()["input_shape"], torch.empty(()), seed=0)
-        service._said(x, level)
-        return replace(service, together=service._rows_are_independent(x))
+        x = rng.normal(TRIAL_ROWS, run.facts()["input_shape"], torch.empty(()), seed=0)
+        if not service._rows_are_independent(x[:3]):
+            return replace(service, together=False, batch_rows=ROWS)
+        call_seconds = service._time(x[:1])
+        row_seconds = max(service._time(x) - call_seconds, 1e-6) / (TRIAL_ROWS - 1)
+        batch_seconds = max(BATCH_SECONDS, 3 * call_seconds)  # most of it for rows, little for the call
+        batch_rows = min(max(int(batch_seconds / row_seconds), MIN_BATCH_ROWS), ROWS)
+        seconds_per_row = row_seconds + call_seconds / batch_rows
+        return replace(service, batch_rows=batch_rows, seconds_per_row=seconds_per_row)
+
+    def _time(self, x: Tensor) -> float:
+        """The shorter time of two predictions, in seconds."""
+        times = []
+        for _ in range(2):
+            start = time.monotonic()
+            self._predictions(x, self.level)
+            times.append(time.monotonic() - start)
+        return min(times)
 
     def _rows_are_independent(self, x: Tensor) -> bool:
         """Whether outputs do not depend on the other rows of a batch, as with dropout masks by row."""
@@ -102,74 +166,96 @@ class Service:
             found |= {"shape": self.preprocessor.shape, "white": self.preprocessor.white}
         return found | ({"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {})
 
-    def answers(self, bodies: Sequence[bytes], until: float = math.inf) -> list[bytes | Exception]:
-        """Responses to several requests, whose rows are evaluated in one batch: JSON, or an error for each.
+    def answer(self, body: bytes) -> bytes:
+        """Answer one request at once; raise ``Refused`` if it is invalid.
 
         {"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row and in its order.
         A row is an object with the columns of the training data, a list of its numbers in their order, or an image.
 
         Args:
-            bodies: the requests, as JSON.
-            until: the deadline, by ``time.monotonic``.
+            body: the request, as JSON.
         """
-        found: list[JSON | Exception | tuple[float, Rows]] = []
-        for body in bodies:
-            try:
-                found.append(self._read(_parsed(body)))
-            except Refused as error:
-                found.append(error.with_traceback(None))  # which would keep the body, and itself, until a collection
-            except Exception as error:
-                found.append(error)
-        read = [n for n, one in enumerate(found) if isinstance(one, tuple)]
-        for group in [read, *([n] for n in read)]:  # one by one only where a batch fails, by the fault of one of them
-            left = {n: one for n in group if isinstance(one := found[n], tuple)}
-            try:
-                for n, answer in zip(left, self._answers(list(left.values()), until), strict=True):
-                    found[n] = answer
-            except Exception as error:
-                if len(group) == 1 or isinstance(error, TimeoutError):
-                    for n in left:
-                        found[n] = error
-        return [one if isinstance(one, Exception) else json.dumps(one, allow_nan=False).encode() for one in found]
+        request = Request(body)
+        self.read(request)
+        while request.rows_left:
+            self.predict_next([request])
+        return request.response()
 
-    def _answers(self, requests: Sequence[tuple[float, Rows]], until: float) -> list[JSON]:
-        """The responses to parsed requests."""
-        made: dict[int, list[JSON]] = {}
-        for level in {level for level, _ in requests}:
-            same = [n for n, request in enumerate(requests) if request[0] == level]
-            x = torch.cat([requests[n][1].x for n in same])
-            rows: list[JSON] = []
-            for start in range(0, len(x), ROWS):
-                if time.monotonic() > until:
-                    raise TimeoutError
-                try:
-                    rows += self._said(x[start : start + ROWS], level)
-                except ValueError as error:
-                    raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
-            left = iter(rows)
-            made |= {n: list(islice(left, len(requests[n][1].x))) for n in same}
-        for n, (_, read) in enumerate(requests):
-            for name, values in (("distance", read.distance), (self.preprocessor.id or "", read.ids)):
-                for one, value in zip(made[n], [] if values is None else list(values), strict=False):
-                    one.setdefault(name, _finite(float(value)) if name == "distance" else value)
-        return [{"predictions": made[n], "notes": read.notes} for n, (_, read) in enumerate(requests)]
+    def read(self, request: Request) -> None:
+        """Parse and validate the body of a request, which is then released; its error is kept in the request.
+
+        Args:
+            request: a new request.
+        """
+        try:
+            request.level, request.inputs = self._read(_parse(request.body))
+        except Exception as error:
+            request.error = error.with_traceback(None)  # which would keep the body until a garbage collection
+        request.body = b""
+
+    def predict_next(self, requests: Sequence[Request]) -> None:
+        """Predict the next rows of requests, at most ``batch_rows``, in one batch.
+
+        Requests with another level than the first stay for a later batch. An error is kept in its request: if a batch
+        fails, each request is computed alone.
+
+        Args:
+            requests: requests that were read.
+        """
+        parts: list[tuple[Request, Tensor]] = []
+        rows = 0
+        for request in requests:
+            if request.inputs is None or request.error is not None:
+                continue
+            if rows < self.batch_rows and (not parts or request.level == parts[0][0].level):
+                x = request.inputs.x[request.rows_done :][: self.batch_rows - rows]
+                parts.append((request, x))
+                rows += len(x)
+        if not parts:
+            return
+        first = parts[0][0]
+        try:
+            predictions = self._predictions(torch.cat([x for _, x in parts]), first.level)
+            for request, x in parts:
+                self._append(request, predictions[: len(x)])
+                predictions = predictions[len(x) :]
+        except Exception as error:
+            if len(parts) == 1:
+                is_invalid = isinstance(error, ValueError)
+                first.error = Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) if is_invalid else error
+            else:
+                for request, _ in parts:
+                    self.predict_next([request])
+
+    def _append(self, request: Request, predictions: list[JSON]) -> None:
+        """Add the predictions of the next rows of a request, with their distance and identifier."""
+        inputs = request.inputs
+        if inputs is None:
+            raise ValueError("the request was not read")
+        start = request.rows_done
+        for row, prediction in enumerate(predictions, start):
+            if inputs.distance is not None:
+                prediction.setdefault("distance", _finite(float(inputs.distance[row])))
+            if inputs.ids is not None:
+                prediction.setdefault(str(self.preprocessor.id), inputs.ids[row])
+        request.predictions.append(json.dumps(predictions, allow_nan=False)[1:-1])
+        request.rows_done += len(predictions)
 
     def _read(self, request: Any) -> tuple[float, Rows]:
         """The level and the rows of a request."""
         if not isinstance(request, Mapping) or not isinstance(request.get("rows"), list):
-            raise Refused(
-                HTTPStatus.BAD_REQUEST, 'send an object with a list of rows, {"rows": [{"column": 1.5}, ...]}'
-            )
-        rows, level = request["rows"], request.get("level", self.level)
+            example = '{"rows": [{"column": 1.5}, ...]}'
+            raise Refused(HTTPStatus.BAD_REQUEST, f"send an object with a list of rows, {example}")
+        rows = request["rows"]
+        level = request.get("level", self.level)
         unknown = [key for key in request if key not in ("rows", "level")]
         if unknown:
             raise Refused(HTTPStatus.BAD_REQUEST, f"a request has the keys rows and level, not {unknown[0][:80]!r}")
         if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
             raise Refused(HTTPStatus.BAD_REQUEST, f"level must be a number between 0 and 1, got {_short(level)}")
         if len(rows) > self.max_rows:
-            raise Refused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{len(rows):,} rows are more than {self.max_rows:,}; send fewer"
-            )
+            sentence = f"{len(rows):,} rows are more than {self.max_rows:,}; send fewer"
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
         try:
             if not rows:
                 raise ValueError("there are no rows")
@@ -205,6 +291,9 @@ class Service:
                     )
                 if isinstance(cell, list | Mapping):
                     raise ValueError(f"{name!r} of row {number} is neither a number nor a string: {_short(cell)}")
+                if isinstance(cell, str) and len(cell) > MAX_CELL_LENGTH and name in needed:
+                    length = f"{len(cell):,} characters, more than {MAX_CELL_LENGTH:,}"
+                    raise ValueError(f"{name!r} of row {number} has {length}: {_short(cell)}")
                 if isinstance(cell, int | float) and not abs(cell) <= sys.float_info.max:
                     raise ValueError(f"{name!r} of row {number} is too large for a number: {_short(cell)}")
             names |= dict.fromkeys(row)
@@ -225,7 +314,7 @@ class Service:
         dtype = next(iter(self.posterior.like().values())).dtype
         return self.posterior.predict(x.to(dtype), samples=self.samples, seed=0)
 
-    def _said(self, x: Tensor, level: float) -> list[JSON]:
+    def _predictions(self, x: Tensor, level: float) -> list[JSON]:
         found = said(self._predict(x), self.preprocessor, level)
         columns: dict[str, list[Any]] = {
             name: value if isinstance(value, list) else [_finite(number) for number in value.tolist()]
@@ -241,7 +330,7 @@ class Service:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _parsed(body: bytes) -> Any:
+def _parse(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
