@@ -32,6 +32,10 @@ StrPath = str | os.PathLike[str]
 FORMAT = 1
 MINUTE = 60.0  # seconds
 SEAL = 64  # hex digits at the end of a file
+DTYPES = frozenset(  # of tensors in files
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool}
+    | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+)
 TENSORS, CONFIG, MANIFEST = "tensors.safetensors", "config.json", "manifest.json"
 
 
@@ -56,18 +60,26 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def writing(path: StrPath, *, folders: bool = False) -> Iterator[IO[bytes]]:
-    """A stream whose bytes become the file ``path`` at the end of the block: whole and on the disk, or not at all.
+def writing(path: StrPath, *, folders: bool = False, through_links: bool = True) -> Iterator[IO[bytes]]:
+    """Open a stream whose bytes become the file ``path`` at the end of the block: whole and on the disk, or not at all.
 
     They are written under a temporary name in the same folder, flushed to the disk and renamed. After an error or
-    Ctrl-C the temporary file is removed; that of a killed process is removed at the next write. ``folders``: create
-    missing parent folders, which are removed if the file cannot be written.
+    Ctrl-C the temporary file is removed; that of a killed process is removed at the next write.
+
+    Args:
+        path: the file.
+        folders: create missing parent folders, which are removed if the file cannot be written.
+        through_links: write to the target of a symbolic link; False: replace the link by the file, since the folder
+            may have been prepared by somebody else.
     """
     real = Path(os.path.realpath(path))
+    is_replaced_link = not through_links and Path(path).is_symlink()
+    if is_replaced_link:
+        real = Path(os.path.realpath(Path(path).parent), Path(path).name)
     new = [folder for folder in real.parents if folders and not folder.exists()]
     if not (folders or real.parent.is_dir()):
         raise FileError(f"cannot write {path}: the folder {real.parent} does not exist; create it first")
-    if real.exists() and not real.is_file():  # which a rename would replace, /dev/null too
+    if real.exists() and not real.is_file() and not is_replaced_link:  # which a rename would replace, /dev/null too
         raise FileError(f"cannot write {path}: it is a folder, a pipe or a device; choose another place")
     temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}.part")
     try:
@@ -106,9 +118,15 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def write_text(path: StrPath, text: str) -> None:
-    """Write UTF-8 text atomically, with its parent folders."""
-    with writing(path, folders=True) as stream:
+def write_text(path: StrPath, text: str, *, through_links: bool = True) -> None:
+    """Write UTF-8 text atomically, with its parent folders.
+
+    Args:
+        path: the file.
+        text: its content.
+        through_links: write to the target of a symbolic link; False: replace the link by the file.
+    """
+    with writing(path, folders=True, through_links=through_links) as stream:
         stream.write(text.encode())
 
 
@@ -137,7 +155,8 @@ def locked(path: Path) -> Iterator[bool]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = open(path, "ab")  # noqa: SIM115
+        flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
+        stream = os.fdopen(os.open(path, flags, 0o666), "ab")
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     with stream:
@@ -195,6 +214,9 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
         raise
     except Exception as error:  # whole, but not ours
         raise FileError(f"{path} is a foreign file: {type(error).__name__}: {error}") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise FileError(f"{path} has {tensor.dtype} in {name!r}, which bayou does not write; use a backup")
     if kind is not None and config.get("kind") != kind:
         raise FileError(f"{path} holds a {config.get('kind')!r}, expected a {kind!r}")
     return tensors, config

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -762,3 +763,21 @@ def test_pipes_and_devices_are_refused_unopened(ending: str, tmp_path: Path) -> 
     for name in ("pipe", "device"):
         with pytest.raises(DataError, match="a pipe or device, not a file"):
             load(tmp_path / f"{name}.{ending}", target="y")
+
+
+def test_a_cell_of_megabytes_is_shortened_in_notes_and_messages(tmp_path: Path) -> None:
+    long = "x" * 2_000_000
+    lines = [f"{n},{'ab'[n % 2]},{n % 5}" for n in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["number,letter,y", *lines]) + "\n")
+    data = load(str(tmp_path / "a.csv"), target="y", task="regression")
+    columns = {"number": ["1", long, *map(str, range(50))], "letter": [long, *"b" * 51]}
+    tracemalloc.start()
+    rows = data.preprocessor.rows(columns)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum("... (2,000,000 characters)" in note for note in rows.notes) == 2
+    assert max(map(len, rows.notes)) < 400
+    assert peak < 50_000_000  # an array of strings of that length would have 400 MB
+    with pytest.raises(DataError, match="2,000,000 characters") as error:
+        data.preprocessor.rows(columns | {"y": [long] * 52}, need_target=True)
+    assert len(str(error.value)) < 400

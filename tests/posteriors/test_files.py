@@ -407,6 +407,75 @@ def test_tensors_that_are_no_finite_numbers_with_fractions_are_refused(change, w
                     bayou.load(tmp_path / "odd", dropping())
 
 
+def test_float8_is_refused_at_loading(sealed, tmp_path):
+    for tensors, config in sealed.values():
+        name, value = next((n, v) for n, v in tensors.items() if v.is_floating_point() and v.ndim)
+        write_file(tmp_path / "odd", tensors | {name: value.to(torch.float8_e4m3fn)}, config)
+        with pytest.raises(bayou.posteriors.FileError, match="odd has torch.float8_e4m3fn in .* does not write"):
+            bayou.load(tmp_path / "odd", dropping())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_mixed_dtypes_are_refused_at_loading(dtype, sealed, tmp_path):
+    names = {"guided": "guides.1.center", "empirical": "stack.0.bias", "gaussian": "mean.0.bias",
+             "masked": "weights.0.bias"}  # fmt: skip
+    for kind, name in names.items():
+        tensors, config = sealed[kind]
+        write_file(tmp_path / "odd", tensors | {name: tensors[name].to(dtype)}, config)
+        with pytest.raises(bayou.posteriors.FileError, match="odd has torch.float.* and torch.float.* in '"):
+            bayou.load(tmp_path / "odd", dropping())
+
+
+def test_a_buffer_in_another_dtype_is_refused_at_loading(tmp_path):
+    def norm():
+        return nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    torch.manual_seed(0)
+    one = bayou.fit(norm(), (X, Y), method=bayou.MAP(steps=2), likelihood=bayou.Gaussian(0.2), progress=False)
+    one.save(tmp_path / "a")
+    tensors, config = read_file(tmp_path / "a")
+    name = "net.1.running_mean"
+    write_file(tmp_path / "odd", tensors | {name: tensors[name].half()}, config)
+    with pytest.raises(bayou.posteriors.FileError, match="odd has torch.float16 in '1.running_mean'"):
+        bayou.load(tmp_path / "odd", norm())
+
+
+def test_an_axis_too_many_is_refused_at_loading(sealed, tmp_path):
+    names = {"empirical": "stack.0.weight", "gaussian": "mean.0.weight", "masked": "weights.0.weight"}
+    for kind, name in names.items():
+        tensors, config = sealed[kind]
+        write_file(tmp_path / "odd", tensors | {name: tensors[name].unsqueeze(0)}, config)
+        with pytest.raises(bayou.posteriors.FileError):
+            bayou.load(tmp_path / "odd", dropping())
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        (bayou.MAP(steps=4, checkpoint_every=2), lambda value: value.long()),
+        (bayou.MAP(steps=4, checkpoint_every=2), lambda value: value.unsqueeze(0)),
+        (bayou.HMC(draws=3, warmup=2), lambda value: value.long()),
+    ],
+)
+def test_odd_tensors_of_a_checkpoint_are_a_sentence(method, change, tmp_path):
+    def run():
+        torch.manual_seed(0)
+        setting = {"likelihood": bayou.Gaussian(0.2), "checkpoint": tmp_path / "c", "progress": False}
+        bayou.fit(net(), (X, Y), method=method, **setting)
+
+    run()
+    tensors, config = read_file(tmp_path / "c")
+    axes = 2 if isinstance(method, bayou.HMC) else 1
+    names = [name for name, value in tensors.items() if value.is_floating_point() and value.ndim >= axes]
+    assert len(names) >= 2
+    for name in names:
+        if change(tensors[name]).is_floating_point() and name.startswith("optimizer."):
+            continue  # torch broadcasts nothing there: it is replaced by the next step
+        write_file(tmp_path / "c", tensors | {name: change(tensors[name])}, config)
+        with pytest.raises(bayou.posteriors.FileError, match=f"the checkpoint .*c has .* in .*, expected.*delete it"):
+            run()
+
+
 @pytest.mark.parametrize("kind", [[], {}, None, 3, "guide"])
 def test_a_kind_that_is_none_is_named(kind, sealed, tmp_path):
     write_file(tmp_path / "odd", *(sealed["guided"][0], sealed["guided"][1] | {"kind": kind}))

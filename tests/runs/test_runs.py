@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -14,10 +15,13 @@ import torch
 
 import bayou
 from bayou import files
+from bayou.data import reading
 from bayou.inference import probe
 from bayou.posteriors import Posterior
+from bayou.runs import use
 from bayou.runs.config import Config
 from bayou.runs.folder import Interrupted, Job, Run, RunError
+from bayou.runs.writing import write_json
 from bayou.select import named
 from bayou.select.settings import ConfigError
 
@@ -257,3 +261,69 @@ def test_a_posterior_of_a_run_is_a_plain_posterior(digits: Run) -> None:
     p = posterior.predict(data.test[0][:5], samples=4, seed=0)
     assert isinstance(p, bayou.Predictive)
     torch.testing.assert_close(preprocessor.original(torch.zeros(1)), torch.zeros(1))
+
+
+def small_table(folder: Path) -> Path:
+    lines = [f"{n % 7},{n % 3}" for n in range(40)]
+    (folder / "table.csv").write_text("\n".join(["x,y", *lines]) + "\n")
+    return folder / "table.csv"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
+def test_files_of_a_run_are_not_written_through_symbolic_links(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    config = Config(str(small_table(tmp_path)), ("map",), target="y", **QUICK)  # type: ignore[arg-type]
+    Run.create(folder, config).work()
+    names = ("report.html", "metrics.json", "config.json", "data.json")
+    for name in names:
+        (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(tmp_path / name)
+    (tmp_path / "report.html").write_text("of the user")
+    inodes = {name: (tmp_path / name).stat().st_ino for name in names}
+    use.report([folder])
+    assert not (folder / "report.html").is_symlink()
+    (folder / "report.html").unlink()
+    (folder / "report.html").symlink_to(tmp_path / "report.html")
+    Run.open(folder).work()
+    assert {name: (tmp_path / name).stat().st_ino for name in names} == inodes
+    assert (tmp_path / "report.html").read_text() == "of the user"
+    assert not any((folder / name).is_symlink() for name in names)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
+@pytest.mark.parametrize("name", ["map-0", "map-0/posterior.bayou", "map-0/checkpoint"])
+def test_a_fit_does_not_write_through_symbolic_links(name: str, tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    folder = tmp_path / "run"
+    config = Config(str(small_table(tmp_path)), ("map",), target="y", **QUICK)  # type: ignore[arg-type]
+    run = Run.create(folder, config)
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(tmp_path / "target")
+    with pytest.raises(RunError, match=f"{name} is a symbolic link to .*target; a fit would write through it"):
+        run.work()
+    assert not list((tmp_path / "target").iterdir())
+
+
+def test_texts_that_spreadsheets_run_are_escaped_in_predictions(tmp_path: Path) -> None:
+    classes = ("=1+1", "-dash", "plain")
+    lines = [f"@row{n},{n % 3},{classes[n % 3]}" for n in range(60)]
+    (tmp_path / "table.csv").write_text("\n".join(["+name,x,y", *lines]) + "\n")
+    config = Config(str(tmp_path / "table.csv"), ("map",), target="y", id="+name", **QUICK)  # type: ignore[arg-type]
+    Run.create(tmp_path / "run", config).work()
+    (tmp_path / "new.csv").write_text('+name,x\n=cmd(),0\n-5,1\n+4.5e3,2\n"\ttab",0\nsafe,1\n')
+    use.predict(tmp_path / "run", tmp_path / "new.csv", tmp_path / "out.csv")
+    with open(tmp_path / "out.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["'+name"] for row in rows] == ["'=cmd()", "-5", "+4.5e3", "'\ttab", "safe"]
+    escaped = {"'=1+1", "'-dash", "plain"}
+    assert {row["class"] for row in rows} <= escaped
+    assert all(float(row["p(=1+1)"]) >= 0 for row in rows)
+    assert reading.read_file(tmp_path / "out.csv").columns["'+name"].levels == [row["'+name"].strip() for row in rows]
+
+
+@pytest.mark.parametrize("name", ["seeds", "splits"])
+def test_a_config_of_a_billion_jobs_is_refused(name: str, digits: Run, tmp_path: Path) -> None:
+    values = digits.config.to_json() | {name: 10**9}
+    write_json(tmp_path / "config.json", values)
+    with pytest.raises(ConfigError, match=f"{name} must be from 1 to 1,000, got 1000000000"):
+        Run.open(tmp_path)

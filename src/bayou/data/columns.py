@@ -18,6 +18,8 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "#n/a", "<na>", "nat"}
 MISSING_NUMBER = MISSING | {"none", "-", "--", ".", "missing", "inf", "-inf", "+inf"}
 MISSING_LEVEL = "(missing)"
 EXACT = 2**53
+MAX_QUOTED = 80  # characters of a cell in a message
+MAX_NUMBER = 400  # characters of a plain number; longer cells are text, and an array of them could fill the memory
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 _DRESS = re.compile(r"^[$€£¥]\s*|\s*[%€]$")
@@ -25,6 +27,17 @@ _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?.{0,6})?"
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
+
+
+def quote(text: str) -> str:
+    """Quote a cell or a name for a message, shortened to ``MAX_QUOTED`` characters.
+
+    Args:
+        text: of any length.
+    """
+    if len(text) <= MAX_QUOTED:
+        return repr(text)
+    return f"{text[:MAX_QUOTED]!r}... ({len(text):,} characters)"
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
@@ -104,6 +117,8 @@ class Column:
         """Numbers, nan where there is none, and which cells are neither a number nor blank."""
         cells = self.cells
         try:
+            if isinstance(cells, list) and max(map(len, cells), default=0) > MAX_NUMBER:
+                raise ValueError("not a column of plain numbers")
             values = np.asarray(cells, dtype=None if isinstance(cells, np.ndarray) else np.str_).astype(np.float64)
             bad = np.zeros(len(cells), bool)  # fast path: every cell is a plain number
         except ValueError:

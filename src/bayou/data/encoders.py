@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from bayou.data.columns import MISSING_LEVEL, Column
+from bayou.data.columns import MISSING_LEVEL, Column, quote
 from bayou.specs import Checked
 
 MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
@@ -85,7 +85,7 @@ def not_numbers(name: str, column: Column) -> str:
     """A note about cells that are not numbers."""
     row = int(column.bad.argmax())
     return (
-        f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: {column.text(row)!r}); they "
+        f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: {quote(column.text(row))}); they "
         "count as missing."
     )
 
@@ -120,7 +120,7 @@ class Category(Checked):
         places = np.array([index.get(level, -1) for level in found])
         unknown = sorted({level for level, place in zip(found, places.tolist(), strict=True) if place < 0})
         if unknown:
-            shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+            shown = ", ".join(map(quote, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
             notes.append(
                 f"Column {self.name!r}: {int((places < 0).sum())} cells have categories that are not in the training "
                 f"data ({shown}); they are encoded as none of the known ones."

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
-from bayou.data.columns import EXACT, Column, label
+from bayou.data.columns import EXACT, Column, label, quote
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number
 from bayou.data.reading import Table, listed
@@ -100,7 +100,7 @@ class Preprocessor(Checked, ABC):
         if self.task == "regression":
             if column.bad.any():
                 row = int(column.bad.argmax())
-                raise DataError(f"the target of row {row + 1} is {column.text(row)!r}, which is not a number")
+                raise DataError(f"the target of row {row + 1} is {quote(column.text(row))}, which is not a number")
             scaled = (column.values - self.y_mean) / self.y_scale
             return scaled.astype(np.float32)[:, None], ~column.missing
         index = {name: i for i, name in enumerate(self.class_names)}
@@ -111,7 +111,7 @@ class Preprocessor(Checked, ABC):
             found = [label(v) if name not in index and abs(v) < EXACT else name for name, v in pairs]
         unknown = sorted({column.text(i) for i, name in enumerate(found) if present[i] and name not in index})
         if unknown:
-            raise DataError(f"{unknown[0]!r} is not one of the classes {', '.join(map(repr, self.class_names))}")
+            raise DataError(f"{quote(unknown[0])} is not one of the classes {', '.join(map(quote, self.class_names))}")
         return np.array([index.get(name, -1) for name in found], np.int64), present
 
 

@@ -21,7 +21,7 @@ from typing import Any, final
 import numpy as np
 
 from bayou.data.catalogue import TABLE_SUFFIXES, DataError
-from bayou.data.columns import Column, exact, has_decimal_commas, number
+from bayou.data.columns import Column, exact, has_decimal_commas, number, quote
 
 INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
@@ -47,7 +47,7 @@ class Table:
 
 def listed(names: Iterable[str]) -> str:
     """The first 40 names, quoted and separated by commas."""
-    first = [repr(name) for name in itertools.islice(names, 41)]
+    first = [quote(name) for name in itertools.islice(names, 41)]
     return ", ".join([*first[:40], *["..."] * (len(first) > 40)])
 
 

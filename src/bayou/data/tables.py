@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
-from bayou.data.columns import EXACT, MISSING_LEVEL, Column, label
+from bayou.data.columns import EXACT, MISSING_LEVEL, Column, label, quote
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number, mean_and_std, not_numbers
 from bayou.data.preprocess import ImagePreprocessor, TablePreprocessor
@@ -166,7 +166,7 @@ def _fit_category(name: str, column: Column, rows: Index, notes: list[str]) -> C
     seen = sorted({column.levels[i] for i in rows.tolist()})
     if len(seen) > MAX_LEVELS or len(seen) > max(20, len(rows) // 2):
         notes.append(
-            f"Column {name!r} has {len(seen)} different values in {len(rows)} rows (such as {seen[-1]!r}): an "
+            f"Column {name!r} has {len(seen)} different values in {len(rows)} rows (such as {quote(seen[-1])}): an "
             "identifier or free text, dropped. To use it, convert it to numbers or a few groups."
         )
         return None
@@ -230,7 +230,7 @@ def _decide_task(goal: Column, name: str, task: Task | None, notes: list[str]) -
     row = int(lost.argmax())
     if task == "regression" and lost.any():
         raise DataError(
-            f"the target {name!r} is {goal.text(row)!r} in row {row + 1}, which is not a number; --task classification?"
+            f"the target {name!r} is {quote(goal.text(row))} in row {row + 1}, which is not a number; --task classification?"
         )
     if task is not None:
         return task
@@ -238,7 +238,7 @@ def _decide_task(goal: Column, name: str, task: Task | None, notes: list[str]) -
     if lost.any():
         if lost.mean() < 0.1 and distinct > 20:
             raise DataError(
-                f"the target {name!r} is numeric, but row {row + 1} has {goal.text(row)!r} ({int(lost.sum())} "
+                f"the target {name!r} is numeric, but row {row + 1} has {quote(goal.text(row))} ({int(lost.sum())} "
                 "such rows); correct these cells, or leave them blank"
             )
         return "classification"
@@ -261,16 +261,16 @@ def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
         found, counts = np.unique(np.array(goal.levels), return_counts=True)
         names = [str(level) for level in found.tolist()]
     if len(names) < 2:
-        raise DataError(f"the target {name!r} has only one class, {names[0]!r}; a classifier needs two or more")
+        raise DataError(f"the target {name!r} has only one class, {quote(names[0])}; a classifier needs two or more")
     if len(names) > MAX_CLASSES or len(names) > max(5, len(goal) / 2):
         raise DataError(
             f"the target {name!r} has {len(names)} different values in {len(goal)} rows, too many for classes "
-            f"(such as {names[-1]!r}); is it the right column, or one for --task regression?"
+            f"(such as {quote(names[-1])}); is it the right column, or one for --task regression?"
         )
     if counts.max() > 20 * counts.min():
         rare, often = names[int(counts.argmin())], names[int(counts.argmax())]
         notes.append(
-            f"The classes are imbalanced: {int(counts.max())} rows of {often!r}, {int(counts.min())} of {rare!r}; "
+            f"The classes are imbalanced: {int(counts.max())} rows of {quote(often)}, {int(counts.min())} of {quote(rare)}; "
             "accuracy can be misleading."
         )
     return tuple(names)

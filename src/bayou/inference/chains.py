@@ -19,7 +19,7 @@ from bayou.inference.probe import Probe
 from bayou.kernels import Joint
 from bayou.posteriors.empirical import Empirical
 from bayou.progress import Progress, Show
-from bayou.training.checkpoints import Checkpoint
+from bayou.training.checkpoints import Checkpoint, check_fractions
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
@@ -227,6 +227,8 @@ class Run:
             return
         tensors, config = found
         tensors = {name: value.to(self.device) for name, value in tensors.items()}
+        vectors = {name: value for name, value in tensors.items() if value.ndim > 1}  # others may count something
+        check_fractions(self.file.path, vectors)
         with making("run like this one", self.file.path):
             self.sampling.load(join(tensors, config["sampling"]))
             self.step, self.history = config["step"], config["history"]

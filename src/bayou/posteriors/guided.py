@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.files import no_grad_state
+from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
@@ -166,6 +166,11 @@ class Guided(Posterior):
             own = (value.dtype for value in under(f"{number}.", state).values() if value.is_floating_point())
             guide.to(next(own, None))
         load_state(bayesian.guides, state, path, "network and these rules")
+        for number, guide in enumerate(bayesian.guides):
+            dtypes = {value.dtype for value in guide.parameters()}
+            if len(dtypes) > 1:
+                words = " and ".join(sorted(map(str, dtypes)))
+                raise FileError(f"{path} has {words} in 'guides.{number}', expected one dtype; fit again")
         bayesian.local_names = frozenset(config["local"])
         bayesian.position_names = frozenset(config.get("positions", ()))
         return cls(target, bayesian.eval(), config["history"])

@@ -104,14 +104,38 @@ def check_made(posterior: Posterior, tensors: dict[str, Tensor], config: dict[st
     """A FileError unless a draw has every parameter in its shape, and the file has the dtypes of the posterior."""
     path, draw, made = config["path"], posterior.sample(1, seed=0), posterior.state()[0]
     for name in config.get("free", ()):
-        got, shape = list(draw[name].shape[1:]) if name in draw else "missing", config["shapes"].get(name)
+        got = list(draw[name].shape) if name in draw else "missing"
+        shape = [1, *config["shapes"].get(name, [])]
         if got != shape:
-            raise FileError(f"{path} does not fit its own network: {name!r} is {got}, expected {shape}")
-    own = [*net.named_parameters(), *net.named_buffers()]
-    like = made | {f"{part}.{name}": value for part in ("mean", "stack", "weights") for name, value in own}
+            raise FileError(f"{path} does not fit its own network: a draw of {name!r} is {got}, expected {shape}")
+    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    noise = posterior.target.likelihood.state_dict(prefix="likelihood.")
+    parts = ("mean", "stack", "weights", "covariance")
+    like = made | {f"{part}.{name}": value for part in parts for name, value in (own | noise).items()}
     for name, value in tensors.items():
         if name in like and value.is_floating_point() != like[name].is_floating_point():
             raise FileError(f"{path} has {value.dtype} in {name!r}, expected {like[name].dtype}; fit again")
+        part, _, inner = name.partition(".")
+        axes = value.ndim - (part == "stack")  # a stack has one for its points
+        if part in parts and name in like and axes != like[name].ndim:
+            raise FileError(
+                f"{path} has {list(value.shape)} in {name!r}, one axis too many or too few for {inner!r} of shape "
+                f"{list(like[name].shape)}; fit again"
+            )
+    buffers = under("net.", tensors)
+    _check_dtypes(path, {name: value.dtype for name, value in (draw | buffers).items() if name in own}, own)
+
+
+def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], own: Params) -> None:
+    """Raise a FileError unless tensors that have one dtype in the network have one in the file, maybe another."""
+    first: dict[torch.dtype, str] = {}
+    for name, dtype in dtypes.items():
+        other = first.setdefault(own[name].dtype, name)
+        if dtype != dtypes[other]:
+            raise FileError(
+                f"{path} has {dtype} in {name!r} and {dtypes[other]} in {other!r}, which are both {own[name].dtype} in "
+                "this network; build the network with the dtypes it was fitted with, or fit again"
+            )
 
 
 def restore_target(

@@ -18,6 +18,8 @@ from bayou.select.settings import ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must,
 FORMAT = 1
 DIGEST = "digest"  # the key of a saved file's own SHA-256; optional in a config written by hand
 DATA, MODEL = "Data", "Model"  # sections of --help, beside those of ``Training``
+MAX_SEEDS = 1000  # and splits: a run lists every job
+UP_TO_MAX: Must = (f"from 1 to {MAX_SEEDS:,}", lambda value: 1 <= value <= MAX_SEEDS)
 PRIOR: Must = ("a positive number", lambda value: value == "fan_in" or 0 < value < float("inf"))
 
 
@@ -42,9 +44,9 @@ class Config(Training):
     split: int = setting(0, DATA, "number of the published or generated split")
     ood: str | None = setting(None, DATA, "another source of out-of-distribution data, or none")
     seed: int = setting(0, RUN, "the first seed")
-    seeds: int = setting(1, RUN, "number of seeds; with several the report has standard errors", ONE_OR_MORE)
+    seeds: int = setting(1, RUN, "number of seeds; with several the report has standard errors", UP_TO_MAX)
     splits: int = setting(1, RUN, "number of splits of the data, from --split on; with several the report has means "
-                          "and standard errors over them", ONE_OR_MORE)
+                          "and standard errors over them", UP_TO_MAX)
     net: str | None = setting(None, MODEL, "network, see `bayou list nets`; by default chosen by the data")
     prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in", PRIOR)
     gain: float | None = setting(None, MODEL, "gain of the fan_in prior; by default by held-out rows", POSITIVE)

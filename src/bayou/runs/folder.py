@@ -10,6 +10,7 @@ RUN/metrics.json, RUN/report.html  all results, updated after every method
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -216,6 +217,8 @@ class Run:
                     tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
             order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
             place, left = self.folder.resolve(), [job for job in order if self._finished(job) is None]
+            for job in left:
+                _refuse_links(self.place(job))
             sent = {} if executor is None else {job: send(executor, fit_in_worker, place, job, net) for job in left}
             try:
                 for job in order:  # MAP first, which the others are compared with
@@ -354,7 +357,7 @@ class Run:
         names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
         write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
         if results:
-            write_text(self.folder / "report.html", self.report().html())
+            write_text(self.folder / "report.html", self.report().html(), through_links=False)
         return results
 
     def report(self) -> Report:
@@ -416,6 +419,16 @@ def fit_in_worker(folder: Path, job: Job, net: str) -> None:
     run = Run.open(folder)
     data = run.load_data(job.split)
     run._fit(job, data, run.baselines(data), net, lambda *told: None, False)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise a RunError if a folder, or something in it, is a symbolic link, through which a fit would write."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            raise RunError(
+                f"{path} is a symbolic link to {os.readlink(path)}; a fit would write through it: remove the link, or "
+                "choose another --out"
+            )
 
 
 def _test_targets(data: DataSet) -> list[float]:

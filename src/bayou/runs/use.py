@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bayou.report.page import Report
 
 ROWS = 2048  # predicted at a time
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def predict(
@@ -45,7 +46,8 @@ def predict(
     Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers: row, mean, std,
     epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information. Both have
     the id of a row, if the run has an id column, and for a table its ``distance`` beyond the range of the training
-    data, in standard deviations (``bayou.data.preprocess.Rows``).
+    data, in standard deviations (``bayou.data.preprocess.Rows``). A text that a spreadsheet would run as a formula,
+    since it begins with =, +, -, @, a tab or a carriage return, has a quote before it.
     ``samples`` networks are averaged: by default as in the run, and at most as many as there are.
     ``conformal``: a file of rows with their target that were not used in training; it adds conformal_lower and
     conformal_upper, or conformal_set (classes separated by |), which contain y for a fraction ``level`` of all rows,
@@ -88,10 +90,26 @@ def predict(
             )
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(before | columns)
-    writer.writerows(zip(*(before | columns).values(), strict=True))
+    cells = before | columns
+    writer.writerow(map(escape_formula, cells))
+    writer.writerows(map(escape_formula, row) for row in zip(*cells.values(), strict=True))
     write_text(path, stream.getvalue())
     return notes
+
+
+def escape_formula(cell: str) -> str:
+    """Put a quote before a text that a spreadsheet would run as a formula; numbers stay as they are.
+
+    Args:
+        cell: the text of a cell.
+    """
+    if not cell.startswith(FORMULA_STARTS):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def count(posterior: Posterior, samples: int | None, run: Run) -> int:
@@ -218,7 +236,7 @@ def report(folders: Sequence[StrPath], out: StrPath | None = None, *, force: boo
         commands = [*(own.config["command"] for own in pages.values()), f"bayou report {shlex.join(pages)}"]
         shown = {"runs": len(pages), "notes": [], "failures": {}, "command": "\n".join(commands)}
         page = Report(results, page.config | shown | {"reference": results[0]["label"]})
-    write_text(path, page.html())
+    write_text(path, page.html(), through_links=out is not None)
     return path, page.verdict
 
 

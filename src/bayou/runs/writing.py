@@ -16,10 +16,13 @@ class RunError(ValueError):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain values atomically, objects with their digest; numbers that are not finite become null."""
+    """Write plain values atomically, objects with their digest; numbers that are not finite become null.
+
+    A symbolic link at ``path`` is replaced, and its target left as it is.
+    """
     plain = json.loads(json.dumps(value), parse_constant=lambda name: None)
     plain = plain | {DIGEST: _digest(plain)} if isinstance(plain, dict) else plain
-    write_text(path, json.dumps(plain, indent=1) + "\n")
+    write_text(path, json.dumps(plain, indent=1) + "\n", through_links=False)
 
 
 def read_json(path: Path, **expected: type) -> Any:

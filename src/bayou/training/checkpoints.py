@@ -38,6 +38,38 @@ def fingerprint(config: Any) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def check_tensors(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Raise a FileError unless the tensors of a checkpoint have the dtypes and axes of those of this run.
+
+    Args:
+        path: the checkpoint.
+        tensors: its tensors.
+        expected: tensors of this run under the same names, with any values.
+    """
+    for name, like in expected.items():
+        value = tensors.get(name, like)
+        if value.dtype != like.dtype or value.ndim != like.ndim:
+            raise FileError(
+                f"the checkpoint {path} has {value.dtype} of {value.ndim} axes in {name!r}, expected {like.dtype} of "
+                f"{like.ndim}; delete it, or use a backup"
+            )
+
+
+def check_fractions(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Raise a FileError for tensors of a checkpoint that are not floating-point.
+
+    Args:
+        path: the checkpoint.
+        tensors: those of its tensors that must be floating-point.
+    """
+    for name, value in tensors.items():
+        if not value.is_floating_point():
+            raise FileError(
+                f"the checkpoint {path} has {value.dtype} in {name!r}, expected numbers with fractions; delete it, or "
+                "use a backup"
+            )
+
+
 class Checkpoint:
     """The checkpoint file of one run. ``identity``: part → plain values that identify the run."""
 
@@ -86,6 +118,11 @@ class Checkpoint:
         tensors, config = found
         module_state = {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
         best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
+        now = no_grad_state(module)
+        check_tensors(self.path, module_state, now)
+        check_tensors(self.path, best, now)
+        averages = {n: value for n, value in tensors.items() if n.startswith("optimizer.") and value.ndim}
+        check_fractions(self.path, averages)
         with making("run like this one", self.path):
             module.load_state_dict(module_state)
             optimizer.load_state_dict(join(tensors, config["optimizer"]))
