@@ -472,7 +472,7 @@ def test_odd_tensors_of_a_checkpoint_are_a_sentence(method, change, tmp_path):
         if change(tensors[name]).is_floating_point() and name.startswith("optimizer."):
             continue  # torch broadcasts nothing there: it is replaced by the next step
         write_file(tmp_path / "c", tensors | {name: change(tensors[name])}, config)
-        with pytest.raises(bayou.posteriors.FileError, match=f"the checkpoint .*c has .* in .*, expected.*delete it"):
+        with pytest.raises(bayou.posteriors.FileError, match="the checkpoint .*c has .* in .*, expected.*delete it"):
             run()
 
 

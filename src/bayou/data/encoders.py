@@ -85,8 +85,8 @@ def not_numbers(name: str, column: Column) -> str:
     """A note about cells that are not numbers."""
     row = int(column.bad.argmax())
     return (
-        f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: {quote(column.text(row))}); they "
-        "count as missing."
+        f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: "
+        f"{quote(column.text(row))}); they count as missing."
     )
 
 

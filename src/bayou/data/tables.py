@@ -230,7 +230,8 @@ def _decide_task(goal: Column, name: str, task: Task | None, notes: list[str]) -
     row = int(lost.argmax())
     if task == "regression" and lost.any():
         raise DataError(
-            f"the target {name!r} is {quote(goal.text(row))} in row {row + 1}, which is not a number; --task classification?"
+            f"the target {name!r} is {quote(goal.text(row))} in row {row + 1}, which is not a number; "
+            "--task classification?"
         )
     if task is not None:
         return task
@@ -270,8 +271,8 @@ def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
     if counts.max() > 20 * counts.min():
         rare, often = names[int(counts.argmin())], names[int(counts.argmax())]
         notes.append(
-            f"The classes are imbalanced: {int(counts.max())} rows of {quote(often)}, {int(counts.min())} of {quote(rare)}; "
-            "accuracy can be misleading."
+            f"The classes are imbalanced: {int(counts.max())} rows of {quote(often)}, {int(counts.min())} of "
+            f"{quote(rare)}; accuracy can be misleading."
         )
     return tuple(names)
 
