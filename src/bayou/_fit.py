@@ -151,7 +151,7 @@ def _fit_by_all_ranks(
     progress: Show,
 ) -> Posterior:
     """Fit in this process, or in all processes of torchrun together, and check that their results agree."""
-    with sharing() as ranks:
+    with sharing(checkpoint=checkpoint) as ranks:
         if ranks.size == 1:
             return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         check_same(ranks, method, target, rows, seed)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from torch.distributed.tensor import distribute_module
 
 import bayou
 from bayou.files import read_file
-from bayou.training.ranks import Ranks
+from bayou.training import ranks as sharing
+from bayou.training.ranks import LostRankError, Ranks
 
 SCRIPT = Path(__file__).with_name("processes.py")
 script = runpy.run_path(str(SCRIPT))
@@ -205,6 +207,90 @@ def test_a_sharded_network_gets_a_sentence(one_process):
             call()
 
 
+@pytest.fixture
+def three(monkeypatch):
+    """This process as rank 0 of three on this machine, of which rank 1 has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    monkeypatch.setattr(sharing, "_PROCESSES", {0: (here, 0), 1: (here, ended.pid), 2: (here, os.getpid())})
+    monkeypatch.setattr(sharing, "_STORES", [dist.HashStore()])
+
+    def fail(*args):
+        raise RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
+
+    monkeypatch.setattr(dist, "all_reduce", fail)
+    return ended
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
+def test_the_error_names_the_rank_that_ended_and_the_checkpoint(three, tmp_path):
+    file = tmp_path / "fit.run"
+    words = "rank 1 of the 3 processes has ended, so that their fit cannot continue"
+    with pytest.raises(LostRankError, match=f"^{words}; with bayou.fit") as error:
+        Ranks(0, 3).mean([torch.ones(1)], 1.0)
+    assert error.value.__suppress_context__  # one sentence, without that of the backend
+    with pytest.raises(LostRankError, match=f"^{words}; the checkpoint .*fit.run was not written yet"):
+        Ranks(0, 3, checkpoint=file).mean([torch.ones(1)], 1.0)
+    file.touch()
+    with pytest.raises(LostRankError, match=f"^{words}; start all of them again to continue from .*fit.run$"):
+        Ranks(2, 3, checkpoint=file).differing({"data": "0a"}, torch.device("cpu"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
+def test_an_error_without_a_lost_rank_stays_as_it_is(three, monkeypatch):
+    monkeypatch.setattr(sharing, "LOST_SECONDS", 0.1)
+    monkeypatch.setitem(sharing._PROCESSES, 1, (socket.gethostname(), os.getpid()))
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        Ranks(0, 3).mean([torch.ones(1)], 1.0)
+    monkeypatch.setitem(sharing._PROCESSES, 1, ("elsewhere", 1))
+    with pytest.raises(LostRankError, match="rank 1 of the 3 processes has ended"):
+        Ranks(0, 3).mean([torch.ones(1)], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "work"),
+    [
+        ("laplace", "the search of noise and prior of a method by name"),
+        (bayou.MCLMC(draws=2, warmup=2, steps=2, chains=1), "the chains of MCLMC"),
+        (bayou.HMC(draws=2, warmup=2, leapfrogs=2, chains=1), "the chains of HMC"),
+        (bayou.Laplace(start=bayou.MAP(steps=2)), "the curvature of Laplace"),
+        (bayou.MAP(steps=2), None),
+        (bayou.SGLD(steps=4, lr=1e-4, draws=1, chains=1), None),
+    ],
+)
+def test_work_that_is_not_shared_is_said_before_it_begins(method, work, monkeypatch):
+    first = Ranks(0, 2)
+    monkeypatch.setattr(first, "rows", lambda batch: (batch, 1.0))
+    monkeypatch.setattr(first, "mean", lambda tensors, share: list(tensors))
+    monkeypatch.setattr(first, "any", lambda flag: flag)
+    x, y, _ = data()
+    chosen = bayou.select.by_name(method) if isinstance(method, str) else method
+    target = bayou.target.Target.build(mlp(), bayou.Gaussian(0.3, learn=True), None, len(y))
+    token = sharing._RANKS.set(first)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*do not share", bayou.BayouWarning)
+            if work is None:
+                chosen.fit(target, (x, y), progress=False)
+                return
+            words = f"the 2 processes of torchrun do not share {work}: each computes all of it"
+            with pytest.raises(bayou.BayouWarning, match=words):
+                chosen.fit(target, (x, y), progress=False)
+    finally:
+        sharing._RANKS.reset(token)
+
+
+def test_work_that_is_not_shared_is_said_once_and_by_the_first_process():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for ranks_of_a_fit in (Ranks(), Ranks(1, 2), Ranks(0, 2)):
+            ranks_of_a_fit.note_unshared("the chains")
+            ranks_of_a_fit.note_unshared("the curvature")
+    (only,) = caught
+    assert "do not share the chains" in str(only.message)
+
+
 # --- slow ------------------------------------------------------------------------------------------------------------
 
 
@@ -227,3 +313,27 @@ def test_torchrun_restarts_a_killed_process_and_the_run_ends_where_it_would_have
     assert read_file(tmp_path / "vi.run")[1]["state"]["step"] == 12
     for rank in range(size):
         close(torch.load(tmp_path / f"{rank}.pt"), tensors(run("vi")))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
+def test_the_other_processes_end_with_a_sentence_if_one_is_killed(tmp_path):
+    shared = environment() | {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "--die", "8"]
+    processes = [
+        subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[1].returncode < 0
+    for rank in (0, 2):
+        assert processes[rank].returncode == 1
+        words = "LostRankError: rank 1 of the 3 processes has ended, so that their fit cannot continue; start all of"
+        assert errors[rank].count("Traceback") == 1, errors[rank]
+        last = errors[rank].strip().splitlines()[-1]
+        assert words in last
+        assert last.endswith(f"continue from the checkpoint {tmp_path / 'vi.run'}")

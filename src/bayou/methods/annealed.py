@@ -32,6 +32,7 @@ from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
+from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
 MASS = 1000  # draws of q for its standard deviations, where they have no closed form
@@ -93,6 +94,7 @@ class Annealed(Method):
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
         """The final states of all chains. ``checkpoint``.start is the file of the run that finds q."""
+        current().note_unshared("the chains of Annealed")
         seed, batches = as_int_seed(seed), as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         if not target.free:

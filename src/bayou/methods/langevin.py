@@ -62,6 +62,8 @@ class GradientSampler(Sampler):
         compile: use torch.compile for the gradient. On a GPU it is one CUDA graph in any case.
     """
 
+    shares_rows: ClassVar[bool] = True
+
     epochs: int | None = None
     steps: int | None = None
     effort: float = 1.0

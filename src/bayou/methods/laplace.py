@@ -32,6 +32,7 @@ from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.data import Batch, Data, Rows, as_data, last_batches
 from bayou.training.loop import move
+from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
 Structure = Literal["full", "diagonal", "kronecker"]
@@ -123,6 +124,7 @@ class Laplace(Method):
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> GaussianPosterior:
         """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it, if any."""
+        current().note_unshared("the curvature of Laplace")
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
         target = replace(target, n=batches.n)

@@ -28,6 +28,7 @@ from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.jobs import Executor, finished, send
+from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
 Chains = Callable[[range, StrPath | None, Show], Run]  # the run of some chains, in a checkpoint file
@@ -71,6 +72,8 @@ class Sampler(Method):
             each, with the same draws up to rounding; those whose worker died run in this process. Chain 0 has the file
             ``checkpoint``.chain-000, which workers on other machines must share.
     """
+
+    shares_rows: ClassVar[bool] = False  # whether processes of torchrun share the rows of its batches
 
     chains: int = 4
     start: Method | Literal["mode"] | None = "mode"
@@ -125,6 +128,8 @@ class Sampler(Method):
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Empirical:
         """The draws of all chains, grouped by chain, in order."""
+        if not self.shares_rows:
+            current().note_unshared(f"the chains of {type(self).__name__}")
         begun = self._begin(target, data, as_int_seed(seed), checkpoint, progress)
         if isinstance(begun, Empirical):
             return begun

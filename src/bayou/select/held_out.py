@@ -50,6 +50,7 @@ from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move
+from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -70,6 +71,7 @@ LARGE_BATCH: Final = 512
 LARGE_EPOCHS: Final = 40
 LARGE_STEPS: Final = (1500, 4000)  # the least and the most
 LARGE_HELD_OUT: Final = (1000, 5000)  # rows, a tenth in between: the noise is known to 2 %
+SEARCH: Final = "the search of noise and prior of a method by name"  # which each process of torchrun does as a whole
 
 
 def weights(target: Target) -> int:
@@ -230,10 +232,12 @@ class HeldOut(Method):
         if not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
         if applies(target):
+            current().note_unshared(SEARCH)
             return self._regression(target, rows, seed, path, progress)
         if judged_by_log_prob(target) and self._follows(target, rows):
             log, starts = list[Stage](), self._starts(target, seed)
             if searched:
+                current().note_unshared(SEARCH)
                 began, effort = time.perf_counter(), self.start.effort
                 PointModel(self.start, target).check_first_batch(rows)
                 most = MAX_UP_STEPS_RANDOM if self.method.draws_all_weights else MAX_SCALE_STEPS

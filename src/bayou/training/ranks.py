@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
+import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bayou import rng
+from bayou.files import StrPath
+from bayou.progress import BayouWarning
 from bayou.training.data import Batch, forward_inputs, rows_of
 from bayou.training.seeds import part_seed
+
+
+LOST_SECONDS = 2.0  # to find out which process has ended
+LOST_KEY = "bayou/lost"  # in the store of the processes: what the first one found out
+
+
+class LostRankError(RuntimeError):
+    """Another process of torchrun has ended during a fit that they share."""
 
 
 class Ranks:
@@ -25,8 +40,43 @@ class Ranks:
     ``draws``, where the draws of a step take the place of the rows.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, *, draws: bool = False) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, *, draws: bool = False, checkpoint: StrPath | None = None) -> None:
         self.rank, self.size, self.draws = rank, size, draws
+        self.checkpoint = checkpoint
+        self._has_noted_unshared_work = False
+
+    def note_unshared(self, work: str) -> None:
+        """Warn once in a fit, in the first process, of work that every process does as a whole.
+
+        Args:
+            work: what is not shared, as the object of a sentence.
+        """
+        if self.size > 1 and self.rank == 0 and not self._has_noted_unshared_work:
+            self._has_noted_unshared_work = True
+            warnings.warn(
+                f"the {self.size} processes of torchrun do not share {work}: each computes all of it, in the time of "
+                "one process; MAP, MLE, VI, IVON, SWAG, SGLD and SGHMC as objects share the rows of every batch",
+                BayouWarning,
+                stacklevel=3,
+            )
+
+    def _all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
+        """Reduce a tensor over the processes; a LostRankError that names a process that has ended."""
+        try:
+            dist.all_reduce(tensor, dist.ReduceOp.SUM if operation is None else operation)
+        except RuntimeError:
+            lost = find_lost_ranks(self.rank)
+            if not lost:
+                raise
+            raise LostRankError(self._describe_loss(lost)) from None
+
+    def _describe_loss(self, lost: str) -> str:
+        ended = f"rank {lost} of the {self.size} processes has ended, so that their fit cannot continue"
+        if self.checkpoint is None:
+            return f"{ended}; with bayou.fit(..., checkpoint=FILE) the next start would continue it"
+        if Path(self.checkpoint).exists():
+            return f"{ended}; start all of them again to continue from the checkpoint {self.checkpoint}"
+        return f"{ended}; the checkpoint {self.checkpoint} was not written yet: start all of them again"
 
     def rows(self, batch: Batch) -> tuple[Batch, float]:
         """Rows rank, rank + size, ... of a batch, and their share of it; without any, the first with a share of 0."""
@@ -51,7 +101,7 @@ class Ranks:
         if self.size == 1:
             return list(tensors)
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) * share
-        dist.all_reduce(flat)
+        self._all_reduce(flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
         return [part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]
 
@@ -63,7 +113,7 @@ class Ranks:
         """The outputs (S, count, *out) of all rows from those of ``spread``: (S, B, *out) in each process."""
         whole = part.new_zeros(len(part), count, *part.shape[2:])
         whole[:, self.rank :: self.size] = part[:, : len(range(self.rank, count, self.size))]
-        dist.all_reduce(whole)  # every number is a sum with zeros: exact
+        self._all_reduce(whole)  # every number is a sum with zeros: exact
         return whole
 
     def first(self, number: int, device: torch.device) -> int:
@@ -79,8 +129,59 @@ class Ranks:
         """The names whose codes, hexadecimal numbers, are not the same in all processes."""
         own = torch.tensor([int(code[:15], 16) for code in codes.values()], device=device)
         ends = torch.stack([own, -own])  # the largest, and minus the smallest
-        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        self._all_reduce(ends, dist.ReduceOp.MAX)
         return [name for name, same in zip(codes, (ends[0] == -ends[1]).tolist(), strict=True) if not same]
+
+
+_PROCESSES: dict[int, tuple[str, int]] = {}  # rank → machine and process id
+_STORES: list[Any] = []  # the store of the processes, if ``sharing`` has made it
+
+
+def find_lost_ranks(own: int) -> str:
+    """The ranks of processes that have ended, separated by commas; empty if it is none that can be seen from here.
+
+    Args:
+        own: the rank of this process.
+    """
+    machine = socket.gethostname()
+    others = {rank: who for rank, who in _PROCESSES.items() if rank != own}
+    until = time.monotonic() + LOST_SECONDS
+    while time.monotonic() < until:
+        with suppress(RuntimeError, IndexError):  # the store may have ended with its process
+            if _STORES[0].check([LOST_KEY]):
+                return str(_STORES[0].get(LOST_KEY).decode())
+        ended = [rank for rank, (host, process) in others.items() if host == machine and _has_ended(process)]
+        if ended:
+            lost = ", ".join(map(str, ended))
+            with suppress(RuntimeError, IndexError):  # others may see this process end, too
+                _STORES[0].set(LOST_KEY, lost)
+            return lost
+        time.sleep(0.02)
+    elsewhere = [str(rank) for rank, (host, _) in others.items() if host != machine]
+    return " or ".join(elsewhere)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process of this machine has ended; False where this cannot be known."""
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(process, 0)
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return True
+    except OSError:  # of another user, or a system without /proc
+        return False
+    return state in ("Z", "X")  # it waits for its parent only
+
+
+def _exchange_processes(size: int) -> None:
+    """Tell all processes the machine and the id of each."""
+    if "cpu" not in str(dist.get_backend_config()):
+        return
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, (socket.gethostname(), os.getpid()))
+    _PROCESSES.update(enumerate(found))
 
 
 ALONE = Ranks()
@@ -93,13 +194,14 @@ def current() -> Ranks:
 
 
 @contextmanager
-def sharing(enabled: bool = True, *, draws: bool = False) -> Iterator[Ranks]:
+def sharing(enabled: bool = True, *, draws: bool = False, checkpoint: StrPath | None = None) -> Iterator[Ranks]:
     """Inside, the processes of torchrun share the rows of every batch and of every prediction.
 
     ``draws``: VI and IVON share the draws of a step (``samples``) instead, each for all rows of the batch.
 
     Every process must run the same code with the same arguments and seeds. Without torchrun nothing changes.
     ``bayou.fit`` does this by itself, unless it is inside such a block: of ``sharing(False)``, where each works alone.
+    ``checkpoint``: the file of the fit, which the error names if a process ends.
     """
     ranks = _RANKS.get() or ALONE
     if enabled and _RANKS.get() is None and dist.is_available():
@@ -110,9 +212,14 @@ def sharing(enabled: bool = True, *, draws: bool = False) -> Iterator[Ranks]:
             gpus = torch.cuda.is_available() and dist.is_nccl_available()
             backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"  # by the device of a tensor, whatever the machine has
             dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+            _STORES[:] = [store]
             atexit.register(dist.destroy_process_group)
         if dist.is_initialized():
             ranks = Ranks(dist.get_rank(), dist.get_world_size(), draws=draws)
+            if ranks.size > 1 and not _PROCESSES:
+                _exchange_processes(ranks.size)
+    if ranks.size > 1 and checkpoint is not None:
+        ranks = Ranks(ranks.rank, ranks.size, draws=ranks.draws, checkpoint=checkpoint)
     token = _RANKS.set(ranks)
     try:
         yield ranks
