@@ -90,9 +90,9 @@ def predict(
             )
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    cells = before | columns
-    writer.writerow(map(escape_formula, cells))
-    writer.writerows(map(escape_formula, row) for row in zip(*cells.values(), strict=True))
+    table = before | columns
+    writer.writerow(map(escape_formula, table))
+    writer.writerows(map(escape_formula, row) for row in zip(*table.values(), strict=True))
     write_text(path, stream.getvalue())
     return notes
 

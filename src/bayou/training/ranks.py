@@ -23,7 +23,6 @@ from bayou.progress import BayouWarning
 from bayou.training.data import Batch, forward_inputs, rows_of
 from bayou.training.seeds import part_seed
 
-
 LOST_SECONDS = 2.0  # to find out which process has ended
 LOST_KEY = "bayou/lost"  # in the store of the processes: what the first one found out
 
