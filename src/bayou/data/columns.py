@@ -92,7 +92,8 @@ class Column:
     @staticmethod
     def of(values: Any) -> Column:
         """Any sequence."""
-        array = np.asarray(values)
+        is_long = isinstance(values, list) and any(isinstance(v, str) and len(v) > MAX_NUMBER for v in values)
+        array = np.asarray(values, dtype=object if is_long else None)
         if array.ndim != 1:
             raise ValueError(f"a column must be one-dimensional, got shape {array.shape}")
         whole = array.dtype.kind in "iu"

@@ -122,8 +122,9 @@ def check_made(posterior: Posterior, tensors: dict[str, Tensor], config: dict[st
                 f"{path} has {list(value.shape)} in {name!r}, one axis too many or too few for {inner!r} of shape "
                 f"{list(like[name].shape)}; fit again"
             )
-    buffers = under("net.", tensors)
-    _check_dtypes(path, {name: value.dtype for name, value in (draw | buffers).items() if name in own}, own)
+    for part in ("net.", "mean.", "stack.", "weights."):  # a draw may have another dtype than its mean
+        draw = draw | under(part, tensors)
+    _check_dtypes(path, {name: value.dtype for name, value in draw.items() if name in own}, own)
 
 
 def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], own: Params) -> None:
