@@ -73,6 +73,45 @@ def write_pages(app: Any) -> None:
     make_gallery.write_pages()
 
 
+# The link of a source listing to the documentation of an object: its page, and the name of the object.
+BACKLINK = re.compile(r'(?P<start><a class="viewcode-back" href=")(?P<page>[^"#]*)#(?P<name>[^"]+)"')
+
+
+def documented_name(objects: dict[str, Any], docname: str, name: str) -> str:
+    """Return the name under which a page documents an object.
+
+    A module whose names are documented partly under ``bayou`` and partly under ``bayou.guides`` has one prefix in
+    Sphinx's source listings, so that ``bayou.Bayesian`` may have to be ``bayou.guides.Bayesian``.
+
+    Args:
+        objects: the documented objects of the Python domain, by their full names.
+        docname: the page that the listing links to.
+        name: the full name with the prefix of Sphinx.
+    """
+    on_page = {full for full, entry in objects.items() if entry.docname == docname}
+    parts = name.split(".")
+    for first in range(len(parts)):
+        suffix = ".".join(parts[first:])
+        matches = sorted(full for full in on_page if full == suffix or full.endswith(f".{suffix}"))
+        if matches:
+            return matches[0]
+    raise ValueError(f"{docname} documents no object {name}, but a source listing links to it")
+
+
+def repair_backlinks(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the links of a source listing end at the objects that their pages document."""
+    if not pagename.startswith("_modules/"):
+        return
+    objects = app.env.get_domain("py").objects
+    docnames = {app.builder.get_relative_uri(pagename, docname): docname for docname in app.env.found_docs}
+
+    def repaired(match: re.Match[str]) -> str:
+        name = documented_name(objects, docnames[match["page"]], match["name"])
+        return f'{match["start"]}{match["page"]}#{objects[name].node_id}"'
+
+    context["body"] = BACKLINK.sub(repaired, context["body"])
+
+
 def write_play(app: Any, exception: Exception | None) -> None:
     """The page of ``bayou play``, which the start page embeds."""
     if exception is None and app.builder.format == "html":
@@ -84,5 +123,6 @@ def write_play(app: Any, exception: Exception | None) -> None:
 def setup(app: Any) -> None:
     app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(block_math, None))
     app.connect("builder-inited", write_pages)
+    app.connect("html-page-context", repair_backlinks)
     app.connect("build-finished", write_play)
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon adds markup

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from filelock import FileLock
@@ -82,6 +85,30 @@ def built(site: Path) -> list[str]:
     """Every page but the source listings, which are those of the code."""
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     return [name for name in found if not name.startswith(("_modules/", "_static/"))]
+
+
+IDENTIFIER = re.compile(r'<[^>]*\s(?:id|name)="([^"]+)"')
+LINK = re.compile(r'<[^>]*\s(?:href|src)="([^"]*)"')
+
+
+def test_every_link_within_the_site_has_its_target(site: Path) -> None:
+    """Pages, source listings and downloads, with the place on the page that a link names."""
+    texts = {path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert any("_modules" in path.parts for path in texts)
+    identifiers = {path: set(map(unescape, IDENTIFIER.findall(text))) for path, text in texts.items()}
+    broken = []
+    for path, text in texts.items():
+        for link in map(unescape, LINK.findall(text)):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = path
+            if parts.path:
+                target = Path(os.path.normpath(path.parent / unquote(parts.path)))
+            place = unquote(parts.fragment)
+            if not target.exists() or (place and place not in identifiers.get(target, {place})):
+                broken.append(f"{path.relative_to(site.resolve())}: {link}")
+    assert not broken
 
 
 def test_no_built_file_names_an_external_resource(site: Path) -> None:
