@@ -170,7 +170,7 @@ def columns(head: list[str], rows: list[list[str]], words: int) -> list[str]:
 ABOUT = {
     "plane": "Test NLL, nats a row (5,000 rows; 20,000 to learn from). Evaluations of the field for one log-density: "
     "in equal steps of RK4, and where Dormand and Prince adapt them to 1e-5, row by row (1,000 rows).",
-    "uci": "Nine UCI sets in the place of POWER and its kin, which are not at hand. NLL of test rows, nats a row: "
+    "uci": "Nine UCI sets in the place of POWER and its kin, which bayou does not read. NLL of test rows, nats a row: "
     "inputs and target together, standardized, with Gaussian noise of .01 (some columns are discrete, and a density "
     "of those alone has no bound). The best parameters by 10 % held-out rows.",
     "images": "Bits a dimension of test images with uniform dequantization (one draw: an upper bound). “Twice the "

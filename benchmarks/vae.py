@@ -110,7 +110,7 @@ brackets, when the held-out bound was best: these parameters are reported. Publi
 (continuous), Rezende & Mohamed 2015 (k); up to 2,000 epochs of batches of 100, β warm-up over 100 epochs. Here: a clock, Adam with a cosine, β warm-up over its first fifth, networks in
 bfloat16 while they learn, flows in float32.
 
-Not the published data: MNIST was binarised once, pixel by pixel with probability grey/255, by our seed 0 (the file of Larochelle is not at hand; first 50,000 training images to learn from, the other
+Not the published data: MNIST was binarised once, pixel by pixel with probability grey/255, by our seed 0 (not the file of Larochelle; first 50,000 training images to learn from, the other
 10,000 held out). Omniglot: the 5,840 images of the two small background sets, 105 to 28 pixels by area and binarised alike; at random 4,240 / 600 / 1,000 images, where the published split has 24,345 to learn
 from: **not comparable**. Frey faces: 1,565 / 200 / 200 at random, as published but for the seed; *frey* has a likelihood of its own.
 """  # noqa: E501

@@ -292,7 +292,7 @@ def shown() -> dict[str, str]:
 
 @cache
 def remarks() -> dict[str, dict[str, str]]:
-    """What a file of results does not say itself: what was not reached and, of a few, the command and the date."""
+    """What a file of results does not say itself: what it does not show and, of a few, the command and the date."""
     return tomllib.loads((HERE / "benchmarks" / "remarks.toml").read_text(encoding="utf-8"))
 
 
@@ -313,7 +313,7 @@ def runs(stem: str) -> list[tuple[str, str]]:
 
 
 def table_page(stem: str) -> str:
-    """A file of results for a page: headings two levels down, commands folded, and what was not reached."""
+    """A file of results for a page: headings two levels down, commands folded, and what it does not show."""
     text = (RESULTS / f"{stem}.md").read_text(encoding="utf-8")
     text = "\n".join(line for line in text.splitlines() if not (match := COMMAND.match(line)) or not match.group(2))
     text = re.sub(r"^#", "###", re.sub(r"\A# .*\n", "", text), flags=re.MULTILINE)
@@ -326,18 +326,18 @@ def table_page(stem: str) -> str:
     many = f"{len(made)} commands" if len(made) > 1 else "one command"
     fold = f'<details class="made"><summary>Made {when} by {many}</summary><ul>{items}</ul></details>'
     missed = remarks().get(stem, {}).get("missed", "")
-    return f"{text.strip()}\n\n{fold}\n\n**Not reached.** {missed}\n"
+    return f"{text.strip()}\n\n{fold}\n\n**Limits.** {missed}\n"
 
 
 def results_table() -> str:
-    """All files of results: where they are shown, when they were made and what was not reached."""
+    """All files of results: where they are shown, when they were made and what they do not show."""
     rows = []
     for path in sorted(RESULTS.glob("*.md")):
         stem, said = path.stem, remarks()[path.stem]
         made = runs(stem)
         command = f"`{made[-1][0]}`" if len(made) == 1 else f"`{made[-1][0].split(' --')[0]} ...`, {len(made)} runs"
         rows.append([f"[{said['title']}](/{shown()[stem]}.md)", max(date for _, date in made), command, said["missed"]])
-    return markdown_table(["table", "date", "command", "not reached"], rows)
+    return markdown_table(["table", "date", "command", "limits"], rows)
 
 
 # --- flows -----------------------------------------------------------------------------------------------------------

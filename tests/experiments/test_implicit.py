@@ -12,7 +12,10 @@ import torch
 import bayou
 from bayou.diagnostics import bound_gap
 from experiments import implicit, reproduce, study
-from experiments.implicit import AIMS, DENSITIES, FAMILIES, RATES, STEPS, Implicit, fit_density
+from experiments.implicit import DENSITIES, FAMILIES, RATES, STEPS, Implicit, fit_density
+
+# An upper end of KL(q ‖ p), in nats, that tells an implicit family from a factorized one, which has .4 or more.
+MAX_KL = {"banana": 0.03, "mixture": 0.01, "x-shape": 0.02}
 
 
 @pytest.mark.parametrize("name", DENSITIES)
@@ -35,28 +38,28 @@ def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> Non
     assert found.upper.value < factorized.upper.value - 4 * errors
 
 
-def test_the_rows_of_the_table_meet_the_aims() -> None:
+def test_the_rows_of_the_table_are_near_the_densities() -> None:
     rows = study.read(Implicit(), Path(__file__).parents[2] / "benchmarks" / "results")["rows"]
     found = {(row["data"], row["label"]): row for row in rows if row["label"] != "FFG"}
     assert set(found) == set(itertools.product(DENSITIES, ("SIVI", "UIVI")))
     for (name, _), row in found.items():
-        assert row["upper"] < AIMS[name] + 2 * row["error"]
+        assert row["upper"] < MAX_KL[name] + 2 * row["error"]
 
 
 @pytest.mark.slow
-def test_a_fit_meets_the_aim() -> None:
+def test_a_fit_is_near_the_density() -> None:
     """One of the rows; the conjugate problem tests UIVI."""
     name = "mixture"
     bnn = fit_density(FAMILIES["SIVI"], DENSITIES[name], steps=STEPS[name], lr=RATES[name])
     found = bound_gap(bnn, draws=4000, samples=2000, seed=1).total
-    assert found.upper.value < AIMS[name] + 2 * found.upper.standard_error
+    assert found.upper.value < MAX_KL[name] + 2 * found.upper.standard_error
 
 
 def test_a_table_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(implicit, "LATENTS", 50)
     options: dict[str, Any] = {"length": 2, "samples": 20, "data": ["mixture"], "tell": lambda line: None}
     page, _, picture = reproduce.reproduce("implicit", tmp_path, **options)
-    for words in ("| mixture | SIVI |", "| mixture | UIVI |", "| mixture | FFG |", "| 0.01 | 1 | 2 |"):
+    for words in ("| mixture | SIVI |", "| mixture | UIVI |", "| mixture | FFG |", "| 1 | 2 |"):
         assert words in page.read_text()
     assert picture.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="implicit has no row 'MNF'"):
