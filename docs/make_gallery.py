@@ -43,11 +43,11 @@ THEMES = {
     "libraries": ("Other libraries", "bayou with scikit-learn, Hugging Face, Lightning, BoTorch, a server."),
 }
 STYLE = """<style>
-.gallery-grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); gap: 1rem; }
+.gallery-grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
 .gallery-card { border: 1px solid var(--color-background-border, #8886); border-radius: .5rem; overflow: hidden; }
 .gallery-card p { margin: 0; padding: .45rem .7rem; line-height: 1.3; }
 .gallery-card p:first-child { padding: 0; background: #fff; }
-.gallery-card img { display: block; width: 100%; aspect-ratio: 9 / 4; object-fit: cover; object-position: left; }
+.gallery-card img { display: block; width: 100%; aspect-ratio: 3 / 1; object-fit: contain; }
 .gallery-card:focus-within, .gallery-card:hover { border-color: var(--color-brand-primary, #36c); }
 </style>
 """

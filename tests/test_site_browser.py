@@ -192,6 +192,16 @@ def test_the_start_page_embeds_the_page_to_play_with(page: Any, address: str) ->
     assert page.get_by_role("link", name="Open it alone").get_attribute("href") == "_static/play.html"
 
 
+def test_a_card_of_the_gallery_shows_its_whole_picture(page: Any, address: str) -> None:
+    page.goto(f"{address}/gallery.html")
+    cropped = page.evaluate(
+        """() => [...document.querySelectorAll(".gallery-card img")].filter((image) =>
+            getComputedStyle(image).objectFit !== "contain").map((image) => image.alt)"""
+    )
+    assert page.locator(".gallery-card img").count() > 50
+    assert not cropped
+
+
 def test_formulas_are_mathml_and_the_header_has_the_version(page: Any, address: str) -> None:
     import bayou
 

@@ -15,7 +15,7 @@ import bayou
 from bayou import metrics
 from bayou.data import load
 
-data = load("digits")
+data = load("digits-few")  # 179 rows to learn from
 (x, y), letters = data.test, data.ood
 unseen = torch.arange(len(data.train[1])) % 5 == 0
 seen, held = (tuple(part[rows] for part in data.train) for rows in (~unseen, unseen))
@@ -23,7 +23,9 @@ seen, held = (tuple(part[rows] for part in data.train) for rows in (~unseen, uns
 # %% [markdown]
 # ## A network from elsewhere
 #
-# Trained by a plain loop that knows nothing of bayou.
+# Trained by a plain loop that knows nothing of bayou. It has few rows, and is too sure of itself afterwards: its
+# predictions of new digits have a high negative log-likelihood (NLL), and letters, which it never saw, have a low
+# entropy.
 
 # %%
 torch.manual_seed(0)
@@ -32,7 +34,7 @@ net = nn.Sequential(
     *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)),
 )
 optimizer = torch.optim.Adam(net.parameters(), 2e-3)
-for _ in range(400):
+for _ in range(1000):
     batch = torch.randint(len(seen[1]), (64,))
     optimizer.zero_grad()
     F.cross_entropy(net(seen[0][batch]), seen[1][batch]).backward()
@@ -48,7 +50,7 @@ net.eval()
 # %%
 laplace = bayou.Laplace(start=None, where="last", structure="full")
 tried = {}
-for std in (0.01, 0.03, 0.1):
+for std in (0.03, 0.06, 0.1, 0.15):
     posterior = bayou.fit(net, seen, laplace, prior=bayou.Normal(std), progress=False)
     tried[std] = metrics.nll(posterior.predict(held[0], 50, seed=0), held[1]), posterior
 best = min(tried, key=lambda std: tried[std][0])
@@ -72,9 +74,17 @@ for name, (p, q) in found.items():
     row = metrics.summary(p, y, q)
     print(f"{name:<20} {1 - row['accuracy']:7.2%} {row['nll']:7.4f} {row['auroc_entropy']:17.3f}")
 
+# %% [markdown]
+# ## What has changed
+#
+# The network is right as often as before, and less sure where it is wrong: both posteriors lower the NLL of new digits,
+# and both are less sure of letters (a curve further to the right has more entropy).
+
 # %%
 fig, axis = plt.subplots(
-    figsize=(6, 3), layout="compressed", num="Distribution of the entropy of letters for the network and two posteriors"
+    figsize=(7.2, 2.4),
+    layout="compressed",
+    num="Distribution of the entropy of letters for the network and two posteriors",
 )
 for (name, (_, away)), color in zip(found.items(), ("0.5", "#3b5b92", "#d9743c"), strict=True):
     axis.ecdf(away.entropy.numpy(), label=name, color=color)

@@ -45,7 +45,7 @@ for name in ("map", "ensemble", "laplace"):
 fig, axes = plt.subplots(
     1,
     3,
-    figsize=(10.5, 3),
+    figsize=(7.8, 2.6),
     sharey=True,
     layout="compressed",
     num="Bands of MAP, an ensemble and Laplace on a curve with a gap",
@@ -59,7 +59,7 @@ for axis, (name, p) in zip(axes, bands.items(), strict=True):
     )
     axis.plot(line, mean, color="#3b5b92")
     axis.scatter(x, y, s=8, color="#d9743c", linewidths=0)
-    axis.set(title=name, xlabel="x", ylim=(-3, 3))
+    axis.set(title=name, xlabel="x", xlim=(-3.2, 3.2), ylim=(-3, 3))
 axes[0].set_ylabel("y")
 axes[0].legend(frameon=False, loc="lower left")
 plt.show()

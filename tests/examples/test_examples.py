@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bayou
 from bayou.training.settings import Settings
@@ -31,6 +32,8 @@ CLAIMS: dict[str, Callable[[Space], bool]] = {
     "map": lambda s: float(s["plane"].mutual_information.max()) < 1e-6,
     "laplace": lambda s: _at(s, -0.1) > 5 * _at(s, 1.2),
     "ensemble": lambda s: _at(s, 3.0) > 2 * _at(s, 1.2),
+    "regression": lambda s: _is_sure_in_the_gap(s["bands"]["map"]) and not _is_sure_in_the_gap(s["bands"]["laplace"]),
+    "pretrained": lambda s: _posteriors_improve_the_network(s["found"], s["y"]),
     "calibrate": lambda s: s["found"].after < s["found"].before,
     "conformal": lambda s: abs(s["coverage"]["conformal"] - 0.9) < 5 * (0.09 / 400) ** 0.5,
     "conformal_sets": lambda s: len(s["sets"]) == 4,
@@ -49,6 +52,23 @@ CLAIMS: dict[str, Callable[[Space], bool]] = {
 def _at(space: Space, x: float) -> float:
     """The standard deviation of f at x."""
     return float(space["curve"].epistemic_std[(space["line"][:, 0] - x).abs().argmin()])
+
+
+def _is_sure_in_the_gap(p: bayou.Predictive) -> bool:
+    """Whether the standard deviation of f at 0 is less than a tenth of the noise."""
+    middle = len(p.mean) // 2
+    return bool(p.epistemic_std[middle] < 0.1 * p.aleatoric_std[middle])
+
+
+def _posteriors_improve_the_network(found: dict[str, Any], y: torch.Tensor) -> bool:
+    """Whether each posterior has a lower NLL, by three standard errors, and more entropy of letters."""
+    (digits, letters), *posteriors = found.values()
+    improved = []
+    for p, away in posteriors:
+        gain = bayou.metrics.row_nll(digits, y) - bayou.metrics.row_nll(p, y)
+        improved.append(bool(gain.mean() > 3 * gain.std() / len(gain) ** 0.5))
+        improved.append(bool(away.entropy.mean() > 1.25 * letters.entropy.mean()))
+    return all(improved)
 
 
 def _finds_both(space: Space) -> bool:
