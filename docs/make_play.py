@@ -52,6 +52,28 @@ def layers(stack: dict[str, Tensor]) -> list[dict[str, Packed]]:
     return [{part: packed(stack[f"{name}.{part}"]) for part in ("weight", "bias")} for name in names]
 
 
+class Sine(nn.Module):
+    """Apply sin to every element.
+
+    Functions of a network with sines vary as much far from the data as they do near them, so that its posterior returns
+    to the prior there; tanh and ReLU continue what they learned at the edge of the data.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+def select_examples(p: bayou.Predictive, y: Tensor) -> list[int]:
+    """Return the row of the first digit of each class that the networks classify correctly.
+
+    Args:
+        p: the prediction for all rows.
+        y: their classes, 0 to 9.
+    """
+    correct = p.mean.argmax(1) == y
+    return [int(torch.nonzero(correct & (y == k))[0]) for k in range(10)]
+
+
 def digits() -> dict[str, Any]:
     """Annealed draws and a plain network on the 8×8 digits; probabilities of ten of them as a reference."""
     x, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
@@ -65,14 +87,14 @@ def digits() -> dict[str, Any]:
     p, own = posterior.predict(x[test], samples=NETWORKS, seed=0), plain.predict(x[test], samples=1)
     for name, one in (("annealed", p), ("plain", own)):
         print(name, bayou.metrics.summary(one, y[test]))
-    first = [int(torch.nonzero(test & (y == k))[0]) for k in range(10)]
+    examples = x[test][select_examples(p, y[test])]
     return {
         "layers": layers(draws),
         "plain": layers(plain.sample(1, seed=0)),
-        "examples": packed(x[first]),
-        "mean": packed(posterior.predict(x[first], samples=NETWORKS, seed=0).mean),
-        "plain_mean": packed(plain.predict(x[first], samples=1).mean),
-        "mutual_information": packed(posterior.predict(x[first], samples=NETWORKS, seed=0).mutual_information),
+        "examples": packed(examples),
+        "mean": packed(posterior.predict(examples, samples=NETWORKS, seed=0).mean),
+        "plain_mean": packed(plain.predict(examples, samples=1).mean),
+        "mutual_information": packed(posterior.predict(examples, samples=NETWORKS, seed=0).mutual_information),
     }
 
 
@@ -105,7 +127,7 @@ def plane() -> dict[str, Any]:
     radius = 0.7 + 0.8 * (angle - torch.arange(3).repeat_interleave(18) * 2.1) / 1.6
     x = torch.stack([radius * angle.cos(), radius * angle.sin()], 1) + 0.08 * torch.randn(54, 2)
     y = torch.arange(3).repeat_interleave(18)
-    net = nn.Sequential(nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 3))
+    net = nn.Sequential(nn.Linear(2, 24), Sine(), nn.Linear(24, 3))
     options: dict[str, Any] = {"prior": bayou.Normal("fan_in", gain=3.0), "seed": 0}
     mode = bayou.fit(net, (x, y), bayou.MAP(steps=2000, lr=1e-2), **options)
     method = bayou.Annealed(bayou.VI(bayou.MeanField(), steps=2000), draws=FEATURE_NETWORKS, adapt=True)

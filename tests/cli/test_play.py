@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from functools import lru_cache
@@ -27,6 +28,8 @@ from bayou.target import Target
 
 peers = pytest.mark.peers  # Playwright and a browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LETTERS = "LMPQW"  # those of the button, which its text names
+THE_LETTER_A = [[[0.2, 0.85], [0.5, 0.12], [0.8, 0.85]], [[0.32, 0.6], [0.68, 0.6]]]
 SEVEN = [[[0.2, 0.15], [0.8, 0.15], [0.45, 0.88]]]  # strokes
 
 
@@ -120,17 +123,90 @@ def test_probabilities_are_those_of_predict(opened: Any) -> None:
         assert torch.allclose(torch.tensor(mean), array(data()["digits"]["mean"])[k], atol=1e-3)
 
 
+def percentages(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"([\d.]+) %", text)]
+
+
 @peers
-def test_letters_have_more_entropy_than_digits(opened: Any) -> None:
-    digits = [opened.evaluate("k => { bayou.example(k); return bayou.judge().entropy; }", k) for k in range(10)]
-    letters = [opened.evaluate("i => bayou.letter(i).entropy", i) for i in range(3)]
-    assert min(letters) > np.mean(digits)
+def test_an_example_is_called_what_it_is(opened: Any) -> None:
+    for k in range(10):
+        opened.locator("#pad").press(str(k))
+        text = opened.locator("#digit-says").inner_text()
+        assert f"Fifty networks: {k} with" in text
+        assert f"without a prior: {k} with" in text
+        assert min(percentages(text)) > 90
+
+
+@peers
+def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened: Any) -> None:
+    """The numbers that the page shows, for every letter of the button; an A is the exception that the text names."""
+    intro = opened.locator("#h-digits + p").inner_text()
+    assert f"letters {', '.join(LETTERS[:-1])} and {LETTERS[-1]}" in intro
+    for _ in LETTERS:
+        opened.locator("#letter").click()
+        text = opened.locator("#digit-says").inner_text()
+        many, one = percentages(text)
+        assert many < 50, text
+        assert one > 95, text
+        (votes,) = re.findall(r"(\d+) of 50 votes", text)
+        assert int(votes) < 30
+    assert opened.evaluate("i => bayou.letter(i).votes.length", len(LETTERS) - 1) == 10
+    assert "an A is a 4" in intro
+    opened.evaluate("strokes => { bayou.clear(); bayou.pad.strokes.push(...strokes); bayou.judge(); }", THE_LETTER_A)
+    assert "Fifty networks: 4 with" in opened.locator("#digit-says").inner_text()
+
+
+@peers
+def test_turned_digits_have_more_entropy(opened: Any) -> None:
+    """While one network has more than 90 % for half of them or more: "often stays sure"."""
+    entropies: dict[int, list[float]] = {}
+    sure = []
+    for angle in (0, 90):
+        for k in range(10):
+            opened.locator("#pad").press(str(k))
+            opened.locator("#turn").fill(str(angle))
+            p = opened.evaluate("bayou.judge()")
+            entropies.setdefault(angle, []).append(p["entropy"])
+            if angle:
+                sure.append(max(p["plain"]) > 0.9)
+    assert np.mean(entropies[90]) > 5 * np.mean(entropies[0])
+    assert np.mean(sure) >= 0.5
+
+
+@peers
+def test_one_network_is_sure_far_from_all_points_and_the_average_is_not(opened: Any) -> None:
+    """The sentence above the plane, on the grid of the page and by the number below it."""
+    assert "sure of itself in most places far from all points" in opened.locator("#h-plane + p").inner_text()
+    far = """() => {
+      const { grid, points, probabilities } = bayou.plane, reach = 2.6, tops = [];
+      for (let i = 0; i < grid * grid; i++) {
+        const x = (((i % grid) + 0.5) / grid) * 2 * reach - reach;
+        const y = reach - ((Math.floor(i / grid) + 0.5) / grid) * 2 * reach;
+        const nearest = Math.min(...points.map((p) => Math.hypot(p.x - x, p.y - y)));
+        if (nearest > 1) tops.push(Math.max(...probabilities.subarray(3 * i, 3 * i + 3)));
+      }
+      return tops;
+    }"""
+    shares = {}
+    for method in ("plain", "many"):
+        opened.locator("#plane-method").select_option(method)
+        opened.wait_for_timeout(300)
+        shares[method] = np.array(opened.evaluate(far))
+        (corner,) = percentages(opened.locator("#plane-says").inner_text())
+        if method == "plain":
+            assert corner > 90
+        else:
+            assert corner < 50
+    assert len(shares["many"]) > 500
+    assert np.mean(shares["plain"] > 0.9) > 0.5
+    assert shares["many"].max() < 0.75
 
 
 @peers
 def test_one_can_draw_turn_and_clear(opened: Any) -> None:
-    box = opened.locator("#pad").bounding_box()
     opened.locator("#clear").click()
+    opened.locator("#pad").scroll_into_view_if_needed()
+    box = opened.locator("#pad").bounding_box()
     opened.mouse.move(box["x"] + 80, box["y"] + 60)
     opened.mouse.down()
     opened.mouse.move(box["x"] + 260, box["y"] + 60, steps=8)
