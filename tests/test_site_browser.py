@@ -14,7 +14,7 @@ from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote_plus, unquote, urlsplit
 
 import pytest
 from filelock import FileLock
@@ -210,6 +210,17 @@ def test_formulas_are_mathml_and_the_header_has_the_version(page: Any, address: 
     assert bayou.__version__ in page.locator(".sidebar-brand").inner_text()
 
 
-def test_search_finds_a_method(page: Any, address: str) -> None:
-    page.goto(f"{address}/search.html?q=horseshoe")
-    page.locator("#search-results a[href^='methods/horseshoe']").first.wait_for()
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("horseshoe", "methods/horseshoe"),
+        ("LSTM", "guide/sequences"),
+        ("recurrent", "guide/sequences"),
+        ("time series", "guide/sequences"),
+        ("missing values", "guide/missing_values"),
+        ("NaN", "guide/missing_values"),
+    ],
+)
+def test_search_finds_a_page(page: Any, address: str, query: str, found: str) -> None:
+    page.goto(f"{address}/search.html?q={quote_plus(query)}")
+    page.locator(f"#search-results a[href^='{found}']").first.wait_for()
