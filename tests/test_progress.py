@@ -104,7 +104,47 @@ def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
     assert last is again is None  # there are no stages, hence no whole
     assert done == sorted(done)  # type: ignore[type-var]
     assert done[1] == progress.SHARE / 2  # of the first of two stages
-    assert done[-1] == 1.0  # the members cover their stage
+    assert done[-1] == progress.MAX_DONE  # the members cover their stage
+
+
+def test_no_line_is_at_100_percent_while_others_follow() -> None:
+    """Ten lines, and then five stages inside the last stage, as in a fit that searches before it trains."""
+    heard: list[tuple[float, str]] = []
+
+    def hear(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+        heard.append((numbers["done"], progress.describe(step, total, numbers)))
+
+    def run() -> None:
+        with Progress("fitting", 4, hear) as line:
+            line.update(4)
+
+    with progress.stage(2, 2):
+        for _ in range(10):
+            run()
+        for number in range(1, 6):
+            with progress.stage(number, 5):
+                run()
+        run()
+    assert not any("100 %" in text for _, text in heard)
+    assert all(done < 1 for done, _ in heard)
+    assert heard[-1][1].endswith("99 % of the whole")
+
+
+def test_lines_before_the_stages_of_a_stage_leave_each_of_them_an_equal_part() -> None:
+    heard: list[float] = []
+
+    def run() -> None:
+        with Progress("fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])) as line:
+            line.update(4)
+
+    with progress.stage(1, 1):
+        run()
+        for number in (1, 2):
+            with progress.stage(number, 2):
+                run()
+    assert heard[0] == progress.SHARE
+    assert heard[1] == pytest.approx(0.75 + progress.SHARE * 0.125)
+    assert heard[2] == pytest.approx(0.875 + progress.SHARE * 0.125)
 
 
 def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ REDRAW = 0.1  # seconds between two redraws of the bar
 LINE = 10.0  # seconds between two plain lines
 LEFT, DONE = "seconds_left", "done"  # numbers of every line, and of those inside a stage
 SHARE = 0.75  # of the rest of a stage that a line covers: whether more lines follow is not known
+MAX_DONE = 0.99  # of the whole: no line knows that it is the last one
 
 
 class BayouWarning(UserWarning):
@@ -38,13 +40,14 @@ _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
 def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterator[None]:
     """Inside, titles start with the stage, such as "2 of 3: held out, " or "member 2 of 5: ".
 
-    All stages count as equally long in the part of the whole that is done. A stage can have stages of its own.
+    The stages that are left count as equally long in the part of the whole that is done. A stage can have stages of
+    its own.
     """
     outer = _STAGE.get() or _Stage()
     prefix = f"{outer.prefix}{unit}{' ' if unit else ''}{number} of {count}: {name}{', ' if name else ''}"
     width = (outer.end - outer.begin) / count
-    ends = (max(outer.at, outer.begin + width * k) for k in (number - 1, number))  # a line may have been before
-    inner = _Stage(prefix, *ends)
+    begin = max(outer.at, outer.begin + width * (number - 1))  # lines before it may have covered more
+    inner = _Stage(prefix, begin, begin + (outer.end - begin) / (count - number + 1))
     token = _STAGE.set(inner)
     try:
         yield
@@ -60,7 +63,8 @@ class Progress:
     and nothing elsewhere (logs, tests, notebooks run by a machine); ``"plain"`` writes a line every ten seconds
     anywhere; ``False`` is silent. A function is called with (title, step, total, numbers) instead, at most ten times
     per second. "seconds_left" in the numbers is estimated by the pace of this line; inside a ``stage``, "done" is the
-    part of the whole that is done, which never decreases. ``describe`` makes a text of them.
+    part of the whole that is done, which never decreases and never is 1: no line knows that it is the last one.
+    ``describe`` makes a text of them.
 
         with Progress("fitting", total=100) as progress:
             for step in range(100):
@@ -106,7 +110,8 @@ class Progress:
         fields[LEFT] = (now - self._start) / max(step - self._first, 1) * max(self.total - step, 0)
         if stage is not None:
             covered = SHARE * (stage.end - self._begin) * min(1.0, step / max(self.total, 1))
-            fields[DONE] = stage.at = max(stage.at, self._begin + covered)
+            stage.at = max(stage.at, self._begin + covered)
+            fields[DONE] = min(stage.at, MAX_DONE)
         if self._sink is not None:
             self._sink(self.title, step, self.total, fields)
         elif self._bar is not None:
@@ -130,7 +135,7 @@ def describe(step: int, total: int, numbers: dict[str, float], most: int | None 
     if LEFT in numbers and step < total:
         words.append(f"about {duration(numbers[LEFT])}")
     if DONE in numbers:
-        words.append(f"{100 * numbers[DONE]:.0f} % of the whole")
+        words.append(f"{math.floor(100 * min(numbers[DONE], MAX_DONE))} % of the whole")
     return "  ".join(words)
 
 

@@ -208,3 +208,19 @@ def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(capsys: py
     assert "1.61 not mixed" in text
     assert "+0.040 ± 0.010 worse" in text
     assert "words" not in text
+
+
+def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    from bayou.cli import live
+
+    board = live.Board(["mle-0", "map-0"])
+    for name in ("map-0", "mle-0"):  # MAP is fitted first
+        board.tell(name, "fitting", {})
+        board.last = -live.LINE
+        board.show("fitting", 6, 6, {"done": 0.99})
+        board.tell(name, "done", {"nll": 0.5})
+    shown = [line for line in capsys.readouterr().err.splitlines() if "of the whole" in line]
+    assert shown == [
+        "map-0 (1 of 2): fitting 6/6  49 % of the whole",
+        "mle-0 (2 of 2): fitting 6/6  99 % of the whole",
+    ]

@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.text import Text
 
-from bayou.progress import describe
+from bayou.progress import DONE, describe
 
 LINE = 30.0  # seconds between two lines about a job, without a terminal
 SHOWN = ("error", "rmse", "nll", "beside_map", "ece", "coverage", "auroc_entropy", "r_hat", "ess", "seconds")
@@ -26,6 +26,7 @@ class Board:
         self.status = None if quiet or not sys.stderr.isatty() else self.console.status("")
         self.at = ""
         self.last = 0.0
+        self.ended: set[str] = set()
 
     def __enter__(self) -> Self:
         if self.status is not None:
@@ -39,6 +40,8 @@ class Board:
     def tell(self, name: str, what: str, numbers: dict[str, Any]) -> None:
         """Show an event of a job."""
         self.at, self.last = name, time.monotonic()
+        if name in self.names and what in ("done", "failed"):
+            self.ended.add(name)
         if self.quiet or what == "judging":
             return
         color = COLORS.get(what, "")
@@ -51,8 +54,10 @@ class Board:
         self._line(f"{name}: {what}  {words}".rstrip(), color)
 
     def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        """Show the progress of the current job."""
-        which = f" ({self.names.index(self.at) + 1} of {len(self.names)})" if len(self.names) > 1 else ""
+        """Show the progress of the current job; the part that is done is that of all jobs."""
+        which = f" ({len(self.ended) + 1} of {len(self.names)})" if len(self.names) > 1 else ""
+        if DONE in numbers:
+            numbers = numbers | {DONE: (len(self.ended) + numbers[DONE]) / len(self.names)}
         text = f"{self.at}{which}: {title} {describe(step, total, numbers, most=2)}"
         if self.status is not None:
             self.status.update(Text(text))
