@@ -183,6 +183,9 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
     for row in rows:
         assert float(row["25%"]) < float(row["mean"]) < float(row["75%"])
         assert float(row["epistemic_std"]) < float(row["std"])
+        share = (float(row["epistemic_std"]) / float(row["std"])) ** 2
+        assert float(row["epistemic_share_of_variance"]) == pytest.approx(share, rel=1e-4)
+        assert "mutual_information" not in row  # of densities, whose entropies can be below it
 
 
 @pytest.mark.parametrize(

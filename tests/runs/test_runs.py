@@ -16,6 +16,7 @@ import bayou
 from bayou import files
 from bayou.inference import probe
 from bayou.posteriors import Posterior
+from bayou.runs import use
 from bayou.runs.config import Config
 from bayou.runs.folder import Interrupted, Job, Run, RunError
 from bayou.select import named
@@ -88,6 +89,38 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
     results = resumed.work()
     for one, other in zip(results, digits.results(), strict=True):
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)  # torch may change kernels within a process
+
+
+def test_numbers_of_an_interrupted_run_have_a_note(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Config("moons", ("mle",), seeds=2, **QUICK))  # type: ignore[arg-type]
+
+    def interrupt(name: str, what: str, numbers: dict[str, Any]) -> None:
+        if name == "mle-1" and what == stage:
+            raise KeyboardInterrupt
+
+    stage = "fitting"
+    with pytest.raises(Interrupted):
+        run.work(tell=interrupt)
+    source = tmp_path / "new.csv"
+    source.write_text("x1,x2\n0.1,0.2\n")
+    expected = (
+        f"The run in {run.folder} is not finished: 1 of 2 fits are, mle-1 not. These are numbers of mle-0. "
+        f"`bayou resume {run.folder}` continues the run."
+    )
+    assert use.predict(run.folder, source, tmp_path / "a.csv")[0] == expected
+    assert expected in use.evaluate(run.folder, None)[1]
+    stage = "judging"  # the posterior is saved by then
+    with pytest.raises(Interrupted):
+        run.work(tell=interrupt)
+    (note,) = use.predict(run.folder, source, tmp_path / "b.csv", seed=1)
+    assert "numbers of mle-1. It is saved, but was not evaluated and not checked." in note
+    run.work()
+    assert use.predict(run.folder, source, tmp_path / "c.csv") == []
+    posterior, _, job = run.posterior()
+    posterior.stopped = "interrupted"
+    posterior.save(run.place(job) / "posterior.bayou")
+    assert "mle-0: its fit was interrupted before its end" in use.predict(run.folder, source, tmp_path / "d.csv")[0]
+    assert any("mle-0: its fit was interrupted before its end" in note for note in use.evaluate(run.folder, None)[1])
 
 
 @pytest.mark.slow

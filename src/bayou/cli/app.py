@@ -103,7 +103,7 @@ def predict(
         Path | None, typer.Option(help="labeled rows not used in training, for conformal intervals or sets")
     ] = None,
 ) -> None:
-    """Predict new rows: class and probabilities or mean and interval, entropy, mutual information."""
+    """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
     from bayou.runs import use
 
     notes = use.predict(
@@ -152,6 +152,8 @@ def serve(
     token = read_token(token_file)
     service = Service.of(run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows)
     files = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
+    for note in service.notes:
+        typer.echo(note, err=True)
     with Server(
         service, host, port, limits=limits, allowed_hosts=allowed_host or (), token=token, quiet=quiet, **files
     ) as server:

@@ -385,6 +385,35 @@ class Run:
         mine = [job for job in self.jobs if job.split is None]
         return [job for job in mine if (self.place(job) / "posterior.bayou").exists()]
 
+    def unfinished(self) -> list[Job]:
+        """The jobs without a result that did not fail: the run was interrupted, or is still working on them."""
+        failed = self.failures()
+        return [job for job in self.jobs if self._finished(job) is None and job.name not in failed]
+
+    def describe_interruption(self, job: Job, posterior: Posterior) -> list[str]:
+        """Notes about a posterior that is not what the settings of its run describe, or is not all of the run.
+
+        Args:
+            job: the method and seed of the posterior.
+            posterior: as loaded from the run.
+        """
+        notes = []
+        if posterior.stopped == "interrupted":
+            notes.append(
+                f"{job.name}: its fit was interrupted before its end, and these are numbers of what it was then; "
+                "train it again for those of the finished fit."
+            )
+        unfinished = self.unfinished()
+        if unfinished:
+            have = len(self.jobs) - len(unfinished)
+            names = ", ".join(one.name for one in unfinished)
+            evaluated = " It is saved, but was not evaluated and not checked." if job in unfinished else ""
+            notes.append(
+                f"The run in {self.folder} is not finished: {have} of {len(self.jobs)} fits are, {names} not. These "
+                f"are numbers of {job.name}.{evaluated} `bayou resume {self.folder}` continues the run."
+            )
+        return notes
+
     def lacks(self, method: str | None, seed: int | None = None) -> str:
         """The error message for a posterior that does not exist."""
         have = ", ".join(job.name for job in self.finished()) or "nothing yet"

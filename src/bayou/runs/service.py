@@ -53,6 +53,7 @@ class Service:
         max_rows: rows of one request.
         together: whether rows of several requests may be evaluated in one batch: an output depends on its own
             row only.
+        notes: about the run, to be shown at the start.
     """
 
     posterior: Posterior
@@ -62,6 +63,7 @@ class Service:
     level: float = 0.9
     max_rows: int = 10_000
     together: bool = True
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -84,7 +86,8 @@ class Service:
         service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows)
         x = rng.normal(3, run.facts()["input_shape"], torch.empty(()), seed=0)
         service._said(x, level)
-        return replace(service, together=service._rows_are_independent(x))
+        notes = tuple(run.describe_interruption(job, posterior))
+        return replace(service, together=service._rows_are_independent(x), notes=notes)
 
     def _rows_are_independent(self, x: Tensor) -> bool:
         """Whether outputs do not depend on the other rows of a batch, as with dropout masks by row."""
