@@ -26,6 +26,34 @@ class BayouWarning(UserWarning):
     """Every warning of bayou is one of these, so that one filter has them all."""
 
 
+_SPEAKS_COMMAND_LINE: ContextVar[bool] = ContextVar("speaks_command_line", default=False)
+
+
+@contextmanager
+def command_line_spelling() -> Iterator[None]:
+    """Inside, messages name settings as options of a command, ``--steps``, instead of arguments, ``steps=``."""
+    token = _SPEAKS_COMMAND_LINE.set(True)
+    try:
+        yield
+    finally:
+        _SPEAKS_COMMAND_LINE.reset(token)
+
+
+def spell(python: str, command: str) -> str:
+    """Choose the words of a message that its reader can use.
+
+    Args:
+        python: for a program.
+        command: for the terminal and the report of a command.
+    """
+    return command if _SPEAKS_COMMAND_LINE.get() else python
+
+
+def setting_name(name: str) -> str:
+    """A setting as its reader types it: ``batch_size=`` or ``--batch-size``."""
+    return spell(f"{name}=", f"--{name.replace('_', '-')}")
+
+
 class _Stage:
     """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is reached."""
 

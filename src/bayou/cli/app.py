@@ -15,6 +15,7 @@ from bayou import __version__
 from bayou.cli.listing import experiments, listing
 from bayou.cli.options import DataArgument, Device, Quiet, RunArgument, Samples, Workers, run_config, run_options
 from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, terminate_like_ctrl_c, workers
+from bayou.progress import command_line_spelling
 
 app = typer.Typer(
     cls=ErrorsAsSentences,
@@ -49,6 +50,7 @@ def options(
     ] = False,
 ) -> None:
     """Train, compare and use Bayesian neural networks."""
+    ctx.with_resource(command_line_spelling())
     if ctx.invoked_subcommand is None:
         typer.echo(WELCOME)
 
@@ -298,6 +300,7 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
 
 def _work(run: Any, quiet: bool, executor: str | None) -> None:
     from bayou.cli.live import Board
+    from bayou.posteriors.checks import describe_flag
     from bayou.runs.folder import Interrupted
 
     board = Board([job.name for job in run.jobs], quiet)
@@ -318,7 +321,7 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
         if result.get("choice"):
             typer.echo(f"{result['name']}: {result['choice']}", err=True)
         for check in (one for one in result.get("checks", []) if one["status"] != "ok"):
-            line = f"{result['name']}: {check['status'].upper()} {check['name']}: {check['text']}"
+            line = f"{result['name']}: {describe_flag(check['name'], check['status'], check['text'])}"
             typer.secho(line, fg="red" if check["status"] == "failed" else "yellow", err=True)
     if results:
         typer.echo(f"wrote {run.folder / 'report.html'}")

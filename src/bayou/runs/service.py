@@ -23,6 +23,7 @@ from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePr
 from bayou.files import StrPath
 from bayou.posteriors import Posterior
 from bayou.predictive import check_level
+from bayou.progress import spell
 from bayou.runs.folder import Run, RunError
 from bayou.runs.use import ROWS, count, said
 from bayou.specs import nearest
@@ -79,7 +80,7 @@ class Service:
         """The service of a run folder. One prediction is computed, so that an unusable run is an error at the start."""
         check_level(level)
         if max_rows < 1:
-            raise RunError(f"max_rows must be at least 1, got {max_rows}")
+            raise RunError(f"{spell('max_rows', '--max-rows')} must be at least 1, got {max_rows}")
         run = Run.open(folder)
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"

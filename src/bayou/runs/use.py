@@ -18,7 +18,9 @@ from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
 from bayou.files import StrPath, write_text
 from bayou.posteriors import Posterior
+from bayou.posteriors.checks import describe_flag
 from bayou.predictive import Predictive, check_level
+from bayou.progress import spell
 from bayou.runs.folder import Run, RunError
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def count(posterior: Posterior, samples: int | None, run: Run) -> int:
     """The number of networks to average: as given, else as in the run, and at most as many as there are."""
     wanted = run.config.samples if samples is None else samples
     if wanted < 1:
-        raise RunError(f"samples must be at least 1, got {wanted}")
+        raise RunError(f"{spell('samples', '--samples')} must be at least 1, got {wanted}")
     return min(wanted, posterior.draws or wanted)
 
 
@@ -197,7 +199,7 @@ def evaluate(
         checks = bayou.diagnostics.check(
             posterior, None, test, scale=preprocessor.y_scale, against=against, predictive=p
         )
-        notes += [f"{job.name}: {flag.status.upper()} {flag.name}: {flag.text}" for flag in checks.flags]
+        notes += [f"{job.name}: {describe_flag(flag.name, flag.status, flag.text)}" for flag in checks.flags]
         found.append({"method": job.name} | scores)
     return found, notes
 
