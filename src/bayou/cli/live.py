@@ -9,9 +9,12 @@ from typing import Any, Self
 from rich.console import Console
 from rich.text import Text
 
+from bayou.posteriors.checks import concern
 from bayou.progress import DONE, describe
+from bayou.report.tables import format_number
 
 LINE = 30.0  # seconds between two lines about a job, without a terminal
+MIN_READABLE = 1e4  # numbers from which on a line has "61,234" or "1.26 million"
 SHOWN = ("error", "rmse", "nll", "beside_map", "ece", "coverage", "auroc_entropy", "r_hat", "ess", "seconds")
 HEADS = {"beside_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}
 COLORS = {"done": "green", "failed": "red", "fitting": "dim", "baseline": "dim"}
@@ -48,7 +51,7 @@ class Board:
         if flags := numbers.get("flags", []):
             failed = any(flag["status"] == "failed" for flag in flags)
             worst, color = ("failed a check", "red") if failed else ("done, with a warning", "yellow")
-            what = f"{worst}: {', '.join(flag['name'] for flag in flags)}"
+            what = f"{worst}: it {', '.join(concern(flag['name']) for flag in flags)}"
         known = [key for key, value in numbers.items() if key in SHOWN and not isinstance(value, str | None)]
         words = "  ".join(f"{HEADS.get(key, key.replace('_', ' '))} {_cell(key, numbers)}" for key in known)
         self._line(f"{name}: {what}  {words}".rstrip(), color)
@@ -78,5 +81,5 @@ def _cell(key: str, numbers: dict[str, Any]) -> str:
     value = numbers[key]
     if not isinstance(value, float | int):  # difference to MAP
         return f"{value} {value.comparison}"
-    text = f"{value:.4g}"
+    text = f"{value:.4g}" if abs(value) < MIN_READABLE else format_number(value, 0)[0]
     return f"{text} not mixed" if key == "r_hat" and numbers.get("mixed") is False else text
