@@ -306,7 +306,8 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
     board = Board([job.name for job in run.jobs], quiet)
     try:
         with workers(executor) as pool, board:
-            run.work(tell=board.tell, show=board.show, note=board.note, executor=pool)
+            announce = None if quiet else board.announce
+            run.work(tell=board.tell, show=board.show, note=board.note, announce=announce, executor=pool)
     except KeyboardInterrupt:
         typer.secho("interrupted before the first fit", fg="yellow", err=True)
         raise typer.Exit(130) from None

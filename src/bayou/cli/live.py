@@ -72,6 +72,10 @@ class Board:
         """Show a note about the data; not suppressed by ``quiet``."""
         self._line(f"note: {text}")
 
+    def announce(self, text: str) -> None:
+        """Show how long the run will take."""
+        self._line(text)
+
     def _line(self, text: str, color: str = "") -> None:
         self.console.print(text, style=color, highlight=False, markup=False, soft_wrap=True)
 

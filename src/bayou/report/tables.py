@@ -30,6 +30,7 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
 HINTS = {"higher": "higher is better", "lower": "lower is better"}
 KEY = {True: ("accuracy", "nll", "ece"), False: ("rmse", "nll", "coverage")}  # of classes, of numbers
 MILLIONS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+MIN_SHORTENED = 1e3  # differences with fewer decimals
 MAX_IN_WORDS = 1e15  # larger numbers are powers of ten
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MAX_PAIRED = 4  # methods of which all pairs are shown; with more, each is paired with the reference
@@ -130,9 +131,12 @@ def _difference(found: Average | None, kind: str = "", digits: int = 3, factor: 
     if found is None or not math.isfinite(found.value):
         return Cell("–", kind=kind)
     kind = kind or ("warning" if found.comparison == "worse" else "")
-    text, error = format_number(factor * found.value, digits, factor * found.error)
+    value, error = factor * found.value, factor * found.error
+    text, error_text = f"{value:,.{digits}f}", f"{error:,.{digits}f}"
+    if abs(value) >= MIN_SHORTENED:
+        text, error_text = format_number(value, digits, error)
     sign = "+" if found.value >= 0 else ""
-    return Cell(f"{sign}{text}", error, not kind and found.comparison == "better", kind)
+    return Cell(f"{sign}{text}", error_text, not kind and found.comparison == "better", kind)
 
 
 def _missing_splits(results: Results) -> list[str]:

@@ -64,6 +64,8 @@ def _expected_classes(results: Results, best: str) -> str | None:
     accuracy = results.mean(best, "accuracy")
     if accuracy is None or not math.isfinite(accuracy.value):
         return None
+    if accuracy.value == 1:
+        return f"{best} is right in all test cases"
     right = f"{best} is right in {of_hundred(accuracy.value)} test cases"
     kept = [_accuracy_of_kept(result) for result in results.of(best)]
     known = [value for value in kept if value is not None]

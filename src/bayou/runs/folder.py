@@ -157,12 +157,18 @@ class Run:
 
     def work(
         self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None,
-        executor: Executor | None = None,
+        announce: Callable[[str], None] | None = None, executor: Executor | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Fit and evaluate the jobs that are not finished; a failure of one is recorded and does not stop the others.
 
-        Invalid settings and data raise an error before anything is written. ``note`` is called with each note about
-        the data when a run starts. ``executor``: its workers do the jobs, and must share the folder and the data.
+        Invalid settings and data raise an error before anything is written.
+
+        Args:
+            tell: is called with the events of jobs.
+            show: the progress of a fit, as of ``bayou.fit``.
+            note: is called with each note about the data when a run starts.
+            announce: is called with a sentence about the time of the run before the first fit.
+            executor: its workers do the jobs, and must share the folder and the data.
         """
         for method in self.config.methods:
             find(method)
@@ -216,6 +222,8 @@ class Run:
                     tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
             order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
             place, left = self.folder.resolve(), [job for job in order if self._finished(job) is None]
+            if announce is not None and left:
+                announce(self._describe_duration([job.method for job in left], data, net))
             sent = {} if executor is None else {job: send(executor, fit_in_worker, place, job, net) for job in left}
             try:
                 for job in order:  # MAP first, which the others are compared with
@@ -227,6 +235,18 @@ class Run:
                     one.cancel()
                 results = self._write()
             return results
+
+    def _describe_duration(self, methods: list[str], data: DataSet, net: str) -> str:
+        """A sentence about the time of these fits, by a few steps of the network."""
+        from bayou.runs.duration import describe_duration, estimate_seconds, search_rows, step_seconds
+
+        module = self.build_net(data.input_shape, data.output_size, net, self.jobs[0])
+        likelihood = self.likelihood(data.task).bind().to(self.device)
+        x, y = (part.to(self.device) for part in data.train)
+        counts = min(self.config.batch_size, data.n), search_rows(data.n)
+        of_batch, of_search = (step_seconds(module, likelihood, x[:count], y[:count]) for count in counts)
+        seconds = estimate_seconds(methods, self.config, data.n, (of_batch, of_search))
+        return describe_duration(methods, seconds, data.n)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -60,8 +60,12 @@ class Training:
             names = spell("steps or epochs", "--steps or --epochs")
             raise ConfigError(f"give {names}, not both: got {self.steps} steps and {self.epochs} epochs")
         if self.patience is not None and not self.validation:
-            names = spell("patience", "--patience"), spell("validation too, for example 0.1", "--validation 0.1 too")
-            raise ConfigError(f"{names[0]} needs held-out rows; give {names[1]}")
+            raise ConfigError(
+                spell(
+                    "patience needs held-out rows; give validation too, for example 0.1",
+                    "--patience needs held-out rows; give --validation too, for example 0.1",
+                )
+            )
 
     @property
     def autocast(self) -> bool:
