@@ -68,9 +68,9 @@ def valid_range(values: NDArray[Any]) -> tuple[float, float]:
     below = values[flags & (values < median)]
     above = values[flags & (values > median)]
     if len(below):
-        floor = median - float(np.sqrt(others) * np.sqrt(median - below.max()))
+        floor = max(floor, median - float(np.sqrt(others) * np.sqrt(median - below.max())))
     if len(above):
-        ceiling = median + float(np.sqrt(others) * np.sqrt(above.min() - median))
+        ceiling = min(ceiling, median + float(np.sqrt(others) * np.sqrt(above.min() - median)))
     return floor, ceiling
 
 
