@@ -55,10 +55,14 @@ def setting_name(name: str) -> str:
 
 
 class _Stage:
-    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is reached."""
+    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is reached.
+
+    ``limit``: the end of the stages inside, which the first of them sets.
+    """
 
     def __init__(self, prefix: str = "", begin: float = 0.0, end: float = 1.0) -> None:
         self.prefix, self.begin, self.at, self.end = prefix, begin, begin, end
+        self.limit = begin
 
 
 _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
@@ -68,14 +72,17 @@ _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
 def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterator[None]:
     """Inside, titles start with the stage, such as "2 of 3: held out, " or "member 2 of 5: ".
 
-    The stages that are left count as equally long in the part of the whole that is done. A stage can have stages of
-    its own.
+    All stages count as equally long in the part of the whole that is done. A stage can have stages of its own, which
+    cover a share of what is left of it: whether more lines or stages follow is not known.
     """
-    outer = _STAGE.get() or _Stage()
+    outer = _STAGE.get()
+    if outer is None:
+        outer = _Stage(begin=(number - 1) / count)
+        outer.limit = 1.0
+    elif number == 1 or outer.limit <= outer.at:
+        outer.limit = outer.at + SHARE * (outer.end - outer.at)
     prefix = f"{outer.prefix}{unit}{' ' if unit else ''}{number} of {count}: {name}{', ' if name else ''}"
-    width = (outer.end - outer.begin) / count
-    begin = max(outer.at, outer.begin + width * (number - 1))  # lines before it may have covered more
-    inner = _Stage(prefix, begin, begin + (outer.end - begin) / (count - number + 1))
+    inner = _Stage(prefix, outer.at, outer.at + (outer.limit - outer.at) / (count - number + 1))
     token = _STAGE.set(inner)
     try:
         yield
