@@ -18,7 +18,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
 # Nothing is selected on the rows that are shown: priors and random layers are selected on held-out training rows.
-demo: $(STAMPS)/test  ## compare five methods on 179 handwritten digits: demo-output/report.html
+demo: $(STAMPS)/test  ## compare five methods on 179 handwritten digits, in about two minutes: demo-output/report.html
 	rm -rf demo-output
 	$(BIN)/bayou compare digits-few --methods mle,map,ensemble,nodeflow,mnf --steps 600 --out demo-output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,17 +19,50 @@ REDRAW = 0.1  # seconds between two redraws of the bar
 LINE = 10.0  # seconds between two plain lines
 LEFT, DONE = "seconds_left", "done"  # numbers of every line, and of those inside a stage
 SHARE = 0.75  # of the rest of a stage that a line covers: whether more lines follow is not known
+MAX_DONE = 0.99  # of the whole: no line knows that it is the last one
 
 
 class BayouWarning(UserWarning):
     """Every warning of bayou is one of these, so that one filter has them all."""
 
 
+_SPEAKS_COMMAND_LINE: ContextVar[bool] = ContextVar("speaks_command_line", default=False)
+
+
+@contextmanager
+def command_line_spelling() -> Iterator[None]:
+    """Inside, messages name settings as options of a command, ``--steps``, instead of arguments, ``steps=``."""
+    token = _SPEAKS_COMMAND_LINE.set(True)
+    try:
+        yield
+    finally:
+        _SPEAKS_COMMAND_LINE.reset(token)
+
+
+def spell(python: str, command: str) -> str:
+    """Choose the words of a message that its reader can use.
+
+    Args:
+        python: for a program.
+        command: for the terminal and the report of a command.
+    """
+    return command if _SPEAKS_COMMAND_LINE.get() else python
+
+
+def setting_name(name: str) -> str:
+    """A setting as its reader types it: ``batch_size=`` or ``--batch-size``."""
+    return spell(f"{name}=", f"--{name.replace('_', '-')}")
+
+
 class _Stage:
-    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is reached."""
+    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is reached.
+
+    ``limit``: the end of the stages inside, which the first of them sets.
+    """
 
     def __init__(self, prefix: str = "", begin: float = 0.0, end: float = 1.0) -> None:
         self.prefix, self.begin, self.at, self.end = prefix, begin, begin, end
+        self.limit = begin
 
 
 _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
@@ -38,13 +72,17 @@ _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
 def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterator[None]:
     """Inside, titles start with the stage, such as "2 of 3: held out, " or "member 2 of 5: ".
 
-    All stages count as equally long in the part of the whole that is done. A stage can have stages of its own.
+    All stages count as equally long in the part of the whole that is done. A stage can have stages of its own, which
+    cover a share of what is left of it: whether more lines or stages follow is not known.
     """
-    outer = _STAGE.get() or _Stage()
+    outer = _STAGE.get()
+    if outer is None:
+        outer = _Stage(begin=(number - 1) / count)
+        outer.limit = 1.0
+    elif number == 1 or outer.limit <= outer.at:
+        outer.limit = outer.at + SHARE * (outer.end - outer.at)
     prefix = f"{outer.prefix}{unit}{' ' if unit else ''}{number} of {count}: {name}{', ' if name else ''}"
-    width = (outer.end - outer.begin) / count
-    ends = (max(outer.at, outer.begin + width * k) for k in (number - 1, number))  # a line may have been before
-    inner = _Stage(prefix, *ends)
+    inner = _Stage(prefix, outer.at, outer.at + (outer.limit - outer.at) / (count - number + 1))
     token = _STAGE.set(inner)
     try:
         yield
@@ -60,7 +98,8 @@ class Progress:
     and nothing elsewhere (logs, tests, notebooks run by a machine); ``"plain"`` writes a line every ten seconds
     anywhere; ``False`` is silent. A function is called with (title, step, total, numbers) instead, at most ten times
     per second. "seconds_left" in the numbers is estimated by the pace of this line; inside a ``stage``, "done" is the
-    part of the whole that is done, which never decreases. ``describe`` makes a text of them.
+    part of the whole that is done, which never decreases and never is 1: no line knows that it is the last one.
+    ``describe`` makes a text of them.
 
         with Progress("fitting", total=100) as progress:
             for step in range(100):
@@ -106,7 +145,8 @@ class Progress:
         fields[LEFT] = (now - self._start) / max(step - self._first, 1) * max(self.total - step, 0)
         if stage is not None:
             covered = SHARE * (stage.end - self._begin) * min(1.0, step / max(self.total, 1))
-            fields[DONE] = stage.at = max(stage.at, self._begin + covered)
+            stage.at = max(stage.at, self._begin + covered)
+            fields[DONE] = min(stage.at, MAX_DONE)
         if self._sink is not None:
             self._sink(self.title, step, self.total, fields)
         elif self._bar is not None:
@@ -130,7 +170,7 @@ def describe(step: int, total: int, numbers: dict[str, float], most: int | None 
     if LEFT in numbers and step < total:
         words.append(f"about {duration(numbers[LEFT])}")
     if DONE in numbers:
-        words.append(f"{100 * numbers[DONE]:.0f} % of the whole")
+        words.append(f"{math.floor(100 * min(numbers[DONE], MAX_DONE))} % of the whole")
     return "  ".join(words)
 
 

@@ -100,7 +100,7 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     assert re.match(
         r"MAP: accuracy [\d.]+ .*% \(higher is better\), NLL [\d.]+ .*, ECE [\d.]+ .*\(lower is better\)$", numbers
     )
-    assert conclusion.endswith("test rows.")
+    assert conclusion.startswith("MAP is right in ")
     assert following == "next: bayou predict run --input new.csv"
     new = table(tmp_path / "new.csv", 7, target=False)
     done = bayou_command("predict", "run", "--input", str(new), "--out", "p.csv")
@@ -183,6 +183,9 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
     for row in rows:
         assert float(row["25%"]) < float(row["mean"]) < float(row["75%"])
         assert float(row["epistemic_std"]) < float(row["std"])
+        share = (float(row["epistemic_std"]) / float(row["std"])) ** 2
+        assert float(row["epistemic_share_of_variance"]) == pytest.approx(share, rel=1e-4)
+        assert "mutual_information" not in row  # of densities, whose entropies can be below it
 
 
 @pytest.mark.parametrize(
@@ -354,15 +357,16 @@ def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(live, "LINE", 0.0)
     board.show("VI(MNF)", 20, 2000, {"elbo": -2.0})
     several = live.Board(["map-0", "mnf-0"])
+    several.tell("map-0", "done", {})
     several.tell("mnf-0", "fitting", {})
     several.show("2 of 3: held out, MAP", 5, 10, {"nll": 1.0, "seconds_left": 6.0, "done": 0.5})
     board.tell("mnf-0", "done", dict.fromkeys(live.SHOWN, 0.12345))
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["mnf-0: fitting", "mnf-0: VI(MNF) 20/2,000  elbo -2"]
-    told = "2 of 3: held out, MAP 5/10  nll 1  about 6 s  50 % of the whole"
-    assert lines[2:4] == ["mnf-0: fitting", f"mnf-0 (2 of 2): {told}"]
-    assert len(lines) == 5
-    assert len(lines[4]) > 100
+    told = "2 of 3: held out, MAP 5/10  nll 1  about 6 s  75 % of the whole"  # half of the second
+    assert lines[2:5] == ["map-0: done", "mnf-0: fitting", f"mnf-0 (2 of 2): {told}"]
+    assert len(lines) == 6
+    assert len(lines[5]) > 100
 
 
 @pytest.mark.slow

@@ -204,6 +204,55 @@ def test_huge_values_do_not_overflow(tmp_path: Path) -> None:
     assert any("'b': 1 values are more than 1,000,000 standard deviations" in note for note in new.notes)
 
 
+def measured(sentinel: object = None, row: int = 17, equal: bool = False) -> list[tuple[object, ...]]:
+    generator = np.random.default_rng(0)
+    a, b, noise = generator.normal(size=(3, 200))
+    if equal:
+        a = np.where(a > 1, np.round(a), 0.0)
+    rows: list[tuple[object, ...]] = [(f"{a[i]:.4f}", f"{b[i]:.4f}", f"{a[i] + b[i] + 0.1 * noise[i]:.4f}")
+                                      for i in range(200)]  # fmt: skip
+    if sentinel is not None:
+        rows[row] = (sentinel, *rows[row][1:])
+    return rows
+
+
+@pytest.mark.parametrize("equal", [False, True], ids=["normal", "mostly zeros"])
+@pytest.mark.parametrize("row", [17, 18], ids=["training row", "test row"])
+def test_one_sentinel_does_not_destroy_a_column(tmp_path: Path, row: int, equal: bool) -> None:
+    whole = load(table(tmp_path / "whole.csv", ("a", "b", "y"), measured(equal=equal)), target="y")
+    blank = load(table(tmp_path / "blank.csv", ("a", "b", "y"), measured("", row, equal)), target="y")
+    data = load(table(tmp_path / "odd.csv", ("a", "b", "y"), measured("999999999", row, equal)), target="y")
+    assert 0.9 < float(data.train[0][:, 0].std() / whole.train[0][:, 0].std()) < 1.1  # it was 2e-8
+    assert torch.equal(data.train[0], blank.train[0])
+    assert torch.equal(data.test[0], blank.test[0])
+    (note,) = [note for note in data.notes if "far from all others" in note]
+    assert note.startswith(f"Column 'a': 1 value is far from all others (row {row + 1}: 999999999; the others lie ")
+    assert "leave the cell blank" in note
+    assert "logarithm" in note
+    again = Preprocessor.from_json(json.loads(json.dumps(data.preprocessor.to_json())))
+    new = again.rows({"a": [0.0, 999999999.0], "b": [0.0, 0.0]})
+    assert any("row 2: 999999999" in note for note in new.notes)
+    assert bool((new.x.abs() < 20).all())
+    assert new.distance is not None
+    assert new.distance[1] == 0
+    assert not any("far from all others" in note for note in whole.notes)
+
+
+def test_a_sentinel_in_the_target_is_refused(tmp_path: Path) -> None:
+    rows = [(a, b, "999999999" if i == 40 else y) for i, (a, b, y) in enumerate(measured())]
+    path = table(tmp_path / "odd.csv", ("a", "b", "y"), rows)
+    with pytest.raises(DataError, match=r"'y' is 999999999 in row 41, far from all others .*leave the cell blank"):
+        load(path, target="y")
+
+
+def test_incomes_are_measurements(tmp_path: Path) -> None:
+    incomes = np.exp(10 + 1.5 * np.random.default_rng(0).normal(size=400))
+    rows = [(f"{income:.2f}", i % 7) for i, income in enumerate(incomes)]
+    data = load(table(tmp_path / "incomes.csv", ("income", "y"), rows), target="y", task="regression")
+    assert data.feature_names == ("income",)
+    assert not data.notes
+
+
 def test_what_is_odd_in_test_rows_is_said_too(tmp_path: Path) -> None:
     path = flowers(tmp_path / "f.csv")
     before = load(path, target="species")

@@ -122,12 +122,29 @@ def test_a_prediction_is_one_function_for_all_rows(posterior):
         assert torch.allclose(out, twice[s, :40], atol=1e-6)
 
 
-def test_without_a_seed_the_global_stream_decides(posterior):
+def test_a_prediction_without_a_seed_is_the_same_each_time(posterior):
     torch.manual_seed(3)
     one = posterior.predict(X, 3).outputs
-    two = posterior.predict(X, 3).outputs
-    torch.manual_seed(3)
+    state = torch.get_rng_state()
     assert torch.equal(posterior.predict(X, 3).outputs, one)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(posterior.predict(X, 3, seed=1).outputs, one)
+
+
+def test_a_laplace_prediction_without_a_seed_is_the_same_each_time():
+    laplace = bayou.fit(nn.Linear(3, 2), (X, Y), method=bayou.Laplace(start=None), progress=False)
+    one = laplace.predict(X, 3).outputs
+    torch.manual_seed(8)
+    assert torch.equal(laplace.predict(X, 3).outputs, one)
+    torch.testing.assert_close(laplace.predict(X, 3, chunk=1).outputs, one)
+
+
+def test_with_a_seed_of_none_the_global_stream_decides(posterior):
+    torch.manual_seed(3)
+    one = posterior.predict(X, 3, seed=None).outputs
+    two = posterior.predict(X, 3, seed=None).outputs
+    torch.manual_seed(3)
+    assert torch.equal(posterior.predict(X, 3, seed=None).outputs, one)
     assert not torch.equal(one, two)
     state = torch.get_rng_state()
     posterior.predict(X, 3, seed=1)

@@ -32,12 +32,12 @@ def test_methods_are_compared_with_baselines_and_failures_are_flagged(digits: Ru
     flags = {check["name"]: check for check in result["checks"] if check["status"] != "ok"}
     assert flags["linear"]["status"] == "failed"
     page = (digits.folder / "report.html").read_text()
-    assert "MNF, linear: worse than a linear model" in page
+    assert "MNF: the check &#39;linear&#39; FAILED: worse than a linear model" in page
     assert '<th scope="row" class="failed">MNF' in page
     said = " ".join(digits.report().verdict)
     assert said.startswith("Every method failed a check")
     assert "It is worse than a linear model (by " in said
-    assert "Flagged: MAP (" in said
+    assert "Flagged by the checks: MAP " in said
 
 
 def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> None:
@@ -65,7 +65,7 @@ def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> No
     assert not any("not significantly" in one for one in said)
     said = verdict(Results([result("A", rows, "failed"), result("MAP", rows + 0.1)], facts, {}))
     assert said[0].startswith("MAP is the only method that failed no check (NLL ")
-    assert "Flagged: A (mixing)." in said
+    assert "Flagged by the checks: A has chains that did not mix." in said
 
 
 @pytest.mark.slow
@@ -74,14 +74,14 @@ def test_flags_are_printed_in_the_terminal(tmp_path: Path, monkeypatch: pytest.M
     done = bayou_command("train", "moons", "--method", "map", "--steps", "5", "--out", "run", "--samples", "5")
     assert done.exit_code == 0, done.output
     assert "linear: baseline  nll 0.2" in done.stderr
-    assert "map-0: failed a check:" in done.stderr
-    assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
+    assert "map-0: failed a check: it is worse than a linear model" in done.stderr
+    assert "map-0: the check 'linear' FAILED: worse than a linear model: NLL" in done.stderr
     *_, numbers, conclusion, following = done.stderr.splitlines()
     assert numbers.startswith("MAP: accuracy 8")
-    assert conclusion.startswith("Do not use MAP as it is: it failed a check (linear")
+    assert conclusion.startswith("Do not use MAP as it is: it is worse than a linear model")
     assert following == "next: bayou compare moons --methods map,laplace,ensemble --out run-compare"
     done = bayou_command("evaluate", "run")
-    assert "map-0: FAILED linear: worse than a linear model: NLL" in done.stderr
+    assert "map-0: the check 'linear' FAILED: worse than a linear model: NLL" in done.stderr
     assert len(done.stdout.splitlines()) == 2
 
 
@@ -155,7 +155,7 @@ def test_every_method_is_compared_with_map() -> None:
     cell = f'<td class="warning">+0.200 <span class="se">± {0.1 * error:.3f}</span></td>'
     assert page.count(cell) == 2  # in the scores and in the pairs
     assert f'<th scope="row">MNF minus MAP</th>{cell}<td>–</td><td>worse</td>' in page
-    assert "<td>worse, within chance</td>" in page
+    assert "<td>not significantly different</td>" in page
     assert Results(results[1:], {}, {}).reference == "MNF"
     assert "NLL minus MNF" in Report(results[1:], {"data": "d"}).html()
 
@@ -208,3 +208,101 @@ def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(capsys: py
     assert "1.61 not mixed" in text
     assert "+0.040 ± 0.010 worse" in text
     assert "words" not in text
+
+
+def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    from bayou.cli import live
+
+    board = live.Board(["mle-0", "map-0"])
+    for name in ("map-0", "mle-0"):  # MAP is fitted first
+        board.tell(name, "fitting", {})
+        board.last = -live.LINE
+        board.show("fitting", 6, 6, {"done": 0.99})
+        board.tell(name, "done", {"nll": 0.5})
+    shown = [line for line in capsys.readouterr().err.splitlines() if "of the whole" in line]
+    assert shown == [
+        "map-0 (1 of 2): fitting 6/6  49 % of the whole",
+        "mle-0 (2 of 2): fitting 6/6  99 % of the whole",
+    ]
+
+
+def classified(label: str, nll: float, accuracy: float, kept: float, auroc: float, **more: Any) -> dict[str, Any]:
+    """A result of 100 test rows; ``kept``: the accuracy without the least certain fifth."""
+    metrics = {"nll": nll, "accuracy": accuracy, "auroc_entropy": auroc}
+    curve = {"rejected": [0.0, 0.2, 0.4], "error": [1 - accuracy, 1 - kept, 0.0]}
+    return {"label": label, "seed": 0, "task": "classification", "metrics": metrics, "rows": [nll] * 100,
+            "error_rejection": curve, "checks": []} | more  # fmt: skip
+
+
+def test_the_first_sentence_is_for_a_manager_and_has_the_worst_number() -> None:
+    from bayou.report.results import Results
+    from bayou.report.verdict import verdict
+
+    results = [
+        classified("MAP", 0.5, 0.90, 0.95, 0.87),
+        classified("MNF", 0.3, 0.92, 0.984, 0.80),
+        classified("SWAG", 0.4, 0.91, 0.96, 0.85),
+    ]
+    said = verdict(Results(results, {"ood": "letters"}, {}))
+    assert said[0] == (
+        "MNF is right in 92 of 100 test cases; if the least certain 20 % are set aside, in 98 of 100, but in telling "
+        "letters from test data it is last of 3 methods (AUROC 0.800, MAP 0.870)."
+    )
+    assert said[1].startswith("MNF is the best by NLL (0.300")
+    flag = {"name": "converged", "status": "warning", "text": "words"}
+    said = verdict(Results([classified("MNF", 0.3, 0.997, 0.9, 0.8, checks=[flag])], {}, {}))
+    assert said[0] == (
+        "MNF is right in more than 99 of 100 test cases; if the least certain 20 % are set aside, it is not right more "
+        "often (90 of 100). Use it with care: it may not have converged."
+    )
+    assert "has a warning (converged)" not in " ".join(said)
+    assert verdict(Results([classified("MNF", 0.1, 1.0, 1.0, 0.8)], {}, {}))[0] == "MNF is right in all test cases."
+
+
+def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in_the_intervals() -> None:
+    from bayou.report.results import Results
+    from bayou.report.verdict import verdict
+
+    rows = torch.zeros(5).double()
+    metrics = {"nll": 0.0, "rmse": 3.0, "coverage": 0.88}
+    result = scored(
+        "Laplace", rows, metrics=metrics, losses=[1.0, 2.0, 1.26e6, 9e6, 9e6], observed={"y_label": "price"}
+    )
+    constant = {"rows": (rows + 1).tolist(), "metrics": {}, "errors": {}, "losses": [4e6] * 5}
+    linear = {"rows": (rows + 1).tolist(), "metrics": {"rmse": 2.5}, "errors": {}, "losses": [1e6] * 5}
+    facts = {"baselines": {"constant": constant, "linear": linear}}
+    said = verdict(Results([result], facts, {}))
+    assert said[0] == (
+        "The typical error of Laplace is 1.26 million in price (4.00 million for a constant prediction); its 90 % "
+        "intervals contained 88 of 100 test values, but a linear model has the better RMSE (3.0000, linear 2.5000)."
+    )
+
+
+def test_settings_are_spelled_for_their_reader() -> None:
+    """The checks of a fit name options in a terminal, and arguments in Python."""
+    from bayou.posteriors.checks import of_history
+    from bayou.progress import command_line_spelling
+
+    data = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    posterior = bayou.fit(torch.nn.Linear(2, 2), data, bayou.MAP(steps=3), progress=False)
+    posterior.stopped = "interrupted"
+    in_python = str(of_history(posterior))
+    assert "give more steps= or epochs=" in in_python
+    assert "checkpoint=" in in_python
+    with command_line_spelling():
+        in_terminal = str(of_history(posterior))
+    assert "give more --steps or --epochs" in in_terminal
+    assert "`bayou resume`" in in_terminal
+    assert "=" not in in_terminal
+    assert str(of_history(posterior)) == in_python
+
+
+def test_a_command_names_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = bayou_command("train", "moons", "--method", "mle", "--steps", "5", "--out", "run", "--samples", "5")
+    warning = "mle-0: the check 'converged' gives a WARNING: 5 steps are too few to judge convergence"
+    assert f"{warning}; give more --steps or --epochs" in done.stderr
+    assert "steps=" not in done.stderr
+    assert "steps=" not in Path("run/report.html").read_text()
+    done = bayou_command("train", "moons", "--patience", "3")
+    assert "--patience needs held-out rows; give --validation too" in done.stderr

@@ -96,3 +96,30 @@ def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
     assert section is not None
     assert sum(mark.css.startswith("dot") for mark in section.figures[0].chart.marks) == 2
     assert section.about["left_out"] == 3
+
+
+def test_ticks_of_an_axis_are_readable_and_fit() -> None:
+    from bayou.report.charts import Axes, tick_labels, ticks
+
+    assert tick_labels(ticks(0, 16e6)) == ["0", "2.5M", "5.0M", "7.5M", "10.0M", "12.5M", "15.0M"]  # it was 1.5e+04k
+    assert tick_labels(ticks(0, 25_000)) == ["0", "5k", "10k", "15k", "20k", "25k"]
+    assert tick_labels(ticks(-3, 3)) == ["−3", "−2", "−1", "0", "1", "2", "3"]
+    assert tick_labels([0.0, 1e-5, 2e-5]) == ["0", "1e−5", "2e−5"]
+    assert tick_labels([1e15, 2e15]) == ["1e15", "2e15"]
+    near = tick_labels(ticks(1e6, 1e6 + 200))
+    assert len(set(near)) == len(near)
+    axes = Axes(y_range=(1e6, 1e6 + 200))
+    assert axes.left >= 20 + 6 * max(map(len, near))  # the name of the axis, and the longest label
+    assert axes.px(axes.x_range[0]) == axes.left
+    assert Axes().left == 50
+
+
+def test_numbers_of_a_table_are_readable() -> None:
+    from bayou.report.tables import format_number
+
+    assert format_number(1.26e6, 4, 3e4) == ("1.26 million", "0.03 million")
+    assert format_number(-3.4e9, 4) == ("-3.40 billion", "")
+    assert format_number(61_234.5, 4, 120.0) == ("61,234", "120")
+    assert format_number(0.29601, 4, 0.0229) == ("0.2960", "0.0229")
+    assert format_number(3.2e-7, 4, 1e-8) == ("3.20 × 10⁻⁷", "1.00 × 10⁻⁸")
+    assert format_number(2.5e16, 4) == ("2.50 × 10¹⁶", "")

@@ -94,6 +94,71 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)  # torch may change kernels within a process
 
 
+def test_numbers_of_an_interrupted_run_have_a_note(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Config("moons", ("mle",), seeds=2, **QUICK))  # type: ignore[arg-type]
+
+    def interrupt(name: str, what: str, numbers: dict[str, Any]) -> None:
+        if name == "mle-1" and what == "judging":  # its posterior is saved by then
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        run.work(tell=interrupt)
+    source = tmp_path / "new.csv"
+    source.write_text("x1,x2\n0.1,0.2\n")
+    expected = (
+        f"The run in {run.folder} is not finished: 1 of 2 fits are, mle-1 not. These are numbers of mle-0. "
+        f"`bayou resume {run.folder}` continues the run."
+    )
+    assert use.predict(run.folder, source, tmp_path / "a.csv") == [expected]
+    (note,) = use.predict(run.folder, source, tmp_path / "b.csv", seed=1)
+    assert "numbers of mle-1. It is saved, but was not evaluated and not checked." in note
+    assert expected in use.evaluate(run.folder, None)[1]
+
+
+def test_numbers_of_an_interrupted_fit_have_a_note(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Config("moons", ("mle",), **QUICK))  # type: ignore[arg-type]
+    run.work()
+    source = tmp_path / "new.csv"
+    source.write_text("x1,x2\n0.1,0.2\n")
+    assert use.predict(run.folder, source, tmp_path / "a.csv") == []
+    posterior, _, job = run.posterior()
+    posterior.stopped = "interrupted"
+    posterior.save(run.place(job) / "posterior.bayou")
+    start = "mle-0: its fit was interrupted before its end"
+    assert [note.startswith(start) for note in use.predict(run.folder, source, tmp_path / "b.csv")] == [True]
+    assert any(note.startswith(start) for note in use.evaluate(run.folder, None)[1])
+
+
+def test_the_time_of_a_run_is_estimated_by_its_methods_and_its_length() -> None:
+    from bayou.runs.duration import describe_duration, estimate_seconds
+
+    def estimate(*methods: str, **settings: Any) -> float:
+        return estimate_seconds(methods, Config("moons", methods, **settings), 400, (1e-3, 2e-3))
+
+    assert estimate("map") == pytest.approx(3.5 * 2)  # thousands of passes over all rows
+    assert estimate("mnf") == pytest.approx(3.5 * 2 + 8.2)  # and of steps on a batch
+    assert estimate("map", "mnf") == pytest.approx(estimate("map") + estimate("mnf"))
+    assert estimate("mnf", steps=2400) == pytest.approx(3.5 * 2 + 2 * 8.2)
+    assert estimate("mnf", epochs=600) == pytest.approx(estimate("mnf", steps=2400))  # four batches an epoch
+    assert estimate("mnf", effort=10.0) == pytest.approx(10 * estimate("mnf"))
+    assert estimate("mle", steps=12) == pytest.approx(0.01 * estimate("mle"))
+    assert estimate("hmc") == 0
+    assert describe_duration(["map", "hmc"], 150.0, 1438) == (
+        "2 fits on 1,438 rows: roughly 2 min, not counting hmc, if this machine stays as fast as it is now"
+    )
+
+
+def test_the_time_of_a_run_is_announced_before_its_first_fit(tmp_path: Path) -> None:
+    heard: list[str] = []
+    run = Run.create(tmp_path / "run", Config("moons", ("mle",), **QUICK))  # type: ignore[arg-type]
+    run.work(tell=lambda name, what, numbers: heard.append(f"{name} {what}"), announce=heard.append)
+    first = heard.index("mle-0 fitting")
+    assert heard[first - 1].startswith("1 fit on 400 rows: roughly ")
+    heard.clear()
+    run.work(announce=heard.append)  # nothing is left to do
+    assert heard == []
+
+
 @pytest.mark.slow
 def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None:
     config = Config("moons", ("ffg", "map"), split=1, splits=2, **QUICK)  # type: ignore[arg-type]

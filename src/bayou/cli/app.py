@@ -15,6 +15,7 @@ from bayou import __version__
 from bayou.cli.listing import experiments, listing
 from bayou.cli.options import DataArgument, Device, Quiet, RunArgument, Samples, Workers, run_config, run_options
 from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, terminate_like_ctrl_c, workers
+from bayou.progress import command_line_spelling
 
 app = typer.Typer(
     cls=ErrorsAsSentences,
@@ -49,6 +50,7 @@ def options(
     ] = False,
 ) -> None:
     """Train, compare and use Bayesian neural networks."""
+    ctx.with_resource(command_line_spelling())
     if ctx.invoked_subcommand is None:
         typer.echo(WELCOME)
 
@@ -103,7 +105,7 @@ def predict(
         Path | None, typer.Option(help="labeled rows not used in training, for conformal intervals or sets")
     ] = None,
 ) -> None:
-    """Predict new rows: class and probabilities or mean and interval, entropy, mutual information."""
+    """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
     from bayou.runs import use
 
     notes = use.predict(
@@ -141,6 +143,8 @@ def serve(
 
     limits = Limits(max_bytes, max_waiting, read_timeout, timeout)
     service = Service.of(run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows)
+    for note in service.notes:
+        typer.echo(note, err=True)
     with Server(service, host, port, limits=limits, quiet=quiet) as server:
         typer.echo(f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C to stop")
         try:
@@ -283,12 +287,14 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
 
 def _work(run: Any, quiet: bool, executor: str | None) -> None:
     from bayou.cli.live import Board
+    from bayou.posteriors.checks import describe_flag
     from bayou.runs.folder import Interrupted
 
     board = Board([job.name for job in run.jobs], quiet)
     try:
         with workers(executor) as pool, board:
-            run.work(tell=board.tell, show=board.show, note=board.note, executor=pool)
+            announce = None if quiet else board.announce
+            run.work(tell=board.tell, show=board.show, note=board.note, announce=announce, executor=pool)
     except KeyboardInterrupt:
         typer.secho("interrupted before the first fit", fg="yellow", err=True)
         raise typer.Exit(130) from None
@@ -303,7 +309,7 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
         if result.get("choice"):
             typer.echo(f"{result['name']}: {result['choice']}", err=True)
         for check in (one for one in result.get("checks", []) if one["status"] != "ok"):
-            line = f"{result['name']}: {check['status'].upper()} {check['name']}: {check['text']}"
+            line = f"{result['name']}: {describe_flag(check['name'], check['status'], check['text'])}"
             typer.secho(line, fg="red" if check["status"] == "failed" else "yellow", err=True)
     if results:
         typer.echo(f"wrote {run.folder / 'report.html'}")

@@ -17,6 +17,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from bayou.progress import command_line_spelling
+
 HARMLESS = (  # warnings of torch that the user of a command cannot act on; other programs keep them
     "TensorFloat32 tensor cores",  # products stay in float32 unless lower precision is requested
     "\nOnline softmax is disabled",  # affects speed only
@@ -62,6 +64,7 @@ def begin_worker() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ignore_harmless_warnings()
+    command_line_spelling().__enter__()  # until the worker ends
 
 
 def terminate_like_ctrl_c() -> None:

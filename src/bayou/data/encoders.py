@@ -20,7 +20,8 @@ MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 class Number(Checked):
     """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for that if asked.
 
-    ``low`` and ``high``: the range of the training values.
+    ``low`` and ``high``: the range of the training values. ``floor`` and ``ceiling``: a value outside
+    counts as missing, as 999999999 does in a column of small numbers (``bayou.training.sentinels``).
     """
 
     name: str
@@ -30,20 +31,35 @@ class Number(Checked):
     indicator: bool = False
     low: float = -sys.float_info.max
     high: float = sys.float_info.max
+    floor: float = -sys.float_info.max
+    ceiling: float = sys.float_info.max
 
     def __post_init__(self) -> None:
         self._check_kind(str, "name")
         self._check_kind(bool, "indicator")
-        self._check_finite("mean", "scale", "median", "low", "high")
+        self._check_finite("mean", "scale", "median", "low", "high", "floor", "ceiling")
         self._check_positive("scale")
 
     @staticmethod
-    def fit(name: str, values: NDArray[np.float64]) -> Number:
-        """From training values, nan where one is missing."""
+    def fit(
+        name: str,
+        values: NDArray[np.float64],
+        floor: float = -sys.float_info.max,
+        ceiling: float = sys.float_info.max,
+    ) -> Number:
+        """Fit the encoding to the training values of a column.
+
+        Args:
+            name: of the column.
+            values: nan where one is missing.
+            floor: smaller values count as missing.
+            ceiling: larger values count as missing.
+        """
+        values = inside_range(values, floor, ceiling)
         lost = np.isnan(values)
         median, low, high = (float(f(values[~lost])) for f in (np.median, np.min, np.max))
         mean, scale = mean_and_std(np.where(lost, median, values))
-        return Number(name, mean, scale or 1.0, median, bool(lost.any()), low, high)
+        return Number(name, mean, scale or 1.0, median, bool(lost.any()), low, high, floor, ceiling)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -52,10 +68,12 @@ class Number(Checked):
 
     def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
         """Columns for the network."""
-        values, bad = column.values, column.bad
+        values, bad = self.values(column), column.bad
         lost = np.isnan(values)
         if bad.any():
             notes.append(not_numbers(self.name, column))
+        if sentinels := self.describe_sentinels(column):
+            notes.append(sentinels)
         if lost.any() and not self.indicator:
             notes.append(
                 f"Column {self.name!r}: {int(lost.sum())} missing values, none of them in training; "
@@ -76,9 +94,35 @@ class Number(Checked):
 
     def beyond(self, column: Column) -> NDArray[np.float64]:
         """The distance of each value from the range of the training values, in standard deviations; 0 inside."""
+        values = self.values(column)
         with np.errstate(over="ignore"):
-            out = np.maximum(self.low - column.values, column.values - self.high) / self.scale
+            out = np.maximum(self.low - values, values - self.high) / self.scale
         return np.fmax(out, 0.0)  # 0 for a missing value
+
+    def values(self, column: Column) -> NDArray[np.float64]:
+        """The numbers of a column; nan where one is missing, or counts as missing."""
+        return inside_range(column.values, self.floor, self.ceiling)
+
+    def describe_sentinels(self, column: Column) -> str:
+        """A note about the values that count as missing although they are numbers; empty without any."""
+        flags = np.isnan(self.values(column)) & ~np.isnan(column.values)
+        count = int(flags.sum())
+        if not count:
+            return ""
+        row = int(flags.argmax())
+        which = "1 value is" if count == 1 else f"{count:,} values are"
+        return (
+            f"Column {self.name!r}: {which} far from all others (row {row + 1}: {column.values[row]:.12g}; the others "
+            f"lie between {self.low:g} and {self.high:g}); counted as missing, because standardized with it the others "
+            "would all be the same. If it stands for a missing value, leave the cell blank; if it is right, use the "
+            "logarithm of the column."
+        )
+
+
+def inside_range(values: NDArray[np.float64], floor: float, ceiling: float) -> NDArray[np.float64]:
+    """The values, nan where one lies outside a range."""
+    with np.errstate(invalid="ignore"):
+        return np.where((values < floor) | (values > ceiling), np.nan, values)
 
 
 def not_numbers(name: str, column: Column) -> str:

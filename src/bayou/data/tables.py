@@ -15,10 +15,11 @@ from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
 from bayou.data.columns import EXACT, MISSING_LEVEL, Column, label, quote
 from bayou.data.dataset import DataSet, Pair
-from bayou.data.encoders import Category, Number, mean_and_std, not_numbers
+from bayou.data.encoders import Category, Number, inside_range, mean_and_std, not_numbers
 from bayou.data.preprocess import ImagePreprocessor, TablePreprocessor
 from bayou.data.reading import Table, listed
 from bayou.specs import nearest
+from bayou.training.sentinels import find_sentinels, valid_range
 
 MAX_LEVELS = 50  # categories of a column; more are an identifier or free text
 MAX_CLASSES = 200
@@ -68,6 +69,7 @@ def table_dataset(table: Table, options: Options, test: Table | None = None, ood
         groups = preprocessor.targets(goal)[0] if classes else np.zeros(table.rows)
         train_rows, test_rows = split_rows(groups, options, notes)
     if not classes:
+        _refuse_sentinels(goal, name)
         y_mean, y_scale = _target_statistics(goal.values[train_rows], name)
         preprocessor = replace(preprocessor, y_mean=y_mean, y_scale=y_scale)
     columns = fit_columns(table, name, train_rows, notes)
@@ -141,19 +143,23 @@ def _fit_column(name: str, column: Column, rows: Index, notes: list[str]) -> Num
                 f"--id {name} copies it to predictions; to use it as an input, rename it."
             )
             return None
-    train = column.values[rows]
+    floor, ceiling = valid_range(column.values)
+    train = inside_range(column.values[rows], floor, ceiling)
     lost, seen = np.isnan(train), train[~np.isnan(train)]
     if not len(seen) or (np.ptp(seen) == 0 and not lost.any()):
         notes.append(f"Column {name!r} is constant in training; dropped.")
         return None
+    number = Number.fit(name, train, floor, ceiling)
     if bad:
         notes.append(not_numbers(name, column))
+    if sentinels := number.describe_sentinels(column):
+        notes.append(sentinels)
     if lost.any():
         notes.append(
             f"Column {name!r}: {int(lost.sum())} of {len(train)} training values are missing; replaced by the median, "
             "with an indicator column."
         )
-    return Number.fit(name, train)
+    return number
 
 
 def _fit_category(name: str, column: Column, rows: Index, notes: list[str]) -> Category | None:
@@ -275,6 +281,20 @@ def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
             f"{quote(rare)}; accuracy can be misleading."
         )
     return tuple(names)
+
+
+def _refuse_sentinels(goal: Column, name: str) -> None:
+    """Raise a DataError if a target is so far from the others that they would all be the same beside it."""
+    flags = find_sentinels(goal.values)
+    if not flags.any():
+        return
+    row = int(flags.argmax())
+    others = goal.values[~flags & ~np.isnan(goal.values)]
+    raise DataError(
+        f"the target {name!r} is {goal.values[row]:.12g} in row {row + 1}, far from all others ({others.min():g} to "
+        f"{others.max():g}; {int(flags.sum())} such rows); beside it they would all be the same. If it stands for a "
+        "missing value, leave the cell blank; if it is right, predict the logarithm of the target"
+    )
 
 
 def _target_statistics(y: NDArray[Any], name: str) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from bayou.posteriors import Posterior
 from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
+from bayou.progress import spell
 from bayou.training.rows import all_rows, some_rows
 
 # At most 5 % of correct fits are flagged, and at least 95 % of wrong ones: benchmarks/gate.py measures these rates.
@@ -198,7 +199,10 @@ def _beside_mode(
     there, with the leverage h of a row, ≤ 1 and D/N on average. This much is allowed. An average over functions is
     never worse than its functions on average. A single point has nothing to compare with.
     """
-    advice = 'use the mode; for Laplace try prior="validation", for VI train longer or with a warm-up'
+    advice = spell(
+        'use the mode; for Laplace try prior="validation", for VI train longer or with a warm-up',
+        "use the mode (--method map); for a variational method give more --steps or --warmup 0.4",
+    )
     point = _mean_network(posterior, x, batch_size)
     if point is not None:
         weights = sum(value.numel() for value in posterior.like().values())

@@ -15,7 +15,7 @@ from bayou.network import evaluating, forward_inputs, rows_of
 from bayou.posteriors.gaussian import CLOSED, GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import BayouWarning
+from bayou.progress import BayouWarning, spell
 from bayou.training.data import Batch, Data
 from bayou.training.loop import move
 
@@ -53,7 +53,7 @@ def compare_with_mode(posterior: GaussianPosterior, data: Data, *, learned: bool
     least = max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else MIN_EXCESS
     where = "training" if learned else "held-out"
     words = "the posterior is worse than its own mode", "the mode", where
-    remedy = "its prior is too wide: use prior='validation' or where='last'"
+    remedy = "its prior is too wide: " + spell("use prior='validation' or where='last'", "use --method laplace-last")
     return _compared(torch.cat(own), torch.cat(mode), least, words, remedy)
 
 
@@ -63,7 +63,7 @@ def compare_with_start(posterior: Posterior, start: Posterior, data: Data, *, se
     batches = some_rows(data, start, next(iter(start.target.start().values())))
     own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
     words = "the trajectory has moved from its start to worse points", "at its start", "training"
-    return _compared(own, other, LARGE_EXCESS, words, "use a smaller lr")
+    return _compared(own, other, LARGE_EXCESS, words, spell("use a smaller lr", "use a smaller --lr"))
 
 
 def _compared(own: Tensor, other: Tensor, least: float, words: tuple[str, str, str], remedy: str) -> dict[str, float]:
@@ -99,8 +99,12 @@ def compare_with_constant(posterior: Guided, data: Data, *, seed: int) -> dict[s
         warnings.warn(
             f"q predicts no better than a constant: NLL {nll:.3f} on {len(own):,} training rows, a constant "
             f"{nll - excess:.3f}. Unless y is independent of x, q has collapsed to the prior, because the KL of all "
-            "weights outweighs the likelihood: use a prior learned per unit (Normal('fan_in', learn='units')) and "
-            "warmup=0.4, cold=True or beta < 1, fewer weights, or Ensemble()",
+            "weights outweighs the likelihood: "
+            + spell(
+                "use a prior learned per unit (Normal('fan_in', learn='units')) and warmup=0.4, cold=True or "
+                "beta < 1, fewer weights, or Ensemble()",
+                "use --warmup 0.4 or a --beta below 1, a smaller --net, or --method ensemble",
+            ),
             CollapseWarning,
             stacklevel=5,
         )

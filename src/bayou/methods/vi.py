@@ -28,7 +28,7 @@ from bayou.network.layout import fan_ins
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
-from bayou.progress import Show
+from bayou.progress import Show, spell
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fallen
@@ -166,8 +166,8 @@ class Variational(Trained):
         if nats < LARGE_FALL * rows:
             return {}
         warnings.warn(
-            f"{self.title} ended {nats:,.0f} nats below the maximum of its objective: it was unstable; use a "
-            "smaller lr, clip=1.0 or more samples",
+            f"{self.title} ended {nats:,.0f} nats below the maximum of its objective: it was unstable; "
+            + spell("use a smaller lr, clip=1.0 or more samples", "use a smaller --lr"),
             ConvergenceWarning,
             stacklevel=5,
         )

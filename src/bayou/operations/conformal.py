@@ -35,7 +35,7 @@ Groups = Sequence[Any] | Tensor
 class Predicts(Protocol):
     """A posterior, or any other object with ``predict``."""
 
-    def predict(self, x: Any, samples: int | None = None, *, seed: rng.Seed = None) -> Predictive:
+    def predict(self, x: Any, samples: int | None = None, *, seed: rng.Seed = 0) -> Predictive:
         """The predictive of y for x."""
 
 

@@ -304,4 +304,4 @@ class _Follower(_Student):
         self.teacher = next(self.chain) if step else self.teacher
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
-        return super().loss(x, _statistics(self.teacher.predict(x), self.keep))
+        return super().loss(x, _statistics(self.teacher.predict(x, seed=None), self.keep))

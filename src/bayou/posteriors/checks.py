@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from bayou.progress import setting_name, spell
 from bayou.training.convergence import JUDGED
 
 if TYPE_CHECKING:
@@ -18,6 +19,20 @@ MAX_RHAT = 1.1, 1.5  # of predictions: above, a warning and a failure
 MIN_EFFECTIVE_SHARE = 0.1  # effective draws by their weights: fewer, and annealing was too fast
 MIN_KL = 1.0  # nats for all weights: less is the prior
 LARGE_EXCESS = 0.1  # nats per example by which an NLL is worse: a failure rather than a warning
+CONCERNS = {  # by the name of a check: what its warning or failure says about a method
+    "end": "did not run to its end",
+    "converged": "may not have converged",
+    "divergences": "had divergent trajectories",
+    "collapse": "ignores the data",
+    "mode": "is worse than its own mode",
+    "mixing": "has chains that did not mix",
+    "annealing": "was annealed too fast",
+    "finite": "has rows without a finite likelihood",
+    "constant": "is no better than a constant",
+    "linear": "is worse than a linear model",
+    "coverage": "has intervals of the wrong width",
+    "calibration": "has confidences that do not match its accuracy",
+}
 
 
 @final
@@ -90,6 +105,27 @@ class Checks:
         return Checks(tuple(results))
 
 
+def concern(name: str) -> str:
+    """What a warning or a failure of a check says about a method, as a predicate: "may not have converged".
+
+    Args:
+        name: of the check, such as "converged".
+    """
+    return CONCERNS.get(name, f"was flagged by the check of {name}")
+
+
+def describe_flag(name: str, status: Status, text: str) -> str:
+    """A sentence about a check that is not ok, in which the name of the check is not taken for its result.
+
+    Args:
+        name: of the check.
+        status: "warning" or "failed".
+        text: its own sentence.
+    """
+    result = "FAILED" if status == "failed" else "gives a WARNING"
+    return f"the check {name!r} {result}: {text}"
+
+
 def of_history(posterior: Posterior) -> Checks:
     """Checks that need no data: end of training, convergence, divergent trajectories, collapse, mixing."""
     history = posterior.history
@@ -138,7 +174,8 @@ def _annealing(mixing: dict[str, Any]) -> Check:
 def _stopped(why: str) -> Check:
     if why == "diverged":
         return Check("end", "failed", "the chain diverged and its draws are not usable; use a smaller step size")
-    return Check("end", "warning", "the fit was interrupted; continue it with the same checkpoint=")
+    way_out = spell("continue it with the same checkpoint=", "continue it with `bayou resume`, or train it again")
+    return Check("end", "warning", f"the fit was interrupted; {way_out}")
 
 
 def _rising(history: list[dict[str, float]]) -> list[float]:
@@ -156,16 +193,18 @@ def _rising(history: list[dict[str, float]]) -> list[float]:
 
 def _converged(rates: list[float], steps: int, lost: float) -> Check:
     if lost:
-        text = f"the objective ended {lost:,.0f} nats below its maximum; use a smaller lr or clip=1.0"
+        way_out = spell("use a smaller lr or clip=1.0", "use a smaller --lr")
+        text = f"the objective ended {lost:,.0f} nats below its maximum; {way_out}"
         return Check("converged", "failed", text)
+    longer = f"give more {setting_name('steps')} or {setting_name('epochs')}"
     if not rates and steps < JUDGED:
-        text = f"{steps} steps are too few to judge convergence; give more steps= or epochs="
+        text = f"{steps} steps are too few to judge convergence; {longer}"
         return Check("converged", "warning", text)
     if not rates:
         return Check("converged", "ok", "the objective was not rising significantly at the end")
     return Check(
         "converged", "warning",
-        f"the objective was still rising by {max(rates):.3g} nats per thousand steps; give more steps= or epochs=",
+        f"the objective was still rising by {max(rates):.3g} nats per thousand steps; {longer}",
     )  # fmt: skip
 
 
@@ -174,13 +213,17 @@ def _divergences(count: int) -> Check:
         return Check("divergences", "ok", "no trajectory diverged")
     return Check(
         "divergences", "warning",
-        f"{count:,} trajectories diverged after the warm-up: part of the posterior is not explored; increase accept= "
-        "or the warm-up",
+        f"{count:,} trajectories diverged after the warm-up: part of the posterior is not explored; "
+        + spell("increase accept= or the warm-up", "give more --steps"),
     )  # fmt: skip
 
 
 def _collapse(last: dict[str, float]) -> Check:
-    kl, advice = last["kl"], "start at the mode, or use a warm-up, a narrower prior or beta < 1"
+    kl = last["kl"]
+    advice = spell(
+        "start at the mode, or use a warm-up, a narrower prior or beta < 1",
+        "use --warmup 0.4, a smaller --gain or a --beta below 1",
+    )
     if kl < MIN_KL:
         said = f"the KL to the prior is {kl:.2g} nats for all weights"
     elif "collapsed" in last:
@@ -196,7 +239,11 @@ def _mode(last: dict[str, float]) -> Check:
     values = f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f}{limit})"
     if "worse_than_mode" not in last:
         return Check("mode", "ok", values)
-    text = f'worse than its own mode: {values}; use the mode; for Laplace try prior="validation", for SWAG a smaller lr'
+    way_out = spell(
+        'use the mode; for Laplace try prior="validation", for SWAG a smaller lr',
+        "use the mode (--method map); for SWAG try a smaller --lr",
+    )
+    text = f"worse than its own mode: {values}; {way_out}"
     return Check("mode", "failed" if own - mode > LARGE_EXCESS else "warning", text)
 
 

@@ -129,7 +129,7 @@ class GaussianPosterior(Posterior):
         x: Any,
         samples: int | None = None,
         *,
-        seed: rng.Seed = None,
+        seed: rng.Seed = 0,
         chunk: int | None = None,
         batch_size: int | None = None,
         predictive: PredictiveKind | None = None,

@@ -261,16 +261,22 @@ class Posterior(ABC):
         x: Any,
         samples: int | None = None,
         *,
-        seed: rng.Seed = None,
+        seed: rng.Seed = 0,
         chunk: int | None = None,
         batch_size: int | None = None,
     ) -> Predictive:
-        """Outputs for ``samples`` functions (100, or all ``draws`` if there are fewer), each one draw for all inputs.
+        """Predict with ``samples`` functions, each of them one draw of the weights for all inputs.
 
-        x: a tensor (B, ...), a tuple or a mapping of them. ``chunk`` samples and ``batch_size`` rows are computed at a
-        time, by default as many as fit into a moderate amount of memory, half as many wherever that runs out; with a
-        seed neither changes a number beyond rounding. A pure function: any number of threads may call it.
+        The same call gives the same numbers each time: any number of threads may make it.
         Shapes: outputs (samples, B, ...).
+
+        Args:
+            x: a tensor (B, ...), a tuple or a mapping of them.
+            samples: the number of functions; by default 100, or all ``draws`` if there are fewer.
+            seed: of the draws. Another seed gives other draws, and ``None`` takes them from torch's global stream.
+            chunk: functions computed at a time; by default as many as fit into a moderate amount of memory, half as
+                many wherever that runs out. With a seed it changes no number beyond rounding.
+            batch_size: rows computed at a time; by default as for ``chunk``.
         """
         for name, value in (("samples", samples), ("chunk", chunk), ("batch_size", batch_size)):
             if value is not None:

@@ -10,10 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 380.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 12.0, 40.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 12.0, 40.0  # margins; the left one is wider for long labels
+TITLE_WIDTH, CHARACTER_WIDTH, TICK_GAP = 20.0, 6.0, 6.0  # of the left margin: the name of the axis, its labels
+UNITS = ((1e9, "bn"), (1e6, "M"), (1e3, "k"))  # of the labels of ticks
+MIN_IN_UNITS, MAX_IN_UNITS = 1e4, 1e13  # labels with a unit; larger ones have a power of ten
+MIN_PLAIN = 1e-3
+MAX_DECIMALS = 6
 SHAPES = (  # of points, by color, from their center: circle, square, triangle, diamond, triangle
     "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z",
     "m-2.7,-2.7h5.4v5.4h-5.4z",
@@ -55,12 +62,18 @@ class Axes:
     every: float | None = None  # distance of the ticks in x; None for round numbers
     marks: list[Mark] = field(default_factory=list)
     texts: list[tuple[float, float, str]] = field(default_factory=list)
-    floor, right, left, top, width, height = HEIGHT - BOTTOM, WIDTH - RIGHT, LEFT, TOP, WIDTH, HEIGHT
+    floor, right, top, width, height = HEIGHT - BOTTOM, WIDTH - RIGHT, TOP, WIDTH, HEIGHT
+
+    @cached_property
+    def left(self) -> float:
+        """The left margin, which has space for the longest label of a tick."""
+        longest = max(map(len, tick_labels(ticks(*self.y_range))), default=0)
+        return max(LEFT, TITLE_WIDTH + CHARACTER_WIDTH * longest + TICK_GAP)
 
     def px(self, x: float) -> float:
         """x in pixels."""
         low, high = self.x_range
-        return LEFT + (x - low) / ((high - low) or 1.0) * (self.right - LEFT)
+        return self.left + (x - low) / ((high - low) or 1.0) * (self.right - self.left)
 
     def py(self, y: float) -> float:
         """y in pixels, kept inside the picture."""
@@ -102,12 +115,13 @@ class Axes:
         across = ticks(*self.x_range)
         if self.every is not None:
             across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
-        return [(self.px(value), short(value)) for value in across]
+        return [(self.px(value), text) for value, text in zip(across, tick_labels(across), strict=True)]
 
     @property
     def y_ticks(self) -> list[tuple[float, str]]:
         """Places and labels of the ticks in y."""
-        return [(self.py(value), short(value)) for value in ticks(*self.y_range)]
+        places = ticks(*self.y_range)
+        return [(self.py(value), text) for value, text in zip(places, tick_labels(places), strict=True)]
 
 
 def line_chart(
@@ -176,8 +190,37 @@ def _runs(x: Sequence[float], y: Sequence[float]) -> list[list[tuple[float, floa
 
 
 def short(value: float) -> str:
-    """A number as the label of a tick."""
-    if value and (abs(value) >= 10_000 or abs(value) < 1e-3):
-        text = f"{value:.0e}" if abs(value) < 1e-3 else f"{value / 1000:.4g}k"
-        return text.replace("e-0", "e-").replace("-", "−")
-    return f"{value:.4g}".replace("-", "−")
+    """A number as text, to four digits."""
+    divisor, suffix = _unit(abs(value))
+    return f"{value / divisor:.4g}{suffix}".replace("-", "−")
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """The labels of the ticks of one axis, in one unit and with the decimals that tell them apart.
+
+    Args:
+        values: the places of the ticks, in order.
+    """
+    divisor, suffix = _unit(max(map(abs, values), default=0.0))
+    scaled = [value / divisor for value in values]
+    gaps = [after - before for before, after in pairwise(scaled)]
+    decimals = _decimals(scaled, min(gaps, default=1.0))
+    return [f"{value:.{decimals}f}{suffix}".replace("-", "−") if value else "0" for value in scaled]
+
+
+def _unit(size: float) -> tuple[float, str]:
+    """The divisor of numbers up to this size, and its name."""
+    if size == 0 or MIN_PLAIN <= size < MIN_IN_UNITS or not math.isfinite(size):
+        return 1.0, ""
+    if MIN_IN_UNITS <= size < MAX_IN_UNITS:
+        return next(unit for unit in UNITS if size >= unit[0])
+    power = math.floor(math.log10(size))
+    return 10.0**power, f"e{power}"
+
+
+def _decimals(values: Sequence[float], step: float) -> int:
+    """The fewest decimals that change no value by more than a hundredth of the distance of two of them."""
+    for decimals in range(MAX_DECIMALS):
+        if all(abs(round(value, decimals) - value) <= 0.01 * abs(step) for value in values):
+            return decimals
+    return MAX_DECIMALS

@@ -73,10 +73,16 @@ class Average(NamedTuple):
     error: float
 
     @property
+    def is_significant(self) -> bool:
+        """Whether a difference is larger than chance explains."""
+        return abs(self.value) > SURE * self.error
+
+    @property
     def comparison(self) -> str:
-        """For the loss of a method minus that of another: worse or better, and whether that is within chance."""
-        side = "better" if self.value < 0 else "worse"
-        return side if abs(self.value) > SURE * self.error else f"{side}, within chance"
+        """For the loss of a method minus that of another: better, worse, or neither."""
+        if not self.is_significant:
+            return "not significantly different"
+        return "better" if self.value < 0 else "worse"
 
     def __str__(self) -> str:
         return f"{self.value:+.3f} ± {self.error:.3f}"

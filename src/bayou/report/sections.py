@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-from bayou.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes, Mark, Series, line_chart, padded, stacked
+from bayou.report.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Axes, Mark, Series, line_chart, padded, stacked
 from bayou.report.results import Figure, Results, Section
 from bayou.report.tables import checks, mixing, numbers, pairs, stages
 
@@ -66,7 +66,8 @@ def calibration(results: Results) -> Section | None:
     if not curves:
         return None
     names = ("confidence", "accuracy") if results.classes else ("probability of the interval", "share of y inside")
-    axes = Axes(*names, marks=[Mark("rule", f"M{LEFT},{HEIGHT - BOTTOM}L{WIDTH - RIGHT},{TOP}")])  # y = x
+    axes = Axes(*names)
+    axes.marks.append(Mark("rule", f"M{axes.left},{HEIGHT - BOTTOM}L{WIDTH - RIGHT},{TOP}"))  # y = x
     for curve in curves:
         axes.line(curve)
     figures = [Figure(axes, "Reliability")]

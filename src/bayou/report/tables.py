@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from bayou.diagnostics.checks import SURE
+from bayou.posteriors.checks import describe_flag
 from bayou.report.results import Average, Cell, Head, Results, Section, Table
 
 # name in the results → (title of the column, which direction is better, digits, factor)
@@ -28,6 +29,10 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
 }
 HINTS = {"higher": "higher is better", "lower": "lower is better"}
 KEY = {True: ("accuracy", "nll", "ece"), False: ("rmse", "nll", "coverage")}  # of classes, of numbers
+MILLIONS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+MIN_SHORTENED = 1e3  # differences with fewer decimals
+MAX_IN_WORDS = 1e15  # larger numbers are powers of ten
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MAX_PAIRED = 4  # methods of which all pairs are shown; with more, each is paired with the reference
 
 
@@ -118,7 +123,7 @@ def _trial(trial: dict[str, Any]) -> tuple[float, str, str]:
 def _cell(found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = "") -> Cell:
     if found is None or (kind == "baseline" and math.isnan(found.value)):
         return Cell("–", kind=kind)
-    return Cell(*_number(found.value * factor, digits, found.error * factor), best, kind)
+    return Cell(*format_number(found.value * factor, digits, found.error * factor), best, kind)
 
 
 def _difference(found: Average | None, kind: str = "", digits: int = 3, factor: float = 1.0) -> Cell:
@@ -126,8 +131,12 @@ def _difference(found: Average | None, kind: str = "", digits: int = 3, factor: 
     if found is None or not math.isfinite(found.value):
         return Cell("–", kind=kind)
     kind = kind or ("warning" if found.comparison == "worse" else "")
-    text, error = f"{factor * found.value:+,.{digits}f}", f"{factor * found.error:,.{digits}f}"
-    return Cell(text, error, not kind and found.comparison == "better", kind)
+    value, error = factor * found.value, factor * found.error
+    text, error_text = f"{value:,.{digits}f}", f"{error:,.{digits}f}"
+    if abs(value) >= MIN_SHORTENED:
+        text, error_text = format_number(value, digits, error)
+    sign = "+" if found.value >= 0 else ""
+    return Cell(f"{sign}{text}", error_text, not kind and found.comparison == "better", kind)
 
 
 def _missing_splits(results: Results) -> list[str]:
@@ -180,7 +189,7 @@ def checks(results: Results) -> Section | None:
         flags = {flag["name"]: flag for flag in results.flags(label)}
         states = [flags[name]["status"] if name in flags else found[label].get(name, "") for name in names]
         rows.append([Cell(label, kind=results.status(label)), *(Cell(state or "–", kind=state) for state in states)])
-        notes += [f"{label}, {flag['name']}: {flag['text']}." for flag in flags.values()]
+        notes += [f"{label}: {describe_flag(flag['name'], flag['status'], flag['text'])}." for flag in flags.values()]
     return Section(
         "checks", Table([Head("method"), *map(Head, names)], rows), notes=notes or ["No method was flagged."]
     )
@@ -194,11 +203,29 @@ def _best(name: str, values: list[float]) -> float:
     return min(known) if METRICS[name][1] == "lower" else max(known)
 
 
-def _number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
-    """A number and its error, if any: ``digits`` decimals, fewer for large numbers, else scientific notation."""
+def format_number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
+    """A number and its error, if any, for a reader: 0.296, 61,234, 1.26 million.
+
+    Args:
+        value: the number.
+        digits: decimals, of which large numbers have fewer.
+        error: its standard error; 0 for none.
+    """
     if not math.isfinite(value):
         return "not finite", ""
-    if abs(value) >= 1e6 or 0 < abs(value) < 10.0**-digits:
-        return f"{value:.3g}", f"{error:.1g}" if error > 0 else ""
-    kept = min(digits, max(0, 5 - len(str(int(abs(value))))))
+    size = abs(value)
+    if 0 < size < 10.0**-digits and error < 10.0**-digits:
+        return _power_of_ten(value), _power_of_ten(error) if error > 0 else ""
+    for divisor, name in MILLIONS:
+        if divisor <= size < MAX_IN_WORDS:
+            return f"{value / divisor:.2f} {name}", f"{error / divisor:.2f} {name}" if error > 0 else ""
+    if size >= MAX_IN_WORDS:
+        return _power_of_ten(value), _power_of_ten(error) if error > 0 else ""
+    kept = min(digits, max(0, 5 - len(str(int(size)))))
     return f"{value:,.{kept}f}", f"{error:,.{kept}f}" if error > 0 else ""
+
+
+def _power_of_ten(value: float) -> str:
+    """A very large or very small number to three digits, such as 3.20 × 10⁻⁷."""
+    mantissa, _, power = f"{value:.2e}".partition("e")
+    return f"{mantissa} × 10{str(int(power)).translate(SUPERSCRIPTS)}"

@@ -158,12 +158,18 @@ class Run:
 
     def work(
         self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None,
-        executor: Executor | None = None,
+        announce: Callable[[str], None] | None = None, executor: Executor | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Fit and evaluate the jobs that are not finished; a failure of one is recorded and does not stop the others.
 
-        Invalid settings and data raise an error before anything is written. ``note`` is called with each note about
-        the data when a run starts. ``executor``: its workers do the jobs, and must share the folder and the data.
+        Invalid settings and data raise an error before anything is written.
+
+        Args:
+            tell: is called with the events of jobs.
+            show: the progress of a fit, as of ``bayou.fit``.
+            note: is called with each note about the data when a run starts.
+            announce: is called with a sentence about the time of the run before the first fit.
+            executor: its workers do the jobs, and must share the folder and the data.
         """
         for method in self.config.methods:
             find(method)
@@ -219,6 +225,8 @@ class Run:
             place, left = self.folder.resolve(), [job for job in order if self._finished(job) is None]
             for job in left:
                 _refuse_links(self.place(job))
+            if announce is not None and left:
+                announce(self._describe_duration([job.method for job in left], data, net))
             sent = {} if executor is None else {job: send(executor, fit_in_worker, place, job, net) for job in left}
             try:
                 for job in order:  # MAP first, which the others are compared with
@@ -230,6 +238,18 @@ class Run:
                     one.cancel()
                 results = self._write()
             return results
+
+    def _describe_duration(self, methods: list[str], data: DataSet, net: str) -> str:
+        """A sentence about the time of these fits, by a few steps of the network."""
+        from bayou.runs.duration import describe_duration, estimate_seconds, search_rows, step_seconds
+
+        module = self.build_net(data.input_shape, data.output_size, net, self.jobs[0])
+        likelihood = self.likelihood(data.task).bind().to(self.device)
+        x, y = (part.to(self.device) for part in data.train)
+        counts = min(self.config.batch_size, data.n), search_rows(data.n)
+        of_batch, of_search = (step_seconds(module, likelihood, x[:count], y[:count]) for count in counts)
+        seconds = estimate_seconds(methods, self.config, data.n, (of_batch, of_search))
+        return describe_duration(methods, seconds, data.n)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -387,6 +407,35 @@ class Run:
         """The jobs of the first split with a saved posterior, which can predict new rows."""
         mine = [job for job in self.jobs if job.split is None]
         return [job for job in mine if (self.place(job) / "posterior.bayou").exists()]
+
+    def unfinished(self) -> list[Job]:
+        """The jobs without a result that did not fail: the run was interrupted, or is still working on them."""
+        failed = self.failures()
+        return [job for job in self.jobs if self._finished(job) is None and job.name not in failed]
+
+    def describe_interruption(self, job: Job, posterior: Posterior) -> list[str]:
+        """Notes about a posterior that is not what the settings of its run describe, or is not all of the run.
+
+        Args:
+            job: the method and seed of the posterior.
+            posterior: as loaded from the run.
+        """
+        notes = []
+        if posterior.stopped == "interrupted":
+            notes.append(
+                f"{job.name}: its fit was interrupted before its end, and these are numbers of what it was then; "
+                "train it again for those of the finished fit."
+            )
+        unfinished = self.unfinished()
+        if unfinished:
+            have = len(self.jobs) - len(unfinished)
+            names = ", ".join(one.name for one in unfinished)
+            evaluated = " It is saved, but was not evaluated and not checked." if job in unfinished else ""
+            notes.append(
+                f"The run in {self.folder} is not finished: {have} of {len(self.jobs)} fits are, {names} not. These "
+                f"are numbers of {job.name}.{evaluated} `bayou resume {self.folder}` continues the run."
+            )
+        return notes
 
     def lacks(self, method: str | None, seed: int | None = None) -> str:
         """The error message for a posterior that does not exist."""

@@ -21,6 +21,7 @@ from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePr
 from bayou.files import StrPath
 from bayou.posteriors import Posterior
 from bayou.predictive import check_level
+from bayou.progress import spell
 from bayou.runs.folder import Run, RunError
 from bayou.runs.use import ROWS, count, said
 from bayou.specs import nearest
@@ -89,6 +90,7 @@ class Service:
             row only.
         batch_rows: rows that are predicted at a time.
         seconds_per_row: time of a prediction for one row of a batch.
+        notes: about the run, to be shown at the start.
     """
 
     posterior: Posterior
@@ -100,6 +102,7 @@ class Service:
     together: bool = True
     batch_rows: int = 256
     seconds_per_row: float = 1e-3
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -126,11 +129,12 @@ class Service:
         """
         check_level(level)
         if max_rows < 1:
-            raise RunError(f"max_rows must be at least 1, got {max_rows}")
+            raise RunError(f"{spell('max_rows', '--max-rows')} must be at least 1, got {max_rows}")
         run = Run.open(folder)
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"
-        service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows)
+        notes = tuple(run.describe_interruption(job, posterior))
+        service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows, notes=notes)
         x = rng.normal(TRIAL_ROWS, run.facts()["input_shape"], torch.empty(()), seed=0)
         if not service._rows_are_independent(x[:3]):
             return replace(service, together=False, batch_rows=ROWS)

@@ -18,7 +18,9 @@ from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
 from bayou.files import StrPath, write_text
 from bayou.posteriors import Posterior
+from bayou.posteriors.checks import describe_flag
 from bayou.predictive import Predictive, check_level
+from bayou.progress import spell
 from bayou.runs.folder import Run, RunError
 
 if TYPE_CHECKING:
@@ -44,10 +46,10 @@ def predict(
     """Predict the rows of a file and write a CSV; returns notes about the file.
 
     Classes: row, class, probability, entropy, mutual_information, p(...) of every class. Numbers: row, mean, std,
-    epistemic_std, lower, upper (the central interval of probability ``level``), entropy, mutual_information. Both have
-    the id of a row, if the run has an id column, and for a table its ``distance`` beyond the range of the training
-    data, in standard deviations (``bayou.data.preprocess.Rows``). A text that a spreadsheet would run as a formula,
-    since it begins with =, +, -, @, a tab or a carriage return, has a quote before it.
+    epistemic_std, lower, upper (the central interval of probability ``level``), entropy, epistemic_share_of_variance.
+    Both have the id of a row, if the run has an id column, and for a table its ``distance`` beyond the range of the
+    training data, in standard deviations (``bayou.data.preprocess.Rows``). A text that a spreadsheet would run as a
+    formula, since it begins with =, +, -, @, a tab or a carriage return, has a quote before it.
     ``samples`` networks are averaged: by default as in the run, and at most as many as there are.
     ``conformal``: a file of rows with their target that were not used in training; it adds conformal_lower and
     conformal_upper, or conformal_set (classes separated by |), which contain y for a fraction ``level`` of all rows,
@@ -60,11 +62,11 @@ def predict(
         raise RunError(f"{path} already exists; choose another --out, or use --force to overwrite it")
     check_level(level)
     run = Run.open(folder)
-    posterior, preprocessor, _ = run.posterior(method, seed)
+    posterior, preprocessor, job = run.posterior(method, seed)
     samples = count(posterior, samples, run)
     rows = preprocessor.rows(source)
     dtype = next(iter(posterior.like().values())).dtype
-    x, notes = rows.x.to(dtype), list(rows.notes)
+    x, notes = rows.x.to(dtype), [*run.describe_interruption(job, posterior), *rows.notes]
     guarantee = None
     if conformal is not None:
         held = preprocessor.rows(conformal, need_target=True)
@@ -116,7 +118,7 @@ def count(posterior: Posterior, samples: int | None, run: Run) -> int:
     """The number of networks to average: as given, else as in the run, and at most as many as there are."""
     wanted = run.config.samples if samples is None else samples
     if wanted < 1:
-        raise RunError(f"samples must be at least 1, got {wanted}")
+        raise RunError(f"{spell('samples', '--samples')} must be at least 1, got {wanted}")
     return min(wanted, posterior.draws or wanted)
 
 
@@ -132,11 +134,18 @@ def said(p: Predictive, preprocessor: Preprocessor, level: float) -> dict[str, l
     places = {"mean": p.mean, **dict(zip(ends, p.interval(level), strict=True))}
     found = {name: value[:, 0].double() * scale + shift for name, value in places.items()}
     found |= {name: getattr(p, name)[:, 0].double() * scale for name in ("std", "epistemic_std")}
-    entropy = p.entropy  # an integral over y for every row: most of the time of a prediction
-    found["mutual_information"] = (entropy - p.aleatoric_entropy).clamp_min(0.0)
-    found["entropy"] = entropy + math.log(scale)
-    order = ("mean", "std", "epistemic_std", *ends, "entropy", "mutual_information")
+    found["entropy"] = p.entropy + math.log(scale)
+    # Not the mutual information: the entropy of a density can be negative, so that it says little beside it.
+    found["epistemic_share_of_variance"] = _epistemic_share(p)
+    order = ("mean", "std", "epistemic_std", *ends, "entropy", "epistemic_share_of_variance")
     return {name: found[name] for name in order}
+
+
+def _epistemic_share(p: Predictive) -> Tensor:
+    """The part of the predictive variance of each row that more data would reduce, from 0 to 1; 0 without any."""
+    std = p.std[:, 0].double()
+    share = (p.epistemic_std[:, 0].double() / std).square().clamp(0.0, 1.0)
+    return torch.where(std == 0, torch.zeros_like(share), share)
 
 
 def _guarantee(
@@ -196,7 +205,8 @@ def evaluate(
             (x, y), ood = data.test, data.ood
         elif x is None:
             rows = preprocessor.rows(source, need_target=True)
-            x, y, notes = rows.x, rows.y, list(rows.notes)
+            x, y, notes = rows.x, rows.y, [*notes, *rows.notes]
+        notes += [note for note in run.describe_interruption(job, posterior) if note not in notes]
         assert x is not None
         assert y is not None
         dtype = next(iter(posterior.like().values())).dtype  # as in the run, for the same scores
@@ -207,7 +217,7 @@ def evaluate(
         checks = bayou.diagnostics.check(
             posterior, None, test, scale=preprocessor.y_scale, against=against, predictive=p
         )
-        notes += [f"{job.name}: {flag.status.upper()} {flag.name}: {flag.text}" for flag in checks.flags]
+        notes += [f"{job.name}: {describe_flag(flag.name, flag.status, flag.text)}" for flag in checks.flags]
         found.append({"method": job.name} | scores)
     return found, notes
 

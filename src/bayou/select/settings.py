@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from bayou.progress import spell
+
 TRAINING, RUN = "Training", "Run"  # sections of --help
 
 Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
@@ -52,11 +54,18 @@ class Training:
             value, must = getattr(self, one.name), one.metadata.get("must")
             plain = isinstance(value, str | int | float) and not isinstance(value, bool)
             if must is not None and value is not None and not (plain and must[1](value)):
-                raise ConfigError(f"{one.name} must be {must[0]}, got {value!r}")
+                name = spell(one.name, f"--{one.name.replace('_', '-')}")
+                raise ConfigError(f"{name} must be {must[0]}, got {value!r}")
         if self.steps is not None and self.epochs is not None:
-            raise ConfigError(f"give steps or epochs, not both: got {self.steps} steps and {self.epochs} epochs")
+            names = spell("steps or epochs", "--steps or --epochs")
+            raise ConfigError(f"give {names}, not both: got {self.steps} steps and {self.epochs} epochs")
         if self.patience is not None and not self.validation:
-            raise ConfigError("patience needs held-out rows; give validation too, for example 0.1")
+            raise ConfigError(
+                spell(
+                    "patience needs held-out rows; give validation too, for example 0.1",
+                    "--patience needs held-out rows; give --validation too, for example 0.1",
+                )
+            )
 
     @property
     def autocast(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayou import rng
 from bayou.files import no_grad_state
-from bayou.progress import Progress, Show
+from bayou.progress import Progress, Show, spell
 from bayou.training.checkpoints import Best, Checkpoint, State
 from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_width, trend
 from bayou.training.data import Batch, Data, batches_from
@@ -284,7 +284,8 @@ class _Run:
         if self.settings.open_ended and state.stopped == "finished":
             warnings.warn(
                 f"{self.problem.title} used up its budget of {self.total:,} steps while its objective was still rising "
-                f"by {state.rising:.3g} nats in a thousand steps; standardize the data, raise lr, or give more steps",
+                f"by {state.rising:.3g} nats in a thousand steps; "
+                + spell("standardize the data, raise lr, or give more steps", "raise --lr, or give more --steps"),
                 ConvergenceWarning,
                 stacklevel=4,
             )
@@ -304,8 +305,8 @@ class _Run:
         if not before - now <= MIN_FALL * self.data.n + MIN_FALL_RATIO * abs(before):
             warnings.warn(
                 f"{self.problem.title} ended worse than it started: its objective fell from {before:.4g} to {now:.4g} "
-                f"nats on its first batch. lr={self.settings.lr:g} is too large for this network and these "
-                "data; use a smaller one, or clip=1.0",
+                f"nats on its first batch. {spell('lr=', '--lr ')}{self.settings.lr:g} is too large for this network "
+                f"and these data; use a smaller one{spell(', or clip=1.0', '')}",
                 ConvergenceWarning,
                 stacklevel=4,
             )

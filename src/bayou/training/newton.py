@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from bayou.progress import Progress, Show
+from bayou.progress import Progress, Show, spell
 from bayou.training.checkpoints import State
 from bayou.training.convergence import ConvergenceWarning, negligible
 from bayou.training.data import Data
@@ -96,7 +96,8 @@ def finish(
         state.rising = state.history[-1]["rising"] = 1000 * gain / ROUND
         warnings.warn(
             f"{problem.title} used up its budget of {passes:,} passes while its objective was still rising by "
-            f"{gain:.3g} nats in {ROUND} iterations; standardize the data, or give more steps",
+            f"{gain:.3g} nats in {ROUND} iterations; "
+            + spell("standardize the data, or give more steps", "give more --steps"),
             ConvergenceWarning,
             stacklevel=3,
         )

@@ -1,0 +1,101 @@
+"""A rough estimate of how long a run takes, before its first fit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from bayou.likelihoods import BoundLikelihood
+from bayou.progress import duration
+from bayou.runs.config import Config
+from bayou.select.folds import MAX_FULL_BATCH_ROWS
+from bayou.select.named import find
+
+SEARCH_COST: Final = 3.5  # of the search of the prior with its modes, in thousands of passes over all rows
+USUAL_STEPS: Final = 1200  # of the fits behind the measured costs, on average
+LARGE_BATCH: Final = 512  # rows of a step where there are too many for full batches
+MIN_SEARCH_EFFORT: Final = 0.25  # a small effort shortens the search by no more
+MAX_TIMED_STEPS: Final = 20
+MAX_TIMED_SECONDS: Final = 0.2
+
+
+def estimate_seconds(methods: Sequence[str], config: Config, rows: int, seconds: tuple[float, float]) -> float:
+    """Estimate the time of fits one after the other, if the machine stays as fast as it is now.
+
+    Args:
+        methods: their names, one for each fit; those without a known cost count as nothing.
+        config: the length of the fits.
+        rows: training rows.
+        seconds: of one optimizer step on a batch, and of one on the rows of a step of the search.
+    """
+    of_batch, of_search = seconds
+    length, effort = _relative_length(config, rows), config.effort
+    total = 0.0
+    for name in methods:
+        method = find(name)
+        cost = method.cost or 0.0
+        search = min(cost, SEARCH_COST) if method.selects_prior else 0.0
+        total += 1000 * search * max(effort, MIN_SEARCH_EFFORT) * of_search
+        total += 1000 * (cost - search) * length * of_batch
+    return total
+
+
+def describe_duration(methods: Sequence[str], seconds: float, rows: int) -> str:
+    """A sentence about the time of a run.
+
+    Args:
+        methods: the names of all fits.
+        seconds: as estimated.
+        rows: training rows.
+    """
+    fits = "1 fit" if len(methods) == 1 else f"{len(methods)} fits"
+    unknown = [name for name in dict.fromkeys(methods) if find(name).cost is None]
+    without = f", not counting {', '.join(unknown)}" if unknown else ""
+    return (
+        f"{fits} on {rows:,} rows: roughly {duration(max(seconds, 1.0))}{without}, if this machine stays as "
+        "fast as it is now"
+    )
+
+
+def step_seconds(net: nn.Module, likelihood: BoundLikelihood, x: Tensor, y: Tensor) -> float:
+    """The time of one step of Adam; the network is changed.
+
+    Args:
+        net: the network.
+        likelihood: of its outputs.
+        x: the inputs of the step.
+        y: their targets.
+    """
+    optimizer = torch.optim.Adam(net.parameters())
+    step = 0
+    start = time.monotonic()
+    while True:
+        optimizer.zero_grad()
+        loss = -likelihood.log_prob(net(x), y).mean()
+        loss.backward()
+        optimizer.step()
+        now = time.monotonic()
+        if step == 0:
+            start = now  # the first step sets up buffers
+        elif step >= MAX_TIMED_STEPS or now - start > MAX_TIMED_SECONDS:
+            return (now - start) / step
+        step += 1
+
+
+def search_rows(rows: int) -> int:
+    """How many rows a step of the search has."""
+    return rows if rows <= MAX_FULL_BATCH_ROWS else LARGE_BATCH
+
+
+def _relative_length(config: Config, rows: int) -> float:
+    """The length of the fits in units of those behind the measured costs."""
+    if config.steps is not None:
+        return config.steps / USUAL_STEPS
+    if config.epochs is not None:
+        return config.epochs * math.ceil(rows / config.batch_size) / USUAL_STEPS
+    return config.effort
