@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
+from bayou.files import no_grad_state
 from bayou.network.inputs import adapted
 from bayou.network.mapping import PlainAttention
 from bayou.network.sharded import is_sharded, resharded, share_sharded
@@ -166,7 +167,7 @@ class Network:
 
     def buffers(self) -> Params:
         """The persistent buffers of the network, without constants."""
-        return dict(self.net.state_dict())
+        return no_grad_state(self.net)
 
 
 class _Backward(nn.Module):

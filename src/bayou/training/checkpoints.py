@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, split, write_file
+from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, restore_state, split, write_file
 from bayou.training.ranks import current
 
 Best = dict[str, Tensor] | None
@@ -87,6 +87,6 @@ class Checkpoint:
         module_state = {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
         best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
         with making("run like this one", self.path):
-            module.load_state_dict(module_state)
+            restore_state(module, module_state)
             optimizer.load_state_dict(join(tensors, config["optimizer"]))
             return State(**config["state"]), best or None

@@ -319,7 +319,9 @@ def digest(tree: Any) -> str:
     found = hashlib.sha256()
 
     def walk(item: Any) -> None:
-        if isinstance(item, Tensor):
+        if isinstance(item, Tensor) and item.is_quantized:
+            walk(item.dequantize())
+        elif isinstance(item, Tensor):
             found.update(f"{tuple(item.shape)}{item.dtype}".encode())
             found.update(whole(item).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(item, tuple | list):
