@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.diagnostics.checks import MAX_BASELINE_ROWS, MAX_CHECKED_ROWS, check_after_fit
 from bayou.files import StrPath
-from bayou.inference.first_batch import LAST, first_inputs, last_layer
+from bayou.inference.first_batch import LAST, check_gradients_enabled, first_inputs, last_layer
 from bayou.inference.method import Method, identity
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
@@ -54,8 +54,9 @@ def fit(
 
     Args:
         net: the network f(x; w), outputs (B, *out). It is not changed.
-        data: a pair of tensors (x, y), a Dataset or a DataLoader. x is a tensor, a tuple of them, or a mapping (a dict,
-            a ``BatchEncoding``), which the network takes as keyword arguments; a mapping with "labels" is x and y.
+        data: a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches (x, y). x is a tensor, a tuple of
+            them, or a mapping (a dict, a ``BatchEncoding``), which the network takes as keyword arguments; a mapping
+            with "labels" is x and y.
         method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf": noise and prior scale are chosen by
             held-out rows (``bayou.select.by_name``), x and y are standardized for the fit, and the posterior takes and
             predicts data in your units. Or a method object such as ``VI(MNF())`` or ``Laplace()``, which means exactly
@@ -85,6 +86,7 @@ def fit(
     if not isinstance(method, Method):
         called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
         raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}")
+    check_gradients_enabled()
     rows = as_data(data, method.batch_size)
     net = selecting(net, output)
     units = None

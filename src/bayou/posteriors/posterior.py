@@ -267,7 +267,8 @@ class Posterior(ABC):
     ) -> Predictive:
         """Outputs for ``samples`` functions (100, or all ``draws`` if there are fewer), each one draw for all inputs.
 
-        x: a tensor (B, ...), a tuple or a mapping of them. ``chunk`` samples and ``batch_size`` rows are computed at a
+        x: a tensor (B, ...), a tuple or a mapping of them, or a DataLoader that does not shuffle: the rows of all its
+        batches, whose labels are left out. ``chunk`` samples and ``batch_size`` rows are computed at a
         time, by default as many as fit into a moderate amount of memory, half as many wherever that runs out; with a
         seed neither changes a number beyond rounding. A pure function: any number of threads may call it.
         Shapes: outputs (samples, B, ...).
