@@ -65,14 +65,17 @@ def check_gradients_enabled() -> None:
         raise ValueError(f"a fit needs gradients, which torch.{block}() switches off; call bayou.fit outside of it")
 
 
-def check_labels(target: Target, data: Data) -> None:
-    """Raise a ValueError if the likelihood leaves out all labels of all batches."""
-    for _, y in data.ordered():
-        if y.numel() and bool(target.likelihood.labels(y)[1].any()):
-            return
+def check_labels(target: Target, data: Data, first: Tensor) -> None:
+    """Raise a ValueError if the likelihood leaves out all labels of all batches; those of the first are given."""
+    if _has_labels(target, first) or any(_has_labels(target, y) for _, y in data.ordered()):
+        return
     raise ValueError(
         f"y has no label to learn from: {target.likelihood_spec!r} leaves all of them out; check ignore_index"
     )
+
+
+def _has_labels(target: Target, y: Tensor) -> bool:
+    return bool(target.likelihood.labels(y)[1].any())
 
 
 def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, ...]:
@@ -125,10 +128,11 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     y = data.targets()
     if y is not None:
         target.likelihood.validate((len(y), *outputs.shape[1:]), y)
-        check_labels(target, data)
+    else:
+        target.likelihood.validate(outputs.shape, batch[1])
+    check_labels(target, data, batch[1])
+    if y is not None:
         return None
-    target.likelihood.validate(outputs.shape, batch[1])
-    check_labels(target, data)
     first = batch[1].shape[1:]
 
     def check(batch: Batch) -> None:
