@@ -1,6 +1,7 @@
 """Networks, data and settings that cannot be fitted as they are: a sentence that says so, or support."""
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from bayou import (
     Gaussian,
     Laplace,
 )
+from bayou._fit import warn_of_binary_targets
 from bayou.flows import DiagonalNormal
 from bayou.guides import Dropout
 from bayou.inference.method import Method
@@ -289,3 +291,37 @@ def test_predictions_for_a_data_loader_that_shuffles_are_refused() -> None:
     ragged = DataLoader([(torch.zeros(n), 0.0) for n in (3, 3, 4, 4)], batch_size=2)
     with pytest.raises(ValueError, match="rows of different shapes"):
         posterior.predict(ragged)
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (torch.stack([CLASSES, CLASSES.roll(1)], 1), r"likelihood=bayou.Bernoulli\(\) for labels"),
+        (torch.stack([CLASSES, 1 - CLASSES], 1), r"y.argmax\(1\)"),
+        (CLASSES.unsqueeze(1), r"likelihood=bayou.Bernoulli\(\) for labels"),
+    ],
+    ids=["several labels", "one-hot", "one label"],
+)
+def test_float_labels_by_name_warn_once_of_the_gaussian(y: torch.Tensor, words: str) -> None:
+    """``bayou.fit`` gives this warning for a method by name without a likelihood."""
+    with pytest.warns(bayou.BayouWarning, match=f"has only 0 and 1.*{words}") as caught:
+        warn_of_binary_targets(as_data((X, y.float())))
+    assert len(caught) == 1
+
+
+def test_fit_by_name_warns_of_float_labels() -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(x: torch.Tensor) -> Any:
+        raise Stop
+
+    with pytest.warns(bayou.BayouWarning, match="has only 0 and 1"), pytest.raises(Stop):
+        fit(nn.Linear(3, 1), (X, CLASSES.float().unsqueeze(1)), "map", output=stop)
+
+
+@pytest.mark.parametrize("y", [CLASSES, Y, torch.zeros(20, 2), torch.ones(20, 1)])
+def test_other_targets_have_no_warning_of_labels(y: torch.Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_binary_targets(as_data((X, y)))
