@@ -314,7 +314,11 @@ def pair(batch: Any) -> Batch:
             "inputs go into a tuple: ((x1, x2), y), or a dict with 'labels'"
         )
     x, y = batch
-    return forward_inputs(x) if isinstance(x, Mapping) else x, y
+    inputs = forward_inputs(x)
+    for item, name in (*((item, "x") for item in inputs), (y, "y")):
+        if isinstance(item, Tensor):
+            check_values(name, item)
+    return inputs if isinstance(x, Mapping) else x, y
 
 
 def whole(value: Tensor) -> Tensor:
