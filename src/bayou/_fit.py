@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from glob import escape
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.diagnostics.checks import MAX_BASELINE_ROWS, MAX_CHECKED_ROWS, check_after_fit
 from bayou.files import StrPath
-from bayou.inference.first_batch import LAST, first_inputs, last_layer
+from bayou.inference.first_batch import LAST, check_gradients_enabled, first_inputs, last_layer
 from bayou.inference.method import Method, identity
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
@@ -22,7 +23,7 @@ from bayou.network.inputs import Select
 from bayou.network.units import with_units
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import Show
+from bayou.progress import BayouWarning, Show
 from bayou.select import by_name
 from bayou.select.standardize import apply_units, choose_units, sampled_rows, warn_if_far_from_unit_scale
 from bayou.target import PriorRules, Target
@@ -54,8 +55,9 @@ def fit(
 
     Args:
         net: the network f(x; w), outputs (B, *out). It is not changed.
-        data: a pair of tensors (x, y), a Dataset or a DataLoader. x is a tensor, a tuple of them, or a mapping (a dict,
-            a ``BatchEncoding``), which the network takes as keyword arguments; a mapping with "labels" is x and y.
+        data: a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches (x, y). x is a tensor, a tuple of
+            them, or a mapping (a dict, a ``BatchEncoding``), which the network takes as keyword arguments; a mapping
+            with "labels" is x and y.
         method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf": noise and prior scale are chosen by
             held-out rows (``bayou.select.by_name``), x and y are standardized for the fit, and the posterior takes and
             predicts data in your units. Or a method object such as ``VI(MNF())`` or ``Laplace()``, which means exactly
@@ -85,7 +87,10 @@ def fit(
     if not isinstance(method, Method):
         called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
         raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}")
+    check_gradients_enabled()
     rows = as_data(data, method.batch_size)
+    if likelihood is None and (named or method.chooses_prior):
+        warn_of_binary_targets(rows)
     net = selecting(net, output)
     units = None
     if not (named or method.chooses_prior):
@@ -186,6 +191,26 @@ def _with_class_axis(likelihood: Categorical, target: Target, data: Data) -> Cat
         f = target.network.evaluate(target.start(), *inputs)
     check_tensor(f)
     return likelihood.for_shapes(f.shape, next(data.ordered())[1][:2].shape)
+
+
+def warn_of_binary_targets(data: Data) -> None:
+    """Warn that real numbers y which are all 0 or 1 are fitted as numbers, not as labels."""
+    y = data.targets()
+    if y is None or not y.is_floating_point():
+        return
+    is_binary = bool(((y == 0) | (y == 1)).all())
+    if not is_binary or bool((y == y.flatten()[0]).all()):
+        return
+    way = "pass likelihood=bayou.Bernoulli() for labels, one logit each"
+    is_one_hot = y.ndim > 1 and y.shape[1] > 1 and bool((y.sum(1) == 1).all())
+    if is_one_hot:
+        way = "pass class indices, y.argmax(1), for one class a row, or likelihood=bayou.Bernoulli() for labels"
+    warnings.warn(
+        f"y {tuple(y.shape)} is {y.dtype} and has only 0 and 1, and is fitted as numbers with Gaussian noise; {way}, "
+        "or likelihood=bayou.Gaussian(0.5, learn=True) for numbers, without this warning",
+        BayouWarning,
+        stacklevel=3,
+    )
 
 
 def default_likelihood(data: Data) -> Likelihood:

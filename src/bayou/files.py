@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from safetensors.torch import load as load_tensors, save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 try:
     import fcntl
@@ -36,6 +35,7 @@ DTYPES = frozenset(  # of tensors in files
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 )
+EXTRA_STATE = "_extra_state"  # the key that torch gives to the result of get_extra_state
 TENSORS, CONFIG, MANIFEST = "tensors.safetensors", "config.json", "manifest.json"
 
 
@@ -275,6 +275,51 @@ def join(tensors: dict[str, Tensor], tree: Any) -> Any:
     return tree["value"]
 
 
-def no_grad_state(module: torch.nn.Module) -> dict[str, Tensor]:
-    """The tensors of a module's state, detached."""
-    return {name: tensor.detach() for name, tensor in module.state_dict().items()}
+def no_grad_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of a module by name, detached.
+
+    What else a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to the modules.
+    """
+    names = registered_names(module)
+    return {name: value.detach() for name, value in module.state_dict().items() if name in names}
+
+
+def registered_names(module: nn.Module) -> set[str]:
+    """Return all names of the parameters and buffers of a module, tied ones too."""
+    parameters = (name for name, _ in module.named_parameters(remove_duplicate=False))
+    buffers = (name for name, _ in module.named_buffers(remove_duplicate=False))
+    return {*parameters, *buffers}
+
+
+def packed_state(module: nn.Module) -> dict[str, Any]:
+    """Return the entries of a ``state_dict`` that are neither parameters nor buffers nor extra state.
+
+    Quantized layers keep their weights there.
+    """
+    names = registered_names(module)
+    entries = module.state_dict().items()
+    return {name: value for name, value in entries if name not in names and not name.endswith(EXTRA_STATE)}
+
+
+def restore_state(module: nn.Module, state: dict[str, Tensor], *, partial: bool = False) -> None:
+    """Give a module the tensors of ``no_grad_state``; packed weights and extra state remain as they are.
+
+    Args:
+        module: the module, which is changed.
+        state: its tensors by name.
+        partial: whether tensors may be missing, which then keep their values.
+
+    Raises:
+        RuntimeError: for missing tensors, tensors of other names or of other shapes.
+    """
+    full = module.state_dict()  # has the versions of the layers, which quantized ones read
+    packed = packed_state(module)
+    full.clear()
+    full.update(packed | state)
+    keys = module.load_state_dict(full, strict=False)
+    missing = [] if partial else [name for name in keys.missing_keys if not name.endswith(EXTRA_STATE)]
+    if missing:
+        raise RuntimeError(f"there is no {missing[0]!r}")
+    unexpected = [name for name in keys.unexpected_keys if name in state]
+    if unexpected and not partial:
+        raise RuntimeError(f"there is no place for {unexpected[0]!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -55,10 +54,13 @@ class Checked:
 
         self._check(names, valid, f"a whole number of at least {least}")
 
-    def _check_positive(self, *names: str, finite: bool = False) -> None:
-        """A ValueError unless these fields are None or positive (and finite, if requested)."""
-        most, what = (sys.float_info.max, "positive and finite") if finite else (math.inf, "positive")
-        self._check(names, lambda value: value is None or (_is_number(value) and 0 < value <= most), what)
+    def _check_positive(self, *names: str) -> None:
+        """Raise a ValueError unless these fields are None or positive and finite."""
+
+        def is_valid(value: Any) -> bool:
+            return value is None or (_is_number(value) and 0 < value <= sys.float_info.max)
+
+        self._check(names, is_valid, "positive and finite")
 
     def _check_finite(self, *names: str) -> None:
         """A ValueError unless these fields are finite numbers."""

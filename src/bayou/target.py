@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayou.files import no_grad_state, packed_state
 from bayou.likelihoods import BoundLikelihood, Likelihood
 from bayou.network import Network, check_network, fan_ins, forward_inputs, is_constant, layouts, shared_copy
 from bayou.params import Params, match
@@ -121,13 +122,15 @@ class Target:
         return {name: value.detach() for name, value in self.net.named_parameters() if not value.requires_grad}
 
     def base(self) -> dict[str, str]:
-        """A digest of every tensor that no file has: frozen parameters and constants, and with them all buffers.
+        """Return a digest of every tensor that no file has.
 
-        The first 64 bits of SHA-256, about a second per GB. Buffers are those before the fit.
+        These are frozen parameters, constants, packed weights of quantized layers, and with frozen parameters all
+        buffers. The first 64 bits of SHA-256, about a second per GB. Buffers are those before the fit.
         """
-        frozen, state = self.frozen, self.net.state_dict()
+        frozen, state = self.frozen, no_grad_state(self.net)
         buffers = (n for n, value in self.net.named_buffers() if n in state and (frozen or is_constant(value)))
-        return {name: digest(value) for name, value in (frozen | {n: state[n] for n in buffers}).items()}
+        constants = frozen | {n: state[n] for n in buffers} | packed_state(self.net)
+        return {name: digest(value) for name, value in constants.items()}
 
     def forward(self, params: Params, x: Any) -> Tensor:
         """The network's outputs with these parameters: (M, *out)."""

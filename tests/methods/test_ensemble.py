@@ -214,10 +214,28 @@ def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -
 class Bare(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.inner = nn.Parameter(torch.ones(2, dtype=F64)), nn.Linear(2, 1, dtype=F64)
+        self.scale = nn.Parameter(torch.ones(2, dtype=F64))
+        self.weight = nn.Parameter(torch.randn(2, 1, dtype=F64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x * self.scale)
+        return (x * self.scale) @ self.weight
+
+
+class Positions(nn.Module):
+    """Bare parameters beside a layer: random positions, a constant token and a table of sines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(1, 16, dtype=F64)
+        self.positions = nn.Parameter(0.02 * torch.randn(2, 16, dtype=F64))
+        self.token = nn.Parameter(torch.zeros(16, dtype=F64))
+        angles = torch.linspace(0, 3, 32, dtype=F64).reshape(2, 16)
+        self.table = nn.Parameter(angles.sin())
+        self.head = nn.Linear(16, 1, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.embed(x.unsqueeze(-1)) + self.positions + self.token + self.table
+        return self.head(z.tanh().mean(1))
 
 
 def test_members_of_a_last_layer_share_the_rest() -> None:
@@ -240,6 +258,40 @@ def test_weights_that_nothing_resets_are_an_error() -> None:
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 1, dtype=F64)))
     with pytest.raises(ValueError, match="reset_parameters"):
         fitted(bayou.Ensemble(2, of=SHORT), normed)
+
+
+def test_positional_parameters_are_drawn_anew_and_constants_kept() -> None:
+    """Positions beside layers that can be reset: members start at other draws of the same values."""
+    torch.manual_seed(0)
+    net = Positions()
+    target = Target.build(net, bayou.Gaussian(0.1), None, 8)
+    drawn = [members.member_target(target, None, seed).net for seed in range(2)]
+    given = net.positions.detach().flatten()
+    for member in drawn:
+        assert not torch.equal(member.positions.flatten(), given)
+        assert torch.equal(member.positions.detach().flatten().sort().values, given.sort().values)
+        assert torch.equal(member.token, net.token)
+        assert torch.equal(member.table, net.table)
+    assert not torch.equal(drawn[0].positions, drawn[1].positions)
+    posterior = fitted(bayou.Ensemble(3, of=SHORT), net)
+    assert float(posterior.stack["positions"].std(0).min()) > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "independent"),
+    [
+        (lambda: torch.randn(50, 16), True),
+        (lambda: torch.rand(50), True),
+        (lambda: torch.ones(50), False),
+        (lambda: torch.eye(10), False),
+        (lambda: torch.linspace(0, 3, 50).sin(), False),
+        (lambda: torch.randn(50, 16).cumsum(0), False),
+        (lambda: torch.randn(4), False),
+    ],
+)
+def test_independent_entries_are_told_from_tables(values: Callable[[], Tensor], independent: bool) -> None:
+    torch.manual_seed(0)
+    assert members.look_independent(values()) is independent
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.posteriors import Masked
+from bayou.posteriors.masked import Masks
 
 F64 = torch.float64
 SHORT = bayou.MAP(steps=6, batch_size=8, lr=0.01)
@@ -151,11 +152,6 @@ def first_of(layer: nn.Module, x: Tensor) -> Tensor:
     [
         (lambda: Hidden(), None, r"layer \(Hidden, attention_dropout=0.2\)"),
         (lambda: nn.LSTM(4, 4, 2, dropout=0.3, batch_first=True), first_of, r"layer \(LSTM, dropout=0.3\)"),
-        (
-            lambda: nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True),
-            lambda layer, x: layer(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))[0],
-            r"layer \(MultiheadAttention, dropout=0.1\)",
-        ),
         (lambda: nn.Dropout(0.4), lambda layer, x: layer(x) if layer.training else x, r"layer \(Dropout, p=0.4\)"),
     ],
 )
@@ -177,13 +173,75 @@ def test_rates_that_are_used_by_a_part_or_not_at_all_are_no_error() -> None:
     fitted(single, bayou.MCDropout(None))
 
 
-def test_a_transformer_drops_all_but_its_attention() -> None:
+def test_transformer_drops_its_attention_too(tmp_path: Path) -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
     net = Wrapped(layer, call=lambda layer, x: layer(x.unsqueeze(1)))
-    with pytest.raises(ValueError, match="MultiheadAttention"):
-        fitted(net, bayou.MCDropout(None))
-    posterior = fitted(net, bayou.MCDropout(None, strict=False))
-    assert len(posterior.predict(make_data(3)[0], samples=20, seed=0).outputs[:, 0, 0].unique()) > 10
+    posterior = fitted(net, bayou.MCDropout(SHORT))
+    x = make_data(3)[0]
+    outputs = posterior.predict(x, samples=20, seed=0).outputs
+    assert len(outputs[:, 0, 0].unique()) > 10
+    posterior.save(tmp_path / "p.bayou")
+    again = bayou.load(tmp_path / "p.bayou", net)
+    assert torch.equal(again.predict(x, samples=20, seed=0).outputs, outputs)
+
+
+ATTENTION: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rows second": {"batch_first": False},
+    "without bias": {"bias": False},
+    "bias of keys and zeros": {"add_bias_kv": True, "add_zero_attn": True},
+    "sizes of keys and values": {"kdim": 3, "vdim": 5},
+}
+
+
+def attend(layer: nn.MultiheadAttention, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+    """The attention of 6 rows with 4 queries and 5 keys, with the rows first."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"query": (6, 4, 8), "key": (6, 5, layer.kdim), "value": (6, 5, layer.vdim)}
+    parts = {name: torch.randn(size, generator=generator, dtype=torch.float64) for name, size in sizes.items()}
+    if not layer.batch_first:
+        parts = {name: part.transpose(0, 1) for name, part in parts.items()}
+    padding = torch.zeros(6, 5, dtype=torch.bool)
+    padding[:, 4] = True
+    out, weights = layer(**parts, key_padding_mask=padding, need_weights=need_weights)
+    return (out if layer.batch_first else out.transpose(0, 1)), weights
+
+
+@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION.keys())
+def test_attention_with_masks_is_that_of_torch_where_nothing_is_dropped(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, dropout=0.5, **{"batch_first": True} | options).double().eval()
+    expected, expected_weights = attend(layer, need_weights=True)
+    keys = expected_weights.shape[-1]
+    keep_all = torch.ones(2, 4, keys, dtype=torch.bool)
+    with Masks(0, masks=[keep_all]) as mode:
+        out, weights = attend(layer, need_weights=True)
+    assert mode.rates == [0.5]
+    torch.testing.assert_close(weights, 2 * expected_weights)  # m/(1 − p) = 2
+    bias = torch.zeros(8).double() if layer.out_proj.bias is None else layer.out_proj.bias
+    torch.testing.assert_close((out - bias) / 2 + bias, expected)
+
+
+def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate() -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True).double().eval()
+    _, full = layer(*[torch.zeros(6, 50, 8, dtype=torch.float64)] * 3, average_attn_weights=False)
+    with Masks(3):
+        x = torch.zeros(6, 50, 8, dtype=torch.float64)
+        _, weights = layer(x, x, x, average_attn_weights=False)
+        _, average = layer(x, x, x)
+    dropped = weights == 0
+    assert torch.equal(dropped, dropped[:1].expand_as(dropped))
+    rate = float(dropped[0].double().mean())
+    assert abs(rate - 0.25) < 4 * (0.25 * 0.75 / 5000) ** 0.5  # 2·50·50 entries
+    torch.testing.assert_close(weights[~dropped], full[~dropped] / 0.75)
+    assert average.shape == (6, 50, 50)
+    with Masks(3):
+        out, none = attend(nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True).double(), need_weights=False)
+    assert none is None
+    assert out.shape == (6, 4, 8)
+    with Masks(0), pytest.raises(ValueError, match="takes for one example"):
+        layer(x[0], x[0], x[0])
 
 
 def test_rows_must_come_first() -> None:

@@ -258,6 +258,136 @@ def test_tied_layers_stay():
     assert "0" in after.compression.whole
 
 
+def separable(padding, bias=True):
+    """Two blocks of a pointwise and a depthwise convolution, as in MobileNet."""
+
+    def block(inputs, outputs):
+        return (
+            nn.Conv2d(inputs, outputs, 1),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU6(),
+            nn.Conv2d(outputs, outputs, 3, padding=padding, groups=outputs, bias=bias),
+            nn.BatchNorm2d(outputs),
+            nn.Hardsigmoid(),
+        )
+
+    head = (nn.Conv2d(6, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    return nn.Sequential(*block(2, 8), *block(8, 6), *head)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_depthwise_network_shrinks(padding, bias):
+    def spoil(net):
+        net[0].weight[0] = 0  # the input of filter 0 is a constant: only without zeros around it is its output one
+        net[3].weight[[1, 2]] = 0  # the outputs of filters 1 and 2 are constants
+        net[6].weight[:, 3] = 0  # the output of filter 3 is read by none
+        net[9].weight[5] = 0
+        net[12].weight[:, 0] = 0
+
+    before, after = compressed(lambda: separable(padding, bias), IMAGES, spoil)
+    same(before, after, IMAGES)
+    assert after.compression.difference < 1e-12
+    channels = 4 if padding == 0 else 5
+    assert after.compression.layers["3"] == ((8, 1, 3, 3), (channels, 1, 3, 3))
+    assert after.compression.layers["0"][1] == (channels, 2, 1, 1)
+    assert after.compression.layers["6"][1] == (4, channels, 1, 1)
+    assert after.compression.layers["9"][1] == (4, 1, 3, 3)
+    assert after[3].groups == after[3].in_channels == after[3].out_channels == channels
+    assert after[1].num_features == after[4].num_features == channels
+    assert not after.compression.whole
+
+
+class Inverted(nn.Module):
+    """An inverted residual: the input of the block is added to its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 6, 1)
+        self.wide = nn.Conv2d(6, 9, 1)
+        self.deep = nn.Conv2d(9, 9, 3, padding=1, groups=9)
+        self.narrow = nn.Conv2d(9, 6, 1)
+        self.again = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.head = nn.Conv2d(6, 3, 1)
+
+    def forward(self, x):
+        x = self.first(x).sigmoid()
+        x = x + self.narrow(torch.relu(self.deep(torch.relu(self.wide(x)))))
+        return self.head(self.again(x) + x).mean((2, 3))
+
+
+def test_depthwise_convolutions_in_residual_networks_with_zeros_anywhere():
+    for seed in range(8):
+
+        def spoil(net, seed=seed):
+            generator = torch.Generator().manual_seed(seed)
+            for module in net.modules():
+                if isinstance(module, nn.Conv2d):
+                    for axis in (0, 1):
+                        zero = torch.rand(module.weight.shape[axis], generator=generator) < 0.3
+                        module.weight.index_fill_(axis, zero.nonzero()[:, 0], 0.0)
+
+        before, after = compressed(Inverted, IMAGES, spoil)
+        same(before, after, IMAGES)
+        assert after.compression.difference < 1e-12
+        assert not after.compression.whole
+
+
+class Shared(nn.Module):
+    """A grouped convolution, and two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.grouped = nn.Conv2d(4, 4, 3, groups=2)
+        self.one = nn.Linear(4, 4)
+        self.two = nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.grouped(self.conv(x).relu()).relu().mean((2, 3))
+        return self.head(self.two(self.one(x).tanh()).tanh())
+
+
+@pytest.mark.parametrize("bits", [False, True])
+def test_irrelevant_weights_of_every_layer_are_set_to_zero(bits):
+    """Weights whose spread is large are 0 in grouped, depthwise and tied layers, too; units that stay are named."""
+    torch.manual_seed(0)
+    for net in (Shared(), separable(1)):
+        net = net.eval()
+        data = (IMAGES.float(), torch.zeros(3, 2))
+        posterior = bayou.fit(
+            net, data, method=bayou.VI(steps=1, batch_size=3), likelihood=bayou.Gaussian(1.0), progress=False
+        )
+        expected = {}
+        with torch.no_grad():
+            for guide in posterior.bayesian.guides:
+                if not hasattr(guide, "log_std"):
+                    continue  # normalization layers are points
+                guide.center.uniform_(0.5, 1.0)
+                guide.log_std.fill_(-4.0)
+                if guide.center.ndim > 1:
+                    irrelevant = torch.rand(guide.center.shape) < 0.4
+                    guide.log_std[irrelevant] = 4.0
+                    expected[guide.names[0]] = irrelevant
+        after = bayou.compress(posterior, example_x=IMAGES.float(), bits=bits)
+        kept = {name: value for name, value in after.named_parameters() if value.ndim > 1}
+        assert expected.keys() == kept.keys()
+        for name, irrelevant in expected.items():
+            if kept[name].shape == irrelevant.shape:
+                assert torch.equal(kept[name] == 0, irrelevant), name
+        assert after.compression.zeros == sum(int((value == 0).sum()) for value in kept.values())
+        assert after.compression.difference < 1e-4
+        if bits:
+            assert kept.keys() <= after.compression.bits.keys()
+    whole = bayou.compress(
+        bayou.fit(Shared(), data, method=bayou.VI(steps=1), likelihood=bayou.Gaussian(1.0), progress=False)
+    ).compression.whole
+    assert "grouped" in whole
+    assert "one" in whole
+
+
 def problem():
     x = torch.randn(600, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return x, (x[:, :1] * x[:, 1:2]).tanh()

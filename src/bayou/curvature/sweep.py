@@ -232,8 +232,9 @@ def _check_rows(network: Network, params: Params, few: tuple[Any, ...], f: Tenso
         alone = torch.full_like(f[:fewer], torch.nan)
     if not close(f[:fewer], alone) or not close(f.roll(1, 0), rolled):
         raise ValueError(
-            "the output for an example depends on the other rows of its batch (batch norm without running statistics?)"
-            ", so the curvature is not a sum over examples; use track_running_stats=True, or another norm"
+            "the output for an example depends on the other rows of its batch (batch norm without running statistics, "
+            "dynamic quantization), so the curvature is not a sum over examples; use track_running_stats=True, another "
+            "norm, or static quantization"
         )
 
 

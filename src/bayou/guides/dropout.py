@@ -97,6 +97,7 @@ class Dropout(GuideSpec):
     def __post_init__(self) -> None:
         if not 0 < self.p < 1:
             raise ValueError(f"Dropout p must lie strictly between 0 and 1, got {self.p}; Delta() is p = 0")
+        self._check_positive("temperature")
         self._check_choice("per", ("unit", "weight"))
         self._check_choice("rate", ("fixed", "concrete", "reinforce"))
 

@@ -109,7 +109,7 @@ class MeanField(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_positive("std", finite=True)
+        self._check_positive("std")
 
     def build(self, tensors: Tensors) -> Factorized:
         return Factorized(tensors, self.std)
@@ -132,7 +132,7 @@ class SparseVD(GuideSpec):
     warmup: float = 0.5
 
     def __post_init__(self) -> None:
-        self._check_positive("std", finite=True)
+        self._check_positive("std")
         self._check_warmup()
 
     def prior(self, prior: Prior) -> Prior:
@@ -211,7 +211,7 @@ class LowRank(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_positive("std", finite=True)
+        self._check_positive("std")
         self._check_whole("rank")
 
     def build(self, tensors: Tensors) -> LowRankGaussian:

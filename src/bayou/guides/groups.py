@@ -167,7 +167,7 @@ class _Groups(GuideSpec):
     z: Literal["batch", "example"]
 
     def __post_init__(self) -> None:
-        self._check_positive("std", "z_std", finite=True)
+        self._check_positive("std", "z_std")
         self._check_warmup()
         self._check_choice("z", ("batch", "example"))
 
@@ -214,7 +214,7 @@ class HalfCauchy(_Groups):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("scale", finite=True)
+        self._check_positive("scale")
 
     def build(self, tensors: Tensors) -> HorseshoeGuide:
         return HorseshoeGuide(tensors, self.std, self.z_std, self.scale)

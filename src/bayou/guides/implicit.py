@@ -212,7 +212,7 @@ class SemiImplicit(GuideSpec):
 
     def __post_init__(self) -> None:
         self._check_whole("draws", "latent")
-        self._check_positive("spread", "std", finite=True)
+        self._check_positive("spread", "std")
 
     @abstractmethod
     def score(self) -> HMCScore | None:

@@ -371,7 +371,7 @@ class Inducing(GuideSpec):
 
     def __post_init__(self) -> None:
         self._check_whole("points")
-        self._check_positive("precision", finite=True)
+        self._check_positive("precision")
 
     @property
     def rows(self) -> int:  # type: ignore[override]

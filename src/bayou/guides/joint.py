@@ -104,7 +104,7 @@ class JointFlow(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_positive("std", finite=True)
+        self._check_positive("std")
         if self.options is None:
             object.__setattr__(self, "options", _defaults(self.flow))
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
+from bayou.files import no_grad_state, restore_state
 from bayou.guides.guide import Weight
 from bayou.network import Call, Watch
 from bayou.params import Params
@@ -179,11 +180,11 @@ def trace(net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callabl
     first = run()
     local, other = first.uses, set(first.other)
     if set(local) | other != set(fresh):
-        state = {name: buffer.clone() for name, buffer in net.state_dict().items()}
+        state = {name: buffer.clone() for name, buffer in no_grad_state(net).items()}
         try:
             again = run(training=True)
         finally:
-            net.load_state_dict(state)
+            restore_state(net, state)
         # Tensors used in training only must be sampled: at the output their noise would be missing in eval mode.
         other |= again.other | {name for name, count in again.uses.items() if count != 1 or name not in local}
     rows = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), None)

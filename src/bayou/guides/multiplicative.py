@@ -252,7 +252,7 @@ class MNF(GuideSpec):
     dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_positive("std", "z_std", finite=True)
+        self._check_positive("std", "z_std")
         self._check_choice("auxiliary", ("conjugate", "paper"))
         self._check_choice("z", ("batch", "example"))
 

@@ -92,7 +92,7 @@ class NodeFlow(GuideSpec):
     noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self._check_positive("z_std", "prior_std", finite=True)
+        self._check_positive("z_std", "prior_std")
         self._check_choice("where", ("input", "output", "both"))
         self._check_choice("z", ("batch", "example"))
 
@@ -202,7 +202,7 @@ class RankOne(GuideSpec):
 
     def __post_init__(self) -> None:
         self._check_whole("members")
-        self._check_positive("std", "spread", "prior_std", finite=True)
+        self._check_positive("std", "spread", "prior_std")
 
     def for_vectors(self) -> GuideSpec:
         return Delta(self.penalty)

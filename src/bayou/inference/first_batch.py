@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bayou import rng
 from bayou.curvature.sweep import make_plan
 from bayou.network import (
+    Keywords,
     Network,
     check_dtype,
     check_tensor,
@@ -39,7 +40,42 @@ def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
     batch = next(data.ordered())
     check_finite(batch)
     check_dtype(batch[0], like)
-    return forward_inputs(move(batch, like)[0])
+    inputs = forward_inputs(move(batch, like)[0])
+    check_decoder_inputs(target.net, inputs)
+    return inputs
+
+
+def check_decoder_inputs(net: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Raise a ValueError for an encoder-decoder without inputs of its decoder: the labels are not passed on."""
+    names = inputs[-1] if isinstance(inputs[-1], Keywords) else ()
+    if not names or not getattr(getattr(net, "config", None), "is_encoder_decoder", False):
+        return
+    if not {"decoder_input_ids", "decoder_inputs_embeds"} & set(names):
+        raise ValueError(
+            f"{type(net).__name__} is an encoder with a decoder, and x has {', '.join(names)} only: labels go to the "
+            "likelihood, not to the network; give what the decoder reads, too: "
+            "decoder_input_ids=net.prepare_decoder_input_ids_from_labels(labels)"
+        )
+
+
+def check_gradients_enabled() -> None:
+    """Raise a ValueError inside ``torch.no_grad`` or ``torch.inference_mode``, where nothing can be fitted."""
+    if not torch.is_grad_enabled():
+        block = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+        raise ValueError(f"a fit needs gradients, which torch.{block}() switches off; call bayou.fit outside of it")
+
+
+def check_labels(target: Target, data: Data, first: Tensor) -> None:
+    """Raise a ValueError if the likelihood leaves out all labels of all batches; those of the first are given."""
+    if _has_labels(target, first) or any(_has_labels(target, y) for _, y in data.ordered()):
+        return
+    raise ValueError(
+        f"y has no label to learn from: {target.likelihood_spec!r} leaves all of them out; check ignore_index"
+    )
+
+
+def _has_labels(target: Target, y: Tensor) -> bool:
+    return bool(target.likelihood.labels(y)[1].any())
 
 
 def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, ...]:
@@ -92,8 +128,11 @@ def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -
     y = data.targets()
     if y is not None:
         target.likelihood.validate((len(y), *outputs.shape[1:]), y)
+    else:
+        target.likelihood.validate(outputs.shape, batch[1])
+    check_labels(target, data, batch[1])
+    if y is not None:
         return None
-    target.likelihood.validate(outputs.shape, batch[1])
     first = batch[1].shape[1:]
 
     def check(batch: Batch) -> None:

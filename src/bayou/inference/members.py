@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.parametrize import ParametrizationList
 
 from bayou import rng
 from bayou.inference.first_batch import NetworkProblem
@@ -85,10 +86,16 @@ def reset(net: nn.Module) -> None:
     """New initial weights, by the ``reset_parameters`` of every module, children before parents.
 
     Frozen parameters (``requires_grad=False``) are kept. Every other one is set to NaN before, so that one which no
-    module resets is detected.
+    module resets is detected: a bare ``nn.Parameter``, such as a positional embedding. Its new values are its old ones
+    in random order if these look like independent draws; a constant or a table with a structure keeps its values.
+
+    Raises:
+        ValueError: if no module resets any parameter, or a parameter that is not bare remains.
     """
-    for parameter in net.parameters():
+    given: Params = {}
+    for name, parameter in net.named_parameters():
         if parameter.requires_grad:
+            given[name] = parameter.detach().clone()
             parameter.fill_(math.nan)
     for module in reversed(list(net.modules())):
         parameters = list(module.parameters())
@@ -102,13 +109,47 @@ def reset(net: nn.Module) -> None:
                 for p, value in kept:
                     p.data = value
     stale = [name for name, p in net.named_parameters() if p.requires_grad and bool(p.isnan().any())]
-    if stale:
-        owner = type(net.get_submodule(stale[0].rpartition(".")[0])).__name__
+    others = [name for name in stale if not is_bare(net, name)]
+    if others or (stale and len(stale) == len(given)):
+        first = (others or stale)[0]
+        owner = type(net.get_submodule(first.rpartition(".")[0])).__name__
         raise ValueError(
-            f"no reset_parameters() gives {stale[0]!r} (of a {owner}) new initial weights; write one, or pass "
+            f"no reset_parameters() gives {first!r} (of a {owner}) new initial weights; write one, or pass "
             "Ensemble(init=function), which is called with the network and changes it in place, or init='keep' to "
             "start every member at the weights the network has"
         )
+    for name in stale:
+        value = given[name]
+        if look_independent(value):
+            order = torch.randperm(value.numel(), device=value.device)
+            value = value.flatten()[order].view_as(value)
+        net.get_parameter(name).copy_(value)
+
+
+def is_bare(net: nn.Module, name: str) -> bool:
+    """Return whether a parameter belongs to a module that cannot reset it; those of a parametrization are not bare."""
+    owner = net.get_submodule(name.rpartition(".")[0])
+    can_reset = hasattr(owner, "reset_parameters") or hasattr(owner, "_reset_parameters")
+    return not can_reset and not isinstance(owner, ParametrizationList)
+
+
+def look_independent(values: Tensor) -> bool:
+    """Return whether the entries of a tensor may be independent draws from one distribution.
+
+    They differ from each other, and the correlation of neighbors along every axis is within SURE standard errors of 0.
+    """
+    count = values.numel()
+    if count < MIN_NUMBERS or values.unique().numel() < count / 2:
+        return False
+    centered = values.double() - values.double().mean()
+    variance = centered.square().mean()
+    for axis, size in enumerate(values.shape):
+        if size > 1:
+            products = centered.narrow(axis, 0, size - 1) * centered.narrow(axis, 1, size - 1)
+            correlation = float(products.mean() / variance)
+            if abs(correlation) > SURE / math.sqrt(products.numel()):
+                return False
+    return True
 
 
 class StackedRows(Data):

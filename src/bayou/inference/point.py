@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import StrPath
+from bayou.files import StrPath, no_grad_state
 from bayou.inference.first_batch import NetworkProblem, validation_loss
 from bayou.inference.method import Trained, identity
 from bayou.network import Network, adapted, forward_inputs, is_constant, layouts, shared_copy
@@ -193,9 +193,10 @@ class PointModel(NetworkProblem):
 
 
 def _frozen(model: PointModel) -> list[str]:
-    state = model.net.state_dict(keep_vars=True).items()
-    frozen = (n for n, v in state if is_constant(v) or (isinstance(v, nn.Parameter) and not v.requires_grad))
-    return [f"net.{name}" for name in frozen]
+    persistent = no_grad_state(model.net)
+    frozen = [name for name, value in model.net.named_parameters(remove_duplicate=False) if not value.requires_grad]
+    constants = [name for name, value in model.net.named_buffers(remove_duplicate=False) if is_constant(value)]
+    return [f"net.{name}" for name in (*frozen, *constants) if name in persistent]
 
 
 def _without_frozen(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:

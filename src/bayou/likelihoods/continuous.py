@@ -370,7 +370,7 @@ class Gaussian(Likelihood):
     units: float | tuple[float, ...] = later_field(1.0)
 
     def __post_init__(self) -> None:
-        self._check_positive("noise", finite=True)
+        self._check_positive("noise")
         _check_units(self)
 
     def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
@@ -399,7 +399,7 @@ class StudentT(Likelihood):
     units: float | tuple[float, ...] = later_field(1.0)
 
     def __post_init__(self) -> None:
-        self._check_positive("df", "scale", finite=True)
+        self._check_positive("df", "scale")
         _check_df("StudentT", self.df)
         _check_units(self)
 
@@ -426,7 +426,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def __post_init__(self) -> None:
         if self.min_std:
-            self._check_positive("min_std", finite=True)
+            self._check_positive("min_std")
         self._check(["axis"], lambda value: type(value) is int and value < 0, "a negative whole number, from the end")
 
     def outputs(self, targets: int) -> int:
@@ -463,7 +463,7 @@ class HeteroscedasticStudentT(Likelihood):
     df: float = 4.0
 
     def __post_init__(self) -> None:
-        self._check_positive("df", finite=True)
+        self._check_positive("df")
         _check_df(type(self).__name__, self.df)
 
     def outputs(self, targets: int) -> int:

@@ -208,7 +208,10 @@ class BoundCategorical(FiniteLikelihood):
         low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
         if low < 0 or high >= classes:
             way = "use Bernoulli() for one output" if classes == 1 else "count the classes from 0, or give more outputs"
-            way = f"{way}; to leave some out, Categorical(ignore_index={low})" if low < 0 else way
+            void = low if low < 0 else high
+            others = y[y != void]
+            if others.numel() and int(others.min()) >= 0 and int(others.max()) < classes:
+                way = f"{way}; if {void} marks labels to leave out, Categorical(ignore_index={void})"
             raise ValueError(f"y must lie in 0 .. {classes - 1} for {classes} classes, got {low} .. {high}; {way}")
 
     def _shape_hint(self, f_shape: tuple[int, ...], expected: tuple[int, ...], got: tuple[int, ...]) -> str:

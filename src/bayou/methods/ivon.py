@@ -23,6 +23,7 @@ from bayou.priors import BoundNormal, BoundPart, Normal
 from bayou.target import Target
 from bayou.training.data import Data
 
+ROUNDING = 1e-9  # of lr·hessian, which a rescaled method keeps
 MOST_JOINED = 2**22  # entries of the vectors of a step, which are copies
 
 
@@ -58,6 +59,11 @@ class IVON(Variational):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("hessian", "plain_lr")
+        if self.lr * self.hessian > 1 + ROUNDING:
+            raise ValueError(
+                f"IVON lr must be at most 1/hessian = {1 / self.hessian:.3g}, where a step is a whole Newton step, got "
+                f"lr={self.lr!r}; the default is 0.1"
+            )
         self._check_whole("samples")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
@@ -267,8 +273,10 @@ class IVONOptimizer(torch.optim.Optimizer):
         seed: int = 0,
     ) -> None:
         IVON(lr=lr, hessian=hessian, beta1=beta1, beta2=beta2)  # which validates them
-        if not n >= 1 or not prior_std > 0:
-            raise ValueError(f"IVONOptimizer needs n >= 1 and prior_std > 0, got n={n!r}, prior_std={prior_std!r}")
+        if not n >= 1 or not 0 < prior_std < math.inf:
+            raise ValueError(
+                f"IVONOptimizer needs n >= 1 and a positive and finite prior_std, got n={n!r}, prior_std={prior_std!r}"
+            )
         self.seed, self._drawn = seed, False
         settings = {"n": n, "prior_std": prior_std, "hessian": hessian, "beta1": beta1, "beta2": beta2}
         super().__init__(params, {"lr": lr} | settings)

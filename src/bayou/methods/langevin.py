@@ -85,7 +85,7 @@ class GradientSampler(Sampler):
             raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
         self._check_whole("epochs", "steps", "draws")
         self._check_positive("lr")
-        self._check_positive("effort", finite=True)
+        self._check_positive("effort")
         if isinstance(self.schedule, str):
             self._check_choice("schedule", list(SCHEDULES))
         elif not isinstance(self.schedule, StepSizes):

@@ -19,6 +19,9 @@ from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
 TUNED_COORDINATES = 64  # whose effective sample size determines the decoherence length
+NOISE_BATCHES = 32  # minibatches that estimate the noise of a gradient
+MAX_NOISE = 0.1  # h²·λ, to which the step size h = ε/√D is limited; λ the largest variance of a scaled gradient
+MAX_NOISE_RATIO = 1.0  # noise of gradients in its largest direction, in units of that of the refreshments
 LENGTHS_PER_ESS = 0.4  # L in units of the path between two independent draws (Robnik et al. 2023)
 
 
@@ -35,6 +38,9 @@ class MCLMC(HamiltonianSampler):
     With ``stochastic`` each step has a new minibatch of ``batch_size`` rows, its log likelihood scaled to all N. Noise
     of the gradient that is equal in all directions is a further refreshment. Any other makes the directions with more
     noise too wide and the others too narrow: a bias that falls with ``step_size`` and is no part of ``energy_error``.
+    With λ the largest variance of a scaled gradient, the warm-up therefore limits h = ``step_size`` to h²·λ ≤ 0.1, and
+    an L that is not given so that noise of refreshments is at least as large. ``history`` has h²·λ as
+    ``gradient_noise``, and ``posterior.checks`` warns where it is large.
 
     The other settings are those of ``HamiltonianSampler``; ``step_size`` is ε/√D, the distance that a coordinate moves.
 
@@ -96,6 +102,10 @@ class MCLMC(HamiltonianSampler):
                 state, chains.density, chains.normal("velocity", step), u[:, 0], root * step_size, scales, steps
             )
         else:
+            length = chains.length
+            if self.stochastic and self.adapt:
+                step_size = torch.minimum(step_size, chains.most_step_size())
+                length = chains.limited_length(step_size)
             parts = self.steps if self.stochastic else 1  # with a density each
             error, divergent = torch.zeros_like(step_size), torch.zeros_like(step_size, dtype=torch.bool)
             for part in range(parts):
@@ -104,7 +114,7 @@ class MCLMC(HamiltonianSampler):
                     density = chains.minibatch(step * parts + part)
                     state = mclmc.State(*hmc.init(state.position, density), state.velocity)
                 state, each, lost = mclmc.step(
-                    state, density, chains.noise(step, part), root * step_size, scales, root * chains.length,
+                    state, density, chains.noise(step, part), root * step_size, scales, root * length,
                     self.steps // parts,
                 )  # fmt: skip
                 error, divergent = error + each / parts, divergent | lost
@@ -131,6 +141,7 @@ class MicrocanonicalChains(HamiltonianChains):
         if method.stochastic and (method.compile or start.is_cuda):
             self.graded = Recorded(joint, method.compile)
         self._batches: Iterator[tuple[Batch, ...]] | None = None
+        self.gradient_variance: Tensor | None = None  # λ (C,), of the scaled gradient in its noisiest direction
 
     def noise(self, step: int, first: int) -> Callable[[int], Tensor]:
         """The noise of the refreshments in a transition, from the ``first`` on."""
@@ -141,7 +152,10 @@ class MicrocanonicalChains(HamiltonianChains):
         if self._batches is None:
             seed = self.seed
             self._batches = batches_from(number, [self.data], lambda epoch: [part_seed(seed, "epoch", epoch)], None)
-        x, y = move(next(self._batches)[0], self.position)
+        return self._density_of(next(self._batches)[0])
+
+    def _density_of(self, batch: Batch) -> Density:
+        x, y = move(batch, self.position)
 
         def density(w: Tensor) -> tuple[Tensor, Tensor]:
             value, gradient = self.graded(w, x, y)
@@ -152,12 +166,62 @@ class MicrocanonicalChains(HamiltonianChains):
     @torch.no_grad()
     def advance(self, step: int) -> None:
         variance = self.tuned.inverse_mass
+        if self.method.stochastic and (self.gradient_variance is None or step == self.method.warmup):
+            self.gradient_variance = self.measure_gradient_noise(step)
         super().advance(step)
+        if self.method.stochastic and self.method.adapt:
+            self.used = torch.minimum(self.used, self.most_step_size())
+        if self.method.stochastic and step in self.window_ends:
+            self.gradient_variance = self.measure_gradient_noise(step + 1)
         if self.tunes and step in self.adapting:
             stride = max(1, self.position.shape[-1] // TUNED_COORDINATES)
             self.trail.append(self.position[:, ::stride])
         if self.tunes and step in self.window_ends and len(self.trail) >= MIN_DRAWS:
             self._tune((variance / self.tuned.inverse_mass).mean(-1).sqrt())
+
+    def measure_gradient_noise(self, step: int) -> Tensor:
+        """Return λ = max_v Var[v·g] of the scaled gradients g of minibatches at the positions of the chains: (C,).
+
+        The direction v comes from one half of the minibatches and the variance from the other, so that λ is not too
+        large where there are more weights than minibatches.
+        """
+        gradients: list[Tensor] = []
+        epoch = 0
+        while len(gradients) < NOISE_BATCHES:
+            for batch in self.data.epoch(part_seed(self.seed, "gradient noise", step, epoch)):
+                gradients.append(self._density_of(batch)(self.position)[1])
+                if len(gradients) == NOISE_BATCHES:
+                    break
+            epoch += 1
+        scaled = torch.stack(gradients, 1) * self.tuned.inverse_mass.sqrt().unsqueeze(1)  # (C, batches, D)
+        halves = scaled[:, ::2], scaled[:, 1::2]
+        centered = [half - half.mean(1, keepdim=True) for half in halves]
+        variances = []
+        for known, other in (centered, centered[::-1]):
+            coefficients = torch.linalg.eigh(known @ known.mT).eigenvectors[..., -1:]
+            direction = mclmc.unit((known.mT @ coefficients).squeeze(-1))
+            along = (other @ direction.unsqueeze(-1)).squeeze(-1)
+            variances.append(along.square().sum(1) / (along.shape[1] - 1))
+        mean = torch.stack(variances).mean(0).nan_to_num(0.0)
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny)
+
+    def most_step_size(self) -> Tensor:
+        """Return the step size h at which h²·λ is MAX_NOISE: (C,)."""
+        assert self.gradient_variance is not None
+        return (MAX_NOISE / self.gradient_variance).sqrt()
+
+    def limited_length(self, step_size: Tensor) -> Tensor:
+        """Return L/√D, at most so long that refreshments have MAX_NOISE_RATIO⁻¹ times the noise of gradients: (C,).
+
+        A step of length ε = √D·h changes the direction by ν² = 2ε/(L·D) in every coordinate, and noise of the gradient
+        by ε²·λ/(D − 1)² along its largest direction. A given length is not changed.
+        """
+        assert self.gradient_variance is not None
+        if self.method.length is not None:
+            return self.length
+        size = self.position.shape[-1]
+        most = 2 * MAX_NOISE_RATIO * ((size - 1) / size) ** 2 / (self.gradient_variance * step_size)
+        return torch.maximum(torch.minimum(self.length, most), step_size)
 
     def _tune(self, units: Tensor) -> None:
         """L = 0.4·ε·steps·K/ESS, chain by chain, with the mean ESS of the window of K transitions.
@@ -174,11 +238,17 @@ class MicrocanonicalChains(HamiltonianChains):
         found = super().record()
         if not self.method.adjusted:
             del found["accept"]  # there is no Metropolis test
-        return found | {"length": float(self.length.mean())}
+        if self.gradient_variance is None:
+            return found | {"length": float(self.length.mean())}
+        length = self.limited_length(self.used) if self.method.adapt else self.length
+        noise = self.used.square() * self.gradient_variance
+        return found | {"length": float(length.mean()), "gradient_noise": float(noise.max())}
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"velocity": self.velocity, "length": self.length, "trail": tuple(self.trail)}
+        own = {"velocity": self.velocity, "length": self.length, "trail": tuple(self.trail)}
+        return super().state() | own | {"gradient_variance": self.gradient_variance}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
         self.velocity, self.length, self.trail = state["velocity"], state["length"], list(state["trail"])
+        self.gradient_variance = state["gradient_variance"]

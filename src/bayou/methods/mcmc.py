@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -93,8 +94,10 @@ class Sampler(Method):
         if self.start not in (None, "mode") and not isinstance(self.start, Method):
             raise ValueError(f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}")
         self._check(("parallel",), lambda value: value is None or isinstance(value, Executor), "an executor or None")
-        if self.dispersal != "prior" and not (isinstance(self.dispersal, int | float) and self.dispersal >= 0):
-            raise ValueError(f"{me} dispersal must be 'prior' or a standard deviation, got {self.dispersal!r}")
+        if self.dispersal != "prior" and not (
+            isinstance(self.dispersal, int | float) and 0 <= self.dispersal < math.inf
+        ):
+            raise ValueError(f"{me} dispersal must be 'prior' or a finite standard deviation, got {self.dispersal!r}")
 
     def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, start=None)

@@ -32,11 +32,11 @@ DEFAULT_BATCH = 128
 class MCDropout(Method):
     """q: the weights at one point, units dropped at random when predicting as when training (Gal & Ghahramani 2016).
 
-    For a network with dropout: modules, or calls of ``F.dropout`` and its variants per channel, which are all on in
-    predictions. ``start``: the method that trains it; None for the network as given. ``p``: one rate for all
-    predictions instead of each layer's own (training is not changed: set it in the network). ``strict``: dropout
-    that is not accessible (inside attention and recurrent layers, or under ``if self.training``) is an error;
-    otherwise it is off.
+    For a network with dropout: modules, calls of ``F.dropout`` and its variants per channel, and the attention of
+    ``nn.MultiheadAttention``, which are all on in predictions. ``start``: the method that trains it; None for the
+    network as given. ``p``: one rate for all predictions instead of each layer's own (training is not changed: set it
+    in the network). ``strict``: dropout that is not accessible (inside recurrent layers, or under
+    ``if self.training``) is an error; otherwise it is off.
     """
 
     start: Method | None = field(default_factory=MAP)

@@ -215,8 +215,10 @@ class VI(Variational):
         super().__post_init__()
         self._check_whole("samples")
         self._check_positive("scale_lr")
-        if not self.beta >= 0 or not 0 <= self.warmup <= 1:
-            raise ValueError(f"VI needs beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}")
+        if not 0 <= self.beta < math.inf or not 0 <= self.warmup <= 1:
+            raise ValueError(
+                f"VI needs a finite beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}"
+            )
         if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
             raise ValueError(f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}")
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou import rng
+from bayou.files import no_grad_state
 from bayou.network.inputs import adapted
 from bayou.network.mapping import PlainAttention
 from bayou.network.sharded import is_sharded, resharded, share_sharded
@@ -166,7 +167,7 @@ class Network:
 
     def buffers(self) -> Params:
         """The persistent buffers of the network, without constants."""
-        return dict(self.net.state_dict())
+        return no_grad_state(self.net)
 
 
 class _Backward(nn.Module):
@@ -341,6 +342,11 @@ def check_network(net: Any) -> None:
     who = type(net).__name__
     if isinstance(net, torch.jit.ScriptModule):
         raise ValueError(f"{who} is compiled by torch.jit and cannot be given other weights; pass the module it is of")
+    if any(_is_exported(module) for module in net.modules()):
+        raise ValueError(
+            f"{who} is a program of torch.export, whose graph is fixed: it has no training mode and takes only as many "
+            "rows as it was exported with; pass the module that was exported"
+        )
     if next(net.parameters(), None) is None:
         raise ValueError(f"{who} has no parameters, so there is nothing to learn; give it a layer that has some")
     resharded(net)
@@ -351,15 +357,27 @@ def check_network(net: Any) -> None:
             )
         if is_sharded(parameter) and parameter.requires_grad:
             raise ValueError(f"{name!r} of {who} is sharded (fully_shard); freeze it, or add it to ignored_params")
-        if parameter.is_meta:
-            raise ValueError(
-                f"{name!r} of {who} is on the meta device and has no values; use net.to_empty(device='cpu') and "
-                "load_state_dict, or build the network on a device"
-            )
+        _check_has_values(name, parameter, who)
         if parameter.is_complex() or parameter.layout != torch.strided:
             what = f"{parameter.dtype}" if parameter.is_complex() else f"{parameter.layout}"
             way = "keep its real and imaginary parts as two" if parameter.is_complex() else "use to_dense()"
             raise ValueError(f"{name!r} of {who} is {what}; parameters must be real and dense tensors: {way}")
+    for name, buffer in net.named_buffers():
+        _check_has_values(name, buffer, who)
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Return whether a module is ``ExportedProgram.module()``, whose graph replaces the method ``train``."""
+    return isinstance(module, fx.GraphModule) and "train" in vars(module)
+
+
+def _check_has_values(name: str, value: Tensor, who: str) -> None:
+    """Raise a ValueError for a parameter or buffer on the meta device."""
+    if value.is_meta:
+        raise ValueError(
+            f"{name!r} of {who} is on the meta device and has no values; use net.to_empty(device='cpu') and "
+            "load_state_dict, or build the network on a device"
+        )
 
 
 def is_constant(buffer: Tensor) -> bool:

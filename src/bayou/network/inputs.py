@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from bayou.network.mapping import out_of_memory
-from bayou.training.data import Keywords, forward_inputs
+from bayou.training.data import Keywords, check_values, forward_inputs, inputs_of_batches
 
 Select = str | int | Callable[[Any], Any] | None
+DEFAULT_OUTPUT = "logits"  # some networks return these alone in eval mode
 N = TypeVar("N", bound=nn.Module)
 
 
@@ -29,10 +31,15 @@ class Output:
     select: Select = None
 
     def __call__(self, net: nn.Module, inputs: Any, out: Any) -> Any:
-        key = "logits" if self.select is None else self.select
+        key = DEFAULT_OUTPUT if self.select is None else self.select
         if callable(key):
             return key(out)
         if isinstance(out, Tensor):
+            if key not in (DEFAULT_OUTPUT, 0):
+                raise ValueError(
+                    f"output={key!r} selects one of several outputs, but {type(net).__name__} returns one tensor "
+                    f"{tuple(out.shape)}; leave output= out, or give a function of this tensor"
+                )
             return out
         try:
             return out[key] if isinstance(out, Mapping) or isinstance(key, int) else getattr(out, key)
@@ -50,11 +57,17 @@ def _by_keyword(net: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) 
 
 
 def adapted(net: N) -> N:
-    """The network, which is changed: it takes ``*forward_inputs(x)`` and gives the tensor for the likelihood."""
+    """The network, which is changed: it takes ``*forward_inputs(x)`` and gives the tensor for the likelihood.
+
+    Its embeddings have dense gradients.
+    """
     if _by_keyword not in net._forward_pre_hooks.values():
         net.register_forward_pre_hook(_by_keyword, with_kwargs=True)
     if not any(isinstance(hook, Output) for hook in net._forward_hooks.values()):
         net.register_forward_hook(Output())
+    for module in net.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # a prior has a gradient at every row, and draws of weights take dense ones
     return net
 
 
@@ -108,6 +121,12 @@ def clear_errors(x: Any) -> Iterator[None]:
             else type(item).__name__
             for item in forward_inputs(x)
         )
+        if "derivative for" in str(error):
+            raise ValueError(
+                f"the network has an operation without the derivatives that this method needs: {error}; freeze the "
+                "layers below it (requires_grad_(False)) or select others by where=, or use a method without "
+                "curvature, such as VI()"
+            ) from error
         whole = any(isinstance(item, Tensor) and not item.is_floating_point() for item in forward_inputs(x))
         way = "; if x has numbers rather than indices, use x.float()" if whole else ""
         raise ValueError(f"the network cannot take x = {inputs}: {error}{way}") from error
@@ -121,8 +140,11 @@ def check_dtype(x: Any, like: Tensor) -> None:
 
 
 def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
-    """The inputs on the device of the parameter ``like``; a ValueError unless they are finite rows of its dtype."""
-    inputs = forward_inputs(x)
+    """The inputs on the device of the parameter ``like``; a ValueError unless they are finite rows of its dtype.
+
+    Those of a DataLoader are the rows of all its batches.
+    """
+    inputs = inputs_of_batches(x) if isinstance(x, DataLoader) else forward_inputs(x)
     if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
         what = type(inputs[0]).__name__ if inputs else "an empty tuple"
         raise ValueError(
@@ -134,6 +156,7 @@ def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
         if isinstance(item, Tensor):
             if item.ndim == 0 or len(item) != len(inputs[0]):
                 raise ValueError(f"the inputs have {[tuple(i.shape) for i in inputs]}: they need the same rows")
+            check_values("x", item)
             if item.is_floating_point() and not bool(item.isfinite().all()):
                 raise ValueError("x has NaN or infinite values; remove or impute them first")
     return tuple(item.to(like.device) if isinstance(item, Tensor) else item for item in inputs)

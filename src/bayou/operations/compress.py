@@ -75,12 +75,14 @@ def compress(
 ) -> nn.Module:
     """A network at the posterior mean without the units and filters that are irrelevant (Molchanov 2017, Louizos 2017).
 
-    A weight with E[w]²/Var[w] < ``threshold`` (e⁻³: log α > 3 for SparseVD) is set to 0. A unit is removed if then no
-    layer uses it, or if it has no inputs: it is then a constant, which is added to the biases of the next layer. So
-    removing units changes no output beyond the effect of the zeros. Each layer keeps at least one unit.
+    A weight of a linear layer or a convolution with E[w]²/Var[w] < ``threshold`` (e⁻³: log α > 3 for SparseVD) is set
+    to 0. A unit is removed if then no layer uses it, or if it has no inputs: it is then a constant, which is added to
+    the biases of the next layer. So removing units changes no output beyond the effect of the zeros. Each layer keeps
+    at least one unit.
 
-    Units are followed through linear layers, convolutions, batch norm, element-wise functions, pooling, flattening;
-    units that are added are tied. What cannot be followed stays whole: ``.compression`` of the network names it. The
+    Units are followed through linear layers, convolutions (depthwise ones too), batch norm, element-wise functions,
+    pooling, flattening; units that are added are tied. Other grouped convolutions and layers that share their weights
+    have zeros, but keep their units. What cannot be followed stays whole: ``.compression`` of the network names it. The
     smaller network is run once: layers whose removal changes the outputs stay whole, too.
     Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and is that where
     nothing else is random) they come from ``samples`` draws, by ``seed``. ``example_x``: a batch, to run the smaller
@@ -125,7 +127,7 @@ def compress(
     after = _sizes(small, work.followed, example_x)
     adds = None if before[2] is None or after[2] is None else (before[2], after[2])
     layers = {name: (before[0][name], after[0][name]) for name in before[0]}
-    zeros = sum(int((layer.module.weight == 0).sum()) for layer in work.followed.layers.values())
+    zeros = work.count_zeros()
     found = sum(_bits(p, widths.get(name)) for name, p in small.named_parameters())
     size = before[1] * next(net.parameters()).element_size(), math.ceil(found / 8)
     small.requires_grad_(True)
@@ -246,5 +248,6 @@ def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape]
 
     if x is not None:
         _hooked(net, LAYERS, count, x)
-    shapes = {name: tuple(net.get_submodule(name).weight.shape) for name in followed.layers}  # type: ignore
+    names = [*followed.layers, *followed.depthwise]
+    shapes = {name: tuple(net.get_submodule(name).weight.shape) for name in names}  # type: ignore
     return shapes, sum(p.numel() for p in net.parameters()), sum(adds) if x is not None else None

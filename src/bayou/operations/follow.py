@@ -76,6 +76,10 @@ class Value:
         return index % self.group.n if self.kind == "last" else index // max(1, total // self.group.n)
 
 
+def _has_no_padding(module: Any) -> bool:
+    return set(module.padding) <= {0}  # it may be a word
+
+
 @dataclass
 class Layer:
     """A linear layer or a convolution: what it reads, and the units that it makes."""
@@ -106,14 +110,36 @@ class Layer:
         """Whether a constant input can be added to the bias: not with zero padding."""
         if isinstance(self.module, nn.Linear):
             return True
-        return isinstance(self.module, CONVOLUTIONS) and set(self.module.padding) <= {0}
+        return isinstance(self.module, CONVOLUTIONS) and _has_no_padding(self.module)
+
+
+@dataclass
+class Depthwise:
+    """A convolution with a filter for each channel: it reads and makes the same units."""
+
+    name: str
+    module: Any
+    value: Value
+
+    def constant_outputs(self, constant: Tensor) -> Tensor:
+        """Return the output of every unit that is constant, NaN for the others, given the same of its input.
+
+        A filter of zeros gives its bias. Another one gives a constant for a constant input without zeros around it.
+        """
+        weight = self.module.weight.flatten(1)
+        bias = weight.new_zeros(len(weight)) if self.module.bias is None else self.module.bias
+        is_padded = not _has_no_padding(self.module)
+        response = unknown(constant) if is_padded else constant * weight.sum(1)
+        is_zero = (weight == 0).all(1) | (constant == 0)
+        return bias + torch.where(is_zero, 0.0, response)
 
 
 @dataclass
 class Followed:
-    """The followed part of a network. ``rules``: the value of each tensor if its units read only biases."""
+    """The followed part of a network. ``rules``: the value of each unit of a tensor that is constant, else NaN."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
+    depthwise: dict[str, Depthwise] = field(default_factory=dict)
     norms: dict[str, Value] = field(default_factory=dict)
     rules: list[tuple[fx.Node, Callable[[Constants], Tensor]]] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)  # what could not be followed, and why
@@ -149,18 +175,23 @@ def trace(net: nn.Module) -> fx.Graph:
     return graph
 
 
-def follow(net: nn.Module, bias: Callable[[Layer, Constants], Tensor], matrices: Collection[str] = ()) -> Followed:
-    """The layers of a network with the units that they read and make. ``bias``: of a layer, given constants so far.
+def follow(net: nn.Module, outputs: Callable[[Layer, Constants], Tensor], matrices: Collection[str] = ()) -> Followed:
+    """The layers of a network with the units that they read and make.
 
-    ``matrices``: the modules known to read (N, units). Of (N, units, length) a batch norm has its numbers for axis 1.
+    Args:
+        net: the network.
+        outputs: those of a layer that are constant, NaN for the others, given constants so far.
+        matrices: the modules known to read (N, units). Of (N, units, length) a batch norm has its numbers for axis 1.
     """
-    return _Follower(net, bias, matrices).run()
+    return _Follower(net, outputs, matrices).run()
 
 
 @final
 class _Follower:
-    def __init__(self, net: nn.Module, bias: Callable[[Layer, Constants], Tensor], matrices: Collection[str]) -> None:
-        self.graph, self.bias, self.matrices = trace(net), bias, matrices
+    def __init__(
+        self, net: nn.Module, outputs: Callable[[Layer, Constants], Tensor], matrices: Collection[str]
+    ) -> None:
+        self.graph, self.outputs, self.matrices = trace(net), outputs, matrices
         self.modules = dict(net.named_modules(remove_duplicate=False))
         self.values: dict[fx.Node, Value] = {}
         self.found = Followed()
@@ -198,14 +229,21 @@ class _Follower:
         assert isinstance(source, fx.Node)
         value = self.values[source]
         self.values[node] = Value(value.group, kind or value.kind, 0 if kind else value.space)
-        self.found.rules.append((node, lambda constants: rule(constants[source])))
+
+        def propagate(constants: Constants) -> Tensor:
+            constant = constants[source]
+            return torch.where(constant.isnan(), torch.nan, rule(constant))
+
+        self.found.rules.append((node, propagate))
 
     def _module(self, node: fx.Node, module: Any) -> None:
         value = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
         name = str(node.target)
         plain = "weight" in module._parameters and not any(id(p) in self.shared for p in module.parameters())
         if isinstance(module, LAYERS):
-            if not plain or getattr(module, "groups", 1) != 1 or len(node.args) != 1:
+            if plain and value is not None and len(node.args) == 1 and _is_depthwise(module, value):
+                self._depthwise(node, Depthwise(name, module, value))
+            elif not plain or getattr(module, "groups", 1) != 1 or len(node.args) != 1:
                 self._leave(node, f"{type(module).__name__} with groups, tied or reparametrized weights")
             else:
                 self._layer(node, name, module, value)
@@ -247,7 +285,14 @@ class _Follower:
             self._stop(node, f"read by {layer.name} on another axis")
         self.values[node] = Value(layer.made, "last" if linear else "channels", module.weight.ndim - 2)
         self.found.layers[layer.name] = layer
-        self.found.rules.append((node, lambda constants: self.bias(layer, constants)))
+        self.found.rules.append((node, lambda constants: self.outputs(layer, constants)))
+
+    def _depthwise(self, node: fx.Node, layer: Depthwise) -> None:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        self.values[node] = layer.value
+        self.found.depthwise[layer.name] = layer
+        self.found.rules.append((node, lambda constants: layer.constant_outputs(constants[source])))
 
     def _call(self, node: fx.Node) -> None:
         target: Any = node.target
@@ -293,6 +338,13 @@ class _Follower:
             return function(*(constants[s] if isinstance(s, fx.Node) else torch.as_tensor(s) for s in sides))
 
         self.found.rules.append((node, rule))
+
+
+def _is_depthwise(module: Any, value: Value) -> bool:
+    """Return whether a convolution has one filter for each of these units."""
+    if not isinstance(module, CONVOLUTIONS) or value.kind != "channels":
+        return False
+    return bool(module.groups == module.in_channels == module.out_channels == value.group.n)
 
 
 def _changes_what_others_read(node: fx.Node, module: Any = None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou.operations.follow import Constants, Group, Layer, Value, follow
+from bayou.operations.follow import LAYERS, Constants, Depthwise, Group, Layer, Value, follow
 from bayou.params import Params
 
 
@@ -18,14 +18,16 @@ class Pruning:
 
     def __init__(self, net: nn.Module, mean: Params, std: Params, matrices: Collection[str] = ()) -> None:
         self.net, self.std = net, std
-        self.followed = follow(net, self._bias, matrices)
+        self.followed = follow(net, self._constant_outputs, matrices)
         self.layers = self.followed.layers
+        self.depthwise = self.followed.depthwise
+        self.others = _other_weights(net, self.layers)
         self.full: dict[str, Tensor] = {}
-        for name, layer in self.layers.items():
-            value = mean.get(f"{name}.weight", layer.module.weight)
-            spread = std.get(f"{name}.weight", torch.zeros_like(value))
+        for name, weight in self._weights().items():
+            value = mean.get(name, weight)
+            spread = std.get(name, torch.zeros_like(value))
             self.full[name] = torch.where(value == 0, 0.0, value.square() / spread.square())
-        self.ratios = {name: _matrix(self.layers[name], ratio).amax(2) for name, ratio in self.full.items()}
+        self.ratios = {name: _matrix(layer, self.full[f"{name}.weight"]).amax(2) for name, layer in self.layers.items()}
         like = next(net.parameters())
         self.dtype, self.device = like.dtype, like.device
         self.stays = {layer.units: self._all(layer.units.n) for layer in self.layers.values()}
@@ -34,10 +36,22 @@ class Pruning:
         return torch.ones(n, dtype=torch.bool, device=self.device)
 
     def zero(self, threshold: float) -> None:
-        """Set weights with a smaller ratio to 0."""
-        for name, layer in self.layers.items():
-            layer.module.weight.masked_fill_(self.full[name] < threshold, 0.0)
-            self.ratios[name] = self.ratios[name].masked_fill(self.ratios[name] < threshold, 0.0)
+        """Set weights with a smaller ratio to 0, also of layers that are not followed."""
+        for name, weight in self._weights().items():
+            weight.masked_fill_(self.full[name] < threshold, 0.0)
+        for name, ratio in self.ratios.items():
+            self.ratios[name] = ratio.masked_fill(ratio < threshold, 0.0)
+
+    def _weights(self) -> Params:
+        """Return the weights of all linear layers and convolutions by the name of the tensor, tied ones once."""
+        followed = {f"{name}.weight": layer.module.weight for name, layer in self.layers.items()}
+        return followed | self.others
+
+    def count_zeros(self) -> int:
+        """Return the number of weights at 0."""
+        weights = [layer.module.weight for layer in self.layers.values()]
+        weights += _other_weights(self.net, self.layers).values()
+        return sum(int((weight == 0).sum()) for weight in weights)
 
     def _reads(self, read: Value, total: int) -> tuple[Group, Tensor]:
         """The group of the units that are read, and the unit of each of ``total`` features."""
@@ -61,6 +75,11 @@ class Pruning:
         constant = torch.where(self.stays[group], 0.0, constants[layer.source]).nan_to_num()
         return bias + weight @ constant[columns]
 
+    def _constant_outputs(self, layer: Layer, constants: Constants) -> Tensor:
+        """Return the outputs of a layer that read nothing which stays, and NaN for the others."""
+        reads = torch.where(self._inputs(layer), self.ratios[layer.name], 0.0).amax(1)
+        return torch.where(reads > 0, torch.nan, self._bias(layer, constants))
+
     def _constants(self) -> Constants:
         found: Constants = {}
         for node, rule in self.followed.rules:
@@ -73,26 +92,32 @@ class Pruning:
             pass
 
     def _remove(self) -> bool:
+        """Remove the units that every layer which reads them can do without; whether there were any.
+
+        A layer can do without a constant that is added to its bias. A depthwise convolution has the units that it
+        reads, and needs none for itself.
+        """
         constants = self._constants()
-        reads = {group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()}
-        read_by = {group: torch.zeros_like(score) for group, score in reads.items()}
+        read_by = {group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()}
+        needed_by = {group: torch.zeros_like(score) for group, score in read_by.items()}
         for name, layer in self.layers.items():
-            ratio = torch.where(self.stays[layer.units][:, None] & self._inputs(layer), self.ratios[name], 0.0)
-            reads[layer.units] = torch.maximum(reads[layer.units], ratio.amax(1))
-            if layer.source is not None and layer.read is not None:
-                group, columns = self._reads(layer.read, layer.inputs)
-                read_by[group] = read_by[group].scatter_reduce(0, columns, ratio.amax(0), "amax")
-                c = constants[layer.source]
-                movable = c.isfinite() if layer.folds else c == 0
-                reads[group] = torch.where(movable, reads[group], torch.inf)
+            if layer.source is None or layer.read is None:
+                continue
+            stays = self.stays[layer.units][:, None] & self._inputs(layer)
+            ratio = torch.where(stays, self.ratios[name], 0.0).amax(0)
+            group, columns = self._reads(layer.read, layer.inputs)
+            read = torch.zeros_like(read_by[group]).scatter_reduce(0, columns, ratio, "amax")
+            constant = constants[layer.source]
+            can_move = constant.isfinite() if layer.folds else constant == 0
+            read_by[group] = torch.maximum(read_by[group], read)
+            needed_by[group] = torch.maximum(needed_by[group], torch.where(can_move, 0.0, read))
         changed = False
         for group, mask in self.stays.items():
             if group.whole:
                 continue
-            scores = torch.minimum(reads[group], read_by[group])
-            stay = (scores > 0) & mask
+            stay = (needed_by[group] > 0) & mask
             if not bool(stay.any()):
-                stay[torch.where(mask, scores, -1.0).argmax()] = True
+                stay[torch.where(mask, read_by[group], -1.0).argmax()] = True
             changed |= not torch.equal(stay, mask)
             self.stays[group] = stay
         return changed
@@ -107,14 +132,28 @@ class Pruning:
             if width is not None:
                 found[f"{name}.weight"] = width
                 self.ratios[name] = self.ratios[name].masked_fill((_matrix(layer, weight) == 0).all(2), 0.0)
+        filters = {f"{name}.weight": self._stays_of(layer) for name, layer in self.depthwise.items()}
+        for name, weight in self.others.items():
+            used = weight != 0
+            if name in filters:
+                used &= filters[name].reshape(-1, *[1] * (weight.ndim - 1))
+            width = _round(weight, self.std.get(name), used, used)
+            if width is not None:
+                found[name] = width
         return found
+
+    def _stays_of(self, layer: Depthwise) -> Tensor:
+        """Which units of a depthwise convolution stay."""
+        return self.stays[layer.value.group.find()]
 
     def round_biases(self) -> dict[str, int]:
         """Put the biases on a grid too, after removed constants were added to them; the bits of a number of each."""
+        stays = {name: (layer.module.bias, self.stays[layer.units]) for name, layer in self.layers.items()}
+        stays |= {name: (layer.module.bias, self._stays_of(layer)) for name, layer in self.depthwise.items()}
         found = {
-            f"{name}.bias": _round(layer.module.bias, self.std.get(f"{name}.bias"), self.stays[layer.units], ...)
-            for name, layer in self.layers.items()
-            if layer.module.bias is not None
+            f"{name}.bias": _round(bias, self.std.get(f"{name}.bias"), stay, ...)
+            for name, (bias, stay) in stays.items()
+            if bias is not None
         }
         return {name: width for name, width in found.items() if width is not None}
 
@@ -133,6 +172,12 @@ class Pruning:
                 module.in_features, module.out_features = sizes
             else:
                 module.in_channels, module.out_channels = sizes
+        for channelwise in self.depthwise.values():
+            module, stay = channelwise.module, self._stays_of(channelwise)
+            module.weight = _fixed(module.weight[stay])
+            if module.bias is not None:
+                module.bias = _fixed(module.bias[stay])
+            module.in_channels = module.out_channels = module.groups = int(stay.sum())
         for name, value in self.followed.norms.items():
             norm: Any = self.net.get_submodule(name)
             group, columns = self._reads(value, norm.num_features)
@@ -146,9 +191,20 @@ class Pruning:
     def whole(self) -> dict[str, str]:
         """The layers whose units all stay, and why."""
         reasons = {name: layer.units.whole for name, layer in self.layers.items()}
+        reasons |= {name: layer.value.group.find().whole for name, layer in self.depthwise.items()}
         return self.followed.whole | {
             n: why for n, why in reasons.items() if why not in ("", "the output of the network")
         }
+
+
+def _other_weights(net: nn.Module, followed: Collection[str]) -> Params:
+    """Return the weights of linear layers and convolutions that are depthwise or not followed, by name."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    weights: Params = {}
+    for name, module in net.named_modules():
+        if isinstance(module, LAYERS) and name not in followed and "weight" in module._parameters:
+            weights[names[id(module.weight)]] = module.weight
+    return weights
 
 
 def _matrix(layer: Layer, weight: Tensor) -> Tensor:

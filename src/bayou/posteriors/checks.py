@@ -17,6 +17,7 @@ Status = Literal["ok", "warning", "failed"]
 MARKS: dict[Status, str] = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED "}
 MAX_RHAT = 1.1, 1.5  # of predictions: above, a warning and a failure
 MIN_EFFECTIVE_SHARE = 0.1  # effective draws by their weights: fewer, and annealing was too fast
+MAX_GRADIENT_NOISE = 0.2  # h²·λ of a step: beyond, variances were off by 15 % or more in linear regressions
 MIN_KL = 1.0  # nats for all weights: less is the prior
 LARGE_EXCESS = 0.1  # nats per example by which an NLL is worse: a failure rather than a warning
 CONCERNS = {  # by the name of a check: what its warning or failure says about a method
@@ -138,6 +139,8 @@ def of_history(posterior: Posterior) -> Checks:
         found.append(_converged(_rising(history), int(descent[-1].get("step", JUDGED)) + 1, max(lost, default=0.0)))
     if "divergences" in last:
         found.append(_divergences(int(last["divergences"])))
+    if "gradient_noise" in last:
+        found.append(_gradient_noise(last["gradient_noise"]))
     if "elbo" in last and "kl" in last:
         found.append(_collapse(last))
     if "mode_nll" in last:
@@ -216,6 +219,15 @@ def _divergences(count: int) -> Check:
         f"{count:,} trajectories diverged after the warm-up: part of the posterior is not explored; "
         + spell("increase accept= or the warm-up", "give more --steps"),
     )  # fmt: skip
+
+
+def _gradient_noise(noise: float) -> Check:
+    """Minibatches of a sampler without a Metropolis test: their noise makes some directions too wide."""
+    text = f"noise of the gradient is {noise:.2g} in a step, in units of the posterior"
+    if noise <= MAX_GRADIENT_NOISE:
+        return Check("gradient noise", "ok", f"{text}, at most {MAX_GRADIENT_NOISE:g}")
+    advice = "use a smaller step_size, adapt=True with a warm-up, or a larger batch_size"
+    return Check("gradient noise", "warning", f"{text}: variances of the draws may be far off; {advice}")
 
 
 def _collapse(last: dict[str, float]) -> Check:

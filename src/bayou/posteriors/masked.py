@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, final
 
 import torch
@@ -30,7 +31,7 @@ class Masks(TorchFunctionMode):
 
     m ~ Bernoulli(1 − p), x ↦ x ⊙ m/(1 − p); call number k of a pass has mask k. The mask has the shape of one row, so
     that all rows see the same network. ``masks``: those to use, in the order of the calls; missing ones are drawn and
-    appended.
+    appended. ``nn.MultiheadAttention`` drops weights of its attention by a mask (heads, queries, keys).
     """
 
     def __init__(self, seed: int, p: float | None = None, masks: list[Tensor] | None = None) -> None:
@@ -40,8 +41,14 @@ class Masks(TorchFunctionMode):
         self.rates: list[float] = []  # of these calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.multi_head_attention_forward:
+            return self._attend(inspect.signature(func).bind(*args, **(kwargs or {})))
         if func not in CALLS:
             return func(*args, **(kwargs or {}))
+        return self._drop(func, args, kwargs)
+
+    def _drop(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """Apply the next mask to the input of a dropout call."""
         given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | (kwargs or {})
         x, p = given["input"], self.p if self.p is not None else given.get("p", 0.5)
         if x.ndim < BATCHED.get(func, 0):
@@ -61,6 +68,55 @@ class Masks(TorchFunctionMode):
             keep = self.masks[number]
         y = x * (keep.to(x.dtype) / (1 - p)) if p < 1 else x * 0.0
         return x.copy_(y) if given.get("inplace", False) or func in IN_PLACE else y
+
+    def _attend(self, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
+        """Compute multi-head attention whose weights are dropped: softmax(q·kᵀ) ⊙ m/(1 − p)·v for each head.
+
+        The function computes all heads of a batch as one axis, and drops with a rate that an eval mode sets to 0.
+        """
+        call.apply_defaults()
+        given = call.arguments
+        p = given["dropout_p"]
+        wants_weights = given["need_weights"]
+        wants_average = given["average_attn_weights"]
+        if p == 0:
+            return F.multi_head_attention_forward(*call.args, **call.kwargs)
+        if given["query"].ndim != 3:
+            raise ValueError(
+                f"attention got a query {tuple(given['query'].shape)}, which it takes for one example; it needs an "
+                "axis of rows"
+            )
+        given["dropout_p"] = 0.0
+        given["need_weights"] = True
+        given["average_attn_weights"] = False
+        _, weights = F.multi_head_attention_forward(*call.args, **call.kwargs)
+        weights = self._drop(F.dropout, (weights, p), None)
+        heads = weights @ _values_by_head(given)
+        joined = heads.permute(2, 0, 1, 3).flatten(2)
+        out = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
+        if not wants_weights:
+            return out, None
+        return out, weights.mean(1) if wants_average else weights
+
+
+def _values_by_head(given: dict[str, Any]) -> Tensor:
+    """Return the values v of multi-head attention, (rows, heads, keys, size of a head), from its arguments."""
+    heads = given["num_heads"]
+    value = given["value"]
+    rows = value.shape[1]
+    if given["static_v"] is not None:
+        v = given["static_v"].unflatten(0, (rows, heads))
+    else:
+        joint = given["in_proj_weight"]
+        weight = given["v_proj_weight"] if given["use_separate_proj_weight"] else joint.chunk(3)[2]
+        bias = given["in_proj_bias"]
+        projected = F.linear(value, weight, None if bias is None else bias.chunk(3)[2])
+        if given["bias_v"] is not None:
+            projected = torch.cat([projected, given["bias_v"].expand(1, rows, -1)])
+        v = projected.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+    if given["add_zero_attn"]:
+        v = torch.cat([v, torch.zeros_like(v[:, :, :1])], 2)
+    return v
 
 
 @final

@@ -271,7 +271,8 @@ class Posterior(ABC):
         Shapes: outputs (samples, B, ...).
 
         Args:
-            x: a tensor (B, ...), a tuple or a mapping of them.
+            x: a tensor (B, ...), a tuple or a mapping of them, or a DataLoader that does not shuffle: the rows of all
+                its batches, whose labels are left out.
             samples: the number of functions; by default 100, or all ``draws`` if there are fewer.
             seed: of the draws. Another seed gives other draws, and ``None`` takes them from torch's global stream.
             chunk: functions computed at a time; by default as many as fit into a moderate amount of memory, half as

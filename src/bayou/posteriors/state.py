@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath, no_grad_state
+from bayou.files import FileError, StrPath, no_grad_state, restore_state
 from bayou.likelihoods import Likelihood
 from bayou.modules import M
 from bayou.network import Network, output_of, shared_copy
@@ -190,7 +190,7 @@ def with_dtypes(module: M, like: Params) -> M:
 def load_state(module: nn.Module, state: Params, path: StrPath, what: str, known: Params | None = None) -> None:
     """Give a module the tensors of a file, in their dtypes; ``known``: these with those that the file does not have."""
     try:
-        with_dtypes(module, state).load_state_dict(known or state)
+        restore_state(with_dtypes(module, state), known or state)
     except RuntimeError as error:
         raise FileError(f"{path} does not fit this {what}: {error}") from None
 
@@ -215,7 +215,7 @@ def restore_network(target: Target, tensors: dict[str, Tensor], config: dict[str
 def with_state(net: nn.Module, state: Params) -> nn.Module:
     """A network with these parameters and buffers; it shares the others with ``net``."""
     net = with_dtypes(shared_copy(net).to(next(iter(state.values()), next(net.parameters())).device), state)
-    net.load_state_dict(state, strict=False)  # a tied weight comes once
+    restore_state(net, state, partial=True)  # a tied weight comes once
     return net
 
 

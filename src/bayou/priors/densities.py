@@ -59,7 +59,7 @@ class ScaleMixture(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        self._check_positive("scale1", "scale2", finite=True)
+        self._check_positive("scale1", "scale2")
         if not 0 < self.pi < 1:
             raise ValueError(f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1")
 
@@ -129,7 +129,7 @@ class StudentT(Prior):
     learn: bool = False
 
     def __post_init__(self) -> None:
-        self._check_positive("df", "scale", finite=True)
+        self._check_positive("df", "scale")
 
     def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundStudentT:
         return BoundStudentT(shape, self.df, log_like(self.scale, like), self.learn)

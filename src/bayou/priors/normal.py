@@ -121,7 +121,7 @@ class Normal(Prior):
     learn: bool | Literal["in", "out", "units"] = False
 
     def __post_init__(self) -> None:
-        self._check_positive("gain", finite=True)
+        self._check_positive("gain")
         if not math.isfinite(self.mean):
             raise ValueError(f"Normal mean must be finite, got {self.mean!r}")
         if self.learn not in (True, False, "in", "out", "units"):
@@ -130,7 +130,7 @@ class Normal(Prior):
             if self.scale != "fan_in":
                 raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
             return
-        self._check_positive("scale", finite=True)
+        self._check_positive("scale")
         if self.gain != 1.0:
             raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
 
@@ -168,7 +168,7 @@ class UnitNormal(Prior):
     outputs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_positive("scale", finite=True)
+        self._check_positive("scale")
         for name in ("inputs", "outputs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             if not all(0 < value < math.inf for value in getattr(self, name)):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, split, write_file
+from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, restore_state, split, write_file
 from bayou.training.ranks import current
 
 Best = dict[str, Tensor] | None
@@ -124,6 +124,6 @@ class Checkpoint:
         averages = {n: value for n, value in tensors.items() if n.startswith("optimizer.") and value.ndim}
         check_fractions(self.path, averages)
         with making("run like this one", self.path):
-            module.load_state_dict(module_state)
+            restore_state(module, module_state)
             optimizer.load_state_dict(join(tensors, config["optimizer"]))
             return State(**config["state"]), best or None

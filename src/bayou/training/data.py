@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from bayou import rng
 
@@ -306,7 +314,11 @@ def pair(batch: Any) -> Batch:
             "inputs go into a tuple: ((x1, x2), y), or a dict with 'labels'"
         )
     x, y = batch
-    return forward_inputs(x) if isinstance(x, Mapping) else x, y
+    inputs = forward_inputs(x)
+    for item, name in (*((item, "x") for item in inputs), (y, "y")):
+        if isinstance(item, Tensor):
+            check_values(name, item)
+    return inputs if isinstance(x, Mapping) else x, y
 
 
 def whole(value: Tensor) -> Tensor:
@@ -319,7 +331,9 @@ def digest(tree: Any) -> str:
     found = hashlib.sha256()
 
     def walk(item: Any) -> None:
-        if isinstance(item, Tensor):
+        if isinstance(item, Tensor) and item.is_quantized:
+            walk(item.dequantize())
+        elif isinstance(item, Tensor):
             found.update(f"{tuple(item.shape)}{item.dtype}".encode())
             found.update(whole(item).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(item, tuple | list):
@@ -337,16 +351,61 @@ def check_finite(batch: Any) -> None:
     x, y = batch
     parts = x if isinstance(x, tuple | list) else (x,)
     for part, name in (*((part, "x") for part in parts), (y, "y")):
+        if isinstance(part, Tensor):
+            check_values(name, part)
         if isinstance(part, Tensor) and part.is_floating_point() and not bool(part.isfinite().all()):
             bad = int((~part.isfinite()).sum())
             raise ValueError(f"{name} has {bad} NaN or infinite values; remove or impute them first")
 
 
-def as_data(data: Any, batch_size: int | None = None) -> Data:
-    """A pair of tensors (or a mapping with labels), a Dataset or a DataLoader as batches.
+def check_values(name: str, value: Tensor) -> None:
+    """Raise a ValueError for a tensor on the meta device, which has a shape and no values."""
+    if value.is_meta:
+        raise ValueError(
+            f"{name} {tuple(value.shape)} is on the meta device and has no values; build it on a device: device='cpu'"
+        )
 
-    ``Rows`` get a new batch size. Anything with ``__getitem__`` and ``__len__`` whose items are pairs or mappings is
-    a Dataset, anything else that can be iterated repeatedly a DataLoader.
+
+def inputs_of_batches(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """Return the inputs of all batches of a DataLoader as one; labels are left out.
+
+    Args:
+        loader: gives pairs (x, y), x alone, or mappings, in a fixed order.
+
+    Raises:
+        ValueError: for a DataLoader that shuffles, whose rows could not be told apart afterwards, for an empty one and
+            for batches whose rows have different shapes.
+    """
+    if isinstance(loader.sampler, RandomSampler | SubsetRandomSampler):
+        raise ValueError(
+            "the DataLoader shuffles, so that it is not known which row a prediction belongs to; use shuffle=False"
+        )
+    batches = [_inputs_of(batch) for batch in loader]
+    if not batches:
+        raise ValueError("the DataLoader gives no batch")
+    try:
+        return combined(torch.cat, batches)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the batches of the DataLoader have rows of different shapes ({error}); predict one batch at a time"
+        ) from error
+
+
+def _inputs_of(batch: Any) -> tuple[Any, ...]:
+    """Return the inputs of a batch with or without labels."""
+    if isinstance(batch, Tensor | Mapping):
+        return forward_inputs(batch)
+    if isinstance(batch, tuple | list) and len(batch) == 1:
+        return forward_inputs(batch[0])
+    return forward_inputs(pair(batch)[0])
+
+
+def as_data(data: Any, batch_size: int | None = None) -> Data:
+    """A pair of tensors (or a mapping with labels), a Dataset, a DataLoader or a list of batches as batches.
+
+    ``Rows`` get a new batch size. A list of batches is all their rows or, where their shapes differ, these batches in
+    this order. Anything else with ``__getitem__`` and ``__len__`` whose items are pairs or mappings is a Dataset (also
+    a list of examples), and what can only be iterated, repeatedly, is a DataLoader.
     """
     if isinstance(data, Data):
         return data.cut(batch_size) if isinstance(data, Rows) and batch_size is not None else data
@@ -359,6 +418,8 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
         data = pair(data)
     if type(data) is TensorDataset and len(data.tensors) == 2:
         data = data.tensors
+    if _is_list_of_pairs(data):
+        return _from_list(data, batch_size)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _tensors(data[0], data[1], batch_size)
     if isinstance(data, Dataset) or _map_style(data):
@@ -372,7 +433,50 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
     if isinstance(data, Iterable) and not hasattr(data, "__getitem__") and not isinstance(data, Iterator):
         return Loader(data)
     what = f"a {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
-    raise ValueError(f"data must be a pair of tensors (x, y), a Dataset or a DataLoader, got {what}")
+    raise ValueError(
+        f"data must be a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches (x, y), got {what}"
+    )
+
+
+def _is_list_of_pairs(data: Any) -> bool:
+    """Return whether this is a list of pairs or mappings, and not a pair (x, y) whose x is a tuple."""
+    if not isinstance(data, tuple | list) or not data or isinstance(data[-1], Tensor):
+        return False
+    return all(isinstance(item, Mapping) or (isinstance(item, tuple | list) and len(item) == 2) for item in data)
+
+
+def _is_batch(item: Any) -> bool:
+    """Return whether a pair or mapping is a batch, x (B, ...) and y (B, ...), rather than one example."""
+    if isinstance(item, Mapping):
+        item = pair(item)
+    x, y = item
+    first = next(iter(forward_inputs(x)), None)
+    if not isinstance(first, Tensor) or not isinstance(y, Tensor):
+        return False
+    return first.ndim > 1 and y.ndim > 0 and len(first) == len(y)
+
+
+def _from_list(items: Sequence[Any], batch_size: int) -> Data:
+    """Return the rows of a list of batches or of examples; batches of different shapes remain as they are."""
+    if not all(_is_batch(item) for item in items):
+        return Rows(items, torch.arange(len(items)), batch_size)
+    batches = [pair(item) for item in items]
+    tensors = [[part for part in (*forward_inputs(x), y) if isinstance(part, Tensor)] for x, y in batches]
+    if len({tuple(part.shape[1:] for part in parts) for parts in tensors}) > 1:
+        return Loader(_Repeated(batches))
+    inputs = combined(torch.cat, [x for x, _ in batches])
+    y = torch.cat([y for _, y in batches])
+    return _tensors(inputs if len(inputs) > 1 else inputs[0], y, batch_size)
+
+
+class _Repeated:
+    """Batches in a fixed order, as a DataLoader without a Dataset gives them."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
 
 
 def _map_style(data: Any) -> bool:

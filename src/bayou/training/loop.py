@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.files import no_grad_state
+from bayou.files import no_grad_state, restore_state
 from bayou.progress import Progress, Show, spell
 from bayou.training.checkpoints import Best, Checkpoint, State
 from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_width, trend
@@ -128,7 +128,7 @@ def fit_module(
     state.stopped = state.stopped or "finished"
     run.conclude()
     if run.best is not None:
-        problem.load_state_dict(run.best)
+        restore_state(problem, run.best)
     run.compare()
     problem.eval()
     return state
@@ -385,8 +385,9 @@ class _Run:
 
 def _statistics(module: nn.Module) -> list[Tensor]:
     """The buffers that a pass may change and a checkpoint has; shared constants of a network are in neither."""
-    values = module.state_dict(keep_vars=True).values()
-    return [value for value in values if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
+    persistent = no_grad_state(module)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return [value for name, value in buffers if name in persistent]
 
 
 def move(batch: Batch, like: Tensor) -> Batch:

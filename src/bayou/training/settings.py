@@ -68,7 +68,7 @@ class Settings(Checked):
             raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
         self._check_whole("epochs", "steps", "batch_size", "log_every", "checkpoint_every", "patience")
         self._check_positive("lr", "clip")
-        self._check_positive("effort", finite=True)
+        self._check_positive("effort")
         if not 0 <= self.validation < 1:
             raise ValueError(f"{me} needs 0 <= validation < 1, got validation={self.validation}")
         if self.patience is not None and not self.validation:

@@ -75,8 +75,10 @@ class DiagonalNormal(Base):
 
     def __init__(self, event: int | Sequence[int], mean: float = 0.0, std: float = 1.0) -> None:
         super().__init__(event)
-        if not std > 0:
-            raise ValueError(f"DiagonalNormal needs std > 0, got {std}")
+        if not 0 < std < math.inf or not math.isfinite(mean):
+            raise ValueError(
+                f"DiagonalNormal needs a finite mean and a positive and finite std, got mean={mean}, std={std}"
+            )
         self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
         self.log_std = nn.Parameter(torch.full(self.event_shape, math.log(std)))
 

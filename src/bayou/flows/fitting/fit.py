@@ -140,7 +140,7 @@ class FlowSettings(Settings):
     def __post_init__(self) -> None:
         self._check_whole("steps", "batch_size", "samples", "patience", "check_every")
         self._check_positive("seconds")
-        self._check_positive("lr", finite=True)
+        self._check_positive("lr")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive, got {self.clip}; pass None for no clipping")
         for name in ("validation", "warmup"):

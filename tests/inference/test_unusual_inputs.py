@@ -1,0 +1,327 @@
+"""Networks, data and settings that cannot be fitted as they are: a sentence that says so, or support."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import bayou
+from bayou import (
+    HMC,
+    IVON,
+    MAP,
+    MLE,
+    SGHMC,
+    SGLD,
+    VI,
+    Categorical,
+    Ensemble,
+    Gaussian,
+    Laplace,
+)
+from bayou._fit import warn_of_binary_targets
+from bayou.flows import DiagonalNormal
+from bayou.guides import Dropout
+from bayou.inference.method import Method
+from bayou.methods import IVONOptimizer
+from bayou.training.data import Loader, Rows, as_data
+
+X = torch.linspace(-1, 1, 60).reshape(20, 3)
+Y = X.sum(1, keepdim=True)
+CLASSES = (X[:, 0] > 0).long()
+IDS = torch.arange(60).reshape(20, 3) % 7
+NOISE = Gaussian(0.3)
+STEPS = 3
+
+
+def fit(net: nn.Module, data: Any, method: Method | str | None = None, **options: Any) -> bayou.Posterior:
+    method = MAP(steps=STEPS) if method is None else method
+    return bayou.fit(net, data, method, progress=False, **options)
+
+
+@pytest.mark.parametrize("method", [MAP(steps=STEPS), VI(steps=STEPS), Laplace(), Ensemble(2, MAP(steps=STEPS)), "map"])
+def test_fit_without_gradients_names_the_block(method: Any) -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match=r"needs gradients, which torch.no_grad\(\) switches off"):
+        fit(nn.Linear(3, 1), (X, Y), method, likelihood=NOISE)
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"torch.inference_mode\(\) switches off"):
+        fit(nn.Linear(3, 1), (X, Y), method, likelihood=NOISE)
+
+
+@pytest.mark.parametrize(("x", "y", "name"), [(X.to("meta"), Y, "x"), (X, Y.to("meta"), "y")])
+def test_data_on_the_meta_device_are_refused(x: torch.Tensor, y: torch.Tensor, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} .* is on the meta device and has no values"):
+        fit(nn.Linear(3, 1), (x, y), likelihood=NOISE)
+
+
+def test_batches_and_predictions_on_the_meta_device_are_refused() -> None:
+    loader = DataLoader(TensorDataset(X.to("meta"), Y), batch_size=5)
+    with pytest.raises(ValueError, match="meta device"):
+        fit(nn.Linear(3, 1), loader, likelihood=NOISE)
+    posterior = fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE)
+    with pytest.raises(ValueError, match="meta device"):
+        posterior.predict(X.to("meta"))
+
+
+def test_buffer_on_the_meta_device_is_named() -> None:
+    net = nn.Sequential(nn.Linear(3, 1))
+    net.register_buffer("table", torch.zeros(2, device="meta"))
+    with pytest.raises(ValueError, match="'table' of Sequential is on the meta device"):
+        fit(net, (X, Y), likelihood=NOISE)
+
+
+class Words(nn.Module):
+    """A sparse embedding below a linear layer."""
+
+    def __init__(self, bag: bool) -> None:
+        super().__init__()
+        self.table: nn.Module = nn.EmbeddingBag(7, 4, sparse=True) if bag else nn.Embedding(7, 4, sparse=True)
+        self.bag = bag
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.table(x)
+        out: torch.Tensor = self.head(z if self.bag else z.mean(1))
+        return out
+
+
+SPARSE: list[Method] = [
+    MLE(steps=STEPS),
+    VI(steps=STEPS),
+    IVON(steps=STEPS),
+    Laplace(start=MAP(steps=STEPS)),
+    SGHMC(chains=1, draws=2, steps=8),
+    HMC(chains=1, draws=2, warmup=4, start=MAP(steps=STEPS)),
+]
+
+
+@pytest.mark.parametrize("bag", [False, True], ids=["embedding", "bag"])
+@pytest.mark.parametrize("method", SPARSE, ids=lambda method: type(method).__name__)
+def test_sparse_embeddings_have_dense_gradients_in_a_fit(method: Method, bag: bool) -> None:
+    net = Words(bag)
+    if bag and isinstance(method, Laplace):
+        with pytest.raises(ValueError, match="without the derivatives that this method needs.*VI"):
+            fit(net, (IDS, CLASSES), method)
+        return
+    posterior = fit(net, (IDS, CLASSES), method)
+    assert posterior.predict(IDS, samples=2).outputs.isfinite().all()
+    assert net.table.sparse  # the network itself is not changed
+
+
+def test_exported_program_is_refused_with_a_sentence() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    program = torch.export.export(net, (X,)).module()
+    with pytest.raises(ValueError, match=r"program of torch.export.*pass the module that was exported"):
+        fit(program, (X, Y), likelihood=NOISE)
+    with pytest.raises(ValueError, match=r"program of torch.export"):
+        fit(nn.Sequential(program, nn.Linear(1, 1)), (X, Y), likelihood=NOISE)
+
+
+def test_traced_graph_of_fx_is_fitted() -> None:
+    net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
+    assert fit(net, (X, Y), likelihood=NOISE).predict(X).mean.shape == (20, 1)
+
+
+class EncoderDecoder(nn.Module):
+    """The interface of an encoder-decoder of transformers."""
+
+    class Config:
+        is_encoder_decoder = True
+
+    config = Config()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7)
+
+    def forward(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor | None = None) -> dict[str, Any]:
+        if decoder_input_ids is None:
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        z = self.table(decoder_input_ids) + self.table(input_ids).mean(1, keepdim=True)
+        return {"logits": self.head(z)}
+
+
+def test_encoder_decoder_with_labels_only_asks_for_the_inputs_of_the_decoder() -> None:
+    data = {"input_ids": IDS, "labels": IDS}
+    with pytest.raises(ValueError, match="decoder_input_ids=net.prepare_decoder_input_ids_from_labels"):
+        fit(EncoderDecoder(), data)
+    complete = data | {"decoder_input_ids": IDS.roll(1, 1)}
+    assert fit(EncoderDecoder(), complete).predict(complete).outputs.shape == (1, 20, 3, 7)
+
+
+@pytest.mark.parametrize("void", [255, -1])
+def test_void_label_names_ignore_index(void: int) -> None:
+    y = CLASSES.clone()
+    y[0] = void
+    with pytest.raises(ValueError, match=rf"if {void} marks labels to leave out, Categorical\(ignore_index={void}\)"):
+        fit(nn.Linear(3, 2), (X, y))
+    assert fit(nn.Linear(3, 2), (X, y), likelihood=Categorical(ignore_index=void)).predict(X).mean.shape == (20, 2)
+    with pytest.raises(ValueError, match="or give more outputs$"):
+        fit(nn.Linear(3, 2), (X, torch.arange(20)))
+
+
+@pytest.mark.parametrize("method", [MAP(steps=STEPS), VI(steps=STEPS), Laplace(start=MAP(steps=STEPS)), "laplace"])
+def test_labels_that_are_all_ignored_are_refused(method: Any) -> None:
+    y = torch.full((20,), -100)
+    likelihood = Categorical(ignore_index=-100)
+    with pytest.raises(ValueError, match="no label to learn from"):
+        fit(nn.Linear(3, 2), (X, y), method, likelihood=likelihood)
+    loader = DataLoader(TensorDataset(X, y), batch_size=8)
+    with pytest.raises(ValueError, match="no label to learn from"):
+        fit(nn.Linear(3, 2), loader, MAP(steps=STEPS), likelihood=likelihood)
+    y[-1] = 1  # the first batch may have none
+    assert fit(nn.Linear(3, 2), loader, MAP(steps=STEPS), likelihood=likelihood).stopped == "finished"
+
+
+@pytest.mark.parametrize("output", ["zz", 3])
+def test_output_of_a_network_with_one_tensor_is_refused(output: Any) -> None:
+    with pytest.raises(ValueError, match=r"returns one tensor \(20, 1\); leave output= out"):
+        fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE, output=output)
+
+
+@pytest.mark.parametrize("output", ["logits", 0, None])
+def test_output_that_means_the_only_tensor_is_accepted(output: Any) -> None:
+    assert fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE, output=output).stopped == "finished"
+
+
+def test_ivon_refuses_a_rate_beyond_a_newton_step() -> None:
+    with pytest.raises(ValueError, match=r"IVON lr must be at most 1/hessian = 10, .* got lr=10000000000.0"):
+        IVON(lr=1e10)
+    with pytest.raises(ValueError, match="at most 1/hessian = 2"):
+        IVON(lr=3.0, hessian=0.5)
+    assert IVON(lr=10.0).lr == 10.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda v: IVONOptimizer(nn.Linear(3, 1).parameters(), n=10, prior_std=v),
+        lambda v: DiagonalNormal(2, std=v),
+        lambda v: DiagonalNormal(2, mean=v),
+        lambda v: SGLD(dispersal=v),
+        lambda v: SGLD(temperature=v),
+        lambda v: HMC(step_size=v),
+        lambda v: Laplace(temperature=v),
+        lambda v: MAP(lr=v),
+        lambda v: MAP(clip=v),
+        lambda v: IVON(hessian=v),
+        lambda v: VI(beta=v),
+        lambda v: Dropout(temperature=v),
+    ],
+)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_infinite_settings_are_refused_at_once(make: Any, value: float) -> None:
+    with pytest.raises(ValueError, match=r"finite|strictly|\[0, 1\)"):
+        make(value)
+
+
+def test_list_of_batches_is_all_their_rows() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1)
+    batches = [(X[:8], Y[:8]), (X[8:13], Y[8:13]), (X[13:], Y[13:])]
+    rows = as_data(batches, 20)
+    assert isinstance(rows, Rows)
+    assert torch.equal(rows.targets(), Y)  # type: ignore[arg-type]
+    method = MAP(steps=STEPS, batch_size=20)
+    expected = fit(net, (X, Y), method, likelihood=NOISE).stack["weight"]  # type: ignore[index]
+    for data in (batches, tuple(batches), [*batches[:1], (X[8:], Y[8:])]):
+        assert torch.equal(fit(net, data, method, likelihood=NOISE).stack["weight"], expected)  # type: ignore[index]
+    named = [{"input": X[:8], "labels": Y[:8]}, {"input": X[8:], "labels": Y[8:]}]
+    assert torch.equal(fit(net, named, method, likelihood=NOISE).stack["weight"], expected)  # type: ignore[index]
+    pair = as_data([((X, X), Y)], 20)
+    assert isinstance(pair, Rows)
+    assert len(pair.source[0]) == 2
+
+
+def test_list_of_batches_of_different_shapes_stays_batches() -> None:
+    batches = [(IDS[:8], CLASSES[:8]), (IDS[8:, :2], CLASSES[8:])]
+    data = as_data(batches)
+    assert isinstance(data, Loader)
+    assert (data.n, data.batches) == (20, 2)
+    assert [x.shape[1] for x, _ in data.epoch(3)] == [3, 2]
+    assert fit(Words(bag=False), batches).predict(IDS).mean.shape == (20, 2)
+
+
+def test_list_of_examples_is_a_data_set() -> None:
+    data = as_data([(x, int(y)) for x, y in zip(X, CLASSES, strict=True)], 5)
+    assert isinstance(data, Rows)
+    x, y = next(data.ordered())
+    assert torch.equal(x, X[:5])
+    assert torch.equal(y, CLASSES[:5])
+    vectors = as_data(list(zip(X, X, strict=True)), 5)  # x (3,) and y (3,) are one example
+    assert vectors.n == 20
+
+
+@pytest.mark.parametrize("data", [[], [X, X, X], [(X, Y), 3], [(X, Y, Y)]])
+def test_list_of_other_things_is_refused(data: Any) -> None:
+    with pytest.raises(ValueError, match="data must be a pair of tensors"):
+        as_data(data)
+
+
+class Named(Dataset[Any]):
+    """Rows as mappings with labels."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"input": X[index], "labels": Y[index]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [TensorDataset(X, Y), TensorDataset(X), X, Named()],
+    ids=["pairs", "only inputs", "tensor", "mappings"],
+)
+def test_predictions_for_a_data_loader_are_those_for_all_its_rows(data: Any) -> None:
+    posterior = fit(nn.Linear(3, 1), (X, Y), VI(steps=STEPS), likelihood=NOISE)
+    loader = DataLoader(data, batch_size=7)
+    expected = posterior.predict(X, samples=4, seed=0).outputs
+    assert torch.equal(posterior.predict(loader, samples=4, seed=0).outputs, expected)
+
+
+def test_predictions_for_a_data_loader_that_shuffles_are_refused() -> None:
+    posterior = fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE)
+    with pytest.raises(ValueError, match="shuffle=False"):
+        posterior.predict(DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True))
+    ragged = DataLoader([(torch.zeros(n), 0.0) for n in (3, 3, 4, 4)], batch_size=2)
+    with pytest.raises(ValueError, match="rows of different shapes"):
+        posterior.predict(ragged)
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (torch.stack([CLASSES, CLASSES.roll(1)], 1), r"likelihood=bayou.Bernoulli\(\) for labels"),
+        (torch.stack([CLASSES, 1 - CLASSES], 1), r"y.argmax\(1\)"),
+        (CLASSES.unsqueeze(1), r"likelihood=bayou.Bernoulli\(\) for labels"),
+    ],
+    ids=["several labels", "one-hot", "one label"],
+)
+def test_float_labels_by_name_warn_once_of_the_gaussian(y: torch.Tensor, words: str) -> None:
+    """``bayou.fit`` gives this warning for a method by name without a likelihood."""
+    with pytest.warns(bayou.BayouWarning, match=f"has only 0 and 1.*{words}") as caught:
+        warn_of_binary_targets(as_data((X, y.float())))
+    assert len(caught) == 1
+
+
+def test_fit_by_name_warns_of_float_labels() -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(x: torch.Tensor) -> Any:
+        raise Stop
+
+    with pytest.warns(bayou.BayouWarning, match="has only 0 and 1"), pytest.raises(Stop):
+        fit(nn.Linear(3, 1), (X, CLASSES.float().unsqueeze(1)), "map", output=stop)
+
+
+@pytest.mark.parametrize("y", [CLASSES, Y, torch.zeros(20, 2), torch.ones(20, 1)])
+def test_other_targets_have_no_warning_of_labels(y: torch.Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_binary_targets(as_data((X, y)))

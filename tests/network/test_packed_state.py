@@ -1,0 +1,138 @@
+"""Networks whose ``state_dict`` holds more than parameters and buffers: extra state and quantized layers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bayou
+from bayou import HMC, IVON, MAP, SGHMC, SWAG, VI, Ensemble, Gaussian, Laplace
+from bayou.files import FileError
+from bayou.inference.method import Method
+
+X = torch.linspace(-1, 1, 60).reshape(20, 3)
+Y = X.sum(1, keepdim=True)
+
+METHODS = {
+    "map": MAP(steps=3),
+    "vi": VI(steps=3),
+    "laplace": Laplace(start=MAP(steps=3)),
+    "swag": SWAG(steps=6, start=MAP(steps=3), draws=2),
+    "ivon": IVON(steps=3),
+    "ensemble": Ensemble(2, MAP(steps=3)),
+    "sghmc": SGHMC(chains=1, draws=2, steps=8),
+    "hmc": HMC(chains=1, draws=2, warmup=4, start=MAP(steps=3)),
+}
+
+
+class WithExtraState(nn.Module):
+    """A network with a state that is no tensor, and that it need not be able to read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.version = 7
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        return out
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": self.version}
+
+
+class WithTensorState(WithExtraState):
+    """A network with an extra state that is a tensor."""
+
+    def get_extra_state(self) -> Any:
+        return torch.tensor(self.version)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.version = int(state)
+
+
+class Quantized(nn.Module):
+    """A statically quantized layer below a head of ordinary numbers."""
+
+    def __init__(self, scale: float = 0.05) -> None:
+        super().__init__()
+        quantized = torch.ao.nn.quantized
+        layer = quantized.Linear(3, 8)
+        weight = torch.linspace(-1, 1, 24).reshape(8, 3)
+        packed = torch.quantize_per_tensor(weight, scale, 0, torch.qint8)
+        layer.set_weight_bias(packed, torch.zeros(8))
+        layer.scale = 0.05
+        layer.zero_point = 64
+        self.body = nn.Sequential(quantized.Quantize(0.02, 64, torch.quint8), layer, quantized.DeQuantize())
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "qnnpack" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this build of torch cannot pack quantized weights")
+    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")
+
+
+def check_round_trip(net: nn.Module, method: Method, path: Path) -> None:
+    posterior = bayou.fit(net, (X, Y), method, likelihood=Gaussian(0.3), progress=False)
+    posterior.save(path)
+    loaded = bayou.load(path, net)
+    before = posterior.predict(X, samples=3, seed=0).outputs
+    assert torch.equal(loaded.predict(X, samples=3, seed=0).outputs, before)
+    single = posterior.to_module(seed=0)
+    assert type(single) is type(net)
+    assert single(X).isfinite().all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_network_with_extra_state_is_fitted_and_saved(name: str, tmp_path: Path) -> None:
+    check_round_trip(WithExtraState(), METHODS[name], tmp_path / "posterior")
+
+
+def test_extra_state_that_is_a_tensor_belongs_to_the_network(tmp_path: Path) -> None:
+    net = WithTensorState()
+    check_round_trip(net, METHODS["map"], tmp_path / "posterior")
+    posterior = bayou.fit(net, (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False)
+    other = WithTensorState()
+    other.version = 3
+    posterior.save(tmp_path / "other")
+    assert bayou.load(tmp_path / "other", other).target.net.version == 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_network_with_quantized_layers_below_a_head_is_fitted_and_saved(
+    name: str, tmp_path: Path, engine: None
+) -> None:
+    check_round_trip(Quantized(), METHODS[name], tmp_path / "posterior")
+
+
+def test_posterior_on_quantized_layers_refuses_other_packed_weights(tmp_path: Path, engine: None) -> None:
+    posterior = bayou.fit(Quantized(), (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False)
+    posterior.save(tmp_path / "posterior")
+    with pytest.raises(FileError, match="packed_params"):
+        bayou.load(tmp_path / "posterior", Quantized(scale=0.02))
+
+
+@pytest.mark.parametrize("make", [WithExtraState, Quantized])
+@pytest.mark.parametrize("kind", [MAP, VI])
+def test_interrupted_run_resumes_with_packed_state(kind: Any, make: Any, tmp_path: Path, engine: None) -> None:
+    """A checkpoint holds the tensors, and the best epoch of a validation split is restored."""
+    torch.manual_seed(0)
+    net = make()
+    method = kind(steps=8, batch_size=8, validation=0.2, checkpoint_every=2)
+    data = (X, Y)
+    likelihood = Gaussian(0.3)
+    whole = bayou.fit(net, data, method, likelihood=likelihood, progress=False)
+    path = tmp_path / "run"
+    bayou.fit(net, data, method, likelihood=likelihood, checkpoint=path, progress=False)
+    again = bayou.fit(net, data, method, likelihood=likelihood, checkpoint=path, progress=False)
+    expected = whole.sample(2, seed=0)
+    for name, value in again.sample(2, seed=0).items():
+        assert torch.equal(value, expected[name])
