@@ -223,11 +223,11 @@ def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tenso
     _, _, a, b = _mixture_params(p.detach(), offsets)
     ends = (y.detach().unsqueeze(-1) - b) / a
 
-    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+    def f(x: Tensor, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         value, log_slope = _logit_mixture(x, p, offsets)
         return value - y, log_slope.exp()
 
-    x = solve_increasing(f, ends.amin(-1), ends.amax(-1))
+    x = solve_increasing(f, ends.amin(-1), ends.amax(-1), y, p)
     return x.to(dtype), -_logit_mixture(x, p, offsets)[1].to(dtype)
 
 
