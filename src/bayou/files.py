@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor, nn
 

@@ -16,6 +16,8 @@ from bayou import flows, rng
 from bayou.flows._registry import Entry, registry
 from bayou.flows.checking.check import _event
 from bayou.flows.checking.report import Report
+from bayou.flows.contractive import contracting, residual
+from bayou.flows.core import implicit
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.transform import Ladj, Map, Side, Transform
 from tests.conformance.training import check_trained, random_training
@@ -88,6 +90,44 @@ def test_parameters_have_an_effect(name: str, dim: int) -> None:
 @pytest.mark.parametrize("name", FLOWS)
 def test_vmap_dtype_state_tails_and_batch(name: str) -> None:
     passes(name, 5, only=["vmap", "dtype", "state_dict", "tails", "batch"], train_steps=STEPS)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_second_derivatives_in_both_directions(name: str) -> None:
+    """``test_maps_of_all_kinds`` includes those of all other maps."""
+    report = passes_perturbed(build(name, 2), only=["gradgradcheck"])
+    for direction in ("forward", "inverse"):
+        value = report[f"gradgradcheck {direction}"].value
+        assert value is not None, str(report)
+        assert value < 1e-6, str(report)  # also that of a solver, for which ``check`` allows more
+
+
+def passes_perturbed(flow: Transform, **options: Any) -> Report:
+    """``check`` of a copy with perturbed parameters, which must pass."""
+    report = flows.check(flow, **options)
+    report.raise_if_failed()
+    return report
+
+
+# Maps with solvers, and the directions in which they solve; the norms of a residual flow are in both.
+WITH_SOLVERS = {
+    "planar": {"inverse"},
+    "sylvester_orthogonal": {"inverse"},
+    "sylvester_householder": {"inverse"},
+    "sylvester_triangular": {"inverse"},
+    "flowpp": {"inverse"},
+    "naf": {"inverse"},
+    "residual": {"forward", "inverse"},
+}
+
+
+@pytest.mark.parametrize("name", WITH_SOLVERS)
+def test_the_check_notices_derivatives_that_are_right_only_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (implicit, contracting, residual):
+        monkeypatch.setattr(module, "with_derivatives", lambda first, pull, *theta: first)
+    report = flows.check(build(name, 2), only=["gradcheck", "gradgradcheck"])
+    failures = {result.name for result in report.failures}
+    assert failures == {f"gradgradcheck {direction}" for direction in WITH_SOLVERS[name]}
 
 
 @pytest.mark.slow

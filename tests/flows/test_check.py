@@ -16,6 +16,7 @@ from bayou.flows.checking.check import CHECKS, check
 from bayou.flows.checking.properties import PROPERTIES
 from bayou.flows.checking.report import Report, Result
 from bayou.flows.core.compose import Chain, Conditional, Inverse
+from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.transform import Cost, Ladj, Transform
 from bayou.flows.layers.builders import realnvp
 
@@ -89,6 +90,27 @@ class DetachedParameter(Affine):
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         ladj = -self.log_scale.sum().expand(y.shape[:-1])
         return (y - self.shift.detach()) * (-self.log_scale).exp(), ladj
+
+
+class DetachedSecondOrder(Affine):
+    """An implicit gradient at a constant root: right once, and wrong when it is differentiated again."""
+
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        x, ladj = super()._inverse(y, context)
+        root = x.detach()
+        scale = self.log_scale.exp()
+        residual = self.shift + scale * root - y
+        return root - (residual - residual.detach()) / scale.detach(), ladj
+
+
+class DetachedSecondOrderOfParameter(Affine):
+    """The ladj has the gradient of the log-scale and no derivative of that gradient, where it is not zero."""
+
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        y, ladj = super()._forward(x, context)
+        square = self.log_scale.square().sum()
+        surrogate = 2 * (self.log_scale.detach() * self.log_scale).sum()
+        return y, ladj - square + square.detach() + surrogate - surrogate.detach()
 
 
 class GraphBreak(Affine):
@@ -197,6 +219,8 @@ BROKEN: list[tuple[type[Affine], int, str, set[str]]] = [
     (Overlapping, 2, "density", {"density"}),
     (DetachedLadj, 2, "gradcheck", {"gradcheck forward"}),
     (DetachedParameter, 2, "gradcheck", {"gradcheck inverse"}),
+    (DetachedSecondOrder, 2, "gradgradcheck", {"gradgradcheck inverse"}),
+    (DetachedSecondOrderOfParameter, 2, "gradgradcheck", {"gradgradcheck forward"}),
     (GraphBreak, 2, "compile", {"compile"}),
     (OtherWhenCompiled, 2, "compile", {"compile inverse"}),
     (NotVmappable, 2, "vmap", {"vmap"}),
@@ -226,7 +250,9 @@ def test_a_correct_transform_passes_everything(dim: int) -> None:
 @pytest.mark.parametrize(("broken", "dim", "name", "rows"), BROKEN, ids=[f"{b.__name__}-{d}" for b, d, _, _ in BROKEN])
 def test_each_fault_fails_its_own_check_and_no_other(broken: type[Affine], dim: int, name: str, rows: set[str]) -> None:
     assert failed(check(broken(dim), only=[name], compile_backend="eager")) == rows
-    check(broken(dim), skip=[name], compile_backend="eager").raise_if_failed()
+    # The derivative of a wrong gradient is wrong, too.
+    skipped = [name, "gradgradcheck"] if name == "gradcheck" else [name]
+    check(broken(dim), skip=skipped, compile_backend="eager").raise_if_failed()
 
 
 def test_every_check_has_a_fault_that_fails_it() -> None:
@@ -242,6 +268,19 @@ def test_an_exception_is_a_failed_row(name: str) -> None:
     report = check(Raising(), only=[name], compile_backend="eager")
     assert not report
     assert "the river is dry" in report.results[-1].note
+
+
+def test_a_second_derivative_that_raises_is_not_a_wrong_one() -> None:
+    class OnceDifferentiable(Affine):
+        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+            y, ladj = super()._forward(x, context)
+            return refuse_second_derivative(y, "only once; use another map", self.log_scale), ladj
+
+    report = check(OnceDifferentiable(), only=["gradcheck", "gradgradcheck"])
+    report.raise_if_failed()
+    note = "raises SecondDerivativeError: only once; use another map"
+    assert report["gradgradcheck forward"].note == note
+    assert report["gradgradcheck inverse"].value is not None
 
 
 def test_a_keyboard_interrupt_passes() -> None:

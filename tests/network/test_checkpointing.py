@@ -83,3 +83,12 @@ def test_laplace_has_the_same_curvature_and_linearized_functions(structure):
         torch.testing.assert_close(of(two), of(one), rtol=1e-10, atol=1e-10)
     with pytest.raises(ValueError, match="uses 'two.weight' without.*use_reentrant=False"):
         fit(Net(True), bayou.Laplace(structure, start=None))
+
+
+def test_a_second_derivative_raises():
+    bnn = bayou.bayesianize(Net(False), bayou.MeanField(0.1, local=False), example=X)
+    parameters = [p for p in bnn.parameters() if p.requires_grad]
+    draw = bnn.draw(2)
+    loss = draw(X).square().sum() + draw.kl  # the second derivatives of the KL exist
+    with pytest.raises(NotImplementedError, match="turn checkpointing off"):
+        torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)

@@ -10,6 +10,7 @@ from bayou.flows.contractive.residual import Residual, residual
 from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform, VonMises
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.flow import Flow
+from bayou.flows.core.implicit import SecondDerivativeError
 from bayou.flows.core.nets import mlp
 from bayou.flows.core.transform import Cost, InversionError, Label, Ladj, Map, Rows, Side, Transform
 from bayou.flows.discrete.bijections import (
@@ -94,8 +95,8 @@ __all__ = [
     "IntegerIdentity", "Inverse", "InverseCDF", "InversionError", "LULinear", "Label", "Ladj", "LipSwish",
     "LogisticDecoder", "Map", "Max", "ModuloAutoregressive", "ModuloCoupling", "OneHot", "OneHotMADE",
     "Permutation", "PixelCNN", "Planar", "Pointwise", "Radial", "Recurrent", "Report", "ResampledGate",
-    "Residual", "Rows", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze", "StandardNormal",
-    "Sylvester", "TimeMLP", "Transform", "Uniform", "VonMises", "WaveNet",
+    "Residual", "Rows", "SecondDerivativeError", "Side", "Sigmoid", "Slice", "Sort", "Spline", "Squeeze",
+    "StandardNormal", "Sylvester", "TimeMLP", "Transform", "Uniform", "VonMises", "WaveNet",
     "bits_per_dim", "check", "circular_spline", "continuous", "conv_net", "coupling_mask",
     "dequantizer", "fit", "flowpp", "flowpp_image", "gated", "gated_net",
     "gated_resampled", "glow", "glow_image", "iaf", "image_flow", "integer", "logistic_mixture", "maf", "mlp", "modulo",

@@ -182,7 +182,10 @@ class _Backward(nn.Module):
 
 
 class _Recomputing(torch.autograd.Function):
-    """A call of a network that computes parts of itself again in the backward pass: it has its tensors there, too."""
+    """A call of a network that computes parts of itself again in the backward pass: it has its tensors there, too.
+
+    Its gradients have no graph, so that a derivative which is to be differentiated again raises an error.
+    """
 
     @staticmethod
     def forward(ctx: Any, network: Network, inputs: tuple[Any, ...], names: list[str], *values: Tensor) -> Tensor:
@@ -195,6 +198,11 @@ class _Recomputing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True; torch's once_differentiable does not notice autograd.grad
+            raise NotImplementedError(
+                "a network with gradient checkpointing has only first derivatives; create_graph=True was requested: "
+                "turn checkpointing off"
+            )
         ctx.network._with(ctx.leaves, _Backward(ctx.network.net), (ctx.out, grad), "net.")
         return None, None, None, *(leaf.grad for leaf in ctx.leaves.values())
 

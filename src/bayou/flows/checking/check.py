@@ -30,6 +30,7 @@ TOLERANCES: dict[str, float] = {
     "estimate gradient": 0.1,  # and of its gradient, relative
     "density": 1e-3,  # or the error of the grid, if that is larger
     "gradcheck": 1e-5,  # relative, the precision of finite differences
+    "gradgradcheck": 1e-6,  # relative, of differences of gradients
     "equal": 1e-10,  # compile, vmap, batch: the same arithmetic in another order
     "equal iterative": 1e-8,
     "float32": 2.0**10 * torch.finfo(torch.float32).eps,

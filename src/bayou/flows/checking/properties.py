@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.autograd.gradcheck import GradcheckError
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map, tree_map_only
 
 from bayou import rng
 from bayou.flows.checking.case import DIRECTIONS, Case, distance, distances
+from bayou.flows.checking.derivatives import gradcheck, gradgradcheck
 from bayou.flows.checking.integral import density
 from bayou.flows.checking.report import Result
 from bayou.flows.checking.terms import gradient, ladj
 from bayou.flows.contractive.residual import Residual
 from bayou.flows.core.compose import Direction
-from bayou.flows.core.transform import Ladj, Map, Pair
+from bayou.flows.core.transform import Map, Pair
 
 
 @torch.no_grad()
@@ -43,47 +43,6 @@ def inverse(case: Case) -> Iterator[Result]:
             yield Result.skipped(name, f"{second} is random")
         else:
             yield Result.of(name, distance(trip[1][0], trip[0][0]), case.with_solver_error(case.tolerance("inverse")))
-
-
-def gradcheck(case: Case) -> Iterator[Result]:
-    """Gradients in the input, the context and all parameters agree with finite differences."""
-    if case.whole:
-        yield Result.skipped("gradcheck", "integers: gradients are straight-through and not derivatives")
-        return
-    estimated = case.transform.ladj_kind is Ladj.estimate  # its gradient need not be that of its value: see ladj
-    for name, f, x, context, noise in case.pairs(2):
-        parameters = dict(f.named_parameters())
-
-        def joint(
-            x: Tensor,
-            context: Tensor | None,
-            values: Tensor | None,
-            f: Direction = f,
-            like: Any = parameters,
-            noise: Any = noise,
-        ) -> Tensor:
-            # With all parameters as one vector, finite differences cost two calls.
-            pieces = () if values is None else values.split([p.numel() for p in like.values()])
-            named = {key: piece.reshape(p.shape) for (key, p), piece in zip(like.items(), pieces, strict=True)}
-            y, ladj = functional_call(f, named, (x, context), {"noise": noise})
-            # One tensor, since gradcheck ignores an output without gradient.
-            return y.flatten() if estimated else torch.cat([y.flatten(), ladj.flatten()])
-
-        values = torch.cat([p.flatten() for p in parameters.values()]) if parameters else None
-        inputs: Any = [None if t is None else t.detach().clone().requires_grad_() for t in (x, context, values)]
-        if case.transform.whole_in if name == "forward" else case.transform.whole_out:
-            inputs[0] = x  # integers have no finite differences
-            if context is None and values is None:
-                yield Result.skipped(f"gradcheck {name}", "integers, and no parameters")
-                continue
-        atol = 1e-6 if case.iterative else 1e-7  # a root has an error of 1e-12, which differences divide by 1e-6
-        try:
-            torch.autograd.gradcheck(
-                joint, inputs, eps=1e-6, atol=atol, rtol=case.tolerances["gradcheck"], fast_mode=True
-            )
-            yield Result(f"gradcheck {name}", True)
-        except GradcheckError as error:
-            yield Result(f"gradcheck {name}", False, note=str(error))
 
 
 def compiled(case: Case) -> Iterator[Result]:
@@ -289,6 +248,7 @@ PROPERTIES: dict[str, Callable[[Case], Iterator[Result]]] = {
     "ladj": ladj,
     "density": density,
     "gradcheck": gradcheck,
+    "gradgradcheck": gradgradcheck,
     "compile": compiled,
     "vmap": vmapped,
     "dtype": dtype,

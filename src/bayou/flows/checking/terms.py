@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.flows.checking.case import DIRECTIONS, Case, distance
+from bayou.flows.checking.case import Case, distance
 from bayou.flows.checking.report import Result
 from bayou.flows.core.bases import Base, DiagonalNormal, StandardNormal
-from bayou.flows.core.compose import Direction
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Cost, Ladj
+from bayou.flows.core.transform import Ladj
 
 ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, and groups of them, each with a gradient
 TEST_DRAWS, PILOT_DRAWS, ATOMS = 2**14, 2**10, 64  # draws of y, draws for the proposal, values of a discrete proposal
@@ -56,7 +54,7 @@ def _estimate(case: Case) -> Iterator[Result]:
     for name, f, x, context, noise in case.pairs():
         x.requires_grad_()
         leaves = [x, *(p for p in f.parameters() if p.requires_grad)]
-        expected = _expected(case, name, f, x, context, noise)
+        expected = _log_det(f(x, context, noise=noise)[0], x, keep=True)
         slope = gradient(weight @ expected, leaves, keep=True)
         terms, slopes = [], []
         for group in range(GROUPS):
@@ -67,19 +65,6 @@ def _estimate(case: Case) -> Iterator[Result]:
         yield from _near(f"ladj {name}", torch.cat(terms), expected.detach(), limit, case.tolerances["estimate"])
         allowed = case.tolerances["estimate gradient"] * max(1.0, slope.norm().item())
         yield from _near(f"ladj {name} gradient", torch.stack(slopes), slope, limit, allowed)
-
-
-def _expected(case: Case, name: str, f: Direction, x: Tensor, context: Tensor | None, noise: Any) -> Tensor:
-    """log|det| of a direction, with its gradient.
-
-    The implicit gradient of a solver has no second derivative; the Jacobian of the other direction is used instead.
-    """
-    y = f(x, context, noise=noise)[0]
-    other = DIRECTIONS[name == "forward"]
-    solved = {"forward": case.transform.forward_kind, "inverse": case.transform.inverse_kind}
-    if solved[name] is not Cost.iterative or solved[other] is Cost.iterative:
-        return _log_det(y, x, keep=True)
-    return -_log_det(Direction(f.transform, other)(y, context, noise=noise)[0], y, keep=True)
 
 
 def gradient(loss: Tensor, leaves: list[Tensor], keep: bool = False) -> Tensor:

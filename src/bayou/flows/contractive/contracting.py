@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 from torch.nn.functional import conv2d, linear, pixel_shuffle, pixel_unshuffle, sigmoid, softplus
 
 from bayou.flows.core.arguments import promote
+from bayou.flows.core.implicit import with_derivatives
 
 ORDER = 7  # squarings: the Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value
 SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
@@ -33,11 +35,25 @@ class LipSwish(nn.Module):
         super().__init__()
         self.raw = nn.Parameter(torch.tensor(beta + math.log(-math.expm1(-beta))))  # softplus(raw) = β
 
+    def fixed(self) -> Swish:
+        """Return the activation as a function of its current parameter."""
+        return Swish(self.raw)
+
     def forward(self, x: Tensor) -> Tensor:
+        return self.fixed()(x)
+
+
+@dataclass
+class Swish:
+    """x·sigmoid(β·x)/1.1 with β = softplus(raw)."""
+
+    raw: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
         return x * sigmoid(softplus(self.raw) * x) / SWISH
 
     def with_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The value, and ∂/∂x."""
+        """Return the value, and ∂/∂x."""
         beta = softplus(self.raw)
         s = sigmoid(beta * x)
         y = x * s / SWISH
@@ -146,6 +162,7 @@ class ContractingConv(nn.Conv2d):
 
 
 LAYERS = (Contracting, ContractingConv)  # a tuple: torch 2.9 does not compile isinstance of a union
+WITH_TENSORS = (Linear, Convolution, Swish)
 
 
 class ContractingNet(nn.Sequential):
@@ -153,10 +170,14 @@ class ContractingNet(nn.Sequential):
 
     def fixed(self) -> FixedNet:
         """The network as a function, with its current weights."""
-        return FixedNet([part.fixed() if isinstance(part, LAYERS) else part for part in self])
+        return FixedNet([part.fixed() if isinstance(part, (*LAYERS, LipSwish)) else part for part in self])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)
+
+
+def _tensor_names(part: Linear | Convolution | Swish) -> list[str]:
+    return [field.name for field in fields(part) if getattr(part, field.name) is not None]
 
 
 @dataclass
@@ -170,12 +191,31 @@ class FixedNet:
             x = part(x)
         return x
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that the network is a function of."""
+        found = []
+        for part in self.parts:
+            if isinstance(part, WITH_TENSORS):
+                found += [getattr(part, name) for name in _tensor_names(part)]
+        return found
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> FixedNet:
+        """Return the network with other values of its ``tensors``."""
+        values = iter(tensors)
+        parts = []
+        for part in self.parts:
+            if isinstance(part, WITH_TENSORS):
+                changes: dict[str, Any] = {name: next(values) for name in _tensor_names(part)}
+                part = replace(part, **changes)
+            parts.append(part)
+        return FixedNet(parts)
+
     def pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """g(x), and u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions."""
         back: list[Any] = []
         for part in self.parts:
-            if isinstance(part, (LipSwish, nn.Tanh)):
-                x, slope = part.with_slope(x) if isinstance(part, LipSwish) else (y := torch.tanh(x), 1 - y.square())
+            if isinstance(part, (Swish, nn.Tanh)):
+                x, slope = part.with_slope(x) if isinstance(part, Swish) else (y := torch.tanh(x), 1 - y.square())
                 back.append(slope)
                 continue
             if isinstance(part, (Linear, Convolution)):
@@ -205,27 +245,59 @@ class Pullback:
 
 
 def schatten(weight: Tensor) -> Tensor:
-    """n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (..., O, I).
+    """Return n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (..., O, I).
 
-    An upper bound of the largest. ∂n/∂W = n·QW/tr(QG), G = WWᵀ, Q = G^(2^ORDER); Q is computed without gradients, so
-    only first derivatives exist, as for ``torch.nn.utils.parametrizations.spectral_norm``.
+    It is an upper bound of the largest singular value. With G = WWᵀ and Q = G^(2^ORDER), n = tr(QG)^(1/p) and
+    ∂n/∂W = n·QW/tr(QG), so that a first derivative needs no graph of the powers.
     """
     w = promote(weight)
-    gram = w @ w.mH if w.shape[-2] <= w.shape[-1] else w.mH @ w
+    if torch.compiler.is_compiling():
+        return _schatten(w)
+    gram = _gram(w)
     with torch.no_grad():
-        power, log_scale = gram, torch.zeros((), dtype=gram.real.dtype, device=gram.device)
-        tiny = torch.finfo(gram.dtype).tiny
-        for i in range(ORDER):
-            if i % 3 == 0:  # normalized to a largest eigenvalue of at least 1/d, hence d^−8 three squarings later
-                trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp_min(tiny)
-                log_scale = log_scale + 2 ** (ORDER - i) * trace.log()
-                power = power / trace[..., None, None]
-            power = power @ power
-    share = (power * gram.conj()).real.sum((-2, -1))  # tr(QG) up to its scale
+        power, log_scale = _high_power(gram)
+    share = _trace_of_product(power, gram)
     with torch.no_grad():
-        still = share.clamp_min(tiny)
-        norm = ((log_scale + still.log()) / (2 ** (ORDER + 1) + 2)).exp()
-    return norm + norm / 2 * (share - share.detach()) / still
+        norm = _norm_from_trace(share, log_scale)
+    first = norm + norm / 2 * (share - share.detach()) / share.detach()
+    return with_derivatives(first, lambda _, gradient, w: vjp(_schatten, w)[1](gradient), w)
+
+
+def _schatten(w: Tensor) -> Tensor:
+    """Return the norm of ``schatten`` with the graph of all powers."""
+    gram = _gram(w)
+    power, log_scale = _high_power(gram)
+    return _norm_from_trace(_trace_of_product(power, gram), log_scale)
+
+
+def _gram(w: Tensor) -> Tensor:
+    """Return the smaller one of WWᵀ and WᵀW."""
+    if w.shape[-2] <= w.shape[-1]:
+        return w @ w.mH
+    return w.mH @ w
+
+
+def _high_power(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return G^(2^ORDER)/exp(log_scale), and log_scale."""
+    power = gram
+    log_scale = torch.zeros((), dtype=gram.real.dtype, device=gram.device)
+    tiny = torch.finfo(gram.dtype).tiny
+    for i in range(ORDER):
+        if i % 3 == 0:  # normalized to a largest eigenvalue of at least 1/d, hence d^−8 three squarings later
+            trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp_min(tiny)
+            log_scale = log_scale + 2 ** (ORDER - i) * trace.log()
+            power = power / trace[..., None, None]
+        power = power @ power
+    return power, log_scale
+
+
+def _trace_of_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return tr(A·B) of Hermitian matrices with a positive product."""
+    return (a * b.conj()).real.sum((-2, -1)).clamp_min(torch.finfo(a.dtype).tiny)
+
+
+def _norm_from_trace(trace: Tensor, log_scale: Tensor) -> Tensor:
+    return ((log_scale + trace.log()) / (2 ** (ORDER + 1) + 2)).exp()
 
 
 def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:

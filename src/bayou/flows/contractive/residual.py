@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
+from torch.func import functional_call, vjp, vmap
 
 from bayou import rng
 from bayou.flows.contractive.contracting import FixedNet, Pullback, contracting_cnn, contracting_mlp
 from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.compose import Chain
+from bayou.flows.core.implicit import Equation, attach_solution, with_derivatives
 from bayou.flows.core.transform import (
     Cost,
     InversionError,
@@ -28,7 +30,6 @@ from bayou.flows.core.transform import (
 )
 
 Determinant = Literal["exact", "roulette"]
-Net = Callable[[Tensor], Tensor]
 MAX_EXACT_DIM = 16  # dimensions up to which the exact Jacobian costs no more than roulette
 UNROLLED_NEWTON_STEPS = 16  # in the inverse where convergence cannot be tested (compiled or recorded)
 
@@ -75,7 +76,7 @@ class Residual(Transform):
     @torch.no_grad()
     def jacobian_norm(self, x: Tensor, iterations: int = 30) -> Tensor:
         r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, a lower bound; L is an upper bound."""
-        _, pull = pullback(self._fixed(), x)
+        _, pull = self._fixed().pullback(x)
         v = rng.normal(1, x.shape, x, 0)[0]
         axes, tiny = tuple(range(-len(self.event_shape), 0)), torch.finfo(x.dtype).tiny
         for _ in range(iterations):
@@ -90,8 +91,10 @@ class Residual(Transform):
         return probe, terms if terms.is_meta or is_recorded(terms) else terms.cpu()  # Python sorts the rows by it
 
     def _fixed(self) -> Net:
-        """g with norms computed once, for one pass."""
-        fixed: Net = self.g.fixed() if hasattr(self.g, "fixed") else self.g  # type: ignore[operator]
+        """g with norms computed once, for one pass, as a function of explicit tensors."""
+        if not hasattr(self.g, "fixed"):
+            return ModuleNet(self.g, dict(self.g.named_parameters()))
+        fixed: Net = self.g.fixed()  # type: ignore[operator]
         return fixed
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
@@ -167,21 +170,28 @@ class Residual(Transform):
         return x, y - g(x) - x
 
     def _with_gradient(self, g: Net, x: Tensor, y: Tensor) -> Tensor:
-        """x with its implicit gradient dx = (I + J)⁻¹·(dy − dg)."""
-        if not torch.is_grad_enabled():
-            return x
-        residual = y - x - g(x)  # 0, with the gradient of dy − dg at a fixed x
+        """Return x with its implicit derivatives, dx = (I + J)⁻¹·(dy − dg)."""
         if self.exact:
-            with torch.no_grad():
-                _, jacobian = self._jacobian(g, x)
-            return x + _solve(jacobian, self._flat(residual)).reshape(x.shape)
-        return x + Neumann.apply(residual, g, x, self.lipschitz)  # type: ignore[no-untyped-call]
+            return attach_solution(_FixedPoint(self, g), x, y, *g.tensors())
+
+        def pull(value: Tensor, gradient: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            _, pull_g = g.with_tensors(tensors).pullback(value)
+            solved = _solve_transposed(pull_g, gradient, self.lipschitz)
+            linear: Any = vjp(lambda y, *values: y - g.with_tensors(values)(value), y, *tensors)
+            gradients: tuple[Tensor, ...] = linear[1](solved)
+            return gradients
+
+        first = x
+        if torch.is_grad_enabled():
+            residual = y - x - g(x)  # 0, with the gradient of dy − dg at a fixed x
+            first = x + Neumann.apply(residual, g, x, self.lipschitz)  # type: ignore[no-untyped-call]
+        return with_derivatives(first, pull, y, *g.tensors())
 
     def _jacobian(self, g: Net, x: Tensor) -> Pair:
         """g(x), and ∂g/∂x of every row: (..., D, D)."""
         dims = len(self.event_shape)
         event, size = x.shape[x.ndim - dims :], math.prod(x.shape[x.ndim - dims :])
-        value, pull = pullback(g, x)
+        value, pull = g.pullback(x)
         basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *[1] * (x.ndim - dims), *event)
         return value, self._flat(pull(basis.expand(size, *x.shape))).movedim(0, -2)
 
@@ -197,13 +207,48 @@ class Residual(Transform):
         x, probe = (part.expand(shape).reshape(-1, *event) for part in (x, probe))
         # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
         count = 1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
-        value, pull = pullback(g, x)
+        value, pull = g.pullback(x)
         with torch.no_grad():
             series, slope = self._roulette(pull, probe, count.expand(batch).flatten())
         if torch.is_grad_enabled():
             surrogate = sum_event(pull(slope) * probe, dims)
             series = series + surrogate - surrogate.detach()
+        rows = count.expand(batch).flatten()
+        series = with_derivatives(series, partial(self._pull_series, g), probe, rows, x, *g.tensors())
         return value.reshape(shape), series.reshape(batch)
+
+    def _pull_series(
+        self, g: Net, _: Tensor, gradient: Tensor, probe: Tensor, count: Tensor, x: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the roulette estimate in (probe, count, x, tensors of g), as functions of them."""
+        _, pull = g.with_tensors(tensors).pullback(x)
+        _, slope = self._masked_series(pull, probe, count)
+
+        def surrogate(x: Tensor, *tensors: Tensor) -> Tensor:
+            _, pull = g.with_tensors(tensors).pullback(x)
+            return sum_event(pull(slope) * probe, probe.ndim - 1)
+
+        gradients = vjp(surrogate, x, *tensors)[1](gradient)
+        return torch.zeros_like(probe), torch.zeros_like(count), *gradients
+
+    def _most_terms(self, count: Tensor) -> int:
+        """Return a bound of the number of terms of any row."""
+        if concrete(count.isfinite().all()) is not None:
+            return int(count.max())
+        return math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))
+
+    def _masked_series(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
+        """Return the sums of ``_roulette``, where all rows take part in all terms."""
+        dims = probe.ndim - 1
+        term = probe
+        total = torch.zeros_like(probe)
+        slope = probe
+        for k in range(self._most_terms(count)):
+            weight = (-self.lipschitz) ** -k
+            term = pull(term) * (count.to(probe) > k).reshape(-1, *[1] * dims)
+            total = total + weight / (k + 1) * term
+            slope = slope - weight * term
+        return sum_event(total * probe, dims), slope
 
     def _roulette(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
         """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the gradient.
@@ -211,17 +256,11 @@ class Residual(Transform):
         Rows are sorted by their count, and finished ones are dropped, down to powers of two, since kernels of a GPU are
         tuned for every new size.
         """
-        dims, left = probe.ndim - 1, None
-        if concrete(count.isfinite().all()) is not None:  # numbers of rows with N > k for k = 0, 1, ...
-            left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
-        most = math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))  # of any row
-        weights = [(-self.lipschitz) ** -k for k in range(most if left is None else len(left))]
-        if left is None:
-            term, total, slope = probe, torch.zeros_like(probe), probe
-            for k, weight in enumerate(weights):
-                term = pull(term) * (count.to(probe) > k).reshape(-1, *[1] * dims)
-                total, slope = total + weight / (k + 1) * term, slope - weight * term
-            return sum_event(total * probe, dims), slope
+        if concrete(count.isfinite().all()) is None:
+            return self._masked_series(pull, probe, count)
+        dims = probe.ndim - 1
+        left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]  # rows with N > k for k = 0, 1, ...
+        weights = [(-self.lipschitz) ** -k for k in range(len(left))]
         order = count.argsort(descending=True)
         back, order = order.argsort().to(probe.device), order.to(probe.device)
         pull, probe = pull.rows(order), probe[order]
@@ -238,10 +277,27 @@ class Residual(Transform):
 
 
 @dataclass(frozen=True)
+class _FixedPoint(Equation):
+    """x + g(x) − y = 0, for the tensors y and those of g."""
+
+    layer: Residual
+    g: Net
+
+    def linearize(self, x: Tensor, *theta: Tensor) -> Pair:
+        y, *tensors = theta
+        value, jacobian = self.layer._jacobian(self.g.with_tensors(tensors), x)
+        return x + value - y, jacobian
+
+    def solve(self, derivative: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
+        jacobian = derivative.mT if transposed else derivative
+        return _solve(jacobian, self.layer._flat(right)).reshape(right.shape)
+
+
+@dataclass(frozen=True)
 class Vjp:
     """The product with the Jacobian of any g, by autograd."""
 
-    g: Net
+    g: Callable[[Tensor], Tensor]
     x: Tensor
     product: Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -254,15 +310,38 @@ class Vjp:
         return pullback(self.g, self.x.detach()[which])[1]
 
 
+@dataclass(frozen=True)
+class ModuleNet:
+    """Any network as a function of its parameters."""
+
+    module: nn.Module
+    parameters: dict[str, Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        value: Tensor = functional_call(self.module, self.parameters, (x,))
+        return value
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that the network is a function of."""
+        return list(self.parameters.values())
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> ModuleNet:
+        """Return the network with other values of its ``tensors``."""
+        return ModuleNet(self.module, dict(zip(self.parameters, tensors, strict=True)))
+
+    def pullback(self, x: Tensor) -> tuple[Tensor, Pull]:
+        """Return g(x), and the product with its Jacobian."""
+        return pullback(self, x)
+
+
+Net = FixedNet | ModuleNet
 Pull = Pullback | Vjp  # u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions
 
 
-def pullback(g: Net, x: Tensor) -> tuple[Tensor, Pull]:
-    """g(x), and the product with its Jacobian."""
-    if isinstance(g, FixedNet):
-        return g.pullback(x)
-    found: Any = vjp(g, x)
-    return found[0], Vjp(g, x, found[1])
+def pullback(g: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Pull]:
+    """Return g(x), and the product with its Jacobian, by autograd."""
+    result: Any = vjp(g, x)
+    return result[0], Vjp(g, x, result[1])
 
 
 def _plus_eye(jacobian: Tensor) -> Tensor:
@@ -276,7 +355,7 @@ def _solve(jacobian: Tensor, right: Tensor) -> Tensor:
 
 
 class Neumann(torch.autograd.Function):
-    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹: v ← u − Jᵀ·v until it converges."""
+    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹, without a graph for second derivatives."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, g: Net, x: Tensor, lipschitz: float) -> Tensor:
@@ -284,15 +363,22 @@ class Neumann(torch.autograd.Function):
         return residual.clone()
 
     @staticmethod
+    @torch.no_grad()
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
-        with torch.no_grad():
-            (_, pull), v = pullback(ctx.g, ctx.x), u
-            for _ in range(math.ceil(math.log(torch.finfo(u.dtype).eps) / math.log(ctx.lipschitz)) + 1):
-                new = u - pull(v)
-                if bool(((new - v).abs() <= torch.finfo(u.dtype).eps * (1 + new.abs())).all()):
-                    break
-                v = new
-        return v, None, None, None
+        _, pull = ctx.g.pullback(ctx.x)
+        return _solve_transposed(pull, u, ctx.lipschitz), None, None, None
+
+
+def _solve_transposed(pull: Pull, u: Tensor, lipschitz: float) -> Tensor:
+    """Return v = (I + Jᵀ)⁻¹·u, by v ← u − Jᵀ·v until it converges."""
+    eps = torch.finfo(u.dtype).eps
+    v = u
+    for _ in range(math.ceil(math.log(eps) / math.log(lipschitz)) + 1):
+        new = u - pull(v)
+        if concrete(((new - v).abs() <= eps * (1 + new.abs())).all()):
+            break
+        v = new
+    return v
 
 
 def residual(

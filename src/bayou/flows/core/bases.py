@@ -13,10 +13,16 @@ from torch.nn.functional import pad
 from bayou import rng
 from bayou.constants import LOG_2PI
 from bayou.flows.core.arguments import as_event, positive, promote
+from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.roots import solve_increasing
 from bayou.flows.core.transform import clamp_inside, sum_event, wrap_angle
 
 MAX_KAPPA, CDF_TERMS = 100.0, 100  # of a von Mises distribution: all further terms of its CDF are below 1e-20
+
+ONE_DERIVATIVE_OF_WEIGHTS = (
+    "draws of GaussianMixture have only first derivatives in the weights of the components, and a second one was "
+    "requested; keep the weights constant with logits.requires_grad_(False)"
+)
 
 
 class Base(nn.Module, ABC):
@@ -143,22 +149,29 @@ class VonMises(Base):
         ratios = [torch.zeros_like(kappa)]  # I_j/I_{j−1}, from the last j to the first, by their recurrence
         for j in range(CDF_TERMS, 0, -1):
             ratios.append((2 * j / kappa + ratios[-1]).reciprocal())
-        terms = [term / j for j, term in enumerate(torch.stack(ratios[:0:-1]).cumprod(0), 1)]
+        orders = torch.arange(1, CDF_TERMS + 1, dtype=kappa.dtype, device=kappa.device)
+        products = torch.stack(ratios[:0:-1]).cumprod(0)
+        terms = products / orders.reshape(-1, *[1] * kappa.ndim)  # (CDF_TERMS, *event)
 
-        def f(t: Tensor) -> tuple[Tensor, Tensor]:
+        def f(t: Tensor, u: Tensor, terms: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
             this, last = torch.zeros_like(t), torch.zeros_like(t)
-            for term in reversed(terms):  # Clenshaw's sum of a sine series
+            for term in reversed(terms.unbind()):  # Clenshaw's sum of a sine series
                 this, last = term + 2 * t.cos() * this - last, this
-            return 0.5 + t / (2 * math.pi) + this * t.sin() / math.pi - u, self._log_density(t).exp()
+            cdf = 0.5 + t / (2 * math.pi) + this * t.sin() / math.pi
+            return cdf - u, _von_mises_log_density(t, kappa).exp()
 
         end = torch.full_like(u, math.pi)
-        return wrap_angle(self.mean + solve_increasing(f, -end, end).to(self.mean.dtype))
-
-    def _log_density(self, t: Tensor) -> Tensor:
-        return self.kappa * (t.cos() - 1) - torch.log(2 * math.pi * torch.special.i0e(self.kappa))
+        root = solve_increasing(f, -end, end, u, terms, kappa)
+        return wrap_angle(self.mean + root.to(self.mean.dtype))
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return sum_event(self._log_density(promote(x - self.mean)), len(self.event_shape)).to(x.dtype)
+        log_density = _von_mises_log_density(promote(x - self.mean), self.kappa)
+        return sum_event(log_density, len(self.event_shape)).to(x.dtype)
+
+
+def _von_mises_log_density(t: Tensor, kappa: Tensor) -> Tensor:
+    """Return log p of angles t from the mean."""
+    return kappa * (t.cos() - 1) - torch.log(2 * math.pi * torch.special.i0e(kappa))
 
 
 class GaussianMixture(Base):
@@ -167,7 +180,9 @@ class GaussianMixture(Base):
     A draw is mean_k + std_k·ε, which is differentiable in means and stds. Gradients of the weights come from the
     distributional transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit Reparameterization Gradients), by one
     triangular solve (D, D) per draw; frozen ``logits`` need none. All gradients are unbiased. The transform is not used
-    for means and stds, since its gradients there are heavy-tailed in high dimensions.
+    for means and stds, since its gradients there are heavy-tailed in high dimensions. The gradients of a draw are no
+    longer unbiased if they are differentiated again in the weights, or those of the weights in anything; both raise a
+    ``SecondDerivativeError``.
 
     Args:
         dim: D.
@@ -195,7 +210,9 @@ class GaussianMixture(Base):
         x = self.mean[k] + self.log_std[k].exp() * eps
         if not (torch.is_grad_enabled() and self.logits.requires_grad):
             return x
-        return x - self._implicit(x.detach(), self.mean.detach(), self.log_std.detach())
+        shift = self._implicit(x.detach(), self.mean.detach(), self.log_std.detach())
+        shift = refuse_second_derivative(shift, ONE_DERIVATIVE_OF_WEIGHTS, self.mean, self.log_std)
+        return refuse_second_derivative(x - shift, ONE_DERIVATIVE_OF_WEIGHTS, self.logits)
 
     def _implicit(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         """Zero, with the gradient of −x that keeps every conditional CDF F(x_d | x_{<d}) constant.

@@ -174,7 +174,7 @@ class Spline(Elementwise):
         u = t * (1 - t)
         below = slope + (d0 + d1 - 2 * slope) * u
         y = y0 + height * (slope * t * t + d0 * u) / below
-        log_slope = self._log_slope(slope, t, u, d0, d1, below)
+        log_slope = self._log_slope(slope, t, 1 - t, d0, d1, below)
         if self.circular:
             y = wrap_angle(y + p[..., -1])
         return torch.where(inside, y, x), torch.where(inside, log_slope, 0.0)
@@ -184,18 +184,27 @@ class Spline(Elementwise):
         inside, clamped = y.abs() < self._end, y.clamp(-self.bound, self.bound)
         widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
         y0, height, x0, width, d0, d1 = self._bin(clamped, heights, widths, p)
-        slope, rise = height / width, clamped - y0
-        bend = rise * (d0 + d1 - 2 * slope)
-        a, b, c = height * (slope - d0) + bend, height * d0 - bend, -slope * rise
-        t = 2 * c / (-b - (b * b - 4 * a * c).clamp_min(0).sqrt())  # the root that does not cancel
-        u = t * (1 - t)
-        below = slope + (d0 + d1 - 2 * slope) * u
-        log_slope = self._log_slope(slope, t, u, d0, d1, below)
+        slope = height / width
+        # With θ the share of the bin below y and φ = 1 − θ, z = t/(1 − t) solves s·φ·z² + b·z − s·θ = 0. Both roots are
+        # real by a sum of positive terms; t and 1 − t are quotients of such sums, and nothing cancels.
+        theta = (clamped - y0) / height
+        phi = (y0 + height - clamped) / height
+        b = d0 * phi - d1 * theta
+        is_early = b >= 0
+        size_b = torch.where(is_early, b, -b)
+        p_term = 2 * slope * torch.where(is_early, theta, phi)
+        q_term = size_b + (b * b + 4 * slope * slope * (theta * phi).clamp_min(0)).sqrt()
+        t = torch.where(is_early, p_term, q_term) / (p_term + q_term)
+        rest = torch.where(is_early, q_term, p_term) / (p_term + q_term)
+        below = slope + (d0 + d1 - 2 * slope) * t * rest
+        log_slope = self._log_slope(slope, t, rest, d0, d1, below)
         return torch.where(inside, x0 + t * width, y), torch.where(inside, -log_slope, 0.0)
 
     @staticmethod
-    def _log_slope(slope: Tensor, t: Tensor, u: Tensor, d0: Tensor, d1: Tensor, below: Tensor) -> Tensor:
-        return torch.log(slope * slope * (d1 * t * t + 2 * slope * u + d0 * (1 - t).square()) / (below * below))
+    def _log_slope(slope: Tensor, t: Tensor, rest: Tensor, d0: Tensor, d1: Tensor, below: Tensor) -> Tensor:
+        """log ∂y/∂x at the fraction t of a bin, with rest = 1 − t."""
+        ends = d1 * t.square() + d0 * rest.square()
+        return torch.log(slope * slope * (ends + 2 * slope * t * rest) / (below * below))
 
 
 def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,11 +232,11 @@ def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tenso
     _, _, a, b = _mixture_params(p.detach(), offsets)
     ends = (y.detach().unsqueeze(-1) - b) / a
 
-    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+    def f(x: Tensor, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         value, log_slope = _logit_mixture(x, p, offsets)
         return value - y, log_slope.exp()
 
-    x = solve_increasing(f, ends.amin(-1), ends.amax(-1))
+    x = solve_increasing(f, ends.amin(-1), ends.amax(-1), y, p)
     return x.to(dtype), -_logit_mixture(x, p, offsets)[1].to(dtype)
 
 
