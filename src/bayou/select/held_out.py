@@ -45,6 +45,7 @@ from bayou.select.folds import (
     search,
 )
 from bayou.select.relevance import Scales, input_scales
+from bayou.select.rounding import round_initial_noise, round_rows
 from bayou.target import Target, prior_specs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
@@ -204,6 +205,8 @@ class HeldOut(Method):
     noise there. For classes, and for a network with its own noise output, the same folds select the prior scale by
     −log p of modes that all start at the initial weights; ``MAP``, and an ensemble of it, consist of such modes of all
     rows. Any other target (a known noise, priors that are not Normal) is passed to ``method`` unchanged.
+    Rows in float64 are rounded to eight digits (``bayou.select.rounding``), so that rows which differ in their last
+    digits have the same search and the same modes.
     Where L-BFGS is not applicable (batch norm, dropout) the modes of a regression learn their noise, the priors are
     kept, and the noise is their held-out error.
 
@@ -229,6 +232,8 @@ class HeldOut(Method):
         searched, target = not target.prior_given, with_default_prior(target)
         if not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        rows = round_rows(rows)
+        target = round_initial_noise(target)
         if applies(target):
             return self._regression(target, rows, seed, path, progress)
         if judged_by_log_prob(target) and self._follows(target, rows):
@@ -248,10 +253,10 @@ class HeldOut(Method):
                 if starts is not None:
                     posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress)
                 else:
-                    posterior = self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+                    posterior = self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
             posterior.selection = [*log, *posterior.selection]
             return posterior
-        return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        return self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
 
     def _regression(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
         """Fit with the noise and the priors selected on held-out rows."""
