@@ -251,7 +251,8 @@ class HeldOut(Method):
                 log = [record("prior scale", began, trials)]
             with stage(1 + searched, 1 + searched):
                 if starts is not None:
-                    posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress)
+                    randomized = self.method.randomize(target, next(rows.cut(rows.n).ordered())[1], seed)
+                    posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress, randomized)
                 else:
                     posterior = self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
             posterior.selection = [*log, *posterior.selection]
@@ -335,7 +336,9 @@ class HeldOut(Method):
                 noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
                 steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
                 factors = [replace(choice, scale=1.0).precisions(target)]
-                return self._modes(Choice(first).applied(target), own, factors, steps, rows, starts, progress)
+                randomized = self.method.randomize(own, next(rows.cut(rows.n).ordered())[1], seed)
+                fixed = Choice(first).applied(target)
+                return self._modes(fixed, own, factors, steps, rows, starts, progress, randomized)
             point = Empirical(own, Network(target.net), {name: value.unsqueeze(0) for name, value in mode.items()}, [])
         else:
             point = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
@@ -410,15 +413,16 @@ class HeldOut(Method):
         rows: Rows,
         starts: Params,
         progress: Show,
+        randomized: tuple[Params, Tensor] | None = None,
     ) -> Empirical:
         """The modes of all rows from each of the starts (K, ...), at the end of a path like those of the search.
 
         ``fixed``: the target of the path, with multipliers ``factors`` and ``steps`` of its prior precisions; ``own``:
-        that of the posterior, with the same modes.
+        that of the posterior, with the same modes. ``randomized``: see ``Method.randomize``.
         """
         count = params.size(starts)
         masks = torch.ones(count, rows.n, dtype=torch.bool)
-        path = Path(fixed, rows, masks, factors * count, steps, starts, self.start.effort)
+        path = Path(fixed, rows, masks, factors * count, steps, starts, self.start.effort, randomized)
         stack = {name: value.expand(count, *value.shape) for name, value in fixed.start().items()}
         stopped = "finished"
         with Progress(f"{count} mode{'s' if count > 1 else ''}", len(steps), progress) as line, Interrupt():
