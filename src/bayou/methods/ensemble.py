@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayou.files import FileError, StrPath
-from bayou.inference.members import Init, member_seed, member_target, vmap_ensemble
+from bayou.inference.members import Init, draw_anchor, draw_targets, member_seed, member_target, vmap_ensemble
 from bayou.inference.method import Method, identity
 from bayou.methods.point import MAP
 from bayou.params import Params, stack
@@ -20,10 +21,11 @@ from bayou.posteriors import load
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
+from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.progress import Show, stage
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data, Rows, as_data
 from bayou.training.jobs import Executor, finished, send
 from bayou.training.seeds import as_int_seed
 
@@ -66,6 +68,12 @@ class Ensemble(Method):
     members (or the current one, if there are none), ``stopped="interrupted"``. A failed member does not stop the
     others: when they are finished, an ``EnsembleError`` names it and has the others as ``posterior``.
 
+    ``anchored``: every member of MAP() has a draw of the prior as the mean of its prior, and in a regression y with
+    another draw of the known noise (anchored ensembles, Pearce et al. 2020; randomize-then-optimize, Bardsley et al.
+    2014). Members of a linear network with Gaussian noise are then exact draws of the posterior; members with one prior
+    all end in nearly the same function where there are no data. The name "ensemble" does not use it: with few members
+    under priors selected for modes, the NLL of tables was higher.
+
     ``parallel="vmap"`` is for MLE and MAP of small networks. Its members are those of ``parallel=None`` up to rounding,
     unless a forward pass is random (dropout). ``checkpoint`` is one file, a record of the history is the mean over
     members, and a failed member ends the run.
@@ -75,6 +83,7 @@ class Ensemble(Method):
     of: Method = field(default_factory=MAP)
     parallel: Literal["vmap"] | Executor | None = None
     init: Init = None
+    anchored: bool = False
 
     def __post_init__(self) -> None:
         self._check_whole("n")
@@ -82,6 +91,13 @@ class Ensemble(Method):
             self._check(("parallel",), lambda value: value == "vmap", "'vmap', an executor or None")
         if not isinstance(self.of, Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
+        if not isinstance(self.anchored, bool):
+            raise ValueError(f"Ensemble anchored must be True or False, got {self.anchored!r}")
+        if self.anchored and (not isinstance(self.of, MAP) or self.of.l2 is not None or self.parallel == "vmap"):
+            raise ValueError(
+                f"anchored=True is for MAP() under the prior of the fit, one member after another or by an executor, "
+                f"got of={self.of!r} and parallel={self.parallel!r}"
+            )
         if isinstance(self.of, Ensemble):
             raise ValueError("an ensemble of ensembles is one ensemble; pass a larger n")
         if self.init not in (None, "reset", "keep") and not callable(self.init):
@@ -100,6 +116,13 @@ class Ensemble(Method):
             return None
         seeds = [member_seed(seed, member) for member in range(self.n)]
         return stack([member_target(target, self.init or "reset", own).start() for own in seeds])
+
+    def randomize(self, target: Target, y: Tensor, seed: int) -> tuple[Params, Tensor] | None:
+        if not self.anchored:
+            return None
+        seeds = [member_seed(seed, member) for member in range(self.n)]
+        anchors = stack([draw_anchor(target, own) for own in seeds])
+        return anchors, torch.stack([draw_targets(target, y, own) for own in seeds])
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
@@ -176,9 +199,12 @@ class Ensemble(Method):
             return found
         file = None if folder is None else folder.run(member)
         own = member_target(target, self.init, seed)
+        rows = data
+        if self.anchored:
+            own, rows = anchored_member(own, data, seed)
         with stage(member + 1, self.n, unit="member"):
-            posterior = self.of.fit(own, data, seed=seed, checkpoint=file, progress=progress)
-        posterior.target = replace(posterior.target, net=target.net)  # whose buffers were not reset
+            posterior = self.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
+        posterior.target = replace(posterior.target, net=target.net, prior=target.prior)  # buffers were not reset
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, target.net)
         return posterior
@@ -187,6 +213,30 @@ class Ensemble(Method):
 def train_member(ensemble: Ensemble, member: int, target: Target, data: Data, seed: int, folder: Folder) -> None:
     """Train a member in a worker: its file is in the folder then."""
     ensemble._member(member, target, data, seed, folder, False)
+
+
+def anchored_member(target: Target, data: Data, seed: int) -> tuple[Target, Data]:
+    """Return the target with a prior around the anchor of a member, and the data with its targets.
+
+    Args:
+        target: of the member, with its own network.
+        data: rows of tensors.
+        seed: the seed of the member.
+    """
+    if not isinstance(data, Rows) or not isinstance(data.source, tuple):
+        raise ValueError(
+            f"an anchored ensemble needs tensors (x, y), to add noise to y, got {type(data).__name__}; give tensors, "
+            "or anchored=False"
+        )
+    x, y = data.source
+    priors: dict[str, Prior] = {}
+    for name, anchor in draw_anchor(target, seed).items():
+        prior = target.priors[name]
+        assert isinstance(prior, BoundNormal)
+        log_scale = prior.log_scale.detach().expand(prior.shape)
+        priors[escape(name)] = DensityPrior(BoundNormal(prior.shape, anchor, log_scale))
+    rows = Rows((x, draw_targets(target, y, seed)), data.index, data.batch_size)
+    return replace(target, prior=priors), rows
 
 
 class Folder:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, Literal, Self, final
 
 import torch
+from torch import Tensor
 
 from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.information import KINDS, Kind
@@ -20,13 +20,15 @@ from bayou.inference.first_batch import LAST, check_first_batch, first_inputs, l
 from bayou.inference.method import Method
 from bayou.inference.own_rows import compare_with_mode
 from bayou.inference.passes import Passes
-from bayou.inference.prior_scale import rescaled
+from bayou.inference.prior_scale import rescaled, select_within_chance
 from bayou.inference.start import starting_point
+from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.network import Network, evaluating
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import CLOSED, PREDICTIVES, GaussianPosterior, PredictiveKind, check_predictive
+from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
 from bayou.target import Target
@@ -67,7 +69,9 @@ class Laplace(Method):
     ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence over those with
     ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximizes it over one factor
     for all prior precisions, and over the noise of a ``Gaussian(learn=True)``; w* does not follow.
-    ``"validation"``: the factor of a grid that predicts a held-out fraction best. This is also the meaning of None
+    ``"validation"``: the factor of a grid that predicts a held-out fraction best, for classes the one with the
+    highest evidence among those whose NLL is within one standard error of the lowest, which a point often has by
+    chance. This is also the meaning of None
     where no prior was given and either ``start`` is None or the network has more weights than data.
 
     A posterior that predicts worse than its own mode raises a ``WorseThanModeWarning``; its history has both NLLs.
@@ -268,7 +272,7 @@ class Run:
             return GaussianPosterior(quieter, point.network, params, covariance, history, predictive=method.predictive)
 
         if held is not None:
-            hyper = self._validated(made, hyper, held, history)
+            hyper = self._validated(made, hyper, evidence, held, history)
         posterior = made(hyper)
         parts = {name: float(value) for name, value in evidence.parts(hyper).items()}
         if past:  # a joint density of several tensors, not a Normal for each
@@ -300,30 +304,50 @@ class Run:
         return [tie for tie in curvature.ties if tie[0] in learned] if self.method.prior is None else []
 
     def _validated(
-        self, made: Callable[[Hyper], GaussianPosterior], hyper: Hyper, held: Data, history: list[dict[str, float]]
+        self,
+        made: Callable[[Hyper], GaussianPosterior],
+        hyper: Hyper,
+        evidence: Evidence,
+        held: Data,
+        history: list[dict[str, float]],
     ) -> Hyper:
-        """The scale of the prior that predicts held-out data best."""
-        best, score = hyper, math.inf
+        """Select a scale of the prior by held-out data, and for classes by the evidence among those within chance."""
         like = next(iter(hyper.multipliers.values()))
-        step, seed = _steps(history), part_seed(self.passes.seed, "draws")
+        step = _steps(history)
+        scores: list[tuple[Hyper, Tensor]] = []
+        guess = like.new_zeros(0)
         with Progress("prior scales", len(SCALES), self.passes.progress) as progress:
             for done, scale in enumerate(SCALES):
                 tried = Hyper({name: value / scale**2 for name, value in hyper.multipliers.items()}, hyper.noise)
                 try:
-                    posterior, total = made(tried), 0.0
+                    posterior = made(tried)
                 except ValueError:  # a prior so wide that the precision is singular
                     continue
-                for raw in held.ordered():
-                    x, y = move(raw, like)
-                    samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
-                    total -= float(posterior.predict(x, samples, seed=seed).log_prob(y).sum())
-                history.append({"step": step, "prior_scale": scale, "validation": total / held.n})
-                progress.update(done + 1, nll=total / held.n)
-                if total < score:
-                    best, score = tried, total
-        if score == math.inf:
+                nll, guess = self._held_out_nll(posterior, held, like)
+                scores.append((tried, nll))
+                mean = float(nll.mean())
+                history.append({"step": step, "prior_scale": scale, "validation": mean})
+                progress.update(done + 1, nll=mean)
+        if not scores:
             made(hyper)  # raises the reason
-        return best
+        if isinstance(posterior.target.likelihood, FiniteLikelihood):
+            log_evidence = [float(evidence.parts(tried)["log_evidence"]) for tried, _ in scores]
+            return scores[select_within_chance([nll for _, nll in scores], guess, log_evidence)][0]
+        return min(scores, key=lambda score: float(score[1].mean()))[0]
+
+    def _held_out_nll(self, posterior: GaussianPosterior, held: Data, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return −log p of all held-out rows, and the same for outputs that are all zero, (M,) each."""
+        seed = part_seed(self.passes.seed, "draws")
+        samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
+        nll = []
+        guess = []
+        for raw in held.ordered():
+            x, y = move(raw, like)
+            predictive = posterior.predict(x, samples, seed=seed)
+            zeros = torch.zeros_like(predictive.outputs[:1])
+            nll.append(-predictive.log_prob(y).double())
+            guess.append(-Predictive(predictive.likelihood, zeros).log_prob(y).double())
+        return torch.cat(nll), torch.cat(guess)
 
 
 def _steps(history: list[dict[str, float]]) -> float:

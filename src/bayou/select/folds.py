@@ -63,6 +63,7 @@ class Path:
         steps: multipliers of all prior precisions, from large to small.
         stack: the initial weights of each problem, (K, ...); by default those of the network.
         effort: multiplies the passes of a step; at least a quarter of them are made.
+        randomized: means of the priors and y of each problem, where they differ (``Method.randomize``).
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Path:
         steps: Sequence[float],
         stack: Params | None = None,
         effort: float = 1.0,
+        randomized: tuple[Params, Tensor] | None = None,
     ) -> None:
+        self.randomized = randomized or (None, None)
         self.target, self.factors, self.steps, self.effort = target, list(factors), steps, max(0.25, effort)
         like = next(target.net.parameters())
         self.rows, self.masks = move(next(rows.cut(rows.n).ordered()), like), masks.to(like.device)
@@ -88,7 +91,8 @@ class Path:
         start = self.first
         for step in self.steps:
             factors = [{name: step * each.get(name, 1.0) for name in self.target.free} for each in self.factors]
-            modes = Modes(self.target, self.rows, self.masks, factors, MIN_GAIN * (step if unit else 1), start)
+            gain = MIN_GAIN * step if unit else MIN_GAIN
+            modes = Modes(self.target, self.rows, self.masks, factors, gain, start, *self.randomized)
             self.stack = modes.run(round(self.effort * (PASSES if unit else LOG_PROB_PASSES)))
             self.passes += modes.passes
             self.errors = modes.errors().nan_to_num(torch.inf)

@@ -45,6 +45,7 @@ from bayou.select.folds import (
     search,
 )
 from bayou.select.relevance import Scales, input_scales
+from bayou.select.rounding import round_initial_noise, round_rows
 from bayou.target import Target, prior_specs
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
@@ -206,6 +207,8 @@ class HeldOut(Method):
     noise there. For classes, and for a network with its own noise output, the same folds select the prior scale by
     −log p of modes that all start at the initial weights; ``MAP``, and an ensemble of it, consist of such modes of all
     rows. Any other target (a known noise, priors that are not Normal) is passed to ``method`` unchanged.
+    Rows in float64 are rounded to eight digits (``bayou.select.rounding``), so that rows which differ in their last
+    digits have the same search and the same modes.
     Where L-BFGS is not applicable (batch norm, dropout) the modes of a regression learn their noise, the priors are
     kept, and the noise is their held-out error.
 
@@ -231,6 +234,8 @@ class HeldOut(Method):
         searched, target = not target.prior_given, with_default_prior(target)
         if not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        rows = round_rows(rows)
+        target = round_initial_noise(target)
         if applies(target):
             current().note_unshared(SEARCH)
             return self._regression(target, rows, seed, path, progress)
@@ -250,12 +255,13 @@ class HeldOut(Method):
                 log = [record("prior scale", began, trials)]
             with stage(1 + searched, 1 + searched):
                 if starts is not None:
-                    posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress)
+                    randomized = self.method.randomize(target, next(rows.cut(rows.n).ordered())[1], seed)
+                    posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress, randomized)
                 else:
-                    posterior = self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+                    posterior = self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
             posterior.selection = [*log, *posterior.selection]
             return posterior
-        return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        return self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
 
     def _regression(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
         """Fit with the noise and the priors selected on held-out rows."""
@@ -334,7 +340,9 @@ class HeldOut(Method):
                 noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
                 steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
                 factors = [replace(choice, scale=1.0).precisions(target)]
-                return self._modes(Choice(first).applied(target), own, factors, steps, rows, starts, progress)
+                randomized = self.method.randomize(own, next(rows.cut(rows.n).ordered())[1], seed)
+                fixed = Choice(first).applied(target)
+                return self._modes(fixed, own, factors, steps, rows, starts, progress, randomized)
             point = Empirical(own, Network(target.net), {name: value.unsqueeze(0) for name, value in mode.items()}, [])
         else:
             point = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
@@ -409,15 +417,16 @@ class HeldOut(Method):
         rows: Rows,
         starts: Params,
         progress: Show,
+        randomized: tuple[Params, Tensor] | None = None,
     ) -> Empirical:
         """The modes of all rows from each of the starts (K, ...), at the end of a path like those of the search.
 
         ``fixed``: the target of the path, with multipliers ``factors`` and ``steps`` of its prior precisions; ``own``:
-        that of the posterior, with the same modes.
+        that of the posterior, with the same modes. ``randomized``: see ``Method.randomize``.
         """
         count = params.size(starts)
         masks = torch.ones(count, rows.n, dtype=torch.bool)
-        path = Path(fixed, rows, masks, factors * count, steps, starts, self.start.effort)
+        path = Path(fixed, rows, masks, factors * count, steps, starts, self.start.effort, randomized)
         stack = {name: value.expand(count, *value.shape) for name, value in fixed.start().items()}
         stopped = "finished"
         with Progress(f"{count} mode{'s' if count > 1 else ''}", len(steps), progress) as line, Interrupt():
