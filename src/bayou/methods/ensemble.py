@@ -204,7 +204,9 @@ class Ensemble(Method):
             own, rows = anchored_member(own, data, seed)
         with stage(member + 1, self.n, unit="member"):
             posterior = self.of.fit(own, rows, seed=seed, checkpoint=file, progress=progress)
-        posterior.target = replace(posterior.target, net=target.net, prior=target.prior)  # buffers were not reset
+        posterior.target = replace(posterior.target, net=target.net)  # whose buffers were not reset
+        if self.anchored:
+            posterior.target = replace(posterior.target, prior=target.prior)
         if folder is not None and posterior.stopped != "interrupted":
             folder.save(member, posterior, target.net)
         return posterior
