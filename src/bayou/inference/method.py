@@ -58,6 +58,10 @@ class Method(Checked, ABC):
         """Return the indices of the rows that a fit with this seed holds out; None if it uses all of them."""
         return None
 
+    def over_last_layer(self) -> Method | None:
+        """This method over the last layer, with the weights below as they are; None if it cannot do that."""
+        return None
+
     def starts(self, target: Target, seed: int) -> Params | None:
         """The initial weights of several modes that are its posterior, a stack; None if it is not made of modes."""
         return None

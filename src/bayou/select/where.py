@@ -60,6 +60,9 @@ class Where(Method):
     def at_mode(self, noise: float, data: Data) -> Method:
         return self.method.at_mode(noise, data)
 
+    def over_last_layer(self) -> Method:
+        return LastLayer(self.method)
+
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
