@@ -58,6 +58,10 @@ class Method(Checked, ABC):
         """Return the indices of the rows that a fit with this seed holds out; None if it uses all of them."""
         return None
 
+    def with_planned_length(self, data: Data) -> Method:
+        """This method with the length that it plans for these data, whether or not it has converged then."""
+        return self
+
     def over_last_layer(self) -> Method | None:
         """This method over the last layer, with the weights below as they are; None if it cannot do that."""
         return None

@@ -118,6 +118,11 @@ class Variational(Trained):
         shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
         return replace(self, start="network", effort=shorter, batch_size=data.n)
 
+    def with_planned_length(self, data: Data) -> Self:
+        if not self.open_ended:
+            return self
+        return replace(self, steps=self.total_steps(as_data(data, self.batch_size)))
+
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:

@@ -112,6 +112,9 @@ class LastLayer(Method):
     def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, method=self.method.at_mode(noise, data))
 
+    def with_planned_length(self, data: Data) -> Self:
+        return replace(self, method=self.method.with_planned_length(data))
+
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
