@@ -222,13 +222,18 @@ def main() -> None:
                 print(_line(row), flush=True)
                 key = (row["data"], row["method"], row["seed"])
                 rows = [old for old in rows if (old["data"], old["method"], old["seed"]) != key] + [row]
-    if options.write:
-        order = list(TABLES)
-        rows.sort(key=lambda row: (row["seed"], order.index(row["data"]), METHODS.index(row["method"])))
-        made = f"{date.today()}, torch {torch.__version__}, {platform.machine()}, one thread"
-        RESULTS.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
-        page = f"{render(rows)}\n`python -m benchmarks.train_defaults --write`, {made}.\n"
-        RESULTS.with_suffix(".md").write_text(page)
+                if options.write:
+                    write(rows)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Write all rows, in the order of the tables, and their page."""
+    order = list(TABLES)
+    rows.sort(key=lambda row: (row["seed"], order.index(row["data"]), METHODS.index(row["method"])))
+    made = f"{date.today()}, torch {torch.__version__}, {platform.machine()}, one thread"
+    RESULTS.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+    page = f"{render(rows)}\n`python -m benchmarks.train_defaults --write`, {made}.\n"
+    RESULTS.with_suffix(".md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -214,8 +214,12 @@ class HeldOut(Method):
     kept, and the noise is their held-out error.
 
     A regression with more than 5,000 rows keeps its priors and is fitted once, without a tenth of the rows (1,000 to
-    5,000): the noise is such that the predictive variance is the squared error there. Default steps have 512 rows, and
-    the mode takes 40 epochs, at least 1,500 and at most 4,000 steps, however far it has converged.
+    5,000): the noise is the likeliest one there, and a posterior that is worse than its mode there is fitted again over
+    the last layer (``bayou.select.judgment``). Default steps have 512 rows, and the mode takes 40 epochs, at least
+    1,500 and at most 4,000 steps, however far it has converged.
+
+    Where modes do not share passes (``bayou.select.budget``), the search has fewer folds, scales and shapes: it costs
+    at most two fits.
     """
 
     method: Method
