@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -58,7 +58,7 @@ class Method(Checked, ABC):
         """Return the indices of the rows that a fit with this seed holds out; None if it uses all of them."""
         return None
 
-    def with_planned_length(self, data: Data) -> Method:
+    def with_planned_length(self, data: Data) -> Self:
         """This method with the length that it plans for these data, whether or not it has converged then."""
         return self
 
