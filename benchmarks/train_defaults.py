@@ -37,6 +37,21 @@ FRESH_ROWS = 2000  # of each draw, for the scores: coverage is known to .007
 METHODS = ("laplace", "mnf", "ensemble", "map")
 COVERAGE_LIMITS = (0.85, 0.95)  # of what an interval of 90 % may cover
 
+INTRODUCTION = f"""Ten generated tables go through the path of `bayou train`: a CSV file, its preprocessing, the
+default network, the fit and its checks. Scores are on {FRESH_ROWS:,} fresh rows, with NLL and RMSE in units of y. The
+default was chosen on one draw of the tables; another draw is reported. The last column has what is outside the limits
+({100 * COVERAGE_LIMITS[0]:.0f} to {100 * COVERAGE_LIMITS[1]:.0f} % of the rows in intervals of 90 %), checks that are
+not ok, and warnings. Seconds are processor seconds of a busy machine."""
+NOTES = """**The choice.** On the nine tables of the choice that both have, the mean NLL of `laplace` is .907 and
+that of `mnf` .909: they predict equally well, and take 33 and 220 s in all. In `defaults.md` their means are 2.914 and
+2.929 over 33 fits to numbers, .209 and .204 over 12 to classes.
+
+- Rows of `mnf` on the draw of the choice were made before the layers of classes were compared with fits of a fixed
+  length, and before methods by name standardized x and y themselves. `ensemble` was run on three tables only.
+- Fresh rows of the table of 120 levels have levels that no training row has.
+- Heavy tails: the noise has a Student distribution, so that the best Gaussian covers more than 90 %.
+- `laplace` on 40 rows of two classes is overconfident on the reported draw (NLL .784). This is not solved here."""
+
 Columns = dict[str, np.ndarray]
 Draw = Callable[[np.random.Generator, int], Columns]
 
@@ -179,7 +194,7 @@ def measure(name: str, method: str | None, seed: int) -> dict[str, Any]:
 
 def render(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page: one table for the draws of the choice, one for those that are reported."""
-    lines = ["# The default of `bayou train` on ten generated tables", "", __doc__.split("\n\n")[2].strip(), ""]
+    lines = ["# The default of `bayou train` on ten generated tables", "", INTRODUCTION, ""]
     for title, seeds in (("Reported draws", REPORT_SEEDS), ("Draws of the choice", CHOICE_SEEDS)):
         lines += [f"## {title}", ""]
         lines += ["| table | method | 90 % covers | NLL | RMSE | error, % | s | |", "|---|---|" + "---:|" * 5 + "---|"]
@@ -187,7 +202,7 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
             if row["seed"] in seeds:
                 lines.append(_line(row))
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, NOTES, ""])
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -338,7 +338,9 @@ class HeldOut(Method):
             target = replace(mode.target, net=network_at(mode))
         with stage(count, count):
             method: Method = own.method.at_mode(noise, learned)
-            posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
+            planned = method.with_planned_length(learned)
+            file = path if planned == method else _beside(path, "planned")
+            posterior = planned.fit(target, learned, seed=seed, checkpoint=file, progress=progress)
         if modes or posterior.stopped == "interrupted":
             match_noise(posterior, held, seed)
             posterior.held_out_index = held.index
@@ -356,13 +358,23 @@ class HeldOut(Method):
         path: File | None,
         progress: Show,
     ) -> Posterior:
-        """Return the posterior with its noise, or one of the last layer alone if that one is better.
+        """Return the posterior with its noise, a longer fit, or one of the last layer alone if that one is better.
 
-        A posterior that is worse than its mode on the held-out rows, or whose intervals contain too little, is fitted
-        again over the last layer, if the method can do that. Intervals that are still too narrow are widened.
+        ``posterior`` is a fit of the planned length. One that is worse than its mode on the held-out rows, or whose
+        intervals contain too little, is fitted again over the last layer, if the method can do that: over all layers
+        of a large network ten times the length may not be enough. One that is acceptable but has not converged is
+        fitted again until it has. Intervals that are still too narrow are widened.
         """
         at_mode = Residuals.of(mode, held, seed)
         judgment = judge(Residuals.of(posterior, held, seed), at_mode)
+        if judgment.is_acceptable and has_not_converged(posterior):
+            with stage(2, 2, "longer"):
+                method = self.method.at_mode(at_mode.likeliest_noise(), learned)
+                posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
+            if posterior.stopped == "interrupted":
+                match_noise(posterior, held, seed)
+                return posterior
+            judgment = judge(Residuals.of(posterior, held, seed), at_mode)
         narrower = None if judgment.is_acceptable else self.method.over_last_layer()
         if narrower is not None:
             noise = at_mode.likeliest_noise()
@@ -558,6 +570,11 @@ def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choi
     more = PSEUDO_ROWS / len(squares)
     factor = math.sqrt(float(((squares + more) / (1 + spread)).mean()) / (choice.fold / choice.noise**2 + more))
     return replace(choice, noise=factor * choice.noise, scale=factor * choice.scale, checked=True)
+
+
+def has_not_converged(posterior: Posterior) -> bool:
+    """Return whether the objective of the last run was still rising at its end."""
+    return bool(posterior.history) and posterior.history[-1].get("rising") is not None
 
 
 def match_noise(posterior: Posterior, held: Rows, seed: int) -> float:
