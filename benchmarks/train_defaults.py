@@ -49,7 +49,7 @@ that of `mnf` .909: they predict equally well, and take 33 and 220 s in all. In 
 - Rows of `mnf` on the draw of the choice were made before the layers of classes were compared with fits of a fixed
   length, and before methods by name standardized x and y themselves. `ensemble` was run on three tables only.
 - The reported row of `mnf` on the table of 46 levels is not a test of its rule. An earlier fit of this draw, over all
-  layers and with ten times the planned steps, had an NLL of .421, an RMSE of .411 and a `ConvergenceWarning` after 195 s.
+  layers and with ten times the planned steps, had an NLL of .421, an RMSE of .411 and a warning after 195 s.
   After that result was seen, the rule became to fit the last layer if held-out rows reject a fit of the planned length:
   no warning, 42 s, and an NLL of 1.178, behind that of `laplace` (.594).
 - Fresh rows of the table of 120 levels have levels that no training row has.
