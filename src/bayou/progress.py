@@ -134,6 +134,14 @@ class Progress:
                 self._task = self._bar.add_task(self.title, total=self.total, text="")
         return self
 
+    def announce(self) -> None:
+        """Show the title at once, before the first step is done."""
+        if self._sink is not None:
+            self._sink(self.title, 0, self.total, {})
+        elif self._bar is None and self._every is not None:
+            sys.stderr.write(f"{self.title} {describe(0, self.total, {})}\n")
+            sys.stderr.flush()
+
     def update(self, step: int, **fields: float) -> None:
         """Report that ``step`` steps are done; cheap enough for every step."""
         now, stage = time.monotonic(), self._stage

@@ -157,7 +157,7 @@ def test_the_path_is_searched_where_full_passes_can_follow(monkeypatch: pytest.M
     monkeypatch.setattr(progress, "REDRAW", 0.0)
     x, y, _ = waves(40)
     stages: dict[nn.Module, list[str]] = {}
-    for net in (dense(1, 1), nn.Sequential(*dense(1, 1), nn.Dropout(0.0))):
+    for net in (dense(1, 1), nn.Sequential(*dense(1, 1), nn.Dropout(0.1))):
         told = stages[net] = list[str]()
         method, likelihood = by_name("map", steps=4), bayou.Gaussian(0.5, learn=True)
         show = lambda title, *rest, told=told: told.append(title)  # noqa: E731

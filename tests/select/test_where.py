@@ -18,6 +18,7 @@ from bayou.priors import BoundNormal
 from bayou.select import by_name, folds
 from bayou.select.where import LastLayer
 from bayou.target import Target
+from bayou.training.data import as_data
 
 
 def several_classes() -> tuple[Tensor, Tensor, nn.Module]:
@@ -98,34 +99,38 @@ def test_chains_of_classes_have_half_the_length(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("family", [bayou.VI, bayou.IVON])
 def test_fits_that_are_compared_have_half_of_the_steps(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a mode a default run has 300 steps over all rows; a comparison of layers has 150 for each candidate."""
+    """From a mode a default run plans 300 steps over all rows, and more until it has converged.
+
+    A comparison of layers has 150 for each candidate.
+    """
     x, y, net = several_classes()
-    steps: list[int | None] = []
+    steps: list[tuple[int, bool]] = []
 
     def still(self: Any, target: Target, data: Any, **options: Any) -> Posterior:
-        steps.append(self.steps)
+        steps.append((self.total_steps(as_data(data, self.batch_size)), self.open_ended))
         return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
 
     monkeypatch.setattr(family, "fit", still)
     bayou.fit(net, (x, y), bayou.select.Where(family(), start=START), progress=False)
-    assert steps == [150] * (3 if family is bayou.VI else 2) + [300]
+    assert steps == [(150, False)] * (3 if family is bayou.VI else 2) + [(300, True)]
     steps.clear()
     bayou.fit(net, (x, y), bayou.select.Where(family(steps=60), start=START), progress=False)
-    assert set(steps) == {60}  # a number that was given is kept
+    assert set(steps) == {(60, False)}  # a number that was given is kept
 
 
 def test_annealing_that_is_compared_has_half_of_the_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, net = several_classes()
-    tried: list[tuple[int, int | None]] = []
+    tried: list[tuple[int, int, bool]] = []
 
     def still(self: bayou.Annealed, target: Target, data: Any, **options: Any) -> Posterior:
-        tried.append((self.temperatures, self.of.steps))  # type: ignore[attr-defined]
+        start: Any = self.of
+        tried.append((self.temperatures, start.total_steps(as_data(data, start.batch_size)), start.open_ended))
         return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
 
     monkeypatch.setattr(bayou.Annealed, "fit", still)
     method = bayou.select.Where(bayou.Annealed(temperatures=30), start=START)
     bayou.fit(net, (x, y), method, progress=False)
-    assert tried == [(15, 150), (15, 150), (30, 300)]
+    assert tried == [(15, 150, False), (15, 150, False), (30, 300, True)]
 
 
 def test_all_prior_scales_and_folds_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from bayou.runs.interrupt import raise_if_interrupted
 from bayou.select import by_name
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
-from bayou.select.settings import TRAINING
+from bayou.select.settings import DEFAULT_METHOD, TRAINING
 from bayou.specs import from_json, to_json
 from bayou.target import PriorRules
 
@@ -71,7 +71,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     For a method by name also, with None for the default of ``bayou train``; a Method has its own settings:
     """
 
-    method: str | Method = "mnf"
+    method: str | Method = DEFAULT_METHOD
     _: KW_ONLY
     net: Net = None
     hidden: tuple[int, ...] | None = None

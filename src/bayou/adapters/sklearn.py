@@ -1,6 +1,6 @@
 """Bayesian networks as scikit-learn estimators: for pipelines, grid searches and cross-validation.
 
-model = make_pipeline(SimpleImputer(), BayesRegressor("mnf", random_state=0)).fit(X, y)
+model = make_pipeline(SimpleImputer(), BayesRegressor("laplace", random_state=0)).fit(X, y)
 mean, std = model.predict(X_new, return_std=True)
 """
 

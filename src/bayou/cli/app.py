@@ -16,6 +16,7 @@ from bayou.cli.listing import experiments, listing
 from bayou.cli.options import DataArgument, Device, Quiet, RunArgument, Samples, Workers, run_config, run_options
 from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, terminate_like_ctrl_c, workers
 from bayou.progress import command_line_spelling
+from bayou.select.settings import DEFAULT_METHOD
 
 app = typer.Typer(
     cls=ErrorsAsSentences,
@@ -74,7 +75,7 @@ def compare(
 def train(
     ctx: typer.Context,
     data: DataArgument = "digits",
-    method: Annotated[str, typer.Option(help="name, see `bayou list methods`; auto selects one")] = "mnf",
+    method: Annotated[str, typer.Option(help="name, see `bayou list methods`; auto selects one")] = DEFAULT_METHOD,
     **options: Any,
 ) -> None:
     """Train one method and write the posterior, its scores and a report to the run folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -56,6 +56,14 @@ class Method(Checked, ABC):
 
     def held_out_index(self, data: Data, seed: int) -> Tensor | None:
         """Return the indices of the rows that a fit with this seed holds out; None if it uses all of them."""
+        return None
+
+    def with_planned_length(self, data: Data) -> Self:
+        """This method with the length that it plans for these data, whether or not it has converged then."""
+        return self
+
+    def over_last_layer(self) -> Method | None:
+        """This method over the last layer, with the weights below as they are; None if it cannot do that."""
         return None
 
     def starts(self, target: Target, seed: int) -> Params | None:

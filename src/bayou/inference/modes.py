@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 import torch
@@ -76,9 +76,14 @@ class Modes:
         gains = torch.as_tensor(enough, dtype=torch.float64, device=flat.device).expand(len(flat))
         self.optimizer = Lbfgs(self._evaluate, flat.contiguous(), gains)
 
-    def run(self, passes: int) -> Params:
-        """The weights after at most ``passes`` evaluations of every problem in all: a stack (K, ...)."""
-        return self._tensors(self.optimizer.run(passes))
+    def run(self, passes: int, report: Callable[[int], None] | None = None) -> Params:
+        """The weights after at most ``passes`` evaluations of every problem in all: a stack (K, ...).
+
+        Args:
+            passes: evaluations of each problem, including those of earlier calls.
+            report: called with the number of passes so far after every pass.
+        """
+        return self._tensors(self.optimizer.run(passes, report))
 
     @property
     def passes(self) -> int:

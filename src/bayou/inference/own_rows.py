@@ -82,6 +82,23 @@ def _compared(own: Tensor, other: Tensor, least: float, words: tuple[str, str, s
     return found
 
 
+def warn_worse_than_mode(nll: float, mode_nll: float, error: float, rows: int) -> None:
+    """Warn that a posterior is worse than its mode on held-out rows.
+
+    Args:
+        nll: of the posterior, in nats a row.
+        mode_nll: of the mode.
+        error: the standard error of their difference.
+        rows: the number of held-out rows.
+    """
+    warnings.warn(
+        f"the posterior is worse than its own mode: NLL {nll:.3f}, the mode {mode_nll:.3f} (difference "
+        f"{nll - mode_nll:+.3f} ± {error:.3f}, {rows:,} held-out rows); give more steps, or use laplace",
+        WorseThanModeWarning,
+        stacklevel=6,
+    )
+
+
 @torch.no_grad()
 def compare_with_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
     """NLL of some rows and that of the best constant outputs, for the history; a ``CollapseWarning`` if not lower."""

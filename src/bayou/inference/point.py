@@ -29,6 +29,11 @@ RANDOM_OR_MOVING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBas
 DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 
 
+def is_random_or_moving(module: nn.Module) -> bool:
+    """Return whether a layer draws random numbers or changes its buffers in training; dropout of rate 0 does not."""
+    return isinstance(module, RANDOM_OR_MOVING) and getattr(module, "p", None) != 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Regularized(Trained):
     """A method that trains one network, with classical regularizers in addition to the settings of ``Trained``.
@@ -129,7 +134,7 @@ class PointModel(NetworkProblem):
         """Whether the loss is a deterministic function of the weights, for a second-order method."""
         method = self.method
         noisy = method.input_noise or method.weight_noise or method.gradient_noise or method.max_norm is not None
-        moving = any(isinstance(module, RANDOM_OR_MOVING) for module in self.net.modules())
+        moving = any(is_random_or_moving(module) for module in self.net.modules())
         learned = any(p.requires_grad for p in self.likelihood.parameters())  # no bound if the noise can vanish
         return self.held is None and not noisy and not moving and not learned and not method.autocast
 

@@ -90,6 +90,9 @@ class Annealed(Method):
     def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, of=self.of.at_mode(noise, data))
 
+    def with_planned_length(self, data: Data) -> Self:
+        return replace(self, of=self.of.with_planned_length(data))
+
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:

@@ -44,6 +44,7 @@ LARGE_NETWORK = 5000  # weights, from which on the mode has a fixed number of st
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
 HELD_OUT_DRAWS = 8  # for the validation loss
+LENGTH_FROM_MODE = 0.3  # of the default plan, for a run that starts at a mode: most of the way is done
 LARGE_FALL = 0.1  # nats per row of the objective: a warning
 
 
@@ -109,11 +110,18 @@ class Variational(Trained):
         """The optimizer of the guides, the likelihood and learned priors."""
 
     def at_mode(self, noise: float, data: Data) -> Self:
+        """This method from the network as it is, with a shorter plan that still ends at convergence."""
         if not self.open_ended:
             return replace(self, start="network")
-        small = few(data, self.batch_size)
-        steps = 3 * self.total_steps(data) // (20 if small else 10)  # most of the way is done
-        return replace(self, start="network", steps=steps, batch_size=data.n if small else self.batch_size)
+        if not few(data, self.batch_size):
+            return replace(self, start="network", effort=LENGTH_FROM_MODE * self.effort)
+        shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
+        return replace(self, start="network", effort=shorter, batch_size=data.n)
+
+    def with_planned_length(self, data: Data) -> Self:
+        if not self.open_ended:
+            return self
+        return replace(self, steps=self.total_steps(as_data(data, self.batch_size)))
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
-from bayou.select.settings import ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
+from bayou.select.settings import DEFAULT_METHOD, ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
 
 FORMAT = 1
 DIGEST = "digest"  # the key of a saved file's own SHA-256; optional in a config written by hand
@@ -34,7 +34,7 @@ class Config(Training):
     """The settings of a run, in addition to those of ``Training``. ``None``: chosen by the data set or the method."""
 
     data: str = "digits"
-    methods: tuple[str, ...] = ("mnf",)
+    methods: tuple[str, ...] = (DEFAULT_METHOD,)
     # fmt: off
     target: str | None = setting(None, DATA, "target column of a file")
     task: str | None = setting(None, DATA, "classification or regression; by default inferred from the target",

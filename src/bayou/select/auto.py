@@ -83,6 +83,8 @@ class Auto(Method):
             own, methods, mode = tried._at_mode(target.copy(rest.n), rest, seed, beside("mode"), progress)
             if mode and mode.stopped == "interrupted":
                 return mode
+            if self.trials is not None:
+                methods = {name: method.with_planned_length(rest) for name, method in methods.items()}
             for number, (name, method) in enumerate(methods.items(), 1):
                 try:
                     with stage(number, count, name):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -19,6 +19,7 @@ from bayou.metrics import standard_error
 from bayou.params import Params
 from bayou.priors import BoundNormal
 from bayou.progress import Progress, Show
+from bayou.select.budget import affordable_passes, affordable_scales, shares_passes
 from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.loop import move
@@ -49,6 +50,12 @@ def parts(rows: Rows, seed: int, effort: float = 1.0) -> list[tuple[Rows, Rows]]
     ]
 
 
+def path_passes(target: Target, effort: float) -> int:
+    """Return the passes over all rows of every mode at a step of a path."""
+    has_one_noise = target.likelihood.gaussian_noise is not None
+    return round(max(0.25, effort) * (PASSES if has_one_noise else LOG_PROB_PASSES))
+
+
 class Path:
     """Modes under a prior that widens in steps, each found from the last one: the regularization path of every problem.
 
@@ -64,6 +71,8 @@ class Path:
         stack: the initial weights of each problem, (K, ...); by default those of the network.
         effort: multiplies the passes of a step; at least a quarter of them are made.
         randomized: means of the priors and y of each problem, where they differ (``Method.randomize``).
+        passes_per_step: instead of the default number of passes.
+        report: called with the number of passes of all steps so far, after every pass.
     """
 
     def __init__(
@@ -76,9 +85,13 @@ class Path:
         stack: Params | None = None,
         effort: float = 1.0,
         randomized: tuple[Params, Tensor] | None = None,
+        passes_per_step: int | None = None,
+        report: Callable[[int], None] | None = None,
     ) -> None:
         self.randomized = randomized or (None, None)
-        self.target, self.factors, self.steps, self.effort = target, list(factors), steps, max(0.25, effort)
+        self.target, self.factors, self.steps = target, list(factors), steps
+        self.passes_per_step = passes_per_step or path_passes(target, effort)
+        self.report = report
         like = next(target.net.parameters())
         self.rows, self.masks = move(next(rows.cut(rows.n).ordered()), like), masks.to(like.device)
         self.first = stack or {name: value.expand(len(masks), *value.shape) for name, value in target.start().items()}
@@ -89,11 +102,11 @@ class Path:
         """At every step the errors of all rows, (K, N): squared residuals of one noise for all rows, or −log p."""
         unit = self.target.likelihood.gaussian_noise is not None  # k times the noise: a loss in units of k² nats
         start = self.first
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
             factors = [{name: step * each.get(name, 1.0) for name in self.target.free} for each in self.factors]
             gain = MIN_GAIN * step if unit else MIN_GAIN
             modes = Modes(self.target, self.rows, self.masks, factors, gain, start, *self.randomized)
-            self.stack = modes.run(round(self.effort * (PASSES if unit else LOG_PROB_PASSES)))
+            self.stack = modes.run(self.passes_per_step, self._reporter(number))
             self.passes += modes.passes
             self.errors = modes.errors().nan_to_num(torch.inf)
             yield self.errors
@@ -102,6 +115,14 @@ class Path:
             lost = ~(learned < MIN_SIGNAL * modes.error_of_zero().mean())
             kept, added = torch.where(lost, 0.0, 1.0), torch.where(lost, 1.0, NUDGE)
             start = {name: _times(kept, value) + _times(added, self.first[name]) for name, value in self.stack.items()}
+
+    def _reporter(self, number: int) -> Callable[[int], None] | None:
+        """Return what a step calls after every pass."""
+        report = self.report
+        if report is None:
+            return None
+        before = number * self.passes_per_step
+        return lambda passes: report(before + passes)
 
     def keep(self, problems: Tensor) -> None:
         """Go on with some of the problems."""
@@ -152,6 +173,7 @@ def search(
     steps: Sequence[float],
     line: Progress,
     effort: float = 1.0,
+    passes_per_step: int | None = None,
 ) -> Found:
     """The factors and the step with the lowest held-out error of modes.
 
@@ -162,7 +184,11 @@ def search(
     held = held_out(rows, folds)[: None if target.likelihood.gaussian_noise is not None else -1]
     errors_of, modes = dict[tuple[int, int], Tensor](), Params()
     count, left = len(held), list(range(len(factors)))
-    path = Path(target, rows, ~held.repeat(len(left), 1), [f for each in factors for f in each], steps, None, effort)
+    passes = passes_per_step or path_passes(target, effort)
+    line.total = len(steps) * passes
+    masks = ~held.repeat(len(left), 1)
+    every = [f for each in factors for f in each]
+    path = Path(target, rows, masks, every, steps, None, effort, passes_per_step=passes, report=line.update)
     for step, errors in enumerate(path.walk()):
         apart = errors.unflatten(0, (len(left), count)).masked_select(held.to(errors.device))
         each = apart.unflatten(0, (len(left), -1))
@@ -173,7 +199,7 @@ def search(
             assert path.stack is not None
             own = slice(count * left.index(here), count * (left.index(here) + 1))
             modes = {name: value[own].clone() for name, value in path.stack.items()}
-        line.update(step + 1, error=float(errors_of[best].mean()))
+        line.update((step + 1) * passes, error=float(errors_of[best].mean()))
         if step - best[1] >= 2 and all(_worse(errors_of[here, one], errors_of[best]) for one in (step - 1, step)):
             break
         stay = [k for k, one in enumerate(left) if not _worse(errors_of[one, step], errors_of[here, step])]
@@ -209,8 +235,14 @@ def best_scale(
     mean field 70.
     """
     scales = [SCALE_FACTOR**step for step in range(-MAX_SCALE_STEPS, most + 1)]
+    passes = path_passes(target, effort)
+    if not shares_passes(target, rows):
+        scales = affordable_scales(scales)
+        folds = folds[:1]
+        passes = affordable_passes(passes, len(scales))
     factors: list[list[Factors]] = [[dict.fromkeys(target.free, scale**-2)] * len(folds) for scale in scales]
-    with Progress("choosing the prior", 1, progress) as line:
-        found = search(target, rows, folds, factors, [1.0], line, effort)
+    with Progress("choosing the prior", passes, progress) as line:
+        line.announce()
+        found = search(target, rows, folds, factors, [1.0], line, effort, passes)
     trials = [{"scale": scales[which], "nll": nll} for (which, _), nll in found.trials.items()]
     return rescaled(target, {} if scales[found.which] == 1 else factors[found.which][0]), trials

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bayou import params
 from bayou.files import StrPath
 from bayou.inference.method import Method, identity
+from bayou.inference.own_rows import warn_worse_than_mode
 from bayou.inference.point import PointModel
 from bayou.inference.prior_scale import rescaled
 from bayou.inference.start import network_at
@@ -30,6 +31,7 @@ from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, Stage
 from bayou.priors import BoundNormal, Normal, UnitNormal
 from bayou.progress import Progress, Show, stage
+from bayou.select.budget import affordable_folds, shares_passes, shortened_start
 from bayou.select.folds import (
     FOLDS,
     MAX_FULL_BATCH_ROWS,
@@ -42,8 +44,10 @@ from bayou.select.folds import (
     held_out,
     judged_by_log_prob,
     parts,
+    path_passes,
     search,
 )
+from bayou.select.judgment import LEVEL, MAX_SHORTFALL, Residuals, judge
 from bayou.select.relevance import Scales, input_scales
 from bayou.select.rounding import round_initial_noise, round_rows
 from bayou.target import Target, prior_specs
@@ -213,8 +217,12 @@ class HeldOut(Method):
     kept, and the noise is their held-out error.
 
     A regression with more than 5,000 rows keeps its priors and is fitted once, without a tenth of the rows (1,000 to
-    5,000): the noise is such that the predictive variance is the squared error there. Default steps have 512 rows, and
-    the mode takes 40 epochs, at least 1,500 and at most 4,000 steps, however far it has converged.
+    5,000): the noise is the likeliest one there, and a posterior that is worse than its mode there is fitted again over
+    the last layer (``bayou.select.judgment``). Default steps have 512 rows, and the mode takes 40 epochs, at least
+    1,500 and at most 4,000 steps, however far it has converged.
+
+    Where modes do not share passes (``bayou.select.budget``), the search has fewer folds, scales and shapes: it costs
+    at most two fits.
     """
 
     method: Method
@@ -257,11 +265,22 @@ class HeldOut(Method):
                 if starts is not None:
                     randomized = self.method.randomize(target, next(rows.cut(rows.n).ordered())[1], seed)
                     posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress, randomized)
+                elif self.method.draws_all_weights and not isinstance(target.likelihood, FiniteLikelihood):
+                    posterior = self._from_found_mode(target, rows, seed, path, progress)
                 else:
                     posterior = self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
             posterior.selection = [*log, *posterior.selection]
             return posterior
         return self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+
+    def _from_found_mode(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
+        """Return the posterior of the method from the mode of all rows, found by L-BFGS."""
+        first = params.stack([target.start()])
+        mode = self._modes(target, target, [{}], [1.0], rows, first, progress)
+        if mode.stopped == "interrupted":
+            return mode
+        at_mode = replace(mode.target, net=network_at(mode))
+        return self.method.at_mode(1.0, rows).fit(at_mode, rows, seed=seed, checkpoint=path, progress=progress)
 
     def _regression(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
         """Fit with the noise and the priors selected on held-out rows."""
@@ -271,13 +290,19 @@ class HeldOut(Method):
         saved = None if file is None else file.read()
         folds = parts(rows, part_seed(seed, "folds"), self.start.effort)
         count = 2 if self.method == self.start else 3
+        fixed = Choice(1.0).applied(target)  # with a fixed noise, as for all modes of the search
+        follows = self._follows(fixed, rows)
+        if follows and not shares_passes(fixed, rows):
+            folds = folds[:1]
+        if not follows:
+            folds = affordable_folds(rows, folds)
+        trial = self if follows else self._with_trial_steps(rows, len(folds))
         if saved is None:
-            fixed = Choice(1.0).applied(target)  # with a fixed noise, as for all modes of the search
             with stage(1, count):
-                if self._follows(fixed, rows):
+                if follows:
                     found = self._searched(target, rows, folds, seed, progress)
                 else:
-                    found = self._learned(target, folds, seed, path, progress)
+                    found = trial._learned(target, folds, seed, path, progress)
             if isinstance(found, Posterior):
                 return found
             choice, modes, log = found
@@ -290,7 +315,7 @@ class HeldOut(Method):
             with stage(2, count, "held out"):
                 began, mode = time.perf_counter(), {name: value[0] for name, value in modes.items()}
                 own = replace(choice, inputs=choice.fold_inputs)
-                posterior = self._from_mode(target, own, mode, learned, seed, _beside(path, "fold"), progress)
+                posterior = trial._from_mode(target, own, mode, learned, seed, _beside(path, "fold"), progress)
             if posterior.stopped == "interrupted":
                 return posterior
             choice = checked(choice, posterior, held, part_seed(seed, "check"))
@@ -319,10 +344,73 @@ class HeldOut(Method):
             target = replace(mode.target, net=network_at(mode))
         with stage(count, count):
             method: Method = own.method.at_mode(noise, learned)
-            posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
+            planned = method.with_planned_length(learned)
+            file = path if planned == method else _beside(path, "planned")
+            posterior = planned.fit(target, learned, seed=seed, checkpoint=file, progress=progress)
+        if modes or posterior.stopped == "interrupted":
+            match_noise(posterior, held, seed)
+            posterior.held_out_index = held.index
+            return posterior
+        return own._judged(posterior, mode, held, target, learned, seed, path, progress)
+
+    def _judged(
+        self,
+        posterior: Posterior,
+        mode: Posterior,
+        held: Rows,
+        target: Target,
+        learned: Rows,
+        seed: int,
+        path: File | None,
+        progress: Show,
+    ) -> Posterior:
+        """Return the posterior with its noise, a longer fit, or one of the last layer alone if that one is better.
+
+        ``posterior`` is a fit of the planned length. One that is worse than its mode on the held-out rows, or whose
+        intervals contain too little, is fitted again over the last layer, if the method can do that: over all layers
+        of a large network ten times the length may not be enough. One that is acceptable but has not converged is
+        fitted again until it has. Intervals that are still too narrow are widened.
+        """
+        at_mode = Residuals.of(mode, held, seed)
+        judgment = judge(Residuals.of(posterior, held, seed), at_mode)
+        if judgment.is_acceptable and has_not_converged(posterior):
+            with stage(2, 2, "longer"):
+                method = self.method.at_mode(at_mode.likeliest_noise(), learned)
+                posterior = method.fit(target, learned, seed=seed, checkpoint=path, progress=progress)
+            if posterior.stopped == "interrupted":
+                match_noise(posterior, held, seed)
+                return posterior
+            judgment = judge(Residuals.of(posterior, held, seed), at_mode)
+        narrower = None if judgment.is_acceptable else self.method.over_last_layer()
+        if narrower is not None:
+            noise = at_mode.likeliest_noise()
+            with stage(2, 2, "last layer"):
+                method = narrower.at_mode(noise, learned)
+                other = method.fit(target, learned, seed=seed, checkpoint=_beside(path, "last"), progress=progress)
+            if other.stopped == "interrupted":
+                match_noise(posterior, held, seed)
+                posterior.stopped = "interrupted"
+                return posterior
+            again = judge(Residuals.of(other, held, seed), at_mode)
+            if again.nll < judgment.nll:
+                other.choice = (
+                    f"the last layer is random: over all layers the NLL of {held.n:,} held-out rows is "
+                    f"{judgment.nll:.3f}, over the last {again.nll:.3f}, at the mode {again.mode_nll:.3f}"
+                )
+                posterior, judgment = other, again
         match_noise(posterior, held, seed)
         posterior.held_out_index = held.index
+        if posterior.history and "collapsed" not in posterior.history[-1]:
+            posterior.history[-1] |= judgment.history()
+        if judgment.is_worse_than_mode:
+            warn_worse_than_mode(judgment.nll, judgment.mode_nll, judgment.error, held.n)
         return posterior
+
+    def _with_trial_steps(self, rows: Rows, folds: int) -> HeldOut:
+        """Return this method for its fits to parts of the rows: the modes of the folds, and that of the check."""
+        checks = 0 if self.method == self.start else 1
+        shorter = shortened_start(self.start, rows, folds + checks)
+        return replace(self, start=shorter, method=shorter if self.method == self.start else self.method)
 
     def _follows(self, target: Target, rows: Rows) -> bool:
         """Whether L-BFGS can find the modes."""
@@ -378,15 +466,13 @@ class HeldOut(Method):
         held, (x, y) = held_out(rows, folds), next(rows.cut(rows.n).ordered())
         inputs, log = Scales([()]) * len(held), list[Stage]()
         with Progress("choosing noise and prior", len(noises), progress) as line, Interrupt():
+            line.announce()
             try:
                 if deep and takes_columns(target, x):
                     inputs, trials = input_scales(x, y, held, part_seed(seed, "inputs"))
                     log, began = [record("prior by input", began, trials)], time.perf_counter()
-                shapes = [
-                    Choice(first, biases=biases, straight=straight, inputs=inputs[-1], fold_inputs=inputs[0])
-                    for straight in (STRAIGHT if deep else (1.0,))
-                    for biases in (WIDE_BIAS_FACTOR, 1.0)
-                ]
+                given = Choice(first, inputs=inputs[-1], fold_inputs=inputs[0])
+                shapes = prior_shapes(given, deep) if shares_passes(target, rows) else [given]
                 factors = [[replace(shape, inputs=each).precisions(target) for each in inputs] for shape in shapes]
                 fixed, steps = Choice(first).applied(target), _steps(noises, first)
                 found = search(fixed, rows, folds, factors, steps, line, self.start.effort)
@@ -426,18 +512,38 @@ class HeldOut(Method):
         """
         count = params.size(starts)
         masks = torch.ones(count, rows.n, dtype=torch.bool)
-        path = Path(fixed, rows, masks, factors * count, steps, starts, self.start.effort, randomized)
+        passes = path_passes(fixed, self.start.effort)
+        path = Path(
+            fixed, rows, masks, factors * count, steps, starts, self.start.effort, randomized, passes_per_step=passes
+        )
         stack = {name: value.expand(count, *value.shape) for name, value in fixed.start().items()}
         stopped = "finished"
-        with Progress(f"{count} mode{'s' if count > 1 else ''}", len(steps), progress) as line, Interrupt():
+        title = f"{count} mode{'s' if count > 1 else ''}"
+        with Progress(title, len(steps) * passes, progress) as line, Interrupt():
+            line.announce()
+            path.report = line.update
             try:
                 for step, errors in enumerate(path.walk()):
-                    line.update(step + 1, error=float(errors.mean()))
+                    line.update((step + 1) * passes, error=float(errors.mean()))
             except KeyboardInterrupt:
                 stopped = "interrupted"
         posterior = Empirical(own, Network(own.net), stack | (path.stack or {}), [])
         posterior.stopped = stopped
         return posterior
+
+
+def prior_shapes(given: Choice, deep: bool) -> list[Choice]:
+    """Return the shapes of the prior that a search compares: wider biases, and narrower first layers.
+
+    Args:
+        given: the prior as it is.
+        deep: whether there are layers after the first.
+    """
+    return [
+        replace(given, biases=biases, straight=straight)
+        for straight in (STRAIGHT if deep else (1.0,))
+        for biases in (WIDE_BIAS_FACTOR, 1.0)
+    ]
 
 
 def with_large_steps(method: Any, rows: Rows) -> Any:
@@ -477,13 +583,21 @@ def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choi
     return replace(choice, noise=factor * choice.noise, scale=factor * choice.scale, checked=True)
 
 
+def has_not_converged(posterior: Posterior) -> bool:
+    """Return whether the objective of the last run was still rising at its end."""
+    return bool(posterior.history) and posterior.history[-1].get("rising") is not None
+
+
 def match_noise(posterior: Posterior, held: Rows, seed: int) -> float:
-    """Set the noise with which the predictive variance of a posterior is its mean squared error on held-out rows."""
+    """Set the noise that is likeliest for held-out rows or, if its intervals contain too little, one that covers."""
     began = time.perf_counter()
     if isinstance(posterior, Empirical):
         posterior.stack = {name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)}
-    squares, spread = (float(value.mean()) for value in residuals(posterior, held, seed))
-    noise = math.sqrt(max(squares - spread, squares / 4))
+    found = Residuals.of(posterior, held, seed)
+    noise = found.likeliest_noise()
+    chance = 2 * math.sqrt(LEVEL * (1 - LEVEL) / held.n)
+    if found.coverage(noise) < LEVEL - MAX_SHORTFALL - chance:
+        noise = found.covering_noise()
     posterior.target = Choice(noise).applied(posterior.target)
     posterior.selection = [record("noise", began, [{"noise": noise}]), *posterior.selection]
     return noise

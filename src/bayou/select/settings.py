@@ -12,6 +12,7 @@ from typing import Any
 from bayou.progress import spell
 
 TRAINING, RUN = "Training", "Run"  # sections of --help
+DEFAULT_METHOD = "laplace"  # of the command line and the estimators; results/train-defaults.md compares it with others
 
 Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
 ONE_OR_MORE: Must = ("at least 1", lambda value: value >= 1)

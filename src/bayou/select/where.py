@@ -60,6 +60,9 @@ class Where(Method):
     def at_mode(self, noise: float, data: Data) -> Method:
         return self.method.at_mode(noise, data)
 
+    def over_last_layer(self) -> Method:
+        return LastLayer(self.method)
+
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
     ) -> Posterior:
@@ -108,6 +111,9 @@ class LastLayer(Method):
 
     def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, method=self.method.at_mode(noise, data))
+
+    def with_planned_length(self, data: Data) -> Self:
+        return replace(self, method=self.method.with_planned_length(data))
 
     def fit(
         self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True

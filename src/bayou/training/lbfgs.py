@@ -50,10 +50,17 @@ class Lbfgs:
         self.gamma = zeros + 1  # of the initial matrix γ·I
         self._keep(self.value.isfinite() & (gradients.abs().amax(1) > 0))
 
-    def run(self, passes: int) -> Tensor:
-        """The points after at most ``passes`` evaluations in all, (K, P)."""
+    def run(self, passes: int, report: Callable[[int], None] | None = None) -> Tensor:
+        """The points after at most ``passes`` evaluations in all, (K, P).
+
+        Args:
+            passes: evaluations of each problem, including those of earlier calls.
+            report: called with the number of passes so far after every pass.
+        """
         while self.passes < passes and len(self.problems):
             self._pass()
+            if report is not None:
+                report(self.passes)
         self.points[self.problems] = self.x
         return self.points
 

@@ -1,0 +1,76 @@
+"""The budget of a search for noise and prior, in units of the fit that it serves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from bayou.likelihoods.discrete import FiniteLikelihood
+from bayou.methods.point import MAP
+from bayou.target import Target
+from bayou.training.data import Rows
+
+SEARCH_FITS: Final = 2  # a search costs at most so many times the fit that it serves
+MAX_SHARED_PRODUCTS: Final = 2**25  # multiply-adds of one pass over all rows, up to which modes share passes
+MIN_ROWS_OF_TWO_FOLDS: Final = 100  # rows, from which on fits by minibatches have two folds instead of five
+
+
+def shares_passes(target: Target, rows: Rows) -> bool:
+    """Return whether many modes that are found together cost little more than one.
+
+    This holds for a small network of linear layers on rows of numbers: its batched products take less time than the
+    calls themselves. Convolutions, recurrent layers and attention cost as much for every mode.
+
+    Args:
+        target: the network, whose free tensors must all belong to ``nn.Linear``, and its likelihood. The modes of a
+            network that predicts its own noise converge late, so that they share nothing.
+        rows: all rows; x must be a tensor (N, d).
+    """
+    x: Any = next(rows.cut(1).ordered())[0]
+    if not isinstance(x, Tensor) or x.ndim != 2:
+        return False
+    has_one_noise = target.likelihood.gaussian_noise is not None
+    if not has_one_noise and not isinstance(target.likelihood, FiniteLikelihood):
+        return False
+    modules = target.net.named_modules()
+    layers = {name for name, module in modules if isinstance(module, nn.Linear)}
+    if any(name.rpartition(".")[0] not in layers for name in target.free):
+        return False
+    weights = sum(value.numel() for value in target.start().values())
+    return rows.n * weights <= MAX_SHARED_PRODUCTS
+
+
+def affordable_scales(scales: list[float]) -> list[float]:
+    """Return the narrowest and the widest of the candidate prior scales, and the given one, 1."""
+    return sorted({min(scales), 1.0, max(scales)})
+
+
+def affordable_passes(fit_passes: int, modes: int) -> int:
+    """Return the passes over all rows for each of some modes, at the cost of ``SEARCH_FITS`` fits.
+
+    Args:
+        fit_passes: passes over all rows of the fit that the search serves.
+        modes: the number of modes that are compared.
+    """
+    return max(1, SEARCH_FITS * fit_passes // modes)
+
+
+def affordable_folds(rows: Rows, folds: list[tuple[Rows, Rows]]) -> list[tuple[Rows, Rows]]:
+    """Return the folds for fits by minibatches: all of them for few rows, else two."""
+    if rows.n < MIN_ROWS_OF_TWO_FOLDS:
+        return folds
+    return folds[:2]
+
+
+def shortened_start(start: MAP, rows: Rows, fits: int) -> MAP:
+    """Return the method that finds modes by minibatches with so many steps that some fits cost ``SEARCH_FITS``.
+
+    Args:
+        start: the method of the fit that the search serves.
+        rows: all rows, which set the steps of that fit.
+        fits: the number of fits of the search.
+    """
+    steps = SEARCH_FITS * start.total_steps(rows) // fits
+    return replace(start, epochs=None, steps=max(1, min(steps, start.total_steps(rows))))

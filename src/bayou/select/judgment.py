@@ -1,0 +1,163 @@
+"""Held-out rows of a regression: the noise of a posterior, its coverage, and whether it is worse than its mode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from bayou.metrics import standard_error
+from bayou.posteriors import Posterior
+from bayou.training.data import Rows
+from bayou.training.loop import move
+
+FUNCTIONS: Final = 64  # drawn for the predictive variance of a posterior
+LEVEL: Final = 0.9  # of the central intervals whose coverage is measured
+QUANTILE: Final = 1.6448536  # of a standard normal: ±QUANTILE has the probability LEVEL
+MAX_SHORTFALL: Final = 0.05  # of the coverage below LEVEL, in addition to two standard errors
+MIN_EXCESS: Final = 0.01  # nats a row by which a posterior is worse than its mode, in addition to two standard errors
+SURE: Final = 2.0  # standard errors of a significant difference
+MIN_NOISE_SHARE: Final = 1e-4  # of the mean squared residual, below which the variance of the noise is not set
+CANDIDATES: Final = 65  # noise variances that are compared before the bisection between the neighbors of the best
+BISECTIONS: Final = 50
+
+
+@final
+@dataclass(frozen=True)
+class Residuals:
+    """Squared residuals of the mean function and variances of the functions, one of each per number of y.
+
+    Args:
+        squares: squared residuals, (M, D) for M held-out rows of D numbers.
+        variances: of the functions of a posterior, (M, D); 0 for a point.
+    """
+
+    squares: Tensor
+    variances: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(posterior: Posterior, held: Rows, seed: int) -> Residuals:
+        """Predict the held-out rows with at most ``FUNCTIONS`` draws."""
+        like = next(iter(posterior.sample(1).values()))
+        count = min(FUNCTIONS, posterior.draws or FUNCTIONS)
+        squares = []
+        variances = []
+        for raw in held.ordered():
+            x, y = move(raw, like)
+            outputs = posterior.predict(x, count, seed=seed).outputs
+            squares.append((outputs.mean(0) - y).square().flatten(1))
+            variances.append(outputs.var(0, correction=0).flatten(1))
+        return Residuals(torch.cat(squares).double(), torch.cat(variances).double())
+
+    def log_density_loss(self, noise: float) -> Tensor:
+        """Return −log N(residual; 0, variance + noise²) as a mean over the numbers of each row, (M,)."""
+        total = self.variances + noise**2
+        each = 0.5 * (self.squares / total + total.log() + math.log(2 * math.pi))
+        return each.mean(1)
+
+    def coverage(self, noise: float) -> float:
+        """Return the fraction of y in central intervals of probability ``LEVEL``."""
+        is_inside = self.squares <= QUANTILE**2 * (self.variances + noise**2)
+        return float(is_inside.double().mean())
+
+    def likeliest_noise(self) -> float:
+        """Return the noise σ that maximizes Σ log N(residual; 0, variance + σ²).
+
+        A σ² that makes the *mean* predictive variance equal to the mean squared residual is too small where few rows
+        have most of the variance, such as those of rare levels of a category: intervals of all others are too narrow.
+        """
+        mean_square = float(self.squares.mean())
+        if mean_square == 0:
+            return 0.0
+        low = math.log(MIN_NOISE_SHARE * mean_square)
+        high = math.log(float(self.squares.max()))
+        candidates = torch.linspace(low, high, CANDIDATES, dtype=torch.float64).tolist()
+        losses = [float(self.log_density_loss(math.exp(one / 2)).mean()) for one in candidates]
+        place = losses.index(min(losses))
+        low = candidates[max(place - 1, 0)]
+        high = candidates[min(place + 1, CANDIDATES - 1)]
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            if self._is_below_likeliest(math.exp(middle)):
+                low = middle
+            else:
+                high = middle
+        return math.exp((low + high) / 4)
+
+    def _is_below_likeliest(self, noise_variance: float) -> bool:
+        """Return whether the log density rises with the variance of the noise."""
+        total = self.variances + noise_variance
+        return float(((self.squares - total) / total.square()).mean()) > 0
+
+    def covering_noise(self) -> float:
+        """Return the smallest noise whose intervals of probability ``LEVEL`` contain this fraction of y."""
+        needed = (self.squares / QUANTILE**2 - self.variances).flatten()
+        least = MIN_NOISE_SHARE * float(self.squares.mean())
+        return math.sqrt(max(least, float(needed.quantile(LEVEL))))
+
+
+@final
+@dataclass(frozen=True)
+class Judgment:
+    """A posterior beside its mode on the same held-out rows.
+
+    Args:
+        nll: mean −log p of a number of y.
+        mode_nll: the same of the mode, with a noise of its own.
+        error: the standard error of the difference, paired over rows.
+        covered: the fraction of y in intervals of probability ``LEVEL``.
+        rows: the number of held-out rows.
+    """
+
+    nll: float
+    mode_nll: float
+    error: float
+    covered: float
+    rows: int
+
+    @property
+    def allowance(self) -> float:
+        """Nats by which the posterior may be worse than the mode."""
+        return MIN_EXCESS + SURE * self.error
+
+    @property
+    def is_worse_than_mode(self) -> bool:
+        """Whether the posterior is worse than its mode, beyond chance."""
+        return self.nll - self.mode_nll > self.allowance
+
+    @property
+    def covers_too_little(self) -> bool:
+        """Whether the intervals contain clearly less than they claim."""
+        chance = SURE * math.sqrt(LEVEL * (1 - LEVEL) / self.rows)
+        return self.covered < LEVEL - MAX_SHORTFALL - chance
+
+    @property
+    def is_acceptable(self) -> bool:
+        """Whether the posterior is neither worse than its mode nor overconfident."""
+        return not self.is_worse_than_mode and not self.covers_too_little
+
+    def history(self) -> dict[str, float]:
+        """Return the numbers for the last record of ``Posterior.history``, which ``Posterior.checks`` reads."""
+        numbers = {"nll": self.nll, "mode_nll": self.mode_nll, "nll_error": self.error}
+        numbers["mode_allowance"] = self.allowance
+        if self.is_worse_than_mode:
+            numbers["worse_than_mode"] = self.nll - self.mode_nll
+        return numbers
+
+
+def judge(posterior: Residuals, mode: Residuals) -> Judgment:
+    """Compare a posterior with its mode, each with the noise that is likeliest for it.
+
+    Args:
+        posterior: residuals of the posterior on the held-out rows.
+        mode: residuals of the mode on the same rows.
+    """
+    noise = posterior.likeliest_noise()
+    own = posterior.log_density_loss(noise)
+    other = mode.log_density_loss(mode.likeliest_noise())
+    error = standard_error(own - other)
+    return Judgment(float(own.mean()), float(other.mean()), error, posterior.coverage(noise), len(own))

@@ -1,0 +1,66 @@
+"""What a user gets without an option: one default in all places, which covers and finishes without a warning."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayou
+from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
+from bayou.cli.app import train
+from bayou.progress import BayouWarning
+from bayou.runs import use
+from bayou.runs.config import Config
+from bayou.runs.folder import Run
+from bayou.select.settings import DEFAULT_METHOD
+from bayou.training.data import as_data
+
+
+def test_the_command_a_config_and_the_estimators_have_the_same_default() -> None:
+    assert Config(data="table.csv").methods == (DEFAULT_METHOD,)
+    assert inspect.signature(train).parameters["method"].default == DEFAULT_METHOD
+    assert BayesRegressor().method == BayesClassifier().method == DEFAULT_METHOD
+    assert DEFAULT_METHOD in bayou.list_methods()
+
+
+@pytest.mark.parametrize(("rows", "planned"), [(40, 300), (600, 600)])
+def test_variational_methods_run_from_a_mode_until_they_have_converged(rows: int, planned: int) -> None:
+    data = as_data((torch.zeros(rows, 1), torch.zeros(rows, 1)), 128)
+    method = bayou.VI(bayou.MNF()).at_mode(0.3, data)
+    assert method.start == "network"
+    assert method.open_ended
+    assert method.total_steps(as_data(data, method.batch_size)) == planned
+    assert method.with_planned_length(data).steps == planned
+    assert bayou.VI(bayou.MNF(), steps=7).at_mode(0.3, data).steps == 7
+
+
+def write_table(path: Path, rows: int, seed: int) -> None:
+    """Write rows of three numbers, a category of 12 levels and a target with noise 0.5."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=generator)
+    level = torch.randint(12, (rows,), generator=generator)
+    y = x[:, 0] - x[:, 1] * (level % 3) + 0.5 * torch.randn(rows, generator=generator)
+    lines = [f"{a:.6f},{b:.6f},{c:.6f},level {k},{z:.6f}" for (a, b, c), k, z in zip(x, level, y, strict=True)]
+    path.write_text("\n".join(["a,b,c,group,y", *lines]) + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [DEFAULT_METHOD, "mnf"])
+@pytest.mark.parametrize("rows", [25, 250])
+def test_a_table_is_fitted_without_a_warning(method: str, rows: int, tmp_path: Path) -> None:
+    """The intervals contain 90 % of 1,000 fresh rows, up to the noise of so few training rows."""
+    write_table(tmp_path / "table.csv", rows, 0)
+    write_table(tmp_path / "fresh.csv", 1000, 1)
+    run = Run.create(tmp_path / "run", Config(data=str(tmp_path / "table.csv"), target="y", methods=(method,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BayouWarning)
+        (result,) = run.work()
+    assert [check for check in result["checks"] if check["name"] in ("converged", "mode", "collapse")]
+    assert not [check for check in result["checks"] if check["name"] == "converged" and check["status"] != "ok"]
+    ((scores,), _) = use.evaluate(run.folder, str(tmp_path / "fresh.csv"))
+    chance = 3 * 0.25 / (0.8 * rows) ** 0.5  # the noise of n rows is known to 1/√(2n), and with it the coverage
+    assert 0.9 - chance < scores["coverage"] < 0.9 + min(chance, 0.09)

@@ -1,0 +1,204 @@
+"""The search for noise and prior costs at most two fits, counted in passes of a network, and says what it does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.inference.modes import Modes
+from bayou.select import by_name
+from bayou.select.budget import SEARCH_FITS, affordable_passes, affordable_scales, shares_passes, shortened_start
+from bayou.select.folds import LOG_PROB_PASSES, PASSES, SCALE_FACTOR
+from bayou.select.held_out import NOISE_STEPS
+from bayou.target import Target
+from bayou.training import loop
+from bayou.training.data import Rows, as_data
+
+ROWS = 225
+STEPS = 60  # of fits by minibatches
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the second axis of x (N, 6, 3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.LSTM(3, 4, batch_first=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.body(x)
+        return self.head(states[:, -1])
+
+
+class Attention(nn.Module):
+    """A Transformer encoder over the second axis of x (N, 6, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean(1))
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def convolutional() -> nn.Module:
+    pooled = nn.AdaptiveAvgPool2d(2)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), pooled, nn.Flatten(), nn.Linear(12, 3))
+
+
+def two_outputs() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def numbers(*shape: int) -> tuple[Tensor, Tensor]:
+    """Inputs (ROWS, *shape), and one number y for each that depends on them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, *shape, generator=generator)
+    y = x.flatten(1)[:, :2].sum(1, keepdim=True) + 0.3 * torch.randn(ROWS, 1, generator=generator)
+    return x, y
+
+
+def classes(*shape: int) -> tuple[Tensor, Tensor]:
+    """The same with three classes."""
+    x, y = numbers(*shape)
+    return x, (y[:, 0] > -0.5).long() + (y[:, 0] > 0.8).long()
+
+
+class Counter:
+    """Counts what a fit does: passes over all rows of every search by L-BFGS, and steps of every run by minibatches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.searches: list[Modes] = []
+        self.runs: list[int] = []
+        self.titles: list[str] = []
+        self.titles_at_first_pass: int | None = None
+        plain_modes = Modes.__init__
+        plain_step = loop._Run.step
+
+        def made(modes: Modes, *args: Any) -> None:
+            self.note_pass()
+            self.searches.append(modes)
+            plain_modes(modes, *args)
+
+        def step(run: loop._Run, x: Any, y: Tensor) -> None:
+            self.note_pass()
+            if run.state.step == 0:
+                self.runs.append(0)
+            self.runs[-1] += 1
+            plain_step(run, x, y)
+
+        monkeypatch.setattr(Modes, "__init__", made)
+        monkeypatch.setattr(loop._Run, "step", step)
+
+    def note_pass(self) -> None:
+        if self.titles_at_first_pass is None:
+            self.titles_at_first_pass = len(self.titles)
+
+    def show(self, title: str, step: int, total: int, fields: dict[str, float]) -> None:
+        self.titles.append(title)
+
+    def passes(self) -> list[int]:
+        """Passes over all rows, of one network, of every batch of modes."""
+        return [modes.passes for modes in self.searches]
+
+
+@pytest.mark.parametrize(
+    ("net", "data"),
+    [
+        pytest.param(Attention, classes(6, 4), id="Transformer", marks=pytest.mark.slow),
+        pytest.param(convolutional, classes(1, 6, 6), id="CNN"),
+    ],
+)
+def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(
+    net: Any, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    counter = Counter(monkeypatch)
+    posterior = bayou.fit(net(), data, "laplace", progress=counter.show)
+    search, fit = counter.passes()
+    assert fit <= LOG_PROB_PASSES
+    assert search <= SEARCH_FITS * LOG_PROB_PASSES
+    assert len(posterior.selection[0]["trials"]) == 3  # scales
+    assert counter.titles_at_first_pass == 1  # the first line is there before the first pass
+    assert "choosing the prior" in counter.titles[0]
+
+
+def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    counter = Counter(monkeypatch)
+    bayou.fit(Recurrent(), numbers(6, 3), "laplace", progress=counter.show)
+    fit = len(NOISE_STEPS) * PASSES  # the mode of all rows, at the end of its path, which is part of the search
+    assert sum(counter.passes()) <= SEARCH_FITS * fit
+    assert counter.titles_at_first_pass == 1
+    assert "choosing noise and prior" in counter.titles[0]
+
+
+@pytest.mark.parametrize("method", ["laplace", "dropout"])
+def test_the_search_with_batch_norm_costs_at_most_two_fits(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = with_batch_norm()
+    if method == "dropout":
+        net = bayou.select.with_dropout(net)
+    counter = Counter(monkeypatch)
+    bayou.fit(net, numbers(4), by_name(method, steps=STEPS), progress=counter.show)
+    *search, fit = counter.runs
+    assert fit == STEPS
+    assert sum(search) <= SEARCH_FITS * STEPS
+    assert len(search) == 3  # two folds, and the check of the method
+    assert not counter.searches
+
+
+def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    counter = Counter(monkeypatch)
+    method = by_name("mnf", steps=STEPS)
+    likelihood = bayou.HeteroscedasticGaussian()
+    bayou.fit(two_outputs(), numbers(4), method, likelihood=likelihood, progress=counter.show)
+    search, mode = counter.passes()
+    assert mode <= LOG_PROB_PASSES
+    assert search <= SEARCH_FITS * LOG_PROB_PASSES
+    assert counter.runs == [STEPS]  # MNF starts at the mode that L-BFGS found: there is no other run
+    assert counter.titles_at_first_pass == 1
+
+
+def target_of(net: nn.Module, data: tuple[Tensor, Tensor], likelihood: bayou.likelihoods.Likelihood) -> Target:
+    return Target.build(net, likelihood, bayou.Normal("fan_in"), len(data[1]))
+
+
+def test_only_modes_of_small_linear_layers_share_passes() -> None:
+    small = nn.Sequential(nn.Linear(4, 50), nn.SiLU(), nn.Linear(50, 3))
+    rows = as_data(classes(4))
+    assert isinstance(rows, Rows)
+    assert shares_passes(target_of(small, classes(4), bayou.Categorical()), rows)
+    wide = nn.Sequential(nn.Linear(4, 40_000), nn.SiLU(), nn.Linear(40_000, 3))
+    assert not shares_passes(target_of(wide, classes(4), bayou.Categorical()), rows)
+    images = as_data(classes(1, 6, 6))
+    assert isinstance(images, Rows)
+    assert not shares_passes(target_of(convolutional(), classes(1, 6, 6), bayou.Categorical()), images)
+    real = as_data(numbers(4))
+    assert isinstance(real, Rows)
+    assert not shares_passes(target_of(two_outputs(), numbers(4), bayou.HeteroscedasticGaussian()), real)
+
+
+def test_what_a_search_can_afford() -> None:
+    scales = [SCALE_FACTOR**step for step in range(-2, 3)]
+    assert affordable_scales(scales) == pytest.approx([1 / 3, 1.0, 3.0])
+    assert affordable_passes(120, 3) == 80
+    assert affordable_passes(1, 30) == 1
+    rows = as_data(numbers(4))
+    assert isinstance(rows, Rows)
+    start = bayou.MAP()
+    assert shortened_start(start, rows, 3).steps == math.floor(2 * start.total_steps(rows) / 3)
+    assert shortened_start(start, rows, 1).steps == start.total_steps(rows)  # never more than the fit
+    assert shortened_start(bayou.MAP(epochs=30), rows, 3).steps == 2 * 30 * rows.batches // 3
