@@ -45,6 +45,37 @@ def test_members_of_a_linear_model_are_draws_of_its_posterior() -> None:
     assert float(ratio.abs().max()) < math.sqrt(2) * errors
 
 
+def test_the_mean_of_few_members_is_that_of_the_posterior() -> None:
+    count = 3
+    target, (x, y) = linear()
+    randomized = bayou.Ensemble(count, anchored=0.5).randomize(target, y, 0)
+    assert randomized is not None
+    masks = torch.ones(count, len(y), dtype=torch.bool)
+    weights = Modes(target, (x, y), masks, [{}] * count, 1e-14, None, *randomized).run(300)["weight"].squeeze(1)
+    covariance = torch.linalg.inv(x.T @ x / NOISE**2 + torch.eye(3, dtype=F64) / PRIOR**2)
+    mean = (covariance @ x.T @ y / NOISE**2).squeeze(1)
+    assert torch.allclose(weights.mean(0), mean, atol=1e-4)
+    assert float((weights - mean).abs().max()) > 0.01
+
+
+@pytest.mark.slow
+def test_an_ensemble_by_name_is_unsure_outside_the_data() -> None:
+    """The curve of the README: 40 points between −2 and 1.5, and the function at 4."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.rand(20, 1, generator=generator, dtype=F64) - 2
+    right = torch.rand(20, 1, generator=generator, dtype=F64) + 0.5
+    x = torch.cat([left, right])
+    y = torch.sin(2 * x) + 0.05 * torch.randn(40, 1, generator=generator, dtype=F64)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1)).double()
+    posterior = bayou.fit(net, (x, y), "ensemble", progress=False)
+    predictive = posterior.predict(torch.tensor([[4.0], [1.0]], dtype=F64))
+    far, near = predictive.epistemic_std.flatten().tolist()
+    assert far > 1.0
+    assert near < 0.1
+    assert abs(float(predictive.mean[0]) - math.sin(8.0)) < 3 * far
+
+
 def test_a_member_is_the_mode_around_its_anchor() -> None:
     target, (x, y) = linear()
     method = bayou.Ensemble(2, of=bayou.MAP(steps=400, lr=0.05), init="keep", anchored=True)
@@ -77,8 +108,8 @@ def test_what_cannot_be_anchored_is_named() -> None:
     target, (x, y) = linear()
     with pytest.raises(ValueError, match=r"anchored=True is for MAP\(\)"):
         bayou.Ensemble(2, of=bayou.MLE(), anchored=True)
-    with pytest.raises(ValueError, match="anchored must be True or False"):
-        bayou.Ensemble(2, anchored=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="anchored must be True, False or between 0 and 1"):
+        bayou.Ensemble(2, anchored=1.5)
     method = bayou.Ensemble(2, of=bayou.MAP(steps=2), init="keep", anchored=True)
     learned = Target.build(target.net, bayou.Gaussian(NOISE, learn=True), bayou.Normal(PRIOR), len(y))
     with pytest.raises(ValueError, match="whose size must be known"):

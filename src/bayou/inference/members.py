@@ -76,6 +76,15 @@ def draw_anchor(target: Target, seed: int) -> Params:
     return anchor
 
 
+def prior_means(target: Target) -> Params:
+    """Return the means of Normal priors, each in the shape of its tensor."""
+    means: Params = {}
+    for name, prior in target.priors.items():
+        if isinstance(prior, BoundNormal):
+            means[name] = prior.mean.detach().expand(prior.shape)
+    return means
+
+
 def draw_targets(target: Target, y: Tensor, seed: int) -> Tensor:
     """Draw the targets of one member, y with another draw of the noise; y itself if it has no Gaussian noise.
 

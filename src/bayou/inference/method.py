@@ -70,6 +70,15 @@ class Method(Checked, ABC):
         """The initial weights of several modes that are its posterior, a stack; None if it is not made of modes."""
         return None
 
+    @property
+    def spreads(self) -> tuple[float, ...]:
+        """How far its modes may be randomized, from wide to narrow, for a selection on held-out rows."""
+        return (0.0,)
+
+    def with_spread(self, spread: float) -> Method:
+        """Return this method with its modes randomized so far: 0 for not at all, 1 for draws of the posterior."""
+        return self
+
     def randomize(self, target: Target, y: Tensor, seed: int) -> tuple[Params, Tensor] | None:
         """Draw prior means and targets for each of these modes, two stacks; None if they have those of the target.
 

@@ -24,6 +24,7 @@ from bayou.inference.start import network_at
 from bayou.likelihoods import Gaussian
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
+from bayou.metrics import standard_error
 from bayou.network import Network
 from bayou.params import Params
 from bayou.posteriors import Posterior
@@ -70,6 +71,7 @@ WIDTH_DRAWS: Final = 64  # functions for the predictive variance of a method
 GAIN_OF_CLASSES: Final = 3.0
 GAIN_OF_NUMBERS: Final = 2.0
 MORE_ROWS: Final = 0.64  # of a variance between functions, (4/5)²: with all rows it is smaller than with four fifths
+MIN_TRAINING_ERROR: Final = 0.5  # of members with anchors, in that of the mode: below, they fit the noise
 PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as its mode
 # Of a regression with more rows than full passes allow: a step of 512 costs twice one of 128.
 LARGE_BATCH: Final = 512
@@ -130,6 +132,7 @@ class Choice:
     inputs are nearly linear. ``checked``: whether the method itself was evaluated on held-out rows, not only its mode.
     ``fold``: the mean squared residual of the mode on the first fold. ``inputs``: factors of the prior scales of the
     first layer by input, none for equal ones; ``fold_inputs``: those without the rows that the first fold holds out.
+    ``spread``: how far the anchors of an ensemble and the noise of its targets spread (``Method.with_spread``).
     """
 
     noise: float
@@ -140,6 +143,7 @@ class Choice:
     checked: bool = False
     inputs: tuple[float, ...] = ()
     fold_inputs: tuple[float, ...] = ()
+    spread: float = 0.0
 
     def precisions(self, target: Target) -> Factors:
         """Multipliers of the prior precisions by tensor."""
@@ -263,8 +267,7 @@ class HeldOut(Method):
                 log = [record("prior scale", began, trials)]
             with stage(1 + searched, 1 + searched):
                 if starts is not None:
-                    randomized = self.method.randomize(target, next(rows.cut(rows.n).ordered())[1], seed)
-                    posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress, randomized)
+                    posterior: Posterior = self._modes(target, target, [{}], [1.0], rows, starts, progress)
                 elif self.method.draws_all_weights and not isinstance(target.likelihood, FiniteLikelihood):
                     posterior = self._from_found_mode(target, rows, seed, path, progress)
                 else:
@@ -315,11 +318,18 @@ class HeldOut(Method):
             with stage(2, count, "held out"):
                 began, mode = time.perf_counter(), {name: value[0] for name, value in modes.items()}
                 own = replace(choice, inputs=choice.fold_inputs)
-                posterior = trial._from_mode(target, own, mode, learned, seed, _beside(path, "fold"), progress)
-            if posterior.stopped == "interrupted":
-                return posterior
-            choice = checked(choice, posterior, held, part_seed(seed, "check"))
-            log = [*log, record("noise of the method", began, [{"noise": choice.noise}])]
+                if modes and len(self.method.spreads) > 1 and self._starts(target, seed) is not None:
+                    selected = self._select_spread(target, own, rows, folds, seed, progress)
+                    if isinstance(selected, Posterior):
+                        return selected
+                    choice = replace(selected, inputs=choice.inputs)
+                else:
+                    fold = _beside(path, "fold")
+                    posterior = trial._from_mode(target, own, mode, learned, seed, fold, progress)
+                    if posterior.stopped == "interrupted":
+                        return posterior
+                    choice = checked(choice, posterior, held, part_seed(seed, "check"))
+            log = [*log, record("noise of the method", began, [{"noise": choice.noise, "spread": choice.spread}])]
             if file is not None:
                 file.write(modes, {"choice": asdict(choice), "log": log})
         with stage(count, count):
@@ -327,6 +337,62 @@ class HeldOut(Method):
             posterior = self._from_mode(target, choice, mode, rows, seed, path, progress)
         posterior.selection = [*log, *posterior.selection]
         return posterior
+
+    def _select_spread(
+        self,
+        target: Target,
+        choice: Choice,
+        rows: Rows,
+        folds: list[tuple[Rows, Rows]],
+        seed: int,
+        progress: Show,
+    ) -> Choice | Posterior:
+        """Select how far the members of an ensemble spread, by the rows that each fold holds out.
+
+        The members of all folds are found together, once for each spread.
+
+        Returns:
+            The choice with this spread and the noise for it, or the members so far if interrupted.
+        """
+        starts = self.method.starts(target, seed)
+        if starts is None:
+            raise ValueError(f"{type(self.method).__name__} is not made of modes that can spread")
+        members = params.size(starts)
+        is_held = held_out(rows, folds)[:-1]  # (F, N)
+        masks = (~is_held).repeat_interleave(members, 0)
+        every_start = {name: repeat_rows(value, len(folds)) for name, value in starts.items()}
+        own = choice.applied(target)
+        fixed, factors, steps = self._path_to(choice, target)
+        y = next(rows.cut(rows.n).ordered())[1]
+        trials: list[SpreadTrial] = []
+        for spread in self.method.spreads:
+            drawn = self.method.with_spread(spread).randomize(own, y, seed)
+            if drawn is not None:
+                anchors, targets = drawn
+                every_anchor = {
+                    name: value.repeat(len(folds), *[1] * (value.ndim - 1)) for name, value in anchors.items()
+                }
+                drawn = every_anchor, targets.repeat(len(folds), *[1] * (targets.ndim - 1))
+            found = self._modes(fixed, own, factors, steps, rows, every_start, progress, drawn, masks)
+            if found.stopped == "interrupted":
+                return found
+            parts = []
+            for fold, (_, held) in enumerate(folds):
+                stack = {name: value[fold * members : (fold + 1) * members] for name, value in found.stack.items()}
+                parts.append(residuals(Empirical(own, found.network, stack, []), held, part_seed(seed, "check")))
+            squares = torch.cat([part[0] for part in parts])
+            variances = torch.cat([part[1] for part in parts])
+            trials.append(SpreadTrial(spread, squares, variances))
+        return select_spread(choice, trials)
+
+    def _path_to(self, choice: Choice, target: Target) -> tuple[Target, list[Factors], list[float]]:
+        """Return the target, the factors and the steps of a path of modes that ends at the selected settings."""
+        first = target.likelihood.gaussian_noise
+        assert first is not None
+        noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
+        steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
+        factors = [replace(choice, scale=1.0).precisions(target)]
+        return Choice(first).applied(target), factors, steps
 
     def _large(self, target: Target, rows: Rows, seed: int, path: File | None, progress: Show) -> Posterior:
         """One fit without a tenth of the rows, whose error is the noise: with many rows a second fit gains little."""
@@ -423,15 +489,17 @@ class HeldOut(Method):
         own = replace(choice.applied(target), n=rows.n)
         if mode and self.start.open_ended:
             if self.method != self.start and (starts := self._starts(target, seed)) is not None:
-                first = target.likelihood.gaussian_noise
-                assert first is not None
-                noises = [first * NOISE_FACTOR**step for step in NOISE_STEPS]
-                steps = _steps([noise for noise in noises if noise > 0.99 * choice.noise / choice.scale], first)
-                factors = [replace(choice, scale=1.0).precisions(target)]
-                randomized = self.method.randomize(own, next(rows.cut(rows.n).ordered())[1], seed)
-                fixed = Choice(first).applied(target)
-                return self._modes(fixed, own, factors, steps, rows, starts, progress, randomized)
-            point = Empirical(own, Network(target.net), {name: value.unsqueeze(0) for name, value in mode.items()}, [])
+                fixed, factors, steps = self._path_to(choice, target)
+                method = self.method.with_spread(choice.spread)
+                randomized = method.randomize(own, next(rows.cut(rows.n).ordered())[1], seed)
+                members = self._modes(fixed, own, factors, steps, rows, starts, progress, randomized)
+                if randomized is None or members.stopped == "interrupted":
+                    return members
+                point = at_point(own, mode)
+                if not overfits(members, point, rows, seed):
+                    return members
+                return self._modes(fixed, own, factors, steps, rows, starts, progress)
+            point = at_point(own, mode)
         else:
             point = self.start.fit(own, rows, seed=seed, checkpoint=_beside(path, "mode"), progress=progress)
         if self.method == self.start or point.stopped == "interrupted":
@@ -504,14 +572,17 @@ class HeldOut(Method):
         starts: Params,
         progress: Show,
         randomized: tuple[Params, Tensor] | None = None,
+        masks: Tensor | None = None,
     ) -> Empirical:
         """The modes of all rows from each of the starts (K, ...), at the end of a path like those of the search.
 
         ``fixed``: the target of the path, with multipliers ``factors`` and ``steps`` of its prior precisions; ``own``:
-        that of the posterior, with the same modes. ``randomized``: see ``Method.randomize``.
+        that of the posterior, with the same modes. ``randomized``: see ``Method.randomize``. ``masks``: the rows of
+        each mode, (K, N), if not all.
         """
         count = params.size(starts)
-        masks = torch.ones(count, rows.n, dtype=torch.bool)
+        if masks is None:
+            masks = torch.ones(count, rows.n, dtype=torch.bool)
         passes = path_passes(fixed, self.start.effort)
         path = Path(
             fixed, rows, masks, factors * count, steps, starts, self.start.effort, randomized, passes_per_step=passes
@@ -572,6 +643,82 @@ def interrupted(target: Target) -> Posterior:
     posterior = Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
     posterior.stopped = "interrupted"
     return posterior
+
+
+def at_point(target: Target, weights: Params) -> Empirical:
+    """Return the posterior that is one point."""
+    stack = {name: value.unsqueeze(0) for name, value in weights.items()}
+    return Empirical(target, Network(target.net), stack, [])
+
+
+def overfits(members: Posterior, mode: Posterior, rows: Rows, seed: int) -> bool:
+    """Return whether members with anchors have a far smaller error on their training rows than the mode.
+
+    The mode follows a path from a narrow prior, along which units stay alike. Anchors can lead away from it to modes
+    that fit the noise.
+    """
+    error = float(residuals(members, rows, seed)[0].mean())
+    return error < MIN_TRAINING_ERROR * float(residuals(mode, rows, seed)[0].mean())
+
+
+def repeat_rows(stack: Tensor, times: int) -> Tensor:
+    """Return a stack (K, ...) several times one after the other, (times·K, ...)."""
+    return stack.repeat(times, *[1] * (stack.ndim - 1))
+
+
+@final
+@dataclass(frozen=True)
+class SpreadTrial:
+    """Held-out rows under an ensemble with one spread of its members.
+
+    Args:
+        spread: of anchors and targets.
+        squares: squared residuals of the mean function, (M,).
+        variances: of the functions, (M,).
+    """
+
+    spread: float
+    squares: Tensor
+    variances: Tensor
+
+
+def select_spread(choice: Choice, trials: Sequence[SpreadTrial]) -> Choice:
+    """Select the widest spread whose negative log-likelihood of held-out rows is within chance of the lowest.
+
+    Each spread has the noise that suits it, as in ``checked``. Within chance: by at most one standard error of the
+    paired difference.
+
+    Args:
+        choice: the settings so far, whose noise is the error of modes on the same rows.
+        trials: the widest spread first.
+
+    Returns:
+        The choice with this spread, and with the noise for it.
+    """
+    pseudo = PSEUDO_ROWS / len(trials[0].squares)
+    choices = []
+    losses = []
+    for trial in trials:
+        squares = trial.squares / choice.noise**2
+        variances = MORE_ROWS * trial.variances / choice.noise**2
+        factor = math.sqrt(float(((squares + pseudo) / (1 + variances)).mean()) / (1 + pseudo))
+        choices.append(
+            replace(
+                choice,
+                noise=factor * choice.noise,
+                scale=factor * choice.scale,
+                spread=trial.spread,
+                checked=True,
+            )
+        )
+        total = factor**2 + variances
+        losses.append(0.5 * (total.log() + squares / total))
+    best = min(losses, key=lambda loss: float(loss.mean()))
+    for candidate, loss in zip(choices, losses, strict=True):
+        excess = loss - best
+        if float(excess.mean()) <= standard_error(excess):
+            return candidate
+    return choices[-1]
 
 
 def checked(choice: Choice, posterior: Posterior, held: Rows, seed: int) -> Choice:
