@@ -676,7 +676,7 @@ def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "fields", "says"),
     [
-        ("Number", {"name": "a", "scale": -5}, "Number scale must be positive, got -5"),
+        ("Number", {"name": "a", "scale": -5}, "Number scale must be positive and finite, got -5"),
         ("Number", {"name": "a", "scale": float("inf")}, "Number scale must be a finite number, got inf"),
         ("Number", {"name": "a", "mean": None}, "Number mean must be a finite number, got None"),
         ("Number", {"name": "a", "low": "0"}, "Number low must be a finite number, got '0'"),

@@ -287,7 +287,7 @@ def test_a_clock_ends_a_run_and_lowers_the_rate() -> None:
     assert found.stopped == "finished"
     assert 0.5 <= found.seconds < 5
     assert found.history[-1].lr < 0.2 * max(check.lr for check in found.history)
-    with pytest.raises(ValueError, match="seconds must be positive, got 0"):
+    with pytest.raises(ValueError, match="seconds must be positive and finite, got 0"):
         fit(gaussian_flow(), correlated(200)[0], seconds=0)
 
 

@@ -21,8 +21,8 @@ def constant(value: float) -> Tensor:
 
 
 def test_among_priors_within_chance_the_evidence_decides() -> None:
-    """Thirty rows of .01 nats and one of .69 have a standard error of .022."""
-    nll = [constant(0.010), constant(0.011), constant(0.025), constant(0.030), constant(0.2)]
+    """Thirty rows of .01 nats and one of .69 have a standard error of .022, of which .02 count."""
+    nll = [constant(0.010), constant(0.011), constant(0.025), constant(0.029), constant(0.2)]
     assert select_within_chance(nll, GUESS, [-9.0, -8.0, -7.0, -6.0, -5.0]) == 3
     assert select_within_chance(nll, GUESS, [-9.0, -8.0, -5.0, -6.0, -4.0]) == 2
     assert select_within_chance(nll, GUESS, [0.0, -8.0, -5.0, -6.0, -4.0]) == 0

@@ -354,7 +354,8 @@ def test_epochs_count_batches() -> None:
 def test_from_a_mode_few_rows_are_taken_whole_in_fewer_steps(method: Any) -> None:
     def plan(rows: int, own: Any) -> tuple[int | None, int]:
         x = torch.zeros(rows, 1)
-        own = own.at_mode(0.3, as_data((x, x), own.batch_size))
+        data = as_data((x, x), own.batch_size)
+        own = own.at_mode(0.3, data).with_planned_length(data)
         own = own.of if isinstance(own, bayou.Annealed) else own
         return own.steps, own.batch_size
 

@@ -269,7 +269,7 @@ def test_a_file_of_a_run_that_was_edited_says_so(name: str, digits: Run, tmp_pat
 
 
 ODD: list[tuple[str, list[str | int], Any, str]] = [
-    ("data.json", ["preprocessor", "fields", "scale", "tuple", 0], -5, "Number scale must be positive, got -5"),
+    ("data.json", ["preprocessor", "fields", "scale", "tuple", 0], -5, "scale must be positive and finite, got -5"),
     (
         "data.json",
         ["preprocessor", "fields", "scale", "tuple", 0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -117,8 +118,8 @@ def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[Path] = []
     plain = Path.__init__
 
-    def recorded(self: Path, *args: object) -> None:
-        plain(self, *args)  # type: ignore[arg-type]
+    def recorded(self: Path, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
         walked.append(self)
 
     monkeypatch.setattr(Path, "__init__", recorded)

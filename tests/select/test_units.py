@@ -86,7 +86,7 @@ def test_every_kind_of_posterior_scales_with_y(method: str, scale: float) -> Non
 def test_columns_of_x_may_be_shifted_and_scaled() -> None:
     x, y = linear_rows()
     scale = torch.tensor([1e6, 1e-6, 3.0], dtype=torch.float64)
-    shift = torch.tensor([-4e6, 2.0, 2000.0], dtype=torch.float64)
+    shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=torch.float64)
     new = linear_rows(seed=1)[0]
     expected = fitted_to_unit_scale().predict(new, seed=0)
     got = fitted(shift + scale * x, y).predict(shift + scale * new, seed=0)
@@ -140,7 +140,7 @@ def test_the_bound_and_the_history_are_those_of_y_in_its_units() -> None:
     assert large.log_evidence == pytest.approx(expected, abs=1)
     with torch.no_grad():
         log_likelihood = float(large.target.log_likelihood(large.to_module()(x), scale * y))
-    assert log_likelihood == pytest.approx(large.history[-1]["log_likelihood"], abs=1e-6)
+    assert log_likelihood == pytest.approx(large.history[-1]["log_likelihood"], abs=1e-4)
 
 
 @pytest.mark.slow

@@ -161,8 +161,8 @@ def test_modes_of_classes_are_found_by_full_passes(name: str, modes: int, monkey
     walked: list[folds.Path] = []
     plain = folds.Path.__init__
 
-    def recorded(self: folds.Path, *args: object) -> None:
-        plain(self, *args)  # type: ignore[arg-type]
+    def recorded(self: folds.Path, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
         walked.append(self)
 
     monkeypatch.setattr(folds.Path, "__init__", recorded)

@@ -230,7 +230,8 @@ def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compil
         patch.setattr(place, counted)
         found = draws(replace(method, compile=compile))
     if compile or device == "cuda":  # 13 of 40 batches have five rows; the others are traced once, or run three times
-        assert next(calls) <= 13 * (3 if module == "mclmc" else 1) + 4
+        noise = 8 if module == "mclmc" else 0  # gradients of small batches that measure their noise
+        assert next(calls) <= 13 * (3 if module == "mclmc" else 1) + 4 + noise
     monkeypatch.setattr(place, lambda function, compile: function)
     for name, expected in draws(method).items():
         torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)

@@ -325,7 +325,7 @@ def test_seeds_may_be_of_any_size_and_of_numpy():
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"batch_size": 2.5}, "batch_size must be a whole number"),
         ({"samples": True}, "samples must be a whole number"),
-        ({"lr": -1.0}, "lr must be positive, got -1.0"),
+        ({"lr": -1.0}, "lr must be positive and finite, got -1.0"),
         ({"scale_lr": math.nan}, "scale_lr must be positive"),
         ({"clip": 0}, "clip must be positive"),
         ({"beta": -1}, "beta >= 0"),

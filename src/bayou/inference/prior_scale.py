@@ -17,6 +17,8 @@ from bayou.posteriors.posterior import Posterior
 from bayou.priors import BoundNormal, BoundPrior, BoundUnitNormal, DensityPrior, Normal, Prior, UnitNormal
 from bayou.target import Target, prior_specs
 
+MAX_EXCESS = 0.02  # nats per row over the lowest NLL that a prior with a higher evidence may cost
+
 
 def rescaled(target: Target, multipliers: Mapping[str, float | Tensor], noise: float = 1.0) -> Target:
     """A target with other prior precisions of some tensors, all fixed, and another noise variance."""
@@ -45,7 +47,8 @@ def select_within_chance(nll: Sequence[Tensor], guess: Tensor, log_evidence: Seq
 
     On a few held-out rows of classes a posterior that is nearly a point often has the lowest NLL, by an amount that
     says nothing: rows on which it is certain and wrong are rarer than one in M. Within chance is one standard error of
-    the lowest mean, as in the rule of Breiman et al. (1984), computed with one more row, which is guessed.
+    the lowest mean, as in the rule of Breiman et al. (1984), computed with one more row, which is guessed, and at most
+    0.02 nats: differences between priors on the same rows can be significant although each mean is uncertain.
 
     Args:
         nll: −log p of M held-out rows for each prior, (M,) each.
@@ -58,7 +61,7 @@ def select_within_chance(nll: Sequence[Tensor], guess: Tensor, log_evidence: Seq
     means = [float(each.double().mean()) for each in nll]
     best = min(range(len(nll)), key=means.__getitem__)
     with_guess = torch.cat([nll[best].double(), guess.double().mean().reshape(1)])
-    limit = means[best] + standard_error(with_guess)
+    limit = means[best] + min(standard_error(with_guess), MAX_EXCESS)
     candidates = [k for k, mean in enumerate(means) if mean <= limit]
     return max(candidates, key=log_evidence.__getitem__)
 

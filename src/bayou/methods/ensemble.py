@@ -32,6 +32,7 @@ from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
 from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.progress import Show, stage
+from bayou.specs import later_field
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
@@ -94,7 +95,7 @@ class Ensemble(Method):
     of: Method = field(default_factory=MAP)
     parallel: Literal["vmap"] | Executor | None = None
     init: Init = None
-    anchored: bool | float = False
+    anchored: bool | float = later_field(False)
 
     def __post_init__(self) -> None:
         self._check_whole("n")
