@@ -325,7 +325,7 @@ class HeldOut(Method):
                     choice = replace(selected, inputs=choice.inputs)
                 else:
                     fold = _beside(path, "fold")
-                    posterior = trial._from_mode(target, own, mode, learned, seed, fold, progress)
+                    posterior = trial._from_mode(target, own, mode, learned, seed, fold, progress, is_trial=True)
                     if posterior.stopped == "interrupted":
                         return posterior
                     choice = checked(choice, posterior, held, part_seed(seed, "check"))
@@ -483,9 +483,20 @@ class HeldOut(Method):
         return PointModel(self.start, target).smooth and not self.start.validation and rows.n <= MAX_FULL_BATCH_ROWS
 
     def _from_mode(
-        self, target: Target, choice: Choice, mode: Params, rows: Rows, seed: int, path: File | None, progress: Show
+        self,
+        target: Target,
+        choice: Choice,
+        mode: Params,
+        rows: Rows,
+        seed: int,
+        path: File | None,
+        progress: Show,
+        is_trial: bool = False,
     ) -> Posterior:
-        """The method with the selected settings, from the mode of these rows: that of the search, where it has one."""
+        """The method with the selected settings, from the mode of these rows: that of the search, where it has one.
+
+        ``is_trial``: a fit that selects the noise, of the planned length whether or not it has converged then.
+        """
         own = replace(choice.applied(target), n=rows.n)
         if mode and self.start.open_ended:
             if self.method != self.start and (starts := self._starts(target, seed)) is not None:
@@ -505,7 +516,10 @@ class HeldOut(Method):
         if self.method == self.start or point.stopped == "interrupted":
             return point
         target = replace(point.target, net=network_at(point))
-        return self.method.at_mode(choice.noise, rows).fit(target, rows, seed=seed, checkpoint=path, progress=progress)
+        method = self.method.at_mode(choice.noise, rows)
+        if is_trial:
+            method = method.with_planned_length(rows)
+        return method.fit(target, rows, seed=seed, checkpoint=path, progress=progress)
 
     def _learned(
         self, target: Target, folds: list[tuple[Rows, Rows]], seed: int, path: File | None, progress: Show
