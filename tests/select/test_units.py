@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import bayou
 from bayou.files import FileError, read_file, write_file
-from bayou.network.units import Affine, Units, units_of, with_units
+from bayou.network.units import Standardization, Units, units_of, with_units
 from bayou.operations.export import export
 from bayou.select.standardize import (
     UnitsWarning,
@@ -311,7 +311,8 @@ def test_a_method_object_warns_once_about_units() -> None:
 def test_units_are_switched_on_in_every_copy_of_a_network() -> None:
     net = nn.Linear(2, 1).double()
     units = Units(
-        [Affine(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))], Affine(torch.tensor(5.0), torch.tensor(6.0))
+        [Standardization(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))],
+        Standardization(torch.tensor(5.0), torch.tensor(6.0)),
     )
     wrapped = with_units(net, units)
     twin = copy.deepcopy(wrapped)

@@ -18,7 +18,7 @@ NetworkType = TypeVar("NetworkType", bound=nn.Module)
 
 @final
 @dataclass(frozen=True)
-class Affine:
+class Standardization:
     """Standardization z = (v − shift)/scale of the trailing axes of a tensor, and its inverse v = shift + scale·z.
 
     Args:
@@ -37,23 +37,23 @@ class Affine:
         """Return shift + scale·value."""
         return self.shift.to(value) + self.scale.to(value) * value
 
-    def placed(self, like: Tensor) -> Affine:
+    def placed(self, like: Tensor) -> Standardization:
         """Return the same map on the device of a tensor, in its dtype."""
-        return Affine(self.shift.to(like), self.scale.to(like))
+        return Standardization(self.shift.to(like), self.scale.to(like))
 
     def to_json(self) -> dict[str, Any]:
         """Return shift and scale as plain values."""
         return {"shift": self.shift.double().tolist(), "scale": self.scale.double().tolist()}
 
     @staticmethod
-    def from_json(value: Any) -> Affine:
+    def from_json(value: Any) -> Standardization:
         """Return the map that ``to_json`` described; a ValueError unless all numbers are finite and scales positive."""
         shift = torch.tensor(value["shift"], dtype=torch.float64)
         scale = torch.tensor(value["scale"], dtype=torch.float64)
         is_finite = bool(shift.isfinite().all()) and bool(scale.isfinite().all())
         if scale.shape not in (shift.shape, ()) or not is_finite or not bool((scale > 0).all()):
             raise ValueError("units need finite shifts and positive, finite scales of one shape")
-        return Affine(shift, scale)
+        return Standardization(shift, scale)
 
 
 @final
@@ -73,8 +73,8 @@ class Units:
 
     def __init__(
         self,
-        inputs: Sequence[Affine | None],
-        output: Affine | None = None,
+        inputs: Sequence[Standardization | None],
+        output: Standardization | None = None,
         log_variances: int = 0,
         axis: int = -1,
         target_size: int = 1,
@@ -151,8 +151,8 @@ class Units:
     @staticmethod
     def from_json(value: Any) -> Units:
         """Return the units that ``to_json`` described."""
-        inputs = [None if item is None else Affine.from_json(item) for item in value["inputs"]]
-        output = None if value["output"] is None else Affine.from_json(value["output"])
+        inputs = [None if item is None else Standardization.from_json(item) for item in value["inputs"]]
+        output = None if value["output"] is None else Standardization.from_json(value["output"])
         return Units(inputs, output, value["log_variances"], value["axis"], value["target_size"])
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from bayou import rng
 from bayou.likelihoods import Likelihood
 from bayou.network import Keywords, Network, forward_inputs, rows_of
-from bayou.network.units import Affine, Units
+from bayou.network.units import Standardization, Units
 from bayou.progress import BayouWarning
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.rows import some_rows
@@ -203,13 +203,13 @@ class Columns:
     is_whole: Tensor
     row_shape: tuple[int, ...]
 
-    def affine(self) -> Affine | None:
+    def affine(self) -> Standardization | None:
         """Return the standardization of the input; None if no column is standardized."""
         if not bool(self.is_standardized.any()):
             return None
         shift = torch.where(self.is_standardized, self.shift, 0.0)
         scale = torch.where(self.is_standardized, self.scale, 1.0)
-        return Affine(shift.reshape(self.row_shape), scale.reshape(self.row_shape))
+        return Standardization(shift.reshape(self.row_shape), scale.reshape(self.row_shape))
 
     def without(self, is_left: Tensor) -> Columns:
         """Return the same columns with some of them left as they are."""
@@ -331,7 +331,7 @@ def _feature_axis(net: nn.Module) -> int:
     return 2
 
 
-def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Affine | None:
+def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Standardization | None:
     """Return the standardization of y, or None for classes, counts and likelihoods without units.
 
     With a likelihood of the user, which may have one noise for all outputs, these share one scale.
@@ -348,11 +348,11 @@ def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Affine | N
         return None
     row_shape = y.shape[1:] if y.ndim <= 2 else ()
     if likelihood is None:
-        return Affine(shift.reshape(row_shape), scale.reshape(row_shape))
+        return Standardization(shift.reshape(row_shape), scale.reshape(row_shape))
     scale = scale.square().mean().sqrt()
     if likelihood.in_units(scale) is None:
         return None
-    return Affine(shift.reshape(row_shape), scale)
+    return Standardization(shift.reshape(row_shape), scale)
 
 
 def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
