@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributions, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import Cost, Ladj, Map, Rows, Transform
 
 Interval = tuple[float, float]

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.data import load
 from bayou.flows import (
     Affine,

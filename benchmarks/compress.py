@@ -34,9 +34,9 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.app.runs.layers import dense, lenet
 from bayou.data import load
 from bayou.guides import GuideSpec
-from bayou.runs.layers import dense, lenet
 
 RESULTS = Path(__file__).parent / "results"
 TABLE, CHOICE = RESULTS / "compress.md", RESULTS / "compress-choice.json"

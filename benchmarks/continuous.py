@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.data import load
 from bayou.flows import Chain, Continuous, Flow, Inverse, StandardNormal, Transform
 from benchmarks.continuous_images import Options, image, packed, unpacked

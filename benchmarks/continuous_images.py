@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.data import load
 from bayou.flows import (
     Chain,

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.data import load
 from benchmarks.parallel import keep, kept, made, spread
 

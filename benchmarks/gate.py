@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.curvature.covariance import Full
 from bayou.diagnostics import baselines, check
 from bayou.network import Network

@@ -34,7 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.data import load
 from bayou.flows.fitting.fit import Check
 from benchmarks.images_speed import memory, speed

@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.flows.models.image_nets import zeroed
 from bayou.flows.models.images import rotation
 

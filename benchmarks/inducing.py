@@ -18,10 +18,10 @@ from typing import Any
 
 import bayou
 from bayou import metrics
+from bayou.app.runs import nets
 from bayou.data import load
 from bayou.guides import GuideSpec
 from bayou.predictive import Predictive
-from bayou.runs import nets
 
 PRIOR = bayou.Normal("fan_in", gain=3.0)
 

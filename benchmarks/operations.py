@@ -28,7 +28,8 @@ from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 
 import bayou
-from bayou import metrics, rng
+from bayou import metrics
+from bayou.core import rng
 
 RESULTS = Path(__file__).parent / "results"
 FOUND, TABLE, PICTURE = (

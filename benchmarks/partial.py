@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import metrics
-from bayou.params import match
+from bayou.core.params import match
 from bayou.predictive import Predictive
 
 HERE = Path(__file__).parent / "results"

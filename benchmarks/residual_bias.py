@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import Residual
 from benchmarks.parallel import made
 

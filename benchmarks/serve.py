@@ -41,8 +41,8 @@ CLIENTS = (1, 16, 64)
 
 def train(folder: Path, steps: int) -> list[dict[str, float]]:
     """A run of all methods, and rows to ask for."""
-    from bayou.runs.config import Config
-    from bayou.runs.folder import Run
+    from bayou.app.runs.config import Config
+    from bayou.app.runs.folder import Run
 
     data = load_diabetes()
     with open(folder / "diabetes.csv", "w", newline="") as stream:
@@ -61,7 +61,7 @@ def bare(run: str, method: str) -> None:
     import uvicorn
     from fastapi import FastAPI
 
-    from bayou.runs.service import Service
+    from bayou.app.runs.service import Service
 
     service, app = Service.of(run, method=method), FastAPI()
 

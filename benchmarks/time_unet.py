@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, silu
 
+from bayou.core.modules import Modules
 from bayou.flows.continuous_time.fields import time_features
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import zeroed
-from bayou.modules import Modules
 
 MAX_ATTENTION = 256  # pixels of the lowest resolution up to which there is attention between them
 

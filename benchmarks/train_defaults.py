@@ -26,10 +26,10 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from bayou.progress import BayouWarning
-from bayou.runs import use
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
+from bayou.app.runs import use
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
+from bayou.core.progress import BayouWarning
 
 RESULTS = Path(__file__).parent / "results" / "train-defaults.json"
 CHOICE_SEEDS = (100,)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.data import DataError, find
 from bayou.data.files import VARIABLE
 from bayou.data.images import idx_set

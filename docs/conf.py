@@ -128,7 +128,7 @@ def repair_backlinks(
 def write_play(app: Any, exception: Exception | None) -> None:
     """The page of ``bayou play``, which the start page embeds."""
     if exception is None and app.builder.format == "html":
-        from bayou.cli.play import page
+        from bayou.app.cli.play import page
 
         (Path(app.outdir) / "_static" / "play.html").write_text(page(), encoding="utf-8")
 

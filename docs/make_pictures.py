@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import Flow, StandardNormal, Transform, planar, realnvp, spline_coupling
 from bayou.flows.fitting.fit import FitResult, fit
 from experiments import plots

@@ -1,5 +1,5 @@
 """The posteriors of the page of ``bayou play``: ``python -m docs.make_play`` writes
-``src/bayou/cli/play.json``.
+``src/bayou/app/cli/play.json``.
 
 Five panels: fifty networks for handwritten digits, networks for classes in the plane and for a
 curve, whose last layers the page fits again when points move, the layers of flows on a grid, and
@@ -21,14 +21,14 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import flatten
 from bayou.flows import Chain, Flow, StandardNormal, maf, planar, realnvp, spline_coupling
 from bayou.flows.fitting.fit import fit
 from bayou.kernels.annealing import Annealing
-from bayou.params import flatten
 from experiments.densities import SAMPLERS
 
-OUT = Path(__file__).parent.parent / "src/bayou/cli/play.json"
+OUT = Path(__file__).parent.parent / "src/bayou/app/cli/play.json"
 NETWORKS, FEATURE_NETWORKS = 50, 24
 NOISE = 0.1
 Packed = dict[str, Any]

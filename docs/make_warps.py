@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import registry
 from bayou.flows.core.transform import ANGLES, Map
 from docs.pages import FLOWS

@@ -12,9 +12,9 @@ from typing import Any
 
 import matplotlib
 
-from bayou.report.results import Cell, Results
-from bayou.report.tables import numbers
-from bayou.runs.folder import Run
+from bayou.app.report.results import Cell, Results
+from bayou.app.report.tables import numbers
+from bayou.app.runs.folder import Run
 from experiments import figures, plots
 
 SHOWN = (

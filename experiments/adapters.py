@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 import bayou
 from bayou import metrics
+from bayou.core.progress import Show
 from bayou.data import DataError
 from bayou.data.files import cache_dir, folders
 from bayou.data.images import read_idx, read_sheet
@@ -36,7 +37,6 @@ from bayou.methods import TFB
 from bayou.metrics.scores import By, uncertainties
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.progress import Show
 from bayou.target import PriorRules
 from experiments import study
 from experiments.digest import digest

@@ -23,9 +23,9 @@ import torch
 import bayou
 from bayou import metrics
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
+from bayou.core.progress import Show
 from bayou.data import load
 from bayou.inference.method import Method
-from bayou.progress import Show
 from bayou.select import Training, auto
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find

@@ -19,12 +19,12 @@ import torch
 
 from bayou import metrics
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
+from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
 from bayou.methods.laplace import SCALE_DRAWS, SCALES
 from bayou.methods.vi import Variational
 from bayou.predictive import Predictive
-from bayou.progress import Show
 from bayou.select import by_name, where
 from bayou.training.data import as_data
 from experiments import study

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 
 EDGE, WALL = 4.0, 0.4
 _ROOT = math.sqrt(2 * math.pi)

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from bayou.app.runs import layers
+from bayou.app.runs.nets import NETS
+from bayou.core.specs import is_written
 from bayou.likelihoods import Categorical
 from bayou.methods.vi import Variational
-from bayou.runs import layers
-from bayou.runs.nets import NETS
 from bayou.select import folds, held_out, relevance
 from bayou.select.auto import HELD_OUT_FRACTION
-from bayou.specs import is_written
 from bayou.target import Target
 
 IDLE = (

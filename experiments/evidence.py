@@ -13,17 +13,17 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, flatten
+from bayou.core.progress import Progress, Show
 from bayou.inference.chains import resident
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.trace import traced
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.network import Network
-from bayou.params import Params, flatten
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal, BoundPrior
-from bayou.progress import Progress, Show
 from bayou.target import PriorRules, Target
 from bayou.training.data import as_data
 from bayou.training.seeds import as_int_seed, part_seed

@@ -15,14 +15,14 @@ from typing import Any, final
 import torch
 
 import bayou
+from bayou.app.report.judge import prediction, score
+from bayou.app.runs import nets
+from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.core.progress import Show
 from bayou.data import CATALOGUE, DataSet, load
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Guided, Posterior
-from bayou.progress import Show
-from bayou.report.judge import prediction, score
-from bayou.runs import nets
-from bayou.runs.interrupt import raise_if_interrupted
 from bayou.target import PriorRules
 from experiments import figures, study
 from experiments.digest import digest, network

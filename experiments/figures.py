@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayou.app.report.judge import rotation, turn
 from bayou.data import DataSet
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.report.judge import rotation, turn
 from experiments import plots
 
 DIGIT = "3"  # the one that turns

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
+from bayou.core.progress import Show
 from bayou.diagnostics import bound_gap
 from bayou.guides import GuideSpec
 from bayou.priors import DensityPrior
-from bayou.progress import Show
 from experiments import figures, plots, study
 from experiments.study import Fit, Found
 

@@ -21,11 +21,11 @@ from torch.nn.functional import cross_entropy
 
 import bayou
 from bayou import metrics
+from bayou.core.progress import Show
 from bayou.diagnostics import check
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical
 from bayou.predictive import Predictive
-from bayou.progress import Show
 from experiments import study
 from experiments.digest import digest
 from experiments.study import Fit, Found

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bayou.progress import Show
+from bayou.core.progress import Show
 from experiments import study
 from experiments.adapters import Adapters
 from experiments.choice import Choice

@@ -22,9 +22,9 @@ import torch
 
 import bayou
 from bayou import metrics
-from bayou.cli.process import workers
-from bayou.progress import Show
-from bayou.runs.folder import read_json, write_text
+from bayou.app.cli.process import workers
+from bayou.app.runs.folder import read_json, write_text
+from bayou.core.progress import Show
 
 Found = dict[str, Any]  # what NAME.json holds
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.posteriors import Posterior
-from bayou.progress import Show
-from bayou.runs.interrupt import raise_if_interrupted
 from experiments import figures, plots, study
 from experiments.study import Fit, Found
 

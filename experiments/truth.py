@@ -18,11 +18,11 @@ import torch
 
 import bayou
 from bayou import metrics
+from bayou.app.report.judge import prediction
+from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.posteriors import Empirical, Guided, Mixture, Posterior
-from bayou.progress import Show
-from bayou.report.judge import prediction
-from bayou.runs.interrupt import raise_if_interrupted
 from bayou.select import with_dropout
 from bayou.target import PriorRules
 from experiments import study

@@ -27,16 +27,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bayou
-from bayou import metrics, rng
+from bayou import metrics
+from bayou.app.runs import nets
+from bayou.core import rng
+from bayou.core.params import flatten
+from bayou.core.progress import Progress, Show
 from bayou.data import load
 from bayou.kernels import Joint, adaptation, hmc
 from bayou.likelihoods import Likelihood
 from bayou.metrics.chains import rhat
 from bayou.network import Network
-from bayou.params import flatten
 from bayou.predictive import Predictive
-from bayou.progress import Progress, Show
-from bayou.runs import nets
 from bayou.target import Target
 from bayou.training.seeds import part_seed
 from experiments.evidence import Evidence, evidence, prior_variance

@@ -91,8 +91,8 @@ def short_searches() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of two methods and two seeds on the digits, for tests that only look at it."""
-    from bayou.runs.config import Config
-    from bayou.runs.folder import Run
+    from bayou.app.runs.config import Config
+    from bayou.app.runs.folder import Run
 
     folder = tmp_path_factory.mktemp("runs") / "digits"
     run = Run.create(

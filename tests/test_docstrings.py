@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import bayou
-from bayou.specs import Checked, described
+from bayou.core.specs import Checked, described
 
 UNDESCRIBED = {"Guide": {"args", "kwargs"}}  # of nn.Module: a subclass has parameters of its own
 

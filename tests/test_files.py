@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import bayou
-from bayou import files
-from bayou.runs.writing import RunError, read_json, write_json
+from bayou.app.runs.writing import RunError, read_json, write_json
+from bayou.core import files
 
 SOURCE = Path(bayou.__file__).parent
 HOLD = """
@@ -110,7 +110,7 @@ def test_every_file_of_the_library_is_written_in_one_way() -> None:
     found = [
         path for path in SOURCE.rglob("*.py") if writes.search(path.read_text(encoding="utf-8"))
     ]
-    assert {str(path.relative_to(SOURCE)) for path in found} == {"files.py"}
+    assert {str(path.relative_to(SOURCE)) for path in found} == {"core/files.py"}
 
 
 @posix

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayou
-from bayou.specs import from_json, to_json
+from bayou.core.specs import from_json, to_json
 from bayou.target import Target
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from bayou import params as P
+from bayou.core import params as P
 
 NAMES = ["conv1.weight", "conv1.bias", "fc.weight", "fc.bias"]
 

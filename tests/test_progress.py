@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from bayou import progress
-from bayou.progress import Progress
+from bayou.core import progress
+from bayou.core.progress import Progress
 
 
 class Terminal(io.StringIO):

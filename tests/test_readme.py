@@ -15,10 +15,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import bayou
-from bayou.cli.app import app
+from bayou.app.cli.app import app
+from bayou.app.runs.folder import Run
 from bayou.flows._registry import registry
 from bayou.flows.core.transform import Cost
-from bayou.runs.folder import Run
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

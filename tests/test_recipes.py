@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import metrics, rng
+from bayou import metrics
+from bayou.core import rng
 from bayou.curvature import information
 from bayou.likelihoods import BoundLikelihood, FiniteLikelihood, Likelihood
 from bayou.likelihoods.base import MONTE_CARLO_DRAWS

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 
 DRAWS = [rng.normal, rng.uniform]
 LIKE = torch.zeros((), dtype=torch.float64)

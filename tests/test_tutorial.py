@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bayou.cli.app import app
+from bayou.app.cli.app import app
 
 PAGE = Path(__file__).parents[1] / "docs" / "start" / "csv.md"
 FIRST, SECOND = PAGE.read_text(encoding="utf-8").split(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bayou
-from bayou.progress import BayouWarning
+from bayou.core.progress import BayouWarning
 
 ROOT = Path(bayou.__file__).parent
 
@@ -79,4 +79,6 @@ def test_a_warning_of_another_library_is_shown(category: type[Warning], module: 
 
 def test_a_file_that_bayou_leaves_open_is_an_error() -> None:
     with pytest.raises(ResourceWarning):
-        warnings.warn_explicit("unclosed file", ResourceWarning, "somewhere.py", 1, "bayou.files")
+        warnings.warn_explicit(
+            "unclosed file", ResourceWarning, "somewhere.py", 1, "bayou.core.files"
+        )

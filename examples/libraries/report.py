@@ -10,8 +10,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
 
 folder = tempfile.TemporaryDirectory()
 methods = ("mle", "map", "ensemble", "laplace")

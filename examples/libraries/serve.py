@@ -16,10 +16,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
-from bayou.runs.serve import Server
-from bayou.runs.service import Service
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
+from bayou.app.runs.serve import Server
+from bayou.app.runs.service import Service
 
 folder = tempfile.TemporaryDirectory()
 table, random_numbers = Path(folder.name) / "flats.csv", random.Random(0)

@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bayou
+from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.core.progress import Show
 from bayou.guides import RankOne
 from bayou.inference.method import Method
 from bayou.methods import VBLL
@@ -27,8 +29,6 @@ from bayou.methods.langevin import Cyclical, GradientSampler
 from bayou.operations import feature_density, random_feature_head, spectral_normalized
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.progress import Show
-from bayou.runs.interrupt import raise_if_interrupted
 from bayou.select import with_dropout
 from experiments import study
 from experiments.digest import digest

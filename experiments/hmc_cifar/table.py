@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from bayou.progress import Show
+from bayou.core.progress import Show
 from experiments import figures, plots, study
 from experiments.hmc_cifar.images import STRENGTHS, Sizes
 from experiments.hmc_cifar.rows import LABELS, MEANS, POINT, REFERENCE, Fits, mixture, settings

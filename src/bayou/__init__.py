@@ -4,7 +4,7 @@ Names are imported when they are first used, so that ``import bayou`` and the co
 nothing until they need torch. The list of names is in ``__init__.pyi``, which type checkers read.
 """
 
-from bayou.lazy import lazy
+from bayou.core.lazy import lazy
 
 __version__ = "0.1.0"
 

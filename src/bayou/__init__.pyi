@@ -17,6 +17,7 @@ from bayou.adapters.sklearn import (
     BayesClassifier as BayesClassifier,
     BayesRegressor as BayesRegressor,
 )
+from bayou.core.progress import BayouWarning as BayouWarning
 from bayou.guides import (
     MNF as MNF,
     Delta as Delta,
@@ -67,7 +68,6 @@ from bayou.operations import (
 from bayou.posteriors import Posterior as Posterior, load as load
 from bayou.predictive import Predictive as Predictive
 from bayou.priors import Normal as Normal
-from bayou.progress import BayouWarning as BayouWarning
 from bayou.select import list_methods as list_methods
 from bayou.training.convergence import ConvergenceWarning as ConvergenceWarning
 

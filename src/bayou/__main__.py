@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from bayou.extras import extra
+from bayou.core.extras import extra
 
 
 def main() -> None:
     """The command line, or what it needs that the core does not."""
     try:
         with extra("lab", "The command line"):
-            from bayou.cli.app import main as run
+            from bayou.app.cli.app import main as run
     except ImportError as error:
         sys.exit(str(error))
     run()

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.files import StrPath
+from bayou.core.progress import BayouWarning, Show
 from bayou.diagnostics.checks import MAX_BASELINE_ROWS, MAX_CHECKED_ROWS, check_after_fit
-from bayou.files import StrPath
 from bayou.inference.first_batch import LAST, check_gradients_enabled, first_inputs, last_layer
 from bayou.inference.method import Method, identity
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
@@ -23,7 +24,6 @@ from bayou.network.inputs import Select
 from bayou.network.units import with_units
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import BayouWarning, Show
 from bayou.select import by_name
 from bayou.select.standardize import (
     apply_units,

@@ -9,10 +9,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.rng import Seed
 from bayou.likelihoods import BoundLikelihood, FiniteLikelihood
 from bayou.likelihoods.mixtures import average, chunks
-from bayou.rng import Seed
 
 
 @final

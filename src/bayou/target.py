@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou.files import no_grad_state, packed_state
+from bayou.core.files import no_grad_state, packed_state
+from bayou.core.params import Params, match
 from bayou.likelihoods import BoundLikelihood, Likelihood
 from bayou.network import (
     Network,
@@ -25,7 +26,6 @@ from bayou.network import (
     layouts,
     shared_copy,
 )
-from bayou.params import Params, match
 from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
 from bayou.training.data import digest
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
-from bayou.runs.config import Config
+from bayou.app.runs.config import Config
 from bayou.select.settings import TRAINING
 
 QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5}

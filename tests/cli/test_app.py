@@ -22,9 +22,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import bayou
-from bayou.cli.app import app
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
+from bayou.app.cli.app import app
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
 
 QUICK = {"steps": 12, "samples": 6, "members": 2}
 runner = CliRunner()
@@ -48,7 +48,7 @@ def table(path: Path, rows: int = 80, target: bool = True) -> Path:
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys; import bayou.cli.app; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    code = "import sys; import bayou.app.cli.app; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"COVERAGE": ""})
     for name in get_command(app).commands:  # type: ignore[attr-defined]
         assert bayou_command(name, "--help").exit_code == 0
@@ -70,7 +70,7 @@ def test_without_the_lab_extra_the_command_says_what_to_install(
 ) -> None:
     from bayou.__main__ import main
 
-    monkeypatch.delitem(sys.modules, "bayou.cli.app")
+    monkeypatch.delitem(sys.modules, "bayou.app.cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(
         SystemExit, match=r"needs typer, which is not installed: pip install 'bayou\[lab\]'"
@@ -297,7 +297,7 @@ def test_every_setting_comes_back_from_the_command_and_from_the_file(
     """What a report tells the reader to type, and what a run folder saves, are the settings of the
     run: all of them.
     """
-    from bayou.cli import app as cli
+    from bayou.app.cli import app as cli
 
     by_type = {"int": 3, "float": 0.125, "str": "word", "bool": True, "tuple[str, ...]": ("a", "b")}
     own = {
@@ -478,7 +478,7 @@ def test_lines_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line for each event however long it is, and one now and then in between."""
-    from bayou.cli import live
+    from bayou.app.cli import live
 
     board = live.Board(["mnf-0"])
     board.tell("mnf-0", "fitting", {})
@@ -534,7 +534,7 @@ def test_a_terminated_run_prints_how_to_resume(name: str, tmp_path: Path) -> Non
         "-q",
     ]
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{listening}; from bayou.cli import app; app.main()"
+    code = f"{listening}; from bayou.app.cli import app; app.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
     )
@@ -558,7 +558,7 @@ def test_a_prediction_imports_only_what_it_uses(tmp_path: Path) -> None:
         tmp_path / "run", Config(data=str(source), target="kind", methods=("map",), **QUICK)
     ).work()
     words = ["bayou", "predict", str(tmp_path / "run"), "--input", str(new), "--out", str(out)]
-    code = f"import sys; sys.argv = {words}; from bayou.cli.app import main; main()"
+    code = f"import sys; sys.argv = {words}; from bayou.app.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True
     )

@@ -22,8 +22,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import bayou
-from bayou.cli.app import app
-from bayou.cli.play import page, server
+from bayou.app.cli.app import app
+from bayou.app.cli.play import page, server
 from bayou.network import Network
 from bayou.posteriors import Empirical
 from bayou.target import Target
@@ -39,7 +39,7 @@ SEVEN = [[[0.2, 0.15], [0.8, 0.15], [0.45, 0.88]]]  # strokes
 
 @lru_cache
 def data() -> dict[str, Any]:
-    return json.loads((files("bayou.cli") / "play.json").read_text())
+    return json.loads((files("bayou.app.cli") / "play.json").read_text())
 
 
 def array(packed: dict[str, Any]) -> torch.Tensor:

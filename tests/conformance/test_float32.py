@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import Map, Spline, logistic_mixture
 from bayou.flows.checking.check import _event, _perturbed
 from bayou.flows.core.compose import Direction

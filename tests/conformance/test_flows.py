@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.flows._registry import Entry, registry
 from bayou.flows.checking.check import _event
 from bayou.flows.checking.report import Report

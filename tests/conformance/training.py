@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import Cost, Map, Report, Transform, check
 from bayou.flows.checking.case import within
 from bayou.flows.checking.check import _event

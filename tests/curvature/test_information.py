@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.curvature import information
 from bayou.likelihoods import BoundLikelihood, FiniteLikelihood, Likelihood
 

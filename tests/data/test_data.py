@@ -277,9 +277,9 @@ def test_the_names_need_only_the_standard_library() -> None:
     code = """
 import importlib.util, sys, types, pathlib
 root = pathlib.Path(sys.argv[1])
-for name, path in (("bayou", root), ("bayou.data", root / "data"), ("bayou.runs", root / "runs")):
+for name, path in (("bayou", root), ("bayou.data", root / "data"), ("bayou.app.runs", root / "runs")):
     module = types.ModuleType(name); module.__path__ = [str(path)]; sys.modules[name] = module
-import bayou.data.catalogue, bayou.data.files, bayou.data.dataset, bayou.runs.nets
+import bayou.data.catalogue, bayou.data.files, bayou.data.dataset, bayou.app.runs.nets
 spec = importlib.util.spec_from_file_location("bayou.data", root / "data" / "__init__.py")
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 print(sorted({"numpy", "torch", "sklearn", "PIL", "torchmetrics", "pandas"} & set(sys.modules)))

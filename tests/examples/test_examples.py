@@ -122,7 +122,7 @@ def shorter(example: make_gallery.Example, folder: Path) -> make_gallery.Example
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.filterwarnings("error::bayou.progress.BayouWarning")
+@pytest.mark.filterwarnings("error::bayou.core.progress.BayouWarning")
 @pytest.mark.parametrize("name", [marked(name) for name in EXAMPLES if name in CLAIMS])
 def test_runs_and_shows_what_its_page_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,7 +137,7 @@ def test_runs_and_shows_what_its_page_says(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.filterwarnings("ignore::bayou.progress.BayouWarning")  # of runs as short as these
+@pytest.mark.filterwarnings("ignore::bayou.core.progress.BayouWarning")  # of runs as short as these
 @pytest.mark.parametrize("name", [marked(name) for name in EXAMPLES if name not in CLAIMS])
 def test_runs_and_draws_what_its_page_shows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_search: None

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from bayou.params import match
+from bayou.core.params import match
 from benchmarks import partial
 from experiments.hmc_cifar.network import resnet
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayou.runs.folder import Run
+from bayou.app.runs.folder import Run
 from docs import make_pictures as pictures, report_picture
 from experiments import plots
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import Flow, StandardNormal, Transform, planar, realnvp
 from bayou.flows.fitting.fit import fit
 from experiments.densities import POTENTIALS

@@ -14,9 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 import bayou
-from bayou.cli.app import app
+from bayou.app.cli.app import app
+from bayou.app.runs import nets
 from bayou.data import CATALOGUE, load
-from bayou.runs import nets
 from experiments import figures, reproduce, study
 from experiments.digest import SELECTION, digest
 from experiments.experiment import Budget, Experiment, Row, hold_out

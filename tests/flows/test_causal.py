@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import (
     Affine,
     Autoregressive,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.checking.case import Case
 from bayou.flows.checking.check import CHECKS, check
 from bayou.flows.checking.properties import PROPERTIES

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, distributions as D, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import MADE, Autoregressive, Flow, Spline, VonMises, circular_spline
 
 KAPPAS = [1e-3, 1.0, 20.0, 99.0]

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.flows import (
     MADE,
     Categorical,

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.flows import (
     Continuous,
     DiagonalNormal,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import (
     ActNorm,
     Chain,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import (
     ActNorm,
     Affine,

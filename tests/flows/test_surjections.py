@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import (
     Abs,
     Argmax,

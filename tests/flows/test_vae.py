@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, distributions as D, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import (
     VAE,
     AmortizedAffine,

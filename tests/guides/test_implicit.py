@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.diagnostics import bound_gap
 from bayou.flows import Side
 from bayou.guides.guide import KL

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributions, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.guides.inducing import InducingGuide
 from bayou.guides.regression import Regression, patches
 from bayou.network import Call

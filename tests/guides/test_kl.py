@@ -15,7 +15,8 @@ from scipy import integrate
 from torch import Tensor, distributions, nn
 
 import bayou
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.guides.gain import GainFlow
 from bayou.guides.guide import KL, Guide, GuideSpec
 from bayou.guides.multiplicative import Conjugate, Published, gained_kl

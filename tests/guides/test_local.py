@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.guides.guide import Gain, Weight
 from bayou.guides.local import LocalReparameterization
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayou
-from bayou.files import FileError
+from bayou.core.files import FileError
 
 
 class Net(nn.Module):

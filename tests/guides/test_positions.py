@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.target import Target
 
 DOUBLE = torch.float64

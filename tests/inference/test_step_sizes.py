@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.core.progress import Progress
 from bayou.inference.probe import Probe
 from bayou.kernels import Joint
 from bayou.network import Network
 from bayou.posteriors import Empirical
-from bayou.progress import Progress
 from bayou.target import Target
 from bayou.training.data import as_data
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.kernels import adaptation, hmc, mclmc, nuts, psgld, sghmc, sgld
 
 F64 = torch.float64

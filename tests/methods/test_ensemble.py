@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.guides.bayesian import Bayesian
 from bayou.inference import members
 from bayou.inference.point import PointModel

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import bayou
-from bayou.files import FileError
+from bayou.core.files import FileError
 from bayou.training.data import as_data
 
 N = 24

@@ -11,7 +11,7 @@ from torch import nn
 
 import bayou
 from bayou import HMC, IVON, MAP, SGHMC, SWAG, VI, Ensemble, Gaussian, Laplace
-from bayou.files import FileError
+from bayou.core.files import FileError
 from bayou.inference.method import Method
 
 X = torch.linspace(-1, 1, 60).reshape(20, 3)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.files import read_file, write_file
+from bayou.core.files import read_file, write_file
 from bayou.operations.calibrate import best_temperature
 from bayou.operations.export import export
 from bayou.predictive import Predictive

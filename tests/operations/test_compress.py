@@ -14,7 +14,9 @@ from bayou.posteriors import Empirical
 small = importlib.import_module("bayou.operations.compress")  # its name is the function's
 
 # The rows are the outputs of networks as they are.
-pytestmark = pytest.mark.filterwarnings("ignore:.*far from unit scale:bayou.progress.BayouWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*far from unit scale:bayou.core.progress.BayouWarning"
+)
 ROWS = torch.Generator().manual_seed(0)
 X = torch.randn(7, 6, generator=ROWS, dtype=torch.float64)
 IMAGES = torch.randn(3, 2, 8, 8, generator=ROWS, dtype=torch.float64)

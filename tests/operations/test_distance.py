@@ -164,7 +164,7 @@ def test_sngp_is_the_gaussian_process_and_knows_distance(tmp_path: Path) -> None
     posterior.save(tmp_path / "sngp.bayou")
     again = bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, 2000, 1.0))
     torch.testing.assert_close(again.predict(new).mean, posterior.predict(new).mean)
-    with pytest.raises(bayou.files.FileError):  # other features
+    with pytest.raises(bayou.core.files.FileError):  # other features
         bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, 2000, 1.0, seed=7))
     torch.testing.assert_close(posterior.to_module()(new), net(new))
     torch.testing.assert_close(copy.deepcopy(net)(new), net(new))

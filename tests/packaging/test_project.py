@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 import bayou
-from bayou.cli.app import app
+from bayou.app.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[

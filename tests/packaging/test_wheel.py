@@ -100,8 +100,8 @@ def test_the_archives_hold_what_they_need(built: dict[str, Path]) -> None:
     source = {
         path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "bayou").rglob("*.py")
     }
-    others = {"bayou/py.typed", "bayou/report/page.html.j2", "bayou/report/style.css"} | {
-        f"bayou/cli/play.{kind}" for kind in ("html", "json")
+    others = {"bayou/py.typed", "bayou/app/report/page.html.j2", "bayou/app/report/style.css"} | {
+        f"bayou/app/cli/play.{kind}" for kind in ("html", "json")
     }
     others |= {f"bayou/{package}__init__.pyi" for package in ("", "flows/", "select/")}
     assert {name for name in names if ".dist-info/" not in name} == source | others

@@ -39,13 +39,13 @@ def digits() -> None:
 
 
 def picture() -> None:
-    from bayou.report.judge import png
+    from bayou.app.report.judge import png
 
     png(torch.zeros(1, 2, 2))
 
 
 def report() -> None:
-    from bayou.report.page import Report
+    from bayou.app.report.page import Report
 
     sys.modules["jinja2"] = None  # type: ignore[assignment]  # torch depends on it
     Report([{"label": "map", "task": "regression", "seed": 0, "metrics": {}}], {}).html()

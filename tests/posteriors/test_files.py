@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 import bayou
-from bayou import files, flows
-from bayou.files import join, pack, read_file, split, write_file
+from bayou import flows
+from bayou.core import files
+from bayou.core.files import join, pack, read_file, split, write_file
+from bayou.core.specs import from_json, to_json
 from bayou.guides.guide import GuideSpec
 from bayou.priors import DensityPrior, Prior
-from bayou.specs import from_json, to_json
 
 X = torch.linspace(-1, 1, 12).unsqueeze(-1)
 Y = X**2

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bayou
+from bayou.core.params import size
 from bayou.guides.bayesian import Bayesian
 from bayou.network import evaluating
-from bayou.params import size
 from bayou.posteriors.guided import Guided
 from bayou.target import Target
 from bayou.training.settings import Settings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.priors import UnitNormal
 
 DOUBLE = torch.float64

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou import rng
+from bayou.core import rng
 from bayou.network import Network, evaluating
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))

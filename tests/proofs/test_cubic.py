@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import bayou
-from bayou.params import flatten
+from bayou.core.params import flatten
 from experiments.toy import Problem, network
 
 F64 = torch.float64

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from bayou.report.page import Report
-from bayou.runs.folder import Run
+from bayou.app.report.page import Report
+from bayou.app.runs.folder import Run
 
 pytestmark = pytest.mark.peers  # Playwright and a browser
 CHROMIUM = (

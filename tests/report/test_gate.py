@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 import bayou
-from bayou.cli.app import app
-from bayou.runs.folder import Run
+from bayou.app.cli.app import app
+from bayou.app.runs.folder import Run
 from bayou.select import named
 
 
@@ -45,8 +45,8 @@ def test_methods_are_compared_with_baselines_and_failures_are_flagged(digits: Ru
 
 
 def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> None:
-    from bayou.report.results import Results
-    from bayou.report.verdict import verdict
+    from bayou.app.report.results import Results
+    from bayou.app.report.verdict import verdict
 
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(200, generator=generator).double()
@@ -129,7 +129,7 @@ def test_auto_selects_by_held_out_rows_and_explains_its_choice(
 
 
 def test_errors_over_rows_and_seeds_add_up() -> None:
-    from bayou.report.results import Results
+    from bayou.app.report.results import Results
 
     results = [{"label": "A", "seed": seed, "task": "regression", "metrics": {"nll": nll}, "errors": {"nll": 0.3}}
                for seed, nll in ((0, 1.0), (1, 1.8))]  # fmt: skip
@@ -141,7 +141,7 @@ def test_errors_over_rows_and_seeds_add_up() -> None:
 
 
 def test_splits_have_equal_weights_and_the_larger_standard_error() -> None:
-    from bayou.report.results import average
+    from bayou.app.report.results import average
 
     found = average([(0, 1.0, 0.3), (0, 1.8, 0.3), (1, 2.0, 0.1)])
     assert found.value == pytest.approx((1.4 + 2.0) / 2)
@@ -158,8 +158,8 @@ def scored(label: str, nll: torch.Tensor, **more: Any) -> dict[str, Any]:
 
 
 def test_every_method_is_compared_with_map() -> None:
-    from bayou.report.page import Report
-    from bayou.report.results import Results
+    from bayou.app.report.page import Report
+    from bayou.app.report.results import Results
 
     generator = torch.Generator().manual_seed(0)
     rows, noise = torch.randn(2, 400, generator=generator).double()
@@ -181,8 +181,8 @@ def test_every_method_is_compared_with_map() -> None:
 
 
 def test_the_conclusion_has_the_lead_over_the_splits() -> None:
-    from bayou.report.results import Results
-    from bayou.report.verdict import verdict
+    from bayou.app.report.results import Results
+    from bayou.app.report.verdict import verdict
 
     generator = torch.Generator().manual_seed(0)
     results = []
@@ -198,7 +198,7 @@ def test_the_conclusion_has_the_lead_over_the_splits() -> None:
 
 
 def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
-    from bayou.report.page import Report
+    from bayou.app.report.page import Report
 
     rows = torch.arange(50.0).double()
     good = {"draws": 300, "chains": 2, "r_hat": 1.012, "r_hat_median": 1.0, "ess": 210.0, "ess_median": 400.0,
@@ -220,8 +220,8 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
 def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from bayou.cli.live import Board
-    from bayou.report.results import Average
+    from bayou.app.cli.live import Board
+    from bayou.app.report.results import Average
 
     board = Board(["sgld-0", "ffg-0"])
     board.tell(
@@ -240,7 +240,7 @@ def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(
 def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from bayou.cli import live
+    from bayou.app.cli import live
 
     board = live.Board(["mle-0", "map-0"])
     for name in ("map-0", "mle-0"):  # MAP is fitted first
@@ -266,8 +266,8 @@ def classified(
 
 
 def test_the_first_sentence_is_for_a_manager_and_has_the_worst_number() -> None:
-    from bayou.report.results import Results
-    from bayou.report.verdict import verdict
+    from bayou.app.report.results import Results
+    from bayou.app.report.verdict import verdict
 
     results = [
         classified("MAP", 0.5, 0.90, 0.95, 0.87),
@@ -296,8 +296,8 @@ def test_the_first_sentence_is_for_a_manager_and_has_the_worst_number() -> None:
 def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in_the_intervals() -> (
     None
 ):
-    from bayou.report.results import Results
-    from bayou.report.verdict import verdict
+    from bayou.app.report.results import Results
+    from bayou.app.report.verdict import verdict
 
     rows = torch.zeros(5).double()
     metrics = {"nll": 0.0, "rmse": 3.0, "coverage": 0.88}
@@ -325,8 +325,8 @@ def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in
 
 def test_settings_are_spelled_for_their_reader() -> None:
     """The checks of a fit name options in a terminal, and arguments in Python."""
+    from bayou.core.progress import command_line_spelling
     from bayou.posteriors.checks import of_history
-    from bayou.progress import command_line_spelling
 
     data = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     posterior = bayou.fit(torch.nn.Linear(2, 2), data, bayou.MAP(steps=3), progress=False)

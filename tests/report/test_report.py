@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from bayou.report.tables import stages
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
+from bayou.app.report.tables import stages
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
 
 QUICK = {"steps": 12, "samples": 6, "members": 2}
 
@@ -83,7 +83,7 @@ def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
     """A null in a file is no reason for a traceback, and no number either."""
-    from bayou.report.page import Report
+    from bayou.app.report.page import Report
 
     results = json.loads(json.dumps(digits.results()))
     broken = results[-1]
@@ -96,7 +96,7 @@ def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
 
 
 def test_members_of_an_ensemble_are_separate_lines() -> None:
-    from bayou.report.sections import _history
+    from bayou.app.report.sections import _history
 
     rows = [{"step": step, "log_likelihood": 1.0} for _ in range(2) for step in (0, 50, 99)]
     x, y = _history(rows, "log_likelihood", 2.0)
@@ -105,8 +105,8 @@ def test_members_of_an_ensemble_are_separate_lines() -> None:
 
 
 def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
-    from bayou.report.results import Results
-    from bayou.report.sections import calibration
+    from bayou.app.report.results import Results
+    from bayou.app.report.sections import calibration
 
     found = {
         "count": [1, 0, 5, 2, 20],
@@ -127,7 +127,7 @@ def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
 
 
 def test_ticks_of_an_axis_are_readable_and_fit() -> None:
-    from bayou.report.charts import Axes, tick_labels, ticks
+    from bayou.app.report.charts import Axes, tick_labels, ticks
 
     assert tick_labels(ticks(0, 16e6)) == [
         "0",
@@ -151,7 +151,7 @@ def test_ticks_of_an_axis_are_readable_and_fit() -> None:
 
 
 def test_numbers_of_a_table_are_readable() -> None:
-    from bayou.report.tables import format_number
+    from bayou.app.report.tables import format_number
 
     assert format_number(1.26e6, 4, 3e4) == ("1.26 million", "0.03 million")
     assert format_number(-3.4e9, 4) == ("-3.40 billion", "")

@@ -13,12 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bayou import progress
-from bayou.cli.app import app
-from bayou.cli.live import Board
-from bayou.files import read_file
-from bayou.runs.config import Config
-from bayou.runs.folder import Interrupted, Run
+from bayou.app.cli.app import app
+from bayou.app.cli.live import Board
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Interrupted, Run
+from bayou.core import progress
+from bayou.core.files import read_file
 
 QUICK: dict[str, Any] = {"steps": 12, "samples": 4, "members": 2, "chains": 2}
 pytestmark = pytest.mark.usefixtures("short_search")

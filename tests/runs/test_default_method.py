@@ -13,11 +13,11 @@ import torch
 
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
-from bayou.cli.app import train
-from bayou.progress import BayouWarning
-from bayou.runs import use
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
+from bayou.app.cli.app import train
+from bayou.app.runs import use
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
+from bayou.core.progress import BayouWarning
 from bayou.select.settings import DEFAULT_METHOD
 from bayou.training.data import as_data
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bayou.cli.app import app
-from bayou.runs import use
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
+from bayou.app.cli.app import app
+from bayou.app.runs import use
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
 
 
 def write(path: Path, columns: dict[str, list[object]], rows: slice) -> Path:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from bayou.app.runs.nets import NETS, build, default_net
 from bayou.data import load
-from bayou.runs.nets import NETS, build, default_net
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import bayou
-from bayou import files
+from bayou.app.runs import use
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Interrupted, Job, Run, RunError
+from bayou.app.runs.writing import write_json
+from bayou.core import files
 from bayou.data import reading
 from bayou.inference import probe
 from bayou.posteriors import Posterior
-from bayou.runs import use
-from bayou.runs.config import Config
-from bayou.runs.folder import Interrupted, Job, Run, RunError
-from bayou.runs.writing import write_json
 from bayou.select import named
 from bayou.select.settings import ConfigError
 
@@ -154,7 +154,7 @@ def test_numbers_of_an_interrupted_fit_have_a_note(tmp_path: Path) -> None:
 
 
 def test_the_time_of_a_run_is_estimated_by_its_methods_and_its_length() -> None:
-    from bayou.runs.duration import describe_duration, estimate_seconds
+    from bayou.app.runs.duration import describe_duration, estimate_seconds
 
     def estimate(*methods: str, **settings: Any) -> float:
         return estimate_seconds(methods, Config("moons", methods, **settings), 400, (1e-3, 2e-3))

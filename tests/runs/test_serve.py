@@ -30,13 +30,13 @@ import pytest
 import torch
 
 import bayou
+from bayou.app.runs import batches as batching, service as services, use
+from bayou.app.runs.batches import Batches, Limits
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.serve import Server
+from bayou.app.runs.service import Refused, Request, Service
 from bayou.data.preprocess import ImagePreprocessor
-from bayou.runs import batches as batching, service as services, use
-from bayou.runs.batches import Batches, Limits
-from bayou.runs.config import Config
-from bayou.runs.folder import Run, RunError
-from bayou.runs.serve import Server
-from bayou.runs.service import Refused, Request, Service
 
 HEADER = ["name", "height", "color"]
 
@@ -649,10 +649,10 @@ def test_a_missing_extra_says_how_to_install_it(
 ) -> None:
     from typer.testing import CliRunner
 
-    from bayou.cli.app import app
+    from bayou.app.cli.app import app
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "bayou.runs.serve")
+    monkeypatch.delitem(sys.modules, "bayou.app.runs.serve")
     found = CliRunner().invoke(app, ["serve", str(classes)])
     assert found.exit_code == 2
     assert (

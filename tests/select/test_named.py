@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import progress
+from bayou.core import progress
 from bayou.inference.method import Method, identity
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior

@@ -11,9 +11,9 @@ from sklearn.datasets import load_diabetes, load_iris
 from torch import Tensor
 
 import bayou
-from bayou.runs import nets
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
+from bayou.app.runs import nets
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
 
 NUMBERS, CLASSES = "numbers", "classes"
 

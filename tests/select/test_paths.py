@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.core.progress import Progress
 from bayou.inference.modes import Modes
-from bayou.progress import Progress
 from bayou.select import folds
 from bayou.select.folds import Path, held_out, parts, search
 from bayou.target import Target

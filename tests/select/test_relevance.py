@@ -27,7 +27,7 @@ def table(count: int, columns: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def network(columns: int = 5) -> nn.Module:
-    with bayou.rng.isolated(0, torch.device("cpu")):
+    with bayou.core.rng.isolated(0, torch.device("cpu")):
         return nn.Sequential(nn.Linear(columns, 10), nn.SiLU(), nn.Linear(10, 1)).double()
 
 

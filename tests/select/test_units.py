@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import bayou
-from bayou.files import FileError, read_file, write_file
+from bayou.core.files import FileError, read_file, write_file
 from bayou.network.units import Standardization, Units, units_of, with_units
 from bayou.operations.export import export
 from bayou.select.standardize import (

@@ -20,11 +20,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
+from bayou.app.runs.use import evaluate
 from bayou.methods import vi
 from bayou.network import is_sharded
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
-from bayou.runs.use import evaluate
 from bayou.training import checkpoints
 from bayou.training.data import whole
 from bayou.training.ranks import sharing

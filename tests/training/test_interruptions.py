@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.files import read_file
+from bayou.core.files import read_file
 from bayou.likelihoods import Likelihood
 from bayou.methods import vi
 from bayou.training.checkpoints import Checkpoint

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.cli.process import begin_worker, workers
+from bayou.app.cli.process import begin_worker, workers
+from bayou.app.runs.config import Config
+from bayou.app.runs.folder import Run
+from bayou.core.progress import BayouWarning
 from bayou.methods.ensemble import EnsembleError
-from bayou.progress import BayouWarning
-from bayou.runs.config import Config
-from bayou.runs.folder import Run
 
 SHORT = bayou.MAP(steps=6, batch_size=8)
 QUICK: dict[str, Any] = {"steps": 12, "samples": 6}

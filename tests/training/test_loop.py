@@ -389,7 +389,7 @@ def test_how_long_a_run_is():
 
 
 def test_the_progress_line_has_a_title_and_elbo_nll_kl(capsys, monkeypatch):
-    monkeypatch.setattr("bayou.progress.LINE", 0.0)
+    monkeypatch.setattr("bayou.core.progress.LINE", 0.0)
     small(guide={"*.weight": bayou.MNF(), "*": bayou.Delta()}, progress="plain")
     line = capsys.readouterr().err.splitlines()[-1]
     for part in ("VI(*.weight: MNF, *: Delta) 12/12", "elbo ", "nll ", "kl "):

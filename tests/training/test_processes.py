@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
 
 import bayou
-from bayou.files import read_file
+from bayou.core.files import read_file
 from bayou.training import ranks as sharing
 from bayou.training.ranks import LostRankError, Ranks
 

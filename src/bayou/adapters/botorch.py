@@ -13,10 +13,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from bayou import rng
-from bayou.extras import extra
+from bayou.core import rng
+from bayou.core.extras import extra
+from bayou.core.params import size
 from bayou.network import VmapOrLoop
-from bayou.params import size
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE
 

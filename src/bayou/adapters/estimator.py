@@ -13,27 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
 from bayou._fit import fit
-from bayou.extras import extra
-from bayou.files import StrPath, making, read_file, write_file
+from bayou.app.runs import layers, nets
+from bayou.app.runs.config import Config
+from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.core import rng
+from bayou.core.extras import extra
+from bayou.core.files import StrPath, making, read_file, write_file
+from bayou.core.params import under
+from bayou.core.progress import Show
+from bayou.core.specs import from_json, to_json
 from bayou.guides.guide import GuideSpec
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
 from bayou.operations import Conformal, conformal
-from bayou.params import under
 from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.predictive import Predictive, check_level
 from bayou.priors import Normal, Prior
-from bayou.progress import Show
-from bayou.runs import layers, nets
-from bayou.runs.config import Config
-from bayou.runs.interrupt import raise_if_interrupted
 from bayou.select import by_name
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
-from bayou.specs import from_json, to_json
 from bayou.target import PriorRules
 
 with extra("lab", "A scikit-learn estimator"):

@@ -23,9 +23,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from bayou.app.runs.config import Config
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.predictive import Predictive, check_level
-from bayou.runs.config import Config
 
 
 @final

@@ -9,9 +9,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bayou import rng
-from bayou.constants import LOG_2PI
-from bayou.params import Params
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.params import Params
 
 
 class Covariance(ABC):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayou.constants import LOG_2PI
+from bayou.core.constants import LOG_2PI
+from bayou.core.params import Params
 from bayou.curvature.structures import Curvature
-from bayou.params import Params
 
 MAX_LOG_MULTIPLIER = 10.0  # |log| of a multiplier, beyond which it may diverge to 0 or infinity
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.likelihoods import BoundLikelihood, Information, Scores, Weighted, score
 
 Kind = Literal["ggn", "fisher", "sampled"]

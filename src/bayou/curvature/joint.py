@@ -11,9 +11,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, Full
 from bayou.curvature.kronecker import SEPARATOR, Kronecker, block_names, key
-from bayou.params import Params
 
 
 @final

@@ -10,12 +10,12 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, flat_axes
 from bayou.curvature.layers import Affine, Layer
 from bayou.curvature.structures import Curvature, DiagonalSum, Multipliers, Shapes, Sum, definite
 from bayou.curvature.sweep import Plan
-from bayou.params import Params
 
 SEPARATOR = "|"  # between the parts of a tensor's name in files: "in|fc.weight|fc.bias"
 MAX_FACTOR = 16_384  # sides of a factor: 2 GiB, and minutes for its eigenvectors on a GPU

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayou.core.params import Params
 from bayou.network import Call
-from bayou.params import Params
 
 BLOCKS, BLOCKED = (
     8,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp
 
+from bayou.core.params import Params
 from bayou.curvature.sweep import QUIET, Kept
 from bayou.network import PlainAttention, out_of_memory
-from bayou.params import Params
 
 
 def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Tensor, Tensor]:

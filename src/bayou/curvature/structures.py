@@ -11,10 +11,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.layers import Layer
 from bayou.curvature.sweep import Plan, Sink
-from bayou.params import Params
 
 Shapes = Mapping[str, torch.Size]
 Multipliers = Mapping[str, Tensor]

@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance
-from bayou.params import Params
 
 
 @final

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params
 from bayou.curvature.information import Kind, information
 from bayou.curvature.layers import Layer, layer_of, supported
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor, close, rows_of
-from bayou.params import Params
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
 BUDGET = (

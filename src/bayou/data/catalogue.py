@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from bayou.specs import nearest
+from bayou.core.specs import nearest
 
 Task = Literal["classification", "regression"]
 Source = Literal["made", "images", "uci"]

@@ -9,8 +9,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from bayou.core.specs import Checked
 from bayou.data.columns import MISSING_LEVEL, Column, quote
-from bayou.specs import Checked
 
 MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 

@@ -123,7 +123,7 @@ def download(name: str, *, root: str | Path | None = None) -> list[Path]:
 
 
 def _fetch(file: File, folder: Path) -> Path:
-    from bayou.files import writing  # here, because it imports torch
+    from bayou.core.files import writing  # here, because it imports torch
 
     path = folder / file.path
     if path.is_file():

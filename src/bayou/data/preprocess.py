@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
+from bayou.core.specs import Checked, from_json, nearest, to_json
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
 from bayou.data.columns import EXACT, Column, label, quote
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number
 from bayou.data.reading import Table, listed
-from bayou.specs import Checked, from_json, nearest, to_json
 
 if TYPE_CHECKING:
     from torch import Tensor

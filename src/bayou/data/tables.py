@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from bayou.core.specs import nearest
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
 from bayou.data.columns import EXACT, MISSING_LEVEL, Column, label, quote
@@ -18,7 +19,6 @@ from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number, inside_range, mean_and_std, not_numbers
 from bayou.data.preprocess import ImagePreprocessor, TablePreprocessor
 from bayou.data.reading import Table, listed
-from bayou.specs import nearest
 from bayou.training.sentinels import find_sentinels, valid_range
 
 MAX_LEVELS = 50  # categories of a column; more are an identifier or free text
@@ -120,7 +120,7 @@ def split_rows(
     y: NDArray[Any], options: Options, notes: list[str] | None = None
 ) -> tuple[Index, Index]:
     """Training and test rows, a function of (seed, split): stratified by y, in sorted order."""
-    from bayou import rng
+    from bayou.core import rng
 
     fraction = options.test_fraction
     if not 0 < fraction < 1:

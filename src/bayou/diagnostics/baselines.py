@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.likelihoods import BoundLikelihood, HeteroscedasticGaussian
 from bayou.predictive import Predictive
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows import Side
 from bayou.guides.bayesian import Bayesian, given_to
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob

@@ -12,7 +12,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from bayou import metrics, rng
+from bayou import metrics
+from bayou.core import rng
+from bayou.core.progress import spell
 from bayou.diagnostics.baselines import Baseline, baselines
 from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
@@ -21,7 +23,6 @@ from bayou.posteriors import Posterior
 from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
-from bayou.progress import spell
 from bayou.training.rows import all_rows, some_rows
 
 # At most 5 % of correct fits are flagged, and at least 95 % of wrong ones: benchmarks/gate.py

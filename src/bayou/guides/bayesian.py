@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.modules import Modules
+from bayou.core.params import Params, match
 from bayou.guides.gaussian import Delta, Point
 from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
 from bayou.guides.local import LocalReparameterization, Trace, guess_trace, trace
 from bayou.guides.nodes import MemberGuide
 from bayou.likelihoods import Likelihood
-from bayou.modules import Modules
 from bayou.network import (
     NORMS,
     Keywords,
@@ -30,7 +31,6 @@ from bayou.network import (
     layouts,
     shared_copy,
 )
-from bayou.params import Params, match
 from bayou.priors import (
     BoundLogUniform,
     BoundPart,

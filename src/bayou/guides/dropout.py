@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params
 from bayou.guides.gaussian import Delta
 from bayou.guides.guide import KL, Draw, Gain, GuideSpec, TensorGuide, Tensors, Weight
-from bayou.params import Params
 from bayou.priors import BoundNormal
 
 

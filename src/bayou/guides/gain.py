@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
 from bayou.flows import Label, Map
 from bayou.guides.guide import Gain
 from bayou.guides.joint import FlowName, make_transform, push

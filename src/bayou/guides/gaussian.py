@@ -11,7 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, flatten
 from bayou.guides.guide import (
     KL,
     Draw,
@@ -23,7 +24,6 @@ from bayou.guides.guide import (
     Weight,
     gaussian_log_prob,
 )
-from bayou.params import Params, flatten
 from bayou.priors import BoundNormal, LogUniform, Prior
 
 

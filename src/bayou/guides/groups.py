@@ -10,11 +10,11 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params
 from bayou.flows import Side
 from bayou.guides.gaussian import Factorized, MeanField
 from bayou.guides.guide import KL, Draw, Gain, GuideSpec, Local, TensorGuide, Tensors, Weight
-from bayou.params import Params
 from bayou.priors import LogUniform
 
 

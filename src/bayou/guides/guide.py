@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.modules import Modules
+from bayou.core.params import Params, flatten, unflatten
+from bayou.core.specs import Checked
 from bayou.flows import Ladj, Side
-from bayou.modules import Modules
 from bayou.network import Layout, Network
-from bayou.params import Params, flatten, unflatten
 from bayou.priors import BoundPrior, Prior
-from bayou.specs import Checked
 
 Local = bool | Literal["positions"]
 

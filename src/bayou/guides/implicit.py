@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, flatten
 from bayou.flows import Side
 from bayou.flows.core.nets import mlp
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide, gaussian_log_prob
 from bayou.kernels import hmc
-from bayou.params import Params, flatten
 
 PROBES = 16  # new draws of ε for the mass of HMC
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.modules import Modules
+from bayou.core.params import Params
 from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import Draw, GuideSpec, JointGuide, Tensors
 from bayou.guides.regression import Regression, columns, patches
-from bayou.modules import Modules
 from bayou.network import Call, Network, Shell, VmapOrLoop, Watch
-from bayou.params import Params
 from bayou.priors import BoundNormal
 
 LAYERS = {F.linear, F.conv1d, F.conv2d, F.conv3d}

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayou import flows, rng
+from bayou import flows
+from bayou.core import rng
+from bayou.core.params import Params, flatten
+from bayou.core.specs import nearest
 from bayou.flows import Chain, LULinear, Map
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide
-from bayou.params import Params, flatten
-from bayou.specs import nearest
 
 FlowName = str | Callable[[int], Map] | None
 

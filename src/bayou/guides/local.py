@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from bayou import rng
-from bayou.files import no_grad_state, restore_state
+from bayou.core import rng
+from bayou.core.files import no_grad_state, restore_state
+from bayou.core.params import Params
 from bayou.guides.guide import Weight
 from bayou.network import Call, Watch
-from bayou.params import Params
 from bayou.priors.base import squares
 
 LINEAR = {F.linear}

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.params import Params
 from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
 from bayou.guides.gaussian import MeanField
@@ -31,7 +32,6 @@ from bayou.guides.guide import (
     gaussian_log_prob,
 )
 from bayou.guides.joint import FlowName, make_transform, push
-from bayou.params import Params
 from bayou.priors import BoundNormal
 from bayou.priors.base import squares
 

@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.modules import Modules
+from bayou.core.params import Params
 from bayou.flows import Side
 from bayou.guides.gain import GainFlow, gained_moments, make_gain
 from bayou.guides.gaussian import Delta
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, TensorGuide, Tensors, Weight
 from bayou.guides.joint import FlowName
-from bayou.modules import Modules
-from bayou.params import Params
 
 
 class NodeGuide(TensorGuide):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from bayou.constants import LOG_2PI
+from bayou.core.constants import LOG_2PI
 from bayou.curvature.layers import windows
 from bayou.network import Call
 

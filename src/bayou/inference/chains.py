@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import rng
-from bayou.files import join, making, read_file, split
+from bayou.core import rng
+from bayou.core.files import join, making, read_file, split
+from bayou.core.progress import Progress, Show
 from bayou.inference.first_batch import check_first_batch
 from bayou.inference.probe import Probe
 from bayou.kernels import Joint
 from bayou.posteriors.empirical import Empirical
-from bayou.progress import Progress, Show
 from bayou.training.checkpoints import Checkpoint, check_fractions
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.guards import Interrupt

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bayou import rng
+from bayou.core import rng
 from bayou.guides.guide import KL
 from bayou.network import check_dtype, clear_errors, evaluating, forward_inputs
 from bayou.posteriors.guided import Guided

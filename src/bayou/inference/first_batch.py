@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, size
+from bayou.core.progress import BayouWarning
 from bayou.curvature.sweep import make_plan
 from bayou.network import (
     Keywords,
@@ -26,8 +28,6 @@ from bayou.network import (
     forward_inputs,
     rows_of,
 )
-from bayou.params import Params, size
-from bayou.progress import BayouWarning
 from bayou.target import Target
 from bayou.training.data import Batch, Data, check_finite
 from bayou.training.loop import Problem, move

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.parametrize import ParametrizationList
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, stack
+from bayou.core.progress import Show
 from bayou.inference.first_batch import NetworkProblem
 from bayou.inference.point import PointMethod
 from bayou.network import Network, shared_copy
-from bayou.params import Params, stack
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.priors import BoundNormal
-from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Batch, Data, Rows, batches_from, stacked

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from bayou.files import StrPath
-from bayou.params import Params
+from bayou.core.files import StrPath
+from bayou.core.params import Params
+from bayou.core.progress import Show
+from bayou.core.specs import Checked, to_json
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import Show
-from bayou.specs import Checked, to_json
 from bayou.target import Target
 from bayou.training.data import Data, Rows
 from bayou.training.seeds import as_int_seed

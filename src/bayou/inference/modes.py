@@ -8,8 +8,8 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
+from bayou.core.params import Params
 from bayou.network import VmapOrLoop, forward_inputs
-from bayou.params import Params
 from bayou.priors import BoundNormal
 from bayou.target import Target
 from bayou.training.lbfgs import Lbfgs

@@ -12,12 +12,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bayou.core.progress import BayouWarning, spell
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import evaluating, forward_inputs, rows_of
 from bayou.posteriors.gaussian import CLOSED, GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import BayouWarning, spell
 from bayou.training.data import Batch, Data
 from bayou.training.loop import move
 

@@ -10,14 +10,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from bayou.core.params import Params
+from bayou.core.progress import Progress, Show
 from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import forward_inputs
-from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
-from bayou.progress import Progress, Show
 from bayou.training.data import Batch, Data
 from bayou.training.guards import Interrupt
 from bayou.training.loop import move

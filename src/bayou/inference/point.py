@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.files import StrPath, no_grad_state
+from bayou.core import rng
+from bayou.core.files import StrPath, no_grad_state
+from bayou.core.params import Params
+from bayou.core.progress import Show
 from bayou.inference.first_batch import NetworkProblem, validation_loss
 from bayou.inference.method import Trained, identity
 from bayou.network import Network, adapted, forward_inputs, is_constant, layouts, shared_copy
-from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
-from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint, State
 from bayou.training.data import Data, as_data

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.progress import BayouWarning
 from bayou.kernels import Joint
 from bayou.metrics.chains import MIN_DRAWS, ess_bulk, rhat
 from bayou.network import forward_inputs, rows_of
 from bayou.posteriors.empirical import Empirical
-from bayou.progress import BayouWarning
 from bayou.training.data import Data
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayou.files import StrPath
+from bayou.core.files import StrPath
+from bayou.core.progress import Show
 from bayou.inference.first_batch import check_first_batch
 from bayou.inference.method import Method
 from bayou.network import Network, evaluating
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.posteriors.state import with_state
-from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.data import Data
 

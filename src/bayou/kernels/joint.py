@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from bayou.core.params import Params, flatten, under, unflatten
 from bayou.kernels.hmc import Density
 from bayou.kernels.trace import traced
 from bayou.network import Network, VmapOrLoop, forward_inputs
-from bayou.params import Params, flatten, under, unflatten
 from bayou.target import Target
 
 MIN_TRACED_CALLS = 500  # calls from which on a trace, which costs about 200 of them, saves time

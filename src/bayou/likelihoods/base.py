@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.rng import Seed
+from bayou.core.specs import Checked
 from bayou.likelihoods.information import Information, Scores, score
 from bayou.likelihoods.mixtures import average, by_rows, invert, widen
-from bayou.rng import Seed
-from bayou.specs import Checked
 
 MONTE_CARLO_DRAWS, BLOCK = (
     2048,

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.rng import Seed
+from bayou.core.specs import later_field
 from bayou.likelihoods import mixtures
 from bayou.likelihoods.base import BoundLikelihood, Likelihood
 from bayou.likelihoods.information import Independent, Information
-from bayou.rng import Seed
-from bayou.specs import later_field
 
 
 class Unit(ABC):

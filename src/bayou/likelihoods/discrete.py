@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.nn.functional import logsigmoid
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.rng import Seed
 from bayou.likelihoods.base import BoundLikelihood, Likelihood
 from bayou.likelihoods.continuous import UnitNormal
 from bayou.likelihoods.information import Independent, Information, Scores, Softmax
@@ -30,7 +31,6 @@ from bayou.likelihoods.mixtures import (
     spread_knots,
     widen,
 )
-from bayou.rng import Seed
 
 COUNTS = 1024
 

@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from bayou import rng
-from bayou.constants import LOG_2PI
-from bayou.files import StrPath
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.files import StrPath
+from bayou.core.params import Params, flatten, unflatten
+from bayou.core.progress import Show
 from bayou.guides.bayesian import given_to
 from bayou.guides.guide import Guide
 from bayou.inference.chains import Run, Sampling, mean_of, resident
@@ -24,11 +26,9 @@ from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.hmc import Density
 from bayou.methods.vi import VI
-from bayou.params import Params, flatten, unflatten
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data

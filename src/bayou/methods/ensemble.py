@@ -13,7 +13,10 @@ from typing import Any, Literal, Self, final
 import torch
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath
+from bayou.core.files import FileError, StrPath
+from bayou.core.params import Params, stack
+from bayou.core.progress import Show, stage
+from bayou.core.specs import later_field
 from bayou.inference.members import (
     Init,
     draw_anchor,
@@ -25,14 +28,11 @@ from bayou.inference.members import (
 )
 from bayou.inference.method import Method, identity
 from bayou.methods.point import MAP
-from bayou.params import Params, stack
 from bayou.posteriors import load
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
 from bayou.priors import BoundNormal, DensityPrior, Prior
-from bayou.progress import Show, stage
-from bayou.specs import later_field
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.inference.chains import Sampling, mean_of, resident
 from bayou.inference.probe import Probe
 from bayou.kernels import Joint, adaptation, hmc, nuts

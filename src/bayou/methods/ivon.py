@@ -14,7 +14,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.guides import Delta, MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized

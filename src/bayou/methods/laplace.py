@@ -9,13 +9,15 @@ from typing import Any, Final, Literal, Self, final
 import torch
 from torch import Tensor
 
+from bayou.core.files import StrPath
+from bayou.core.params import match
+from bayou.core.progress import Progress, Show
 from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.information import KINDS, Kind
 from bayou.curvature.joint import JointNormal, with_past
 from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
-from bayou.files import StrPath
 from bayou.inference.first_batch import LAST, check_first_batch, first_inputs, last_layer
 from bayou.inference.method import Method
 from bayou.inference.own_rows import compare_with_mode
@@ -25,7 +27,6 @@ from bayou.inference.start import starting_point
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.network import Network, evaluating
-from bayou.params import match
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import (
     CLOSED,
@@ -36,7 +37,6 @@ from bayou.posteriors.gaussian import (
 )
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
-from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.data import Batch, Data, Rows, as_data, last_batches
 from bayou.training.loop import move

@@ -13,18 +13,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
-from bayou import rng
-from bayou.files import StrPath
+from bayou.core import rng
+from bayou.core.files import StrPath
+from bayou.core.params import flatten
+from bayou.core.progress import Progress, Show
 from bayou.inference.chains import DivergenceError, Run, Sampling
 from bayou.inference.method import Method, identity
 from bayou.inference.probe import warn_unless_mixed
 from bayou.inference.start import starting_point
 from bayou.kernels import Joint
 from bayou.methods.point import MAP
-from bayou.params import flatten
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
-from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data

@@ -10,15 +10,15 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from bayou.files import StrPath
+from bayou.core.files import StrPath
+from bayou.core.params import Params
+from bayou.core.progress import Show
 from bayou.inference.first_batch import check_written, first_inputs
 from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
 from bayou.network import Network, clear_errors, evaluating
-from bayou.params import Params
 from bayou.posteriors.masked import Masked, Masks
-from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.data import Data, as_data
 from bayou.training.seeds import as_int_seed

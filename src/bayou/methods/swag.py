@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bayou.core.files import StrPath
+from bayou.core.params import Params
+from bayou.core.progress import Progress, Show
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.files import StrPath
 from bayou.inference.method import Method, Trained, identity
 from bayou.inference.own_rows import compare_with_start
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
 from bayou.network import Network, forward_inputs
-from bayou.params import Params
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import Progress, Show
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data

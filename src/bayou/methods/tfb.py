@@ -7,15 +7,15 @@ from typing import Any, final
 
 import torch
 
+from bayou.core.files import StrPath
+from bayou.core.params import Params
+from bayou.core.progress import Show
 from bayou.curvature.covariance import Diagonal
-from bayou.files import StrPath
 from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
-from bayou.params import Params
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.data import Rows, as_data
 from bayou.training.loop import move

@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.files import StrPath
+from bayou.core.params import Params
+from bayou.core.progress import Show
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.structures import LIMIT
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.files import StrPath
 from bayou.inference.first_batch import first_inputs, last_layer
 from bayou.inference.point import PointModel, Regularized
 from bayou.network import Call, Network, clear_errors, evaluating
-from bayou.params import Params
 from bayou.posteriors.gaussian import (
     PREDICTIVES,
     GaussianPosterior,
@@ -29,7 +30,6 @@ from bayou.posteriors.gaussian import (
     check_predictive,
 )
 from bayou.priors import BoundNormal
-from bayou.progress import Show
 from bayou.target import Target
 from bayou.training.data import Data
 from bayou.training.loop import move

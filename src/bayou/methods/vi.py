@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal, Self, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.files import StrPath
+from bayou.core import rng
+from bayou.core.files import StrPath
+from bayou.core.progress import Show, spell
 from bayou.guides import MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec, ParameterKind
@@ -28,7 +29,6 @@ from bayou.network.layout import fan_ins
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
-from bayou.progress import Show, spell
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fallen

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayou.core.params import Params
 from bayou.network.function import DryRun, channels_last
 from bayou.network.inputs import clear_errors
 from bayou.network.mapping import out_of_memory
-from bayou.params import Params
 from bayou.training.data import rows_of
 
 Map = Callable[..., Tensor]  # (stack, *inputs) -> (S, B, *out)

@@ -18,12 +18,12 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from bayou import rng
-from bayou.files import no_grad_state
+from bayou.core import rng
+from bayou.core.files import no_grad_state
+from bayou.core.params import Params
 from bayou.network.inputs import adapted
 from bayou.network.mapping import PlainAttention
 from bayou.network.sharded import is_sharded, resharded, share_sharded
-from bayou.params import Params
 from bayou.training.data import rows_of
 
 MAX_DRAWN_PART = (

@@ -13,7 +13,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from bayou.params import shared
+from bayou.core.params import shared
 
 
 class PlainAttention(TorchFunctionMode):

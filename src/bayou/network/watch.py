@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from bayou.params import Params
+from bayou.core.params import Params
 
 
 @final

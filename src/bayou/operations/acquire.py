@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.likelihoods import FiniteLikelihood, entr
 from bayou.network import forward_inputs
 from bayou.posteriors import Posterior

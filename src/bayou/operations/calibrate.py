@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, check_held_out

@@ -16,11 +16,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params
 from bayou.network import called, forward_inputs
 from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
 from bayou.operations.prune import Pruning
-from bayou.params import Params
 from bayou.posteriors import Posterior
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean

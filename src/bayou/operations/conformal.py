@@ -20,9 +20,9 @@ from typing import Any, Literal, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.files import making, read_file, write_file
-from bayou.params import under
+from bayou.core import rng
+from bayou.core.files import making, read_file, write_file
+from bayou.core.params import under
 from bayou.posteriors import Posterior, restore_any
 from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, check_held_out

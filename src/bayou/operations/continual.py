@@ -12,16 +12,16 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, match
+from bayou.core.progress import Show
 from bayou.inference.first_batch import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.network import forward_inputs
-from bayou.params import Params, match
 from bayou.posteriors import Empirical, Posterior
 from bayou.posteriors.state import with_state
 from bayou.priors import BoundNormal, Normal, Prior
-from bayou.progress import Show
 from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.rows import joined

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 from torch.nn.utils.parametrize import register_parametrization
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.contractive.contracting import schatten
 from bayou.network import placed, rows_of
 from bayou.posteriors import Posterior

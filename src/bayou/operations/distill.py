@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.progress import Show
 from bayou.likelihoods import (
     BoundCategorical,
     Categorical,
@@ -35,7 +36,6 @@ from bayou.network import (
 from bayou.network.units import units_of, with_units
 from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
-from bayou.progress import Show
 from bayou.target import PriorRules, Target
 from bayou.training.data import as_data
 from bayou.training.loop import Numbers, Problem, fit_module

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.func import vmap
 
-from bayou import rng
-from bayou.extras import extra
-from bayou.files import writing
+from bayou.core import rng
+from bayou.core.extras import extra
+from bayou.core.files import writing
+from bayou.core.params import Params, shared
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Keywords, evaluating
-from bayou.params import Params, shared
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE, check_count
 from bayou.predictive import Predictive

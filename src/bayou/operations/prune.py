@@ -8,8 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from bayou.core.params import Params
 from bayou.operations.follow import LAYERS, Constants, Depthwise, Group, Layer, Value, follow
-from bayou.params import Params
 
 
 @final

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath, making, read_file
+from bayou.core.files import FileError, StrPath, making, read_file
 from bayou.network import selecting
 from bayou.network.inputs import Select
 from bayou.posteriors.checks import Checks

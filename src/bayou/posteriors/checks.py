@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from bayou.progress import setting_name, spell
+from bayou.core.progress import setting_name, spell
 from bayou.training.convergence import JUDGED
 
 if TYPE_CHECKING:

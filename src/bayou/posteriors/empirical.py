@@ -7,9 +7,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, shared, size, under
 from bayou.network import Network
-from bayou.params import Params, shared, size, under
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.target import Target

@@ -11,18 +11,18 @@ from typing import Any, Final, Literal, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.files import FileError
+from bayou.core.params import Params, size, under
 from bayou.curvature import Covariance
 from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.kronecker import Kronecker
 from bayou.curvature.linearize import linearized, tangent
 from bayou.curvature.sweep import QUIET
-from bayou.files import FileError
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
 from bayou.network.units import Units
-from bayou.params import Params, size, under
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.predictive import Predictive

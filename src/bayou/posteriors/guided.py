@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.files import FileError, no_grad_state
+from bayou.core.params import Params, under
+from bayou.core.specs import to_json
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.files import FileError, no_grad_state
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.multiplicative import Multiplicative
 from bayou.network import evaluating
-from bayou.params import Params, under
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import (
     load_state,
@@ -29,7 +30,6 @@ from bayou.posteriors.state import (
     target_state,
 )
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
-from bayou.specs import to_json
 from bayou.target import Target, prior_specs
 
 REFERENCE = (

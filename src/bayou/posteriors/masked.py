@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, under
 from bayou.network import Network
-from bayou.params import Params, under
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.target import Target

@@ -8,10 +8,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params, stack, under
 from bayou.network import DryRun
 from bayou.network.units import Units
-from bayou.params import Params, stack, under
 from bayou.posteriors.empirical import shuffled
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
 from bayou.posteriors.state import temperature_state
@@ -87,8 +87,9 @@ class Mixture(Posterior):
                 for place, value in zip(here, values, strict=True):
                     slots[place] = value
         stack = {
-            name: torch.stack(slots) if slots else drawn[name] for name, slots in found.items()
-        }  # type: ignore[arg-type]
+            name: torch.stack(slots) if slots else drawn[name]  # type: ignore[arg-type]
+            for name, slots in found.items()
+        }
         return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
 
     def mean(self) -> Params:

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.files import StrPath, write_file
+from bayou.core import rng
+from bayou.core.files import StrPath, write_file
+from bayou.core.params import Params, match, shared, size
 from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed, rows_of
 from bayou.network.units import Units
-from bayou.params import Params, match, shared, size
 from bayou.posteriors.checks import Checks, of_history
 from bayou.posteriors.state import with_state
 from bayou.predictive import Predictive

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath, no_grad_state, restore_state
+from bayou.core.files import FileError, StrPath, no_grad_state, restore_state
+from bayou.core.modules import M
+from bayou.core.params import Params, under
+from bayou.core.specs import from_json, to_json
 from bayou.likelihoods import Likelihood
-from bayou.modules import M
 from bayou.network import Network, output_of, shared_copy
 from bayou.network.units import Units, units_of, with_units
-from bayou.params import Params, under
 from bayou.priors import Prior
-from bayou.specs import from_json, to_json
 from bayou.target import PriorRules, Target
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from bayou.rng import Seed
-from bayou.specs import Checked
+from bayou.core.rng import Seed
+from bayou.core.specs import Checked
 
 
 class BoundPrior(nn.Module, ABC):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.rng import Seed
 from bayou.likelihoods.continuous import UnitStudentT
 from bayou.priors.base import BoundPrior, Prior, log_like
-from bayou.rng import Seed
 
 _EULER = 0.5772156649015329
 

@@ -8,7 +8,7 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from bayou.params import Params
+from bayou.core.params import Params
 from bayou.priors.base import BoundPrior, Prior
 from bayou.priors.normal import BoundNormal
 

@@ -12,10 +12,10 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
+from bayou.core.rng import Seed
 from bayou.priors.base import BoundPrior, Prior, log_like, squares
-from bayou.rng import Seed
 
 Unit = Literal["in", "out"]
 

@@ -6,7 +6,7 @@ A name means the same in ``bayou.fit(net, data, "laplace")``, ``BayesRegressor("
 laplace``: ``by_name("laplace")``. A method object means exactly what its fields say.
 """
 
-from bayou.lazy import lazy
+from bayou.core.lazy import lazy
 
 _homes, __getattr__, __dir__ = lazy(
     __name__, __file__

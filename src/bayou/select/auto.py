@@ -12,12 +12,12 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from bayou.files import StrPath
+from bayou.core.files import StrPath
+from bayou.core.progress import BayouWarning, Show, stage
 from bayou.inference.method import Method
 from bayou.inference.start import network_at, starting_point
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
-from bayou.progress import BayouWarning, Show, stage
 from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.seeds import part_seed

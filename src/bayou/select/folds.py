@@ -10,15 +10,15 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.params import Params
+from bayou.core.progress import Progress, Show
 from bayou.inference.modes import Modes
 from bayou.inference.prior_scale import rescaled
 from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.metrics import standard_error
-from bayou.params import Params
 from bayou.priors import BoundNormal
-from bayou.progress import Progress, Show
 from bayou.select.budget import affordable_passes, affordable_scales, shares_passes
 from bayou.target import Target
 from bayou.training.data import Rows

@@ -16,8 +16,10 @@ from typing import Any, ClassVar, Final, Self, final
 import torch
 from torch import Tensor, nn
 
-from bayou import params
-from bayou.files import StrPath
+from bayou.core import params
+from bayou.core.files import StrPath
+from bayou.core.params import Params
+from bayou.core.progress import Progress, Show, stage
 from bayou.inference.method import Method, identity
 from bayou.inference.own_rows import warn_worse_than_mode
 from bayou.inference.point import PointModel
@@ -28,12 +30,10 @@ from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.metrics import standard_error
 from bayou.network import Network
-from bayou.params import Params
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, Stage
 from bayou.priors import BoundNormal, Normal, UnitNormal
-from bayou.progress import Progress, Show, stage
 from bayou.select.budget import affordable_folds, shares_passes, shortened_start
 from bayou.select.folds import (
     FOLDS,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, final
 
 import bayou
+from bayou.core.specs import nearest
 from bayou.select.settings import Training
-from bayou.specs import nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.training.lbfgs import Lbfgs
 
 Scales = list[tuple[float, ...]]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from bayou.progress import spell
+from bayou.core.progress import spell
 
 TRAINING, RUN = "Training", "Run"  # sections of --help
 DEFAULT_METHOD = "laplace"  # of the command line and the estimators; results/train-defaults.md compares it with others

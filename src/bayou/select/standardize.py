@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.progress import BayouWarning
 from bayou.likelihoods import Likelihood
 from bayou.network import Keywords, Network, forward_inputs, rows_of
 from bayou.network.units import Standardization, Units
-from bayou.progress import BayouWarning
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.rows import some_rows
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, final
 
-from bayou.files import StrPath
+from bayou.core.files import StrPath
+from bayou.core.progress import Show
 from bayou.guides import Delta
 from bayou.inference.first_batch import last_layer
 from bayou.inference.method import Method
@@ -19,7 +20,6 @@ from bayou.methods.point import MAP
 from bayou.methods.vi import VI, Variational
 from bayou.network.function import shared_copy
 from bayou.posteriors import Empirical, Posterior
-from bayou.progress import Show
 from bayou.select.auto import Auto
 from bayou.select.folds import FOLDS, SCALE_FACTOR
 from bayou.target import Target

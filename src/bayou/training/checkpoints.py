@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou.files import (
+from bayou.core.files import (
     FileError,
     StrPath,
     join,

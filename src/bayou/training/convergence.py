@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles, variance
 
-from bayou.progress import BayouWarning
+from bayou.core.progress import BayouWarning
 
 BUDGET = 10  # times the first plan of a run without a given length
 GROWTH = 1.6  # of the plan, where the objective is not flat yet

@@ -21,7 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bayou import rng
+from bayou.core import rng
 
 Batch = tuple[Any, Tensor]
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
 from typing import Any, Protocol, runtime_checkable
 
-from bayou.progress import BayouWarning
+from bayou.core.progress import BayouWarning
 from bayou.training.ranks import current
 
 

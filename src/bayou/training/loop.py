@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
-from bayou.files import no_grad_state, restore_state
-from bayou.progress import Progress, Show, spell
+from bayou.core import rng
+from bayou.core.files import no_grad_state, restore_state
+from bayou.core.progress import Progress, Show, spell
 from bayou.training.checkpoints import Best, Checkpoint, State
 from bayou.training.convergence import BUDGET, GROWTH, ConvergenceWarning, cell_width, trend
 from bayou.training.data import Batch, Data, batches_from

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from bayou.progress import Progress, Show, spell
+from bayou.core.progress import Progress, Show, spell
 from bayou.training.checkpoints import State
 from bayou.training.convergence import ConvergenceWarning, negligible
 from bayou.training.data import Data

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bayou import rng
-from bayou.files import StrPath
-from bayou.progress import BayouWarning
+from bayou.core import rng
+from bayou.core.files import StrPath
+from bayou.core.progress import BayouWarning
 from bayou.training.data import Batch, forward_inputs, rows_of
 from bayou.training.seeds import part_seed
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.training.data import Batch, Data, Rows, as_data, combined, forward_inputs, rows_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from bayou import rng
+from bayou.core import rng
 
 
 def as_int_seed(seed: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bayou.specs import Checked
+from bayou.core.specs import Checked
 from bayou.training.data import Data, Rows
 from bayou.training.seeds import part_seed
 

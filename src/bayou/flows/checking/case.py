@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.core.bases import Base, StandardNormal, Uniform
 from bayou.flows.core.compose import Direction
 from bayou.flows.core.transform import Cost, Map, Pair, Side, Transform

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.checking.case import Case
 from bayou.flows.checking.properties import PROPERTIES
 from bayou.flows.checking.report import Report, Result

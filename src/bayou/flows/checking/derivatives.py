@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 from torch.func import functional_call
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.checking.case import Case, distance
 from bayou.flows.checking.report import Result
 from bayou.flows.core.compose import Direction

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.checking.case import Case
 from bayou.flows.checking.report import Result
 from bayou.flows.core.bases import Uniform

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map, tree_map_only
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.checking.case import DIRECTIONS, Case, distance, distances
 from bayou.flows.checking.derivatives import gradcheck, gradgradcheck
 from bayou.flows.checking.integral import density

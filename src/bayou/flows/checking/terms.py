@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.checking.case import Case, distance
 from bayou.flows.checking.report import Result
 from bayou.flows.core.bases import Base, DiagonalNormal, StandardNormal

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.contractive.contracting import FixedNet, Pullback, contracting_cnn, contracting_mlp
 from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.compose import Chain

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from bayou import rng
-from bayou.constants import LOG_2PI
+from bayou.core import rng
+from bayou.core.constants import LOG_2PI
 from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.roots import solve_increasing

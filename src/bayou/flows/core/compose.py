@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
+from bayou.core.modules import Modules
 from bayou.flows.core.nets import mlp
 from bayou.flows.core.transform import (
     Event,
@@ -23,7 +24,6 @@ from bayou.flows.core.transform import (
     common_event,
     concrete,
 )
-from bayou.modules import Modules
 
 
 class Direction(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.core.bases import Base
 from bayou.flows.core.transform import Label, Ladj, Map, Transform, common_event
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 
 Event = tuple[int | None, ...]  # None stands for any size
 Pair = tuple[Tensor, Tensor]

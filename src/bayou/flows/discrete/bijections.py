@@ -122,9 +122,9 @@ class IntegerCoupling(Symmetric, DiscreteMap):
         seen = x * kept / self.scale
         if context is not None:
             seen, context = broadcast_context(seen, context, dims)
-            planes = context.reshape(*context.shape, *[1] * (dims - 1)).expand(
-                *context.shape, *self.event_in[1:]
-            )  # type: ignore[union-attr]
+            assert context is not None
+            pixels = context.reshape(*context.shape, *[1] * (dims - 1))
+            planes = pixels.expand(*context.shape, *self.event_in[1:])
             seen = torch.cat([seen, planes], -dims)
         t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(
             *seen.shape[:-dims], *self.event_in

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, one_hot
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.modules import Modules
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.bases import Base
 from bayou.flows.layers.conditioners import Conditioner
-from bayou.modules import Modules
 
 Choose = Callable[[list[int], Tensor], Tensor]
 Floats = NDArray[np.float64]

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.progress import Show
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj
 from bayou.flows.fitting.objectives import (
@@ -23,7 +24,6 @@ from bayou.flows.fitting.objectives import (
     ReverseKL,
     elbo,
 )
-from bayou.progress import Show
 from bayou.training.data import Steps
 from bayou.training.graphs import capturable
 from bayou.training.loop import Hooks, Problem, fit_module

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayou import rng
+from bayou.core import rng
+from bayou.core.progress import BayouWarning
 from bayou.flows.continuous_time.continuous import Continuous, refine, varied_steps
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import check_tensor, concrete, sum_event
-from bayou.progress import BayouWarning
 
 LogDensity = Callable[..., Tensor]
 Name = Literal["maximum likelihood", "flow matching", "reverse KL"]

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayou.core.modules import Modules
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import zeroed
 from bayou.flows.core.transform import on_circle
-from bayou.modules import Modules
 
 Order = Sequence[int] | Tensor | None
 

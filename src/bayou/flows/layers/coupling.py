@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.nets import mlp
 from bayou.flows.core.transform import ANGLES, Ladj, Pair, Rows, Symmetric, Transform, on_circle

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.core.arguments import positive, promote
 from bayou.flows.core.roots import solve_tanh
 from bayou.flows.core.transform import Cost, Pair, Symmetric, Transform

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.transform import Transform
 

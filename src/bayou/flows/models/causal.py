@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayou.core.modules import Modules
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.compose import Chain, Inverse
 from bayou.flows.core.nets import zeroed
 from bayou.flows.layers.autoregressive import Autoregressive
 from bayou.flows.layers.conditioners import MADE, Conditioner, Steps
 from bayou.flows.layers.elementwise import Affine, Elementwise
-from bayou.modules import Modules
 
 Shape = int | Sequence[int]
 NextFeatures = Callable[[Tensor], Tensor]  # token t − 1 (N, C), first zeros, to h_t (N, width)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain

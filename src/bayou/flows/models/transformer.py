@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayou.core.modules import Modules
 from bayou.flows.core.arguments import positive
 from bayou.flows.core.compose import Chain
 from bayou.flows.layers.elementwise import Elementwise
 from bayou.flows.models.causal import Causal, NextFeatures, Shape, causal_flow, shifted
-from bayou.modules import Modules
 
 MAX_UNFUSED = 64  # keys up to which attention on a CPU is computed by matrix products
 

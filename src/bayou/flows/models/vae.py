@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from bayou import rng
+from bayou.core import rng
 from bayou.flows.continuous_time.continuous import varied_steps
 from bayou.flows.core.bases import Base, StandardNormal
 from bayou.flows.core.compose import Chain

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.special import erfcx, ndtri
 
-from bayou.constants import LOG_2PI
+from bayou.core.constants import LOG_2PI
 from bayou.flows.core.arguments import as_event, positive, promote
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj, Map, Pair, Rows, clamp_inside, concrete, sum_event

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayou import diagnostics, metrics
+from bayou.app.report.bootstrap import LEVEL, row_errors
+from bayou.core.extras import extra
 from bayou.data import DataSet
 from bayou.diagnostics.baselines import Baseline
-from bayou.extras import extra
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
-from bayou.report.bootstrap import LEVEL, row_errors
 
 BATCH = 2048  # rows predicted at a time
 BINS = 24  # of an entropy histogram

@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from bayou.progress import command_line_spelling
+from bayou.core.progress import command_line_spelling
 
 HARMLESS = (  # warnings of torch that the user of a command cannot act on; other programs keep them
     "TensorFloat32 tensor cores",  # products stay in float32 unless lower precision is requested

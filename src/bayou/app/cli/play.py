@@ -10,13 +10,13 @@ from importlib.resources import files
 from tempfile import TemporaryDirectory
 
 from bayou import __version__
-from bayou.files import write_text
+from bayou.core.files import write_text
 
 
 def page() -> str:
     """The page with the posteriors that ``docs/make_play.py`` fitted."""
     text, data = (
-        (files("bayou.cli") / name).read_text("utf-8") for name in ("play.html", "play.json")
+        (files("bayou.app.cli") / name).read_text("utf-8") for name in ("play.html", "play.json")
     )
     return text.replace("__VERSION__", __version__).replace("__DATA__", data)
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bayou.app.report.charts import Axes
 from bayou.diagnostics.checks import SURE
 from bayou.metrics import standard_error
-from bayou.report.charts import Axes
 
 Result = dict[str, Any]
 Legend = Sequence[tuple[str, int]]  # names with the numbers of their colors
@@ -120,7 +120,7 @@ def paired(rows: Sequence[float], others: Sequence[float]) -> tuple[float, float
 
 
 class Results:
-    """Results as returned by ``bayou.report.judge``, one for each method, seed and split, and facts
+    """Results as returned by ``bayou.app.report.judge``, one for each method, seed and split, and facts
     about the data.
 
     Numbers that are not finite are null in a file and nan here. ``baselines``: their names, used as

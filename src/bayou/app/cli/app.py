@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from bayou import __version__
-from bayou.cli.listing import experiments, listing
-from bayou.cli.options import (
+from bayou.app.cli.listing import experiments, listing
+from bayou.app.cli.options import (
     DataArgument,
     Device,
     Quiet,
@@ -25,13 +25,13 @@ from bayou.cli.options import (
     run_config,
     run_options,
 )
-from bayou.cli.process import (
+from bayou.app.cli.process import (
     ErrorsAsSentences,
     ignore_harmless_warnings,
     terminate_like_ctrl_c,
     workers,
 )
-from bayou.progress import command_line_spelling
+from bayou.core.progress import command_line_spelling
 from bayou.select.settings import DEFAULT_METHOD
 
 app = typer.Typer(
@@ -105,7 +105,7 @@ def train(
 @app.command()
 def resume(run: RunArgument, executor: Workers = None, quiet: Quiet = False) -> None:
     """Continue an interrupted run with its own settings."""
-    from bayou.runs.folder import Run
+    from bayou.app.runs.folder import Run
 
     _work(Run.open(run), quiet, executor)
 
@@ -135,7 +135,7 @@ def predict(
     ] = None,
 ) -> None:
     """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
-    from bayou.runs import use
+    from bayou.app.runs import use
 
     notes = use.predict(
         run,
@@ -181,14 +181,14 @@ def serve(
     writes.
     """
     try:
-        from bayou.runs.batches import Limits
-        from bayou.runs.serve import Server
+        from bayou.app.runs.batches import Limits
+        from bayou.app.runs.serve import Server
     except ModuleNotFoundError as error:
         sentence = (
             f"bayou serve needs {error.name}, which is not installed: pip install 'bayou[serve]'"
         )
         raise ValueError(sentence) from error
-    from bayou.runs.service import Service
+    from bayou.app.runs.service import Service
 
     limits = Limits(max_bytes, max_waiting, read_timeout, timeout)
     service = Service.of(
@@ -214,8 +214,8 @@ def play(
     port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8001,
 ) -> None:
     """A page to play with posteriors: draw a digit, move points, warp a flow. It works offline."""
-    from bayou.cli.play import page, server
-    from bayou.files import write_text
+    from bayou.app.cli.play import page, server
+    from bayou.core.files import write_text
 
     if out is not None:
         write_text(out, page())
@@ -240,7 +240,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Score the methods of a run on a file or on the test data of the run."""
-    from bayou.runs import use
+    from bayou.app.runs import use
 
     rows, notes = use.evaluate(run, data, method=method, samples=samples)
     for note in notes:
@@ -262,7 +262,7 @@ def report(
     """Write the report of a run again, or one page that compares runs, paired over their common
     test rows.
     """
-    from bayou.runs import use
+    from bayou.app.runs import use
 
     path, said = use.report(runs, out, force=force)
     typer.echo("\n".join(said), err=True)
@@ -272,7 +272,7 @@ def report(
 @app.command()
 def verify() -> None:
     """Check the mathematics on this machine against known values."""
-    from bayou.runs.verify import checks
+    from bayou.app.runs.verify import checks
 
     done: list[bool] = []
     for check in checks():
@@ -366,8 +366,8 @@ def download(
 
 def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
     """Start a run in its folder."""
+    from bayou.app.runs.folder import Run
     from bayou.data import is_path
-    from bayou.runs.folder import Run
 
     config, out = run_config(ctx, methods), ctx.params["out"]
     if is_path(config.data):  # so that the run can be resumed and repeated from any folder
@@ -381,9 +381,9 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
 
 
 def _work(run: Any, quiet: bool, executor: str | None) -> None:
-    from bayou.cli.live import Board
+    from bayou.app.cli.live import Board
+    from bayou.app.runs.folder import Interrupted
     from bayou.posteriors.checks import describe_flag
-    from bayou.runs.folder import Interrupted
 
     board = Board([job.name for job in run.jobs], quiet)
     try:
@@ -424,7 +424,7 @@ def _ending(run: Any) -> list[str]:
     """The last lines of a run: the three numbers that matter, the conclusion in a sentence, and the
     next command.
     """
-    from bayou.runs.config import DATA, MODEL, Config
+    from bayou.app.runs.config import DATA, MODEL, Config
 
     report, config, numbers = run.report(), run.config, []
     for head, cell in report.key_numbers:

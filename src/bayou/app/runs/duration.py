@@ -10,9 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from bayou.app.runs.config import Config
+from bayou.core.progress import duration
 from bayou.likelihoods import BoundLikelihood
-from bayou.progress import duration
-from bayou.runs.config import Config
 from bayou.select.folds import MAX_FULL_BATCH_ROWS
 from bayou.select.named import find
 

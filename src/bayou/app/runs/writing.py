@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bayou.files import FileError, read_bytes, write_text
-from bayou.runs.config import DIGEST
+from bayou.app.runs.config import DIGEST
+from bayou.core.files import FileError, read_bytes, write_text
 
 
 class RunError(ValueError):

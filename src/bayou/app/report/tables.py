@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+from bayou.app.report.results import Average, Cell, Head, Results, Section, Table
 from bayou.diagnostics.checks import SURE
 from bayou.posteriors.checks import describe_flag
-from bayou.report.results import Average, Cell, Head, Results, Section, Table
 
 # name in the results → (title of the column, which direction is better, digits, factor)
 METRICS: dict[str, tuple[str, str, int, float]] = {

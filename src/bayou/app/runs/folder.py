@@ -4,7 +4,7 @@ an interruption.
 RUN/config.json                    the settings that repeat the run
 RUN/data.json                      the preprocessing of the data, for new rows
 RUN/METHOD-SEED/posterior.bayou    the posterior
-RUN/METHOD-SEED/result.json        its evaluation (``bayou.report.judge``)
+RUN/METHOD-SEED/result.json        its evaluation (``bayou.app.report.judge``)
 RUN/METHOD-SEED-split-SPLIT/       the same for another split, if there are several
 RUN/metrics.json, RUN/report.html  all results, updated after every method
 """
@@ -23,16 +23,16 @@ import torch
 from torch import nn
 
 import bayou
+from bayou.app.runs import nets
+from bayou.app.runs.config import DATA, Config
+from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.app.runs.writing import RunError, read_json, write_json
+from bayou.core.files import StrPath, locked, write_text
+from bayou.core.progress import Show
 from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
-from bayou.files import StrPath, locked, write_text
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
-from bayou.progress import Show
-from bayou.runs import nets
-from bayou.runs.config import DATA, Config
-from bayou.runs.interrupt import raise_if_interrupted
-from bayou.runs.writing import RunError, read_json, write_json
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
 from bayou.training.data import digest
@@ -41,9 +41,9 @@ from bayou.training.jobs import Executor, finished, send
 if (
     TYPE_CHECKING
 ):  # diagnostics and reports are imported where they are made: a prediction needs neither
+    from bayou.app.report.page import Report
+    from bayou.app.report.results import Average
     from bayou.diagnostics.baselines import Baseline
-    from bayou.report.page import Report
-    from bayou.report.results import Average
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # (method-seed, what happened, numbers)
 LOCK = ".lock"  # in a run folder: held by the process that writes to it
@@ -230,7 +230,7 @@ class Run:
                 f"{self.config.data} has changed since {self.folder} was started; its methods would not use the same "
                 "data: choose another --out"
             )
-        from bayou.report.judge import judge_baselines
+        from bayou.app.report.judge import judge_baselines
 
         scores = {split: judge_baselines(against[split], part) for split, part in parts.items()}
         by_split = {
@@ -284,7 +284,7 @@ class Run:
 
     def _describe_duration(self, methods: list[str], data: DataSet, net: str) -> str:
         """A sentence about the time of these fits, by a few steps of the network."""
-        from bayou.runs.duration import (
+        from bayou.app.runs.duration import (
             describe_duration,
             estimate_seconds,
             search_rows,
@@ -364,7 +364,7 @@ class Run:
 
     def _beside_map(self, job: Job) -> Average | None:
         """The NLL of a job minus that of MAP with its seed and split; None without MAP."""
-        from bayou.report.results import Average, paired
+        from bayou.app.report.results import Average, paired
 
         own, other = (self._finished(one) for one in (job, replace(job, method="map")))
         if job.method == "map" or "map" not in self.config.methods or own is None or other is None:
@@ -385,7 +385,7 @@ class Run:
         tell: Tell,
         show: Show,
     ) -> None:
-        from bayou.report.judge import judge
+        from bayou.app.report.judge import judge
 
         config, place, preset = self.config, self.place(job), find(job.method)
         place.mkdir(exist_ok=True)
@@ -470,7 +470,7 @@ class Run:
 
     def report(self) -> Report:
         """The report on the finished results; a ValueError if there are none."""
-        from bayou.report.page import Report
+        from bayou.app.report.page import Report
 
         facts, data = self.facts(), Path(self.config.data).name
         shown = {

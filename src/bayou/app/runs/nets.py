@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from bayou.specs import nearest
+from bayou.core.specs import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,8 +49,8 @@ class Net:
 
         import torch
 
-        from bayou import rng
-        from bayou.runs import layers
+        from bayou.app.runs import layers
+        from bayou.core import rng
 
         with nullcontext() if seed is None else rng.isolated(seed, torch.device("cpu")):
             return getattr(layers, self.builder)(tuple(shape), outputs, **self.settings)

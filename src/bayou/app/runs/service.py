@@ -1,5 +1,5 @@
 """Predictions of a run folder as a function from JSON to JSON, and its description;
-``bayou.runs.serve`` adds HTTP.
+``bayou.app.runs.serve`` adds HTTP.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 import bayou
-from bayou import rng
+from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.use import ROWS, count, said
+from bayou.core import rng
+from bayou.core.files import StrPath
+from bayou.core.progress import spell
+from bayou.core.specs import nearest
 from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
-from bayou.files import StrPath
 from bayou.posteriors import Posterior
 from bayou.predictive import check_level
-from bayou.progress import spell
-from bayou.runs.folder import Run, RunError
-from bayou.runs.use import ROWS, count, said
-from bayou.specs import nearest
 
 JSON = dict[str, Any]
 BATCH_SECONDS = 0.05  # aim for the time of one batch, for which a small request may have to wait

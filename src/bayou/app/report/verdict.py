@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 from statistics import fmean, median
 
+from bayou.app.report.results import Average, Result, Results
+from bayou.app.report.tables import HINTS, METRICS, format_number
 from bayou.posteriors.checks import concern
-from bayou.report.results import Average, Result, Results
-from bayou.report.tables import HINTS, METRICS, format_number
 
 SET_ASIDE = 0.2  # of the predictions, the least certain: the share in the first sentence
 NOMINAL_COVERAGE = 0.9

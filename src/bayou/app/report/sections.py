@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-from bayou.report.charts import (
+from bayou.app.report.charts import (
     BOTTOM,
     HEIGHT,
     RIGHT,
@@ -20,8 +20,8 @@ from bayou.report.charts import (
     padded,
     stacked,
 )
-from bayou.report.results import Figure, Results, Section
-from bayou.report.tables import checks, mixing, numbers, pairs, stages
+from bayou.app.report.results import Figure, Results, Section
+from bayou.app.report.tables import checks, mixing, numbers, pairs, stages
 
 MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 

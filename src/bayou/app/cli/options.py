@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from bayou.runs.config import Config
+from bayou.app.runs.config import Config
 from bayou.select.settings import ConfigError
 
 DataArgument = Annotated[

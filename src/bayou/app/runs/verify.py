@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou import diagnostics, flows, rng
+from bayou import diagnostics, flows
+from bayou.app.runs.interrupt import raise_if_interrupted
+from bayou.core import rng
 from bayou.posteriors import Guided
-from bayou.runs.interrupt import raise_if_interrupted
 
 F64 = torch.float64
 
@@ -78,8 +79,11 @@ def conjugate() -> Iterator[Check]:
         1e-5,
     )
     yield near(
-        "1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5
-    )  # type: ignore[attr-defined]
+        "1  conjugate regression: log evidence by Laplace",
+        6.465824,
+        posterior.log_evidence,  # type: ignore[attr-defined]
+        1e-5,
+    )
     for words, value, rank in (("log evidence", 6.465824, None), ("best mean field", 5.145762, 0)):
         last = bayou.methods.VBLL(rank, effort=0.06, lr=0.1)
         layer = raise_if_interrupted(bayou.fit(linear(), regression(), method=last, **options))

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, final
 
-from bayou.runs.service import Refused, Request, Service
-from bayou.runs.writing import RunError
+from bayou.app.runs.service import Refused, Request, Service
+from bayou.app.runs.writing import RunError
 
 GATHER_SECONDS = 0.002  # wait for requests to join a batch, if the last batch had several
 STALL_SECONDS = 5.0  # time of one batch after which /healthz answers 503

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 import bayou
+from bayou.app.runs.folder import Run, RunError
+from bayou.core.files import StrPath, write_text
+from bayou.core.progress import spell
 from bayou.data import CATALOGUE
 from bayou.data.preprocess import Preprocessor, Rows
-from bayou.files import StrPath, write_text
 from bayou.posteriors import Posterior
 from bayou.posteriors.checks import describe_flag
 from bayou.predictive import Predictive, check_level
-from bayou.progress import spell
-from bayou.runs.folder import Run, RunError
 
 if TYPE_CHECKING:
+    from bayou.app.report.page import Report
     from bayou.diagnostics.baselines import Baseline
-    from bayou.report.page import Report
 
 ROWS = 2048  # predicted at a time
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -206,7 +206,7 @@ def evaluate(
 
     Notes are about the rows, and every result of ``bayou.diagnostics.check`` that is not ok.
     """
-    from bayou.report.judge import prediction, score
+    from bayou.app.report.judge import prediction, score
 
     run = Run.open(folder)
     jobs = [job for job in run.finished() if method in (None, job.method)]
@@ -259,7 +259,7 @@ def report(
     sentences. Methods of several runs have the names of their folders, and all are compared with
     the first.
     """
-    from bayou.report.page import Report
+    from bayou.app.report.page import Report
 
     pages = {str(folder): Run.open(folder).report() for folder in folders}
     (name, page), *others = pages.items()

@@ -9,9 +9,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.text import Text
 
+from bayou.app.report.tables import format_number
+from bayou.core.progress import DONE, describe
 from bayou.posteriors.checks import concern
-from bayou.progress import DONE, describe
-from bayou.report.tables import format_number
 
 LINE = 30.0  # seconds between two lines about a job, without a terminal
 MIN_READABLE = 1e4  # numbers from which on a line has "61,234" or "1.26 million"

@@ -23,7 +23,7 @@ def listing(what: str) -> list[tuple[str, str]]:
 
         return list(list_methods().items())
     if what == "nets":
-        from bayou.runs.nets import NETS
+        from bayou.app.runs.nets import NETS
 
         return [(name, net.describe()) for name, net in NETS.items()]
     if what == "flows":
@@ -41,7 +41,7 @@ def experiments() -> Any:
     """The module ``experiments.reproduce`` of the clone that bayou was installed from, or of the
     current folder.
     """
-    for root in (Path(__file__).parents[3], Path.cwd()):
+    for root in (Path(__file__).parents[4], Path.cwd()):
         if (root / "experiments" / "reproduce.py").is_file():
             if str(root) not in sys.path:
                 sys.path.insert(0, str(root))

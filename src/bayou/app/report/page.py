@@ -8,16 +8,16 @@ from importlib import resources
 from typing import Any
 
 from bayou import __version__
-from bayou.extras import extra
-from bayou.report.charts import SHAPES
-from bayou.report.results import Result, Results, Section
-from bayou.report.sections import sections
-from bayou.report.tables import key_numbers
-from bayou.report.verdict import best_label, verdict
+from bayou.app.report.charts import SHAPES
+from bayou.app.report.results import Result, Results, Section
+from bayou.app.report.sections import sections
+from bayou.app.report.tables import key_numbers
+from bayou.app.report.verdict import best_label, verdict
+from bayou.core.extras import extra
 
 
 class Report:
-    """An HTML report on results: dicts as returned by ``bayou.report.judge``, one for each method,
+    """An HTML report on results: dicts as returned by ``bayou.app.report.judge``, one for each method,
     seed and split.
 
     ``config``: data (its name), facts (its sizes and shapes), command, notes, failures, reference
@@ -38,7 +38,7 @@ class Report:
             import jinja2
             from markupsafe import Markup as markup
 
-        folder = resources.files("bayou.report")
+        folder = resources.files("bayou.app.report")
         loader = jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
         environment = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True

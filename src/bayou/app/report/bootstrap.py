@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou import metrics, rng
+from bayou import metrics
+from bayou.core import rng
 from bayou.metrics import row_nll
 from bayou.predictive import Predictive
 

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import bayou
-from bayou.runs.batches import Batches, Limits
-from bayou.runs.service import Refused, Service
-from bayou.runs.writing import RunError
+from bayou.app.runs.batches import Batches, Limits
+from bayou.app.runs.service import Refused, Service
+from bayou.app.runs.writing import RunError
 
 MAX_CONNECTIONS = 1000  # open; a request on a further one is answered 503
 MAX_HEAD_BYTES = 2**16  # of a request: its first line and its headers
