@@ -246,6 +246,7 @@ class HeldOut(Method):
         searched, target = not target.prior_given, with_default_prior(target)
         if not isinstance(rows, Rows) or rows.n < 2 * FOLDS or constant(rows):
             return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+        self.method.check_target(target, rows)
         rows = round_rows(rows)
         target = round_initial_noise(target)
         if applies(target):
