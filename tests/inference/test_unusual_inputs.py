@@ -325,6 +325,24 @@ def test_predictions_for_a_data_loader_that_shuffles_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (TensorDataset(X, Y), r"got TensorDataset; use DataLoader\(x, batch_size=256\)"),
+        (
+            [(X[:5], Y[:5]), (X[5:], Y[5:])],
+            r"got a list of batches or rows; use the inputs alone, torch.cat",
+        ),
+    ],
+)
+def test_predictions_for_a_dataset_or_a_list_of_batches_name_what_to_pass(
+    inputs: Any, words: str
+) -> None:
+    posterior = fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE)
+    with pytest.raises(ValueError, match=words):
+        posterior.predict(inputs)
+
+
+@pytest.mark.parametrize(
     ("y", "words"),
     [
         (torch.stack([CLASSES, CLASSES.roll(1)], 1), r"likelihood=bayou.Bernoulli\(\) for labels"),

@@ -511,3 +511,19 @@ def test_a_network_without_activation_layers_gets_no_dropout() -> None:
         ValueError, match=r"Linear has no layer like nn\.ReLU .* put nn\.Dropout\(p\)"
     ):
         bayou.select.with_dropout(nn.Linear(2, 1))
+
+
+def test_dropout_by_name_refuses_a_network_without_dropout_before_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = list[str]()
+    monkeypatch.setattr(bayou.MAP, "fit", lambda self, *args, **kwargs: trained.append("MAP"))
+    monkeypatch.setattr(HeldOut, "_searched", lambda self, *args: trained.append("search"))
+    monkeypatch.setattr(HeldOut, "_learned", lambda self, *args: trained.append("modes"))
+    net = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(
+        ValueError, match=r"Sequential calls no dropout in eval mode; put nn.Dropout"
+    ):
+        bayou.fit(net, (x, x[:, :1]), "dropout", progress=False)
+    assert not trained

@@ -50,6 +50,11 @@ class Method(Checked, ABC):
 
     # Capabilities that methods which wrap this one (``bayou.select``) use.
 
+    def check_target(self, target: Target, data: Data) -> None:
+        """Raise a ValueError where ``fit`` would refuse the network, before anything is trained for
+        it.
+        """
+
     chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was given
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 

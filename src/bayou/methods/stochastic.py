@@ -70,9 +70,7 @@ class MCDropout(Method):
         """Train the network, if ``start`` is given, and keep its dropout on."""
         batches = as_data(data, self.batch_size)
         seed = as_int_seed(seed)
-        inputs = first_inputs(target, batches)
-        with clear_errors(inputs):
-            self._look(Network(target.net), target.start(), inputs)
+        self.check_target(target, batches)
         point = starting_point(
             self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
         )
@@ -80,6 +78,11 @@ class MCDropout(Method):
         posterior = Masked(point.target, point.network, weights, point.history, p=self.p)
         posterior.stopped = point.stopped or "finished"
         return posterior
+
+    def check_target(self, target: Target, data: Data) -> None:
+        inputs = first_inputs(target, data)
+        with clear_errors(inputs):
+            self._look(Network(target.net), target.start(), inputs)
 
     @torch.no_grad()
     def _look(self, network: Network, params: Params, inputs: tuple[Any, ...]) -> None:

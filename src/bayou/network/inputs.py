@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from bayou.network.mapping import out_of_memory
 from bayou.training.data import Keywords, check_values, forward_inputs, inputs_of_batches
@@ -166,9 +166,14 @@ def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
     inputs = inputs_of_batches(x) if isinstance(x, DataLoader) else forward_inputs(x)
     if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim == 0:
         what = type(inputs[0]).__name__ if inputs else "an empty tuple"
+        way = "torch.as_tensor(x, dtype=torch.float32)"
+        if isinstance(x, Dataset):
+            way = "DataLoader(x, batch_size=256), whose labels are left out"
+        elif isinstance(x, list | tuple) and isinstance(inputs[0], list | tuple | Mapping):
+            what = f"a {type(x).__name__} of batches or rows"
+            way = "the inputs alone, torch.cat([x for x, y in batches])"
         raise ValueError(
-            f"x must be a tensor whose first axis is the rows, or a tuple or dict of them, got {what}; use "
-            "torch.as_tensor(x, dtype=torch.float32)"
+            f"x must be a tensor whose first axis is the rows, or a tuple or dict of them, got {what}; use {way}"
         )
     check_dtype(inputs, like)
     for item in inputs:

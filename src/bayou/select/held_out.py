@@ -289,6 +289,7 @@ class HeldOut(Method):
             return self.method.fit(
                 target, data, seed=seed, checkpoint=checkpoint, progress=progress
             )
+        self.method.check_target(target, rows)
         rows = round_rows(rows)
         target = round_initial_noise(target)
         if applies(target):
