@@ -1,4 +1,6 @@
-"""The queue of a service: small requests first, large ones in parts, rows of several requests in one batch."""
+"""The queue of a service: small requests first, large ones in parts, rows of several requests in
+one batch.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ class Limits:
 
     Args:
         max_bytes: bytes of a body.
-        max_waiting: rows that are computed before a new request, with its own; beyond it is answered 503, as it is if
-            these rows need longer than ``timeout``.
-        read_timeout: seconds for the head of a request, again for its body, and between requests of a connection.
+        max_waiting: rows that are computed before a new request, with its own; beyond it is
+            answered 503, as it is if these rows need longer than ``timeout``.
+        read_timeout: seconds for the head of a request, again for its body, and between requests of
+            a connection.
         timeout: seconds from a complete body to its answer, else 504.
     """
 
@@ -97,7 +100,10 @@ class Batches:
         if rows and rows + self.service.max_rows > self.limits.max_waiting:
             return self._busy(rows, f"{rows:,} rows wait")
         if self._refused_rows and self._is_late(rows, self._refused_rows):
-            return self._busy(rows, f"{rows:,} rows wait, and {self._refused_rows:,} more would have no answer in time")
+            return self._busy(
+                rows,
+                f"{rows:,} rows wait, and {self._refused_rows:,} more would have no answer in time",
+            )
         self._refused_rows = 0  # they would be accepted now
         oldest = min((one.arrival for one in self.waiting), default=now)
         waiting = {"requests": len(self.waiting), "rows": rows, "seconds": round(now - oldest, 3)}
@@ -106,7 +112,8 @@ class Batches:
     async def answer(self, body: bytes) -> bytes | Refused:
         """Return the response to a request, as JSON.
 
-        Errors are returned and not raised: a traceback would keep the body until the next garbage collection.
+        Errors are returned and not raised: a traceback would keep the body until the next garbage
+        collection.
 
         Args:
             body: the body of the request.
@@ -134,10 +141,13 @@ class Batches:
         if ahead and ahead + new.rows > self.limits.max_waiting:
             self._refused_rows = new.rows
             return self._busy(ahead, reason)
-        if new.request.rows_left is not None and self._is_late(ahead, new.rows):  # not by an estimate of its rows
+        if new.request.rows_left is not None and self._is_late(
+            ahead, new.rows
+        ):  # not by an estimate of its rows
             self._refused_rows = new.rows
             return self._busy(
-                ahead, f"{reason}, which would be computed after the {self.limits.timeout:g} s of a request"
+                ahead,
+                f"{reason}, which would be computed after the {self.limits.timeout:g} s of a request",
             )
         return None
 
@@ -147,7 +157,9 @@ class Batches:
 
     def _busy(self, rows: int, reason: str) -> Refused:
         seconds = min(max(math.ceil(rows * self.seconds_per_row), 1), 60)
-        sentence = f"{reason}, the limit is {self.limits.max_waiting:,} rows; try again in {seconds} s"
+        sentence = (
+            f"{reason}, the limit is {self.limits.max_waiting:,} rows; try again in {seconds} s"
+        )
         return Refused(HTTPStatus.SERVICE_UNAVAILABLE, sentence, **{"Retry-After": str(seconds)})
 
     @asynccontextmanager
@@ -184,7 +196,8 @@ class Batches:
                 self._finish(one)
 
     def _measure(self, rows: int, seconds: float) -> None:
-        """Update the time of a row by that of a batch; one that is not full says more about the call than about rows.
+        """Update the time of a row by that of a batch; one that is not full says more about the
+        call than about rows.
 
         The limit by time would be that of an idle machine otherwise.
         """
@@ -194,7 +207,8 @@ class Batches:
     def _next_batch(self) -> list[_Waiting]:
         """Select requests for the next batch, those with the fewest rows first.
 
-        Every other batch begins with the oldest request, so that large ones progress however many small ones arrive.
+        Every other batch begins with the oldest request, so that large ones progress however many
+        small ones arrive.
         """
         order = sorted(self.waiting, key=lambda one: (one.rows, one.arrival))
         if self._oldest_is_next:
