@@ -479,6 +479,21 @@ def test_a_buffer_in_another_dtype_is_refused_at_loading(tmp_path):
         bayou.load(tmp_path / "odd", norm())
 
 
+def test_points_missing_in_one_tensor_are_refused_at_loading(tmp_path):
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    path = tmp_path / "ensemble.bayou"
+    method = bayou.Ensemble(2, bayou.MAP(steps=2))
+    bayou.fit(
+        nn.Linear(2, 1), (x, x[:, :1]), method=method, likelihood=bayou.Gaussian(), progress=False
+    ).save(path)
+    tensors, config = read_file(path)
+    write_file(path, tensors | {"stack.weight": tensors["stack.weight"][:1].clone()}, config)
+    with pytest.raises(
+        bayou.files.FileError, match=r"has . points in '(weight|bias)' and . in '(bias|weight)'"
+    ):
+        bayou.load(path, nn.Linear(2, 1))
+
+
 def test_an_axis_too_many_is_refused_at_loading(sealed, tmp_path):
     names = {
         "empirical": "stack.0.weight",

@@ -456,6 +456,31 @@ def test_a_fit_does_not_write_through_symbolic_links(name: str, tmp_path: Path) 
     assert not list((tmp_path / "target").iterdir())
 
 
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
+def test_predictions_and_reports_are_not_written_through_symbolic_links(tmp_path: Path) -> None:
+    table = small_table(tmp_path)
+    folder = tmp_path / "run"
+    Run.create(folder, Config(str(table), ("map",), target="y", **QUICK)).work()  # type: ignore[arg-type]
+    out = folder / "predictions.csv"
+    out.symlink_to(tmp_path / "nothing yet")
+    with pytest.raises(RunError, match=r"predictions.csv already exists"):
+        use.predict(folder, table, out)
+    with pytest.raises(RunError, match=r"predictions.csv already exists"):
+        use.report([folder], out)
+    for write in (
+        lambda: use.predict(folder, table, out, force=True),
+        lambda: use.report([folder], out, force=True),
+    ):
+        (tmp_path / "own").write_text("of the user")
+        out.unlink()
+        out.symlink_to(tmp_path / "own")
+        write()
+        assert (tmp_path / "own").read_text() == "of the user"
+        assert out.is_file()
+        assert not out.is_symlink()
+    assert not (tmp_path / "nothing yet").exists()
+
+
 def test_texts_that_spreadsheets_run_are_escaped_in_predictions(tmp_path: Path) -> None:
     classes = ("=1+1", "-dash", "plain")
     lines = [f"@row{n},{n % 3},{classes[n % 3]}" for n in range(60)]

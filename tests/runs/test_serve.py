@@ -475,6 +475,50 @@ def test_rows_that_wait_are_limited_and_health_says_so(
     asyncio.run(main())
 
 
+def test_rows_that_would_be_late_are_refused_and_health_says_so(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine, rows far below ``max_waiting`` need more than the timeout."""
+
+    async def main() -> None:
+        service = replace(Service.of(classes, max_rows=60), batch_rows=16, seconds_per_row=0.2)
+        batches = Batches(service, Limits(timeout=20.0))
+        with blocked(monkeypatch) as go:
+            async with batches.running():
+                large = asyncio.create_task(batches.answer(body_of(60)))
+                while batches.rows < 60:  # until it was read
+                    await asyncio.sleep(0.001)
+                assert isinstance(batches.health(), dict)  # nothing was refused
+                monkeypatch.setattr(batches, "_measure", lambda rows, seconds: None, raising=False)
+                late = asyncio.create_task(batches.answer(body_of(60)))
+                small = asyncio.create_task(batches.answer(BODY))
+                await asyncio.sleep(0)
+                go.set()
+                refused = await late
+                assert isinstance(refused, Refused)
+                assert (refused.status, refused.headers) == (503, {"Retry-After": "9"})
+                assert (
+                    "45 rows wait before these 60, which would be computed after the 20 s"
+                    in str(refused)
+                )
+                health = batches.health()
+                assert isinstance(health, Refused)
+                assert "60 more would have no answer in time" in str(health)
+                assert isinstance(await small, bytes)
+                assert len(json.loads(await large)["predictions"]) == 60
+                assert batches.health()["status"] == "ok"
+
+    asyncio.run(main())
+
+
+def test_the_time_of_a_row_is_that_of_full_batches(classes: Path) -> None:
+    batches = Batches(replace(Service.of(classes), batch_rows=16, seconds_per_row=0.1), Limits())
+    batches._measure(1, 60.0)  # most of it for the call
+    assert batches.seconds_per_row == 0.1
+    batches._measure(16, 16 * 0.5)
+    assert batches.seconds_per_row == pytest.approx(0.2)
+
+
 def test_a_small_request_is_answered_before_large_ones_that_came_first(
     classes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def check_made(
                 f"{path} has {list(value.shape)} in {name!r}, one axis too many or too few for {inner!r} of shape "
                 f"{list(like[name].shape)}; fit again"
             )
+    _check_points(path, under("stack.", tensors))
     for part in (
         "net.",
         "mean.",
@@ -177,6 +178,19 @@ def check_made(
     ):  # a draw may have another dtype than its mean
         draw = draw | under(part, tensors)
     _check_dtypes(path, {name: value.dtype for name, value in draw.items() if name in own}, own)
+
+
+def _check_points(path: StrPath, stack: Params) -> None:
+    """Raise a FileError unless all tensors of a stack have as many points, since one alone would be
+    used for all.
+    """
+    points = {name: len(value) for name, value in stack.items()}
+    first = next(iter(points), "")
+    for name, count in points.items():
+        if count != points[first]:
+            raise FileError(
+                f"{path} has {count} points in {name!r} and {points[first]} in {first!r}; fit again"
+            )
 
 
 def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], own: Params) -> None:

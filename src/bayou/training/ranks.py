@@ -23,7 +23,7 @@ from bayou.core.progress import BayouWarning
 from bayou.training.data import Batch, forward_inputs, rows_of
 from bayou.training.seeds import part_seed
 
-LOST_SECONDS = 2.0  # to find out which process has ended
+LOST_SECONDS = 10.0  # to find out which process has ended: after its connections it may need some to end itself
 LOST_KEY = "bayou/lost"  # in the store of the processes: what the first one found out
 
 

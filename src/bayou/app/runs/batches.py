@@ -31,7 +31,7 @@ class Limits:
     Args:
         max_bytes: bytes of a body.
         max_waiting: rows that are computed before a new request, with its own; beyond it is
-            answered 503.
+            answered 503, as it is if these rows need longer than ``timeout``.
         read_timeout: seconds for the head of a request, again for its body, and between requests of
             a connection.
         timeout: seconds from a complete body to its answer, else 504.
@@ -80,6 +80,8 @@ class Batches:
         self.service = service
         self.limits = limits
         self.waiting: list[_Waiting] = []
+        self.seconds_per_row = service.seconds_per_row
+        self._refused_rows = 0  # of the last request that was refused
         self._oldest_is_next = True
         self._batch_start = math.inf
         self._arrived = asyncio.Event()
@@ -97,6 +99,12 @@ class Batches:
             return self._busy(rows, f"a computation has lasted more than {STALL_SECONDS:g} s")
         if rows and rows + self.service.max_rows > self.limits.max_waiting:
             return self._busy(rows, f"{rows:,} rows wait")
+        if self._refused_rows and self._is_late(rows, self._refused_rows):
+            return self._busy(
+                rows,
+                f"{rows:,} rows wait, and {self._refused_rows:,} more would have no answer in time",
+            )
+        self._refused_rows = 0  # they would be accepted now
         oldest = min((one.arrival for one in self.waiting), default=now)
         waiting = {"requests": len(self.waiting), "rows": rows, "seconds": round(now - oldest, 3)}
         return {"status": "ok", "waiting": waiting}
@@ -129,12 +137,26 @@ class Batches:
     def _refuse_if_full(self, new: _Waiting) -> Refused | None:
         """Refuse a new request if too many rows are to be computed before its own."""
         ahead = sum(one.rows for one in self.waiting if one is not new and one.rows <= new.rows)
+        reason = f"{ahead:,} rows wait before these {new.rows:,}"
         if ahead and ahead + new.rows > self.limits.max_waiting:
-            return self._busy(ahead, f"{ahead:,} rows wait before these {new.rows:,}")
+            self._refused_rows = new.rows
+            return self._busy(ahead, reason)
+        if new.request.rows_left is not None and self._is_late(
+            ahead, new.rows
+        ):  # not by an estimate of its rows
+            self._refused_rows = new.rows
+            return self._busy(
+                ahead,
+                f"{reason}, which would be computed after the {self.limits.timeout:g} s of a request",
+            )
         return None
 
+    def _is_late(self, ahead: int, rows: int) -> bool:
+        """Whether a request of ``rows`` would get no answer in time because of rows ahead of it."""
+        return ahead > 0 and (ahead + rows) * self.seconds_per_row > self.limits.timeout
+
     def _busy(self, rows: int, reason: str) -> Refused:
-        seconds = min(max(math.ceil(rows * self.service.seconds_per_row), 1), 60)
+        seconds = min(max(math.ceil(rows * self.seconds_per_row), 1), 60)
         sentence = (
             f"{reason}, the limit is {self.limits.max_waiting:,} rows; try again in {seconds} s"
         )
@@ -165,10 +187,22 @@ class Batches:
                 await run_in(thread, self.service.read, new.request)
                 if new.request.error is None:  # the number of its rows is known only now
                     new.request.error = self._refuse_if_full(new)
+            rows = sum(one.rows for one in batch)
+            start = time.monotonic()
             await run_in(thread, self.service.predict_next, [one.request for one in batch])
+            self._measure(rows - sum(one.rows for one in batch), time.monotonic() - start)
             self._batch_start = math.inf
             for one in batch:
                 self._finish(one)
+
+    def _measure(self, rows: int, seconds: float) -> None:
+        """Update the time of a row by that of a batch; one that is not full says more about the
+        call than about rows.
+
+        The limit by time would be that of an idle machine otherwise.
+        """
+        if rows >= self.service.batch_rows / 2:
+            self.seconds_per_row += (seconds / rows - self.seconds_per_row) / 4
 
     def _next_batch(self) -> list[_Waiting]:
         """Select requests for the next batch, those with the fewest rows first.

@@ -54,12 +54,14 @@ def predict(
     are averaged: by default as in the run, and at most as many as there are.
     ``conformal``: a file of rows with their target that were not used in training; it adds
     conformal_lower and conformal_upper, or conformal_set (classes separated by |), which contain y
-    for a fraction ``level`` of all rows, whether or not the posterior is calibrated.
+    for a fraction ``level`` of all rows, whether or not the posterior is calibrated. A symbolic
+    link at ``out`` counts as a file that exists, and with ``force`` it is replaced; its target
+    stays as it is.
     """
     path = Path(out)
     if path.exists() and path.resolve() == Path(source).resolve():
         raise RunError(f"{path} is the input file; choose another --out")
-    if path.exists() and not force:
+    if (path.exists() or path.is_symlink()) and not force:
         raise RunError(
             f"{path} already exists; choose another --out, or use --force to overwrite it"
         )
@@ -100,7 +102,7 @@ def predict(
     table = before | columns
     writer.writerow(map(escape_formula, table))
     writer.writerows(map(escape_formula, row) for row in zip(*table.values(), strict=True))
-    write_text(path, stream.getvalue())
+    write_text(path, stream.getvalue(), through_links=False)
     return notes
 
 
@@ -264,7 +266,7 @@ def report(
     pages = {str(folder): Run.open(folder).report() for folder in folders}
     (name, page), *others = pages.items()
     path = Path(out or ("comparison.html" if others else f"{name}/report.html"))
-    if path.exists() and not force and (others or out is not None):
+    if (path.exists() or path.is_symlink()) and not force and (others or out is not None):
         raise RunError(
             f"{path} already exists; choose another --out, or use --force to overwrite it"
         )
@@ -284,7 +286,7 @@ def report(
         ]
         shown = {"runs": len(pages), "notes": [], "failures": {}, "command": "\n".join(commands)}
         page = Report(results, page.config | shown | {"reference": results[0]["label"]})
-    write_text(path, page.html(), through_links=out is not None)
+    write_text(path, page.html(), through_links=False)
     return path, page.verdict
 
 
