@@ -25,7 +25,13 @@ from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import BayouWarning, Show
 from bayou.select import by_name
-from bayou.select.standardize import apply_units, choose_units, sampled_rows, warn_if_far_from_unit_scale
+from bayou.select.standardize import (
+    apply_units,
+    choose_units,
+    sampled_rows,
+    warn_if_far_from_unit_scale,
+    without_sentinels,
+)
 from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import fingerprint
 from bayou.training.data import Data, Rows, as_data, digest
@@ -96,6 +102,7 @@ def fit(
     if not (named or method.chooses_prior):
         warn_if_far_from_unit_scale(rows)
     elif where is None:
+        rows = without_sentinels(rows, likelihood)
         units = choose_units(net, rows, likelihood)
     user_rows = rows
     if units is not None:

@@ -28,6 +28,7 @@ from bayou.runs import layers, nets
 from bayou.runs.config import Config
 from bayou.runs.interrupt import raise_if_interrupted
 from bayou.select import by_name
+from bayou.select.far_values import check_arrays, replace_sentinels
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
@@ -130,6 +131,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         return torch.as_tensor(y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device)
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
+        if self.standardize:
+            check_arrays(X, y, refuses_targets=getattr(self, "likelihood", None) is None)
+            X = replace_sentinels(torch.from_numpy(X)).numpy()
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
         self.outputs_, self.large_ = outputs, not hasattr(self, "classes_") and len(X) > nets.MANY_ROWS
         method, prior = self._method(), self._prior()
