@@ -30,7 +30,9 @@ def network() -> nn.Module:
 def test_a_fit_by_name_names_the_sentinels_of_x(value: float, count: int) -> None:
     x, y = linear_rows()
     x[7 : 7 + count, 2] = value
-    with pytest.warns(SentinelWarning, match=r"x is .* in row 7 of column 2.* far from all others") as caught:
+    with pytest.warns(
+        SentinelWarning, match=r"x is .* in row 7 of column 2.* far from all others"
+    ) as caught:
         posterior = bayou.fit(network(), (x, y), "map")
     assert sum(isinstance(one.message, SentinelWarning) for one in caught) == 1
     new, truth = linear_rows()

@@ -1,4 +1,6 @@
-"""Numbers of tensors that stand for something else, such as 999999999 for a missing value: found before a fit."""
+"""Numbers of tensors that stand for something else, such as 999999999 for a missing value: found
+before a fit.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ MAX_NUMBERS: Final = 2**23  # of a tensor, beyond which it is not searched
 
 
 class SentinelWarning(BayouWarning):
-    """x or y has values that are so far from all others of their column that they cannot be measurements."""
+    """x or y has values that are so far from all others of their column that they cannot be
+    measurements.
+    """
 
 
 def flag_sentinels(columns: Tensor) -> Tensor:
-    """Return which numbers of a table are far from all others of their column, as of ``find_sentinels``, (N, D).
+    """Return which numbers of a table are far from all others of their column, as of
+    ``find_sentinels``, (N, D).
 
     Args:
         columns: numbers, (N, D).
@@ -38,7 +43,8 @@ def flag_sentinels(columns: Tensor) -> Tensor:
 
 
 def check_sentinels(inputs: tuple[Any, ...], y: Any, refuses_targets: bool) -> None:
-    """Warn of values of x, and refuse or warn of values of y, that are absurdly far from all others.
+    """Warn of values of x, and refuse or warn of values of y, that are absurdly far from all
+    others.
 
     Args:
         inputs: the inputs of the network; tables (N, D) of real numbers are searched.
@@ -71,7 +77,8 @@ def check_sentinels(inputs: tuple[Any, ...], y: Any, refuses_targets: bool) -> N
 
 
 def replace_sentinels(values: Any) -> Any:
-    """Return a table of real numbers with the median of a column in place of its sentinels; others as they are.
+    """Return a table of real numbers with the median of a column in place of its sentinels; others
+    as they are.
 
     Args:
         values: one input of the network.
@@ -94,7 +101,9 @@ def check_arrays(x: NDArray[Any], y: NDArray[Any], refuses_targets: bool) -> Non
         y: the targets.
         refuses_targets: whether a target far from all others is an error.
     """
-    check_sentinels((torch.from_numpy(np.asarray(x)),), torch.from_numpy(np.asarray(y)), refuses_targets)
+    check_sentinels(
+        (torch.from_numpy(np.asarray(x)),), torch.from_numpy(np.asarray(y)), refuses_targets
+    )
 
 
 def _is_table(values: Any) -> bool:
