@@ -30,6 +30,7 @@ from bayou.select.standardize import (
     choose_units,
     sampled_rows,
     warn_if_far_from_unit_scale,
+    without_sentinels,
 )
 from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import fingerprint
@@ -108,6 +109,7 @@ def fit(
     if not (named or method.chooses_prior):
         warn_if_far_from_unit_scale(rows)
     elif where is None:
+        rows = without_sentinels(rows, likelihood)
         units = choose_units(net, rows, likelihood)
     user_rows = rows
     if units is not None:

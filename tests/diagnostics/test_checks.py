@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bayou
 from bayou.diagnostics import baselines, check
-from bayou.diagnostics.checks import _luck
+from bayou.diagnostics.checks import _Beside, _luck
 from bayou.guides.bayesian import Bayesian
 from bayou.metrics import row_nll
 from bayou.network import Network
@@ -143,6 +143,37 @@ def test_coverage_that_chance_does_not_explain(noise: float, status: str, word: 
         "coverage"
     ]
     assert few.status == "ok"  # ten rows cannot tell
+
+
+def test_a_wide_interval_of_residuals_that_are_not_normal_is_not_blamed_on_the_noise() -> None:
+    x, y = regression(400, 1, noise=0.0)
+    phase = (
+        2
+        * math.pi
+        * torch.rand(400, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    )
+    noise = 0.05 * torch.randn(
+        400, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    posterior = points(bayou.Gaussian(math.hypot(0.2 / math.sqrt(2), 0.05)), WEIGHT)
+    found = check(posterior, regression(100, 0), (x, y + 0.2 * phase.sin() + noise))["coverage"]
+    assert found.status == "ok"
+    assert "not normal" in found.text
+    assert "conformal" in found.text
+    found = check(posterior, regression(100, 0), (x, y + 0.2 * phase.sin()))["coverage"]
+    assert found.status == "warning"  # all of them are inside
+    assert "smaller noise" not in found.text
+
+
+def test_a_negligible_difference_to_the_mode_or_a_linear_model_is_no_warning() -> None:
+    held = regression(4000, 1, noise=0.3)
+    p = points(bayou.Gaussian(0.3), WEIGHT).predict(held[0])
+    own = row_nll(p, held[1])
+    generator = torch.Generator().manual_seed(0)
+    jitter = 1e-3 * torch.randn(len(own), generator=generator, dtype=own.dtype)
+    beside = _Beside(own, 0.0, "4,000 held-out rows")
+    assert beside(own - 0.003 + jitter, "mode", "its mode", "use the mode").status == "ok"
+    assert beside(own - 0.02 + jitter, "mode", "its mode", "use the mode").status == "warning"
 
 
 def test_confidence_that_chance_does_not_explain() -> None:

@@ -489,7 +489,8 @@ def test_points_missing_in_one_tensor_are_refused_at_loading(tmp_path):
     tensors, config = read_file(path)
     write_file(path, tensors | {"stack.weight": tensors["stack.weight"][:1].clone()}, config)
     with pytest.raises(
-        bayou.files.FileError, match=r"has . points in '(weight|bias)' and . in '(bias|weight)'"
+        bayou.core.files.FileError,
+        match=r"has . points in '(weight|bias)' and . in '(bias|weight)'",
     ):
         bayou.load(path, nn.Linear(2, 1))
 

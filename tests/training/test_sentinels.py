@@ -108,3 +108,18 @@ def test_values_that_are_not_finite_are_left_alone() -> None:
     values = normal()
     values[[1, 2, 3]] = np.nan, np.inf, 999999999.0
     assert np.flatnonzero(find_sentinels(values)).tolist() == [3]
+
+
+@pytest.mark.parametrize("sentinel", [1e30, -1e30, 1.7e308, 1e6])
+@pytest.mark.parametrize("count", [3, 20, 80])
+def test_one_number_far_from_all_others_may_be_repeated(sentinel: float, count: int) -> None:
+    values = normal()
+    values[:count] = sentinel
+    assert np.flatnonzero(find_sentinels(values)).tolist() == list(range(count))
+
+
+def test_a_price_beside_a_few_flags_is_no_sentinel() -> None:
+    values = np.zeros(200)
+    values[:60] = 1.0
+    values[60:80] = 5000.0
+    assert not find_sentinels(values).any()

@@ -31,6 +31,7 @@ from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.predictive import Predictive, check_level
 from bayou.priors import Normal, Prior
 from bayou.select import by_name
+from bayou.select.far_values import check_arrays, replace_sentinels
 from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
@@ -155,6 +156,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         )
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
+        if self.standardize:
+            check_arrays(X, y, refuses_targets=getattr(self, "likelihood", None) is None)
+            X = replace_sentinels(torch.from_numpy(X)).numpy()
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
         self.outputs_, self.large_ = (
             outputs,

@@ -31,6 +31,10 @@ SURE = 2.5  # standard errors of a significant difference
 SMALL_DIFFERENCE = 0.01  # nats per example: negligible
 LEVEL = 0.9  # of intervals
 COVERAGE_WARNING, COVERAGE_FAILURE = 0.05, 0.15  # distance of the coverage from LEVEL
+WIDE_BY_SHAPE = 0.075  # of the coverage above LEVEL, where the noise has the right variance
+MIN_RESIDUAL_RATIO = (
+    0.85  # of residuals to predicted standard deviations: less, and the noise is too large
+)
 ECE_WARNING, ECE_FAILURE = 0.02, 0.1  # expected calibration errors
 CHANCE = 0.99  # quantile of the ECE by chance alone above which an ECE is flagged
 MIN_VARIANCE_SHARE = 0.01  # of the variance of y: predictions that vary less do not depend on x
@@ -172,10 +176,10 @@ class _Beside:
         return f"{values}(difference {difference:+.3f} ± {error:.3f}, {self.where})"
 
     def __call__(
-        self, other: Tensor, name: str, what: str, advice: str, allowance: float = 0.0
+        self, other: Tensor, name: str, what: str, advice: str, allowance: float = SMALL_DIFFERENCE
     ) -> Check:
         """Warn, or fail, if the NLL exceeds that of ``other`` by more than chance and the
-        allowance.
+        allowance, in nats.
         """
         excess, error = self.excess(other)
         values = self.words(other, what)
@@ -245,7 +249,9 @@ def _beside_mode(
     if point is not None:
         weights = sum(value.numel() for value in posterior.like().values())
         leverage = min(1.0, weights / posterior.target.n)
-        allowance = 0.0 if is_held_out else max(LARGE_EXCESS, 0.5 * math.log1p(leverage))
+        allowance = (
+            SMALL_DIFFERENCE if is_held_out else max(LARGE_EXCESS, 0.5 * math.log1p(leverage))
+        )
         nll = row_nll(point, y, scale)
         return [beside(nll, "mode", "the network at its own mean", advice, allowance)]
     count = min(len(predictive.outputs), MAX_COMPARED_FUNCTIONS)
@@ -348,13 +354,32 @@ def _coverage(p: Predictive, y: Tensor) -> Check:
     ):
         return Check("coverage", "ok", said)
     if off > 0:
+        return _wide_coverage(p, y, said, off)
+    text = f"intervals are too narrow: {said}; use a larger noise, or select it on held-out rows"
+    return Check("coverage", "failed" if off < -COVERAGE_FAILURE else "warning", text)
+
+
+def _wide_coverage(p: Predictive, y: Tensor, said: str, excess: float) -> Check:
+    """Tell intervals of a noise that is too large from those of residuals that are not normal.
+
+    A normal distribution with the right variance covers more than ``LEVEL`` of bounded or of
+    heavy-tailed residuals. This errs on the safe side; a smaller noise would be wrong.
+    """
+    variance = p.std.detach().double().reshape(len(y), -1).square()
+    residual = y.detach().double().reshape(len(y), -1) - p.mean.detach().double().reshape(
+        len(y), -1
+    )
+    ratio = math.sqrt(float((residual.square() / variance).mean()))
+    if not ratio >= MIN_RESIDUAL_RATIO:
         return Check(
             "coverage",
             "warning",
             f"intervals are too wide: {said}; use a smaller noise, or learn it",
         )
-    text = f"intervals are too narrow: {said}; use a larger noise, or select it on held-out rows"
-    return Check("coverage", "failed" if off < -COVERAGE_FAILURE else "warning", text)
+    shape = f"residuals are {ratio:.2f} times as large as predicted, but not normal"
+    advice = spell("bayou.conformal", "`bayou predict --conformal FILE`")
+    text = f"intervals are wider than they claim: {said}, since {shape}; {advice} gives intervals of the right width"
+    return Check("coverage", "ok" if excess <= WIDE_BY_SHAPE else "warning", text)
 
 
 def _calibration(p: Predictive, y: Tensor, seed: int) -> Check:

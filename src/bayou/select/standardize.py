@@ -17,6 +17,7 @@ from bayou.core.progress import BayouWarning
 from bayou.likelihoods import Likelihood
 from bayou.network import Keywords, Network, forward_inputs, rows_of
 from bayou.network.units import Standardization, Units
+from bayou.select.far_values import check_sentinels, flag_sentinels, replace_sentinels
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.rows import some_rows
 
@@ -87,6 +88,32 @@ def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> U
     return Units(maps, output, log_variances=1, axis=likelihood.log_variance_axis, target_size=size)
 
 
+def without_sentinels(rows: Data, likelihood: Likelihood | None) -> Data:
+    """Return tensors with the median of a column in place of values that are absurdly far from all
+    others.
+
+    A warning names them. Targets are not replaced: such a target is an error without a likelihood
+    of the user, and a warning with one. Data sets and loaders are returned as they are.
+
+    Args:
+        rows: the training data, in the user's units.
+        likelihood: the likelihood as given; None for the default one.
+    """
+    if not isinstance(rows, Rows) or not isinstance(rows.source, tuple):
+        return rows
+    x, y = rows.source
+    inputs = forward_inputs(x)
+    tables = tuple(None if _is_image(item) else item for item in inputs)
+    check_sentinels(tables, y, refuses_targets=likelihood is None)
+    replaced = tuple(
+        item if table is None else replace_sentinels(item)
+        for item, table in zip(inputs, tables, strict=True)
+    )
+    if all(new is item for new, item in zip(replaced, inputs, strict=True)):
+        return rows
+    return Rows((replaced if isinstance(x, tuple) else replaced[0], y), rows.index, rows.batch_size)
+
+
 def apply_units(units: Units, rows: Data) -> Data:
     """Return the data in standard units.
 
@@ -122,8 +149,7 @@ def warn_if_far_from_unit_scale(rows: Data) -> None:
     scales = {"y": _describe_scale(y)}
     for number, item in enumerate(inputs):
         name = "x" if len(inputs) == 1 else f"input {number} of x"
-        is_image = isinstance(item, Tensor) and item.ndim == 2 and is_flattened_image(item)
-        scales[name] = "" if is_image else _describe_scale(item)
+        scales[name] = "" if _is_image(item) else _describe_scale(item)
     messages = [f"{name} {text}" for name, text in scales.items() if text]
     if not messages:
         return
@@ -382,6 +408,8 @@ def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Standardiz
     columns = columns.reshape(len(y), -1) if y.ndim <= 2 else columns.reshape(-1, 1)
     shift = columns.mean(0)
     scale = columns.std(0, correction=0)
+    if bool(flag_sentinels(columns).any()):
+        shift, scale = column_scales(columns)
     is_constant = (columns == columns[0]).all(0)
     scale = torch.where(is_constant, 1.0, scale)
     if bool(is_standard(shift, scale).all()):
@@ -408,7 +436,7 @@ def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
     )
     reach = quartiles[2] - quartiles[0]
     is_near = (columns - quartiles[1]).abs() <= OUTLIER_REACH * reach
-    is_near = is_near | (reach == 0)
+    is_near = (is_near | (reach == 0)) & ~flag_sentinels(columns)
     count = is_near.sum(0)
     shift = torch.where(is_near, columns, 0.0).sum(0) / count
     deviation = torch.where(is_near, columns - shift, 0.0)
@@ -438,6 +466,11 @@ def is_flattened_image(x: Tensor) -> bool:
     largest = x.amax(0)
     share = (largest == largest.max()).double().mean()
     return bool(largest.max() > 0) and float(share) >= MIN_SHARE_OF_PIXELS
+
+
+def _is_image(x: Any) -> bool:
+    """Return whether an input is a table of pixels."""
+    return isinstance(x, Tensor) and x.ndim == 2 and is_flattened_image(x)
 
 
 def _describe_scale(values: Any) -> str:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 MIN_VALUES = 5
 MIN_JUMP = 1000.0  # from the farthest of the other values to a sentinel, as a ratio of distances from the median
 MIN_JUMP_OF_CODES = 20.0  # the same for values that are common codes: 999, −9999, 32767
-MAX_SHARE = 0.01  # of the values that can be sentinels without being common codes
+MAX_SHARE = 0.01  # of the values that can be sentinels without being common codes or all the same
+MIN_DISTANCES = 5  # that differ among the other values, if a repeated value is to be a sentinel
 MIN_CODE = 99.0
 INTEGER_LIMITS = (2.0**15 - 1, 2.0**15, 2.0**16 - 1, 2.0**31 - 1, 2.0**31, 2.0**32 - 1, 2.0**63)
 
@@ -24,10 +25,11 @@ def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
     A single 999999999 among ordinary numbers makes the standard deviation of a column so large that
     the standardized others are all the same. Values count as sentinels if there is a jump before
     them: in the order of distances from the median, the next one is 1,000 times as far as the one
-    before, and at most 1 % of the values lie beyond (one in any case). For common codes (all digits
-    are 9, or a limit of an integer type) a factor of 20 is enough, and they may be as many as half
-    of the values. Heavy-tailed columns such as incomes have no such jump: of 20,000 columns of 200
-    log-normal values with σ = 2, none had a jump of 1,000.
+    before, and at most 1 % of the values lie beyond (one in any case, or up to half of the values
+    if all of them are the same number). For common codes (all digits are 9, or a limit of an
+    integer type) a factor of 20 is enough, and they may be as many as half of the values.
+    Heavy-tailed columns such as incomes have no such jump: of 20,000 columns of 200 log-normal
+    values with σ = 2, none had a jump of 1,000.
 
     The distances of a column with mostly equal values are those from that value, among the values
     that differ.
@@ -97,10 +99,11 @@ def _distance_limit(values: NDArray[np.float64], distances: NDArray[np.float64])
             continue
         if _are_codes(values[outside]):
             return limit
-        is_far = differing[index + 1] / limit >= MIN_JUMP
+        is_far = differing[index + 1] >= MIN_JUMP * limit
         is_rare = count <= max(1.0, MAX_SHARE * len(values))
+        is_one_value = len(np.unique(values[outside])) == 1 and index + 1 >= MIN_DISTANCES
         inside_that_differ = int((distances > 0).sum()) - count
-        if is_far and is_rare and count <= inside_that_differ:
+        if is_far and (is_rare or is_one_value) and count <= inside_that_differ:
             return limit
     return float("inf")
 
