@@ -1,12 +1,14 @@
 """Which rows to label: a learning curve for every way to choose them, beside random choice.
 
-    python -m benchmarks.acquire --mnist --device cuda --jobs 9 --seeds 3      # the CNN with dropout of Gal 2017
+    python -m benchmarks.acquire --mnist --device cuda --jobs 9 --seeds 3      # the CNN with
+    dropout of Gal 2017
     python -m benchmarks.acquire                                               # 8×8 digits on a CPU
     python -m benchmarks.acquire --small                                       # a trial
 
-prints the labels after which the mean curve reaches 90 % and 95 %, and draws the curves. Gal 2017 (MNIST, from 20
-labels on by tens): 10 % error with 145 labels by BALD, 165 by entropy, 255 at random; 5 % with 335, 355 and 835. The
-network is fitted anew after every round. ``--held``: rows of the training set judge instead of the test rows.
+prints the labels after which the mean curve reaches 90 % and 95 %, and draws the curves. Gal 2017
+(MNIST, from 20 labels on by tens): 10 % error with 145 labels by BALD, 165 by entropy, 255 at
+random; 5 % with 335, 355 and 835. The network is fitted anew after every round. ``--held``: rows of
+the training set judge instead of the test rows.
 """
 
 from __future__ import annotations
@@ -52,17 +54,27 @@ class Study:
     def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x and y to choose from, x and y to judge by."""
         data = load(self.data)
-        (x, y), (x_test, y_test) = ((a.to(self.device), b.to(self.device)) for a, b in (data.train, data.test))
+        (x, y), (x_test, y_test) = (
+            (a.to(self.device), b.to(self.device)) for a, b in (data.train, data.test)
+        )
         if self.held:
             cut = 5 * len(y) // 6
             return x[:cut], y[:cut], x[cut:], y[cut:]
         return x, y, x_test, y_test
 
     def network(self, seed: int) -> nn.Module:
-        """Two convolutions and two dense layers for 28×28 (Gal 2017), a dense layer of 128 for 8×8."""
+        """Two convolutions and two dense layers for 28×28 (Gal 2017), a dense layer of 128 for
+        8×8.
+        """
         torch.manual_seed(seed)
         if self.rows[0].shape[-1] == 28:
-            body: list[nn.Module] = [nn.Conv2d(1, 32, 4), nn.ReLU(), nn.Conv2d(32, 32, 4), nn.ReLU(), nn.MaxPool2d(2)]
+            body: list[nn.Module] = [
+                nn.Conv2d(1, 32, 4),
+                nn.ReLU(),
+                nn.Conv2d(32, 32, 4),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ]
             body += [nn.Dropout(0.25), nn.Flatten(), nn.Linear(3872, 128)]
         else:
             body = [nn.Flatten(), nn.Linear(64, 128)]
@@ -92,14 +104,18 @@ def work(how: str, seed: int, study: Study) -> dict[str, Any]:
     while True:
         labels = int(known.sum())
         rows, prior = (x[known], y[known]), bayou.Normal(study.scale)
-        posterior = bayou.fit(study.network(seed), rows, method=study.method, prior=prior, seed=seed, progress=False)
+        posterior = bayou.fit(
+            study.network(seed), rows, method=study.method, prior=prior, seed=seed, progress=False
+        )
         samples = study.draws if study.model == "dropout" else None
         said = posterior.predict(x_test, samples, seed=0).mean
         curve.append(float((said.argmax(-1) == y_test).float().mean()))
         if labels >= study.last:
             return {"curve": curve}
         rest = (~known).nonzero().flatten()
-        rest = rest[rng.permutation(len(rest), rng.fold(seed, "pool", labels)).to(rest.device)[: study.pool]]
+        rest = rest[
+            rng.permutation(len(rest), rng.fold(seed, "pool", labels)).to(rest.device)[: study.pool]
+        ]
         place = rng.integer(rng.fold(seed, "ask", labels))
         chosen = bayou.acquire(posterior, x[rest], study.each, how, samples=samples, seed=place)  # type: ignore[arg-type]
         known[rest[chosen.indices.to(rest.device)]] = True
@@ -107,7 +123,10 @@ def work(how: str, seed: int, study: Study) -> dict[str, Any]:
 
 def columns(found: dict[str, Any]) -> dict[str, Tensor]:
     """Curves (seeds, rounds) of each way."""
-    each = {how: [run["curve"] for key, run in found.items() if key.split("/")[0] == how] for how in WAYS}
+    each = {
+        how: [run["curve"] for key, run in found.items() if key.split("/")[0] == how]
+        for how in WAYS
+    }
     return {how: torch.tensor(curves) for how, curves in each.items() if curves}
 
 
@@ -129,11 +148,16 @@ def table(found: dict[str, Any], study: Study) -> str:
             return f"{values.mean():.3f}{error}"
 
         mean = curves.mean(0)
-        reached = [int((mean >= level).nonzero()[0]) if bool((mean >= level).any()) else None for level in (0.9, 0.95)]
+        reached = [
+            int((mean >= level).nonzero()[0]) if bool((mean >= level).any()) else None
+            for level in (0.9, 0.95)
+        ]
         until = ", ".join(f"over {study.last}" if k is None else str(places[k]) for k in reached)
         cells = [words(curves[:, places.index(n)]) for n in shown]
         known = PUBLISHED.get(how, "") if study.data == "mnist" else ""
-        said.append(f"| {how} | {' | '.join(cells)} | {until} | {known} | {words(curves.mean(1))} | {len(curves)} |")
+        said.append(
+            f"| {how} | {' | '.join(cells)} | {until} | {known} | {words(curves.mean(1))} | {len(curves)} |"
+        )
     return "\n".join(said) + "\n"
 
 
@@ -160,7 +184,9 @@ def draw(found: dict[str, Any], study: Study, path: Path) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mnist", action="store_true")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--device", default="cpu")
@@ -169,7 +195,15 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
     parser.add_argument("--held", action="store_true")
-    numbers = {"last": int, "steps": int, "pool": int, "draws": int, "lr": float, "scale": float, "model": str}
+    numbers = {
+        "last": int,
+        "steps": int,
+        "pool": int,
+        "draws": int,
+        "lr": float,
+        "scale": float,
+        "model": str,
+    }
     for name, kind in numbers.items():
         parser.add_argument(f"--{name}", type=kind)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -179,7 +213,11 @@ def main() -> None:
     study = replace(STUDIES[kind], device=given.device, held=given.held, **changed)
     path = given.out / f"acquire-{kind}.json"
     seeds = range(given.first_seed, given.first_seed + given.seeds)
-    jobs = [(how, seed) for seed in seeds for how in sorted(given.ways, key=lambda how: how != "batchbald")]
+    jobs = [
+        (how, seed)
+        for seed in seeds
+        for how in sorted(given.ways, key=lambda how: how != "batchbald")
+    ]
     for job, found in spread(work, jobs, study, given.jobs):
         keep(path, job, found)
     said = table(kept(path), study)

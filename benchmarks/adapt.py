@@ -1,4 +1,5 @@
-"""Transforms of zuko, nflows and normflows under the contract of bayou, so that ``bayou.flows.check`` runs on them.
+"""Transforms of zuko, nflows and normflows under the contract of bayou, so that
+``bayou.flows.check`` runs on them.
 
 They are recognized by their interface; none of the three libraries is imported.
 """
@@ -34,25 +35,35 @@ def adapt(
 ) -> Transform:
     r"""A transform of another library as one of bayou's: ``check(adapt(theirs, 2))``.
 
-    ``forward`` and ``inverse`` are theirs. zuko and nflows go forward from data to base, so that a flow over one is
-    ``Flow(base, Inverse(adapt(theirs, dim)))``; normflows goes forward from base to data, as bayou does.
+    ``forward`` and ``inverse`` are theirs. zuko and nflows go forward from data to base, so that a
+    flow over one is ``Flow(base, Inverse(adapt(theirs, dim)))``; normflows goes forward from base
+    to data, as bayou does.
 
     Args:
-        transform: of zuko a lazy transform or flow, or what a lazy transform gives (then without parameters, and one
-            for ``torch.distributions`` in general); of nflows a transform or flow; of normflows a flow layer or a
-            ``NormalizingFlow``.
+        transform: of zuko a lazy transform or flow, or what a lazy transform gives (then without
+            parameters, and one for ``torch.distributions`` in general); of nflows a transform or
+            flow; of normflows a flow layer or a ``NormalizingFlow``.
         event: the shape of one event, or its size: x (..., \*event).
         context_dim: the size of the context that it takes.
-        ladj_kind, forward_kind, inverse_kind, domain, codomain: its properties, as for ``bayou.flows.Transform``. An
-            estimate draws from torch's global stream, which the seed of a call then sets.
+        ladj_kind, forward_kind, inverse_kind, domain, codomain: its properties, as for
+            ``bayou.flows.Transform``. An estimate draws from torch's global stream, which the seed
+            of a call then sets.
         training: keep the module in training mode, if it computes something else than in eval mode.
     """
     sizes = (event,) if isinstance(event, int) else tuple(event)
-    if not sizes or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise ValueError(f"the event must be a size, or the sizes of its axes, all above 0; got {event!r}")
+    if not sizes or any(
+        isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes
+    ):
+        raise ValueError(
+            f"the event must be a size, or the sizes of its axes, all above 0; got {event!r}"
+        )
     module, call = _interface(transform)
     adapted = Adapted(module, call, sizes, training)
-    adapted.context_dim, adapted.ladj_kind, adapted.takes_noise = context_dim, ladj_kind, ladj_kind is Ladj.estimate
+    adapted.context_dim, adapted.ladj_kind, adapted.takes_noise = (
+        context_dim,
+        ladj_kind,
+        ladj_kind is Ladj.estimate,
+    )
     adapted.forward_kind, adapted.inverse_kind = forward_kind, inverse_kind
     adapted.domain, adapted.codomain = domain, codomain
     return adapted
@@ -63,9 +74,16 @@ class Adapted(Transform):
 
     event_shape: tuple[int, ...]
 
-    def __init__(self, theirs: nn.Module, call: Call, event: tuple[int, ...], training: bool) -> None:
+    def __init__(
+        self, theirs: nn.Module, call: Call, event: tuple[int, ...], training: bool
+    ) -> None:
         super().__init__()
-        self.theirs, self.call, self.event_shape, self.keeps_training = theirs, call, event, training
+        self.theirs, self.call, self.event_shape, self.keeps_training = (
+            theirs,
+            call,
+            event,
+            training,
+        )
         self.title = type(theirs.transform if isinstance(theirs, Fixed) else theirs).__name__
         self.train()
 
@@ -85,7 +103,9 @@ class Adapted(Transform):
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return (rng.integer(rng.fold(rows.seed, rows.start)),)
 
-    def _answer(self, direction: str, x: Tensor, context: Tensor | None, seed: int | None = None) -> Pair:
+    def _answer(
+        self, direction: str, x: Tensor, context: Tensor | None, seed: int | None = None
+    ) -> Pair:
         batch = x.shape[: x.ndim - len(self.event_shape)]
         if context is not None:
             batch = torch.broadcast_shapes(batch, context.shape[:-1])
@@ -100,7 +120,11 @@ class Adapted(Transform):
         return y.reshape(*batch, *self.event_shape), ladj.expand(len(flat)).reshape(batch)
 
     def _checked(self, pair: Any, direction: str, x: Tensor) -> Pair:
-        if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair):
+        if (
+            isinstance(pair, tuple)
+            and len(pair) == 2
+            and all(isinstance(part, Tensor) for part in pair)
+        ):
             y, ladj = pair
             if y.shape == x.shape and ladj.shape in ((len(x),), (1,), ()):
                 return y, ladj
@@ -125,10 +149,14 @@ def _interface(transform: Any) -> tuple[nn.Module, Call]:
         return Fixed(transform), _lazy
     if not isinstance(transform, nn.Module):
         what = f"the class {transform.__name__}" if isinstance(transform, type) else name
-        raise ValueError(f"adapt takes a transform of zuko, nflows or normflows, an instance; got {what}")
+        raise ValueError(
+            f"adapt takes a transform of zuko, nflows or normflows, an instance; got {what}"
+        )
     for inner in ("transform", "_transform"):  # a flow of zuko, of nflows: without its base
         part = getattr(transform, inner, None)
-        if isinstance(part, nn.Module) and (hasattr(transform, "base") or hasattr(transform, "_distribution")):
+        if isinstance(part, nn.Module) and (
+            hasattr(transform, "base") or hasattr(transform, "_distribution")
+        ):
             return _interface(part)
     if hasattr(transform, "forward_and_log_det") and hasattr(transform, "inverse_and_log_det"):
         return transform, _model
@@ -143,7 +171,9 @@ def _interface(transform: Any) -> tuple[nn.Module, Call]:
 
 
 class Fixed(nn.Module):
-    """A transform of torch.distributions: its tensors are not parameters, and a copy is the same object."""
+    """A transform of torch.distributions: its tensors are not parameters, and a copy is the same
+    object.
+    """
 
     def __init__(self, transform: distributions.Transform) -> None:
         super().__init__()

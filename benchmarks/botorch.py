@@ -2,8 +2,8 @@
 
     python -m benchmarks.botorch --seeds 3 --out benchmarks/results/botorch.md
 
-Every run begins with the same 6 random points and asks for one more, 15 times. y is standardized before every fit. The
-network has two layers of 30 units; none of its settings was searched for.
+Every run begins with the same 6 random points and asks for one more, 15 times. y is standardized
+before every fit. The network has two layers of 30 units; none of its settings was searched for.
 """
 
 from __future__ import annotations
@@ -49,8 +49,12 @@ def network(method: bayou.methods.Method) -> Callable[[Tensor, Tensor, int], Pos
         ).double()
         prior, noise = bayou.Normal("fan_in", gain=3.0), bayou.Gaussian(0.05)
         data = (2 * x - 1, target)
-        posterior = bayou.fit(net, data, method=method, prior=prior, likelihood=noise, seed=seed, progress=False)
-        return PosteriorModel(posterior, x, 64, outcome_transform=scale.eval(), input_transform=Centered())
+        posterior = bayou.fit(
+            net, data, method=method, prior=prior, likelihood=noise, seed=seed, progress=False
+        )
+        return PosteriorModel(
+            posterior, x, 64, outcome_transform=scale.eval(), input_transform=Centered()
+        )
 
     return fit
 
@@ -70,7 +74,9 @@ MODELS: dict[str, Callable[[Tensor, Tensor, int], Any] | None] = {
 }
 
 
-def run(fit: Callable[[Tensor, Tensor, int], Any] | None, function: Any, steps: int, seed: int) -> np.ndarray:
+def run(
+    fit: Callable[[Tensor, Tensor, int], Any] | None, function: Any, steps: int, seed: int
+) -> np.ndarray:
     """The regret of the best point after each step."""
     generator, dim = torch.Generator().manual_seed(seed), function.dim
     low, high = function.bounds.double()
@@ -85,13 +91,19 @@ def run(fit: Callable[[Tensor, Tensor, int], Any] | None, function: Any, steps: 
         else:
             torch.manual_seed(1000 * seed + step)
             acquisition = qLogExpectedImprovement(fit(x, y, seed), best_f=y.max())
-            new, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=4, raw_samples=128, options={"maxiter": 50})
+            new, _ = optimize_acqf(
+                acquisition, bounds, q=1, num_restarts=4, raw_samples=128, options={"maxiter": 50}
+            )
         x = torch.cat([x, new])
     return np.array(regret)
 
 
-def main(seeds: int = 3, steps: int = 15, function: str = "branin", out: str | None = None) -> list[str]:
-    lines = [f"| {function}, regret after | 0 | {steps // 3} | {2 * steps // 3} | {steps} points | s a point |"]
+def main(
+    seeds: int = 3, steps: int = 15, function: str = "branin", out: str | None = None
+) -> list[str]:
+    lines = [
+        f"| {function}, regret after | 0 | {steps // 3} | {2 * steps // 3} | {steps} points | s a point |"
+    ]
     lines.append("|---|---:|---:|---:|---:|---:|")
     print(*lines, sep="\n", flush=True)
     for name, fit in MODELS.items():
@@ -116,7 +128,9 @@ def main(seeds: int = 3, steps: int = 15, function: str = "branin", out: str | N
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--function", choices=FUNCTIONS, default="branin")

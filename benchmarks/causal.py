@@ -1,14 +1,20 @@
-"""Autoregressive flows over images by causal networks: bits per dimension, draws, and what a draw costs.
+"""Autoregressive flows over images by causal networks: bits per dimension, draws, and what a draw
+costs.
 
-    python -m benchmarks.causal --device cuda --jobs 4 --seconds 200     # MNIST and Fashion, every model
-    python -m benchmarks.causal --speed --device cuda                    # draws with a cache beside the whole pass
+    python -m benchmarks.causal --device cuda --jobs 4 --seconds 200     # MNIST and Fashion, every
+    model
+    python -m benchmarks.causal --speed --device cuda                    # draws with a cache beside
+    the whole pass
     python -m benchmarks.causal --redraw                                 # table and picture again
-    python -m benchmarks.causal --small                                  # a trial on a CPU: every second pixel
-    python -m benchmarks.causal --choose --small                         # elementwise maps, on held-out training images
+    python -m benchmarks.causal --small                                  # a trial on a CPU: every
+    second pixel
+    python -m benchmarks.causal --choose --small                         # elementwise maps, on
+    held-out training images
 
-Each row trains for ``--seconds`` of wall clock, its learning rate falling with the clock, and keeps the parameters that
-were best on 5,000 training images held out; the 10,000 test images are looked at once. Bounds: one dequantization a
-test image, and what 20 importance samples gain on as many of them as a third of the training time allows ("weighed").
+Each row trains for ``--seconds`` of wall clock, its learning rate falling with the clock, and keeps
+the parameters that were best on 5,000 training images held out; the 10,000 test images are looked
+at once. Bounds: one dequantization a test image, and what 20 importance samples gain on as many of
+them as a third of the training time allows ("weighed").
 """
 
 from __future__ import annotations
@@ -54,7 +60,9 @@ from benchmarks.parallel import keep, kept, made, spread
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "causal.png"
 HELD, SPAN, DRAWS = 5000, 3.0, 40  # rows held out; pixels are in ±SPAN; images in the picture
-PUBLISHED = "MNIST, bits per dimension as published: RealNVP 1.06, Glow 1.05, FFJORD .99, Residual .970."
+PUBLISHED = (
+    "MNIST, bits per dimension as published: RealNVP 1.06, Glow 1.05, FFJORD .99, Residual .970."
+)
 Event = tuple[int, int, int]
 
 
@@ -116,7 +124,10 @@ class Study:
         """Pixels 0 to 255 to learn from, to choose by and to judge by, uint8 (rows, 1, H, W)."""
         data = load(name)
         low, high = float(data.train[0].min()), float(data.train[0].max())
-        train, test = ((255 * (x - low) / (high - low)).round().to(torch.uint8) for x in (data.train[0], data.test[0]))
+        train, test = (
+            (255 * (x - low) / (high - low)).round().to(torch.uint8)
+            for x in (data.train[0], data.test[0])
+        )
         if self.small:
             train, test = train[..., ::2, ::2], test[:500, :, ::2, ::2]
         held = train[-HELD:][: 500 if self.small else HELD]
@@ -135,7 +146,9 @@ def flow_of(model: Model, event: Event, study: Study) -> Flow:
     return Flow(StandardNormal(event), chain).to(study.device)
 
 
-def bits(flow: Flow, images: Tensor, samples: int = 1, limit: float = math.inf, rows: int = 500) -> Tensor:
+def bits(
+    flow: Flow, images: Tensor, samples: int = 1, limit: float = math.inf, rows: int = 500
+) -> Tensor:
     """Of each image, as far as ``limit`` seconds go: bits per dimension of the bound, (rows,)."""
     flow.eval()
     found: list[Tensor] = []
@@ -145,19 +158,32 @@ def bits(flow: Flow, images: Tensor, samples: int = 1, limit: float = math.inf, 
             if time.monotonic() - begun > limit:
                 break
             y = images[start : start + rows].float()
-            found.append(-flow.log_prob(y, samples=samples, seed=rng.fold(0, "bits"), start=start).cpu())
+            found.append(
+                -flow.log_prob(y, samples=samples, seed=rng.fold(0, "bits"), start=start).cpu()
+            )
     return torch.cat(found) / (images[0].numel() * math.log(2))
 
 
-def train(flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study, row: str) -> dict[str, Any]:
+def train(
+    flow: Flow, data: Tensor, held: Tensor, model: Model, study: Study, row: str
+) -> dict[str, Any]:
     """Adam by the clock; the parameters that were best on rows that the fit holds out."""
     cuda, scale = study.device == "cuda", data[0].numel()
-    adam = partial(torch.optim.AdamW, betas=(0.9, 0.98), weight_decay=1e-3, fused=True, capturable=cuda)
+    adam = partial(
+        torch.optim.AdamW, betas=(0.9, 0.98), weight_decay=1e-3, fused=True, capturable=cuda
+    )
 
     def say(check: Check) -> None:
-        print(f"  {row}: step {check.step}: held out {check.score / scale / math.log(2):.4f}", flush=True)
+        print(
+            f"  {row}: step {check.step}: held out {check.score / scale / math.log(2):.4f}",
+            flush=True,
+        )
 
-    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if cuda else contextlib.nullcontext():
+    with (
+        torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+        if cuda
+        else contextlib.nullcontext()
+    ):
         found = fit(
             flow, data.float(), seconds=study.seconds, batch_size=model.batch, lr=model.lr, optimizer=adam, clip=scale,
             patience=None, seed=study.seed, progress=False, callback=say,
@@ -175,8 +201,16 @@ def work(name: str, label: str, study: Study) -> dict[str, Any]:
     begun = time.monotonic()
     one, many = bits(flow, test), bits(flow, test, 20, study.seconds / 3)
     gain = float((one[: len(many)] - many).mean())
-    found |= {"bits": float(one.mean()), "error": float(one.std()) / math.sqrt(len(one)), "rows": len(test)}
-    found |= {"importance": found["bits"] - gain, "weighed": len(many), "judging": time.monotonic() - begun}
+    found |= {
+        "bits": float(one.mean()),
+        "error": float(one.std()) / math.sqrt(len(one)),
+        "rows": len(test),
+    }
+    found |= {
+        "importance": found["bits"] - gain,
+        "weighed": len(many),
+        "judging": time.monotonic() - begun,
+    }
     begun = time.monotonic()
     drawn = flow.sample(DRAWS, seed=1).clamp(0, 255).to(torch.uint8).cpu()
     return found | {
@@ -219,7 +253,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for axis, (key, row) in zip(axes[:, 0], sorted(found.items()), strict=True):
         side, across = row["side"], DRAWS // 2
         pixels = np.frombuffer(zlib.decompress(base64.b64decode(row["draws"])), np.uint8)
-        sheet = pixels.reshape(2, across, side, side).swapaxes(1, 2).reshape(2 * side, across * side)
+        sheet = (
+            pixels.reshape(2, across, side, side).swapaxes(1, 2).reshape(2 * side, across * side)
+        )
         axis.imshow(sheet, cmap="gray_r", interpolation="nearest")
         axis.set_title(f"{key.replace('/', ', ')}: {row['importance']:.2f} bits/dim", fontsize=9)
         axis.axis("off")
@@ -275,21 +311,33 @@ def speed(device: str, sides: list[int], batch: int) -> str:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of training, a row; 200, or 30 with --small")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--only", nargs="*", default=["mnist", "fashion"], choices=["mnist", "fashion"])
-    parser.add_argument("--models", nargs="*", default=["transformer", "pixelcnn"], help="or tarflow")
+    parser.add_argument(
+        "--only", nargs="*", default=["mnist", "fashion"], choices=["mnist", "fashion"]
+    )
+    parser.add_argument(
+        "--models", nargs="*", default=["transformer", "pixelcnn"], help="or tarflow"
+    )
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--choose", action="store_true", help="judge by held-out training images, and keep nothing")
+    parser.add_argument(
+        "--choose", action="store_true", help="judge by held-out training images, and keep nothing"
+    )
     parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--sides", type=int, nargs="*", default=[8, 16, 28], help="of the images of --speed")
+    parser.add_argument(
+        "--sides", type=int, nargs="*", default=[8, 16, 28], help="of the images of --speed"
+    )
     parser.add_argument("--rows", type=int, help="of the test images; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--lr", type=float)
-    parser.add_argument("--redraw", action="store_true", help="make table and picture again and run nothing")
+    parser.add_argument(
+        "--redraw", action="store_true", help="make table and picture again and run nothing"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -299,9 +347,13 @@ def main() -> None:
         said = speed(given.device, given.sides, batch)
         head = f"Batch {batch}. One pass scores; all steps draw.\n\n"
         if not given.small:
-            (given.out / f"causal-speed-{given.device}.md").write_text(f"{head}{said}\n\n{made(given.device)}\n")
+            (given.out / f"causal-speed-{given.device}.md").write_text(
+                f"{head}{said}\n\n{made(given.device)}\n"
+            )
         return
-    changed = {key: value for key, value in (("lr", given.lr), ("batch", given.batch)) if value is not None}
+    changed = {
+        key: value for key, value in (("lr", given.lr), ("batch", given.batch)) if value is not None
+    }
     limit = given.seconds or (30.0 if given.small else 200.0)
     study = Study(given.device, limit, given.small, given.choose, given.seed, given.rows, changed)
     path = given.out / "causal.json"
@@ -309,7 +361,9 @@ def main() -> None:
     tried: dict[str, Any] = {}
     for job, found in spread(work, jobs, study, given.jobs):
         tried["/".join(job)] = found
-        print(f"  {found['bits']:.4f} bits/dim, {found['importance']:.4f} with 20 samples", flush=True)
+        print(
+            f"  {found['bits']:.4f} bits/dim, {found['importance']:.4f} with 20 samples", flush=True
+        )
         if not (given.small or given.choose):
             keep(path, job, found | {"command": made(given.device)})
     found = tried if given.small or given.choose else kept(path)

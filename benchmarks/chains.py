@@ -1,13 +1,18 @@
-"""Effective draws per gradient of the exact samplers: HMC, NUTS, MCLMC, and MCLMC with a Metropolis test.
+"""Effective draws per gradient of the exact samplers: HMC, NUTS, MCLMC, and MCLMC with a Metropolis
+test.
 
     python -m benchmarks.chains --write                              # all problems and samplers
-    python -m benchmarks.chains --write --only MCLMC --data yacht    # some of them again; the rest of the table is kept
-    python -m benchmarks.chains --out rows.json --only MCLMC         # rows alone, by a process among others
-    python -m benchmarks.chains --write --join rows.json             # such rows into the table, and no run
+    python -m benchmarks.chains --write --only MCLMC --data yacht    # some of them again; the rest
+    of the table is kept
+    python -m benchmarks.chains --out rows.json --only MCLMC         # rows alone, by a process
+    among others
+    python -m benchmarks.chains --write --join rows.json             # such rows into the table, and
+    no run
 
-Bulk ESS and split R-hat of E[y | x, w] at up to 64 rows and of the log joint, as ``posterior.mixing`` has them, after
-the warm-up; gradients of all chains after the warm-up, each of all rows. ESS counts how independent draws are and not
-whether they are right, so that the table has an error beside it where the posterior is known.
+Bulk ESS and split R-hat of E[y | x, w] at up to 64 rows and of the log joint, as
+``posterior.mixing`` has them, after the warm-up; gradients of all chains after the warm-up, each of
+all rows. ESS counts how independent draws are and not whether they are right, so that the table has
+an error beside it where the posterior is known.
 """
 
 from __future__ import annotations
@@ -40,7 +45,9 @@ NUMBERS, TABLE = HERE / "chains.json", HERE / "chains.md"
 
 @dataclass(frozen=True)
 class Problem:
-    """A network, its rows, noise and prior; the transitions of each chain in the warm-up, and after it."""
+    """A network, its rows, noise and prior; the transitions of each chain in the warm-up, and after
+    it.
+    """
 
     text: str
     net: nn.Module
@@ -67,7 +74,9 @@ def conjugate() -> Problem:
     data = torch.from_numpy(features), torch.from_numpy(np.sin(3 * x)).unsqueeze(1)
     net = nn.Linear(4, 1, bias=False, dtype=torch.float64)
     text = "conjugate regression, 4 weights, 21 rows"
-    return Problem(text, net, data, bayou.Gaussian(0.1), bayou.Normal(1.0), error=error, error_text="variances")
+    return Problem(
+        text, net, data, bayou.Gaussian(0.1), bayou.Normal(1.0), error=error, error_text="variances"
+    )
 
 
 def logistic() -> Problem:
@@ -89,7 +98,9 @@ def cubic() -> Problem:
 
     text = "the cubic of `bayou reproduce toy`, 1-20-1 tanh, 61 weights, 20 rows"
     data, noise = (found.u, found.t), bayou.Gaussian(found.noise)
-    return Problem(text, toy.network(), data, noise, bayou.Normal(1.0), error=error, error_text="sd of f(x)")
+    return Problem(
+        text, toy.network(), data, noise, bayou.Normal(1.0), error=error, error_text="sd of f(x)"
+    )
 
 
 def readme() -> Problem:
@@ -109,7 +120,13 @@ def known(name: str, text: str, *sizes: int) -> Problem:
     def error(posterior: Empirical) -> float:
         return float(metrics.total_variation(posterior.predict(found.test[0]), found.predictive))
 
-    options: Any = (found.problem.likelihood, truth_reference.PRIOR, *sizes, error, "total variation")
+    options: Any = (
+        found.problem.likelihood,
+        truth_reference.PRIOR,
+        *sizes,
+        error,
+        "total variation",
+    )
     return Problem(text, found.build(0), found.train, *options)
 
 
@@ -118,9 +135,15 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "logistic": logistic,
     "cubic": cubic,
     "README": readme,
-    "README, long": lambda: replace(readme(), text="the same in longer runs", warmup=500, draws=500),
-    "yacht": lambda: known("yacht", "yacht of `bayou reproduce truth`, 6-50-1, 401 weights, 277 rows", 150, 100, 16),
-    "digits": lambda: known("digits", "digits of `bayou reproduce truth`, 17,610 weights, 1,438 rows", 40, 40, 2),
+    "README, long": lambda: replace(
+        readme(), text="the same in longer runs", warmup=500, draws=500
+    ),
+    "yacht": lambda: known(
+        "yacht", "yacht of `bayou reproduce truth`, 6-50-1, 401 weights, 277 rows", 150, 100, 16
+    ),
+    "digits": lambda: known(
+        "digits", "digits of `bayou reproduce truth`, 17,610 weights, 1,438 rows", 40, 40, 2
+    ),
 }
 
 
@@ -137,7 +160,11 @@ SAMPLERS: dict[str, HamiltonianSampler] = {
 def measure(problem: Problem, method: HamiltonianSampler, seed: int) -> dict[str, Any]:
     sizes = {"warmup": problem.warmup, "draws": problem.draws, "chains": problem.chains}
     method = replace(method, **sizes, log_every=1)
-    options: dict[str, Any] = {"likelihood": problem.likelihood, "prior": problem.prior, "progress": False}
+    options: dict[str, Any] = {
+        "likelihood": problem.likelihood,
+        "prior": problem.prior,
+        "progress": False,
+    }
     started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", bayou.MixingWarning)  # R-hat is in the table
@@ -186,7 +213,9 @@ def render(found: dict[str, Any]) -> str:
             per = [1000 * row[key] / row["gradients"] for key in ("ess", "ess_median")]
             error = f" | {row['error']:.3f}" if problem.error else ""
             cells = f"{per[0]:.2f} | {per[1]:.2f} | {row['r_hat']:.2f} | {row['r_hat_median']:.2f}{error}"
-            lines.append(f"| {row['label']} | {cells} | {row['gradients']:,} | {row['seconds']:.0f} | {row['where']} |")
+            lines.append(
+                f"| {row['label']} | {cells} | {row['gradients']:,} | {row['seconds']:.0f} | {row['where']} |"
+            )
         lines.append("")
     foot = (
         "`python -m benchmarks.chains --write`, its parts in parallel by `--out` and `--join`; CPUs, one thread; "
@@ -196,13 +225,19 @@ def render(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="write the results folder")
     parser.add_argument("--only", nargs="*", default=list(SAMPLERS), choices=SAMPLERS)
     parser.add_argument("--data", nargs="*", default=list(PROBLEMS), choices=PROBLEMS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the rows of this run to a file of their own")
-    parser.add_argument("--join", type=Path, nargs="*", default=(), help="files of --out, instead of a run")
+    parser.add_argument(
+        "--out", type=Path, help="write the rows of this run to a file of their own"
+    )
+    parser.add_argument(
+        "--join", type=Path, nargs="*", default=(), help="files of --out, instead of a run"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     made: list[dict[str, Any]] = [row for file in args.join for row in json.loads(file.read_text())]
@@ -210,7 +245,9 @@ def main() -> None:
         torch.manual_seed(0)  # of the network where chains start
         problem = PROBLEMS[data]()
         for label in args.only:
-            made.append({"data": data, "label": label} | measure(problem, SAMPLERS[label], args.seed))
+            made.append(
+                {"data": data, "label": label} | measure(problem, SAMPLERS[label], args.seed)
+            )
             print(json.dumps(made[-1]), file=sys.stderr, flush=True)
             if args.out:
                 args.out.write_text(json.dumps(made, indent=1) + "\n")

@@ -1,14 +1,17 @@
 """Discrete flows as files: MNIST, Fashion-MNIST and 1 MB of text beside PNG, WebP, gzip and xz.
 
-    python -m benchmarks.codec --device cuda --jobs 4      # all flows: --seconds of training each, then a file
-    python -m benchmarks.codec --only others               # PNG, WebP, gzip, xz (needs Pillow, takes ten minutes)
+    python -m benchmarks.codec --device cuda --jobs 4      # all flows: --seconds of training each,
+    then a file
+    python -m benchmarks.codec --only others               # PNG, WebP, gzip, xz (needs Pillow,
+    takes ten minutes)
     python -m benchmarks.codec --redraw                    # table and picture again
     python -m benchmarks.codec --small                     # a trial on a CPU
 
-Images: the 60,000 training images are learned from, the 10,000 test images are the file. Text: the last million
-characters are the file, those before are learned from (wiki27: letters and the space). A tenth of what is learned from
-(at most 4,096 rows) is held out and chooses the weights that are kept, which are not in the file. Every file is decoded
-and compared to the bit. The argmax flow has no code: its number is a bound.
+Images: the 60,000 training images are learned from, the 10,000 test images are the file. Text: the
+last million characters are the file, those before are learned from (wiki27: letters and the space).
+A tenth of what is learned from (at most 4,096 rows) is held out and chooses the weights that are
+kept, which are not in the file. Every file is decoded and compared to the bit. The argmax flow has
+no code: its number is a bound.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ def text() -> bytes:
 
 
 def rows_of(data: str, setting: Setting) -> tuple[Tensor, Tensor]:
-    """To learn from, and to code: images, or pieces of the text as numbers of letters, the space 0."""
+    """To learn from, and to code: images, or pieces of the text as numbers of letters, the space
+    0.
+    """
     if data != "text":
         train, test = (torch.from_numpy(part.copy()).float() for part in pixels(data))
         return train[: 6 * setting.images], test[: setting.images]
@@ -76,7 +81,9 @@ def rows_of(data: str, setting: Setting) -> tuple[Tensor, Tensor]:
 
 
 def learn(flow: Flow, rows: Tensor, setting: Setting, share: float = 1.0) -> int:
-    """AdamW for a share of the seconds; steps. Logits of a table get ten times the rate: small steps are no steps."""
+    """AdamW for a share of the seconds; steps. Logits of a table get ten times the rate: small
+    steps are no steps.
+    """
 
     def adamw(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         table = next((p for name, p in flow.named_parameters() if name == "base.table"), None)
@@ -95,7 +102,10 @@ def learn(flow: Flow, rows: Tensor, setting: Setting, share: float = 1.0) -> int
 def bits_of(flow: Flow, rows: Tensor, setting: Setting, samples: int = 1) -> float:
     """−log₂ p of rows, all together."""
     parts = rows.split(2 * setting.batch)
-    found = [flow.log_prob(p.to(setting.device), samples=samples, seed=i).double().sum() for i, p in enumerate(parts)]
+    found = [
+        flow.log_prob(p.to(setting.device), samples=samples, seed=i).double().sum()
+        for i, p in enumerate(parts)
+    ]
     return -float(torch.stack(found).sum()) / math.log(2)
 
 
@@ -104,7 +114,10 @@ def work(data: str, kind: str, setting: Setting) -> dict[str, Any]:
     found: dict[str, Any]
     if kind == "others":
         found = others_text(setting) if data == "text" else others(data, setting)
-        return {"others": found, "symbols": setting.characters if data == "text" else 784 * setting.images}
+        return {
+            "others": found,
+            "symbols": setting.characters if data == "text" else 784 * setting.images,
+        }
     torch.set_num_threads(setting.threads)
     train, test = rows_of(data, setting)
     flow = build(data, kind, setting).to(setting.device)
@@ -132,19 +145,28 @@ def work(data: str, kind: str, setting: Setting) -> dict[str, Any]:
 
 
 def others(data: str, setting: Setting) -> dict[str, int]:
-    """Bytes of PNG and WebP (lossless), images one by one and all in one sheet; and of raw pixels by gzip and xz."""
+    """Bytes of PNG and WebP (lossless), images one by one and all in one sheet; and of raw pixels
+    by gzip and xz.
+    """
     from PIL import Image
 
     test = pixels(data)[1][: setting.images, 0]
     side = math.isqrt(len(test))
-    sheet = test[: side * side].reshape(side, side, 28, 28).swapaxes(1, 2).reshape(side * 28, side * 28)
+    sheet = (
+        test[: side * side].reshape(side, side, 28, 28).swapaxes(1, 2).reshape(side * 28, side * 28)
+    )
 
     def size(image: np.ndarray, **options: Any) -> int:
         buffer = io.BytesIO()
-        Image.fromarray(image).convert("RGB" if options["format"] == "WEBP" else "L").save(buffer, **options)
+        Image.fromarray(image).convert("RGB" if options["format"] == "WEBP" else "L").save(
+            buffer, **options
+        )
         return len(buffer.getvalue())
 
-    png, webp = {"format": "PNG", "optimize": True}, {"format": "WEBP", "lossless": True, "quality": 100, "method": 6}
+    png, webp = (
+        {"format": "PNG", "optimize": True},
+        {"format": "WEBP", "lossless": True, "quality": 100, "method": 6},
+    )
     raw = test.tobytes()
     return {
         "PNG, one by one": sum(size(image, **png) for image in test),
@@ -157,7 +179,9 @@ def others(data: str, setting: Setting) -> dict[str, int]:
 
 
 def others_text(setting: Setting) -> dict[str, int]:
-    """Bytes of gzip and xz; and of xz behind the text that the models learn from, which is how much that text helps."""
+    """Bytes of gzip and xz; and of xz behind the text that the models learn from, which is how much
+    that text helps.
+    """
     whole = text()
     test, before = whole[-setting.characters :], whole[: -setting.characters]
     options: dict[str, Any] = {"preset": 9 | lzma.PRESET_EXTREME}
@@ -172,8 +196,14 @@ def others_text(setting: Setting) -> dict[str, int]:
 def lines(found: dict[str, Any], data: str) -> list[tuple[str, float, dict[str, Any]]]:
     """(what, bits a symbol, the rest) of a data set, the longest first."""
     rest = found.get(f"{data}/others", {"others": {}, "symbols": 1})
-    runs = {key.split("/")[1]: one for key, one in found.items() if key.startswith(data) and "others" not in key}
-    rows = [(name, 8 * size / rest["symbols"], {"bytes": size}) for name, size in rest["others"].items()]
+    runs = {
+        key.split("/")[1]: one
+        for key, one in found.items()
+        if key.startswith(data) and "others" not in key
+    }
+    rows = [
+        (name, 8 * size / rest["symbols"], {"bytes": size}) for name, size in rest["others"].items()
+    ]
     for name, one in runs.items():
         bits = 8 * one["bytes"] / one["symbols"] if "bytes" in one else one["test_20"]
         part = "" if one["symbols"] == rest["symbols"] else f" ({one['symbols']:,} symbols)"
@@ -193,10 +223,18 @@ def table(found: dict[str, Any]) -> str:
                 said.append(f"| {name} | {one['bytes']:,} | {bits:.4f} | | | | | | |")
             elif "bytes" not in one:
                 size = f"{one['parameters']:,} | {one['steps']:,}"
-                said.append(f"| {name} (bound, 20 samples) | no code | ≤ {bits:.4f} | | | {size} | | |")
+                said.append(
+                    f"| {name} (bound, 20 samples) | no code | ≤ {bits:.4f} | | | {size} | | |"
+                )
             else:
                 over = f"{100 * (bits / one['test'] - 1):.3f} %"
-                cells = (f"{one['bytes']:,}", f"{bits:.4f}", f"{one['test']:.4f}", over, f"{one['parameters']:,}")
+                cells = (
+                    f"{one['bytes']:,}",
+                    f"{bits:.4f}",
+                    f"{one['test']:.4f}",
+                    over,
+                    f"{one['parameters']:,}",
+                )
                 last = f"{one['steps']:,} | {one['code_s']:.0f} | {one['decode_s']:.0f}"
                 said.append(f"| {name} | {' | '.join(cells)} | {last} |")
         said.append("")
@@ -224,22 +262,41 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=120.0, help="of training, a row")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--threads", type=int, help="of the CPU, for coding; by default all, beside a GPU one")
-    parser.add_argument("--only", nargs="*", default=[], help=f"rows, or parts of their names: {', '.join(ROWS)}")
-    parser.add_argument("--images", type=int, default=10_000, help="test images to code, the first ones")
-    parser.add_argument("--characters", type=int, default=1_000_000, help="characters to code, the last ones")
+    parser.add_argument(
+        "--threads", type=int, help="of the CPU, for coding; by default all, beside a GPU one"
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[], help=f"rows, or parts of their names: {', '.join(ROWS)}"
+    )
+    parser.add_argument(
+        "--images", type=int, default=10_000, help="test images to code, the first ones"
+    )
+    parser.add_argument(
+        "--characters", type=int, default=1_000_000, help="characters to code, the last ones"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--redraw", action="store_true", help="table and picture again, and run nothing")
+    parser.add_argument(
+        "--redraw", action="store_true", help="table and picture again, and run nothing"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    cores = 1 if given.device == "cuda" else os.cpu_count() or 1  # tables are small there, and many threads wait
+    cores = (
+        1 if given.device == "cuda" else os.cpu_count() or 1
+    )  # tables are small there, and many threads wait
     threads = given.threads or max(1, cores // given.jobs)
-    setting = Setting(min(given.seconds, 10.0) if given.small else given.seconds, given.device, threads, given.seed)
+    setting = Setting(
+        min(given.seconds, 10.0) if given.small else given.seconds,
+        given.device,
+        threads,
+        given.seed,
+    )
     sizes = SMALL if given.small else {"images": given.images, "characters": given.characters}
     setting = replace(setting, **sizes)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -270,7 +327,8 @@ def commands(found: dict[str, Any]) -> str:
     """Which command made which row."""
     return (
         "\n".join(
-            f"- {key}: {one['seconds']:.0f} s, seed {one['seed']}; {one['command']}" for key, one in found.items()
+            f"- {key}: {one['seconds']:.0f} s, seed {one['seed']}; {one['command']}"
+            for key, one in found.items()
         )
         + "\n"
     )

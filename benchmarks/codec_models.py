@@ -1,4 +1,6 @@
-"""Networks and flows of ``benchmarks.codec``: images pixel after pixel or in groups, text letter after letter."""
+"""Networks and flows of ``benchmarks.codec``: images pixel after pixel or in groups, text letter
+after letter.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ SMALL: dict[str, Any] = {
 
 
 class Residual(nn.Module):
-    """3×3 convolutions, each added to what it gets: (n, inputs, H, W) → (n, outputs, H, W), 0 at first."""
+    """3×3 convolutions, each added to what it gets: (n, inputs, H, W) → (n, outputs, H, W), 0 at
+    first.
+    """
 
     def __init__(self, inputs: int, width: int, depth: int, outputs: int) -> None:
         super().__init__()
@@ -86,10 +90,18 @@ class Residual(nn.Module):
 
 
 class Causal(Conditioner):
-    """Dilated causal convolutions over rows (..., L, inputs) → (..., L, params), each seeing the rows before it."""
+    """Dilated causal convolutions over rows (..., L, inputs) → (..., L, params), each seeing the
+    rows before it.
+    """
 
     def __init__(
-        self, length: int, inputs: int, params: int, channels: int, dilations: Sequence[int], dropout: float = 0.1
+        self,
+        length: int,
+        inputs: int,
+        params: int,
+        channels: int,
+        dilations: Sequence[int],
+        dropout: float = 0.1,
     ) -> None:
         super().__init__(length, params)
         self.dilations = tuple(dilations)
@@ -128,7 +140,9 @@ class _CausalSteps:
 
     def params(self) -> Tensor:
         h = self.net.first(self.row)
-        for (dilation, norm, here, back, mix), seen in zip(self.net.layers(), self.seen, strict=True):
+        for (dilation, norm, here, back, mix), seen in zip(
+            self.net.layers(), self.seen, strict=True
+        ):
             seen.append(norm(h))
             inner = here(seen[-1])
             if len(seen) > dilation:
@@ -141,14 +155,18 @@ class _CausalSteps:
 
 
 class Sequence5(Transform):
-    """Five numbers a letter, (L, bits): each by a mixture of logistics from the letters before and the bits before."""
+    """Five numbers a letter, (L, bits): each by a mixture of logistics from the letters before and
+    the bits before.
+    """
 
     def __init__(self, length: int, bits: int, channels: int, dilations: Sequence[int]) -> None:
         super().__init__()
         self.event_shape = (length, bits)
         elementwise = logistic_mixture(6)
         self.causal = Causal(length, 2 * bits, channels, channels, dilations)
-        self.inner = Autoregressive(elementwise, MADE(bits, elementwise.params, (128,), context_dim=channels))
+        self.inner = Autoregressive(
+            elementwise, MADE(bits, elementwise.params, (128,), context_dim=channels)
+        )
         nn.init.normal_(self.causal.last.weight, std=0.05)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -161,10 +179,12 @@ class Sequence5(Transform):
 
 
 class Guess(Conditioner):
-    """The shifts of a modulo flow read as logits of the letter that they take to 0: of r those of −r.
+    """The shifts of a modulo flow read as logits of the letter that they take to 0: of r those of
+    −r.
 
-    Likelihood alone stays where such a flow starts, at the identity: shifts that are worse by themselves, until the
-    base expects 0, have softmax weights, and so gradients, of almost nothing. So the network first learns letters.
+    Likelihood alone stays where such a flow starts, at the identity: shifts that are worse by
+    themselves, until the base expects 0, have softmax weights, and so gradients, of almost nothing.
+    So the network first learns letters.
     """
 
     def __init__(self, net: Conditioner, classes: int) -> None:
@@ -190,19 +210,31 @@ def build(data: str, kind: str, setting: Setting) -> Flow:
     if (data, kind) == ("text", "argmax flow"):
         bits = (len(LETTERS) - 1).bit_length()
         inner = Sequence5(setting.length, bits, setting.channels, setting.dilations)
-        return Flow(StandardNormal((setting.length, bits)), Chain(inner, BinaryArgmax(setting.length, len(LETTERS))))
+        return Flow(
+            StandardNormal((setting.length, bits)),
+            Chain(inner, BinaryArgmax(setting.length, len(LETTERS))),
+        )
     if data == "text":
         classes, modulo = len(LETTERS), kind == "modulo flow"
         params = Modulo(classes).params if modulo else classes
         net = Causal(setting.length, classes, params, setting.channels, setting.dilations)
         last = OneHot(setting.length, classes)
         if modulo:
-            return Flow(Categorical(setting.length, classes), Chain(Inverse(ModuloAutoregressive(net, classes)), last))
+            return Flow(
+                Categorical(setting.length, classes),
+                Chain(Inverse(ModuloAutoregressive(net, classes)), last),
+            )
         return Flow(Categorical(setting.length, classes, net), last)
     if kind != "integer flow":  # a base alone, pixel after pixel
         masked: Conditioner = MADE(784, 3 * k, (setting.hidden, setting.hidden), residual=True)
-        net = masked if kind == "MADE" else PixelCNN(event, 3 * k, setting.pixel_width, setting.pixel_depth)
-        return Flow(DiscretizedLogistic(event, 256, k, net, bounded=True), IntegerIdentity(event, 256))
+        net = (
+            masked
+            if kind == "MADE"
+            else PixelCNN(event, 3 * k, setting.pixel_width, setting.pixel_depth)
+        )
+        return Flow(
+            DiscretizedLogistic(event, 256, k, net, bounded=True), IntegerIdentity(event, 256)
+        )
     groups = quincunx(event, setting.levels)
     nets = [Residual(2, setting.width, setting.depth, 3 * k) for _ in range(2 * setting.levels + 1)]
     chain = integer(event, 256, setting.couplings, (16, 16), wrap=True)

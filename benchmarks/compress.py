@@ -1,11 +1,15 @@
 """Smaller networks: LeNet-300-100 and LeNet-5 on MNIST by SparseVD, NormalJeffreys and HalfCauchy.
 
-    python -m benchmarks.compress --choose --epochs 40 --device cuda  # settings, on 5,000 training images held out
-    python -m benchmarks.compress --device cuda              # with these: test error, size, time; writes the table
-    python -m benchmarks.compress --small                    # a trial on a CPU: 1,000 images, no file
+    python -m benchmarks.compress --choose --epochs 40 --device cuda  # settings, on 5,000 training
+    images held out
+    python -m benchmarks.compress --device cuda              # with these: test error, size, time;
+    writes the table
+    python -m benchmarks.compress --small                    # a trial on a CPU: 1,000 images, no
+    file
 
-The fits run side by side, each in a process of its own (``--jobs``). What is written: ``results/compress.md``, and by
-``--choose`` ``results/compress-choice.json``. Published: Molchanov 2017 (SparseVD, non-zero weights) and Louizos 2017.
+The fits run side by side, each in a process of its own (``--jobs``). What is written:
+``results/compress.md``, and by ``--choose`` ``results/compress-choice.json``. Published: Molchanov
+2017 (SparseVD, non-zero weights) and Louizos 2017.
 """
 
 from __future__ import annotations
@@ -91,7 +95,9 @@ def network(name: str) -> nn.Sequential:
 
 
 def images(held: int) -> tuple[Pair, Pair]:
-    """Images to learn from, and to judge by: those of the test set, or the last training images; paper is 0, ink 1."""
+    """Images to learn from, and to judge by: those of the test set, or the last training images;
+    paper is 0, ink 1.
+    """
     data = load("mnist")
     low, high = float(data.train[0].min()), float(data.train[0].max())
     train, test = (((x - low) / (high - low), y) for x, y in (data.train, data.test))
@@ -104,7 +110,9 @@ Tried = tuple[float, int, float, float, str]  # held-out error, bytes, rate, thr
 
 
 def run(fit: Fit, folder: str) -> tuple[str, float, list[Tried]]:
-    """Fit and save; the file, the seconds it took, and what held-out images say of each threshold."""
+    """Fit and save; the file, the seconds it took, and what held-out images say of each
+    threshold.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     begun = time.monotonic()
@@ -128,20 +136,29 @@ def run(fit: Fit, folder: str) -> tuple[str, float, list[Tried]]:
     posterior.save(path)
     tried: list[Tried] = []
     if fit.held:
-        posterior, judges = bayou.load(path, network(fit.net)), (judges[0].to(fit.device), judges[1].to(fit.device))
+        posterior, judges = (
+            bayou.load(path, network(fit.net)),
+            (judges[0].to(fit.device), judges[1].to(fit.device)),
+        )
         for threshold in THRESHOLDS:
             small: Any = bayou.compress(posterior, threshold, bits=True)
             rest = left(fit.net, small)
-            tried.append((error(small, judges), small.compression.bytes[1], fit.lr, threshold, rest))
+            tried.append(
+                (error(small, judges), small.compression.bytes[1], fit.lr, threshold, rest)
+            )
     return path, time.monotonic() - begun, tried
 
 
 def together(fits: list[Fit], jobs: int, folder: str) -> dict[Fit, tuple[str, list[Tried]]]:
     """All fits, side by side: the file of each, and what was tried with it."""
     found = {}
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of each process; they compile side by side
+    os.environ.setdefault(
+        "TORCHINDUCTOR_COMPILE_THREADS", "1"
+    )  # of each process; they compile side by side
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for fit, (path, seconds, tried) in zip(fits, pool.map(run, fits, [folder] * len(fits)), strict=True):
+        for fit, (path, seconds, tried) in zip(
+            fits, pool.map(run, fits, [folder] * len(fits)), strict=True
+        ):
             print(f"{fit.label}, lr {fit.lr:g}: {seconds:.0f} s", flush=True)
             found[fit] = path, tried
     return found
@@ -152,7 +169,8 @@ def error(net: nn.Module, rows: Pair) -> float:
     """In percent; in double precision, so that no order of sums decides between two classes."""
     net = copy.deepcopy(net).to(rows[0].device).double()
     wrong = [
-        (net(x.double()).argmax(-1) != y).sum() for x, y in zip(rows[0].split(1000), rows[1].split(1000), strict=True)
+        (net(x.double()).argmax(-1) != y).sum()
+        for x, y in zip(rows[0].split(1000), rows[1].split(1000), strict=True)
     ]
     return 100 * float(sum(wrong)) / len(rows[1])
 
@@ -183,12 +201,17 @@ def weights(net: nn.Module) -> int:
 
 
 def on_disk(net: nn.Module, codes: bool) -> int:
-    """Bytes of a file: numbers as they are, or of each tensor its values and which of them each number is, deflated."""
+    """Bytes of a file: numbers as they are, or of each tensor its values and which of them each
+    number is, deflated.
+    """
     arrays: dict[str, np.ndarray] = {}
     for name, p in net.named_parameters():
         values, index = np.unique(p.detach().numpy(), return_inverse=True)
         if codes and len(values) <= 2**16:
-            arrays |= {f"{name}.values": values, name: index.reshape(-1).astype(np.min_scalar_type(len(values)))}
+            arrays |= {
+                f"{name}.values": values,
+                name: index.reshape(-1).astype(np.min_scalar_type(len(values))),
+            }
         else:
             arrays[name] = p.detach().numpy()
     stream = io.BytesIO()
@@ -213,7 +236,9 @@ def milliseconds(nets: list[nn.Module], x: Tensor) -> list[float]:
 
 
 def with_sparse_rows(net: nn.Module) -> nn.Module:
-    """The network with the weights of large linear layers with 98 % zeros as compressed sparse rows."""
+    """The network with the weights of large linear layers with 98 % zeros as compressed sparse
+    rows.
+    """
     for layer in net.modules():
         if (
             isinstance(layer, nn.Linear)
@@ -224,7 +249,9 @@ def with_sparse_rows(net: nn.Module) -> nn.Module:
     return net
 
 
-def line(fit: Fit, posterior: bayou.Posterior, plain: bayou.Posterior, threshold: float, test: Pair) -> str:
+def line(
+    fit: Fit, posterior: bayou.Posterior, plain: bayou.Posterior, threshold: float, test: Pair
+) -> str:
     """A line of the table."""
     x = test[0][:256].cpu()
     whole, mean = plain.to_module().eval(), posterior.to_module()
@@ -233,7 +260,9 @@ def line(fit: Fit, posterior: bayou.Posterior, plain: bayou.Posterior, threshold
     fast = with_sparse_rows(bayou.compress(posterior, threshold, bits=True))
     errors = [error(net, test) for net in (mean, small, rounded)]
     if (same := error(masked(posterior, threshold), test)) != errors[1]:
-        raise SystemExit(f"{fit.label}: {errors[1]} % after compress, but {same} % with the same weights at 0")
+        raise SystemExit(
+            f"{fit.label}: {errors[1]} % after compress, but {same} % with the same weights at 0"
+        )
     found: Any = rounded.compression
     times = [milliseconds([whole, fast], rows) for rows in (x[:1], x)]
     cells = [
@@ -252,7 +281,9 @@ def line(fit: Fit, posterior: bayou.Posterior, plain: bayou.Posterior, threshold
 
 
 def choose(done: dict[Fit, tuple[str, list[Tried]]]) -> dict[str, dict[str, float]]:
-    """Of each network and family, the smallest of all whose held-out error is within ``SLACK`` of the best."""
+    """Of each network and family, the smallest of all whose held-out error is within ``SLACK`` of
+    the best.
+    """
     chosen: dict[str, dict[str, float]] = {}
     for label in dict.fromkeys(fit.label for fit in done):
         tried = [one for fit, (_, here) in done.items() if fit.label == label for one in here]
@@ -261,7 +292,9 @@ def choose(done: dict[Fit, tuple[str, list[Tried]]]) -> dict[str, dict[str, floa
                 f"{label}, lr {lr:g}, log threshold {math.log(threshold):+.1f}: {wrong:.2f} %, {size:,} bytes, {rest}"
             )
         best = min(tried)[0]
-        wrong, size, lr, threshold, _ = min((one for one in tried if one[0] <= best + SLACK), key=lambda one: one[1])
+        wrong, size, lr, threshold, _ = min(
+            (one for one in tried if one[0] <= best + SLACK), key=lambda one: one[1]
+        )
         chosen[label] = {"lr": lr, "threshold": threshold, "held-out error": wrong, "bytes": size}
         print(f"{label}: {chosen[label]}", flush=True)
     return chosen
@@ -269,7 +302,9 @@ def choose(done: dict[Fit, tuple[str, list[Tried]]]) -> dict[str, dict[str, floa
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--device", default="cpu")
@@ -283,18 +318,28 @@ def main() -> None:
     rows, held = 1000 if given.small else None, 5000 if given.choose else 0
     if given.small:
         given.batch, given.jobs = 50, 1
-    options: Any = {"epochs": given.epochs, "batch": given.batch, "device": given.device, "rows": rows, "held": held}
+    options: Any = {
+        "epochs": given.epochs,
+        "batch": given.batch,
+        "device": given.device,
+        "rows": rows,
+        "held": held,
+    }
     known = json.loads(CHOICE.read_text()) if CHOICE.exists() and not given.small else {}
     fits = []
     for net in given.nets:
         if given.small:  # a step of LeNet-5 takes ten times as long
             options["epochs"] = 5 if net == "LeNet-5" else 25
         for family in given.only:
-            rates = RATES if given.choose else (known.get(f"{net} {family}", {}).get("lr", RATES[-1]),)
+            rates = (
+                RATES if given.choose else (known.get(f"{net} {family}", {}).get("lr", RATES[-1]),)
+            )
             rates = (QUICK,) if given.small else rates
             fits += [Fit(net, family, lr, **options) for lr in rates]
         if not given.choose:
-            fits.append(Fit(net, "plain", 1e-3, **(options | {"epochs": min(30, options["epochs"])})))
+            fits.append(
+                Fit(net, "plain", 1e-3, **(options | {"epochs": min(30, options["epochs"])}))
+            )
     with tempfile.TemporaryDirectory() as folder:
         done = together(fits, given.jobs, folder)
         if given.choose:

@@ -1,13 +1,18 @@
-"""Flows in continuous time and residual flows as densities: in the plane, of UCI rows, of MNIST and CIFAR-10.
+"""Flows in continuous time and residual flows as densities: in the plane, of UCI rows, of MNIST and
+CIFAR-10.
 
     python -m benchmarks.continuous --only plane uci --seconds 60 --jobs 2           # on a CPU
     python -m benchmarks.continuous --only mnist cifar --device cuda --seconds 200 --jobs 4
-    python -m benchmarks.continuous --speed                                          # beside other libraries
-    python -m benchmarks.continuous --redraw                                         # table and picture again
-    python -m benchmarks.continuous --small                                          # a trial of everything on a CPU
+    python -m benchmarks.continuous --speed                                          # beside other
+    libraries
+    python -m benchmarks.continuous --redraw                                         # table and
+    picture again
+    python -m benchmarks.continuous --small                                          # a trial of
+    everything on a CPU
 
-Each row learns for ``--seconds`` at most (the rate falls with the clock) and is judged for ``--judge`` seconds at most,
-on test rows in their order; how many that were is said. Settings were set before any test row was seen.
+Each row learns for ``--seconds`` at most (the rate falls with the clock) and is judged for
+``--judge`` seconds at most, on test rows in their order; how many that were is said. Settings were
+set before any test row was seen.
 """
 
 from __future__ import annotations
@@ -47,7 +52,9 @@ PUBLISHED = {
 
 
 def vector_flow(model: str, dim: int) -> tuple[Flow, dict[str, Any]]:
-    """A flow and how it is fitted. A residual flow runs backwards: data → base is then its direct way."""
+    """A flow and how it is fitted. A residual flow runs backwards: data → base is then its direct
+    way.
+    """
     how: dict[str, Any] = {"lr": 5e-3 if model in ("residual", "continuous") else 2e-3}
     made: Transform
     if model == "residual":
@@ -55,14 +62,20 @@ def vector_flow(model: str, dim: int) -> tuple[Flow, dict[str, Any]]:
     elif model in ("maf", "spline_autoregressive"):
         made = flows.registry("vector")[model].build(dim)
     else:
-        narrow = model == "continuous"  # a likelihood asks it 16 times a step or more, with a product a dimension
-        made = Continuous(dim, flows.TimeMLP(dim, (64, 64) if narrow else (128, 128)), steps=4 if narrow else 8)
+        narrow = (
+            model == "continuous"
+        )  # a likelihood asks it 16 times a step or more, with a product a dimension
+        made = Continuous(
+            dim, flows.TimeMLP(dim, (64, 64) if narrow else (128, 128)), steps=4 if narrow else 8
+        )
     if model.startswith("matching"):
         how["matching"] = True
     return Flow(StandardNormal(dim), made), how
 
 
-def fitted(flow: Flow, data: Tensor, how: dict[str, Any], options: Options, seed: int) -> dict[str, Any]:
+def fitted(
+    flow: Flow, data: Tensor, how: dict[str, Any], options: Options, seed: int
+) -> dict[str, Any]:
     """Until the clock says stop, or held-out rows do: the best parameters by 10 % held-out rows."""
     begun = time.monotonic()
 
@@ -82,12 +95,23 @@ def fitted(flow: Flow, data: Tensor, how: dict[str, Any], options: Options, seed
 
 
 def judged(flow: Flow, data: Tensor, chunk: int = 500) -> dict[str, Any]:
-    """Nats a row on test rows, its standard error, and how often the field was asked for one row."""
+    """Nats a row on test rows, its standard error, and how often the field was asked for one
+    row.
+    """
     if isinstance(flow.transform, Continuous):
         flow.transform.steps = max(32, flow.transform.steps)  # finer than it may have learned with
     with torch.no_grad():
-        scores = torch.cat([flow.log_prob(rows, seed=0, start=i * chunk) for i, rows in enumerate(data.split(chunk))])
-    found = {"nll": -scores.mean().item(), "error": (scores.std() / math.sqrt(len(scores))).item(), "rows": len(data)}
+        scores = torch.cat(
+            [
+                flow.log_prob(rows, seed=0, start=i * chunk)
+                for i, rows in enumerate(data.split(chunk))
+            ]
+        )
+    found = {
+        "nll": -scores.mean().item(),
+        "error": (scores.std() / math.sqrt(len(scores))).item(),
+        "rows": len(data),
+    }
     if isinstance(flow.transform, Continuous):
         found["evaluations"] = flow.transform.evaluations
     return found
@@ -100,20 +124,32 @@ def plane(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
     data, test = SAMPLERS[name](rows, seed=seed), SAMPLERS[name](5000, seed=1000 + seed)
     flow, how = vector_flow(model, 2)
     found = fitted(flow, data, how, options, seed) | judged(flow, test)
-    if isinstance(flow.transform, Continuous):  # the same field by a solver that adapts its steps, row by row
+    if isinstance(
+        flow.transform, Continuous
+    ):  # the same field by a solver that adapts its steps, row by row
         flow.transform.solver, flow.transform.tolerance = "dopri5", 1e-5
-        found |= {f"{key}, adaptive": value for key, value in judged(flow, test[:1000]).items() if key != "rows"}
+        found |= {
+            f"{key}, adaptive": value
+            for key, value in judged(flow, test[:1000]).items()
+            if key != "rows"
+        }
         flow.transform.solver = "rk4"
     axis = torch.linspace(-REACH[name], REACH[name], GRID)
     points = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).reshape(-1, 2)
     with torch.no_grad():
-        density = torch.cat([flow.log_prob(part, seed=0) for part in points.split(1024)]).exp().reshape(GRID, GRID)
+        density = (
+            torch.cat([flow.log_prob(part, seed=0) for part in points.split(1024)])
+            .exp()
+            .reshape(GRID, GRID)
+        )
     found["grid"] = packed(255 * (density / density.max()))
     return found
 
 
 def uci(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
-    """The joint density of inputs and target, standardized, with noise of .01 on discrete columns and all others."""
+    """The joint density of inputs and target, standardized, with noise of .01 on discrete columns
+    and all others.
+    """
     data = load(name, split=seed)
     parts = [torch.cat([x, y], -1).float() for x, y in (data.train, data.test)]
     mean, std = parts[0].mean(0), parts[0].std(0)
@@ -122,18 +158,30 @@ def uci(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
              for i, x in enumerate(parts)]  # fmt: skip
     torch.manual_seed(seed)
     flow, how = vector_flow(model, parts[0].shape[1])
-    return {"dim": parts[0].shape[1]} | fitted(flow, parts[0], how, options, seed) | judged(flow, parts[1])
+    return (
+        {"dim": parts[0].shape[1]}
+        | fitted(flow, parts[0], how, options, seed)
+        | judged(flow, parts[1])
+    )
 
 
 # --- tables and pictures ----------------------------------------------------------------------------------------------
 
 
-WORK: dict[str, Callable[..., dict[str, Any]]] = {"plane": plane, "uci": uci, "mnist": image, "cifar": image}
+WORK: dict[str, Callable[..., dict[str, Any]]] = {
+    "plane": plane,
+    "uci": uci,
+    "mnist": image,
+    "cifar": image,
+}
 
 
 def work(part: str, name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
     """One row."""
-    return WORK[part](name, model, seed, options) | {"limit": options.seconds, "device": options.device}
+    return WORK[part](name, model, seed, options) | {
+        "limit": options.seconds,
+        "device": options.device,
+    }
 
 
 def jobs(parts: list[str], seeds: int) -> list[tuple[str, str, str, int]]:
@@ -142,7 +190,9 @@ def jobs(parts: list[str], seeds: int) -> list[tuple[str, str, str, int]]:
     for part in sorted(parts, key=["cifar", "mnist", "plane", "uci"].index):
         names = {"plane": tuple(SAMPLERS), "uci": UCI}.get(part, (part,))
         models = {"plane": PLANE, "uci": TABLES}.get(part, IMAGES.get(part, ()))
-        every += [(part, name, model, seed) for seed in range(seeds) for name in names for model in models]
+        every += [
+            (part, name, model, seed) for seed in range(seeds) for name in names for model in models
+        ]
     return every
 
 
@@ -188,17 +238,34 @@ def table(found: dict[str, Any]) -> str:
         forms = [".3f", ".3f", ".0f", ".3f", ".0f", ".0f", ".0f"]
         rows = [[name, model, *(mean(runs, key, form) for key, form in zip(keys.values(), forms, strict=True))]
                 for (name, model), runs in each.items()]  # fmt: skip
-        said += ["## In the plane", "", ABOUT["plane"], "", *columns(["density", "fitted by", *keys], rows, 2), ""]
+        said += [
+            "## In the plane",
+            "",
+            ABOUT["plane"],
+            "",
+            *columns(["density", "fitted by", *keys], rows, 2),
+            "",
+        ]
     if each := rows_of(found, "uci"):
         rows = []
         for name in UCI:
             own = {model: runs for (set_, model), runs in each.items() if set_ == name}
             if own:
-                values = [mean(own[model], "nll", ".2f") if model in own else "" for model in TABLES]
+                values = [
+                    mean(own[model], "nll", ".2f") if model in own else "" for model in TABLES
+                ]
                 best = min((v for v in values if v), key=float)
                 first = next(iter(own.values()))
                 values = [f"**{v}**" if v == best else v for v in values]
-                rows.append([name, str(first[0]["dim"]), *values, str(len(first)), f"{first[0]['limit']:.0f}"])
+                rows.append(
+                    [
+                        name,
+                        str(first[0]["dim"]),
+                        *values,
+                        str(len(first)),
+                        f"{first[0]['limit']:.0f}",
+                    ]
+                )
         head = ["set", "D", *TABLES, "splits", "s a row"]
         said += ["## Rows of tables", "", ABOUT["uci"], "", *columns(head, rows, 1), ""]
     for part in IMAGES:
@@ -233,7 +300,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
     names = [name for name in SAMPLERS if any(n == name for n, _ in each)]
     models = [model for model in PLANE if any(m == model for _, m in each)]
     figure, axes = pyplot.subplots(
-        len(names), len(models) + 1, figsize=(1.9 * (len(models) + 1), 2.05 * len(names)), squeeze=False
+        len(names),
+        len(models) + 1,
+        figsize=(1.9 * (len(models) + 1), 2.05 * len(names)),
+        squeeze=False,
     )
     for row, name in zip(axes, names, strict=True):
         data, reach = SAMPLERS[name](4000, seed=5), REACH[name]
@@ -241,22 +311,36 @@ def draw(found: dict[str, Any], path: Path) -> None:
         row[0].set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         for axis, model in zip(row[1:], models, strict=True):
             if runs := each.get((name, model)):
-                axis.imshow(unpacked(runs[0]["grid"]), origin="lower", cmap="magma", extent=(-reach, reach) * 2)
+                axis.imshow(
+                    unpacked(runs[0]["grid"]),
+                    origin="lower",
+                    cmap="magma",
+                    extent=(-reach, reach) * 2,
+                )
                 axis.set_xlabel(f"{runs[0]['nll']:.3f} nats", fontsize=8)
     for axis, title in zip(axes[0], ["data", *models], strict=True):
-        axis.set_title(title.replace("spline_autoregressive", "spline (autoregressive)"), fontsize=8)
+        axis.set_title(
+            title.replace("spline_autoregressive", "spline (autoregressive)"), fontsize=8
+        )
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    images = [(part, model, runs[0]) for part in IMAGES for (_, model), runs in rows_of(found, part).items()]
+    images = [
+        (part, model, runs[0])
+        for part in IMAGES
+        for (_, model), runs in rows_of(found, part).items()
+    ]
     if not images:
         return
     figure, axes = pyplot.subplots(len(images), 1, figsize=(7, 1.1 * len(images)), squeeze=False)
     for axis, (part, model, run) in zip(axes[:, 0], images, strict=True):
         draws = unpacked(run["draws"]) / 255
         axis.imshow(torch.cat(list(draws), -1).movedim(0, -1).squeeze(-1), cmap="gray")
-        axis.set_title(f"{part}, {model}: {run['bits']:.2f} bits a dimension after {run['learned']:.0f} s", fontsize=8)
+        axis.set_title(
+            f"{part}, {model}: {run['bits']:.2f} bits a dimension after {run['learned']:.0f} s",
+            fontsize=8,
+        )
         axis.axis("off")
     figure.tight_layout()
     figure.savefig(path.with_name(f"{path.stem}-draws.png"), dpi=120)
@@ -264,7 +348,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--models", nargs="*", help="rows of these models alone")
     parser.add_argument("--names", nargs="*", help="rows of these data alone")
@@ -273,12 +359,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0, help="that a row may learn")
     parser.add_argument(
-        "--judge", type=float, default=40.0, help="that a row of images may be judged, each number of it"
+        "--judge",
+        type=float,
+        default=40.0,
+        help="that a row of images may be judged, each number of it",
     )
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--speed", action="store_true", help="time steps beside other libraries, and nothing else")
-    parser.add_argument("--compiled", action="store_true", help="with --speed: also one compiled graph (minutes)")
-    parser.add_argument("--redraw", action="store_true", help="table and picture again, and run nothing")
+    parser.add_argument(
+        "--speed", action="store_true", help="time steps beside other libraries, and nothing else"
+    )
+    parser.add_argument(
+        "--compiled", action="store_true", help="with --speed: also one compiled graph (minutes)"
+    )
+    parser.add_argument(
+        "--redraw", action="store_true", help="table and picture again, and run nothing"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.speed:
@@ -289,10 +384,16 @@ def main() -> None:
     options = Options(given.device, given.seconds, given.judge, given.small)
     path = given.out / ("continuous-small.json" if given.small else "continuous.json")
     every = [] if given.redraw else jobs(given.only, given.seeds)
-    every = [job for job in every if job[2] in (given.models or [job[2]]) and job[1] in (given.names or [job[1]])]
+    every = [
+        job
+        for job in every
+        if job[2] in (given.models or [job[2]]) and job[1] in (given.names or [job[1]])
+    ]
     for job, found in spread(work, every, options, given.jobs):
         keep(path, job, found)
-        print({key: value for key, value in found.items() if key not in ("grid", "draws")}, flush=True)
+        print(
+            {key: value for key, value in found.items() if key not in ("grid", "draws")}, flush=True
+        )
     found = kept(path)
     said = table(found)
     print(said)
@@ -302,7 +403,9 @@ def main() -> None:
             with commands.open("a") as file:
                 file.write(made(given.device) + "\n")
         lines = commands.read_text().splitlines() if commands.exists() else []
-        path.with_suffix(".md").write_text(said + "".join(f"\n{line}\n" for line in dict.fromkeys(lines)))
+        path.with_suffix(".md").write_text(
+            said + "".join(f"\n{line}\n" for line in dict.fromkeys(lines))
+        )
         draw(found, PICTURE if given.out == RESULTS else path.with_suffix(".png"))
 
 

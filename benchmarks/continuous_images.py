@@ -1,4 +1,6 @@
-"""Images for ``benchmarks.continuous``: residual flows and flows in continuous time, by likelihood and by matching."""
+"""Images for ``benchmarks.continuous``: residual flows and flows in continuous time, by likelihood
+and by matching.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from torch import Tensor, nn
 
 from bayou import flows, rng
 from bayou.data import load
-from bayou.flows import Chain, Continuous, Dequantize, Flow, Inverse, Ladj, StandardNormal, Transform
+from bayou.flows import (
+    Chain,
+    Continuous,
+    Dequantize,
+    Flow,
+    Inverse,
+    Ladj,
+    StandardNormal,
+    Transform,
+)
 from bayou.flows.continuous_time.fields import time_features
 from benchmarks.time_unet import TimeUNet
 
@@ -43,7 +54,9 @@ def unpacked(found: dict[str, Any]) -> Tensor:
 
 
 class Squash(Transform):
-    """y = (sigmoid(x) − α)/(1 − 2α): what pixels in [0, 1] are, with a little room around them (Dinh et al. 2017)."""
+    """y = (sigmoid(x) − α)/(1 − 2α): what pixels in [0, 1] are, with a little room around them
+    (Dinh et al. 2017).
+    """
 
     def __init__(self, shape: tuple[int, ...], alpha: float = 1e-5) -> None:
         super().__init__()
@@ -51,7 +64,11 @@ class Squash(Transform):
         self.codomain = (-alpha / (1 - 2 * alpha), (1 - alpha) / (1 - 2 * alpha))
 
     def _term(self, x: Tensor) -> Tensor:
-        slopes = nn.functional.logsigmoid(x) + nn.functional.logsigmoid(-x) - math.log(1 - 2 * self.alpha)
+        slopes = (
+            nn.functional.logsigmoid(x)
+            + nn.functional.logsigmoid(-x)
+            - math.log(1 - 2 * self.alpha)
+        )
         return slopes.flatten(-3).sum(-1)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -63,7 +80,9 @@ class Squash(Transform):
 
 
 class TimeConv(nn.Module):
-    """v(t, z) of images by tanh convolutions of blocks of 2 × 2 pixels, shifted by waves of t; 0 at first."""
+    """v(t, z) of images by tanh convolutions of blocks of 2 × 2 pixels, shifted by waves of t; 0 at
+    first.
+    """
 
     def __init__(self, channels: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -92,7 +111,8 @@ def whole_pixels(name: str, small: bool) -> tuple[Tensor, Tensor]:
 
 
 def image_flow(name: str, model: str, train: Tensor, options: Options) -> tuple[Flow, Chain]:
-    """The flow, and its part between the base and the numbers that the network sees: standardized logits of pixels.
+    """The flow, and its part between the base and the numbers that the network sees: standardized
+    logits of pixels.
 
     Photographs are scaled to [−1, 1] instead, as is usual for matching.
     """
@@ -110,18 +130,26 @@ def image_flow(name: str, model: str, train: Tensor, options: Options) -> tuple[
     affine.requires_grad_(model == "residual")
     if model == "residual":
         cpu = (6, (32, 32))  # a step of what a GPU learns would take half a minute
-        layers, hidden = (2, (8, 8)) if options.small else (12, (128, 128)) if options.device == "cuda" else cpu
+        layers, hidden = (
+            (2, (8, 8)) if options.small else (12, (128, 128)) if options.device == "cuda" else cpu
+        )
         core: Transform = Inverse(flows.residual(shape, layers=layers, hidden=hidden))
     else:
         field: nn.Module
         if model == "continuous":  # every step asks it 16 times or more
             field = TimeConv(shape[0], (8, 8) if options.small else (128, 128, 128))
         else:
-            channels = (8, 16) if options.small else (96, 192, 192) if name == "cifar" else (64, 128, 128)
-            field = TimeUNet(shape, channels, blocks=2 if name == "cifar" and not options.small else 1)
+            channels = (
+                (8, 16) if options.small else (96, 192, 192) if name == "cifar" else (64, 128, 128)
+            )
+            field = TimeUNet(
+                shape, channels, blocks=2 if name == "cifar" and not options.small else 1
+            )
         core = Continuous(shape, field, trace="hutchinson", steps=4)
     whole = Chain(core, affine, *outer, Dequantize(shape, 256))
-    return Flow(StandardNormal(shape), whole).to(options.device), Chain(affine, *outer, Dequantize(shape, 256))
+    return Flow(StandardNormal(shape), whole).to(options.device), Chain(
+        affine, *outer, Dequantize(shape, 256)
+    )
 
 
 def matching_loss(core: Continuous, z: Tensor, noise: torch.Generator) -> Tensor:
@@ -144,16 +172,24 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         self.seen += 1
-        torch._foreach_lerp_(self.mean, self.live, 1 - min(self.decay, self.seen / (self.seen + 10)))  # type: ignore[arg-type]
+        torch._foreach_lerp_(
+            self.mean, self.live, 1 - min(self.decay, self.seen / (self.seen + 10))
+        )  # type: ignore[arg-type]
 
     @torch.no_grad()
     def load(self) -> None:
         torch._foreach_copy_(self.live, self.mean)  # type: ignore[arg-type]
 
 
-def learned(name: str, model: str, flow: Flow, outer: Chain, train: Tensor, options: Options, seed: int) -> int:
+def learned(
+    name: str, model: str, flow: Flow, outer: Chain, train: Tensor, options: Options, seed: int
+) -> int:
     """Adam until the clock says stop; the number of steps."""
-    rows = {"residual": 256 if train.is_cuda else 64, "continuous": 256, "matching": 256 if name == "mnist" else 128}
+    rows = {
+        "residual": 256 if train.is_cuda else 64,
+        "continuous": 256,
+        "matching": 256 if name == "mnist" else 128,
+    }
     batch = 16 if options.small else rows[model]
     params = [p for p in flow.parameters() if p.requires_grad]
     highest = {"residual": 2e-3, "continuous": 1e-3, "matching": 5e-4}[model]
@@ -161,12 +197,18 @@ def learned(name: str, model: str, flow: Flow, outer: Chain, train: Tensor, opti
     average = Average(flow)
     if model == "matching" and train.is_cuda:
         flow.to(memory_format=torch.channels_last)
-    noise = torch.Generator(train.device).manual_seed(seed)  # on a GPU one kernel a draw, where a seed takes one a row
+    noise = torch.Generator(train.device).manual_seed(
+        seed
+    )  # on a GPU one kernel a draw, where a seed takes one a row
     begun, step = time.monotonic(), 0
     flow.train()
-    while (done := (time.monotonic() - begun) / options.seconds) < 1 and not (options.small and step >= 3):
+    while (done := (time.monotonic() - begun) / options.seconds) < 1 and not (
+        options.small and step >= 3
+    ):
         for group in optimizer.param_groups:
-            group["lr"] = highest * min(1.0, step / 200 + 0.01) * 0.5 * (1 + math.cos(math.pi * done))
+            group["lr"] = (
+                highest * min(1.0, step / 200 + 0.01) * 0.5 * (1 + math.cos(math.pi * done))
+            )
         y = train[(rng.uniform(batch, (), train, noise) * len(train)).long()]
         if model == "matching":
             z = outer.inverse(y, seed=noise)[0]
@@ -176,7 +218,11 @@ def learned(name: str, model: str, flow: Flow, outer: Chain, train: Tensor, opti
             loss = matching_loss(flow.transform.transforms[0], z, noise)  # type: ignore[union-attr]
         else:
             if step % 50 == 0:  # by twice the steps of its solver it must be the same
-                flows.refine(flow, lambda: -flow.log_prob(train[:64], seed=0).mean() / train[0].numel(), 0.005)
+                flows.refine(
+                    flow,
+                    lambda: -flow.log_prob(train[:64], seed=0).mean() / train[0].numel(),
+                    0.005,
+                )
             with flows.varied_steps(flow, rng.uniform(1, (64,), train, noise)[0]):
                 loss = -flow.log_prob(y, seed=noise).mean() / y[0].numel()
         optimizer.zero_grad(set_to_none=True)
@@ -192,7 +238,9 @@ def learned(name: str, model: str, flow: Flow, outer: Chain, train: Tensor, opti
 
 
 def bits(flow: Flow, test: Tensor, options: Options) -> dict[str, Any]:
-    """Bits a dimension of test rows, −E[log p]/(D·ln 2) one draw of the noise: an upper bound; as far as time goes."""
+    """Bits a dimension of test rows, −E[log p]/(D·ln 2) one draw of the noise: an upper bound; as
+    far as time goes.
+    """
     scores: list[Tensor] = []
     begun, chunk = time.monotonic(), 16 if options.small else 250
     with torch.no_grad():
@@ -201,14 +249,20 @@ def bits(flow: Flow, test: Tensor, options: Options) -> dict[str, Any]:
             if time.monotonic() - begun > options.judge:
                 break
     each = -torch.cat(scores) / (test[0].numel() * math.log(2))
-    return {"bits": each.mean().item(), "error": (each.std() / math.sqrt(len(each))).item(), "rows": len(each)}
+    return {
+        "bits": each.mean().item(),
+        "error": (each.std() / math.sqrt(len(each))).item(),
+        "rows": len(each),
+    }
 
 
 def many(flow: Flow, test: Tensor, options: Options, draws: int = 20) -> dict[str, Any]:
-    """log-mean-exp of K draws of the dequantization, as it is published, and what of that is not true.
+    """log-mean-exp of K draws of the dequantization, as it is published, and what of that is not
+    true.
 
-    The trace is an estimate, whose noise is inside the exponent too. The same with one draw of the dequantization and K
-    of the trace has nothing to gain: what it gains all the same is subtracted from the claim, in ``honest``.
+    The trace is an estimate, whose noise is inside the exponent too. The same with one draw of the
+    dequantization and K of the trace has nothing to gain: what it gains all the same is subtracted
+    from the claim, in ``honest``.
     """
     chain: Any = flow.transform
     if not any(t.ladj_kind is Ladj.estimate for t in chain.transforms):
@@ -223,7 +277,9 @@ def many(flow: Flow, test: Tensor, options: Options, draws: int = 20) -> dict[st
             each: dict[bool, list[Tensor]] = {False: [], True: []}
             for k in range(2 if options.small else draws):
                 for same in (False, True):
-                    z, term = outer.inverse(rows, seed=rng.fold(1, "same" if same else k), start=i * chunk)
+                    z, term = outer.inverse(
+                        rows, seed=rng.fold(1, "same" if same else k), start=i * chunk
+                    )
                     x, more = core.inverse(z, seed=rng.fold(2, k, int(same)), start=i * chunk)
                     each[same].append(flow.base.log_prob(x) + term + more)
             found, idle = (torch.stack(each[same]) for same in (False, True))
@@ -232,7 +288,9 @@ def many(flow: Flow, test: Tensor, options: Options, draws: int = 20) -> dict[st
             single.append(found.mean(0))
             if time.monotonic() - begun > options.judge:
                 break
-    told, false, one = (torch.cat(part).mean().item() / dims for part in (claimed, spurious, single))
+    told, false, one = (
+        torch.cat(part).mean().item() / dims for part in (claimed, spurious, single)
+    )
     return {"K": draws, "bits K": -told, "bits K honest": -told + false, "bits 1 same rows": -one,
             "rows K": sum(map(len, claimed))}  # fmt: skip
 
@@ -240,7 +298,9 @@ def many(flow: Flow, test: Tensor, options: Options, draws: int = 20) -> dict[st
 def image(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
     """Bits a dimension of one model."""
     torch.manual_seed(seed)
-    torch.backends.cudnn.benchmark = model != "residual"  # its number of rows changes from term to term
+    torch.backends.cudnn.benchmark = (
+        model != "residual"
+    )  # its number of rows changes from term to term
     train, test = (x.to(options.device) for x in whole_pixels(name, options.small))
     flow, outer = image_flow(name, model, train.cpu(), options)
     begun = time.monotonic()
@@ -256,7 +316,10 @@ def image(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
         few = Options(options.device, options.seconds, 5.0, options.small)
         near = bits(flow, test[:250], few)["bits"]
         core.steps *= 2
-        found |= {"evaluations": 2 * core.steps, "twice the steps": bits(flow, test[:250], few)["bits"] - near}
+        found |= {
+            "evaluations": 2 * core.steps,
+            "twice the steps": bits(flow, test[:250], few)["bits"] - near,
+        }
         core.steps //= 2
         if model == "matching":
             found |= many(flow, test, options)

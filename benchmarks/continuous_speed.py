@@ -1,8 +1,10 @@
-"""What a training step costs: flows in continuous time beside torchdiffeq and zuko, residual flows beside normflows.
+"""What a training step costs: flows in continuous time beside torchdiffeq and zuko, residual flows
+beside normflows.
 
-Part of ``benchmarks.continuous`` (``--speed``). All fields are the same network with the same number of evaluations in
-equal steps of RK4 and an exact trace; contestants take turns, so that a busy machine slows all of them alike. A library
-that is not installed is left out, and the table says so; ``--compiled`` adds graphs of inductor.
+Part of ``benchmarks.continuous`` (``--speed``). All fields are the same network with the same
+number of evaluations in equal steps of RK4 and an exact trace; contestants take turns, so that a
+busy machine slows all of them alike. A library that is not installed is left out, and the table
+says so; ``--compiled`` adds graphs of inductor.
 """
 
 from __future__ import annotations
@@ -57,14 +59,22 @@ def torchdiffeq_step(x: Tensor, compiled: bool) -> Step:
     def loss(x: Tensor) -> Tensor:
         t = torch.linspace(1, 0, STEPS + 1).to(x)
         state = (x, x.new_zeros(len(x)))
-        z, ladj = odeint(lambda t, s: change(t.expand(len(x)), s), state, t, method="rk4", options={"perturb": False})
+        z, ladj = odeint(
+            lambda t, s: change(t.expand(len(x)), s),
+            state,
+            t,
+            method="rk4",
+            options={"perturb": False},
+        )
         return -(base.log_prob(z[-1]) + ladj[-1]).mean()
 
     return descending(core, torch.compile(loss) if compiled else loss, x)
 
 
 def zuko_step(x: Tensor, counted: list[int]) -> Step:
-    """zuko's flow in continuous time; its solver adapts the steps, so its number of evaluations is its own."""
+    """zuko's flow in continuous time; its solver adapts the steps, so its number of evaluations is
+    its own.
+    """
     import zuko
 
     flow = zuko.flows.CNF(DIM, hidden_features=HIDDEN).to(x)
@@ -73,7 +83,9 @@ def zuko_step(x: Tensor, counted: list[int]) -> Step:
 
 
 def residual_step(x: Tensor, determinant: str, rate: float | None = None) -> Step:
-    """Four residual layers of bayou; with ``rate``, the terms of a geometric distribution with that one."""
+    """Four residual layers of bayou; with ``rate``, the terms of a geometric distribution with that
+    one.
+    """
     chain = flows.residual(DIM, 4, HIDDEN, LIPSCHITZ, determinant)  # type: ignore[arg-type]
     for layer in chain.transforms if rate is not None else ():
         layer.lipschitz = 1 - rate  # type: ignore[assignment, operator]
@@ -85,7 +97,10 @@ def normflows_step(x: Tensor) -> Step:
     """Four residual layers of normflows, which draws one number of terms for a whole batch."""
     import normflows as nf
 
-    nets = [nf.nets.LipschitzMLP([DIM, *HIDDEN, DIM], init_zeros=True, lipschitz_const=LIPSCHITZ) for _ in range(4)]
+    nets = [
+        nf.nets.LipschitzMLP([DIM, *HIDDEN, DIM], init_zeros=True, lipschitz_const=LIPSCHITZ)
+        for _ in range(4)
+    ]
     layers = [nf.flows.Residual(net, reduce_memory=True) for net in nets]
     flow = nf.NormalizingFlow(nf.distributions.DiagGaussian(DIM, trainable=False), layers).to(x)
     return descending(flow, flow.forward_kld, x)
@@ -105,7 +120,9 @@ def timed(step: Step, device: str) -> float:
 
 
 def speed(out: Path, device: str, small: bool, compiled: bool) -> None:
-    """Print and keep the table; ``compiled``: also as one graph, which a compiler takes minutes for."""
+    """Print and keep the table; ``compiled``: also as one graph, which a compiler takes minutes
+    for.
+    """
     torch.manual_seed(0)
     if device == "cpu":
         torch.set_num_threads(1)
@@ -115,8 +132,14 @@ def speed(out: Path, device: str, small: bool, compiled: bool) -> None:
     makers: dict[str, tuple[str | None, Callable[[], Step]]] = {
         f"continuous, bayou, eager, {asked}": (None, lambda: ours(x, False)),
         f"continuous, bayou, compiled, {asked}": (None, lambda: ours(x, True)),
-        f"continuous, torchdiffeq, eager, {asked}": ("torchdiffeq", lambda: torchdiffeq_step(x, False)),
-        f"continuous, torchdiffeq, compiled, {asked}": ("torchdiffeq", lambda: torchdiffeq_step(x, True)),
+        f"continuous, torchdiffeq, eager, {asked}": (
+            "torchdiffeq",
+            lambda: torchdiffeq_step(x, False),
+        ),
+        f"continuous, torchdiffeq, compiled, {asked}": (
+            "torchdiffeq",
+            lambda: torchdiffeq_step(x, True),
+        ),
         "continuous, zuko, eager": ("zuko", lambda: zuko_step(x, counted)),
         "residual, bayou, exact determinant": (None, lambda: residual_step(x, "exact")),
         "residual, bayou, roulette, 10 terms": (None, lambda: residual_step(x, "roulette")),
@@ -126,7 +149,9 @@ def speed(out: Path, device: str, small: bool, compiled: bool) -> None:
     if not compiled:
         makers = {name: maker for name, maker in makers.items() if "compiled" not in name}
     steps: dict[str, Step] = {}
-    missing = sorted({need for need, _ in makers.values() if need and importlib.util.find_spec(need) is None})
+    missing = sorted(
+        {need for need, _ in makers.values() if need and importlib.util.find_spec(need) is None}
+    )
     first: dict[str, float] = {}
     for name, (need, make) in makers.items():
         if need not in missing:
@@ -152,7 +177,10 @@ def speed(out: Path, device: str, small: bool, compiled: bool) -> None:
         "time, ours are bounds."
     ]
     said += ["", "| step | ms | first call, s |", "|---|---:|---:|"]
-    said += [f"| {name} | {median(found):.1f} | {first[name] / 1e3:.1f} |" for name, found in times.items()]
+    said += [
+        f"| {name} | {median(found):.1f} | {first[name] / 1e3:.1f} |"
+        for name, found in times.items()
+    ]
     if missing:
         said += ["", f"Not installed, and so not measured: {', '.join(missing)}."]
     print("\n".join(said))

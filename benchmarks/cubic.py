@@ -1,11 +1,14 @@
-"""How wide every variational family is beside HMC: the posterior of a 1-20-1 tanh network on a cubic.
+"""How wide every variational family is beside HMC: the posterior of a 1-20-1 tanh network on a
+cubic.
 
     python benchmarks/cubic.py --write                 # all families, one after the other
-    python benchmarks/cubic.py --write --only FFG MNF  # some of them again; the rest of the table is kept
+    python benchmarks/cubic.py --write --only FFG MNF  # some of them again; the rest of the table
+    is kept
 
-The problem and its HMC reference are those of `bayou reproduce toy`, which has every method. Here every family is
-fitted with the whole data set in every step and a rate that falls to 0 along a cosine; its epistemic standard
-deviation, from function draws without noise, is given as a ratio to HMC's, and its ELBO beside.
+The problem and its HMC reference are those of `bayou reproduce toy`, which has every method. Here
+every family is fitted with the whole data set in every step and a rate that falls to 0 along a
+cosine; its epistemic standard deviation, from function draws without noise, is given as a ratio to
+HMC's, and its ELBO beside.
 """
 
 from __future__ import annotations
@@ -49,20 +52,31 @@ POINT = bayou.Delta(penalty=True)
 FAMILIES: dict[str, Setting] = {
     "Delta (MAP)": Setting(vi(POINT, samples=1), "a point"),
     "FFG": shared("VI(FFG)"),
-    "FFG, sampled weights": Setting(vi(bayou.MeanField(std=0.05, local=False), steps=4000, scale_lr=0.02, samples=8)),
+    "FFG, sampled weights": Setting(
+        vi(bayou.MeanField(std=0.05, local=False), steps=4000, scale_lr=0.02, samples=8)
+    ),
     "MNF": shared("VI(MNF)"),
     "MNF, paper": Setting(vi(bayou.MNF(std=0.05, auxiliary="paper")), "gated flow, the paper's r"),
     "MNF, spread in the gain": Setting(
-        vi(bayou.MNF(flow="iaf", options={"layers": 2}, std=0.005, z_std=0.3), steps=3000, lr=0.01, scale_lr=0.01),
+        vi(
+            bayou.MNF(flow="iaf", options={"layers": 2}, std=0.005, z_std=0.3),
+            steps=3000,
+            lr=0.01,
+            scale_lr=0.01,
+        ),
         "IAF; the noise starts small and learns slowly",
     ),
-    "NodeNoise": Setting(vi(bayou.NodeNoise(penalty=True)), "weights are points, gains have a prior of their own"),
+    "NodeNoise": Setting(
+        vi(bayou.NodeNoise(penalty=True)), "weights are points, gains have a prior of their own"
+    ),
     "NodeFlow": Setting(vi(bayou.NodeFlow(penalty=True)), "the same with a gated flow"),
     "Dropout, p = 0.05": Setting(
-        vi({"2.weight": bayou.Dropout(p=0.05), "*": POINT}), "hidden units; p sets the width, not data"
+        vi({"2.weight": bayou.Dropout(p=0.05), "*": POINT}),
+        "hidden units; p sets the width, not data",
     ),
     "Dropout, concrete": Setting(
-        vi({"2.weight": bayou.Dropout(p=0.05, rate="concrete"), "*": POINT}), "p is learned, and falls below 0.0001"
+        vi({"2.weight": bayou.Dropout(p=0.05, rate="concrete"), "*": POINT}),
+        "p is learned, and falls below 0.0001",
     ),
     "SparseVD": Setting(vi(bayou.SparseVD(std=0.05)), "log-uniform prior: another target"),
     "LowRank, rank 16": shared("VI(LowRank)", "not converged: a run of 6,000 steps ended at −88.1"),
@@ -95,7 +109,11 @@ def measure(problem: Problem, name: str, seed: int, steps: int | None = None) ->
     start = time.perf_counter()
     posterior = fit(problem, method, seed)
     seconds = time.perf_counter() - start
-    return judge(problem, posterior) | {"seconds": round(seconds, 1), "steps": method.steps, "seed": seed}
+    return judge(problem, posterior) | {
+        "seconds": round(seconds, 1),
+        "steps": method.steps,
+        "seed": seed,
+    }
 
 
 def render(numbers: dict[str, Any]) -> str:
@@ -123,7 +141,9 @@ def render(numbers: dict[str, Any]) -> str:
             ratios = " | ".join(f"{value:.2f}" for value in row["ratio"])
             errors = f"{row['mean_error_inside']:.2f}, {row['mean_error_outside']:.2f}"
             bound = f"{row['elbo']:.2f} ± {row['elbo_standard_error']:.2f}"
-            lines.append(f"| {label} | {ratios} | {errors} | {bound} | {row['kind']} | {setting.note} |")
+            lines.append(
+                f"| {label} | {ratios} | {errors} | {bound} | {row['kind']} | {setting.note} |"
+            )
     versions = ", ".join(f"{name} {version}" for name, version in numbers["versions"].items())
     lines += [
         "",
@@ -136,9 +156,13 @@ def render(numbers: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="write the results folder")
-    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), metavar="FAMILY"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, help="instead of each family's own")
     args = parser.parse_args()

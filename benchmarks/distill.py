@@ -1,14 +1,18 @@
 """A posterior and its students: what one network keeps of what a hundred draws say.
 
-    python -m benchmarks.distill --mnist --device cuda --jobs 4 --choose 1 2 4 8    # 400-400, as Balan 2015
-    python -m benchmarks.distill --small                                        # a trial on a CPU: digits of 8×8
+    python -m benchmarks.distill --mnist --device cuda --jobs 4 --choose 1 2 4 8    # 400-400, as
+    Balan 2015
+    python -m benchmarks.distill --small                                        # a trial on a CPU:
+    digits of 8×8
 
-prints a table: test error and NLL, entropy and mutual information of test rows and of rows out of distribution, the
-time of a prediction on one thread of a CPU. Balan 2015 (MNIST, 400-400): SGD 1.54 %, SGLD 1.27 %, distilled 1.31 %.
-Teachers: a mean field on 8×8 digits, an ensemble on MNIST, with chains of SGLD beside it, from which the student
-"online" learns while one runs: no draw is stored. ``--choose``: the scale of the prior, gain/√fan-in, by held-out rows.
-``--held``: the last sixth of the training rows judges instead of the test rows, and characters of another alphabet are
-out of distribution, to choose settings by.
+prints a table: test error and NLL, entropy and mutual information of test rows and of rows out of
+distribution, the time of a prediction on one thread of a CPU. Balan 2015 (MNIST, 400-400): SGD 1.54
+%, SGLD 1.27 %, distilled 1.31 %.
+Teachers: a mean field on 8×8 digits, an ensemble on MNIST, with chains of SGLD beside it, from
+which the student "online" learns while one runs: no draw is stored. ``--choose``: the scale of the
+prior, gain/√fan-in, by held-out rows. ``--held``: the last sixth of the training rows judges
+instead of the test rows, and characters of another alphabet are out of distribution, to choose
+settings by.
 """
 
 from __future__ import annotations
@@ -61,8 +65,12 @@ class Study:
     @cached_property
     def rows(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
         """To learn from, to judge by, and out of distribution."""
-        data = load(self.data, ood="kmnist") if self.held and self.data == "mnist" else load(self.data)
-        train, test = ((x.flatten(1).to(self.device), y.to(self.device)) for x, y in (data.train, data.test))
+        data = (
+            load(self.data, ood="kmnist") if self.held and self.data == "mnist" else load(self.data)
+        )
+        train, test = (
+            (x.flatten(1).to(self.device), y.to(self.device)) for x, y in (data.train, data.test)
+        )
         far = data.ood[0] if isinstance(data.ood, tuple) else data.ood
         assert far is not None
         if self.held:
@@ -72,16 +80,24 @@ class Study:
 
     @cached_property
     def asked(self) -> Tensor:
-        """The training rows, noisy copies, λ·x + (1 − λ)·x', and images cut into 4×4 pieces that are shuffled."""
+        """The training rows, noisy copies, λ·x + (1 − λ)·x', and images cut into 4×4 pieces that
+        are shuffled.
+        """
         x = self.rows[0][0]
         noisy = [x + self.noise * rng.normal(len(x), x.shape[1:], x, k) for k in range(self.copies)]
         blends, puzzles, side = [], [], math.isqrt(x.shape[1])
         for k in range(self.blends):
             share = rng.uniform(len(x), (1,), x, 100 + k)
-            blends.append(share * x + (1 - share) * x[rng.permutation(len(x), 200 + k).to(x.device)])
+            blends.append(
+                share * x + (1 - share) * x[rng.permutation(len(x), 200 + k).to(x.device)]
+            )
         for k in range(self.puzzles):
-            pieces = x.view(-1, 4, side // 4, 4, side // 4).transpose(2, 3).flatten(1, 2)  # (B, 16, h, w)
-            order = rng.uniform(len(x), (16,), x, 300 + k).argsort(1)[..., None, None].expand_as(pieces)
+            pieces = (
+                x.view(-1, 4, side // 4, 4, side // 4).transpose(2, 3).flatten(1, 2)
+            )  # (B, 16, h, w)
+            order = (
+                rng.uniform(len(x), (16,), x, 300 + k).argsort(1)[..., None, None].expand_as(pieces)
+            )
             shuffled = pieces.gather(1, order).unflatten(1, (4, 4)).transpose(2, 3)
             puzzles.append(shuffled.flatten(1))
         return torch.cat([x, *noisy, *blends, *puzzles])
@@ -118,7 +134,9 @@ class Study:
         return bayou.Ensemble(self.members, replace(self.point, compile=False), parallel="vmap")
 
     def judged(self, posterior: Any) -> dict[str, float]:
-        """Error in %, NLL, entropies and informations, and the seconds of a prediction of 1,000 rows on a CPU."""
+        """Error in %, NLL, entropies and informations, and the seconds of a prediction of 1,000
+        rows on a CPU.
+        """
         _, (x, y), far = self.rows
         beyond = posterior.predict(far, seed=0)
         seconds = []
@@ -128,7 +146,11 @@ class Study:
         with tempfile.TemporaryDirectory() as folder:
             (posterior.point if kept else posterior).save(f"{folder}/posterior.bayou")
             here = bayou.load(f"{folder}/posterior.bayou", self.network(0).cpu())
-        ask = bayou.operations.Distilled(here).concentration if kept else lambda x: here.predict(x).mean
+        ask = (
+            bayou.operations.Distilled(here).concentration
+            if kept
+            else lambda x: here.predict(x).mean
+        )
         for _ in range(5):
             begun = time.monotonic()
             ask(x[:CPU_ROWS].cpu())
@@ -154,25 +176,40 @@ STUDIES = {
 def work(label: str, seed: int, study: Study) -> dict[str, Any]:
     """The one network; the teacher with its students; the student of a chain of its own."""
     train, options = study.rows[0], {"seed": seed, "progress": False}
-    taught: dict[str, Any] = {"steps": study.lessons, "lr": study.lr, "batch_size": study.batch_size, **options}
+    taught: dict[str, Any] = {
+        "steps": study.lessons,
+        "lr": study.lr,
+        "batch_size": study.batch_size,
+        **options,
+    }
     if label == "one network":
-        found = bayou.fit(study.network(seed), train, method=study.point, prior=study.prior, **options)
+        found = bayou.fit(
+            study.network(seed), train, method=study.point, prior=study.prior, **options
+        )
         return {label: study.judged(found)}
     if label == "SGLD":
-        found = bayou.fit(study.network(seed), train, method=study.chain, prior=study.prior, **options)
+        found = bayou.fit(
+            study.network(seed), train, method=study.chain, prior=study.prior, **options
+        )
         return {label: study.judged(found)}
     if label == "student, online":
         asked = {"prior": study.prior, "rows": study.asked, **taught, "steps": None}
-        return {label: study.judged(bayou.distill(study.chain, study.network(seed), train, **asked))}  # type: ignore[arg-type]
+        return {
+            label: study.judged(bayou.distill(study.chain, study.network(seed), train, **asked))
+        }  # type: ignore[arg-type]
     begun = time.monotonic()
-    teacher = bayou.fit(study.network(seed), train, method=study.teacher, prior=study.prior, **options)
+    teacher = bayou.fit(
+        study.network(seed), train, method=study.teacher, prior=study.prior, **options
+    )
     judged = {"teacher": study.judged(teacher)}
     print(
         f"  {judged['teacher']}, {time.monotonic() - begun:.0f} s, mixing {getattr(teacher, 'mixing', None)}",
         flush=True,
     )
     for name, what in (("student", None), ("student, Dirichlet", "epistemic")):
-        judged[name] = study.judged(bayou.distill(teacher, study.network(seed), study.asked, keep=what, **taught))  # type: ignore[arg-type]
+        judged[name] = study.judged(
+            bayou.distill(teacher, study.network(seed), study.asked, keep=what, **taught)
+        )  # type: ignore[arg-type]
         print(f"  {name}: {judged[name]}, {time.monotonic() - begun:.0f} s", flush=True)
     return judged
 
@@ -181,12 +218,18 @@ def choice(gain: float, seed: int, study: Study) -> dict[str, float]:
     """A smaller teacher with another prior, judged by held-out rows."""
     study = replace(study, gain=gain)
     options = {"prior": study.prior, "seed": seed, "progress": False}
-    return study.judged(bayou.fit(study.network(seed), study.rows[0], method=study.teacher, **options))  # type: ignore[arg-type]
+    return study.judged(
+        bayou.fit(study.network(seed), study.rows[0], method=study.teacher, **options)
+    )  # type: ignore[arg-type]
 
 
 def table(found: dict[str, Any], study: Study) -> str:
     """A row for each network, means over seeds."""
-    kind = f"ensemble of {study.members}" if study.members else f"mean field, {study.steps:,} steps, 100 draws"
+    kind = (
+        f"ensemble of {study.members}"
+        if study.members
+        else f"mean field, {study.steps:,} steps, 100 draws"
+    )
     more = {"noisy": study.copies, "blended": study.blends, "shuffled": study.puzzles}
     said = [
         f"{study.data}, {'-'.join(map(str, study.hidden))} hidden units, prior N(0, {study.gain:g}²/fan-in), teacher: "
@@ -203,10 +246,17 @@ def table(found: dict[str, Any], study: Study) -> str:
         if runs:
             mean = {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
             ratio = sum(teachers) / len(teachers) / mean["predict"] if teachers else float("nan")
-            cost = f"{1000 * mean['predict']:.1f} ms" + ("" if label == "teacher" else f" (÷{ratio:.0f})")
-            cells = [f"{mean[key]:.4f}" for key in ("nll", "entropy", "far", "information", "information far")]
+            cost = f"{1000 * mean['predict']:.1f} ms" + (
+                "" if label == "teacher" else f" (÷{ratio:.0f})"
+            )
+            cells = [
+                f"{mean[key]:.4f}"
+                for key in ("nll", "entropy", "far", "information", "information far")
+            ]
             known = PUBLISHED.get(label, "") if study.data == "mnist" else ""
-            said.append(f"| {label} | {mean['error']:.2f} | {known} | {' | '.join(cells)} | {cost} | {len(runs)} |")
+            said.append(
+                f"| {label} | {mean['error']:.2f} | {known} | {' | '.join(cells)} | {cost} | {len(runs)} |"
+            )
     return "\n".join(said) + "\n"
 
 
@@ -219,7 +269,9 @@ def draw(study: Study, found: dict[str, Any], path: Path) -> None:
 
     shown = [label for label in ROWS if any(label in run for run in found.values())]
     figure, axis = pyplot.subplots(figsize=(6, 2.6))
-    for shift, (key, color, name) in enumerate((("entropy", "C0", "test rows"), ("far", "C1", "out of distribution"))):
+    for shift, (key, color, name) in enumerate(
+        (("entropy", "C0", "test rows"), ("far", "C1", "out of distribution"))
+    ):
         values = [[run[label][key] for run in found.values() if label in run] for label in shown]
         places = [k + 0.4 * shift for k in range(len(shown))]
         axis.barh(places, [sum(v) / len(v) for v in values], 0.38, color=color, label=name)
@@ -233,15 +285,21 @@ def draw(study: Study, found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mnist", action="store_true")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=["teacher", "student, online", "SGLD", "one network"])
+    parser.add_argument(
+        "--only", nargs="*", default=["teacher", "student, online", "SGLD", "one network"]
+    )
     parser.add_argument("--held", action="store_true")
-    parser.add_argument("--choose", type=float, nargs="*", help="gains of the prior to choose from by held-out rows")
+    parser.add_argument(
+        "--choose", type=float, nargs="*", help="gains of the prior to choose from by held-out rows"
+    )
     numbers = {"epochs": int, "steps": int, "lessons": int, "chains": int, "batch_size": int, "copies": int,
                "members": int, "blends": int, "puzzles": int, "lr": float, "noise": float, "gain": float}  # fmt: skip
     for name, kind in numbers.items():
@@ -255,12 +313,19 @@ def main() -> None:
     path = given.out / f"distill-{kind}.json"
     if given.choose:
         tried = replace(study, held=True, members=study.members // 5)
-        for (gain, _), found in spread(choice, [(gain, 0) for gain in given.choose], tried, given.jobs):
-            print(f"  gain {gain:g}: held-out NLL {found['nll']:.4f}, error {found['error']:.2f} %", flush=True)
+        for (gain, _), found in spread(
+            choice, [(gain, 0) for gain in given.choose], tried, given.jobs
+        ):
+            print(
+                f"  gain {gain:g}: held-out NLL {found['nll']:.4f}, error {found['error']:.2f} %",
+                flush=True,
+            )
             best = min(best, (found["nll"], gain))
         study = replace(study, gain=best[1])
     chosen = [label for label in given.only if study.members or label in ("teacher", "one network")]
-    for job, found in spread(work, [(label, s) for s in range(given.seeds) for label in chosen], study, given.jobs):
+    for job, found in spread(
+        work, [(label, s) for s in range(given.seeds) for label in chosen], study, given.jobs
+    ):
         keep(path, job, found)
     said = table(kept(path), study)
     print(said)

@@ -1,6 +1,8 @@
-"""The energy error of MCLMC: held-out NLL of chains from an ensemble, and errors where the posterior is known.
+"""The energy error of MCLMC: held-out NLL of chains from an ensemble, and errors where the
+posterior is known.
 
-    python -m benchmarks.energy_error energy concrete yacht       # a fifth of the training rows of split 0 held out
+    python -m benchmarks.energy_error energy concrete yacht       # a fifth of the training rows of
+    split 0 held out
     python -m benchmarks.energy_error --known cubic --seeds 4     # a problem of benchmarks.chains
 
 docs/methods/mclmc.md has the numbers that the default was chosen by; CPU, one thread.
@@ -32,7 +34,9 @@ def held_out(name: str) -> None:
     x, y = (part.float() for part in load(name).train[:2])
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     own, other = order[: int(0.8 * len(x))], order[int(0.8 * len(x)) :]
-    x, y = ((part - part[own].mean(0)) / (part[own].std(0) + 1e-8) for part in (x, y.view(len(x), -1)))
+    x, y = (
+        (part - part[own].mean(0)) / (part[own].std(0) + 1e-8) for part in (x, y.view(len(x), -1))
+    )
     for members, point in MEMBERS.items():
         for target in (None, *TARGETS):
             torch.manual_seed(0)
@@ -40,17 +44,27 @@ def held_out(name: str) -> None:
             method: bayou.inference.method.Method = bayou.Ensemble(4, of=point, parallel="vmap")
             if target is not None:
                 length = {"steps": 2, "warmup": 1000, "draws": 500}
-                method = bayou.MCLMC(chains=4, start=method, dispersal=0.0, energy_error=target, **length)
+                method = bayou.MCLMC(
+                    chains=4, start=method, dispersal=0.0, energy_error=target, **length
+                )
             model = {"likelihood": bayou.HeteroscedasticGaussian(), "prior": bayou.Normal(1.0)}
             net = nn.Sequential(*hidden, nn.Linear(16, 2))
             posterior = bayou.fit(net, (x[own], y[own]), method, seed=0, progress=False, **model)
             p = posterior.predict(x[other], posterior.draws, seed=0)
-            print(name, members, target or "ensemble", f"NLL {metrics.nll(p, y[other]):.3f}", flush=True)
+            print(
+                name,
+                members,
+                target or "ensemble",
+                f"NLL {metrics.nll(p, y[other]):.3f}",
+                flush=True,
+            )
 
 
 def main() -> None:
     """Print a line for each setting."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", nargs="*")
     parser.add_argument("--known", nargs="*", default=(), choices=PROBLEMS)
     parser.add_argument("--seeds", type=int, default=1)

@@ -2,9 +2,10 @@
 
 python benchmarks/flows.py --write
 
-Every library gets the same architecture: D = 32, 8 layers, ReLU conditioners with hidden layers of 64 and 64, 8 bins on
-[-5, 5], the same fused Adam. Contestants take turns within a round, so that a busy machine slows all of them alike; on
-a very busy one use --threads 1 --clock cpu, since two threads then mostly wait for each other.
+Every library gets the same architecture: D = 32, 8 layers, ReLU conditioners with hidden layers of
+64 and 64, 8 bins on [-5, 5], the same fused Adam. Contestants take turns within a round, so that a
+busy machine slows all of them alike; on a very busy one use --threads 1 --clock cpu, since two
+threads then mostly wait for each other.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Model:
 def bayou_model(kind: str) -> Model:
     from bayou import flows
 
-    flow = flows.Flow(flows.StandardNormal(DIM), getattr(flows, kind)(DIM, layers=LAYERS, hidden=HIDDEN))
+    flow = flows.Flow(
+        flows.StandardNormal(DIM), getattr(flows, kind)(DIM, layers=LAYERS, hidden=HIDDEN)
+    )
     return Model(flow, flow.log_prob, flow.sample)
 
 
@@ -59,7 +62,10 @@ def zuko_model(kind: str) -> Model:
     import zuko
 
     size: dict[str, Any] = {"features": DIM, "transforms": LAYERS, "hidden_features": HIDDEN}
-    spline = {"univariate": zuko.transforms.MonotonicRQSTransform, "shapes": [(BINS,), (BINS,), (BINS - 1,)]}
+    spline = {
+        "univariate": zuko.transforms.MonotonicRQSTransform,
+        "shapes": [(BINS,), (BINS,), (BINS - 1,)],
+    }
     flow = {
         "realnvp": lambda: zuko.flows.RealNVP(**size),
         "maf": lambda: zuko.flows.MAF(**size),
@@ -71,14 +77,20 @@ def zuko_model(kind: str) -> Model:
 
 
 class ContextMLP(nn.Sequential):
-    """The conditioner for nflows and normflows couplings, whose own networks are residual, thus larger."""
+    """The conditioner for nflows and normflows couplings, whose own networks are residual, thus
+    larger.
+    """
 
     hidden_features = HIDDEN[0]  # they scale spline parameters by its root
 
     def __init__(self, inputs: int, outputs: int) -> None:
         first, second = HIDDEN
         super().__init__(
-            nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, outputs)
+            nn.Linear(inputs, first),
+            nn.ReLU(),
+            nn.Linear(first, second),
+            nn.ReLU(),
+            nn.Linear(second, outputs),
         )
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -100,7 +112,9 @@ def nflows_model(kind: str) -> Model:
         ],
         "spline_autoregressive": lambda i: [
             transforms.ReversePermutation(DIM),
-            transforms.MaskedPiecewiseRationalQuadraticAutoregressiveTransform(DIM, num_blocks=1, **net, **spline),
+            transforms.MaskedPiecewiseRationalQuadraticAutoregressiveTransform(
+                DIM, num_blocks=1, **net, **spline
+            ),
         ],
     }
     if kind == "maf":
@@ -116,9 +130,14 @@ def normflows_model(kind: str) -> Model:
     from normflows.flows.neural_spline import autoregressive, coupling
     from normflows.utils.masks import create_alternating_binary_mask
 
-    net: dict[str, Any] = {"hidden_features": HIDDEN[0], "num_blocks": 1, "use_residual_blocks": False}
+    net: dict[str, Any] = {
+        "hidden_features": HIDDEN[0],
+        "num_blocks": 1,
+        "use_residual_blocks": False,
+    }
     spline: dict[str, Any] = {"num_bins": BINS, "tails": "linear", "tail_bound": BOUND}
-    # Its autoregressive layers score slowly and sample fast unless reversed, and have one ReLU less than the others.
+    # Its autoregressive layers score slowly and sample fast unless reversed, and have one ReLU less
+    # than the others.
     layer = {
         "realnvp": lambda i: [
             nf.flows.AffineCouplingBlock(nf.nets.MLP([DIM // 2, *HIDDEN, DIM], init_zeros=True)),
@@ -129,7 +148,9 @@ def normflows_model(kind: str) -> Model:
             nf.flows.Permute(DIM),
         ],
         "spline_autoregressive": lambda i: [
-            nf.flows.Reverse(autoregressive.MaskedPiecewiseRationalQuadraticAutoregressive(DIM, **net, **spline)),
+            nf.flows.Reverse(
+                autoregressive.MaskedPiecewiseRationalQuadraticAutoregressive(DIM, **net, **spline)
+            ),
             nf.flows.Permute(DIM),
         ],
         "spline_coupling": lambda i: [
@@ -145,7 +166,12 @@ def normflows_model(kind: str) -> Model:
     return Model(flow, flow.log_prob, lambda n: flow.sample(n)[0])
 
 
-BUILDERS = {"bayou": bayou_model, "zuko": zuko_model, "nflows": nflows_model, "normflows": normflows_model}
+BUILDERS = {
+    "bayou": bayou_model,
+    "zuko": zuko_model,
+    "nflows": nflows_model,
+    "normflows": normflows_model,
+}
 
 
 def training_step(model: Model, compiled: bool) -> Callable[[], object]:
@@ -223,13 +249,20 @@ class Result:
 
 
 def progress(text: str, end: str = "") -> None:
-    print(f"\r\033[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, end=end or "", flush=True)
+    print(
+        f"\r\033[K{text}" if sys.stderr.isatty() else text,
+        file=sys.stderr,
+        end=end or "",
+        flush=True,
+    )
     if not sys.stderr.isatty() and not end:
         print(file=sys.stderr)
 
 
 def run_row(row: str, args: argparse.Namespace, label: str) -> Result:
-    """Time every contestant of a row, round-robin, for so many rounds or seconds (but five rounds at least)."""
+    """Time every contestant of a row, round-robin, for so many rounds or seconds (but five rounds
+    at least).
+    """
     kind, task = ROWS[row]
     compile_it = not args.no_compile and (task is not sampling or args.compile_sampling)
     torch.compiler.reset()  # one row's graphs must not slow the guards of the next
@@ -245,8 +278,12 @@ def run_row(row: str, args: argparse.Namespace, label: str) -> Result:
             warm = min(entry.run(time.perf_counter) for _ in range(2))
         except ModuleNotFoundError as error:
             absent[name] = "not installed" if error.name == name else f"failed: {error}"
-        except Exception as error:  # a contestant that fails is named in the table; the others run on
-            absent[name] = f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+        except (
+            Exception
+        ) as error:  # a contestant that fails is named in the table; the others run on
+            absent[name] = (
+                f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+            )
         else:
             entry.compile_s = max(0.0, first - warm) / 1e3 if name == "bayou compiled" else 0.0
             contestants[name] = entry
@@ -263,7 +300,9 @@ def run_row(row: str, args: argparse.Namespace, label: str) -> Result:
 
 def cpu() -> str:
     try:
-        lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            ["lscpu"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model name")]
     except (OSError, subprocess.CalledProcessError):
         names = []
@@ -322,34 +361,66 @@ def report(results: list[Result], args: argparse.Namespace, load: float) -> str:
     lines += ["", "Parameters, and seconds to compile (the first call less a warm one):", ""]
     lines += [row("", *libraries, "compile"), row("---", *["---:"] * (len(libraries) + 1))]
     for result in results:
-        counts = [f"{e.parameters:,}" if (e := result.contestants.get(name)) else "–" for name in libraries]
-        compile_s = f"{e.compile_s:.0f} s" if (e := result.contestants.get("bayou compiled")) else "–"
+        counts = [
+            f"{e.parameters:,}" if (e := result.contestants.get(name)) else "–"
+            for name in libraries
+        ]
+        compile_s = (
+            f"{e.compile_s:.0f} s" if (e := result.contestants.get("bayou compiled")) else "–"
+        )
         lines.append(row(result.row, *counts, compile_s))
-    absent = [f"- {result.row}, {name}: {why}" for result in results for name, why in result.absent.items()]
+    absent = [
+        f"- {result.row}, {name}: {why}"
+        for result in results
+        for name, why in result.absent.items()
+    ]
     lines += ["", "Missing:", "", *absent] if absent else []
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=60, help="rounds of every row (default 60)")
-    parser.add_argument("--seconds", type=float, default=90, help="end a row after so long, not before 5 rounds (90)")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW", help="rows whose name has this text")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=90,
+        help="end a row after so long, not before 5 rounds (90)",
+    )
+    parser.add_argument(
+        "--rows", nargs="+", default=list(ROWS), metavar="ROW", help="rows whose name has this text"
+    )
     parser.add_argument("--no-compile", action="store_true", help="leave out bayou compiled")
     parser.add_argument(
-        "--compile-sampling", action="store_true", help="compile sampling too: every step is unrolled, which takes long"
+        "--compile-sampling",
+        action="store_true",
+        help="compile sampling too: every step is unrolled, which takes long",
     )
-    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/flows.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to benchmarks/results/flows.md"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="wall or process time (default wall)")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="wall or process time (default wall)"
+    )
     args = parser.parse_args()
     rows = [row for row in ROWS if any(text.lower() in row.lower() for text in args.rows)]
     if not rows or args.rounds < 1 or args.threads < 1:
-        parser.error(f"need at least one round, one thread and one row; the rows are: {', '.join(ROWS)}")
+        parser.error(
+            f"need at least one round, one thread and one row; the rows are: {', '.join(ROWS)}"
+        )
 
-    if "BAYOU_BENCH" not in os.environ:  # both variables are read once, before main runs; compile times start cold
+    if (
+        "BAYOU_BENCH" not in os.environ
+    ):  # both variables are read once, before main runs; compile times start cold
         with tempfile.TemporaryDirectory() as cache:
-            fixed = {"OMP_NUM_THREADS": str(args.threads), "TORCHINDUCTOR_CACHE_DIR": cache, "BAYOU_BENCH": "1"}
+            fixed = {
+                "OMP_NUM_THREADS": str(args.threads),
+                "TORCHINDUCTOR_CACHE_DIR": cache,
+                "BAYOU_BENCH": "1",
+            }
             sys.exit(subprocess.run([sys.executable, *sys.argv], env=os.environ | fixed).returncode)
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")  # of the peers

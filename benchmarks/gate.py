@@ -1,11 +1,14 @@
-"""How often ``bayou.diagnostics.check`` is wrong: flags of fits that are right, and wrong fits without a flag.
+"""How often ``bayou.diagnostics.check`` is wrong: flags of fits that are right, and wrong fits
+without a flag.
 
 python benchmarks/gate.py --write
 
-Problems whose posterior is known: linear regressions with their conjugate posterior, y = x·w + ε with w ~ N(0, 4/D·I)
-as in the prior and ε ~ N(0, 1), and logistic regressions whose posterior is drawn by importance resampling. A right fit
-is that posterior: as a Gaussian, as independent draws, as chains with autocorrelation. A wrong one is so on purpose.
-Everything is drawn anew with every seed, and no table of ``experiments/defaults.py`` is among them.
+Problems whose posterior is known: linear regressions with their conjugate posterior, y = x·w + ε
+with w ~ N(0, 4/D·I) as in the prior and ε ~ N(0, 1), and logistic regressions whose posterior is
+drawn by importance resampling. A right fit
+is that posterior: as a Gaussian, as independent draws, as chains with autocorrelation. A wrong one
+is so on purpose. Everything is drawn anew with every seed, and no table of
+``experiments/defaults.py`` is among them.
 """
 
 from __future__ import annotations
@@ -37,7 +40,13 @@ from bayou.posteriors.checks import Checks
 from bayou.target import Target
 
 RESULTS = Path(__file__).parent / "results" / "gate.md"
-SIZES = ((40, 25, 2), (50, 1000, 20), (200, 50, 5), (200, 1000, 5), (1000, 250, 20))  # rows to learn, to test, inputs
+SIZES = (
+    (40, 25, 2),
+    (50, 1000, 20),
+    (200, 50, 5),
+    (200, 1000, 5),
+    (1000, 250, 20),
+)  # rows to learn, to test, inputs
 F64 = torch.zeros((), dtype=torch.float64)
 
 
@@ -67,7 +76,9 @@ class Problem:
         x = self.noise("x", self.train + self.held, self.inputs)
         f = x @ (math.sqrt(self.variance) * self.noise("w", self.inputs))  # (N,)
         if self.classes:
-            u = rng.uniform(1, (len(x),), F64, rng.fold(self.seed, "y", self.train, self.held, self.inputs))[0]
+            u = rng.uniform(
+                1, (len(x),), F64, rng.fold(self.seed, "y", self.train, self.held, self.inputs)
+            )[0]
             return x, (u < torch.sigmoid(f)).long()
         return x, (f + self.noise("y", len(x))).unsqueeze(-1)
 
@@ -82,14 +93,18 @@ class Problem:
         return x[self.train :], y[self.train :]
 
     def posterior(self, noise: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Mean (D,) and precision (D, D) of the conjugate posterior; of classes those of a Gaussian at the mode."""
+        """Mean (D,) and precision (D, D) of the conjugate posterior; of classes those of a Gaussian
+        at the mode.
+        """
         x, y = self.learned
         prior = torch.eye(self.inputs, dtype=torch.float64) / self.variance
         if not self.classes:
             precision = prior + x.T @ x / noise**2
             return torch.linalg.solve(precision, x.T @ y[:, 0] / noise**2), precision
         w, precision = torch.zeros(self.inputs, dtype=torch.float64), prior
-        for _ in range(50):  # Newton steps on a concave function, half as long as they might be at first
+        for _ in range(
+            50
+        ):  # Newton steps on a concave function, half as long as they might be at first
             p = torch.sigmoid(x @ w)
             precision = prior + (x.T * (p * (1 - p))) @ x
             step = torch.linalg.solve(precision, x.T @ (y - p) - w / self.variance)
@@ -107,7 +122,9 @@ class Problem:
         w = mean + wide * z @ root.T  # (20·count, D)
         x, y = self.learned
         f = w @ x.T  # (20·count, N)
-        log_joint = (y * f - nn.functional.softplus(f)).sum(1) - w.square().sum(1) / (2 * self.variance)
+        log_joint = (y * f - nn.functional.softplus(f)).sum(1) - w.square().sum(1) / (
+            2 * self.variance
+        )
         weights = torch.softmax(log_joint + z.square().sum(1) / 2, 0)
         u = (torch.arange(count) + 0.5).double() / count
         picked = w[torch.searchsorted(weights.cumsum(0), u).clamp_max(len(w) - 1)]
@@ -115,7 +132,11 @@ class Problem:
 
     def target(self, noise: float = 1.0) -> Target:
         """A linear network without a bias; two classes have the logits 0 and x·w."""
-        net = Logits(self.inputs) if self.classes else nn.Linear(self.inputs, 1, bias=False, dtype=torch.float64)
+        net = (
+            Logits(self.inputs)
+            if self.classes
+            else nn.Linear(self.inputs, 1, bias=False, dtype=torch.float64)
+        )
         likelihood = bayou.Categorical() if self.classes else bayou.Gaussian(noise)
         return Target.build(net, likelihood, bayou.Normal(math.sqrt(self.variance)), self.train)
 
@@ -131,10 +152,14 @@ class Logits(nn.Module):
         return nn.functional.pad(x @ self.weight.T, (1, 0))
 
 
-def gaussian(problem: Problem, *, noise: float = 1.0, width: float = 1.0, shrink: float = 1.0) -> Posterior:
+def gaussian(
+    problem: Problem, *, noise: float = 1.0, width: float = 1.0, shrink: float = 1.0
+) -> Posterior:
     """The conjugate posterior for this noise, ``width`` as wide, its mean moved towards 0."""
     mean, precision = problem.posterior(noise)
-    root = torch.linalg.cholesky(precision).inverse().T.contiguous() * width  # upper triangular, R·Rᵀ = Λ⁻¹
+    root = (
+        torch.linalg.cholesky(precision).inverse().T.contiguous() * width
+    )  # upper triangular, R·Rᵀ = Λ⁻¹
     target = problem.target(noise)
     shapes = {"weight": torch.Size([1, problem.inputs])}
     weight = {"weight": shrink * mean.unsqueeze(0)}
@@ -148,7 +173,9 @@ def points(problem: Problem, weights: Tensor, chains: int = 1, noise: float = 1.
 
 
 def chained(problem: Problem, correlation: float) -> Tensor:
-    """Two stationary chains of 400 draws, z' = ρ·z + √(1 − ρ²)·ε in the coordinates of the posterior: (800, D)."""
+    """Two stationary chains of 400 draws, z' = ρ·z + √(1 − ρ²)·ε in the coordinates of the
+    posterior: (800, D).
+    """
     mean, precision = problem.posterior()
     root = torch.linalg.cholesky(torch.linalg.inv(precision))
     noise = problem.noise("chain", 400, 2, problem.inputs)
@@ -179,7 +206,9 @@ def all_stay(problem: Problem) -> Posterior:
 
 
 def crawl(problem: Problem) -> Posterior:
-    """Two random walks from the mode whose steps are 1/100 of a standard deviation: 400 of them go a fifth of it."""
+    """Two random walks from the mode whose steps are 1/100 of a standard deviation: 400 of them go
+    a fifth of it.
+    """
     mean, precision = problem.posterior()
     root = torch.linalg.cholesky(torch.linalg.inv(precision))
     walks = problem.noise("walk", 2, 400, problem.inputs).cumsum(1).flatten(0, 1)
@@ -234,7 +263,14 @@ CASES = (
 def judged(case: Case, size: tuple[int, int, int], seed: int) -> Checks:
     """What the gate says about one fit."""
     problem = Problem(*size, seed, case.classes)
-    return check(case.make(problem), problem.learned, problem.tested, against=against(problem), seed=seed, samples=100)
+    return check(
+        case.make(problem),
+        problem.learned,
+        problem.tested,
+        against=against(problem),
+        seed=seed,
+        samples=100,
+    )
 
 
 def against(problem: Problem) -> dict[str, bayou.diagnostics.baselines.Baseline]:
@@ -243,7 +279,9 @@ def against(problem: Problem) -> dict[str, bayou.diagnostics.baselines.Baseline]
 
 
 def rates(number: int, seeds: int) -> tuple[list[float | None], Counter[str]]:
-    """Of a case: the share of flagged fits by size, None where it needs more rows; how often every check flagged."""
+    """Of a case: the share of flagged fits by size, None where it needs more rows; how often every
+    check flagged.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     case, shares, names = CASES[number], list[float | None](), Counter[str]()
@@ -261,8 +299,12 @@ def rates(number: int, seeds: int) -> tuple[list[float | None], Counter[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=100, help="fits of every case and size (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=100, help="fits of every case and size (%(default)s)"
+    )
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
@@ -285,9 +327,14 @@ def main() -> None:
         for k, (shares, names) in zip(chosen, results, strict=True):
             known = [share for share in shares if share is not None]
             cells = ["" if share is None else f"{100 * share:.0f}" for share in shares]
-            by = ", ".join(f"{name} {100 * n / (options.seeds * len(known)):.1f}" for name, n in names.most_common(5))
+            by = ", ".join(
+                f"{name} {100 * n / (options.seeds * len(known)):.1f}"
+                for name, n in names.most_common(5)
+            )
             title = f"{CASES[k].kind}: {CASES[k].name}"
-            lines.append(f"| {title} | {' | '.join(cells)} | {100 * sum(known) / len(known):.1f} | {by} |")
+            lines.append(
+                f"| {title} | {' | '.join(cells)} | {100 * sum(known) / len(known):.1f} | {by} |"
+            )
             print(lines[-1], flush=True)
     command = " ".join(["python benchmarks/gate.py", *sys.argv[1:]])
     made = f"`{command}`, {date.today()}, bayou {bayou.__version__}, torch {torch.__version__}, {platform.machine()}."

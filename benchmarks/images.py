@@ -1,16 +1,21 @@
-"""Bits per dimension of image flows on MNIST, Fashion-MNIST and CIFAR-10, samples, speed and memory.
+"""Bits per dimension of image flows on MNIST, Fashion-MNIST and CIFAR-10, samples, speed and
+memory.
 
-    python -m benchmarks.images --device cuda --jobs 3                     # all rows, each by its own clock
-    python -m benchmarks.images --device cuda --only mnist/flow++ --seconds 300
-    python -m benchmarks.images --small                                   # a trial on a CPU: tiny networks, 10 s
+    python -m benchmarks.images --device cuda --jobs 3                     # all rows, each by its
+    own clock python -m benchmarks.images --device cuda --only mnist/flow++ --seconds 300
+    python -m benchmarks.images --small                                   # a trial on a CPU: tiny
+    networks, 10 s
     python -m benchmarks.images --redraw                                   # table and picture again
-    python -m benchmarks.images --speed                                    # a step and samples, beside normflows' Glow
-    python -m benchmarks.images --memory                                   # of a step of Glow on a CPU
+    python -m benchmarks.images --speed                                    # a step and samples,
+    beside normflows' Glow
+    python -m benchmarks.images --memory                                   # of a step of Glow on a
+    CPU
 
-Images are used as they are: 28×28 is kept (784 dimensions), nothing is padded, shifted or flipped. A row trains until
-its seconds are over, the learning rate following the clock; then the whole test set is judged with one dequantization
-sample an image, and with K = 20 importance samples as much of it as ``--judge-seconds`` allow; the table says how much.
-``--held``: the last 10,000 training images judge instead of the test images, to choose settings by.
+Images are used as they are: 28×28 is kept (784 dimensions), nothing is padded, shifted or flipped.
+A row trains until its seconds are over, the learning rate following the clock; then the whole test
+set is judged with one dequantization sample an image, and with K = 20 importance samples as much of
+it as ``--judge-seconds`` allow; the table says how much. ``--held``: the last 10,000 training
+images judge instead of the test images, to choose settings by.
 """
 
 from __future__ import annotations
@@ -78,7 +83,8 @@ class Row:
         return flows.image_flow(chain, 256, q).to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-# Chosen on held-out images: see ``MARGIN`` of flows.images; with learned dequantization 3.57 and 1.70 bits.
+# Chosen on held-out images: see ``MARGIN`` of flows.images; with learned dequantization 3.57 and
+# 1.70 bits.
 GLOW: dict[str, Any] = {"levels": 2, "steps": 16, "hidden": 256}
 FLOWPP: dict[str, Any] = {"levels": 2, "steps": 4, "hidden": 96, "blocks": 2, "components": 8}
 ROWS = {
@@ -91,7 +97,14 @@ ROWS = {
         Row("fashion/glow, variational", "variational", GLOW),
         Row("fashion/flow++", "variational", FLOWPP, seconds=200, lr=7e-4),
         Row("cifar10/glow", model=GLOW | {"levels": 3, "margin": 0.05}, seconds=240),
-        Row("cifar10/flow++", "variational", FLOWPP | {"margin": 0.05}, seconds=240, batch=128, lr=7e-4),
+        Row(
+            "cifar10/flow++",
+            "variational",
+            FLOWPP | {"margin": 0.05},
+            seconds=240,
+            batch=128,
+            lr=7e-4,
+        ),
     )
 }
 TINY: dict[str, dict[str, Any]] = {
@@ -104,22 +117,30 @@ def images(name: str, held: bool) -> tuple[Tensor, Tensor]:
     """Pixels 0 .. 255 to learn from and to judge by, (N, C, H, W) bytes."""
     data = load(name, ood="none")
     white: Any = data.preprocessor
-    train, test = ((255 * white.pixels(x)).round().to(torch.uint8) for x, _ in (data.train, data.test))
+    train, test = (
+        (255 * white.pixels(x)).round().to(torch.uint8) for x, _ in (data.train, data.test)
+    )
     return (train[:-10_000], train[-10_000:]) if held else (train, test)
 
 
 def train(flow: flows.Flow, x: Tensor, row: Row, seed: int) -> dict[str, Any]:
     """Steps until the seconds are over, and what images that the fit holds out said on the way.
 
-    Where a loss is not finite it goes on with the parameters of a little before, at half the rate; the table says so.
+    Where a loss is not finite it goes on with the parameters of a little before, at half the rate;
+    the table says so.
     """
     gpu, scale = row.device == "cuda", math.prod(flow.event_shape) * math.log(2)
     curve: list[list[float]] = []
     begun = time.monotonic()
 
     def note(check: Check) -> None:
-        curve.append([round(time.monotonic() - begun, 1), check.step, round(check.score / scale, 4)])
-        print(f"{row.name}: {curve[-1][0]:.0f} s, step {check.step}, {curve[-1][2]:.3f} bits", flush=True)
+        curve.append(
+            [round(time.monotonic() - begun, 1), check.step, round(check.score / scale, 4)]
+        )
+        print(
+            f"{row.name}: {curve[-1][0]:.0f} s, step {check.step}, {curve[-1][2]:.3f} bits",
+            flush=True,
+        )
 
     adam = partial(torch.optim.Adam, fused=True, capturable=gpu and row.graph)
     lr, steps, fallen = row.lr, 0, 0
@@ -133,21 +154,39 @@ def train(flow: flows.Flow, x: Tensor, row: Row, seed: int) -> dict[str, Any]:
             break
         except FloatingPointError as error:
             print(f"{row.name}: {error}", flush=True)
-            steps, fallen, lr = steps + (int(curve[-1][1]) if len(curve) > first else 0), fallen + 1, lr / 2
+            steps, fallen, lr = (
+                steps + (int(curve[-1][1]) if len(curve) > first else 0),
+                fallen + 1,
+                lr / 2,
+            )
     flow.eval()
-    made = {"steps": steps, "epochs": steps * row.batch / len(x), "curve": curve[:: max(1, len(curve) // 100)]}
-    return made | ({"stopped": f"{fallen} times not finite, from there at half the rate"} if fallen else {})
+    made = {
+        "steps": steps,
+        "epochs": steps * row.batch / len(x),
+        "curve": curve[:: max(1, len(curve) // 100)],
+    }
+    return made | (
+        {"stopped": f"{fallen} times not finite, from there at half the rate"} if fallen else {}
+    )
 
 
-def judged(flow: flows.Flow, x: Tensor, samples: int, seconds: float, batch: int = 500) -> dict[str, float]:
+def judged(
+    flow: flows.Flow, x: Tensor, samples: int, seconds: float, batch: int = 500
+) -> dict[str, float]:
     """Mean bits per dimension of as many images as the seconds allow, with its standard error."""
     found, begun = list[Tensor](), time.monotonic()
     for part in x.split(batch):
-        found.append(flows.bits_per_dim(flow, part, samples, rng.fold(1, len(found)), batch).double().cpu())
+        found.append(
+            flows.bits_per_dim(flow, part, samples, rng.fold(1, len(found)), batch).double().cpu()
+        )
         if time.monotonic() - begun > seconds:
             break
     bits = torch.cat(found)
-    return {"bits": float(bits.mean()), "error": float(bits.std() / len(bits) ** 0.5), "rows": len(bits)}
+    return {
+        "bits": float(bits.mean()),
+        "error": float(bits.std() / len(bits) ** 0.5),
+        "rows": len(bits),
+    }
 
 
 def work(name: str, seed: int, rows: dict[str, Row]) -> dict[str, Any]:
@@ -158,8 +197,14 @@ def work(name: str, seed: int, rows: dict[str, Row]) -> dict[str, Any]:
     if row.small:
         test = test[:100]
     flow = row.build(tuple(x.shape[1:]), seed)
-    found: dict[str, Any] = {"parameters": sum(p.numel() for p in flow.parameters()), "batch": row.batch, "lr": row.lr}
-    found |= {"model": row.model, "dequantize": row.dequantize, "held": row.held} | train(flow, x, row, seed)
+    found: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in flow.parameters()),
+        "batch": row.batch,
+        "lr": row.lr,
+    }
+    found |= {"model": row.model, "dequantize": row.dequantize, "held": row.held} | train(
+        flow, x, row, seed
+    )
     if row.device == "cuda":
         found["memory"] = torch.cuda.max_memory_allocated() / 2**30
     found["one"] = judged(flow, test, 1, math.inf)
@@ -168,7 +213,9 @@ def work(name: str, seed: int, rows: dict[str, Row]) -> dict[str, Any]:
     with suppress(ArithmeticError):  # an inversion that misses its tolerance in float32
         drawn = torch.cat([flow.sample(16, seed=0, start=16 * i) for i in range(4)])
         row.folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(samples_of(row.folder, name), samples=drawn.clamp(0, 255).to(torch.uint8).cpu().numpy())
+        np.savez_compressed(
+            samples_of(row.folder, name), samples=drawn.clamp(0, 255).to(torch.uint8).cpu().numpy()
+        )
     return found
 
 
@@ -196,8 +243,15 @@ def table(found: dict[str, Any]) -> str:
                 continue
             one, many = run["one"], run["many"]
             part = "" if many["rows"] == one["rows"] else f" (first {many['rows']:,})"
-            cells = [name.partition("/")[0], name.partition("/")[2].partition(",")[0], run["dequantize"]]
-            cells += [f"{one['bits']:.3f} ± {one['error']:.3f}", f"{many['bits']:.3f} ± {many['error']:.3f}{part}"]
+            cells = [
+                name.partition("/")[0],
+                name.partition("/")[2].partition(",")[0],
+                run["dequantize"],
+            ]
+            cells += [
+                f"{one['bits']:.3f} ± {one['error']:.3f}",
+                f"{many['bits']:.3f} ± {many['error']:.3f}{part}",
+            ]
             cells += [PUBLISHED.get(name, ""), f"{run['parameters']:,}", f"{run['epochs']:.1f}"]
             stopped = f", {run['stopped']}" if "stopped" in run else ""
             cells += [f"{run['steps']:,} of {run['batch']}{stopped}", f"{run['seconds']:.0f}"]
@@ -223,7 +277,8 @@ def draw(folder: Path, path: Path, found: dict[str, Any]) -> None:
         axis.imshow(grid[..., 0] if c == 1 else grid, cmap="gray", interpolation="nearest")
         runs = [run for key, run in found.items() if key.rpartition("/")[0] == name]
         axis.set_title(
-            name.replace("/", ", ") + (f"\n{runs[0]['one']['bits']:.2f} bits/dim" if runs else ""), fontsize=9
+            name.replace("/", ", ") + (f"\n{runs[0]['one']['bits']:.2f} bits/dim" if runs else ""),
+            fontsize=9,
         )
         axis.axis("off")
     figure.tight_layout()
@@ -232,10 +287,17 @@ def draw(folder: Path, path: Path, found: dict[str, Any]) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--only", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW", help=", ".join(ROWS)
+        "--only",
+        nargs="*",
+        default=list(ROWS),
+        choices=list(ROWS),
+        metavar="ROW",
+        help=", ".join(ROWS),
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--seeds", type=int, default=1)
@@ -260,25 +322,51 @@ def main() -> None:
         path = given.out / f"images-{'speed' if given.speed else 'memory'}{where}.md"
         path.write_text(said + made(given.device) + "\n")
         return
-    out = given.out if not (given.small or given.held) else Path(tempfile.gettempdir()) / "bayou-images"
+    out = (
+        given.out
+        if not (given.small or given.held)
+        else Path(tempfile.gettempdir()) / "bayou-images"
+    )
     out.mkdir(parents=True, exist_ok=True)
-    changed: dict[str, Any] = {"device": given.device, "held": given.held, "graph": not given.no_graph, "folder": out}
+    changed: dict[str, Any] = {
+        "device": given.device,
+        "held": given.held,
+        "graph": not given.no_graph,
+        "folder": out,
+    }
     changed |= {"half": False} if given.no_half else {}
-    changed |= {k: v for k in ("seconds", "judge_seconds", "batch", "lr") if (v := getattr(given, k)) is not None}
+    changed |= {
+        k: v
+        for k in ("seconds", "judge_seconds", "batch", "lr")
+        if (v := getattr(given, k)) is not None
+    }
     rows = {name: replace(ROWS[name], **changed) for name in given.only}
     if given.small:
-        quick: dict[str, Any] = {"small": True, "batch": 32, "judge_seconds": 2, "seconds": given.seconds or 10}
+        quick: dict[str, Any] = {
+            "small": True,
+            "batch": 32,
+            "judge_seconds": 2,
+            "seconds": given.seconds or 10,
+        }
         rows = {
-            name: replace(row, model=row.model | TINY["flow++" if "flow++" in name else "glow"], **quick)
+            name: replace(
+                row, model=row.model | TINY["flow++" if "flow++" in name else "glow"], **quick
+            )
             for name, row in rows.items()
         }
     if given.margin is not None:
-        rows = {name: replace(row, model=row.model | {"margin": given.margin}) for name, row in rows.items()}
+        rows = {
+            name: replace(row, model=row.model | {"margin": given.margin})
+            for name, row in rows.items()
+        }
     path = out / "images.json"
     jobs = [] if given.redraw else [(name, seed) for seed in range(given.seeds) for name in rows]
     for job, found in spread(work, jobs, rows, given.jobs):
         keep(path, job, found)
-        print(f"  {job[0]}: {found['one']['bits']:.4f}, K = 20: {found['many']['bits']:.4f} bits/dim", flush=True)
+        print(
+            f"  {job[0]}: {found['one']['bits']:.4f}, K = 20: {found['many']['bits']:.4f} bits/dim",
+            flush=True,
+        )
     found = kept(path)
     said = table(found)
     print(said)

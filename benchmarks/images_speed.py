@@ -1,9 +1,10 @@
-"""What image flows cost: a step and draws beside normflows, and memory on a CPU (``benchmarks.images --speed``).
+"""What image flows cost: a step and draws beside normflows, and memory on a CPU
+(``benchmarks.images --speed``).
 
-Two sizes: a small Glow, and that of survae's CIFAR-10 runs (experiments/image of its repository, ``--num_steps 12
---num_scales 2``: no act norm, an affine coupling by a dense network of 64 channels, depth 10, growth 64, with a gate,
-batches of 32). survae itself is no package that can be installed; between its scales it keeps a quarter of the
-channels, here half go on.
+Two sizes: a small Glow, and that of survae's CIFAR-10 runs (experiments/image of its repository,
+``--num_steps 12 --num_scales 2``: no act norm, an affine coupling by a dense network of 64
+channels, depth 10, growth 64, with a gate, batches of 32). survae itself is no package that can be
+installed; between its scales it keeps a quarter of the channels, here half go on.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ from bayou.flows.models.image_nets import zeroed
 from bayou.flows.models.images import rotation
 
 SHAPE = (3, 32, 32)
-Contender = tuple[nn.Module, Callable[..., Any], Callable[..., Any]]  # module, loss of a batch, draws
+Contender = tuple[
+    nn.Module, Callable[..., Any], Callable[..., Any]
+]  # module, loss of a batch, draws
 
 
 class Dense(nn.Module):
-    """h ← [h, relu(3×3 relu(1×1 h))] ``depth`` times, a + b·sigmoid(c) of it added to the first h; 0 at first."""
+    """h ← [h, relu(3×3 relu(1×1 h))] ``depth`` times, a + b·sigmoid(c) of it added to the first h;
+    0 at first.
+    """
 
-    def __init__(self, inputs: int, outputs: int, width: int = 64, depth: int = 10, growth: int = 64) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, width: int = 64, depth: int = 10, growth: int = 64
+    ) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, width, 1)
         sizes = [width + i * growth for i in range(depth + 1)]
@@ -68,7 +75,14 @@ class Size:
 
 SIZES = (
     Size("Glow of 3 levels of 4 steps, 64 hidden channels", 3, 4, 64, {"cpu": 64, "cuda": 64}, 7),
-    Size("survae's size: 2 levels of 12 steps, dense networks", 2, 12, None, {"cpu": 2, "cuda": 32}, 3),
+    Size(
+        "survae's size: 2 levels of 12 steps, dense networks",
+        2,
+        12,
+        None,
+        {"cpu": 2, "cuda": 32},
+        3,
+    ),
 )
 
 
@@ -96,13 +110,17 @@ def ours(size: Size, device: str, half: bool = False) -> Contender:
 
 
 def theirs(size: Size, device: str) -> Contender:
-    """The Glow of normflows' own example, of the same size; or its couplings with the same dense networks."""
+    """The Glow of normflows' own example, of the same size; or its couplings with the same dense
+    networks.
+    """
     import normflows as nf
 
     def block(channels: int) -> Any:
         if size.hidden is not None:
             return nf.flows.GlowBlock(channels, size.hidden, split_mode="channel", scale=True)
-        coupling = nf.flows.AffineCouplingBlock(Dense(channels // 2, channels), True, "exp", "channel")
+        coupling = nf.flows.AffineCouplingBlock(
+            Dense(channels // 2, channels), True, "exp", "channel"
+        )
         return nf.flows.Composite([coupling, nf.flows.Invertible1x1Conv(channels, True)])
 
     torch.manual_seed(0)
@@ -114,7 +132,9 @@ def theirs(size: Size, device: str) -> Contender:
         if i:
             merges.append(nf.flows.Merge())
         part = c * 2 ** (levels - i) if i else c * 2 ** (levels + 1)
-        bases.append(nf.distributions.DiagGaussian((part, h // 2 ** (levels - i), w // 2 ** (levels - i))))
+        bases.append(
+            nf.distributions.DiagGaussian((part, h // 2 ** (levels - i), w // 2 ** (levels - i)))
+        )
     model = nf.MultiscaleFlow(bases, blocks, merges).to(device)
     return model, model.forward_kld, lambda n: model.sample(n)[0]
 
@@ -126,7 +146,9 @@ def speed(device: str) -> str:
 
 
 def timed(size: Size, device: str) -> str:
-    """Milliseconds of a training step and of drawing a batch, the best of some rounds in turn; on a CPU of its time."""
+    """Milliseconds of a training step and of drawing a batch, the best of some rounds in turn; on a
+    CPU of its time.
+    """
     clock, batch = time.perf_counter if device == "cuda" else time.process_time, size.batch[device]
     y = rng.uniform(batch, SHAPE, torch.zeros(()), 0).mul(0.98).add(0.01).to(device)
     models = {"bayou": ours(size, device)}
@@ -138,7 +160,9 @@ def timed(size: Size, device: str) -> str:
     steps = {name: torch.optim.Adam(net.parameters(), 1e-4) for name, (net, _, _) in models.items()}
     for _ in range(size.rounds):
         for name, (_, loss, sample) in models.items():
-            for i, act in enumerate((partial(_descend, loss, steps[name], y), partial(sample, batch))):
+            for i, act in enumerate(
+                (partial(_descend, loss, steps[name], y), partial(sample, batch))
+            ):
                 begun = clock()
                 act()
                 if device == "cuda":
@@ -176,15 +200,25 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 def memory(batches: tuple[int, int] = (4, 12)) -> str:
-    """Peak of a process that takes two steps, at two batch sizes, and the line through them at 128."""
-    said = "| Glow, 3×32×32, 3 levels | GiB at a batch of " + " | ".join(map(str, batches)) + " | 128, by the line |\n"
+    """Peak of a process that takes two steps, at two batch sizes, and the line through them at
+    128.
+    """
+    said = (
+        "| Glow, 3×32×32, 3 levels | GiB at a batch of "
+        + " | ".join(map(str, batches))
+        + " | 128, by the line |\n"
+    )
     said += "|---|---:|---:|---:|\n"
     for steps, hidden in ((8, 128), (32, 512)):
         peaks = []
         for batch in batches:
             code = PEAK.format(steps=steps, hidden=hidden, batch=batch)
             peaks.append(
-                float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+                float(
+                    subprocess.run(
+                        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+                    ).stdout
+                )
             )
         slope = (peaks[1] - peaks[0]) / (batches[1] - batches[0])
         at = peaks[0] + slope * (128 - batches[0])

@@ -1,11 +1,13 @@
-"""Cost of Laplace: the pass over the data for every structure, in epochs of plain training of a LeNet.
+"""Cost of Laplace: the pass over the data for every structure, in epochs of plain training of a
+LeNet.
 
 python benchmarks/laplace.py --write
 
-LeNet 20-50-500 (5×5 valid convolutions, 431,080 weights), 28×28 inputs, 10 classes, float32. One unit is an epoch of
-forward + backward of the same network on the same data and batch size, without an optimizer. Contestants take turns
-within a round, in processor seconds, so that a busy machine slows all of them alike; the ratio is the number to read.
-Peak memory is that of a process of its own (resource.getrusage), above the network and data it started with.
+LeNet 20-50-500 (5×5 valid convolutions, 431,080 weights), 28×28 inputs, 10 classes, float32. One
+unit is an epoch of forward + backward of the same network on the same data and batch size, without
+an optimizer. Contestants take turns within a round, in processor seconds, so that a busy machine
+slows all of them alike; the ratio is the number to read. Peak memory is that of a process of its
+own (resource.getrusage), above the network and data it started with.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ def contestant(name: str, batch: int, images: int) -> Callable[[], object]:
     likelihood = bayou.Categorical().bind()
 
     def curvature() -> dict[str, Tensor]:
-        plan = make_plan(network.call, params, None if where == "last" else list(params), (batches[0][0],))
+        plan = make_plan(
+            network.call, params, None if where == "last" else list(params), (batches[0][0],)
+        )
         total = structure({n: params[n].shape for n in plan.wanted}, plan, x)
         sweep = Sweep(network.call, params, plan, likelihood, kind, 1, 0)  # type: ignore[arg-type]
         for number, (inputs, labels) in enumerate(batches):
@@ -101,14 +105,27 @@ def peak() -> float:
 
 def memory(name: str, batch: int, images: int) -> float:
     """MiB above the start, of a fresh process that makes one pass."""
-    command = [sys.executable, __file__, "--memory", name, "--batch", str(batch), "--images", str(images)]
+    command = [
+        sys.executable,
+        __file__,
+        "--memory",
+        name,
+        "--batch",
+        str(batch),
+        "--images",
+        str(images),
+    ]
     # A shell in between, since a child begins with the peak of its parent.
-    out = subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", *command], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        ["sh", "-c", '"$@"; exit $?', "sh", *command], capture_output=True, text=True, check=True
+    )
     return float(out.stdout)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns that every contestant takes")
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 32])
@@ -129,7 +146,12 @@ def main() -> None:
         calls = {name: contestant(name, batch, options.images) for name in CONTESTANTS}
         times: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(options.rounds + 1):
-            print(f"\rbatch {batch}, round {turn}/{options.rounds} ", end="", file=sys.stderr, flush=True)
+            print(
+                f"\rbatch {batch}, round {turn}/{options.rounds} ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
             for name, call in calls.items():
                 start = time.process_time()
                 call()

@@ -2,9 +2,10 @@
 
 python benchmarks/large.py --write [--jobs 8] [--data <folder with the UCI archive>]
 
-Every row has a process of its own with one thread. HistGradientBoostingRegressor and MLPRegressor (one hidden layer of
-50 units, early stopping) have their defaults; their Gaussian noise is the error on a tenth of the training rows that is
-held out for it. Methods by name have the defaults of BayesRegressor, and choose their noise themselves.
+Every row has a process of its own with one thread. HistGradientBoostingRegressor and MLPRegressor
+(one hidden layer of 50 units, early stopping) have their defaults; their Gaussian noise is the
+error on a tenth of the training rows that is held out for it. Methods by name have the defaults of
+BayesRegressor, and choose their noise themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def table(name: str, root: str | None) -> tuple[Arrays, Arrays]:
         from bayou.data import load
 
         data = load(name, root=root)
-        train, test = ((x.double().numpy(), y.double().numpy().ravel()) for x, y in (data.train, data.test))
+        train, test = (
+            (x.double().numpy(), y.double().numpy().ravel()) for x, y in (data.train, data.test)
+        )
         return train, test
     from sklearn.datasets import make_friedman1
 
@@ -65,14 +68,17 @@ def run(name: str, method: str, root: str | None) -> dict[str, float]:
         own = HistGradientBoostingRegressor(random_state=0)
         if method == "plain network":
             own = make_pipeline(
-                StandardScaler(), MLPRegressor(hidden_layer_sizes=(50,), early_stopping=True, random_state=0)
+                StandardScaler(),
+                MLPRegressor(hidden_layer_sizes=(50,), early_stopping=True, random_state=0),
             )
         held = np.random.default_rng(0).permutation(len(y)) < len(y) // 10
         own.fit(X[~held], (y[~held] - mean) / scale)
         noise = math.sqrt(np.mean((own.predict(X[held]) * scale + mean - y[held]) ** 2))
         middle = own.predict(X_test) * scale + mean
         error = y_test - middle
-        nll = float(np.mean(0.5 * (error / noise) ** 2 + math.log(noise) + 0.5 * math.log(2 * math.pi)))
+        nll = float(
+            np.mean(0.5 * (error / noise) ** 2 + math.log(noise) + 0.5 * math.log(2 * math.pi))
+        )
         covered = float(np.mean(np.abs(error) <= QUANTILE * noise))
     else:
         from bayou.adapters.sklearn import BayesRegressor
@@ -82,7 +88,9 @@ def run(name: str, method: str, root: str | None) -> dict[str, float]:
         middle = p.mean.numpy().ravel()
         low, high = (bound.numpy().ravel() for bound in p.interval(LEVEL))
         covered = float(np.mean((low <= y_test) & (y_test <= high)))
-        nll = -float(p.log_prob(torch.as_tensor(y_test, dtype=p.mean.dtype).reshape(p.mean.shape)).mean())
+        nll = -float(
+            p.log_prob(torch.as_tensor(y_test, dtype=p.mean.dtype).reshape(p.mean.shape)).mean()
+        )
     rmse = float(np.sqrt(np.mean((y_test - middle) ** 2)))
     return {
         "seconds": time.process_time() - start, "rmse": rmse, "nll": nll, "covered": covered, "mib": peak() - before,
@@ -98,7 +106,9 @@ def job(name: str, method: str, root: str | None, limit: float) -> dict[str, flo
     command = [sys.executable, __file__, "--row", name, method] + (["--data", root] if root else [])
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=limit)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=limit
+        )
     except subprocess.TimeoutExpired:
         return f"not done after {limit:.0f} s"
     if done.returncode:
@@ -108,7 +118,9 @@ def job(name: str, method: str, root: str | None, limit: float) -> dict[str, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--tables", default="|".join(TABLES), help="names, separated by |")
     parser.add_argument("--methods", default=",".join((*PEERS, *METHODS)))
@@ -120,10 +132,19 @@ def main() -> None:
     if options.row:
         print(json.dumps(run(*options.row, options.data)))
         return
-    pairs = [(name, method) for name in options.tables.split("|") for method in options.methods.split(",")]
-    lines = ["| table | method | processor seconds | RMSE | NLL | 90 % covers | MiB |", "|---|---|" + "---:|" * 5]
+    pairs = [
+        (name, method)
+        for name in options.tables.split("|")
+        for method in options.methods.split(",")
+    ]
+    lines = [
+        "| table | method | processor seconds | RMSE | NLL | 90 % covers | MiB |",
+        "|---|---|" + "---:|" * 5,
+    ]
     with ThreadPoolExecutor(options.jobs) as pool:
-        jobs = [pool.submit(job, name, method, options.data, options.limit) for name, method in pairs]
+        jobs = [
+            pool.submit(job, name, method, options.data, options.limit) for name, method in pairs
+        ]
         for (name, method), each in zip(pairs, jobs, strict=True):
             found = each.result()
             cells = found if isinstance(found, str) else (

@@ -1,15 +1,21 @@
-"""MILE (Sommer et al. 2025): chains that start at the members of an ensemble, here and by sklearn-contrib-bde.
+"""MILE (Sommer et al. 2025): chains that start at the members of an ensemble, here and by
+sklearn-contrib-bde.
 
-    python -m venv peer && peer/bin/pip install sklearn-contrib-bde==1.0.2   # it pins another blackjax than the tests
-    python -m benchmarks.mile --peer peer/bin/python --write                  # both libraries, both data sets
-    python -m benchmarks.mile --folder DATA --only default --out row.json     # ours alone, with the data of the wheel
-    python -m benchmarks.mile --write --join row.json                         # such rows into the table, and no run
+    python -m venv peer && peer/bin/pip install sklearn-contrib-bde==1.0.2   # it pins another
+    blackjax than the tests
+    python -m benchmarks.mile --peer peer/bin/python --write                  # both libraries, both
+    data sets
+    python -m benchmarks.mile --folder DATA --only default --out row.json     # ours alone, with the
+    data of the wheel
+    python -m benchmarks.mile --write --join row.json                         # such rows into the
+    table, and no run
 
-The wheel of the other library has the data. Both fit a network with two hidden layers of 16 ReLU units and a noise for
-each row, with the prior N(0, 1) on all weights, to 80 % of the rows (``train_test_split`` with seed 42, as in the
-example of its README); x and y are standardized by the training rows, and so are RMSE and NLL. The NLL is that of the
-mixture of all draws. The other library has the settings of its README, with fewer members and steps on the larger data;
-an epoch of its members is one step of AdamW with all rows.
+The wheel of the other library has the data. Both fit a network with two hidden layers of 16 ReLU
+units and a noise for each row, with the prior N(0, 1) on all weights, to 80 % of the rows
+(``train_test_split`` with seed 42, as in the example of its README); x and y are standardized by
+the training rows, and so are RMSE and NLL. The NLL is that of the mixture of all draws. The other
+library has the settings of its README, with fewer members and steps on the larger data; an epoch of
+its members is one step of AdamW with all rows.
 """
 
 from __future__ import annotations
@@ -86,7 +92,9 @@ def peer(name: str, out: str) -> None:
     found = score(raw[..., 0], sd, y_test[:, 0])
     few = np.random.default_rng(0).permutation(len(raw))[:FEW]
     found["nll_few"] = score(raw[few, :, 0], sd[few], y_test[:, 0])["nll"]
-    Path(out).write_text(json.dumps(found | {"draws": len(raw), "seconds": round(seconds, 1), "where": where()}))
+    Path(out).write_text(
+        json.dumps(found | {"draws": len(raw), "seconds": round(seconds, 1), "where": where()})
+    )
 
 
 def ours(name: str, folder: Path, rival: str) -> dict[str, Any]:
@@ -99,7 +107,9 @@ def ours(name: str, folder: Path, rival: str) -> dict[str, Any]:
     x, y, x_test, y_test = map(torch.from_numpy, rows(name, folder))
     members, epochs, warmup, steps = SIZES[name]
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(x.shape[1], 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    net = nn.Sequential(
+        nn.Linear(x.shape[1], 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+    )
     point = bayou.MAP(epochs=epochs, lr=5e-3, batch_size=128, schedule="cosine")
     if rival == "untrained":
         point = bayou.MAP(steps=epochs, lr=1e-3, batch_size=len(x), schedule="constant")
@@ -109,16 +119,32 @@ def ours(name: str, folder: Path, rival: str) -> dict[str, Any]:
             chains=members, start=method, steps=THINNING, warmup=warmup // THINNING, draws=steps // THINNING,
             dispersal=0.0, energy_error={"mile": 5e-4, "default": bayou.MCLMC.energy_error}.get(rival, 0.1),
         )  # fmt: skip
-    options: dict[str, Any] = {"likelihood": bayou.HeteroscedasticGaussian(), "prior": bayou.Normal(1.0)}
+    options: dict[str, Any] = {
+        "likelihood": bayou.HeteroscedasticGaussian(),
+        "prior": bayou.Normal(1.0),
+    }
     started = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bayou.MixingWarning)  # chains of different members do not meet
+        warnings.simplefilter(
+            "ignore", bayou.MixingWarning
+        )  # chains of different members do not meet
         posterior = bayou.fit(net, (x, y), method, seed=0, progress=False, **options)
-    f = posterior.predict(x_test, samples=posterior.draws, seed=0).outputs.double()  # each draw once, in random order
+    f = posterior.predict(
+        x_test, samples=posterior.draws, seed=0
+    ).outputs.double()  # each draw once, in random order
     seconds = time.process_time() - started
-    mean, sd, y_true = f[..., 0].numpy(), (0.5 * f[..., 1]).exp().numpy(), y_test[:, 0].double().numpy()
+    mean, sd, y_true = (
+        f[..., 0].numpy(),
+        (0.5 * f[..., 1]).exp().numpy(),
+        y_test[:, 0].double().numpy(),
+    )
     few = score(mean[:FEW], sd[:FEW], y_true)["nll"]
-    return score(mean, sd, y_true) | {"nll_few": few, "draws": len(f), "seconds": round(seconds, 1), "where": where()}
+    return score(mean, sd, y_true) | {
+        "nll_few": few,
+        "draws": len(f),
+        "seconds": round(seconds, 1),
+        "where": where(),
+    }
 
 
 def where() -> str:
@@ -143,7 +169,9 @@ def render(found: dict[str, Any]) -> str:
             row = found["rows"].get(f"{data}, {key}")
             if row:
                 numbers = f"{row['rmse']:.4f} | {row['nll']:.3f} | {row['draws']:,} | {row['nll_few']:.3f}"
-                lines.append(f"| {data} | {label} | {numbers} | {row['seconds']:,.0f} | {row['where']} |")
+                lines.append(
+                    f"| {data} | {label} | {numbers} | {row['seconds']:,.0f} | {row['where']} |"
+                )
     lines += [
         "",
         "Published for airfoil (other splits and settings): MILE RMSE .1216, NLL −.913; an ensemble .365 and .176.",
@@ -161,21 +189,29 @@ def render(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer", help="a Python that has sklearn-contrib-bde")
     parser.add_argument("--folder", type=Path, help="where its data are, without it")
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA)
     parser.add_argument("--only", nargs="*", default=list(LIBRARIES), choices=LIBRARIES)
     parser.add_argument("--write", action="store_true", help="write the results folder")
-    parser.add_argument("--out", type=Path, help="write the rows of this run to a file of their own")
-    parser.add_argument("--join", type=Path, nargs="*", default=(), help="files of --out, instead of a run")
+    parser.add_argument(
+        "--out", type=Path, help="write the rows of this run to a file of their own"
+    )
+    parser.add_argument(
+        "--join", type=Path, nargs="*", default=(), help="files of --out, instead of a run"
+    )
     args = parser.parse_args()
     rows: dict[str, Any] = {}
     for file in args.join:
         rows |= json.loads(file.read_text())
     for data in () if args.join else args.data:
         for key in args.only:
-            rows[f"{data}, {key}"] = row = theirs(data, args.peer) if key == "peer" else ours(data, folder(args), key)
+            rows[f"{data}, {key}"] = row = (
+                theirs(data, args.peer) if key == "peer" else ours(data, folder(args), key)
+            )
             print(data, key, json.dumps(row), flush=True)
             if args.out:
                 args.out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -190,7 +226,11 @@ def folder(args: argparse.Namespace) -> Path:
     if args.folder:
         return Path(args.folder)
     find = "import bde, pathlib; print(pathlib.Path(bde.__file__).parent / 'data')"
-    return Path(subprocess.run([args.peer, "-c", find], check=True, capture_output=True, text=True).stdout.strip())
+    return Path(
+        subprocess.run(
+            [args.peer, "-c", find], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    )
 
 
 def theirs(data: str, python: str) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""How MNF starts, and what follows: ELBO and held-out NLL of its starts beside mean field, on small problems.
+"""How MNF starts, and what follows: ELBO and held-out NLL of its starts beside mean field, on small
+problems.
 
     python benchmarks/mnf.py                                    # everything: an hour on one core
-    python benchmarks/mnf.py --problems conjugate --seeds 1     # a part; rows that are there already are kept
+    python benchmarks/mnf.py --problems conjugate --seeds 1     # a part; rows that are there
+    already are kept
 
-Writes benchmarks/results/mnf.json and mnf.md. Settings are compared on these problems, so none of them is a test.
+Writes benchmarks/results/mnf.json and mnf.md. Settings are compared on these problems, so none of
+them is a test.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ CANDIDATES: dict[str, Callable[[], GuideSpec]] = {
     "MNF, start .01 / .1": lambda: bayou.MNF(std=0.01, z_std=0.1),
     "MNF, start .003 / .3, no mixing": lambda: bayou.MNF(mixing=0),
     "MNF, start .003 / .3 (default)": bayou.MNF,
-    "MNF, start .003 / .3, mixing alone": lambda: bayou.MNF(lambda dim: flows.Permutation(range(dim))),
+    "MNF, start .003 / .3, mixing alone": lambda: bayou.MNF(
+        lambda dim: flows.Permutation(range(dim))
+    ),
 }
 
 
@@ -47,14 +52,20 @@ class Problem(NamedTuple):
 
 
 def cubic(seed: int) -> tuple[Rows, Rows]:
-    """sin 3x on 21 points by four powers of x: evidence 6.465824, best mean field 5.145762. Held out: between them."""
+    """sin 3x on 21 points by four powers of x: evidence 6.465824, best mean field 5.145762. Held
+    out: between them.
+    """
     x = torch.linspace(-1, 1, 41, dtype=torch.float64)
     phi, y = torch.stack([x**k for k in range(4)], 1), torch.sin(3 * x).unsqueeze(1)
     return (phi[::2], y[::2]), (phi[1::2], y[1::2])
 
 
-def table(name: str, classes: bool, scale: float | None = None) -> Callable[[int], tuple[Rows, Rows]]:
-    """Four fifths of a table of scikit-learn and the rest; inputs over ``scale``, or standardized."""
+def table(
+    name: str, classes: bool, scale: float | None = None
+) -> Callable[[int], tuple[Rows, Rows]]:
+    """Four fifths of a table of scikit-learn and the rest; inputs over ``scale``, or
+    standardized.
+    """
 
     def split(seed: int) -> tuple[Rows, Rows]:
         from sklearn import datasets
@@ -88,16 +99,24 @@ FAN_IN = bayou.Normal("fan_in", gain=3.0)
 SHORT = {"steps": 2000, "lr": 5e-3}
 PROBLEMS = {
     "conjugate": Problem(
-        lambda: nn.Linear(4, 1, bias=False, dtype=torch.float64), bayou.Gaussian(0.1), None, cubic, {}
+        lambda: nn.Linear(4, 1, bias=False, dtype=torch.float64),
+        bayou.Gaussian(0.1),
+        None,
+        cubic,
+        {},
     ),
     "digits": Problem(mlp(64, 100, 100, 10), None, FAN_IN, table("digits", True, 16.0), SHORT),
-    "diabetes": Problem(mlp(10, 50, 1), bayou.Gaussian(0.7), FAN_IN, table("diabetes", False), SHORT),
+    "diabetes": Problem(
+        mlp(10, 50, 1), bayou.Gaussian(0.7), FAN_IN, table("diabetes", False), SHORT
+    ),
     "breast cancer": Problem(mlp(30, 50, 2), None, FAN_IN, table("breast_cancer", True), SHORT),
 }
 
 
 def measure(problem: Problem, spec: GuideSpec, seed: int, steps: int | None) -> dict[str, float]:
-    """One fit: the ELBO for all rows with its standard error, the NLL of a held-out row, steps and seconds."""
+    """One fit: the ELBO for all rows with its standard error, the NLL of a held-out row, steps and
+    seconds.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(seed)
     net = problem.net().to(device)
@@ -139,7 +158,10 @@ def render(rows: list[dict[str, Any]]) -> str:
         for label in CANDIDATES:
             mine = [row for row in rows if (row["problem"], row["candidate"]) == (problem, label)]
             if mine:
-                mean = {key: float(np.mean([row[key] for row in mine])) for key in ("elbo", "nll", "steps", "seconds")}
+                mean = {
+                    key: float(np.mean([row[key] for row in mine]))
+                    for key in ("elbo", "nll", "steps", "seconds")
+                }
                 by_seed = ", ".join(f"{row['elbo']:.2f} ± {row['error']:.2f}" for row in mine)
                 lines.append(
                     f"| {problem} | {label} | {mean['elbo']:.2f} | {by_seed} | {mean['nll']:.4f} | "
@@ -149,11 +171,17 @@ def render(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
-    parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), help="parts of their names")
+    parser.add_argument(
+        "--candidates", nargs="*", default=list(CANDIDATES), help="parts of their names"
+    )
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--steps", type=int, help="instead of 2,000, where a length is given at all")
+    parser.add_argument(
+        "--steps", type=int, help="instead of 2,000, where a length is given at all"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "mnf.json")
     asked = parser.parse_args()
     rows = json.loads(asked.out.read_text()) if asked.out.exists() else []

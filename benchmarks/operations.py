@@ -1,12 +1,17 @@
 """What one does with a posterior, measured: guarantees, calibration, active learning.
 
-    python -m benchmarks.operations guarantee --seeds 20          # coverage and size, before and with conformal
-    python -m benchmarks.operations calibrate --seeds 10          # a temperature beside last-layer Laplace
-    python -m benchmarks.operations ask --prior 1 --seeds 5       # a learning curve for every way to choose rows
-    python -m benchmarks.operations tables                        # table and picture again, from the JSON
+    python -m benchmarks.operations guarantee --seeds 20          # coverage and size, before and
+    with conformal
+    python -m benchmarks.operations calibrate --seeds 10          # a temperature beside last-layer
+    Laplace
+    python -m benchmarks.operations ask --prior 1 --seeds 5       # a learning curve for every way
+    to choose rows
+    python -m benchmarks.operations tables                        # table and picture again, from
+    the JSON
 
-on the tables and 8×8 digits that come with scikit-learn. Seeds that are in ``results/operations.json`` already are not
-run again, so that a long study can be run in parts (``--first``, ``--seeds``).
+on the tables and 8×8 digits that come with scikit-learn. Seeds that are in
+``results/operations.json`` already are not run again, so that a long study can be run in parts
+(``--first``, ``--seeds``).
 """
 
 from __future__ import annotations
@@ -26,7 +31,11 @@ import bayou
 from bayou import metrics, rng
 
 RESULTS = Path(__file__).parent / "results"
-FOUND, TABLE, PICTURE = RESULTS / "operations.json", RESULTS / "operations.md", RESULTS / "operations.png"
+FOUND, TABLE, PICTURE = (
+    RESULTS / "operations.json",
+    RESULTS / "operations.md",
+    RESULTS / "operations.png",
+)
 PRIOR = {"digits": bayou.Normal("fan_in", gain=3.0), "diabetes": bayou.Normal("fan_in", gain=2.0)}
 START = bayou.MAP(steps=300, lr=0.01)
 METHODS: dict[str, bayou.methods.Method] = {
@@ -38,7 +47,11 @@ METHODS: dict[str, bayou.methods.Method] = {
 WAYS = ("random", "entropy", "variance", "bald", "batchbald")
 ASKED: dict[str, tuple[bayou.methods.Method, bayou.priors.Prior, tuple[str, ...]]] = {
     "Laplace(), prior std 3/√fan-in": (METHODS["Laplace()"], PRIOR["digits"], WAYS),
-    "Laplace(), prior std 1": (METHODS["Laplace()"], bayou.Normal(1.0), ("random", "entropy", "bald", "batchbald")),
+    "Laplace(), prior std 1": (
+        METHODS["Laplace()"],
+        bayou.Normal(1.0),
+        ("random", "entropy", "bald", "batchbald"),
+    ),
 }
 HEAD = """# What one does with a posterior
 
@@ -63,13 +76,19 @@ FIRST, EACH, LAST = 20, 10, 150  # labels: at the start, in a round, at the end
 
 
 def load(name: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows in the order of a seed; inputs, and numbers to predict, have a standard deviation of 1 or so."""
+    """Rows in the order of a seed; inputs, and numbers to predict, have a standard deviation of 1
+    or so.
+    """
     x, y = load_digits(return_X_y=True) if name == "digits" else load_diabetes(return_X_y=True)
     order = rng.permutation(len(x), seed)
-    inputs = torch.as_tensor(x / 16 if name == "digits" else x / x.std(0), dtype=torch.float32)[order]
+    inputs = torch.as_tensor(x / 16 if name == "digits" else x / x.std(0), dtype=torch.float32)[
+        order
+    ]
     if name == "digits":
         return inputs, torch.as_tensor(y)[order]
-    return inputs, torch.as_tensor((y - y.mean()) / y.std(), dtype=torch.float32).unsqueeze(1)[order]
+    return inputs, torch.as_tensor((y - y.mean()) / y.std(), dtype=torch.float32).unsqueeze(1)[
+        order
+    ]
 
 
 def fit(
@@ -85,12 +104,19 @@ def fit(
     net = nn.Sequential(*((nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)) if digits else
                           (nn.Linear(10, 50), nn.SiLU(), nn.Linear(50, 1))))  # fmt: skip
     likelihood = bayou.Categorical() if digits else bayou.Gaussian(0.5, learn=True)
-    options: Any = {"likelihood": likelihood, "prior": prior or PRIOR[name], "seed": seed, "progress": False}
+    options: Any = {
+        "likelihood": likelihood,
+        "prior": prior or PRIOR[name],
+        "seed": seed,
+        "progress": False,
+    }
     return bayou.fit(net, rows, method=method, **options)
 
 
 def guarantee(seed: int) -> dict[str, Any]:
-    """Level .9: coverage and mean size of what the posterior says by itself, and with 100 rows held out."""
+    """Level .9: coverage and mean size of what the posterior says by itself, and with 100 rows held
+    out.
+    """
     found: dict[str, Any] = {}
     for name, train in (("diabetes", 200), ("digits", 200)):
         x, y = load(name, seed)
@@ -100,7 +126,11 @@ def guarantee(seed: int) -> dict[str, Any]:
             p = posterior.predict(x[test], seed=0)
             ways = ("cqr", "split") if name == "diabetes" else ("lac",)
             for how in ("alone", *ways):
-                c = None if how == "alone" else bayou.conformal(posterior, (x[held], y[held]), score=how, seed=seed)  # type: ignore[arg-type]
+                c = (
+                    None
+                    if how == "alone"
+                    else bayou.conformal(posterior, (x[held], y[held]), score=how, seed=seed)
+                )  # type: ignore[arg-type]
                 if name == "diabetes":
                     low, high = p.interval(0.9) if c is None else c.interval(x[test])
                     pair = (low <= y[test]) & (y[test] <= high), high - low
@@ -115,7 +145,9 @@ def calibrate(seed: int) -> dict[str, Any]:
     """NLL of test rows with and without what 100 held-out rows teach; without, they train too."""
     found: dict[str, Any] = {}
     last = bayou.Laplace(start=START, where="last")
-    rest = {label: method for label, method in METHODS.items() if label != "VI(MeanField())"}  # which takes minutes
+    rest = {
+        label: method for label, method in METHODS.items() if label != "VI(MeanField())"
+    }  # which takes minutes
     methods = {"MLE": bayou.MLE(steps=300, lr=0.01), **rest, "Laplace(where='last')": last}
     for name, train in (("diabetes", 200), ("digits", 200)):
         x, y = load(name, seed)
@@ -123,7 +155,9 @@ def calibrate(seed: int) -> dict[str, Any]:
         for label, method in methods.items():
             posterior = fit(name, (x[:train], y[:train]), method, seed)
             more = fit(name, (x[: train + 100], y[: train + 100]), method, seed)
-            numbers = [metrics.nll(one.predict(x[test], seed=0), y[test]) for one in (more, posterior)]
+            numbers = [
+                metrics.nll(one.predict(x[test], seed=0), y[test]) for one in (more, posterior)
+            ]
             bayou.calibrate(posterior, (x[train : train + 100], y[train : train + 100]))
             numbers.append(metrics.nll(posterior.predict(x[test], seed=0), y[test]))
             found[f"{name}/{label}"] = [*numbers, posterior.temperature]
@@ -131,7 +165,9 @@ def calibrate(seed: int) -> dict[str, Any]:
 
 
 def ask(seed: int, label: str) -> dict[str, Any]:
-    """Test accuracy on 500 digits after every round of 10 labels, from 20 that are the same for all ways."""
+    """Test accuracy on 500 digits after every round of 10 labels, from 20 that are the same for all
+    ways.
+    """
     x, y = load("digits", seed)
     x_test, y_test, x, y = x[:500], y[:500], x[500:], y[500:]
     found: dict[str, Any] = {}
@@ -171,12 +207,20 @@ def tables(found: dict[str, dict[str, Any]]) -> str:
     """The page of results."""
     said = [*HEAD]
     if "guarantee" in found:
-        said += ["", f"## Guarantee: level .9, 100 rows held out, {len(found['guarantee'])} seeds", *GUARANTEE]
+        said += [
+            "",
+            f"## Guarantee: level .9, 100 rows held out, {len(found['guarantee'])} seeds",
+            *GUARANTEE,
+        ]
         for key, values in columns(found["guarantee"]).items():
             cells = [words([value[k] for value in values]) for k in (0, 1)]
             said.append(f"| {' | '.join([*key.split('/'), *cells])} |")
     if "calibrate" in found:
-        said += ["", f"## Calibrate: NLL of a test row, {len(found['calibrate'])} seeds", *CALIBRATE]
+        said += [
+            "",
+            f"## Calibrate: NLL of a test row, {len(found['calibrate'])} seeds",
+            *CALIBRATE,
+        ]
         for key, values in columns(found["calibrate"]).items():
             cells = [words([value[k] for value in values]) for k in range(4)]
             said.append(f"| {' | '.join([*key.split('/'), *cells])} |")
@@ -209,7 +253,9 @@ def draw(asked: dict[str, dict[str, Any]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(asked), figsize=(5.2 * len(asked), 3.6), squeeze=False, sharey=True)
+    figure, axes = pyplot.subplots(
+        1, len(asked), figsize=(5.2 * len(asked), 3.6), squeeze=False, sharey=True
+    )
     for axis, runs in zip(axes[0], asked.values(), strict=True):
         places = list(range(FIRST, LAST + 1, EACH))
         for key, values in columns(runs).items():
@@ -217,8 +263,21 @@ def draw(asked: dict[str, dict[str, Any]]) -> None:
             mean = np.mean(values, 0)
             error = np.std(values, 0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0 * mean
             color = "0.5" if how == "random" else f"C{WAYS.index(how) - 1}"
-            axis.plot(places, 100 * mean, color=color, label=how, linestyle="--" if how == "random" else "-")
-            axis.fill_between(places, 100 * (mean - error), 100 * (mean + error), color=color, alpha=0.15, linewidth=0)
+            axis.plot(
+                places,
+                100 * mean,
+                color=color,
+                label=how,
+                linestyle="--" if how == "random" else "-",
+            )
+            axis.fill_between(
+                places,
+                100 * (mean - error),
+                100 * (mean + error),
+                color=color,
+                alpha=0.15,
+                linewidth=0,
+            )
             axis.set_title(label, fontsize=10)
         axis.set_xlabel("labels")
         axis.grid(alpha=0.3)
@@ -230,11 +289,15 @@ def draw(asked: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=("guarantee", "calibrate", "ask", "tables"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--prior", default="1", choices=("1", "3"), help="of ask: std 1, or 3/√fan-in")
+    parser.add_argument(
+        "--prior", default="1", choices=("1", "3"), help="of ask: std 1, or 3/√fan-in"
+    )
     given = parser.parse_args()
     warnings.simplefilter("ignore", bayou.training.convergence.ConvergenceWarning)
     label = next(label for label in ASKED if f"std {given.prior}" in label)
@@ -242,7 +305,11 @@ def main() -> None:
     for seed in range(given.first, given.first + given.seeds) if given.study != "tables" else ():
         found = kept()
         if str(seed) not in found.setdefault(name, {}):
-            studies = {"guarantee": guarantee, "calibrate": calibrate, "ask": lambda seed: ask(seed, label)}
+            studies = {
+                "guarantee": guarantee,
+                "calibrate": calibrate,
+                "ask": lambda seed: ask(seed, label),
+            }
             found[name][str(seed)] = studies[given.study](seed)
             FOUND.write_text(json.dumps(found, indent=1) + "\n")
             print(f"{name}: seed {seed}", flush=True)

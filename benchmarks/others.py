@@ -1,10 +1,13 @@
 """What ``bayou.flows.check`` finds in zuko, nflows and normflows.
 
-    python -m benchmarks.others                      # all of them: writes results/others.md and results/others.json
-    python -m benchmarks.others --only zuko          # rows whose name has this word; the file keeps the others
+    python -m benchmarks.others                      # all of them: writes results/others.md and
+    results/others.json
+    python -m benchmarks.others --only zuko          # rows whose name has this word; the file keeps
+    the others
     python -m benchmarks.others --show "zuko CNF"    # one report, in full
 
-Their default settings, small networks, in float64 and eval mode. A row is stopped after ``--seconds``.
+Their default settings, small networks, in float64 and eval mode. A row is stopped after
+``--seconds``.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One transform: how it is built, on which events, what is said of it, what of it is checked."""
+    """One transform: how it is built, on which events, what is said of it, what of it is
+    checked.
+    """
 
     build: Callable[[], nn.Module]
     event: Any = 2
@@ -79,7 +84,9 @@ def zuko_flow(name: str, said: dict[str, Any] | None = None, **options: Any) -> 
 
 def bisected(name: str, note: str = "inside [−10, 10], as its page says; bisection to 1e-6") -> Row:
     tolerances = {"inverse iterative": 1e-5, "ladj": 1e-5, "equal iterative": 1e-5}
-    return zuko_flow(name, ITERATIVE, tolerances=tolerances, skip=("gradcheck",), train_steps=5, note=note)
+    return zuko_flow(
+        name, ITERATIVE, tolerances=tolerances, skip=("gradcheck",), train_steps=5, note=note
+    )
 
 
 def spline(kind: str) -> Row:
@@ -108,7 +115,14 @@ def cnf(**options: Any) -> nn.Module:
     return moved(zuko.flows.CNF(2, hidden_features=HIDDEN, **options))
 
 
-RANDOM = ("compile", "vmap", "dtype", "batch", "density", "tails")  # what a ladj from the global stream cannot keep
+RANDOM = (
+    "compile",
+    "vmap",
+    "dtype",
+    "batch",
+    "density",
+    "tails",
+)  # what a ladj from the global stream cannot keep
 SOLVER = {"inverse iterative": 1e-4, "ladj": 1e-4, "equal iterative": 1e-4, "tails": 1e-3}
 ESTIMATE = {"ladj_kind": Ladj.estimate}
 ROWS: dict[str, Row] = {
@@ -137,9 +151,13 @@ ROWS: dict[str, Row] = {
     "nflows PiecewiseQuadraticCouplingTransform": spline("Quadratic"),
     "nflows PiecewiseCubicCouplingTransform": spline("Cubic"),
     "nflows PiecewiseRationalQuadraticCouplingTransform": spline("RationalQuadratic"),
-    "nflows MaskedAffineAutoregressiveTransform": Row(lambda: nft.MaskedAffineAutoregressiveTransform(2, 16)),
+    "nflows MaskedAffineAutoregressiveTransform": Row(
+        lambda: nft.MaskedAffineAutoregressiveTransform(2, 16)
+    ),
     "nflows MaskedPiecewiseRationalQuadraticAutoregressiveTransform": Row(
-        lambda: nft.MaskedPiecewiseRationalQuadraticAutoregressiveTransform(2, 16, tails="linear", tail_bound=3.0)
+        lambda: nft.MaskedPiecewiseRationalQuadraticAutoregressiveTransform(
+            2, 16, tails="linear", tail_bound=3.0
+        )
     ),
     "nflows NaiveLinear": Row(lambda: nft.NaiveLinear(2)),
     "nflows LULinear": Row(lambda: nft.LULinear(2)),
@@ -165,23 +183,35 @@ ROWS: dict[str, Row] = {
     "normflows AffineCouplingBlock, sigmoid": glow_coupling("sigmoid"),
     "normflows AffineCouplingBlock, sigmoid_inv": glow_coupling("sigmoid_inv"),
     "normflows MaskedAffineAutoregressive": Row(lambda: nf.flows.MaskedAffineAutoregressive(2, 16)),
-    "normflows CoupledRationalQuadraticSpline": Row(lambda: nf.flows.CoupledRationalQuadraticSpline(2, 1, 16)),
+    "normflows CoupledRationalQuadraticSpline": Row(
+        lambda: nf.flows.CoupledRationalQuadraticSpline(2, 1, 16)
+    ),
     "normflows AutoregressiveRationalQuadraticSpline": Row(
         lambda: nf.flows.AutoregressiveRationalQuadraticSpline(2, 1, 16)
     ),
     "normflows CircularCoupledRationalQuadraticSpline": circle(
-        lambda: nf.flows.CircularCoupledRationalQuadraticSpline(2, 1, 16, [0, 1], tail_bound=math.pi)
+        lambda: nf.flows.CircularCoupledRationalQuadraticSpline(
+            2, 1, 16, [0, 1], tail_bound=math.pi
+        )
     ),
     "normflows LULinearPermute": Row(lambda: nf.flows.LULinearPermute(2)),
     "normflows InvertibleAffine": Row(lambda: nf.flows.InvertibleAffine(2)),
-    "normflows Invertible1x1Conv": Row(lambda: nf.flows.Invertible1x1Conv(2, use_lu=True), (2, 2, 3)),
+    "normflows Invertible1x1Conv": Row(
+        lambda: nf.flows.Invertible1x1Conv(2, use_lu=True), (2, 2, 3)
+    ),
     "normflows GlowBlock": Row(lambda: nf.flows.GlowBlock(4, 8, init_zeros=False), (4, 2, 2)),
     "normflows Permute": Row(lambda: nf.flows.Permute(2)),
-    "normflows Planar": Row(lambda: nf.flows.Planar((2,)), note="no inverse, as it says; forward its ladj is right"),
+    "normflows Planar": Row(
+        lambda: nf.flows.Planar((2,)), note="no inverse, as it says; forward its ladj is right"
+    ),
     "normflows Planar, leaky_relu": Row(lambda: nf.flows.Planar((2,), act="leaky_relu")),
-    "normflows Radial": Row(lambda: nf.flows.Radial((2,)), note="no inverse, as it says; forward its ladj is right"),
+    "normflows Radial": Row(
+        lambda: nf.flows.Radial((2,)), note="no inverse, as it says; forward its ladj is right"
+    ),
     "normflows AffineConstFlow": Row(lambda: moved(nf.flows.AffineConstFlow((2,)))),
-    "normflows AffineConstFlow, images": Row(lambda: moved(nf.flows.AffineConstFlow((2, 1, 1))), (2, 2, 3)),
+    "normflows AffineConstFlow, images": Row(
+        lambda: moved(nf.flows.AffineConstFlow((2, 1, 1))), (2, 2, 3)
+    ),
     "normflows ActNorm": Row(lambda: nf.flows.ActNorm((2,))),
     "normflows Residual": Row(
         lambda: nf.flows.Residual(lipschitz(2), reverse=False),
@@ -220,7 +250,11 @@ def measure(row: Row) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = adapt(row.build(), row.event, **row.said)
-        options: dict[str, Any] = {"skip": row.skip, "tolerances": row.tolerances, "compile_backend": "aot_eager"}
+        options: dict[str, Any] = {
+            "skip": row.skip,
+            "tolerances": row.tolerances,
+            "compile_backend": "aot_eager",
+        }
         return check_trained(theirs, train_steps=row.train_steps, perturb=0.0, **options)
 
 
@@ -233,7 +267,11 @@ def cells(report: Report) -> dict[str, str]:
         numbers = [r.value for r in failed if r.value is not None]
         if failed:
             found[name] = (
-                f"{max(numbers):.0e}" if numbers else "error" if any("Error" in r.note for r in failed) else "no"
+                f"{max(numbers):.0e}"
+                if numbers
+                else "error"
+                if any("Error" in r.note for r in failed)
+                else "no"
             )
         else:
             found[name] = "ok" if any(not r.note.startswith("skipped") for r in mine) else "–"
@@ -252,7 +290,9 @@ what was allowed where it is more than for bayou's own.
 
 
 def page(kept: dict[str, Any], faults: dict[str, str]) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "zuko", "nflows", "normflows"))
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "zuko", "nflows", "normflows")
+    )
     lines = [
         HEAD.format(versions=versions, steps=STEPS),
         f"| transform | {' | '.join(COLUMNS)} | note |",
@@ -276,8 +316,12 @@ def alarm(*_: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="rows whose name has this word; 'faults' for none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="", help="rows whose name has this word; 'faults' for none"
+    )
     parser.add_argument("--show", help="print the whole report of this row, and write nothing")
     parser.add_argument("--seconds", type=int, default=120, help="for one row")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -301,11 +345,21 @@ def main() -> None:
             report = measure(row)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        failures = [[r.name, r.value, r.tolerance, " ".join(r.note.split())[:70]] for r in report.failures]
+        failures = [
+            [r.name, r.value, r.tolerance, " ".join(r.note.split())[:70]] for r in report.failures
+        ]
         seconds = round(time.perf_counter() - began, 1)
-        kept[name] = {"cells": cells(report), "note": row.note, "failures": failures, "seconds": seconds}
+        kept[name] = {
+            "cells": cells(report),
+            "note": row.note,
+            "failures": failures,
+            "seconds": seconds,
+        }
         print(f"{name}, {seconds} s", *failures, sep="\n    ", flush=True)
-        lines = (f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in kept.items())
+        lines = (
+            f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+            for key, value in kept.items()
+        )
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,6 @@
-"""Faults of zuko, nflows and normflows that ``bayou.flows.check`` found, each by itself and without bayou."""
+"""Faults of zuko, nflows and normflows that ``bayou.flows.check`` found, each by itself and without
+bayou.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def lipschitz(dim: int) -> nn.Module:
 
 
 def moved(module: nn.Module) -> nn.Module:
-    """Parameters that are not those of the initialization, for layers that begin as the identity."""
+    """Parameters that are not those of the initialization, for layers that begin as the
+    identity.
+    """
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -37,7 +41,9 @@ def cnf_batch() -> str:
 
 
 def cnf_ladj() -> str:
-    """zuko CNF: the ladj is integrated a hundred times less precisely than the value (`trace_scale`)"""
+    """zuko CNF: the ladj is integrated a hundred times less precisely than the value
+    (`trace_scale`)
+    """
     torch.manual_seed(0)
     flow = moved(zuko.flows.CNF(2, hidden_features=(16, 16))).double()
     x = torch.randn(64, 2).double().requires_grad_()
@@ -57,7 +63,9 @@ def cnf_eval() -> str:
 
 
 def bisection() -> str:
-    """zuko SOSPF, NAF, UNAF, GF: an inverse that is not found is the end of its bracket, without a word"""
+    """zuko SOSPF, NAF, UNAF, GF: an inverse that is not found is the end of its bracket, without a
+    word
+    """
     torch.manual_seed(0)
     transform = zuko.flows.NAF(1)().transform
     x = transform.inv(torch.tensor([50.0]))
@@ -71,7 +79,9 @@ def validation() -> str:
 
 
 def fixed_point() -> str:
-    """normflows Residual: a fixed point that does not settle is given back after 1,000 iterations, without a word"""
+    """normflows Residual: a fixed point that does not settle is given back after 1,000 iterations,
+    without a word
+    """
 
     class Steep(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +93,9 @@ def fixed_point() -> str:
 
 
 def stopping() -> str:
-    """normflows Residual: the stopping rule holds the square of a step against the tolerance, for all rows at once"""
+    """normflows Residual: the stopping rule holds the square of a step against the tolerance, for
+    all rows at once
+    """
     torch.manual_seed(0)
     flow = nf.flows.Residual(lipschitz(2), reverse=False).double().eval()
     x = torch.randn(64, 2).double()
@@ -115,19 +127,24 @@ def residual_eval() -> str:
 
 
 def act_norm() -> str:
-    """normflows ActNorm: the first batch sets its parameters in eval mode too; a single row makes them NaN"""
+    """normflows ActNorm: the first batch sets its parameters in eval mode too; a single row makes
+    them NaN
+    """
     norm = nf.flows.ActNorm((2,)).eval()
     norm(torch.randn(1, 2))
     return f"ladj of the next batch: {norm(torch.randn(4, 2))[1].item()}"
 
 
 def single_precision() -> str:
-    """normflows NormalizingFlow, Planar (leaky_relu), Permute; nflows LeakyReLU: a float32 ladj for float64 rows"""
+    """normflows NormalizingFlow, Planar (leaky_relu), Permute; nflows LeakyReLU: a float32 ladj for
+    float64 rows
+    """
     x = torch.randn(3, 2).double()
-    model = nf.NormalizingFlow(nf.distributions.DiagGaussian(2), [nf.flows.AffineConstFlow((2,))]).double()
-    return (
-        f"{model.forward_and_log_det(x)[1].dtype} and {nft.LeakyReLU()(x)[1].dtype}; `log_prob` of the model is float64"
-    )
+    model = nf.NormalizingFlow(
+        nf.distributions.DiagGaussian(2), [nf.flows.AffineConstFlow((2,))]
+    ).double()
+    terms = f"{model.forward_and_log_det(x)[1].dtype} and {nft.LeakyReLU()(x)[1].dtype}"
+    return f"{terms}; `log_prob` of the model is float64"
 
 
 def naive_linear() -> str:
@@ -140,20 +157,27 @@ def naive_linear() -> str:
 
 
 def linear_spline() -> str:
-    """nflows PiecewiseLinear…: its bins stand at float32 numbers, so that a float64 round trip is a float32 one"""
+    """nflows PiecewiseLinear…: its bins stand at float32 numbers, so that a float64 round trip is a
+    float32 one
+    """
     torch.manual_seed(0)
-    spline = nft.PiecewiseLinearCouplingTransform([1, 0], resnet, tails="linear", tail_bound=3.0).double().eval()
+    spline = (
+        nft.PiecewiseLinearCouplingTransform([1, 0], resnet, tails="linear", tail_bound=3.0)
+        .double()
+        .eval()
+    )
     x = torch.randn(1000, 2).double().clamp(-2.9, 2.9)
     return f"round trip off by up to {(spline.inverse(spline(x)[0])[0] - x).abs().max():.0e}"
 
 
 def saturation() -> str:
-    """nflows Tanh, CompositeCDFTransform(Sigmoid, ...): where a float saturates, −∞ or another point"""
+    """nflows Tanh, CompositeCDFTransform(Sigmoid, ...): where a float saturates, −∞ or another
+    point
+    """
     x = torch.tensor([[30.0]])
     cdf = nft.CompositeCDFTransform(nft.Sigmoid(), nft.PiecewiseRationalQuadraticCDF([1]))
-    return (
-        f"tanh(30): ladj {nft.Tanh()(x)[1].item()}; 30 through the CDF and back: {cdf.inverse(cdf(x)[0])[0].item():.1f}"
-    )
+    restored = cdf.inverse(cdf(x)[0])[0].item()
+    return f"tanh(30): ladj {nft.Tanh()(x)[1].item()}; 30 through the CDF and back: {restored:.1f}"
 
 
 FAULTS = (

@@ -1,4 +1,6 @@
-"""Jobs of a benchmark side by side in processes, and what they found in a file as soon as it is there."""
+"""Jobs of a benchmark side by side in processes, and what they found in a file as soon as it is
+there.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,12 @@ def run(work: Callable[..., Any], job: Job, options: Any) -> tuple[Job, Any, flo
     return job, found, time.monotonic() - begun
 
 
-def spread(work: Callable[..., Any], jobs: Iterable[Job], options: Any, processes: int) -> Iterator[tuple[Job, Any]]:
-    """Results as they come, {"seconds": ...} with them; a job that fails says so and is left out."""
+def spread(
+    work: Callable[..., Any], jobs: Iterable[Job], options: Any, processes: int
+) -> Iterator[tuple[Job, Any]]:
+    """Results as they come, {"seconds": ...} with them; a job that fails says so and is left
+    out.
+    """
     if processes == 1:
         results: Iterable[tuple[Job, Any, float]] = (run(work, job, options) for job in jobs)
     else:
@@ -46,7 +52,9 @@ def spread(work: Callable[..., Any], jobs: Iterable[Job], options: Any, processe
         results = (future.result() for future in as_completed(futures))
     for job, found, seconds in results:
         failed = isinstance(found, str)
-        print(f"{'/'.join(map(str, job))}: {found if failed else 'done'}, {seconds:.0f} s", flush=True)
+        print(
+            f"{'/'.join(map(str, job))}: {found if failed else 'done'}, {seconds:.0f} s", flush=True
+        )
         if not failed:
             yield job, {**found, "seconds": seconds}
 

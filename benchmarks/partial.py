@@ -1,17 +1,22 @@
-"""Which tensors of a network are worth being random: one of its layers, its norms, its biases, or all.
+"""Which tensors of a network are worth being random: one of its layers, its norms, its biases, or
+all.
 
-    python -m benchmarks.partial --out rows                    # every row is a file of its own, made once
-    python -m benchmarks.partial --out rows --write            # and the table of all rows that are there
+    python -m benchmarks.partial --out rows                    # every row is a file of its own,
+    made once
+    python -m benchmarks.partial --out rows --write            # and the table of all rows that are
+    there
 
-Of each network a point is trained first (MAP); from there VI learns a mean field over the random tensors and a point
-for the others, ``VI({"0.*": MeanField(), "*": Delta(penalty=True)})``, for the same number of steps for every choice,
-"point" (no random tensor) too. Prior and noise are given, the same for all rows.
+Of each network a point is trained first (MAP); from there VI learns a mean field over the random
+tensors and a point for the others, ``VI({"0.*": MeanField(), "*": Delta(penalty=True)})``, for the
+same number of steps for every choice, "point" (no random tensor) too. Prior and noise are given,
+the same for all rows.
 
 digits: 8×8 digits 0 to 6, 500 rows, an MLP 64-50-50-7; the digits 7 to 9 are out of distribution.
-concrete: UCI, an MLP 8-50-50-1, noise .3 of the standard deviation of y; out of distribution: the test rows at three
-times their distance from the mean. Instead of accuracy and ECE: RMSE, and the coverage of intervals of 90 %.
-cifar10: a ResNet-8 of width 8 with filter response normalization, without augmentation; out of distribution are
-Fashion-MNIST and notMNIST (the mean of both AUROC).
+concrete: UCI, an MLP 8-50-50-1, noise .3 of the standard deviation of y; out of distribution: the
+test rows at three times their distance from the mean. Instead of accuracy and ECE: RMSE, and the
+coverage of intervals of 90 %.
+cifar10: a ResNet-8 of width 8 with filter response normalization, without augmentation; out of
+distribution are Fashion-MNIST and notMNIST (the mean of both AUROC).
 """
 
 from __future__ import annotations
@@ -72,7 +77,9 @@ class Task(NamedTuple):
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, 50), nn.SiLU(), nn.Linear(50, 50), nn.SiLU(), nn.Linear(50, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, 50), nn.SiLU(), nn.Linear(50, 50), nn.SiLU(), nn.Linear(50, outputs)
+    )
 
 
 def digits(seed: int, sizes: Mapping[str, int]) -> Task:
@@ -93,7 +100,12 @@ def concrete(seed: int, sizes: Mapping[str, int]) -> Task:
     from bayou.data import load
 
     split = load("concrete", split=seed)
-    length = {"steps": sizes["steps"], "batch_size": len(split.train[1]), "lr": 3e-3, "schedule": "cosine"}
+    length = {
+        "steps": sizes["steps"],
+        "batch_size": len(split.train[1]),
+        "lr": 3e-3,
+        "schedule": "cosine",
+    }
     return Task(
         mlp(8, 1), split.train, split.test, {"far": 3 * split.test[0]},
         bayou.Gaussian(0.3), bayou.Normal("fan_in", gain=2.0), length, length,
@@ -103,7 +115,9 @@ def concrete(seed: int, sizes: Mapping[str, int]) -> Task:
 def cifar10(seed: int, sizes: Mapping[str, int]) -> Task:
     from experiments import hmc_cifar
 
-    read = hmc_cifar.read(hmc_cifar.Sizes(train=50_000, test=sizes["test"], away=sizes["away"]), torch.device("cpu"))
+    read = hmc_cifar.read(
+        hmc_cifar.Sizes(train=50_000, test=sizes["test"], away=sizes["away"]), torch.device("cpu")
+    )
     rows = torch.randperm(50_000)[: sizes["train"]]
     often = {"batch_size": 100, "schedule": "cosine"}
     return Task(
@@ -125,10 +139,16 @@ def scores(test: Predictive, y: Tensor, far: list[Predictive]) -> dict[str, floa
         found = {"rmse": metrics.rmse(test, y), "coverage": 100 * metrics.coverage(test, y, 0.9)}
         std = fmean(metrics.auroc(test.std.flatten(), one.std.flatten()) for one in far)
         return found | {"nll": metrics.nll(test, y), "std": std}
-    found = {"accuracy": 100 * metrics.accuracy(test, y), "ece": metrics.ece(test, y), "nll": metrics.nll(test, y)}
+    found = {
+        "accuracy": 100 * metrics.accuracy(test, y),
+        "ece": metrics.ece(test, y),
+        "nll": metrics.nll(test, y),
+    }
     found["entropy"] = fmean(metrics.auroc(test.entropy, one.entropy) for one in far)
     if len(test.outputs) > 1:  # a point has no mutual information
-        found["information"] = fmean(metrics.auroc(test.mutual_information, one.mutual_information) for one in far)
+        found["information"] = fmean(
+            metrics.auroc(test.mutual_information, one.mutual_information) for one in far
+        )
     return found
 
 
@@ -141,13 +161,21 @@ def start(data: str, seed: int, sizes: Mapping[str, int], file: Path) -> None:
     task = TASKS[data](seed, sizes)
     method = bayou.MAP(**task.point)
     found = bayou.fit(
-        task.net, task.train, method, likelihood=task.likelihood, prior=task.prior, seed=seed, progress=False
+        task.net,
+        task.train,
+        method,
+        likelihood=task.likelihood,
+        prior=task.prior,
+        seed=seed,
+        progress=False,
     )
     save_file(found.to_module().state_dict(), file.with_suffix(".part"))
     file.with_suffix(".part").rename(file)
 
 
-def row(data: str, choice: str, seed: int, sizes: Mapping[str, int], point: Path, file: Path) -> None:
+def row(
+    data: str, choice: str, seed: int, sizes: Mapping[str, int], point: Path, file: Path
+) -> None:
     """One fit from the point of its seed, and its scores."""
     from safetensors.torch import load_file
 
@@ -169,16 +197,29 @@ def row(data: str, choice: str, seed: int, sizes: Mapping[str, int], point: Path
         )  # fmt: skip
     seconds = time.process_time() - started
     draws = 1 if choice == POINT else DRAWS
-    test, *far = (posterior.predict(x, draws, seed=seed) for x in (task.test[0], *task.far.values()))
-    found: dict[str, Any] = {"data": data, "choice": choice, "seed": seed, "sizes": dict(sizes), "seconds": seconds}
+    test, *far = (
+        posterior.predict(x, draws, seed=seed) for x in (task.test[0], *task.far.values())
+    )
+    found: dict[str, Any] = {
+        "data": data,
+        "choice": choice,
+        "seed": seed,
+        "sizes": dict(sizes),
+        "seconds": seconds,
+    }
     found["weights"] = sum(tensors[name].numel() for name, wanted in random.items() if wanted)
-    found |= scores(test, task.test[1], far) | {"date": str(date.today()), "machine": platform.machine()}
+    found |= scores(test, task.test[1], far) | {
+        "date": str(date.today()),
+        "machine": platform.machine(),
+    }
     file.with_suffix(".part").write_text(json.dumps(found | {"torch": torch.__version__}))
     file.with_suffix(".part").rename(file)
 
 
 def run(args: argparse.Namespace) -> None:
-    """All rows that are not there, in ``args.jobs`` processes, the first seed first, until ``args.limit`` seconds."""
+    """All rows that are not there, in ``args.jobs`` processes, the first seed first, until
+    ``args.limit`` seconds.
+    """
     out, sizes = Path(args.out), {name: getattr(args, name) for name in SIZES}
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + args.limit
@@ -186,7 +227,9 @@ def run(args: argparse.Namespace) -> None:
     points = {key: out / f"{key[0]}-{key[1]}.safetensors" for key in work}
     with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         waiting: dict[Any, tuple[str, int] | None] = {
-            pool.submit(start, *key, sizes, points[key]) if not points[key].exists() else pool.submit(int): key
+            pool.submit(start, *key, sizes, points[key])
+            if not points[key].exists()
+            else pool.submit(int): key
             for key in work
         }
         while waiting and time.monotonic() < end:
@@ -199,7 +242,9 @@ def run(args: argparse.Namespace) -> None:
             for choice in CHOICES[key[0]] if key else ():
                 file = out / f"{key[0]}-{choice.replace(' ', '-')}-{key[1]}.json"
                 if not file.exists():
-                    waiting[pool.submit(row, key[0], choice, key[1], sizes, points[key], file)] = None
+                    waiting[pool.submit(row, key[0], choice, key[1], sizes, points[key], file)] = (
+                        None
+                    )
         if waiting:
             print(f"{len(waiting)} runs were not finished in {args.limit:g} s")
             pool.shutdown(wait=False, cancel_futures=True)
@@ -216,16 +261,25 @@ def render(rows: list[dict[str, Any]]) -> str:
     for data, choices in CHOICES.items():
         mine = [one for one in rows if one["data"] == data]
         mine = [
-            one if one["choice"] == POINT else one | {"above": one["nll"] - points[data, one["seed"]]} for one in mine
+            one
+            if one["choice"] == POINT
+            else one | {"above": one["nll"] - points[data, one["seed"]]}
+            for one in mine
         ]
         heads = {name: head for name, head in COLUMNS.items() if any(name in one for one in mine)}
         if not mine:
             continue
-        lines += [f"## {data}", "", f"| random | {' | '.join(head for head, _ in heads.values())} | seeds |"]
+        lines += [
+            f"## {data}",
+            "",
+            f"| random | {' | '.join(head for head, _ in heads.values())} | seeds |",
+        ]
         lines.append(f"|---|{'---:|' * (len(heads) + 1)}")
         for choice in choices:
             same = [one for one in mine if one["choice"] == choice]
-            cells = [cell([one.get(name) for one in same], digits) for name, (_, digits) in heads.items()]
+            cells = [
+                cell([one.get(name) for one in same], digits) for name, (_, digits) in heads.items()
+            ]
             cells[0] = f"{same[0]['weights']:,}" if same else ""
             lines += [f"| {' | '.join([choice, *cells, str(len(same))])} |"] if same else []
         one = mine[0]
@@ -234,7 +288,11 @@ def render(rows: list[dict[str, Any]]) -> str:
         size += f" --epochs {sizes['epochs']}"
         command = f"python -m benchmarks.partial --out rows --data {data}"
         command += size if data == "cifar10" else f" --steps {sizes['steps']}"
-        lines += ["", f"`{command}`, {one['date']}, torch {one['torch']}, {one['machine']} CPU, one thread.", ""]
+        lines += [
+            "",
+            f"`{command}`, {one['date']}, torch {one['torch']}, {one['machine']} CPU, one thread.",
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -247,12 +305,16 @@ INTRODUCTION = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", required=True, help="the folder of the rows")
     parser.add_argument("--data", nargs="*", default=list(TASKS), choices=TASKS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=1e6, help="seconds, after which runs are ended")
+    parser.add_argument(
+        "--limit", type=float, default=1e6, help="seconds, after which runs are ended"
+    )
     parser.add_argument("--write", action="store_true", help="write the table of all rows in OUT")
     for name, value in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=value)

@@ -1,10 +1,11 @@
-"""Cost of being Bayesian: a training step and a 20-sample prediction of a LeNet, relative to the plain network.
+"""Cost of being Bayesian: a training step and a 20-sample prediction of a LeNet, relative to the
+plain network.
 
 python benchmarks/posteriors.py --write
 
-LeNet 20-50-500 on 28×28 inputs, batch 128, float32, Adam. Contestants take turns within a round, so that a busy machine
-slows all of them alike; the ratio is the number to read. Peak memory is that of a process of its own. bayesian-torch is
-among them where it is installed.
+LeNet 20-50-500 on 28×28 inputs, batch 128, float32, Adam. Contestants take turns within a round, so
+that a busy machine slows all of them alike; the ratio is the number to read. Peak memory is that of
+a process of its own. bayesian-torch is among them where it is installed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,12 @@ def as_peer(net: nn.Module, kind: str) -> Callable[[nn.Module], torch.Tensor]:
     """The network with the layers of bayesian-torch, and its KL."""
     from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
-    start = {"posterior_mu_init": 0.0, "posterior_rho_init": -3.0, "moped_enable": False, "moped_delta": 0.5}
+    start = {
+        "posterior_mu_init": 0.0,
+        "posterior_rho_init": -3.0,
+        "moped_enable": False,
+        "moped_delta": 0.5,
+    }
     dnn_to_bnn(net, {"prior_mu": 0.0, "prior_sigma": 1.0, "type": kind} | start)
     found: Callable[[nn.Module], torch.Tensor] = get_kl_loss
     return found
@@ -92,14 +98,18 @@ def contestant(name: str) -> tuple[Callable[[], object], Callable[[], object]]:
     bnn = bayou.bayesianize(net, spec, example=x)
     optimizer: torch.optim.Optimizer = torch.optim.Adam(bnn.parameters())
     if name == "IVON":
-        optimizer = OnlineNewton([g for g in bnn.guides if isinstance(g, Factorized)], [], N, bayou.IVON(), 0.999)
+        optimizer = OnlineNewton(
+            [g for g in bnn.guides if isinstance(g, Factorized)], [], N, bayou.IVON(), 0.999
+        )
     posterior = Guided(Target.build(net, bayou.Categorical(), None, N), bnn)
 
     def bayesian_step() -> None:
         optimizer.zero_grad()
         draw = bnn.draw(examples=BATCH if bnn.per_example else None)
         loss = F.cross_entropy(draw(x), y)
-        (loss if name == "IVON" else loss + draw.kl / N).backward()  # IVON has the prior in its update
+        (
+            loss if name == "IVON" else loss + draw.kl / N
+        ).backward()  # IVON has the prior in its update
         optimizer.step()
 
     return bayesian_step, lambda: posterior.predict(x, samples=SAMPLES, seed=0)
@@ -113,12 +123,16 @@ def timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 def peak_memory(name: str) -> float:
     """MiB above the start, of a fresh process that takes three steps and one prediction."""
-    out = subprocess.run([sys.executable, __file__, "--memory", name], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, __file__, "--memory", name], capture_output=True, text=True, check=True
+    )
     return float(out.stdout)
 
 
 def peak() -> float:
-    """The most memory this process has held, in MiB (Linux; ru_maxrss would count that of the parent too)."""
+    """The most memory this process has held, in MiB (Linux; ru_maxrss would count that of the
+    parent too).
+    """
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -133,10 +147,14 @@ def measure_memory(name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15, help="turns that every contestant takes")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="count processor seconds instead of wall seconds")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count processor seconds instead of wall seconds"
+    )
     parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}")
     parser.add_argument("--memory", choices=[*FAMILIES, *PEERS], help=argparse.SUPPRESS)
     options = parser.parse_args()

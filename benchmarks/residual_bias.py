@@ -2,14 +2,16 @@
 
     python -m benchmarks.residual_bias              # table and picture, a minute on a CPU
 
-log det(I + J) = Σ_k (−1)^{k+1} tr J^k / k, with εᵀJ^kε in the place of tr J^k, ε = ±1. Truncation keeps the first n
-terms: biased, of finite variance. Russian roulette draws N and weighs term k by 1{N ≥ k}/P(N ≥ k): unbiased, with
+log det(I + J) = Σ_k (−1)^{k+1} tr J^k / k, with εᵀJ^kε in the place of tr J^k, ε = ±1. Truncation
+keeps the first n
+terms: biased, of finite variance. Russian roulette draws N and weighs term k by 1{N ≥ k}/P(N ≥ k):
+unbiased, with
 
     E[estimate²] = Σ_{k,l} E[a_k·a_l]/P(N ≥ min(k, l)),   a_k = (−1)^{k+1}·εᵀJ^kε/k,
 
-since 1{N ≥ k}·1{N ≥ l} = 1{N ≥ max} and P(max)/(P(k)·P(l)) = 1/P(min). The expectation over ε is summed over all 2^D
-signs, that over N by this formula: no number of the table is drawn but the last, which is what 100,000 draws of the
-estimator in the library say of the last rule.
+since 1{N ≥ k}·1{N ≥ l} = 1{N ≥ max} and P(max)/(P(k)·P(l)) = 1/P(min). The expectation over ε is
+summed over all 2^D signs, that over N by this formula: no number of the table is drawn but the
+last, which is what 100,000 draws of the estimator in the library say of the last rule.
 """
 
 from __future__ import annotations
@@ -61,14 +63,16 @@ RULES: dict[str, Callable[[float], Tail]] = {
     "geometric(.5)": lambda _: geometric(0.5),
     "geometric(1 − L)": lambda norm: geometric(1 - norm),
 }
-# Terms of the variance are L^2k/(k²·P(N ≥ k)), so that it is finite for geometric(p) up to L² = 1 − p, and for a
-# Poisson, whose tail falls faster than any power, never.
+# Terms of the variance are L^2k/(k²·P(N ≥ k)), so that it is finite for geometric(p) up to L² = 1 −
+# p, and for a Poisson, whose tail falls faster than any power, never.
 LIMIT = {"Poisson(10)": 0.0, "geometric(.5)": math.sqrt(0.5), "geometric(1 − L)": 1.0}
 TRUNCATED = (5, 10, 20)
 
 
 def jacobian(norm: float) -> Tensor:
-    """A symmetric matrix with eigenvalues from −L to L in random directions: both ends count, and J² has norm L²."""
+    """A symmetric matrix with eigenvalues from −L to L in random directions: both ends count, and
+    J² has norm L².
+    """
     basis = torch.linalg.qr(rng.normal(DIM, (DIM,), torch.zeros((), dtype=torch.float64), 0))[0]
     return norm * (basis * torch.linspace(-1, 1, DIM).double()) @ basis.T
 
@@ -86,7 +90,8 @@ def terms(j: Tensor, count: int) -> Tensor:
 def roulette(a: Tensor, tail: Tail, true: float) -> float:
     """The standard deviation of the estimate, where it is finite.
 
-    Σ_{k,l} a_k·a_l/P(min(k, l)) = Σ_k (a_k² + 2·a_k·Σ_{l > k} a_l)/P(k): every k once as the smaller index.
+    Σ_{k,l} a_k·a_l/P(min(k, l)) = Σ_k (a_k² + 2·a_k·Σ_{l > k} a_l)/P(k): every k once as the
+    smaller index.
     """
     after = a.flip(-1).cumsum(-1).flip(-1) - a
     each = (a.square() + 2 * a * after).mean(0)  # (count,)
@@ -114,7 +119,11 @@ def measure() -> dict[str, dict[str, dict[str, float]]]:
         row: dict[str, dict[str, float]] = {"true": {"value": true}}
         for n in TRUNCATED:
             kept = a[:, :n].sum(-1)
-            row[f"first {n}"] = {"bias": kept.mean().item() - true, "std": kept.std(correction=0).item(), "terms": n}
+            row[f"first {n}"] = {
+                "bias": kept.mean().item() - true,
+                "std": kept.std(correction=0).item(),
+                "terms": n,
+            }
         for name, rule in RULES.items():
             tail = rule(norm)
             mean_terms = sum(math.exp(tail(k)) for k in range(1, 3000))
@@ -147,7 +156,10 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
     """Bias ± standard deviation of one draw."""
     names = [f"first {n}" for n in TRUNCATED] + list(RULES)
     said = ["# Estimators of a log-determinant as L → 1", "", ABOUT, ""]
-    said += ["| L | truth | " + " | ".join(names) + " | measured |", "|---:|---:|" + "---:|" * (len(names) + 1)]
+    said += [
+        "| L | truth | " + " | ".join(names) + " | measured |",
+        "|---:|---:|" + "---:|" * (len(names) + 1),
+    ]
     for norm, row in found.items():
         cells = []
         for name in names:
@@ -155,7 +167,9 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
             if name.startswith("first"):
                 cells.append(f"{own['bias']:+.4f} ± {own['std']:.2f}")
             else:
-                cells.append(f"{'∞' if math.isinf(own['std']) else format(own['std'], '.2f')} ({own['terms']:.0f})")
+                cells.append(
+                    f"{'∞' if math.isinf(own['std']) else format(own['std'], '.2f')} ({own['terms']:.0f})"
+                )
         own = row["library"]
         cells.append(f"{own['bias'] / (own['std'] / math.sqrt(DRAWS)):+.1f}, {own['std']:.2f}")
         said.append(f"| {norm} | {row['true']['value']:.4f} | {' | '.join(cells)} |")
@@ -177,9 +191,15 @@ def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
     axes[0].set(title="|bias|, truncated series", yscale="log")
     for i, name in enumerate(RULES):
         values = [row[name]["std"] for row in found.values()]
-        finite = [(gap, value) for gap, value in zip(gaps, values, strict=True) if math.isfinite(value)]
-        axes[1].plot(*zip(*finite, strict=True) if finite else ([], []), ".-", color=f"C{i + 3}", label=name)
-        if lost := [gap for gap, value in zip(gaps, values, strict=True) if not math.isfinite(value)]:
+        finite = [
+            (gap, value) for gap, value in zip(gaps, values, strict=True) if math.isfinite(value)
+        ]
+        axes[1].plot(
+            *zip(*finite, strict=True) if finite else ([], []), ".-", color=f"C{i + 3}", label=name
+        )
+        if lost := [
+            gap for gap, value in zip(gaps, values, strict=True) if not math.isfinite(value)
+        ]:
             axes[1].plot(lost, [1.0 - 0.06 * i] * len(lost), "x", color=f"C{i + 3}", label=f"{name}: infinite",
                          transform=axes[1].get_xaxis_transform(), clip_on=False)  # fmt: skip
     axes[1].set(title="standard deviation, Russian roulette (no bias)")
@@ -194,8 +214,12 @@ def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--redraw", action="store_true", help="table and picture again, and measure nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--redraw", action="store_true", help="table and picture again, and measure nothing"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     path = given.out / "residual_bias.json"

@@ -1,15 +1,18 @@
-"""Posterior estimation with conditional flows on tasks of sbibm, judged by its reference posteriors.
+"""Posterior estimation with conditional flows on tasks of sbibm, judged by its reference
+posteriors.
 
-    pip download --no-deps sbibm && unzip sbibm-*.whl -d wheel       # observations and reference draws, MIT licence
+    pip download --no-deps sbibm && unzip sbibm-*.whl -d wheel       # observations and reference
+    draws, MIT licence
     python -m benchmarks.sbi prepare --wheel wheel --data DATA       # one npz for each task
     python -m benchmarks.sbi run --data DATA --out OUT --jobs 10     # sbi.json
     python -m benchmarks.sbi table --out benchmarks/results          # sbi.md of sbi.json
 
-Neural posterior estimation: draw (theta, x) from prior and simulator, and maximize the likelihood of a flow
-q(theta | x) on 90 % of the draws. The other 10 % stop each fit and select one of ``CANDIDATES``, so that the budget
-has all simulations and nothing is chosen by a reference. C2ST is the accuracy of a classifier between draws of q and
-of the reference at ten observations: .5 if it cannot tell them apart (Lueckmann et al. 2021, Benchmarking
-Simulation-Based Inference). Simulators are written here from the descriptions there.
+Neural posterior estimation: draw (theta, x) from prior and simulator, and maximize the likelihood
+of a flow q(theta | x) on 90 % of the draws. The other 10 % stop each fit and select one of
+``CANDIDATES``, so that the budget has all simulations and nothing is chosen by a reference. C2ST is
+the accuracy of a classifier between draws of q and of the reference at ten observations: .5 if it
+cannot tell them apart (Lueckmann et al. 2021, Benchmarking Simulation-Based Inference). Simulators
+are written here from the descriptions there.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ Draw = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """A prior and a simulator, theta (n, D) to x (n, K); the half-width of the box of a uniform prior."""
+    """A prior and a simulator, theta (n, D) to x (n, K); the half-width of the box of a uniform
+    prior.
+    """
 
     prior: Draw
     simulate: Callable[[Tensor], Tensor]
@@ -68,23 +73,39 @@ def moon(theta: Tensor) -> Tensor:
 
 
 def four_points(theta: Tensor) -> Tensor:
-    """Four points of N((θ₁, θ₂), S) with standard deviations θ₃² and θ₄² and correlation tanh θ₅."""
+    """Four points of N((θ₁, θ₂), S) with standard deviations θ₃² and θ₄² and correlation tanh
+    θ₅.
+    """
     noise = torch.randn(len(theta), 4, 2)
-    first, second, rho = theta[:, 2, None].square(), theta[:, 3, None].square(), theta[:, 4, None].tanh()
+    first, second, rho = (
+        theta[:, 2, None].square(),
+        theta[:, 3, None].square(),
+        theta[:, 4, None].tanh(),
+    )
     x = theta[:, 0, None] + first * noise[..., 0]
-    y = theta[:, 1, None] + second * (rho * noise[..., 0] + (1 - rho.square()).sqrt() * noise[..., 1])
+    y = theta[:, 1, None] + second * (
+        rho * noise[..., 0] + (1 - rho.square()).sqrt() * noise[..., 1]
+    )
     return torch.stack([x, y], -1).flatten(1)
 
 
 def bernoulli() -> Task:
-    """100 spikes of a filter of length 9 on white noise with an offset; x are the sufficient statistics."""
-    stimulus = torch.from_numpy(np.random.RandomState(42).randn(100).astype(np.float32))  # the stimulus of sbibm
+    """100 spikes of a filter of length 9 on white noise with an offset; x are the sufficient
+    statistics.
+    """
+    stimulus = torch.from_numpy(
+        np.random.RandomState(42).randn(100).astype(np.float32)
+    )  # the stimulus of sbibm
     design = torch.ones(100, 10)
     for lag in range(9):
         design[:, 1 + lag] = torch.cat([torch.zeros(lag), stimulus[: 100 - lag]])
-    differences = torch.diag(1 + (torch.arange(9) / 9).sqrt())  # second differences are small: the filter is smooth
+    differences = torch.diag(
+        1 + (torch.arange(9) / 9).sqrt()
+    )  # second differences are small: the filter is smooth
     differences += torch.diag(torch.full((8,), -2.0), -1) + torch.diag(torch.ones(7), -2)
-    factor = torch.block_diag(torch.tensor([[math.sqrt(2.0)]]), torch.linalg.inv(differences))  # of the covariance
+    factor = torch.block_diag(
+        torch.tensor([[math.sqrt(2.0)]]), torch.linalg.inv(differences)
+    )  # of the covariance
 
     def simulate(theta: Tensor) -> Tensor:
         p = (theta @ design.T).sigmoid()
@@ -108,58 +129,172 @@ TASKS: dict[str, Task] = {
 }
 Build = Callable[[int, int], flows.Chain]
 CANDIDATES: dict[str, Build] = {
-    "spline_autoregressive": lambda dim, context: flows.spline_autoregressive(dim, 3, (64, 64), context_dim=context),
-    "spline_coupling": lambda dim, context: flows.spline_coupling(dim, 5, (64, 64), context_dim=context),
+    "spline_autoregressive": lambda dim, context: flows.spline_autoregressive(
+        dim, 3, (64, 64), context_dim=context
+    ),
+    "spline_coupling": lambda dim, context: flows.spline_coupling(
+        dim, 5, (64, 64), context_dim=context
+    ),
     "maf": lambda dim, context: flows.maf(dim, 5, (64, 64), context_dim=context),
 }
 
 
 # C2ST of NPE with a neural spline flow at observations 1 to 10, from 10,000 draws: "NPE-NSF" of
-# supplement_hyperparameters_snpe.csv in github.com/sbi-benchmark/results. The mixture is of gaussian_mixture_rerun
-# there, since the task was corrected after the paper, in the release whose references are used here.
+# supplement_hyperparameters_snpe.csv in github.com/sbi-benchmark/results. The mixture is of
+# gaussian_mixture_rerun there, since the task was corrected after the paper, in the release whose
+# references are used here.
 PUBLISHED: dict[tuple[str, int], tuple[float, ...]] = {
-    ("gaussian_linear", 1_000): (0.707, 0.674, 0.698, 0.758, 0.662, 0.649, 0.665, 0.713, 0.646, 0.772),
-    ("gaussian_linear", 10_000): (0.565, 0.531, 0.534, 0.592, 0.523, 0.532, 0.534, 0.620, 0.534, 0.558),
-    ("gaussian_linear_uniform", 1_000): (0.708, 0.681, 0.803, 0.659, 0.661, 0.676, 0.683, 0.733, 0.709, 0.650),
-    ("gaussian_linear_uniform", 10_000): (0.557, 0.556, 0.587, 0.534, 0.537, 0.552, 0.542, 0.559, 0.567, 0.545),
-    ("gaussian_mixture", 1_000): (0.789, 0.703, 0.687, 0.699, 0.735, 0.684, 0.732, 0.678, 0.692, 0.763),
-    ("gaussian_mixture", 10_000): (0.661, 0.560, 0.670, 0.607, 0.647, 0.570, 0.585, 0.585, 0.671, 0.596),
+    ("gaussian_linear", 1_000): (
+        0.707,
+        0.674,
+        0.698,
+        0.758,
+        0.662,
+        0.649,
+        0.665,
+        0.713,
+        0.646,
+        0.772,
+    ),
+    ("gaussian_linear", 10_000): (
+        0.565,
+        0.531,
+        0.534,
+        0.592,
+        0.523,
+        0.532,
+        0.534,
+        0.620,
+        0.534,
+        0.558,
+    ),
+    ("gaussian_linear_uniform", 1_000): (
+        0.708,
+        0.681,
+        0.803,
+        0.659,
+        0.661,
+        0.676,
+        0.683,
+        0.733,
+        0.709,
+        0.650,
+    ),
+    ("gaussian_linear_uniform", 10_000): (
+        0.557,
+        0.556,
+        0.587,
+        0.534,
+        0.537,
+        0.552,
+        0.542,
+        0.559,
+        0.567,
+        0.545,
+    ),
+    ("gaussian_mixture", 1_000): (
+        0.789,
+        0.703,
+        0.687,
+        0.699,
+        0.735,
+        0.684,
+        0.732,
+        0.678,
+        0.692,
+        0.763,
+    ),
+    ("gaussian_mixture", 10_000): (
+        0.661,
+        0.560,
+        0.670,
+        0.607,
+        0.647,
+        0.570,
+        0.585,
+        0.585,
+        0.671,
+        0.596,
+    ),
     ("two_moons", 1_000): (0.666, 0.696, 0.677, 0.700, 0.748, 0.711, 0.805, 0.751, 0.719, 0.780),
     ("two_moons", 10_000): (0.542, 0.571, 0.646, 0.674, 0.588, 0.576, 0.617, 0.599, 0.616, 0.634),
     ("slcp", 1_000): (0.988, 0.975, 0.965, 0.985, 0.966, 0.960, 0.992, 0.989, 0.961, 0.971),
     ("slcp", 10_000): (0.944, 0.938, 0.799, 0.916, 0.849, 0.883, 0.950, 0.898, 0.932, 0.897),
-    ("bernoulli_glm", 1_000): (0.873, 0.775, 0.913, 0.886, 0.875, 0.831, 0.854, 0.864, 0.887, 0.872),
-    ("bernoulli_glm", 10_000): (0.675, 0.659, 0.759, 0.683, 0.630, 0.639, 0.660, 0.650, 0.743, 0.686),
+    ("bernoulli_glm", 1_000): (
+        0.873,
+        0.775,
+        0.913,
+        0.886,
+        0.875,
+        0.831,
+        0.854,
+        0.864,
+        0.887,
+        0.872,
+    ),
+    ("bernoulli_glm", 10_000): (
+        0.675,
+        0.659,
+        0.759,
+        0.683,
+        0.630,
+        0.639,
+        0.660,
+        0.650,
+        0.743,
+        0.686,
+    ),
 }
 
 
 class Estimator:
     """q(theta | x) of a candidate, fitted to simulations; theta and x are standardized by them."""
 
-    def __init__(self, task: Task, theta: Tensor, x: Tensor, name: str, steps: int, seed: int) -> None:
+    def __init__(
+        self, task: Task, theta: Tensor, x: Tensor, name: str, steps: int, seed: int
+    ) -> None:
         self.task = task
         self.center, self.scale = theta.mean(0), theta.std(0)
         self.x_center, self.x_scale = x.mean(0), x.std(0)
         torch.manual_seed(seed)
-        flow = flows.Flow(flows.StandardNormal(theta.shape[1]), CANDIDATES[name](theta.shape[1], x.shape[1]))
+        flow = flows.Flow(
+            flows.StandardNormal(theta.shape[1]), CANDIDATES[name](theta.shape[1], x.shape[1])
+        )
         data, context = (theta - self.center) / self.scale, (x - self.x_center) / self.x_scale
-        options: Any = {"steps": steps, "lr": 1e-3, "patience": 20, "check_every": max(steps // 100, 20)}
-        self.fitted = flows.fit(flow, data, context=context, batch_size=128, seed=seed, progress=False, **options)
+        options: Any = {
+            "steps": steps,
+            "lr": 1e-3,
+            "patience": 20,
+            "check_every": max(steps // 100, 20),
+        }
+        self.fitted = flows.fit(
+            flow, data, context=context, batch_size=128, seed=seed, progress=False, **options
+        )
         self.flow = flow
         self.nll = self.fitted.best + float(self.scale.log().sum())
 
     def sample(self, n: int, x: Tensor, seed: int) -> tuple[Tensor, float]:
-        """n draws inside the support of the prior, and the fraction of all draws that fell there."""
+        """n draws inside the support of the prior, and the fraction of all draws that fell
+        there.
+        """
         context = ((x - self.x_center) / self.x_scale).unsqueeze(0)
         inside, drawn = torch.zeros(0, len(self.center)), 0
         while len(inside) < n:
-            theta = self.center + self.scale * self.flow.sample(n, context, seed=seed, start=drawn)[:, 0]
-            inside, drawn = torch.cat([inside, theta[(theta.abs() < self.task.box).all(-1)]]), drawn + n
+            theta = (
+                self.center
+                + self.scale * self.flow.sample(n, context, seed=seed, start=drawn)[:, 0]
+            )
+            inside, drawn = (
+                torch.cat([inside, theta[(theta.abs() < self.task.box).all(-1)]]),
+                drawn + n,
+            )
         return inside[:n], len(inside) / drawn
 
 
 def c2st(reference: Tensor, draws: Tensor) -> float:
-    """Accuracy in five folds of an MLP with two layers of 10·D units, on data standardized by the reference."""
+    """Accuracy in five folds of an MLP with two layers of 10·D units, on data standardized by the
+    reference.
+    """
     from sklearn.model_selection import KFold, cross_val_score
     from sklearn.neural_network import MLPClassifier
 
@@ -167,7 +302,9 @@ def c2st(reference: Tensor, draws: Tensor) -> float:
     data = torch.cat([(reference - center) / scale, (draws - center) / scale]).numpy()
     labels = np.repeat([0, 1], [len(reference), len(draws)])
     units = 10 * reference.shape[1]
-    classifier = MLPClassifier((units, units), activation="relu", solver="adam", max_iter=10_000, random_state=1)
+    classifier = MLPClassifier(
+        (units, units), activation="relu", solver="adam", max_iter=10_000, random_state=1
+    )
     folds = KFold(5, shuffle=True, random_state=1)
     return float(cross_val_score(classifier, data, labels, cv=folds, scoring="accuracy").mean())
 
@@ -204,7 +341,9 @@ def run(args: argparse.Namespace) -> None:
     """Fit all candidates, then judge the selected ones; sbi.json is written after every result."""
     tasks = "" if args.tasks == list(TASKS) else f" --tasks {' '.join(args.tasks)}"
     command = f"python -m benchmarks.sbi run --data DATA --out OUT --jobs {args.jobs}{tasks} --seconds {args.seconds}"
-    where = f"torch {torch.__version__}, {platform.machine()} CPU, {args.jobs} processes of one thread"
+    where = (
+        f"torch {torch.__version__}, {platform.machine()} CPU, {args.jobs} processes of one thread"
+    )
     found: dict[str, Any] = {
         "runs": [{"command": command, "made": f"{date.today()}", "where": where}],
         "fits": [],
@@ -219,12 +358,22 @@ def run(args: argparse.Namespace) -> None:
     scores: dict[tuple[str, int, int], dict[int, float]] = {}
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         jobs: dict[Any, Any] = {}
-        keys = [(name, budget) for budget in sorted(args.budgets, reverse=True) for name in args.tasks]
-        waiting, best = dict.fromkeys(keys, len(CANDIDATES)), dict[tuple[str, int], dict[str, Any]]()
+        keys = [
+            (name, budget) for budget in sorted(args.budgets, reverse=True) for name in args.tasks
+        ]
+        waiting, best = (
+            dict.fromkeys(keys, len(CANDIDATES)),
+            dict[tuple[str, int], dict[str, Any]](),
+        )
         for name, budget in keys:
             for candidate in CANDIDATES:
                 steps = min(args.steps, 3 * budget // 2)
-                jobs[pool.submit(fit_candidate, name, budget, candidate, steps, args.data)] = (name, budget, 0, 0)
+                jobs[pool.submit(fit_candidate, name, budget, candidate, steps, args.data)] = (
+                    name,
+                    budget,
+                    0,
+                    0,
+                )
 
         def compare(name: str, budget: int, size: int) -> None:
             for i in range(args.observations):
@@ -250,7 +399,9 @@ def run(args: argparse.Namespace) -> None:
                 waiting[key] -= 1
                 if waiting[key] == 0:
                     compare(name, budget, min(1_000, args.most))
-                if not any(waiting.values()):  # the longest comparisons last: they may not all end in time
+                if not any(
+                    waiting.values()
+                ):  # the longest comparisons last: they may not all end in time
                     for other, given in keys if args.most > 1_000 else ():
                         compare(other, given, args.most)
             write()
@@ -262,8 +413,13 @@ def prepare(args: argparse.Namespace) -> None:
     """Observations and reference draws of an unpacked wheel of sbibm, as one npz for each task."""
     args.data.mkdir(parents=True, exist_ok=True)
     for name in TASKS:
-        folders = [args.wheel / "sbibm" / "tasks" / name / "files" / f"num_observation_{i}" for i in OBSERVATIONS]
-        observations = [np.loadtxt(folder / "observation.csv", delimiter=",", skiprows=1) for folder in folders]
+        folders = [
+            args.wheel / "sbibm" / "tasks" / name / "files" / f"num_observation_{i}"
+            for i in OBSERVATIONS
+        ]
+        observations = [
+            np.loadtxt(folder / "observation.csv", delimiter=",", skiprows=1) for folder in folders
+        ]
         files = [folder / "reference_posterior_samples.csv.bz2" for folder in folders]
         reference = [np.loadtxt(file, delimiter=",", skiprows=1, max_rows=DRAWS) for file in files]
         arrays = {"observations": np.float32(observations), "reference": np.float32(reference)}
@@ -298,27 +454,46 @@ def table(args: argparse.Namespace) -> None:
         "| task | simulations | flow | inside | draws | C2ST | lowest | highest | published |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in sorted(found["rows"], key=lambda row: (list(TASKS).index(row["task"]), row["budget"], row["draws"])):
+    for row in sorted(
+        found["rows"], key=lambda row: (list(TASKS).index(row["task"]), row["budget"], row["draws"])
+    ):
         fit, values = fits[row["task"], row["budget"], row["flow"]], row["c2st"]
-        published = mean(PUBLISHED[row["task"], row["budget"]]) + (" (10,000 draws)" if row["draws"] < 10_000 else "")
+        published = mean(PUBLISHED[row["task"], row["budget"]]) + (
+            " (10,000 draws)" if row["draws"] < 10_000 else ""
+        )
         if any(other["draws"] > row["draws"] for other in found["rows"] if same(other, row)):
             published = "–"
         lines.append(
             f"| {row['task']} | {row['budget']:,} | {row['flow']} | {fit['inside']:.2f} | {row['draws']:,} | "
             f"{mean(values)} | {min(values):.2f} | {max(values):.2f} | {published} |"
         )
-    lines += ["", "## Held-out NLL of the candidates", "", f"| task | simulations | {' | '.join(CANDIDATES)} |"]
+    lines += [
+        "",
+        "## Held-out NLL of the candidates",
+        "",
+        f"| task | simulations | {' | '.join(CANDIDATES)} |",
+    ]
     lines.append("|---|---:|" + "---:|" * len(CANDIDATES))
     for name, budget in dict.fromkeys((name, budget) for name in TASKS for budget in BUDGETS):
-        scores = [f"{fits[name, budget, flow]['nll']:.3f}" for flow in CANDIDATES if (name, budget, flow) in fits]
+        scores = [
+            f"{fits[name, budget, flow]['nll']:.3f}"
+            for flow in CANDIDATES
+            if (name, budget, flow) in fits
+        ]
         if len(scores) == len(CANDIDATES):
             lines.append(f"| {name} | {budget:,} | {' | '.join(scores)} |")
-    lines += [line for run in found["runs"] for line in ("", f"`{run['command']}`, {run['made']}, {run['where']}.")]
+    lines += [
+        line
+        for run in found["runs"]
+        for line in ("", f"`{run['command']}`, {run['made']}, {run['where']}.")
+    ]
     (args.out / "sbi.md").write_text("\n".join([*lines, ""]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=("prepare", "run", "table"))
     parser.add_argument("--wheel", type=Path, help="the unpacked wheel of sbibm")
     parser.add_argument("--data", type=Path, help="the folder of the npz files")
@@ -328,8 +503,12 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
     parser.add_argument("--budgets", nargs="*", type=int, default=BUDGETS)
     parser.add_argument("--observations", type=int, default=len(OBSERVATIONS))
-    parser.add_argument("--seconds", type=int, default=10**6, help="start no comparison after this time")
-    parser.add_argument("--most", type=int, default=DRAWS, help="the largest number of draws that are compared")
+    parser.add_argument(
+        "--seconds", type=int, default=10**6, help="start no comparison after this time"
+    )
+    parser.add_argument(
+        "--most", type=int, default=DRAWS, help="the largest number of draws that are compared"
+    )
     args = parser.parse_args()
     {"prepare": prepare, "run": run, "table": table}[args.action](args)
 

@@ -1,10 +1,12 @@
-"""What a posterior costs on larger networks, as multiples of plain training: time of a step, memory, file.
+"""What a posterior costs on larger networks, as multiples of plain training: time of a step,
+memory, file.
 
     python benchmarks/scale.py --write             # on a GPU
     python benchmarks/scale.py --nets mlp          # a minute on a CPU
 
-Random weights and data; AdamW in float32, with bf16 products (autocast) on a GPU; medians of steps. Memory is the
-peak of a step on the device, with the network and its optimizer. "File" is the size of what ``save`` writes, from the
+Random weights and data; AdamW in float32, with bf16 products (autocast) on a GPU; medians of steps.
+Memory is the peak of a step on the device, with the network and its optimizer. "File" is the size
+of what ``save`` writes, from the
 tensors. Laplace has no step: its number is the time of a fit to 32 rows at the given network.
 """
 
@@ -42,7 +44,11 @@ class Block(nn.Module):
         self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norms = nn.ModuleList([nn.GroupNorm(8, outputs), nn.GroupNorm(8, outputs)])
-        self.short = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.short = (
+            nn.Identity()
+            if inputs == outputs
+            else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norms[0](self.first(x)))
@@ -53,7 +59,12 @@ def resnet18() -> nn.Module:
     widths = (64, 64, 128, 128, 256, 256, 512, 512)
     blocks = [Block(a, b, 1 if a == b else 2) for a, b in zip((64, *widths), widths, strict=False)]
     return nn.Sequential(
-        nn.Conv2d(3, 64, 3, 1, 1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)
+        nn.Conv2d(3, 64, 3, 1, 1),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, CLASSES),
     )
 
 
@@ -65,11 +76,19 @@ class Attention(nn.Module):
         self.heads, self.causal = heads, causal
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
+        q, k, v = (
+            self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         return x + self.mlp(self.norms[1](x))
 
 
@@ -81,7 +100,9 @@ class Transformer(nn.Module):
         self.tokens = tokens
         self.embed = nn.Embedding(tokens, width) if tokens else nn.Linear(3 * 16 * 16, width)
         self.position = nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks = nn.Sequential(*(Attention(width, width // 64, bool(tokens)) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(Attention(width, width // 64, bool(tokens)) for _ in range(depth))
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens or CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,8 +126,12 @@ NETS = {
     "mlp": Net(mlp, lambda: torch.randn(256, 64)),
     "ResNet-18": Net(resnet18, lambda: torch.randn(256, 3, 32, 32)),
     "ViT-S": Net(partial(Transformer, 384, 12, 196, None), lambda: torch.randn(128, 196, 768)),
-    "GPT-S": Net(partial(Transformer, 768, 12, 512, 32_000), lambda: torch.randint(32_000, (16, 512)), 32_000),
-    "GPT-L": Net(partial(Transformer, 2048, 18, 512, 32_000), lambda: torch.randint(32_000, (8, 512)), 32_000),
+    "GPT-S": Net(
+        partial(Transformer, 768, 12, 512, 32_000), lambda: torch.randint(32_000, (16, 512)), 32_000
+    ),
+    "GPT-L": Net(
+        partial(Transformer, 2048, 18, 512, 32_000), lambda: torch.randint(32_000, (8, 512)), 32_000
+    ),
 }
 ROWS: dict[str, Any] = {
     "plain": None,
@@ -136,7 +161,9 @@ def contestant(net: Net, row: str, device: torch.device, draws: int = 1) -> Cost
     with device:
         model, x, spec = net.make(), net.x(), ROWS[row]
     with torch.no_grad():
-        y = torch.randint(net.tokens or model(x).shape[-1], x.shape[: 2 if net.tokens else 1], device=device)
+        y = torch.randint(
+            net.tokens or model(x).shape[-1], x.shape[: 2 if net.tokens else 1], device=device
+        )
 
     def loss_of(f: Tensor) -> Tensor:
         return F.cross_entropy(f.float().flatten(0, -2), y.flatten())
@@ -156,7 +183,9 @@ def contestant(net: Net, row: str, device: torch.device, draws: int = 1) -> Cost
         return Cost(curvature, lambda: stored(found[0].state()[0]))
     if spec is None or spec is IVONOptimizer:
         params = list(model.parameters())
-        optimizer = torch.optim.AdamW(params, 1e-4) if spec is None else IVONOptimizer(params, 1e-3, n=N)
+        optimizer = (
+            torch.optim.AdamW(params, 1e-4) if spec is None else IVONOptimizer(params, 1e-3, n=N)
+        )
 
         def plain() -> Tensor:
             optimizer.zero_grad()
@@ -195,7 +224,9 @@ def contestant(net: Net, row: str, device: torch.device, draws: int = 1) -> Cost
     return Cost(bayesian, lambda: stored(bnn.posterior(likelihood_of(net), N).state()[0]))
 
 
-def measured(net: Net, row: str, device: torch.device, rounds: int, draws: int = 1) -> dict[str, float]:
+def measured(
+    net: Net, row: str, device: torch.device, rounds: int, draws: int = 1
+) -> dict[str, float]:
     """Seconds of a step, peak bytes and bytes of the file."""
     gc.collect()
     if device.type == "cuda":
@@ -225,7 +256,9 @@ def table(names: list[str], device: torch.device, rounds: int) -> list[str]:
             try:
                 found = measured(NETS[name], row, device, rounds)
             except (RuntimeError, ValueError) as error:
-                lines.append(f"| {name}, {count:.1f}M | {row} | {' '.join(str(error).split())[:120]} | | | | |")
+                lines.append(
+                    f"| {name}, {count:.1f}M | {row} | {' '.join(str(error).split())[:120]} | | | | |"
+                )
                 print(lines[-1], flush=True)
                 continue
             plain = plain or found
@@ -241,10 +274,16 @@ def table(names: list[str], device: torch.device, rounds: int) -> list[str]:
 def growth(device: torch.device, rounds: int) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """The ratio of a step to a plain one, along width, depth, classes and draws of a perceptron."""
     axes = {
-        "width": [(w, Net(partial(mlp, w), lambda: torch.randn(256, 64)), 1) for w in (128, 512, 2048, 8192)],
-        "depth": [(d, Net(partial(mlp, 512, d), lambda: torch.randn(256, 64)), 1) for d in (1, 4, 16, 64)],
+        "width": [
+            (w, Net(partial(mlp, w), lambda: torch.randn(256, 64)), 1)
+            for w in (128, 512, 2048, 8192)
+        ],
+        "depth": [
+            (d, Net(partial(mlp, 512, d), lambda: torch.randn(256, 64)), 1) for d in (1, 4, 16, 64)
+        ],
         "classes": [
-            (c, Net(partial(mlp, 512, 3, c), lambda: torch.randn(256, 64)), 1) for c in (10, 100, 1000, 32_000)
+            (c, Net(partial(mlp, 512, 3, c), lambda: torch.randn(256, 64)), 1)
+            for c in (10, 100, 1000, 32_000)
         ],
         "draws": [(s, Net(mlp, lambda: torch.randn(256, 64)), s) for s in (1, 2, 4, 8)],
     }
@@ -281,18 +320,24 @@ def draw(found: dict[str, dict[str, list[tuple[int, float]]]], file: Path) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nets", default=",".join(NETS), help="names separated by commas")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--write", action="store_true", help="write scale.md and scale.png, with the growth")
+    parser.add_argument(
+        "--write", action="store_true", help="write scale.md and scale.png, with the growth"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     lines = table(options.nets.split(","), device, options.rounds)
     if options.write:
         machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-        head = "# What a posterior costs on larger networks\n\n" + (__doc__ or "").split("\n\n", 2)[2]
+        head = (
+            "# What a posterior costs on larger networks\n\n" + (__doc__ or "").split("\n\n", 2)[2]
+        )
         found = growth(device, options.rounds)
         options.out.mkdir(exist_ok=True)
         draw(found, options.out / "scale.png")
@@ -302,8 +347,19 @@ def main() -> None:
         ]  # fmt: skip
         command = shlex.join(["python", "benchmarks/scale.py", *sys.argv[1:]])
         foot = f"`{command}`, {date.today()}, torch {torch.__version__}, {machine}."
-        grown = ["", "![growth](scale.png)", "", "| along | row | time of a step |", "|---|---|---|", *rows, "", foot]
-        (options.out / "scale.md").write_text("\n".join([head, *lines, *grown]) + "\n", encoding="utf-8")
+        grown = [
+            "",
+            "![growth](scale.png)",
+            "",
+            "| along | row | time of a step |",
+            "|---|---|---|",
+            *rows,
+            "",
+            foot,
+        ]
+        (options.out / "scale.md").write_text(
+            "\n".join([head, *lines, *grown]) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""``bayou serve`` beside the server it had before and a bare FastAPI handler: speed, attacks, memory.
+"""``bayou serve`` beside the server it had before and a bare FastAPI handler: speed, attacks,
+memory.
 
     python -m benchmarks.serve --out benchmarks/results/serve.md
 
-One network of two layers of 50 units on the diabetes table (ten numbers a row). Servers are processes of their own and
-run at the same time; rounds go from one to the next, so that other programs slow all of them alike. A client keeps its
-connection and asks again, for one row, as soon as it has its answer. The server of before is that of the commit
-``--before``, in a git worktree that is removed again.
+One network of two layers of 50 units on the diabetes table (ten numbers a row). Servers are
+processes of their own and run at the same time; rounds go from one to the next, so that other
+programs slow all of them alike. A client keeps its connection and asks again, for one row, as soon
+as it has its answer. The server of before is that of the commit ``--before``, in a git worktree
+that is removed again.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def train(folder: Path, steps: int) -> list[dict[str, float]]:
         writer = csv.writer(stream)
         writer.writerow([*data.feature_names, "progression"])
         writer.writerows(np.column_stack([data.data, data.target]).tolist())
-    config = Config(str(folder / "diabetes.csv"), tuple(METHODS), target="progression", steps=steps, samples=100)
+    config = Config(
+        str(folder / "diabetes.csv"), tuple(METHODS), target="progression", steps=steps, samples=100
+    )
     Run.create(folder / "run", config).work()
     return [dict(zip(data.feature_names, row, strict=True)) for row in data.data.tolist()]
 
@@ -78,7 +82,9 @@ def bare(run: str, method: str) -> None:
 def started(command: list[str], source: Path) -> Iterator[tuple[int, int]]:
     """The process and the port of a server."""
     environment = os.environ | {"PYTHONPATH": f"{source}/src{os.pathsep}{ROOT}"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
         try:
             assert process.stdout is not None
             found = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())
@@ -90,7 +96,18 @@ def started(command: list[str], source: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def servers(run: Path, method: str, old: Path) -> Iterator[dict[str, tuple[int, int]]]:
-    serve = [sys.executable, "-m", "bayou", "serve", str(run), "--method", method, "--port", "0", "-q"]
+    serve = [
+        sys.executable,
+        "-m",
+        "bayou",
+        "serve",
+        str(run),
+        "--method",
+        method,
+        "--port",
+        "0",
+        "-q",
+    ]
     plain = [sys.executable, "-m", "benchmarks.serve", "--bare", str(run), method]
     with contextlib.ExitStack() as stack:
         sources = ((serve, old), (serve, ROOT), (plain, ROOT))
@@ -104,7 +121,9 @@ def servers(run: Path, method: str, old: Path) -> Iterator[dict[str, tuple[int, 
 def worktree(revision: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--detach", f"{folder}/old", revision], check=True, capture_output=True)
+        subprocess.run(
+            [*git, "add", "--detach", f"{folder}/old", revision], check=True, capture_output=True
+        )
         try:
             yield Path(folder, "old")
         finally:
@@ -129,7 +148,9 @@ def load(port: int, request: bytes, clients: int, seconds: float) -> tuple[float
 
     async def all_of_them() -> list[float]:
         found: list[float] = []
-        await asyncio.gather(*(client(port, request, time.perf_counter() + seconds, found) for _ in range(clients)))
+        await asyncio.gather(
+            *(client(port, request, time.perf_counter() + seconds, found) for _ in range(clients))
+        )
         return found
 
     start = time.perf_counter()
@@ -155,7 +176,8 @@ def attacks(row: dict[str, float]) -> dict[str, bytes]:
         "20,000 rows": sized(json.dumps({"rows": [{}] * 20_000}).encode()),
         "two Content-Lengths": head(host, length, "Content-Length: 5") + good,
         "the same Content-Length twice": head(host, length, length) + good,
-        "Content-Length and chunks": head(host, length, "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+        "Content-Length and chunks": head(host, length, "Transfer-Encoding: chunked")
+        + b"0\r\n\r\n",
         "`Content-Length :`": head(host, length.replace(":", " :")) + good,
         "a head of 1 MiB": head(host, "X: " + "a" * 2**20),
         "no JSON": sized(b"{"),
@@ -197,7 +219,10 @@ def speed(run: Path, old: Path, row: dict[str, float], seconds: float, rounds: i
         "|---|--:|---|--:|--:|--:|--:|",
     ]
     body = json.dumps({"rows": [row]}).encode()
-    request = head("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}") + body
+    request = (
+        head("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        + body
+    )
     for method, words in METHODS.items():
         with servers(run, method, old) as there:
             for clients in CLIENTS:
@@ -219,9 +244,23 @@ def speed(run: Path, old: Path, row: dict[str, float], seconds: float, rounds: i
 
 def safety(run: Path, old: Path, row: dict[str, float], bad: int) -> list[str]:
     lines = ["| attack | before | bayou serve |", "|---|---|---|"]
-    serve = [sys.executable, "-m", "bayou", "serve", str(run), "--method", "map", "--port", "0", "-q"]
+    serve = [
+        sys.executable,
+        "-m",
+        "bayou",
+        "serve",
+        str(run),
+        "--method",
+        "map",
+        "--port",
+        "0",
+        "-q",
+    ]
     cases = attacks(row)
-    with started(serve, old) as (_, port):  # ended before the other starts: it computes the last attack for minutes
+    with started(serve, old) as (
+        _,
+        port,
+    ):  # ended before the other starts: it computes the last attack for minutes
         before = {name: attack(port, data) for name, data in cases.items()}
     with started([*serve, "--read-timeout", "1"], ROOT) as (process, port):
         for name, data in cases.items():
@@ -242,10 +281,16 @@ def safety(run: Path, old: Path, row: dict[str, float], bad: int) -> list[str]:
             if n + 1 in (bad // 10, bad // 2, bad):
                 memory[n + 1] = resident(process)
     words = ", ".join(f"{size:.0f} MiB after {n:,}" for n, size in memory.items())
-    return [*lines, "", f"Resident memory over bad requests (small ones of the table, in turn): {words}."]
+    return [
+        *lines,
+        "",
+        f"Resident memory over bad requests (small ones of the table, in turn): {words}.",
+    ]
 
 
-def main(seconds: float = 2.0, rounds: int = 3, steps: int = 60, bad: int = 10_000, before: str = BEFORE) -> str:
+def main(
+    seconds: float = 2.0, rounds: int = 3, steps: int = 60, bad: int = 10_000, before: str = BEFORE
+) -> str:
     with tempfile.TemporaryDirectory() as folder, worktree(before) as old:
         row, run = train(Path(folder), steps)[0], Path(folder, "run")
         lines = speed(run, old, row, seconds, rounds)
@@ -256,7 +301,9 @@ def main(seconds: float = 2.0, rounds: int = 3, steps: int = 60, bad: int = 10_0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)

@@ -1,10 +1,13 @@
-"""The time of a training step on a GPU: eager, and compiled and replayed as one CUDA graph with its optimizer.
+"""The time of a training step on a GPU: eager, and compiled and replayed as one CUDA graph with its
+optimizer.
 
     python benchmarks/steps.py --write
-    python benchmarks/steps.py --second-fit    # when a first and a second compiled run are under way
+    python benchmarks/steps.py --second-fit    # when a first and a second compiled run are under
+    way
 
-LeNet 20-50-500, batch 128 and 1024, TF32, Adam, data on the device; the time is that of ``bayou.fit`` itself, data and
-bookkeeping included, from the difference of two points of its history.
+LeNet 20-50-500, batch 128 and 1024, TF32, Adam, data on the device; the time is that of
+``bayou.fit`` itself, data and bookkeeping included, from the difference of two points of its
+history.
 """
 
 from __future__ import annotations
@@ -52,23 +55,31 @@ def measure(method: Any, batch: int, compiled: bool, steps: int) -> float:
     x, y = torch.randn(N, 1, 28, 28, device="cuda"), torch.randint(10, (N,), device="cuda")
     torch.compiler.reset()
     warm = 100
-    method = replace(method, steps=warm + steps + 1, batch_size=batch, compile=compiled, log_every=warm)
+    method = replace(
+        method, steps=warm + steps + 1, batch_size=batch, compile=compiled, log_every=warm
+    )
     history = bayou.fit(lenet().cuda(), (x, y), method=method, progress=False).history
     first, last = history[1], history[-1]
     return 1e3 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
 
 
 def start(method: Any, device: str) -> tuple[float, float]:
-    """Seconds that a compiled run of ten steps takes, most of them before the steps, and its processor seconds."""
+    """Seconds that a compiled run of ten steps takes, most of them before the steps, and its
+    processor seconds.
+    """
     torch.manual_seed(0)
     x, y = torch.randn(1280, 1, 28, 28, device=device), torch.randint(10, (1280,), device=device)
     began, used = time.perf_counter(), time.process_time()
-    bayou.fit(lenet().to(device), (x, y), method=replace(method, steps=10, compile=True), progress=False)
+    bayou.fit(
+        lenet().to(device), (x, y), method=replace(method, steps=10, compile=True), progress=False
+    )
     return time.perf_counter() - began, time.process_time() - used
 
 
 def second_fit(names: list[str]) -> None:
-    """Print when the first and the second compiled run of the same network and method in a process are under way."""
+    """Print when the first and the second compiled run of the same network and method in a process
+    are under way.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(
         f"| method, {device} | first run, s | second run, s | processor seconds of it |",
@@ -81,11 +92,17 @@ def second_fit(names: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--second-fit", action="store_true", help="time the start of a first and a second run instead")
+    parser.add_argument(
+        "--second-fit",
+        action="store_true",
+        help="time the start of a first and a second run instead",
+    )
     parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help="write the table")
     args = parser.parse_args()
     if args.second_fit:

@@ -1,4 +1,6 @@
-"""A vector field v(t, z) of images for ``flows.continuous``: a U-Net with a time (Ho et al. 2020)."""
+"""A vector field v(t, z) of images for ``flows.continuous``: a U-Net with a time (Ho et al.
+2020).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ MAX_ATTENTION = 256  # pixels of the lowest resolution up to which there is atte
 
 
 class TimeUNet(nn.Module):
-    """v(t, z, context) of images: a U-Net whose blocks are scaled and shifted by t and context (Ho et al. 2020).
+    """v(t, z, context) of images: a U-Net whose blocks are scaled and shifted by t and context (Ho
+    et al. 2020).
 
     The last layer starts at 0, so that a flow starts as the identity.
 
@@ -39,13 +42,19 @@ class TimeUNet(nn.Module):
         frequencies: int = 16,
     ) -> None:
         super().__init__()
-        if len(shape) != 3 or not channels or any(side % 2 ** (len(channels) - 1) for side in shape[1:]):
+        if (
+            len(shape) != 3
+            or not channels
+            or any(side % 2 ** (len(channels) - 1) for side in shape[1:])
+        ):
             raise ValueError(
                 f"TimeUNet takes images (C, H, W) with H and W multiples of {2 ** (len(channels) - 1)}, for channels "
                 f"{tuple(channels)}, got {tuple(shape)}"
             )
         if min(channels) < 2:
-            raise ValueError(f"TimeUNet normalizes over channels and needs at least 2, got {tuple(channels)}")
+            raise ValueError(
+                f"TimeUNet normalizes over channels and needs at least 2, got {tuple(channels)}"
+            )
         self.frequencies, self.blocks = frequencies, positive(blocks, "the number of blocks")
         width = 4 * channels[0]
         self.embed = nn.Sequential(
@@ -57,13 +66,19 @@ class TimeUNet(nn.Module):
             down.append(nn.ModuleList(Block(now if i == 0 else c, c, width) for i in range(blocks)))
             now = c
         few = math.prod(shape[1:]) // 4 ** (len(channels) - 1) <= MAX_ATTENTION
-        self.middle: Modules[Block] = nn.ModuleList([Block(now, now, width, few), Block(now, now, width)])  # type: ignore[assignment]
+        self.middle: Modules[Block] = nn.ModuleList(
+            [Block(now, now, width, few), Block(now, now, width)]
+        )  # type: ignore[assignment]
         for c in reversed(channels):
-            up.append(nn.ModuleList(Block(now + c if i == 0 else c, c, width) for i in range(blocks)))
+            up.append(
+                nn.ModuleList(Block(now + c if i == 0 else c, c, width) for i in range(blocks))
+            )
             now = c
         self.down: Modules[Modules[Block]] = nn.ModuleList(down)  # type: ignore[assignment]
         self.up: Modules[Modules[Block]] = nn.ModuleList(up)  # type: ignore[assignment]
-        self.last = nn.Sequential(_norm(now), nn.SiLU(), zeroed(nn.Conv2d(now, shape[0], 3, padding=1)))
+        self.last = nn.Sequential(
+            _norm(now), nn.SiLU(), zeroed(nn.Conv2d(now, shape[0], 3, padding=1))
+        )
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """t (...), z (..., C, H, W), context (..., context_dim) to (..., C, H, W)."""
@@ -93,7 +108,9 @@ class TimeUNet(nn.Module):
 
 
 class Block(nn.Module):
-    """h + conv(silu(norm(conv(silu(norm h)))·(1 + scale) + shift)), scale and shift from an embedding of the time."""
+    """h + conv(silu(norm(conv(silu(norm h)))·(1 + scale) + shift)), scale and shift from an
+    embedding of the time.
+    """
 
     def __init__(self, inputs: int, outputs: int, embedding: int, attention: bool = False) -> None:
         super().__init__()
@@ -113,7 +130,9 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """h + attention over all pixels, with one head; without fused kernels, which have no second derivative."""
+    """h + attention over all pixels, with one head; without fused kernels, which have no second
+    derivative.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -129,5 +148,7 @@ class Attention(nn.Module):
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    """Up to 8 groups of at least 4 channels: smaller groups may have variances near 0, where the field is too steep."""
+    """Up to 8 groups of at least 4 channels: smaller groups may have variances near 0, where the
+    field is too steep.
+    """
     return nn.GroupNorm(math.gcd(8, channels, max(1, channels // 4)), channels)

@@ -2,10 +2,11 @@
 
     python -m benchmarks.torus --write
 
-The density is a mixture of three bivariate von Mises densities with correlation, exp(κ₁·cos u + κ₂·cos v +
-λ·sin u·sin v) with u = φ − μ, v = ψ − ν (the sine model of Singh et al. 2002), with modes at the ends of [−π, π) as the
-dihedral angles of proteins have. Entropy and cross-entropies are sums over a grid, exact but for rounding since the
-integrand is smooth and periodic; where it is not (a flow of the plane at the ends) the grid is fine enough.
+The density is a mixture of three bivariate von Mises densities with correlation, exp(κ₁·cos u +
+κ₂·cos v + λ·sin u·sin v) with u = φ − μ, v = ψ − ν (the sine model of Singh et al. 2002), with
+modes at the ends of [−π, π) as the dihedral angles of proteins have. Entropy and cross-entropies
+are sums over a grid, exact but for rounding since the integrand is smooth and periodic; where it is
+not (a flow of the plane at the ends) the grid is fine enough.
 """
 
 from __future__ import annotations
@@ -29,10 +30,16 @@ COMPONENTS = torch.tensor([[0.5, -3.0, 2.9, 8.0, 8.0, 6.0], [0.3, -1.1, -0.7, 20
                            [0.2, 1.0, 3.1, 10.0, 4.0, 0.0]]).double()  # fmt: skip
 GRID = 512
 FLOWS: dict[str, Callable[[], flows.Flow]] = {
-    "circular, autoregressive": lambda: flows.Flow(flows.VonMises(2), flows.circular_spline(2, coupling=False)),
+    "circular, autoregressive": lambda: flows.Flow(
+        flows.VonMises(2), flows.circular_spline(2, coupling=False)
+    ),
     "circular, coupling": lambda: flows.Flow(flows.VonMises(2), flows.circular_spline(2)),
-    "plane: spline, autoregressive": lambda: flows.Flow(flows.StandardNormal(2), flows.spline_autoregressive(2)),
-    "plane: spline, coupling": lambda: flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2)),
+    "plane: spline, autoregressive": lambda: flows.Flow(
+        flows.StandardNormal(2), flows.spline_autoregressive(2)
+    ),
+    "plane: spline, coupling": lambda: flows.Flow(
+        flows.StandardNormal(2), flows.spline_coupling(2)
+    ),
 }
 
 
@@ -68,11 +75,22 @@ def draws(n: int, seed: int) -> Tensor:
 def measure(name: str, seed: int, rows: int, steps: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     flow = FLOWS[name]()
-    fitted = flows.fit(flow, draws(rows, seed).float(), steps=steps, lr=2e-3, patience=None, seed=seed, progress=False)
+    fitted = flows.fit(
+        flow,
+        draws(rows, seed).float(),
+        steps=steps,
+        lr=2e-3,
+        patience=None,
+        seed=seed,
+        progress=False,
+    )
     x, area = grid(), (2 * math.pi / GRID) ** 2
     flow.double()
     with torch.no_grad():
-        p, log_q = log_density(x).exp() * area, torch.cat([flow.log_prob(part) for part in x.split(2**14)])
+        p, log_q = (
+            log_density(x).exp() * area,
+            torch.cat([flow.log_prob(part) for part in x.split(2**14)]),
+        )
     return {
         "flow": name,
         "seed": seed,
@@ -97,12 +115,16 @@ def render(found: dict[str, Any]) -> str:
         rows = [row for row in found["rows"] if row["flow"] == name]
         nll, mass = [row["nll"] for row in rows], fmean(row["mass"] for row in rows)
         above = fmean(nll) - found["entropy"]
-        lines.append(f"| {name} | {fmean(nll):.4f} ({min(nll):.4f} to {max(nll):.4f}) | {above:.4f} | {mass:.4f} |")
+        lines.append(
+            f"| {name} | {fmean(nll):.4f} ({min(nll):.4f} to {max(nll):.4f}) | {above:.4f} | {mass:.4f} |"
+        )
     return "\n".join([*lines, "", f"`{found['command']}`, {found['where']}.", ""])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="write torus.json and torus.md")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--rows", type=int, default=10_000)

@@ -2,9 +2,10 @@
 
 python -m benchmarks.train_defaults --write
 
-Ten generated tables go through the command's own path: a CSV file, its preprocessing, the default network, the fit and
-its checks. The draws of ``CHOICE_SEEDS`` are for choosing a default and for changing settings; those of
-``REPORT_SEEDS`` are reported, and nothing may be chosen by looking at them. Scores are on fresh rows of the same draw.
+Ten generated tables go through the command's own path: a CSV file, its preprocessing, the default
+network, the fit and its checks. The draws of ``CHOICE_SEEDS`` are for choosing a default and for
+changing settings; those of ``REPORT_SEEDS`` are reported, and nothing may be chosen by looking at
+them. Scores are on fresh rows of the same draw.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Table:
     """A generated table.
 
     Args:
-        rows: of the file that is trained on; the command holds a tenth of them out as its test rows.
+        rows: of the file that is trained on; the command holds a tenth of them out as its test
+            rows.
         draw: makes columns of so many rows from a generator; the last column is the target.
     """
 
@@ -103,12 +105,24 @@ def _repeated_columns(rng: np.random.Generator, rows: int) -> Columns:
     x = rng.standard_normal((rows, 2))
     y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] + 0.3 * rng.standard_normal(rows)
     same = np.full(rows, 7.0)
-    return {"a": x[:, 0], "a again": x[:, 0], "b": x[:, 1], "twice b": 2 * x[:, 1], "constant": same, "y": y}
+    return {
+        "a": x[:, 0],
+        "a again": x[:, 0],
+        "b": x[:, 1],
+        "twice b": 2 * x[:, 1],
+        "constant": same,
+        "y": y,
+    }
 
 
 def _interactions(rng: np.random.Generator, rows: int) -> Columns:
     x = rng.uniform(0, 1, (rows, 8))
-    y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + rng.standard_normal(rows)
+    y = (
+        10 * np.sin(np.pi * x[:, 0] * x[:, 1])
+        + 20 * (x[:, 2] - 0.5) ** 2
+        + 10 * x[:, 3]
+        + rng.standard_normal(rows)
+    )
     return {f"x{k}": x[:, k] for k in range(8)} | {"y": y}
 
 
@@ -133,7 +147,9 @@ def _rare_class(rng: np.random.Generator, rows: int) -> Columns:
 def _three_classes(rng: np.random.Generator, rows: int) -> Columns:
     name, effect = _levels(rng, rows, 12)
     x = rng.standard_normal((rows, 3))
-    logits = np.stack([effect + x[:, 0], 1.5 * x[:, 1], -x[:, 0] * x[:, 1]], 1) + rng.gumbel(size=(rows, 3))
+    logits = np.stack([effect + x[:, 0], 1.5 * x[:, 1], -x[:, 0] * x[:, 1]], 1) + rng.gumbel(
+        size=(rows, 3)
+    )
     label = np.array(["red", "green", "blue"])[logits.argmax(1)]
     return {"group": name, "a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": label}
 
@@ -159,14 +175,18 @@ TABLES: dict[str, Table] = {
 
 
 def write_files(table: Table, seed: int, folder: Path) -> tuple[Path, Path]:
-    """Write the rows to train on and the fresh rows of a draw as CSV files, and return their paths."""
+    """Write the rows to train on and the fresh rows of a draw as CSV files, and return their
+    paths.
+    """
     columns = table.draw(np.random.default_rng(seed), table.rows + FRESH_ROWS)
     paths = folder / "table.csv", folder / "fresh.csv"
     for path, part in zip(paths, (slice(table.rows), slice(table.rows, None)), strict=True):
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
-            writer.writerows(zip(*(values[part].tolist() for values in columns.values()), strict=True))
+            writer.writerows(
+                zip(*(values[part].tolist() for values in columns.values()), strict=True)
+            )
     return paths
 
 
@@ -189,7 +209,9 @@ def measure(name: str, method: str | None, seed: int) -> dict[str, Any]:
         seconds = time.process_time() - start
         ((scores,), _) = use.evaluate(folder / "run", str(fresh))
     flags = [check["name"] for check in result["checks"] if check["status"] != "ok"]
-    said = sorted({one.category.__name__ for one in caught if issubclass(one.category, BayouWarning)})
+    said = sorted(
+        {one.category.__name__ for one in caught if issubclass(one.category, BayouWarning)}
+    )
     score_names = [key for key in ("coverage", "nll", "rmse", "accuracy", "ece") if key in scores]
     numbers = {key: round(scores[key], 4) for key in score_names}
     key = {"data": name, "method": result["method"], "seed": seed}
@@ -201,7 +223,10 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["# The default of `bayou train` on ten generated tables", "", INTRODUCTION, ""]
     for title, seeds in (("Reported draws", REPORT_SEEDS), ("Draws of the choice", CHOICE_SEEDS)):
         lines += [f"## {title}", ""]
-        lines += ["| table | method | 90 % covers | NLL | RMSE | error, % | s | |", "|---|---|" + "---:|" * 5 + "---|"]
+        lines += [
+            "| table | method | 90 % covers | NLL | RMSE | error, % | s | |",
+            "|---|---|" + "---:|" * 5 + "---|",
+        ]
         for row in rows:
             if row["seed"] in seeds:
                 lines.append(_line(row))
@@ -214,7 +239,9 @@ def _line(row: dict[str, Any]) -> str:
     remarks = [*row["flags"], *row["said"]]
     covered = row.get("coverage")
     if covered is not None and not COVERAGE_LIMITS[0] <= covered <= COVERAGE_LIMITS[1]:
-        remarks.insert(0, "covers too little" if covered < COVERAGE_LIMITS[0] else "covers too much")
+        remarks.insert(
+            0, "covers too little" if covered < COVERAGE_LIMITS[0] else "covers too much"
+        )
     cells = [row["data"], row["method"]]
     cells.append("" if covered is None else f"{covered:.3f}")
     cells.append(f"{row['nll']:.3f}")
@@ -226,11 +253,15 @@ def _line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the rows that were asked for; with --write keep them in the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tables", default="|".join(TABLES), help="names, separated by |")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default=",".join(map(str, CHOICE_SEEDS + REPORT_SEEDS)))
-    parser.add_argument("--write", action="store_true", help=f"write the rows to {RESULTS.name} and its page")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write the rows to {RESULTS.name} and its page"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
@@ -240,7 +271,9 @@ def main() -> None:
                 row = measure(name, method, seed)
                 print(_line(row), flush=True)
                 key = (row["data"], row["method"], row["seed"])
-                rows = [old for old in rows if (old["data"], old["method"], old["seed"]) != key] + [row]
+                rows = [old for old in rows if (old["data"], old["method"], old["seed"]) != key] + [
+                    row
+                ]
                 if options.write:
                     write(rows)
 

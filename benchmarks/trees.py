@@ -1,9 +1,11 @@
-"""Speed of two source trees in one run: every row of flows.py and posteriors.py, before and after a change.
+"""Speed of two source trees in one run: every row of flows.py and posteriors.py, before and after a
+change.
 
 git worktree add ../before <commit> && python benchmarks/trees.py ../before .
 
-Each tree has a process of its own, with its own copy of the benchmarks. The two take turns within a round, so that a
-busy machine slows both alike; a ratio above 1 is the first tree's time over the second's: the second is faster.
+Each tree has a process of its own, with its own copy of the benchmarks. The two take turns within a
+round, so that a busy machine slows both alike; a ratio above 1 is the first tree's time over the
+second's: the second is faster.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def benchmark(tree: Path, name: str) -> Any:
 
 
 def serve(tree: Path) -> None:
-    """Answer lines of (row, repetitions) with processor milliseconds, in the process of one tree."""
+    """Answer lines of (row, repetitions) with processor milliseconds, in the process of one
+    tree.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -65,7 +69,12 @@ class Tree:
         environment = os.environ | {"PYTHONPATH": str(path / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--serve", str(path)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, bufsize=1
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            bufsize=1,
         )
         self.rows: list[str] = self.answer()
 
@@ -80,9 +89,13 @@ class Tree:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trees", type=Path, nargs="*", help="two checkouts: before, after")
-    parser.add_argument("--rounds", type=int, default=15, help="turns that each tree takes on a row")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="turns that each tree takes on a row"
+    )
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -91,13 +104,22 @@ def main() -> None:
     if len(options.trees) != 2:
         parser.error(f"expected two checkouts, before and after, got {len(options.trees)}")
     before, after = (Tree(path.resolve()) for path in options.trees)
-    print(f"{date.today()}, {platform.machine()}, one thread, processor time, medians of {options.rounds} rounds\n")
+    print(
+        f"{date.today()}, {platform.machine()}, one thread, processor time, medians of {options.rounds} rounds\n"
+    )
     print("| row | before, ms | after, ms | before / after |\n|---|---:|---:|---:|", flush=True)
     for row in (row for row in before.rows if row in after.rows):
         once = max(before.time(row, 1), after.time(row, 1))
         repetitions = max(1, round(100 / once))  # a tenth of a second a turn
-        pairs = [(before.time(row, repetitions), after.time(row, repetitions)) for _ in range(options.rounds)]
-        old, new, ratio = median(p[0] for p in pairs), median(p[1] for p in pairs), median(p[0] / p[1] for p in pairs)
+        pairs = [
+            (before.time(row, repetitions), after.time(row, repetitions))
+            for _ in range(options.rounds)
+        ]
+        old, new, ratio = (
+            median(p[0] for p in pairs),
+            median(p[1] for p in pairs),
+            median(p[0] / p[1] for p in pairs),
+        )
         print(f"| {row} | {old:.2f} | {new:.2f} | {ratio:.3f} |", flush=True)
 
 

@@ -1,13 +1,18 @@
-"""VAEs whose encoder is a flow: −ELBO and −log p of MNIST, Omniglot and Frey faces beside the published numbers.
+"""VAEs whose encoder is a flow: −ELBO and −log p of MNIST, Omniglot and Frey faces beside the
+published numbers.
 
-    python -m benchmarks.vae --device cuda --jobs 8                              # all rows; each is written when done
-    python -m benchmarks.vae --device cuda --only mnist/planar frey --seconds 90  # some of them, with another clock
-    python -m benchmarks.vae --redraw                                            # table and picture again
+    python -m benchmarks.vae --device cuda --jobs 8                              # all rows; each is
+    written when done
+    python -m benchmarks.vae --device cuda --only mnist/planar frey --seconds 90  # some of them,
+    with another clock
+    python -m benchmarks.vae --redraw                                            # table and picture
+    again
     python -m benchmarks.vae --small --out trial                                 # a trial on a CPU
 
-Every row trains for ``--seconds`` of the clock (default: of its data set, ``SETS``), rate and warm-up of β following
-it, keeps the parameters with the best bound on held-out rows, and then takes ``--eval-seconds`` for −log p: importance
-samples for as many test images as that allows, in random order. Data come from ``BAYOU_DATA``.
+Every row trains for ``--seconds`` of the clock (default: of its data set, ``SETS``), rate and
+warm-up of β following it, keeps the parameters with the best bound on held-out rows, and then takes
+``--eval-seconds`` for −log p: importance samples for as many test images as that allows, in random
+order. Data come from ``BAYOU_DATA``.
 """
 
 from __future__ import annotations
@@ -68,10 +73,22 @@ POSTERIORS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gaussian": ("gaussian", {}, "Gaussian (VAE)"),
     "planar": ("planar", {"layers": 16}, "planar, 16"),
     "iaf": ("iaf", {"layers": 4, "hidden": (320,)}, "IAF, 4 of width 320"),
-    "sylvester-o": ("sylvester_orthogonal", {"layers": 8, "rank": 32}, "Sylvester orthogonal, 8 of rank 32"),
-    "sylvester-h": ("sylvester_householder", {"layers": 8, "reflections": 8}, "Sylvester Householder, 8"),
+    "sylvester-o": (
+        "sylvester_orthogonal",
+        {"layers": 8, "rank": 32},
+        "Sylvester orthogonal, 8 of rank 32",
+    ),
+    "sylvester-h": (
+        "sylvester_householder",
+        {"layers": 8, "reflections": 8},
+        "Sylvester Householder, 8",
+    ),
     "sylvester-t": ("sylvester_triangular", {"layers": 8}, "Sylvester triangular, 8"),
-    "continuous": ("continuous", {"hidden": (128,), "steps": 8}, "continuous, 128 units, 8 RK4 steps"),
+    "continuous": (
+        "continuous",
+        {"hidden": (128,), "steps": 8},
+        "continuous, 128 units, 8 RK4 steps",
+    ),
     "k0": ("gaussian", {}, "planar k = 0"),
     **{f"k{k}": ("planar", {"layers": k}, f"planar k = {k}") for k in (10, 20, 40, 80)},
 }
@@ -152,7 +169,9 @@ def omniglot() -> Split:
         with zipfile.ZipFile(path) as archive:
             for name in sorted(name for name in archive.namelist() if name.endswith(".png")):
                 with Image.open(io.BytesIO(archive.read(name))) as image:
-                    images.append(255 - np.asarray(image.convert("L").resize((28, 28), Image.Resampling.BOX)))
+                    images.append(
+                        255 - np.asarray(image.convert("L").resize((28, 28), Image.Resampling.BOX))
+                    )
     return shuffled(binarised(np.stack(images)), 4240, 600, 1000)
 
 
@@ -192,8 +211,14 @@ class Brief(nn.Module):
 def model(name: str, row: str) -> VAE:
     chosen, (kind, options, _) = SETS[name], POSTERIORS[row]
     event = (1, 28, 20) if "frey" in name else (1, 28, 28)
-    decoder = {"bernoulli": BernoulliDecoder, "logistic": LogisticDecoder, "categorical": CategoricalDecoder}
-    levels, params = {"bernoulli": (2, 1), "logistic": (256, 2), "categorical": (256, 256)}[chosen.decoder]
+    decoder = {
+        "bernoulli": BernoulliDecoder,
+        "logistic": LogisticDecoder,
+        "categorical": CategoricalDecoder,
+    }
+    levels, params = {"bernoulli": (2, 1), "logistic": (256, 2), "categorical": (256, 256)}[
+        chosen.decoder
+    ]
     there, back = (conv_encoder, conv_decoder) if chosen.conv else (dense_encoder, dense_decoder)
     encoder = ConditionalFlow(amortized(kind, chosen.dim, chosen.features, **options),
                     Brief(there(event, chosen.features, levels)))  # fmt: skip
@@ -202,7 +227,9 @@ def model(name: str, row: str) -> VAE:
 
 def work(name: str, row: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train and judge one row."""
-    torch.set_float32_matmul_precision("highest")  # a flow's density is only as exact as its products
+    torch.set_float32_matmul_precision(
+        "highest"
+    )  # a flow's density is only as exact as its products
     chosen, device = SETS[name], options.device
     if options.small:
         chosen = replace(chosen, batch=10, chunk=500)
@@ -227,7 +254,15 @@ def work(name: str, row: str, seed: int, options: argparse.Namespace) -> dict[st
     spent = time.monotonic() - begun
     unit = math.prod(vae.event) * math.log(2) if "frey" in name else 1.0
     return {
-        **judged(vae, test, options.samples or chosen.samples, options.eval_seconds, chosen.chunk, seed, unit),
+        **judged(
+            vae,
+            test,
+            options.samples or chosen.samples,
+            options.eval_seconds,
+            chosen.chunk,
+            seed,
+            unit,
+        ),
         "held-out": held_out / unit,
         "steps": steps,
         "epochs": steps * chosen.batch / len(train),
@@ -242,13 +277,23 @@ def work(name: str, row: str, seed: int, options: argparse.Namespace) -> dict[st
 
 
 @torch.no_grad()
-def judged(vae: VAE, test: Tensor, samples: int, seconds: float, chunk: int, seed: int, unit: float) -> dict[str, Any]:
+def judged(
+    vae: VAE, test: Tensor, samples: int, seconds: float, chunk: int, seed: int, unit: float
+) -> dict[str, Any]:
     """−ELBO of all, −log p of as many as the clock allows."""
     rows = max(1, chunk // 10)
-    elbo = torch.cat([vae.elbo(x, 10, seed=seed, start=i * rows) for i, x in enumerate(test.split(rows))]).double()
-    order, gaps, begun = rng.permutation(len(test), rng.fold(seed, "images")).to(test.device), [], time.monotonic()
+    elbo = torch.cat(
+        [vae.elbo(x, 10, seed=seed, start=i * rows) for i, x in enumerate(test.split(rows))]
+    ).double()
+    order, gaps, begun = (
+        rng.permutation(len(test), rng.fold(seed, "images")).to(test.device),
+        [],
+        time.monotonic(),
+    )
     for index in order.split(max(1, chunk // min(samples, 500))):
-        found = vae.log_prob(test[index], samples, seed=rng.fold(seed, "log p", int(index[0])), chunk=chunk)
+        found = vae.log_prob(
+            test[index], samples, seed=rng.fold(seed, "log p", int(index[0])), chunk=chunk
+        )
         gaps.append((found.double() - elbo[index]).cpu())
         if time.monotonic() - begun > seconds:
             break
@@ -265,7 +310,9 @@ def judged(vae: VAE, test: Tensor, samples: int, seconds: float, chunk: int, see
 
 @torch.no_grad()
 def pictures(vae: VAE, test: Tensor) -> list[Any]:
-    """Bytes (16, H, W): means of eight draws of the prior, and eight reconstructions of test images."""
+    """Bytes (16, H, W): means of eight draws of the prior, and eight reconstructions of test
+    images.
+    """
     prior: Any = vae.prior
     z = prior.draw(8, seed=0)
     grey = torch.cat([vae.map.decoder.center(z, 1), vae.reconstruct(test[:8])])[:, 0]
@@ -307,14 +354,18 @@ def table(found: dict[str, Any]) -> str:
         over = [(one["elbo"] - PUBLISHED[name][row][0]) for row, _, one in rows]
         if name != "omniglot":
             said += f"\n−ELBO here less the published one: {min(over):+.{digits}f} to {max(over):+.{digits}f}.\n"
-    return said + "".join(f"\n{line}\n" for line in dict.fromkeys(one["made"] for one in found.values()))
+    return said + "".join(
+        f"\n{line}\n" for line in dict.fromkeys(one["made"] for one in found.values())
+    )
 
 
 def draw(found: dict[str, Any], images: dict[str, np.ndarray], path: Path) -> None:
     """Draws and reconstructions, and the bounds beside the published ones."""
     from matplotlib.figure import Figure
 
-    names = [name for name in ("mnist", "maxout", "omniglot", "frey256", "frey") if _rows(found, name)]
+    names = [
+        name for name in ("mnist", "maxout", "omniglot", "frey256", "frey") if _rows(found, name)
+    ]
     figure = Figure(figsize=(3.6 * len(names), 6.4), layout="constrained")
     axes = figure.subplots(2, len(names), squeeze=False, height_ratios=[1, 1.25])
     for column, name in enumerate(names):
@@ -323,14 +374,29 @@ def draw(found: dict[str, Any], images: dict[str, np.ndarray], path: Path) -> No
         tiles = images[f"{name}/{best}"]
         grid = np.concatenate([np.concatenate(list(tiles[i : i + 4]), 1) for i in range(0, 8, 4)])
         axes[0, column].imshow(255 - grid if "frey" not in name else grid, cmap="gray")
-        axes[0, column].set(title=f"{WHAT[name].split(',')[0]}: draws\n({POSTERIORS[best][2]})", xticks=[], yticks=[])
+        axes[0, column].set(
+            title=f"{WHAT[name].split(',')[0]}: draws\n({POSTERIORS[best][2]})",
+            xticks=[],
+            yticks=[],
+        )
         axis, labels = axes[1, column], list(rows)
         for i, row in enumerate(labels):
-            axis.plot(rows[row]["elbo"], -i, "o", color="#d9743c", label="−ELBO" if i == 0 else None)
-            axis.plot(rows[row]["log p"], -i, "s", color="#3b5b92", label="−log p" if i == 0 else None)
+            axis.plot(
+                rows[row]["elbo"], -i, "o", color="#d9743c", label="−ELBO" if i == 0 else None
+            )
+            axis.plot(
+                rows[row]["log p"], -i, "s", color="#3b5b92", label="−log p" if i == 0 else None
+            )
             elbo, log_p = PUBLISHED[name][row]
             if name != "omniglot":  # not the same data
-                axis.plot(elbo, -i, "o", mfc="none", color="#d9743c", label="published" if i == 0 else None)
+                axis.plot(
+                    elbo,
+                    -i,
+                    "o",
+                    mfc="none",
+                    color="#d9743c",
+                    label="published" if i == 0 else None,
+                )
                 if log_p is not None:
                     axis.plot(log_p, -i, "s", mfc="none", color="#3b5b92")
         axis.set_yticks([-i for i in range(len(labels))], [POSTERIORS[row][2].split(",")[0] if name != "maxout" else
@@ -343,26 +409,40 @@ def draw(found: dict[str, Any], images: dict[str, np.ndarray], path: Path) -> No
 
 def _rows(found: dict[str, Any], name: str) -> dict[str, Any]:
     """The first seed of every row of a set."""
-    return {row: found[key] for row in SETS[name].rows for key in [f"{name}/{row}/0"] if key in found}
+    return {
+        row: found[key] for row in SETS[name].rows for key in [f"{name}/{row}/0"] if key in found
+    }
 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="rows side by side, a process each")
     parser.add_argument("--only", nargs="*", default=list(SETS), help="sets, or set/row, or */row")
     parser.add_argument("--seconds", type=float, help="of training a row; default: of the set")
-    parser.add_argument("--eval-seconds", type=float, default=20.0, help="of importance sampling a row")
+    parser.add_argument(
+        "--eval-seconds", type=float, default=20.0, help="of importance sampling a row"
+    )
     parser.add_argument("--samples", type=int, help="importance samples; default: of the set")
     parser.add_argument("--lr", type=float)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
-    parser.add_argument("--small", action="store_true", help="200 images, 5 seconds, no files unless --out")
+    parser.add_argument(
+        "--small", action="store_true", help="200 images, 5 seconds, no files unless --out"
+    )
     parser.add_argument("--redraw", action="store_true")
-    parser.add_argument("--out", type=Path, help="folder of the results; default: benchmarks/results")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the results; default: benchmarks/results"
+    )
     given = parser.parse_args()
     if given.small:
-        given.seconds, given.eval_seconds, given.samples = given.seconds or 5.0, 1.0, given.samples or 20
+        given.seconds, given.eval_seconds, given.samples = (
+            given.seconds or 5.0,
+            1.0,
+            given.samples or 20,
+        )
         given.out = given.out or Path("vae-small")
     out = given.out or RESULTS
     out.mkdir(parents=True, exist_ok=True)
@@ -380,7 +460,10 @@ def main() -> None:
             before = dict(np.load(shots)) if shots.exists() else {}
             np.savez_compressed(shots, **before | {"/".join(job[:2]): tiles})  # type: ignore[arg-type]
             keep(rows, job, found | {"made": command})
-            print(f"  −ELBO {found['elbo']:.3f}, −log p {found['log p']:.3f}, {found['epochs']:.1f} epochs", flush=True)
+            print(
+                f"  −ELBO {found['elbo']:.3f}, −log p {found['log p']:.3f}, {found['epochs']:.1f} epochs",
+                flush=True,
+            )
             (out / "vae.md").write_text(table(kept(rows)))
     found = kept(rows)
     said = table(found)

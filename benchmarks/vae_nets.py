@@ -1,4 +1,6 @@
-"""Encoders of VAEs by name; networks from images to features, and from z to the parameters of pixels."""
+"""Encoders of VAEs by name; networks from images to features, and from z to the parameters of
+pixels.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Maxout(nn.Linear):
 
 
 class Features(nn.Module):
-    r"""A network of images (..., \*event) with values 0 .. levels − 1, scaled to [−1, 1]: (..., features)."""
+    r"""A network of images (..., \*event) with values 0 .. levels − 1, scaled to [−1, 1]: (...,
+    features).
+    """
 
     def __init__(self, event: Sequence[int], levels: int, net: nn.Module) -> None:
         super().__init__()
@@ -69,10 +73,17 @@ class Features(nn.Module):
 class Gated(nn.Module):
     """A convolution, or a transposed one, times the sigmoid of another (Dauphin et al. 2017).
 
-    The initialization preserves the variance; with torch's default six layers would reduce it to 1e-6.
+    The initialization preserves the variance; with torch's default six layers would reduce it to
+    1e-6.
     """
 
-    def __init__(self, layer: type[nn.Conv2d] | type[nn.ConvTranspose2d], inputs: int, outputs: int, *how: Any) -> None:
+    def __init__(
+        self,
+        layer: type[nn.Conv2d] | type[nn.ConvTranspose2d],
+        inputs: int,
+        outputs: int,
+        *how: Any,
+    ) -> None:
         super().__init__()
         self.layer = layer(inputs, 2 * outputs, *how)
         reach: float = math.prod(self.layer.kernel_size)  # inputs of an output, per channel
@@ -91,17 +102,23 @@ class Gated(nn.Module):
 def dense_encoder(event: Sequence[int], features: int = 400, levels: int = 2) -> nn.Module:
     """From images to features, by two maxout layers with 4 pieces (Rezende & Mohamed 2015)."""
     return Features(
-        event, levels, nn.Sequential(nn.Flatten(), Maxout(math.prod(event), features), Maxout(features, features))
+        event,
+        levels,
+        nn.Sequential(nn.Flatten(), Maxout(math.prod(event), features), Maxout(features, features)),
     )
 
 
 def dense_decoder(event: Sequence[int], dim: int, params: int = 1, hidden: int = 400) -> nn.Module:
     """From z to the parameters of pixels, by two maxout layers."""
-    return nn.Sequential(Maxout(dim, hidden), Maxout(hidden, hidden), nn.Linear(hidden, params * math.prod(event)))
+    return nn.Sequential(
+        Maxout(dim, hidden), Maxout(hidden, hidden), nn.Linear(hidden, params * math.prod(event))
+    )
 
 
 def conv_encoder(event: Sequence[int], features: int = 256, levels: int = 2) -> nn.Module:
-    """From images (C, H, W) to features, by gated convolutions (van den Berg et al. 2018); H and W multiples of 4."""
+    """From images (C, H, W) to features, by gated convolutions (van den Berg et al. 2018); H and W
+    multiples of 4.
+    """
     channels, height, width = _image(event)
     sizes: list[Any] = [(channels, 32, 5, 1, 2), (32, 32, 5, 2, 2), (32, 64, 5, 1, 2), (64, 64, 5, 2, 2),
                         (64, 64, 5, 1, 2), (64, features, (height // 4, width // 4), 1, 0)]  # fmt: skip
@@ -124,5 +141,7 @@ def conv_decoder(event: Sequence[int], dim: int, params: int = 1) -> nn.Module:
 def _image(event: Sequence[int]) -> tuple[int, int, int]:
     channels, height, width = image_shape(event, "the convolutions")
     if height % 4 or width % 4:
-        raise ValueError(f"the convolutions take images with H and W multiples of 4, got {tuple(event)}; pad them")
+        raise ValueError(
+            f"the convolutions take images with H and W multiples of 4, got {tuple(event)}; pad them"
+        )
     return channels, height, width

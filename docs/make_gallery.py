@@ -1,12 +1,14 @@
 """The gallery: run the scripts of ``examples/`` and keep what they print and draw.
 
-    python -m docs.make_gallery              # run the scripts whose result in docs/gallery is out of date
+    python -m docs.make_gallery              # run the scripts whose result in docs/gallery is out
+    of date
     python -m docs.make_gallery laplace mnf  # run these; --all runs every one
 
-A script has cells in the percent format and runs in a process of its own. ``docs/gallery/NAME.json`` keeps the digest
-of its code, its seconds and what each cell printed, ``NAME-1.png`` and so on its figures. The label of a figure,
-``plt.subplots(num="...")``, is its alternative text. Sphinx makes pages and notebooks from these files and runs no
-script (``write_pages``, called by ``conf.py``).
+A script has cells in the percent format and runs in a process of its own.
+``docs/gallery/NAME.json`` keeps the digest of its code, its seconds and what each cell printed,
+``NAME-1.png`` and so on its figures. The label of a figure, ``plt.subplots(num="...")``, is its
+alternative text. Sphinx makes pages and notebooks from these files and runs no script
+(``write_pages``, called by ``conf.py``).
 """
 
 from __future__ import annotations
@@ -33,14 +35,30 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "docs" / "gallery"
 MAX_BYTES = 40_000  # of a picture
-QUALITY = (96, 256), (96, 128), (96, 64), (80, 64), (72, 64), (64, 32)  # dots per inch and colors, the first that fits
+QUALITY = (
+    (96, 256),
+    (96, 128),
+    (96, 64),
+    (80, 64),
+    (72, 64),
+    (64, 32),
+)  # dots per inch and colors, the first that fits
 THEMES = {
-    "start": ("First steps", "What a posterior over weights says, and how to get one for your own network."),
+    "start": (
+        "First steps",
+        "What a posterior over weights says, and how to get one for your own network.",
+    ),
     "methods": ("Methods", "Each method on the same curve with a gap and on the same two moons."),
     "operations": ("Operations", "What to do with a posterior, whichever method fitted it."),
-    "models": ("Noise, priors and checks", "The parts of the model, and how to see whether they fit."),
+    "models": (
+        "Noise, priors and checks",
+        "The parts of the model, and how to see whether they fit.",
+    ),
     "flows": ("Flows", "Normalizing flows by kind, on densities that can be drawn."),
-    "libraries": ("Other libraries", "bayou with scikit-learn, Hugging Face, Lightning, BoTorch, a server."),
+    "libraries": (
+        "Other libraries",
+        "bayou with scikit-learn, Hugging Face, Lightning, BoTorch, a server.",
+    ),
 }
 STYLE = """<style>
 .gallery-grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
@@ -82,8 +100,14 @@ class Example:
     def cells(self) -> list[tuple[bool, str]]:
         """(is code, source) of each cell; the source of a text cell is Markdown."""
         parts = re.split(r"^# %%(.*)\n", self.text, flags=re.MULTILINE)[1:]
-        pairs = [(not kind.strip(), body.strip("\n")) for kind, body in zip(parts[::2], parts[1::2], strict=True)]
-        return [(code, body if code else re.sub(r"^# ?", "", body, flags=re.MULTILINE)) for code, body in pairs]
+        pairs = [
+            (not kind.strip(), body.strip("\n"))
+            for kind, body in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        return [
+            (code, body if code else re.sub(r"^# ?", "", body, flags=re.MULTILINE))
+            for code, body in pairs
+        ]
 
     @cached_property
     def title(self) -> str:
@@ -136,7 +160,8 @@ def examples(folder: Path = CACHE) -> dict[str, Example]:
 
 
 def execute(example: Example) -> dict[str, Any]:
-    """Run the cells of a script in this process and write its result; returns the names that it defined.
+    """Run the cells of a script in this process and write its result; returns the names that it
+    defined.
 
     The seconds are those of one core after the imports of torch and bayou.
     """
@@ -149,7 +174,9 @@ def execute(example: Example) -> dict[str, Any]:
     import_module("bayou._fit"), import_module("bayou.flows")
     begun, cells, count = time.process_time(), [], 0
     plt.show = lambda: None
-    module = sys.modules[f"gallery_{example.name}"] = ModuleType(f"gallery_{example.name}")  # for the compiler of torch
+    module = sys.modules[f"gallery_{example.name}"] = ModuleType(
+        f"gallery_{example.name}"
+    )  # for the compiler of torch
     space = module.__dict__
     for code, source in example.cells:
         if not code:
@@ -166,29 +193,43 @@ def execute(example: Example) -> dict[str, Any]:
                     "RGB"
                 )  # an octree keeps the colors of thin lines, and not quite white
                 image = image.quantize(colors, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-                image.putpalette([255 if value > 248 else value for value in image.getpalette() or ()])
+                image.putpalette(
+                    [255 if value > 248 else value for value in image.getpalette() or ()]
+                )
                 image.save(path, optimize=True)
                 if path.stat().st_size <= MAX_BYTES:
                     break
             if not figure.get_label():
-                raise ValueError(f"{path.name} has no alternative text: plt.subplots(..., num='what one sees')")
+                raise ValueError(
+                    f"{path.name} has no alternative text: plt.subplots(..., num='what one sees')"
+                )
             pictures.append({"file": path.name, "alt": figure.get_label()})
         plt.close("all")
         cells.append({"printed": printed.getvalue().rstrip(), "pictures": pictures})
-    result = {"digest": example.digest, "seconds": round(time.process_time() - begun, 1), "machine": platform.machine()}
+    result = {
+        "digest": example.digest,
+        "seconds": round(time.process_time() - begun, 1),
+        "machine": platform.machine(),
+    }
     text = json.dumps(result | {"cells": cells}, indent=1, ensure_ascii=False) + "\n"
     (example.folder / f"{example.name}.json").write_text(text, encoding="utf-8")
     return space
 
 
 def run(example: Example) -> str:
-    """Run a script in a process of its own; returns what went wrong, warnings included, or nothing."""
+    """Run a script in a process of its own; returns what went wrong, warnings included, or
+    nothing.
+    """
     example.folder.mkdir(parents=True, exist_ok=True)
     for old in example.folder.glob(f"{example.name}-[0-9].png"):
         old.unlink()
     command = [sys.executable, __file__, "--execute", str(example.path), str(example.folder)]
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    given = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    given = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)
     wrong = done.stderr or (f"exit status {done.returncode}" if done.returncode else "")
     if wrong:  # a result that came with a warning is none
@@ -203,10 +244,16 @@ def page(example: Example) -> str:
     parts, ran = [], iter(result["cells"])
     for code, source in example.cells:
         parts.append(f"```python\n{source}\n```" if code else source)
-        shown = next(ran, {"printed": "", "pictures": []}) if code else {"printed": "", "pictures": []}
+        shown = (
+            next(ran, {"printed": "", "pictures": []}) if code else {"printed": "", "pictures": []}
+        )
         parts += [f"```text\n{shown['printed']}\n```"] if shown["printed"] else []
-        parts += [f"```{{image}} {one['file']}\n:alt: {one['alt']}\n```" for one in shown["pictures"]]
-    fetch = f"Download: {{download}}`script <{script}>` · {{download}}`notebook <{example.name}.ipynb>`"
+        parts += [
+            f"```{{image}} {one['file']}\n:alt: {one['alt']}\n```" for one in shown["pictures"]
+        ]
+    fetch = (
+        f"Download: {{download}}`script <{script}>` · {{download}}`notebook <{example.name}.ipynb>`"
+    )
     parts.insert(1, f"{fetch} · {result['seconds']:.0f} s on one core ({result['machine']})")
     if names := example.names():
         parts.append("API: " + ", ".join(f"{{py:obj}}`{name}`" for name in names))
@@ -218,10 +265,19 @@ def notebook(example: Example) -> str:
     cells: list[dict[str, Any]] = []
     for k, (code, source) in enumerate(example.cells):
         cell = {"id": f"cell-{k}", "metadata": {}, "source": source.splitlines(keepends=True)}
-        extra = {"cell_type": "code", "execution_count": None, "outputs": []} if code else {"cell_type": "markdown"}
+        extra = (
+            {"cell_type": "code", "execution_count": None, "outputs": []}
+            if code
+            else {"cell_type": "markdown"}
+        )
         cells.append(cell | extra)
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    return json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1
+        )
+        + "\n"
+    )
 
 
 def cards(found: dict[str, Example]) -> str:
@@ -232,13 +288,19 @@ def cards(found: dict[str, Example]) -> str:
         for e in (e for e in found.values() if e.theme == theme and e.pictures()):
             file, alt = next(iter(e.pictures().items()))
             link = f"[![{alt}](gallery/{file})](gallery/{e.name}.md)"
-            lines += [":::{container} gallery-card", f"{link}\n\n[{e.title}](gallery/{e.name}.md)", ":::"]
+            lines += [
+                ":::{container} gallery-card",
+                f"{link}\n\n[{e.title}](gallery/{e.name}.md)",
+                ":::",
+            ]
         lines.append("::::\n")
     return "\n".join(lines)
 
 
 def write_pages() -> None:
-    """Write the pages, the notebooks and the index, where they have changed; called by ``conf.py``."""
+    """Write the pages, the notebooks and the index, where they have changed; called by
+    ``conf.py``.
+    """
     found = examples()
     files = {CACHE / f"{e.name}.md": page(e) for e in found.values()}
     files |= {CACHE / f"{e.name}.ipynb": notebook(e) for e in found.values()}
@@ -252,8 +314,12 @@ def write_pages() -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m docs.make_gallery", description="Run the scripts of the gallery.")
-    parser.add_argument("names", nargs="*", help="scripts to run (default: those whose result is out of date)")
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.make_gallery", description="Run the scripts of the gallery."
+    )
+    parser.add_argument(
+        "names", nargs="*", help="scripts to run (default: those whose result is out of date)"
+    )
     parser.add_argument("--all", action="store_true", help="run every script")
     parser.add_argument("--execute", nargs=2, metavar=("SCRIPT", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """The pictures of the docs: ``python -m docs.make_pictures``.
 
-``potentials.png`` fits planar flows and RealNVP to Rezende & Mohamed's four potentials by reverse KL, ``densities.png``
-fits spline couplings to two moons, rings and a checkerboard by maximum likelihood. (``report.png`` is made by
-``docs.report_picture``.)
+``potentials.png`` fits planar flows and RealNVP to Rezende & Mohamed's four potentials by reverse
+KL, ``densities.png`` fits spline couplings to two moons, rings and a checkerboard by maximum
+likelihood. (``report.png`` is made by ``docs.report_picture``.)
 """
 
 from __future__ import annotations
@@ -49,13 +49,23 @@ FAMILIES: dict[str, Callable[[], Transform]] = {
 
 def work(job: Job) -> tuple[FitResult, Tensor]:
     """Fit, and evaluate the learned density on the grid of the picture."""
-    torch.set_num_threads(1)  # a process for each flow uses the cores better than threads within one
+    torch.set_num_threads(
+        1
+    )  # a process for each flow uses the cores better than threads within one
     with rng.isolated(job.seed, torch.device("cpu")):
         flow = Flow(StandardNormal(2), FAMILIES[job.family]()).to(job.device)
     anchor = next(flow.parameters())
     if job.target in POTENTIALS:
         log_density = POTENTIALS[job.target].log_density
-        result = fit(flow, log_density, steps=job.steps, samples=512, warmup=0.4, patience=None, seed=job.seed)
+        result = fit(
+            flow,
+            log_density,
+            steps=job.steps,
+            samples=512,
+            warmup=0.4,
+            patience=None,
+            seed=job.seed,
+        )
         return result, plots.on_grid(flow.log_prob, POTENTIAL_REACH, like=anchor)
     data = SAMPLERS[job.target](ROWS, seed=job.seed)
     result = fit(flow, data, steps=job.steps, batch_size=512, patience=None, seed=job.seed)
@@ -67,7 +77,10 @@ def draw_potentials(answers: dict[tuple[str, str], tuple[FitResult, Tensor]], pa
     families = ("planar", "RealNVP")
     figure, axes = plots.panels(1 + len(families), len(POTENTIALS))
     for column, (name, potential) in enumerate(POTENTIALS.items()):
-        target = plots.on_grid(potential.log_density, POTENTIAL_REACH) / torch.tensor(potential.log_z).exp()
+        target = (
+            plots.on_grid(potential.log_density, POTENTIAL_REACH)
+            / torch.tensor(potential.log_z).exp()
+        )
         peak = target.max().item()
         plots.show_density(axes[0, column], target, POTENTIAL_REACH, peak)
         axes[0, column].set_title(f"{potential.name}   log Z = {potential.log_z:.3f}")
@@ -92,16 +105,24 @@ def draw_densities(answers: dict[tuple[str, str], tuple[FitResult, Tensor]], pat
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m docs.make_pictures", description="Make the pictures of the docs.")
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures"), help="folder to write to (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.make_pictures", description="Make the pictures of the docs."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/pictures"), help="folder to write to (%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=4000, help="steps of every fit (%(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="fits at a time (%(default)s)")
     parser.add_argument("--device", default="cpu", help="where to fit (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="repeats the pictures exactly (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="repeats the pictures exactly (%(default)s)"
+    )
     options = parser.parse_args(arguments)
     pairs = [(name, "spline") for name in SAMPLERS]
     pairs += [(name, family) for family in ("planar", "RealNVP") for name in POTENTIALS]
-    jobs = [Job(name, family, options.steps, options.seed, options.device) for name, family in pairs]
+    jobs = [
+        Job(name, family, options.steps, options.seed, options.device) for name, family in pairs
+    ]
     answers = {}
     # spawn, because a forked child of a process that has used torch's threads can hang
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:

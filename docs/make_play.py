@@ -1,8 +1,10 @@
-"""The posteriors of the page of ``bayou play``: ``python -m docs.make_play`` writes ``src/bayou/cli/play.json``.
+"""The posteriors of the page of ``bayou play``: ``python -m docs.make_play`` writes
+``src/bayou/cli/play.json``.
 
-Five panels: fifty networks for handwritten digits, networks for classes in the plane and for a curve, whose last layers
-the page fits again when points move, the layers of flows on a grid, and draws that are annealed to a posterior. Arrays
-are float32 (flows and paths: 16 bits of their range) in base64.
+Five panels: fifty networks for handwritten digits, networks for classes in the plane and for a
+curve, whose last layers the page fits again when points move, the layers of flows on a grid, and
+draws that are annealed to a posterior. Arrays are float32 (flows and paths: 16 bits of their range)
+in base64.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Packed = dict[str, Any]
 
 
 def packed(tensor: Tensor, bits: int = 32) -> Packed:
-    """An array for the page: its shape and numbers, as float32 or as 16 bits between its extremes."""
+    """An array for the page: its shape and numbers, as float32 or as 16 bits between its
+    extremes.
+    """
     array = tensor.detach().double().cpu()
     if bits == 32:
         return {"shape": list(array.shape), "f32": _base64(array.float())}
@@ -49,14 +53,17 @@ def _base64(array: Tensor) -> str:
 def layers(stack: dict[str, Tensor]) -> list[dict[str, Packed]]:
     """Weights (S, out, in) and biases (S, out) of the linear layers of a Sequential, in order."""
     names = sorted({name.split(".")[0] for name in stack}, key=int)
-    return [{part: packed(stack[f"{name}.{part}"]) for part in ("weight", "bias")} for name in names]
+    return [
+        {part: packed(stack[f"{name}.{part}"]) for part in ("weight", "bias")} for name in names
+    ]
 
 
 class Sine(nn.Module):
     """Apply sin to every element.
 
-    Functions of a network with sines vary as much far from the data as they do near them, so that its posterior returns
-    to the prior there; tanh and ReLU continue what they learned at the edge of the data.
+    Functions of a network with sines vary as much far from the data as they do near them, so that
+    its posterior returns to the prior there; tanh and ReLU continue what they learned at the edge
+    of the data.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,7 +82,9 @@ def select_examples(p: bayou.Predictive, y: Tensor) -> list[int]:
 
 
 def digits() -> dict[str, Any]:
-    """Annealed draws and a plain network on the 8×8 digits; probabilities of ten of them as a reference."""
+    """Annealed draws and a plain network on the 8×8 digits; probabilities of ten of them as a
+    reference.
+    """
     x, y = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
     x = x.float() / 16
     test = torch.arange(len(x)) % 5 == 0
@@ -94,12 +103,16 @@ def digits() -> dict[str, Any]:
         "examples": packed(examples),
         "mean": packed(posterior.predict(examples, samples=NETWORKS, seed=0).mean),
         "plain_mean": packed(plain.predict(examples, samples=1).mean),
-        "mutual_information": packed(posterior.predict(examples, samples=NETWORKS, seed=0).mutual_information),
+        "mutual_information": packed(
+            posterior.predict(examples, samples=NETWORKS, seed=0).mutual_information
+        ),
     }
 
 
 def curve() -> dict[str, Any]:
-    """40 points of a sine: first layers drawn by HMC from the posterior, a mode, and bands of HMC itself."""
+    """40 points of a sine: first layers drawn by HMC from the posterior, a mode, and bands of HMC
+    itself.
+    """
     torch.manual_seed(0)
     x = torch.cat([torch.rand(14, 1) - 2, torch.rand(14, 1) + 0.5])
     y = torch.sin(2 * x) + NOISE * torch.randn(28, 1)
@@ -130,7 +143,9 @@ def plane() -> dict[str, Any]:
     net = nn.Sequential(nn.Linear(2, 24), Sine(), nn.Linear(24, 3))
     options: dict[str, Any] = {"prior": bayou.Normal("fan_in", gain=3.0), "seed": 0}
     mode = bayou.fit(net, (x, y), bayou.MAP(steps=2000, lr=1e-2), **options)
-    method = bayou.Annealed(bayou.VI(bayou.MeanField(), steps=2000), draws=FEATURE_NETWORKS, adapt=True)
+    method = bayou.Annealed(
+        bayou.VI(bayou.MeanField(), steps=2000), draws=FEATURE_NETWORKS, adapt=True
+    )
     draws = bayou.fit(net, (x, y), method, **options)
     return {
         "x": packed(x), "y": y.tolist(), "scale": 3.0 / math.sqrt(24),
@@ -177,7 +192,9 @@ def warps() -> list[dict[str, Any]]:
 
 
 def annealing() -> dict[str, Any]:
-    """w₂·tanh(w₁·x) with two weights: mean-field draws on their way to the posterior, and its density."""
+    """w₂·tanh(w₁·x) with two weights: mean-field draws on their way to the posterior, and its
+    density.
+    """
     x = torch.tensor([[-1.2], [-0.6], [0.4], [1.0]])
     y = 1.5 * torch.tanh(0.9 * x) + 0.15 * torch.tensor([[0.5], [-0.8], [0.3], [0.6]])
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False))
@@ -185,11 +202,22 @@ def annealing() -> dict[str, Any]:
         nn.init.ones_(weight)
     noise, scale = 0.3, 1.5
     likelihood, prior = bayou.Gaussian(noise), bayou.Normal(scale)
-    q = bayou.fit(net, (x, y), bayou.VI(bayou.MeanField(), steps=3000), likelihood=likelihood, prior=prior, seed=0)
+    q = bayou.fit(
+        net,
+        (x, y),
+        bayou.VI(bayou.MeanField(), steps=3000),
+        likelihood=likelihood,
+        prior=prior,
+        seed=0,
+    )
     many = flatten(q.sample(4000, seed=1), 1)
-    side = many[:, 0].mean().sign()  # the posterior is symmetric in (w₁, w₂) → −(w₁, w₂): the positive side is shown
+    side = (
+        many[:, 0].mean().sign()
+    )  # the posterior is symmetric in (w₁, w₂) → −(w₁, w₂): the positive side is shown
     mean, std = side * many.mean(0), many.std(0)
-    draws, pilot_draws = (side * flatten(q.sample(n, seed=seed), 1) for n, seed in ((300, 0), (60, 2)))
+    draws, pilot_draws = (
+        side * flatten(q.sample(n, seed=seed), 1) for n, seed in ((300, 0), (60, 2))
+    )
 
     def joint(w: Tensor) -> Tensor:
         f = w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0])
@@ -202,7 +230,10 @@ def annealing() -> dict[str, Any]:
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             base, rise = family(w), joint(w) - family(w)
-            (slope,), (climb,) = torch.autograd.grad(base.sum(), w), torch.autograd.grad(rise.sum(), w)
+            (slope,), (climb,) = (
+                torch.autograd.grad(base.sum(), w),
+                torch.autograd.grad(rise.sum(), w),
+            )
         return base.detach(), slope, rise.detach(), climb
 
     run, temperatures = Annealing(parts, std.square(), 60), 300
@@ -214,19 +245,35 @@ def annealing() -> dict[str, Any]:
         momentum = rng.normal(360, (2,), run.position, rng.fold(0, "momentum", str(t)))
         if t == 1:
             run.find_step(momentum)
-        run.move(momentum, rng.uniform(360, (2,), run.position, rng.fold(0, "uniform", str(t))), 20, 0.65, temperatures)
+        run.move(
+            momentum,
+            rng.uniform(360, (2,), run.position, rng.fold(0, "uniform", str(t))),
+            20,
+            0.65,
+            temperatures,
+        )
         before = beta
         if t % 5 == 0:
             path.append(run.position[:300].clone())
     line = torch.linspace(0, 4.5, 64)
     pixels = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).reshape(-1, 2)
     density = joint(pixels).exp().reshape(64, 64)
-    return {"path": packed(torch.stack(path), 16), "density": packed(density, 16), "extent": [0, 4.5]}
+    return {
+        "path": packed(torch.stack(path), 16),
+        "density": packed(density, 16),
+        "extent": [0, 4.5],
+    }
 
 
 def main() -> None:
     """Fit the panels that are named, or all: some minutes on one core."""
-    panels = {"digits": digits, "curve": curve, "plane": plane, "flows": warps, "annealing": annealing}
+    panels = {
+        "digits": digits,
+        "curve": curve,
+        "plane": plane,
+        "flows": warps,
+        "annealing": annealing,
+    }
     found = json.loads(OUT.read_text()) if OUT.exists() else {}
     for name in sys.argv[1:] or panels:
         torch.manual_seed(0)  # of the initial networks

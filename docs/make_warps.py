@@ -1,7 +1,9 @@
-"""The pictures of ``docs/flows``: ``python -m docs.make_warps`` draws what every map does to a square grid.
+"""The pictures of ``docs/flows``: ``python -m docs.make_warps`` draws what every map does to a
+square grid.
 
-A map is built as in the registry, with seeded noise added to its parameters, since most start at the identity. Of a map
-of more than two numbers the picture shows the first two of y where the first two of x change and the others are 0.
+A map is built as in the registry, with seeded noise added to its parameters, since most start at
+the identity. Of a map of more than two numbers the picture shows the first two of y where the first
+two of x change and the others are 0.
 """
 
 from __future__ import annotations
@@ -27,11 +29,23 @@ CPU = torch.device("cpu")
 REACH, LINES, POINTS = 2.0, 13, 61
 SCALES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03)
 # Drawn as y over the plane of x.
-PLANE = {"abs", "sort", "max", "slice", "argmax", "binary_argmax", "dequantize", "random_order", "autoencoder"}
+PLANE = {
+    "abs",
+    "sort",
+    "max",
+    "slice",
+    "argmax",
+    "binary_argmax",
+    "dequantize",
+    "random_order",
+    "autoencoder",
+}
 
 
 def built(name: str) -> Map:
-    """The map of the registry at size 2, with as much noise on its parameters as keeps a grid legible."""
+    """The map of the registry at size 2, with as much noise on its parameters as keeps a grid
+    legible.
+    """
     for scale in SCALES:
         made = perturbed(name, scale)
         if registry()[name].kind == "discrete" or name in PLANE or legible(made):
@@ -71,7 +85,9 @@ def grid(made: Map) -> Tensor:
     return lines.reshape(2 * LINES, POINTS, *event)
 
 
-def draw_warp(axes: Axes, made: Map, context: Tensor | None = None, color: str = "tab:blue") -> None:
+def draw_warp(
+    axes: Axes, made: Map, context: Tensor | None = None, color: str = "tab:blue"
+) -> None:
     x = grid(made)
     given = None if context is None else context.expand(*x.shape[:2], -1)
     with torch.no_grad(), rng.isolated(0, CPU):
@@ -81,7 +97,12 @@ def draw_warp(axes: Axes, made: Map, context: Tensor | None = None, color: str =
         after[:, 1:][after.diff(dim=1).abs().amax(-1) > math.pi] = torch.nan
     for i in range(len(x)):
         axes.plot(before[i, :, 0], before[i, :, 1], color="0.85", linewidth=0.7, zorder=0)
-        axes.plot(after[i, :, 0], after[i, :, 1], color=color if i < LINES else "tab:orange", linewidth=0.8)
+        axes.plot(
+            after[i, :, 0],
+            after[i, :, 1],
+            color=color if i < LINES else "tab:orange",
+            linewidth=0.8,
+        )
 
 
 def draw_plane(axes: Axes, made: Map, name: str) -> None:
@@ -128,7 +149,9 @@ def draw(page: str, folder: Path) -> Path:
             draw_plane(axes, made, name)
         elif made.context_dim:
             for angle, color in ((0.0, "tab:blue"), (2.1, "tab:green"), (4.2, "tab:red")):
-                context = torch.tensor([math.cos(angle), math.sin(angle)] * made.context_dim).double()
+                context = torch.tensor(
+                    [math.cos(angle), math.sin(angle)] * made.context_dim
+                ).double()
                 draw_warp(axes, made, context[: made.context_dim], color)
         else:
             draw_warp(axes, made)
@@ -138,7 +161,9 @@ def draw(page: str, folder: Path) -> Path:
     path = folder / f"{page}.png"
     with BytesIO() as buffer:
         figure.savefig(buffer, dpi=110)
-        Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)  # a third of the bytes
+        Image.open(buffer).convert("RGB").quantize(64).save(
+            path, optimize=True
+        )  # a third of the bytes
     return path
 
 

@@ -1,6 +1,8 @@
-"""What the pages take from the code and the committed tables: rows of a method, commands, settings, API, catalog.
+"""What the pages take from the code and the committed tables: rows of a method, commands, settings,
+API, catalog.
 
-``write`` is called by ``conf.py`` before a build. It fills ``docs/_generated``, which the pages include.
+``write`` is called by ``conf.py`` before a build. It fills ``docs/_generated``, which the pages
+include.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a file of results, as text; ``title`` is the heading above it, if there is one."""
+    """One table of a file of results, as text; ``title`` is the heading above it, if there is
+    one.
+    """
 
     stem: str
     title: str
@@ -48,8 +52,8 @@ def cells(line: str) -> list[str]:
 def tables() -> tuple[Table, ...]:
     """Every table of every file of results.
 
-    The Markdown files are read, not the JSON files beside them: they hold means over seeds, in one format, and the
-    tests of each experiment compare them with the JSON file.
+    The Markdown files are read, not the JSON files beside them: they hold means over seeds, in one
+    format, and the tests of each experiment compare them with the JSON file.
     """
     return tuple(table for path in sorted(RESULTS.glob("*.md")) for table in tables_of(path))
 
@@ -81,7 +85,9 @@ LABELS = {"method", "family", "candidate", "posterior", "row", "curvature", "cla
 
 @dataclass(frozen=True)
 class Page:
-    """A page of ``docs/methods``: the labels of its rows, whole tables that are about it, and its classes."""
+    """A page of ``docs/methods``: the labels of its rows, whole tables that are about it, and its
+    classes.
+    """
 
     labels: str = "(?!)"
     titles: str = "(?!)"
@@ -91,9 +97,13 @@ class Page:
 PAGES = {
     "mle": Page(r"MLE|plain\b|SGD, |a point \(MLE\)|point$", classes=("bayou.MLE",)),
     "map": Page(r"MAP\b|map\b|L2\b|Delta \(MAP\)", classes=("bayou.MAP",)),
-    "dropout": Page(r"dropout|MC ?dropout|Dropout|MCDropout", classes=("bayou.MCDropout", "bayou.Dropout")),
+    "dropout": Page(
+        r"dropout|MC ?dropout|Dropout|MCDropout", classes=("bayou.MCDropout", "bayou.Dropout")
+    ),
     "ensemble": Page(r"(?i:ensemble)", classes=("bayou.Ensemble",)),
-    "rankone": Page(r"BatchEnsemble|rank-1|\d+ snapshots|sub-ensemble", classes=("bayou.guides.RankOne",)),
+    "rankone": Page(
+        r"BatchEnsemble|rank-1|\d+ snapshots|sub-ensemble", classes=("bayou.guides.RankOne",)
+    ),
     "vi": Page(classes=("bayou.VI",)),
     "ffg": Page(
         r"(?!.*annealed)(FFG|ffg|VI\(FFG|(?i:mean field)|VI\(MeanField|Bayes by Backprop|scale mixture|VCL)",
@@ -110,7 +120,9 @@ PAGES = {
     "jeffreys": Page(r"NormalJeffreys", classes=("bayou.guides.NormalJeffreys",)),
     "horseshoe": Page(r"HalfCauchy", classes=("bayou.guides.HalfCauchy",)),
     "ivon": Page(r"IVON|ivon", classes=("bayou.IVON",)),
-    "laplace": Page(r"Laplace|laplace|online Laplace", "What Laplace costs|Ask: .*Laplace", ("bayou.Laplace",)),
+    "laplace": Page(
+        r"Laplace|laplace|online Laplace", "What Laplace costs|Ask: .*Laplace", ("bayou.Laplace",)
+    ),
     "laplace-last": Page(r"(Laplace|laplace|kronecker).*last", classes=("bayou.Laplace",)),
     "sngp": Page(r"SNGP|DDU"),
     "vbll": Page(r"VBLL|vbll", classes=("bayou.methods.VBLL",)),
@@ -124,24 +136,34 @@ PAGES = {
     "hmc": Page(r"HMC|hmc", classes=("bayou.HMC",)),
     "nuts": Page(r"NUTS|nuts", classes=("bayou.NUTS",)),
     "mclmc": Page(r"MCLMC|mclmc", classes=("bayou.MCLMC",)),
-    "annealed": Page(r"Annealed|annealed|.*, annealed", "Settings of Annealed", ("bayou.Annealed",)),
+    "annealed": Page(
+        r"Annealed|annealed|.*, annealed", "Settings of Annealed", ("bayou.Annealed",)
+    ),
     "auto": Page(r"auto\b", classes=("bayou.select.Auto",)),
 }
 
 
 def rows_of(page: Page) -> list[Table]:
-    """The rows of every committed table that are about a method, without columns that are empty there."""
+    """The rows of every committed table that are about a method, without columns that are empty
+    there.
+    """
     found = []
     for table in tables():
         named = [i for i, name in enumerate(table.header) if name in LABELS]
         whole = re.search(page.titles, table.title) is not None
 
         def about(row: list[str], named: list[int] = named) -> bool:
-            return any(re.match(page.labels, row[i].replace("*", "")) for i in named if i < len(row))
+            return any(
+                re.match(page.labels, row[i].replace("*", "")) for i in named if i < len(row)
+            )
 
         rows = [row for row in table.rows if whole or about(row)]
         if rows:
-            kept = [i for i in range(len(table.header)) if any(row[i : i + 1] not in ([], [""]) for row in rows)]
+            kept = [
+                i
+                for i in range(len(table.header))
+                if any(row[i : i + 1] not in ([], [""]) for row in rows)
+            ]
             rows = [[row[i] if i < len(row) else "" for i in kept] for row in rows]
             found.append(Table(table.stem, table.title, [table.header[i] for i in kept], rows))
     return found
@@ -153,7 +175,9 @@ def measured(page: Page) -> str:
     if not found:
         return "No committed table has a row of this method yet.\n"
     count = sum(len(table.rows) for table in found)
-    text = [f'{count} rows of {len(found)} tables. A click on a column sorts.\n\n<div class="table-filter"></div>\n']
+    text = [
+        f'{count} rows of {len(found)} tables. A click on a column sorts.\n\n<div class="table-filter"></div>\n'
+    ]
     for table in found:
         where = shown().get(table.stem, "benchmarks")
         title = table.title or f"`{table.stem}`"
@@ -176,11 +200,17 @@ def settings(page: Page) -> str:
         for field, parameter in inspect.signature(cls).parameters.items():
             if field in shared:
                 continue
-            default = "" if parameter.default is inspect.Parameter.empty else f"`{shorten(parameter.default)}`"
+            default = (
+                ""
+                if parameter.default is inspect.Parameter.empty
+                else f"`{shorten(parameter.default)}`"
+            )
             rows.append([f"`{field}`", default, cell(about.get(field, ""))])
         where = module.rpartition(".")[2]
         columns = 3 if any(row[2] for row in rows) else 2
-        table = markdown_table(["setting", "default", "meaning"][:columns], [row[:columns] for row in rows])
+        table = markdown_table(
+            ["setting", "default", "meaning"][:columns], [row[:columns] for row in rows]
+        )
         parts.append(f"`{path}` ([API](/api/{where}.md)):\n\n{table}")
         if shared:
             parts.append(f"and the settings of {'training' if 'epochs' in shared else 'chains'} that "
@@ -190,7 +220,9 @@ def settings(page: Page) -> str:
 
 
 def shared_arguments(cls: type) -> set[str]:
-    """Arguments that a page lists once: those of training with VI, those of chains with the samplers."""
+    """Arguments that a page lists once: those of training with VI, those of chains with the
+    samplers.
+    """
     bases = {base.__name__: base for base in cls.__mro__[1:]}
     base = bases.get("Trained") if cls.__name__ != "VI" else None
     return set(inspect.signature(base).parameters) if base else set()
@@ -212,7 +244,9 @@ def arguments(cls: type) -> dict[str, str]:
 
 
 def described(cls: type) -> dict[str, str]:
-    """Arguments that a docstring explains in sentences, as in "``where``: patterns of the random tensors"."""
+    """Arguments that a docstring explains in sentences, as in "``where``: patterns of the random
+    tensors".
+    """
     said = dict[str, str]()
     for paragraph in (getdoc(cls) or "").partition("Args:\n")[0].split("\n\n"):
         text = " ".join(paragraph.split())
@@ -241,7 +275,9 @@ def names_table() -> str:
     """The methods by name, each with a link to its page."""
     from bayou import list_methods
 
-    rows = [[f"[`{name}`](/methods/{name}.md)", summary] for name, summary in list_methods().items()]
+    rows = [
+        [f"[`{name}`](/methods/{name}.md)", summary] for name, summary in list_methods().items()
+    ]
     return markdown_table(["name", "method"], rows)
 
 
@@ -249,8 +285,14 @@ def names_table() -> str:
 
 
 def tree() -> str:
-    """The decision tree of ``docs/which.toml`` as nested ``details``, which a keyboard opens without a script."""
-    return '<div class="tree">\n' + branch(tomllib.loads((HERE / "which.toml").read_text("utf-8")), True) + "</div>\n"
+    """The decision tree of ``docs/which.toml`` as nested ``details``, which a keyboard opens
+    without a script.
+    """
+    return (
+        '<div class="tree">\n'
+        + branch(tomllib.loads((HERE / "which.toml").read_text("utf-8")), True)
+        + "</div>\n"
+    )
 
 
 def leaves(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -269,7 +311,11 @@ def branch(node: dict[str, Any], top: bool = False) -> str:
         inside += f"<p>{inline(node['because'])}</p>\n"
         inside += f"<pre><code>{escape(node['code'])}</code></pre>\n" if "code" in node else ""
         inside += f'<p><a href="{node["page"]}.html">{inline(node["title"])}</a></p>\n'
-    return inside if top else f"<details><summary>{inline(node['answer'])}</summary>\n{inside}</details>\n"
+    return (
+        inside
+        if top
+        else f"<details><summary>{inline(node['answer'])}</summary>\n{inside}</details>\n"
+    )
 
 
 def inline(text: str) -> str:
@@ -285,14 +331,18 @@ def shown() -> dict[str, str]:
     found = {}
     for page in sorted(HERE.rglob("*.md")):
         if GENERATED not in page.parents and "_build" not in page.parts:
-            for stem in re.findall(r"_generated/tables/([\w-]+)\.md", page.read_text(encoding="utf-8")):
+            for stem in re.findall(
+                r"_generated/tables/([\w-]+)\.md", page.read_text(encoding="utf-8")
+            ):
                 found[stem] = page.relative_to(HERE).with_suffix("").as_posix()
     return found
 
 
 @cache
 def remarks() -> dict[str, dict[str, str]]:
-    """What a file of results does not say itself: what it does not show and, of a few, the command and the date."""
+    """What a file of results does not say itself: what it does not show and, of a few, the command
+    and the date.
+    """
     return tomllib.loads((HERE / "benchmarks" / "remarks.toml").read_text(encoding="utf-8"))
 
 
@@ -313,9 +363,15 @@ def runs(stem: str) -> list[tuple[str, str]]:
 
 
 def table_page(stem: str) -> str:
-    """A file of results for a page: headings two levels down, commands folded, and what it does not show."""
+    """A file of results for a page: headings two levels down, commands folded, and what it does not
+    show.
+    """
     text = (RESULTS / f"{stem}.md").read_text(encoding="utf-8")
-    text = "\n".join(line for line in text.splitlines() if not (match := COMMAND.match(line)) or not match.group(2))
+    text = "\n".join(
+        line
+        for line in text.splitlines()
+        if not (match := COMMAND.match(line)) or not match.group(2)
+    )
     text = re.sub(r"^#", "###", re.sub(r"\A# .*\n", "", text), flags=re.MULTILINE)
     text = re.sub(r"^###(#+)", r"##\1", text, flags=re.MULTILINE)
     text = re.sub(r"!\[([^\]]*)\]\(([\w.-]+)\)", r"![\1](../../benchmarks/results/\2)", text)
@@ -324,7 +380,9 @@ def table_page(stem: str) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     items = "".join(f"<li><code>{escape(command)}</code>, {date}</li>" for command, date in made)
     many = f"{len(made)} commands" if len(made) > 1 else "one command"
-    fold = f'<details class="made"><summary>Made {when} by {many}</summary><ul>{items}</ul></details>'
+    fold = (
+        f'<details class="made"><summary>Made {when} by {many}</summary><ul>{items}</ul></details>'
+    )
     missed = remarks().get(stem, {}).get("missed", "")
     return f"{text.strip()}\n\n{fold}\n\n**Limits.** {missed}\n"
 
@@ -335,8 +393,19 @@ def results_table() -> str:
     for path in sorted(RESULTS.glob("*.md")):
         stem, said = path.stem, remarks()[path.stem]
         made = runs(stem)
-        command = f"`{made[-1][0]}`" if len(made) == 1 else f"`{made[-1][0].split(' --')[0]} ...`, {len(made)} runs"
-        rows.append([f"[{said['title']}](/{shown()[stem]}.md)", max(date for _, date in made), command, said["missed"]])
+        command = (
+            f"`{made[-1][0]}`"
+            if len(made) == 1
+            else f"`{made[-1][0].split(' --')[0]} ...`, {len(made)} runs"
+        )
+        rows.append(
+            [
+                f"[{said['title']}](/{shown()[stem]}.md)",
+                max(date for _, date in made),
+                command,
+                said["missed"],
+            ]
+        )
     return markdown_table(["table", "date", "command", "limits"], rows)
 
 
@@ -354,19 +423,32 @@ def catalog_table(names: Sequence[str] | None = None) -> str:
             continue
         made, build = entry.build(2), entry.build
         costs = (made.forward_kind.name, made.inverse_kind.name, made.ladj_kind.name)
-        events = " → ".join("×".join(str(size or "·") for size in event) for event in (made.event_in, made.event_out))
-        function, keywords = (build.func, build.keywords) if isinstance(build, partial) else (build, {})
-        options = {key: value for key, value in keywords.items() if isinstance(value, bool | int | str)}
-        what = first_line(function) + "".join(f" `{key}={value!r}`" for key, value in options.items())
+        events = " → ".join(
+            "×".join(str(size or "·") for size in event)
+            for event in (made.event_in, made.event_out)
+        )
+        function, keywords = (
+            (build.func, build.keywords) if isinstance(build, partial) else (build, {})
+        )
+        options = {
+            key: value for key, value in keywords.items() if isinstance(value, bool | int | str)
+        }
+        what = first_line(function) + "".join(
+            f" `{key}={value!r}`" for key, value in options.items()
+        )
         rows.append([f"`{name}`", entry.kind, what, events, *costs])
     return markdown_table(header, rows)
 
 
-# The maps of each page of docs/flows, and the labels of its rows in committed tables (columns of FLOW_LABELS).
+# The maps of each page of docs/flows, and the labels of its rows in committed tables (columns of
+# FLOW_LABELS).
 FLOWS = {
     "linear": ("diagonal_affine lu_linear householder reverse shuffle conv1x1", "(?!)"),
     "normalization": ("batch_norm act_norm", "(?!)"),
-    "planar": ("planar radial sylvester_orthogonal sylvester_householder sylvester_triangular", "planar|Sylvester"),
+    "planar": (
+        "planar radial sylvester_orthogonal sylvester_householder sylvester_triangular",
+        "planar|Sylvester",
+    ),
     "coupling": ("nice realnvp gated gated_resampled glow flowpp", "RealNVP|(flow: )?RealNVP"),
     "splines": ("spline_coupling spline_autoregressive inverse_cdf", "(flow: )?spline"),
     "angles": ("circular_coupling circular_autoregressive", "circular|plane: spline"),
@@ -374,7 +456,10 @@ FLOWS = {
     "sequences": ("wavenet transformer_flow pixelcnn", "(?i:wavenet|transformer|pixelcnn)"),
     "continuous": ("continuous", "continuous|matching"),
     "residual": ("residual", "residual"),
-    "images": ("squeeze sigmoid pointwise image_coupling flowpp_image split_channels glow_image", r"glow|flow\+\+"),
+    "images": (
+        "squeeze sigmoid pointwise image_coupling flowpp_image split_channels glow_image",
+        r"glow|flow\+\+",
+    ),
     "surjections": ("dequantize slice abs sort max argmax binary_argmax random_order", "argmax"),
     "vae": (
         "amortized_affine amortized_planar amortized_sylvester autoencoder",
@@ -397,9 +482,15 @@ def flow_rows(labels: str) -> str:
         named = [i for i, name in enumerate(table.header) if name in FLOW_LABELS]
         rows = [row for row in table.rows if any(re.match(labels, row[i]) for i in named)]
         if table.stem in FLOW_FILES and rows:
-            text.append(f"**{table.title or table.stem}** ([all rows and the command](/{shown()[table.stem]}.md))\n")
+            text.append(
+                f"**{table.title or table.stem}** ([all rows and the command](/{shown()[table.stem]}.md))\n"
+            )
             text.append(markdown_table(table.header, rows))
-    return "\n## Measured\n\n" + '<div class="table-filter"></div>\n\n' + "\n".join(text) if text else "\n"
+    return (
+        "\n## Measured\n\n" + '<div class="table-filter"></div>\n\n' + "\n".join(text)
+        if text
+        else "\n"
+    )
 
 
 # --- API -------------------------------------------------------------------------------------------------------------
@@ -446,7 +537,9 @@ def api_of(package: str, first: Sequence[str]) -> str:
 
     for module in sorted(sections, key=lambda module: (position(module), module)):
         leaf, parent = module.rpartition(".")[2], package.rpartition(".")[2]
-        title = leaf.capitalize() if package == "bayou" else f"{parent.capitalize()}: {leaf}"  # unique on the page
+        title = (
+            leaf.capitalize() if package == "bayou" else f"{parent.capitalize()}: {leaf}"
+        )  # unique on the page
         lines += [title, "~" * len(title), "", getdoc(sys.modules[module]) or "", ""]
         lines += [f".. currentmodule:: {package}", ""]
         for name in sections[module]:
@@ -469,19 +562,26 @@ def generated() -> dict[str, str]:
         "names.md": names_table(),
         "tree.md": tree(),
         "results.md": results_table(),
-        **{f"tables/{path.stem}.md": table_page(path.stem) for path in sorted(RESULTS.glob("*.md"))},
+        **{
+            f"tables/{path.stem}.md": table_page(path.stem) for path in sorted(RESULTS.glob("*.md"))
+        },
         **{f"rows/{name}.md": measured(page) for name, page in PAGES.items()},
         **{f"settings/{name}.md": settings(page) for name, page in PAGES.items()},
         **{
             f"flows/{name}.md": catalog_table(maps.split()) + flow_rows(labels)
             for name, (maps, labels) in FLOWS.items()
         },
-        **{f"api/{package.rpartition('.')[2]}.md": api_of(package, first) for package, first in API.items()},
+        **{
+            f"api/{package.rpartition('.')[2]}.md": api_of(package, first)
+            for package, first in API.items()
+        },
     }
 
 
 def write() -> None:
-    """Write the generated files; those that did not change keep their time, so that their pages are not built again."""
+    """Write the generated files; those that did not change keep their time, so that their pages are
+    not built again.
+    """
     for name, text in generated().items():
         path = GENERATED / name
         path.parent.mkdir(parents=True, exist_ok=True)

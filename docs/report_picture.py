@@ -1,6 +1,7 @@
 """The picture of a report: ``make demo``, then ``python -m docs.report_picture demo-output``.
 
-No browser is needed: the table, the turning digit and the entropies of a run are drawn from what its page is made of.
+No browser is needed: the table, the turning digit and the entropies of a run are drawn from what
+its page is made of.
 """
 
 from __future__ import annotations
@@ -16,19 +17,32 @@ from bayou.report.tables import numbers
 from bayou.runs.folder import Run
 from experiments import figures, plots
 
-SHOWN = ("method", "accuracy, %", "NLL", "NLL minus MAP", "ECE", "AUROC, H")  # columns that a picture has room for
+SHOWN = (
+    "method",
+    "accuracy, %",
+    "NLL",
+    "NLL minus MAP",
+    "ECE",
+    "AUROC, H",
+)  # columns that a picture has room for
 MARKS = {"failed": "#b3261e", "warning": "#946200", "baseline": figures.SOFT}  # as in the page
 BEST = "#1d7a4f"
 
 
 def draw(folder: Path, path: Path) -> Path:
-    """Numbers above, a digit that turns in the middle, entropies of digits and of what is none below."""
+    """Numbers above, a digit that turns in the middle, entropies of digits and of what is none
+    below.
+    """
     run = Run.open(folder)
     results = Results(run.results(), run.facts(), run.failures())
     with matplotlib.rc_context(plots.STYLE | {"font.size": 9.5, "axes.titlesize": 11}):
         figure = plots.canvas(11, 9.4)
-        facts = f"{results.facts['train']:,} training examples, {results.facts['test']:,} test examples"
-        figure.suptitle(f"{run.config.data}: {facts}", fontsize=12.5, color=plots.INK, x=0.01, ha="left")
+        facts = (
+            f"{results.facts['train']:,} training examples, {results.facts['test']:,} test examples"
+        )
+        figure.suptitle(
+            f"{run.config.data}: {facts}", fontsize=12.5, color=plots.INK, x=0.01, ha="left"
+        )
         top, middle, bottom = figure.subfigures(3, 1, height_ratios=(1.0, 1.15, 1.0), hspace=0.03)
         _table(top.subplots(), results)
         _turning(middle, results)
@@ -48,10 +62,18 @@ def _table(axis: Any, results: Results) -> None:
             head = table.heads[column]
             cell = Cell(f"{head.name}\n{head.hint}".strip()) if row is None else row[column]
             text = cell.text + (f" ± {cell.se}" if cell.se else "")
-            color = figures.SOFT if row is None else BEST if cell.best else MARKS.get(cell.kind, plots.INK)
+            color = (
+                figures.SOFT
+                if row is None
+                else BEST
+                if cell.best
+                else MARKS.get(cell.kind, plots.INK)
+            )
             weight = "bold" if cell.best else "normal"
             side = "left" if place == 0 else "right"
-            axis.text(place, height, text, ha=side, va="center", color=color, weight=weight, fontsize=9)
+            axis.text(
+                place, height, text, ha=side, va="center", color=color, weight=weight, fontsize=9
+            )
         axis.axhline(1 - (line + 1) / (len(table.rows) + 1), color="#e4e5e1", linewidth=0.8)
     axis.set(xlim=(0, 1), ylim=(0, 1))
 
@@ -70,7 +92,9 @@ def _entropies(part: Any, results: Results) -> None:
     for axis, (_, found) in zip(axes, shown, strict=True):
         edges = found["edges"]
         for key, name, color in (("in", "test data", 2), ("ood", str(results.facts["ood"]), 1)):
-            axis.stairs(found[key], edges, fill=True, alpha=0.55, color=figures.COLORS[color], label=name)
+            axis.stairs(
+                found[key], edges, fill=True, alpha=0.55, color=figures.COLORS[color], label=name
+            )
         axis.set(xlim=(edges[0], edges[-1]), xlabel="entropy, nats")
         figures.plain(axis)
     axes[0].set_ylabel("share")
@@ -79,9 +103,13 @@ def _entropies(part: Any, results: Results) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m docs.report_picture", description="Draw what a report shows.")
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.report_picture", description="Draw what a report shows."
+    )
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures/report.png"), help="(%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/pictures/report.png"), help="(%(default)s)"
+    )
     options = parser.parse_args(arguments)
     print(f"wrote {draw(options.run, options.out)}")
 

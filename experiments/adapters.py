@@ -1,7 +1,9 @@
-"""Posteriors over low-rank adapters of a small transformer: of text, and of images from few examples.
+"""Posteriors over low-rank adapters of a small transformer: of text, and of images from few
+examples.
 
-A base is trained once on one text (wiki27) or on CIFAR-10 and kept as a file in the cache; its adapters (LoRA on the
-queries and values of every block, Hu et al. 2021) are fitted to other data by every method.
+A base is trained once on one text (wiki27) or on CIFAR-10 and kept as a file in the cache; its
+adapters (LoRA on the queries and values of every block, Hu et al. 2021) are fitted to other data by
+every method.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ from experiments.digest import digest
 from experiments.study import Fit, Found
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
-IMAGES = {"fashion": "kmnist", "kmnist": "letters", "letters": "fashion"}  # and what is out of distribution for each
+IMAGES = {
+    "fashion": "kmnist",
+    "kmnist": "letters",
+    "letters": "fashion",
+}  # and what is out of distribution for each
 FOLDERS = {"fashion": "fashion_mnist", "kmnist": "kmnist", "letters": "notmnist"}
 CIFAR = ("data_batch_1", "data_batch_2")  # files of 10,000 images to train the base
 WHERE = ("*lora_*", "head.*")
@@ -97,12 +103,15 @@ class Block(nn.Module):
         self.register_buffer("future", torch.ones(length, length).triu(1) > 0, persistent=False)
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
         q, k, v = (
-            layer(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            layer(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if self.causal:
@@ -113,14 +122,18 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Of characters (B, T), causal, with outputs (B, T, 27); or of 4 × 4 patches of images (B, 3, 32, 32): (B, 10)."""
+    """Of characters (B, T), causal, with outputs (B, T, 27); or of 4 × 4 patches of images (B, 3,
+    32, 32): (B, 10).
+    """
 
     def __init__(self, sizes: Sizes, text: bool) -> None:
         super().__init__()
         self.text, width = text, sizes.width
         self.embed = nn.Embedding(len(LETTERS), width) if text else nn.Conv2d(3, width, 4, 4)
         self.place = nn.Parameter(0.02 * torch.randn(sizes.length if text else 64, width))
-        self.blocks = nn.Sequential(*(Block(width, sizes.heads, sizes.length, text) for _ in range(sizes.layers)))
+        self.blocks = nn.Sequential(
+            *(Block(width, sizes.heads, sizes.length, text) for _ in range(sizes.layers))
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LETTERS) if text else 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,13 +161,17 @@ def path_of(name: str) -> Path:
     """A file of ``BAYOU_DATA``, or a DataError."""
     found = next((path for folder in folders() if (path := folder / name).is_file()), None)
     if found is None:
-        raise DataError(f"there is no {name} in {', '.join(map(str, folders()))}; set BAYOU_DATA to its folder")
+        raise DataError(
+            f"there is no {name} in {', '.join(map(str, folders()))}; set BAYOU_DATA to its folder"
+        )
     return found
 
 
 @lru_cache(maxsize=3)
 def read_text(name: str) -> Tensor:
-    """The 27 characters of text8 by number: of a file, or of Python's reference, which every installation has."""
+    """The 27 characters of text8 by number: of a file, or of Python's reference, which every
+    installation has.
+    """
     if name == "python":
         from pydoc_data.topics import topics
 
@@ -162,7 +179,11 @@ def read_text(name: str) -> Tensor:
     else:
         raw = lzma.decompress(path_of(f"text/{name}.txt.xz").read_bytes()).decode()
     plain = re.sub("[^a-z]+", " ", raw.lower()).encode()
-    return torch.from_numpy(np.frombuffer(plain, np.uint8).astype(np.int64)).sub(ord("a") - 1).clamp_min(0)
+    return (
+        torch.from_numpy(np.frombuffer(plain, np.uint8).astype(np.int64))
+        .sub(ord("a") - 1)
+        .clamp_min(0)
+    )
 
 
 @lru_cache(maxsize=4)
@@ -171,9 +192,14 @@ def read_images(name: str) -> tuple[Tensor, Tensor]:
     if name == "cifar10":
         with np.load(path_of("cifar10/labels.npz"), allow_pickle=False) as labels:
             y = labels["train"][: 10_000 * len(CIFAR)]
-        x = torch.from_numpy(np.concatenate([read_sheet(path_of(f"cifar10/{part}.webp")) for part in CIFAR]))
+        x = torch.from_numpy(
+            np.concatenate([read_sheet(path_of(f"cifar10/{part}.webp")) for part in CIFAR])
+        )
     else:
-        files = (path_of(f"{FOLDERS[name]}/t10k-{part}-ubyte.gz") for part in ("images-idx3", "labels-idx1"))
+        files = (
+            path_of(f"{FOLDERS[name]}/t10k-{part}-ubyte.gz")
+            for part in ("images-idx3", "labels-idx1")
+        )
         images, y = (read_idx(file) for file in files)
         x = F.pad(torch.from_numpy(images.copy()).unsqueeze(1), (2, 2, 2, 2)).expand(-1, 3, -1, -1)
     return (x.float() / 255 - 0.5) / 0.25, torch.from_numpy(y.astype(np.int64))
@@ -182,12 +208,16 @@ def read_images(name: str) -> tuple[Tensor, Tensor]:
 def rows_of_text(name: str, count: int, length: int, seed: int) -> Tensor:
     """Passages that do not overlap, (count, length), in an order of their own for every seed."""
     text = read_text(name)
-    starts = torch.randperm(len(text) // length, generator=torch.Generator().manual_seed(seed))[:count]
+    starts = torch.randperm(len(text) // length, generator=torch.Generator().manual_seed(seed))[
+        :count
+    ]
     return text.unfold(0, length, length)[starts]
 
 
 class Task(NamedTuple):
-    """Rows (x, y) to fit, to choose settings and to test, and inputs that are out of distribution."""
+    """Rows (x, y) to fit, to choose settings and to test, and inputs that are out of
+    distribution.
+    """
 
     train: tuple[Tensor, Tensor]
     held: tuple[Tensor, Tensor]
@@ -220,7 +250,9 @@ def train_base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for step in range(sizes.base_steps):
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, 30 * (step + 1) / sizes.base_steps, 2 * (1 - step / sizes.base_steps))
+            group["lr"] = 1e-3 * min(
+                1.0, 30 * (step + 1) / sizes.base_steps, 2 * (1 - step / sizes.base_steps)
+            )
         index = torch.randint(last, (sizes.base_batch, 1), generator=draw).to(device)
         if text:
             x = source[index + window]
@@ -237,7 +269,9 @@ def train_base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
 
 
 def kept(name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of a file in the cache; the first process that needs them makes them, and the others wait."""
+    """Tensors of a file in the cache; the first process that needs them makes them, and the others
+    wait.
+    """
     file = cache_dir() / f"adapters-{name}.safetensors"
     with study.locked(file):
         if not file.exists():
@@ -249,7 +283,15 @@ def kept(name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
     """The trained base."""
-    made = [sizes.width, sizes.layers, sizes.heads, sizes.length, sizes.base_steps, sizes.base_batch, *CIFAR]
+    made = [
+        sizes.width,
+        sizes.layers,
+        sizes.heads,
+        sizes.length,
+        sizes.base_steps,
+        sizes.base_batch,
+        *CIFAR,
+    ]
     name = f"{'text' if text else 'images'}-{device.type}-{digest(made)}"
     net = Transformer(sizes, text)
     net.load_state_dict(kept(name, lambda: train_base(text, sizes, device).state_dict()))
@@ -259,7 +301,10 @@ def base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
 POINT, TEMPERATURE = "point", "temperature"
 SCALES = (0.003, 0.01, 0.03, 0.1, 0.3)  # of priors of a Laplace approximation
 BETAS = (1.0, 0.1, 0.01)  # weights of the KL
-PRIOR = {"*lora_A*": bayou.Normal(0.1), "*": bayou.Normal(1.0)}  # A begins with a standard deviation of 0.05
+PRIOR = {
+    "*lora_A*": bayou.Normal(0.1),
+    "*": bayou.Normal(1.0),
+}  # A begins with a standard deviation of 0.05
 
 
 def on_a(family: Any) -> dict[str, Any]:
@@ -280,23 +325,34 @@ def candidates(label: str, sizes: Sizes, lr: float = 3e-3) -> list[Candidate]:
     budget: dict[str, Any] = {"steps": sizes.steps, "batch_size": sizes.batch, "log_every": 100}
 
     def variational(guide: Any) -> list[Candidate]:
-        return [Candidate(f"β {beta:g}", bayou.VI(guide, beta=beta, lr=lr, **budget)) for beta in BETAS]
+        return [
+            Candidate(f"β {beta:g}", bayou.VI(guide, beta=beta, lr=lr, **budget)) for beta in BETAS
+        ]
 
     rows: Mapping[str, Callable[[], list[Candidate]]] = {
-        POINT: lambda: [Candidate(f"lr {rate:g}", bayou.MAP(lr=rate, **budget)) for rate in (3e-3, 1e-2, 3e-2)],
+        POINT: lambda: [
+            Candidate(f"lr {rate:g}", bayou.MAP(lr=rate, **budget)) for rate in (3e-3, 1e-2, 3e-2)
+        ],
         TEMPERATURE: lambda: [],
         "TFB": lambda: [Candidate("", TFB(start=None))],
         "Laplace-LoRA": lambda: [
-            Candidate(f"prior {scale:g}", bayou.Laplace(start=None, batch_size=sizes.batch), bayou.Normal(scale))
+            Candidate(
+                f"prior {scale:g}",
+                bayou.Laplace(start=None, batch_size=sizes.batch),
+                bayou.Normal(scale),
+            )
             for scale in SCALES
         ],
         "mean field on A (BLoB)": lambda: variational(on_a(bayou.MeanField())),
         "mean field on A and B": lambda: variational(bayou.MeanField()),
         "MNF on A": lambda: variational(on_a(bayou.MNF())),
         "IVON": lambda: [
-            Candidate(f"lr {rate:g}", bayou.IVON(lr=rate, cold=True, **budget)) for rate in (0.03, 0.1, 0.3)
+            Candidate(f"lr {rate:g}", bayou.IVON(lr=rate, cold=True, **budget))
+            for rate in (0.03, 0.1, 0.3)
         ],
-        "ensemble of 5": lambda: [Candidate("", bayou.Ensemble(5, bayou.MAP(lr=lr, **budget), init="reset"))],
+        "ensemble of 5": lambda: [
+            Candidate("", bayou.Ensemble(5, bayou.MAP(lr=lr, **budget), init="reset"))
+        ],
     }
     return rows[label]()
 
@@ -330,7 +386,14 @@ def best(
     for one in among:
         start = time.monotonic()
         posterior = bayou.fit(
-            net, data, one.method, likelihood=likelihood, prior=one.prior, where=_where(net), seed=seed, progress=show
+            net,
+            data,
+            one.method,
+            likelihood=likelihood,
+            prior=one.prior,
+            where=_where(net),
+            seed=seed,
+            progress=show,
         )
         if data[0].is_cuda:
             torch.cuda.synchronize()
@@ -349,16 +412,23 @@ def _draws(posterior: Posterior, samples: int) -> int:
 
 
 def by_token(p: Predictive, y: Tensor) -> tuple[Predictive, Tensor]:
-    """Predictions of a text as rows of their own: outputs (S, B·(T − 1), 27) and the characters that follow."""
+    """Predictions of a text as rows of their own: outputs (S, B·(T − 1), 27) and the characters
+    that follow.
+    """
     if p.outputs.ndim < 4:
         return p, y
-    return Predictive(bayou.Categorical().bind(), p.outputs[:, :, :-1].flatten(1, 2)), y[:, 1:].flatten()
+    return Predictive(bayou.Categorical().bind(), p.outputs[:, :, :-1].flatten(1, 2)), y[
+        :, 1:
+    ].flatten()
 
 
 def scores(posterior: Posterior, task: Task, samples: int, seed: int) -> dict[str, float]:
     """Scores of characters or images; the AUROC is of passages or images."""
     draws, (x, y) = _draws(posterior, samples), task.test
-    options: dict[str, Any] = {"seed": seed, "batch_size": 200}  # several processes share the memory of a GPU
+    options: dict[str, Any] = {
+        "seed": seed,
+        "batch_size": 200,
+    }  # several processes share the memory of a GPU
     p, labels = by_token(posterior.predict(x, draws, **options), y)
     away, _ = by_token(posterior.predict(task.away, draws, **options), y)
     found = {
@@ -383,11 +453,22 @@ class Adapters:
     seeds: int = 3
     sizes: Sizes = Sizes()
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Data sets × methods × seeds."""
         return [
-            Fit(self.name, one, label, seed, length or self.sizes.steps, self.settings(label, length))
-            for label in study.chosen("adapters has no row", only, LABELS)  # first, so that processes share few points
+            Fit(
+                self.name,
+                one,
+                label,
+                seed,
+                length or self.sizes.steps,
+                self.settings(label, length),
+            )
+            for label in study.chosen(
+                "adapters has no row", only, LABELS
+            )  # first, so that processes share few points
             for seed in range(seeds or self.seeds)
             for one in study.chosen("adapters has no data", data, ["text", *IMAGES])
         ]
@@ -395,10 +476,14 @@ class Adapters:
     def settings(self, label: str, length: int | None) -> str:
         """A digest of all that a row depends on but data, seed and device."""
         sizes = replace(self.sizes, steps=length or self.sizes.steps)
-        return digest(sizes, CIFAR, *(list(one) for row in (POINT, label) for one in candidates(row, sizes)))
+        return digest(
+            sizes, CIFAR, *(list(one) for row in (POINT, label) for one in candidates(row, sizes))
+        )
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
-        """Fit the point, then the row, and score it; a cost is in multiples of the point beside it."""
+        """Fit the point, then the row, and score it; a cost is in multiples of the point beside
+        it.
+        """
         sizes = replace(self.sizes, steps=fit.length or self.sizes.steps)
         place = torch.device(device)
         rows = task(fit.data, sizes, fit.seed, place)
@@ -408,10 +493,19 @@ class Adapters:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             rates = {one.name: one for one in candidates(POINT, sizes)}
-            best(net, rows.train, rows.held, candidates(POINT, replace(sizes, steps=2))[:1], fit.seed, show)  # warm-up
+            best(
+                net,
+                rows.train,
+                rows.held,
+                candidates(POINT, replace(sizes, steps=2))[:1],
+                fit.seed,
+                show,
+            )  # warm-up
 
             def choose() -> dict[str, Tensor]:
-                chosen = best(net, rows.train, rows.held, list(rates.values()), fit.seed, show).chosen.name
+                chosen = best(
+                    net, rows.train, rows.held, list(rates.values()), fit.seed, show
+                ).chosen.name
                 return {chosen: torch.empty(0)}
 
             name = f"rate-{fit.data}-{fit.seed}-{place.type}-{self.settings(POINT, fit.length)}"
@@ -421,7 +515,9 @@ class Adapters:
         with TemporaryDirectory() as folder:
             row.posterior.save(Path(folder) / "adapter.bayou")
             size = (Path(folder) / "adapter.bayou").stat().st_size / 1000
-        said = sorted({one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")})
+        said = sorted(
+            {one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")}
+        )
         found = scores(row.posterior, rows, samples or sizes.samples, fit.seed)
         return found | {"cost": cost, "kilobytes": size, "chosen": row.chosen.name, "said": said}
 
@@ -431,7 +527,10 @@ class Adapters:
         """The row, and its cost in multiples of the point."""
         if fit.label == POINT:
             return point, 1.0
-        own, after = candidates(fit.label, sizes, getattr(point.chosen.method, "lr", 0.0)), fit.label in POST_HOC
+        own, after = (
+            candidates(fit.label, sizes, getattr(point.chosen.method, "lr", 0.0)),
+            fit.label in POST_HOC,
+        )
         start = time.monotonic()
         if fit.label == TEMPERATURE:
             bayou.calibrate(point.posterior, rows.held)
@@ -458,10 +557,14 @@ class Adapters:
                 longest = max((row["length"] for row in mine), default=None)
                 mine = [row for row in mine if row["settings"] == self.settings(label, longest)]
                 if mine:
-                    cells = [study.cell([row[name] for row in mine], DIGITS[name]) for name in HEADS]
+                    cells = [
+                        study.cell([row[name] for row in mine], DIGITS[name]) for name in HEADS
+                    ]
                     chosen = ", ".join(row["chosen"] for row in mine) if mine[0]["chosen"] else ""
                     said = sorted({word for row in mine for word in row["said"]})
-                    lines.append(f"| {' | '.join([one, label, *cells, str(len(mine)), '; '.join([chosen, *said])])} |")
+                    lines.append(
+                        f"| {' | '.join([one, label, *cells, str(len(mine)), '; '.join([chosen, *said])])} |"
+                    )
         return "\n".join([*lines, "", study.made_by(found), ""])
 
     def draw(self, found: Found, path: Path) -> bool:

@@ -1,7 +1,9 @@
-"""Which settings presets should have: candidates, judged on a fifth of the training rows of data of many kinds.
+"""Which settings presets should have: candidates, judged on a fifth of the training rows of data of
+many kinds.
 
-No row that is reported elsewhere is tested on: made tables are drawn anew, with seeds that ``defaults.py`` does not
-report; of real data only training rows are looked at, four fifths of them to learn from and a fifth to judge by.
+No row that is reported elsewhere is tested on: made tables are drawn anew, with seeds that
+``defaults.py`` does not report; of real data only training rows are looked at, four fifths of them
+to learn from and a fifth to judge by.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ from experiments.study import Fit, Found
 
 FIRST = 100  # seed; those of defaults.py begin with 0
 FIFTH = 5
-LOADED = {"digits-few": True, "boston": False, "concrete": False, "energy": False, "yacht": False}  # whether classes
+LOADED = {
+    "digits-few": True,
+    "boston": False,
+    "concrete": False,
+    "energy": False,
+    "yacht": False,
+}  # whether classes
 DATA = {name: table.classes for name, table in TABLES.items()} | LOADED
 
 
@@ -55,7 +63,9 @@ def _full(config: Training) -> Method:
 def _laplace(structure: Any, config: Training, **options: Any) -> Method:
     """As the preset has it, with another structure."""
     held = find("laplace-last").make(config)
-    return replace(held, method=bayou.Laplace(structure, start=held.start, prior="evidence", **options))
+    return replace(
+        held, method=bayou.Laplace(structure, start=held.start, prior="evidence", **options)
+    )
 
 
 @final
@@ -90,7 +100,9 @@ class Candidate:
 @cache
 def _digest(candidate: Candidate, classes: bool) -> str:
     gain = candidate.gain or (GAIN_OF_CLASSES if classes else GAIN_OF_NUMBERS)
-    given = [] if candidate.gain is None else ["given"]  # where the scale of the prior is not searched
+    given = (
+        [] if candidate.gain is None else ["given"]
+    )  # where the scale of the prior is not searched
     return digest(estimator(candidate.built(), classes), SELECTION, gain, *given)
 
 
@@ -115,14 +127,18 @@ def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
 def candidates(classes: bool) -> tuple[Candidate, ...]:
     """All of them; a preset that is none of the settings that were varied comes first, as it is.
 
-    Rates, members and the gain of a prior are varied for classes alone, where a fit is short; for numbers, held-out
-    rows of the fit itself say how wide a prior is.
+    Rates, members and the gain of a prior are varied for classes alone, where a fit is short; for
+    numbers, held-out rows of the fit itself say how wide a prior is.
     One that is given is kept, where a preset by itself may look for another.
     """
     found: list[Candidate] = []
-    varied: dict[str, list[Candidate]] = {name: [] for name in ("map", "ensemble", "ffg", "mnf", "nodeflow")}
+    varied: dict[str, list[Candidate]] = {
+        name: [] for name in ("map", "ensemble", "ffg", "mnf", "nodeflow")
+    }
     if classes:
-        varied["ensemble"] = [Candidate("ensemble", f"members {n}", make=_members(n)) for n in (3, 5, 10)]
+        varied["ensemble"] = [
+            Candidate("ensemble", f"members {n}", make=_members(n)) for n in (3, 5, 10)
+        ]
         varied["ffg"] = _varied("ffg", lr=(3e-3, 1e-2, 3e-2))
         varied["mnf"] = _varied("mnf", lr=(3e-3, 1e-2, 3e-2))
     varied["laplace"] = [
@@ -131,13 +147,19 @@ def candidates(classes: bool) -> tuple[Candidate, ...]:
         Candidate("laplace", "kronecker", make=_kronecker),
     ]
     for method, mine in varied.items():
-        mine += [Candidate(method, f"gain {gain:g}", gain=gain) for gain in (1.0, 3.0, 10.0, 30.0) if classes]
+        mine += [
+            Candidate(method, f"gain {gain:g}", gain=gain)
+            for gain in (1.0, 3.0, 10.0, 30.0)
+            if classes
+        ]
         if not any(one.present(classes) for one in mine):
             mine.insert(0, Candidate(method, "as it is"))
         same: dict[str, Candidate] = {}
         for one in mine:  # what is the same under two names is fitted once
             made = one.digest(classes)
-            same[made] = replace(one, label=f"{same[made].label}, {one.label}") if made in same else one
+            same[made] = (
+                replace(one, label=f"{same[made].label}, {one.label}") if made in same else one
+            )
         found += same.values()
     return tuple(found)
 
@@ -163,11 +185,17 @@ class Choice:
     title: str = "Settings of presets, by held-out training rows"
     seeds: int = 3
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Data sets × candidates × seeds."""
         if length is not None:
-            raise ValueError("choice runs every candidate as long as its settings say; leave out --length")
-        there = list(dict.fromkeys(one.name for classes in (False, True) for one in candidates(classes)))
+            raise ValueError(
+                "choice runs every candidate as long as its settings say; leave out --length"
+            )
+        there = list(
+            dict.fromkeys(one.name for classes in (False, True) for one in candidates(classes))
+        )
         labels = study.chosen("choice has no row", only, there)
         chosen = {one: DATA[one] for one in study.chosen("choice has no data", data, list(DATA))}
         return [
@@ -189,9 +217,9 @@ class Choice:
         start = time.process_time()
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
-            model = kind(candidate.built(), prior=prior, samples=samples or BayesRegressor.samples, **options).fit(
-                *train
-            )
+            model = kind(
+                candidate.built(), prior=prior, samples=samples or BayesRegressor.samples, **options
+            ).fit(*train)
         seconds = time.process_time() - start
         p = model.predictive(X)
         known = np.searchsorted(model.classes_, y) if classes else y
@@ -201,7 +229,9 @@ class Choice:
         return {name: scores[name] for name in COLUMNS[classes]} | {"seconds": round(seconds, 1)}
 
     def render(self, found: Found) -> str:
-        """What to choose, over all data sets; the methods beside each other; every data set by itself."""
+        """What to choose, over all data sets; the methods beside each other; every data set by
+        itself.
+        """
         lines = [f"# {self.title}", "", INTRODUCTION, ""]
         made: Made = {}
         for row in found["rows"]:
@@ -215,7 +245,9 @@ class Choice:
         return False
 
 
-Made = dict[tuple[str, str, str], dict[int, dict[str, Any]]]  # rows by data, label and settings, then by seed
+Made = dict[
+    tuple[str, str, str], dict[int, dict[str, Any]]
+]  # rows by data, label and settings, then by seed
 
 
 def _score(made: Made, data: str, candidate: Candidate, name: str = "nll") -> dict[int, float]:
@@ -233,7 +265,9 @@ def _preset(method: str, classes: bool) -> Candidate:
 
 
 def _against(made: Made, one: Candidate, other: Candidate, classes: bool) -> list[float]:
-    """Differences in NLL to another candidate, paired by seed: a mean for every data set that has both."""
+    """Differences in NLL to another candidate, paired by seed: a mean for every data set that has
+    both.
+    """
     differences = []
     for data in _sets(classes):
         mine, theirs = _score(made, data, one), _score(made, data, other)
@@ -250,16 +284,27 @@ def _summary(made: Made, classes: bool) -> list[str]:
         f"|---|---|---:|---:|---:|{'' if classes else '---:|'}---|",
     ]
     for one in candidates(classes):
-        scores = [fmean(values) for data in _sets(classes) if (values := _score(made, data, one, second).values())]
+        scores = [
+            fmean(values)
+            for data in _sets(classes)
+            if (values := _score(made, data, one, second).values())
+        ]
         if not scores:
             continue
         differences = _against(made, one, _preset(one.method, classes), classes)
         better = f"{sum(value < 0 for value in differences)} of {len(differences)}"
         now = one.present(classes)
-        cells = [one.method, one.label, "" if now else study.cell(differences, 3), "" if now else better]
+        cells = [
+            one.method,
+            one.label,
+            "" if now else study.cell(differences, 3),
+            "" if now else better,
+        ]
         cells.append(study.cell(scores, 3))
         if not classes:
-            cells.append(f"{sum(not LIMITS[0] <= score <= LIMITS[1] for score in scores)} of {len(scores)}")
+            cells.append(
+                f"{sum(not LIMITS[0] <= score <= LIMITS[1] for score in scores)} of {len(scores)}"
+            )
         lines.append(f"| {' | '.join([*cells, '◂ the preset' if now else ''])} |")
     return [*lines, ""] if len(lines) > 2 else []
 
@@ -269,7 +314,9 @@ def _methods(made: Made, classes: bool) -> list[str]:
     methods = list(dict.fromkeys(one.method for one in candidates(classes)))
     lines = ["| preset, as it is | NLL less MAP's | the best on | |", "|---|---:|---:|---|"]
     means = {
-        data: {m: fmean(v) for m in methods if (v := _score(made, data, _preset(m, classes)).values())}
+        data: {
+            m: fmean(v) for m in methods if (v := _score(made, data, _preset(m, classes)).values())
+        }
         for data in _sets(classes)
     }
     known = [mine for mine in means.values() if mine]
@@ -277,21 +324,33 @@ def _methods(made: Made, classes: bool) -> list[str]:
         differences = _against(made, _preset(method, classes), _preset("map", classes), classes)
         wins = sum(min(mine, key=mine.__getitem__) == method for mine in known)
         tried = "◂ auto tries it" if method in auto.CANDIDATES else ""
-        cells = [method, "" if method == "map" else study.cell(differences, 3), f"{wins} of {len(known)}", tried]
+        cells = [
+            method,
+            "" if method == "map" else study.cell(differences, 3),
+            f"{wins} of {len(known)}",
+            tried,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""] if known else []
 
 
 def _each(made: Made, classes: bool) -> list[str]:
     heads = [HEADS[name] for name in COLUMNS[classes]]
-    lines = [f"| data | candidate | {' | '.join(heads)} | seeds | |", f"|---|---|{'---:|' * len(heads)}---:|---|"]
+    lines = [
+        f"| data | candidate | {' | '.join(heads)} | seeds | |",
+        f"|---|---|{'---:|' * len(heads)}---:|---|",
+    ]
     for data in _sets(classes):
         for one in candidates(classes):
-            scores = {name: list(_score(made, data, one, name).values()) for name in COLUMNS[classes]}
+            scores = {
+                name: list(_score(made, data, one, name).values()) for name in COLUMNS[classes]
+            }
             if scores["nll"]:
                 cells = [study.cell(scores[name], DIGITS[name]) for name in COLUMNS[classes]]
                 mark = "◂ the preset" if one.present(classes) else ""
-                lines.append(f"| {' | '.join([data, one.name, *cells, str(len(scores['nll'])), mark])} |")
+                lines.append(
+                    f"| {' | '.join([data, one.name, *cells, str(len(scores['nll'])), mark])} |"
+                )
     return [*lines, ""] if len(lines) > 2 else []
 
 

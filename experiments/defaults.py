@@ -1,4 +1,5 @@
-"""What a user gets without tuning: every method by name, as it comes, on small tables, beside scikit-learn.
+"""What a user gets without tuning: every method by name, as it comes, on small tables, beside
+scikit-learn.
 
 No setting may be chosen by looking at these splits: methods and baselines have their defaults.
 """
@@ -39,7 +40,9 @@ MARGIN = 0.1  # nats that a method may lose to BayesianRidge on linear data
 @final
 @dataclass(frozen=True)
 class Table:
-    """A small data set: ``make(rows, seed)`` draws rows of a made one; a real one has all its ``rows`` in any case."""
+    """A small data set: ``make(rows, seed)`` draws rows of a made one; a real one has all its
+    ``rows`` in any case.
+    """
 
     rows: int
     make: Callable[[int, int], Arrays]
@@ -48,7 +51,9 @@ class Table:
     linear: bool = False
 
     def split(self, seed: int) -> tuple[Arrays, Arrays]:
-        """Four fifths of the rows to learn from; to test on the others, or FRESH more of made data."""
+        """Four fifths of the rows to learn from; to test on the others, or FRESH more of made
+        data.
+        """
         train = self.rows * 4 // 5
         X, y = self.make(train + FRESH if self.made else self.rows, seed)
         order = np.random.default_rng(seed).permutation(len(y))
@@ -78,7 +83,9 @@ def _real(name: str, most: int | None = None) -> Callable[[int, int], Arrays]:
 
 
 def _drawn(
-    f: Callable[[np.ndarray], np.ndarray], noise: Callable[[np.ndarray, np.random.Generator], np.ndarray], d: int = 1
+    f: Callable[[np.ndarray], np.ndarray],
+    noise: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+    d: int = 1,
 ) -> Callable[[int, int], Arrays]:
     """y = f(x) + noise, x uniform in [−1, 1]^d."""
 
@@ -205,7 +212,9 @@ def _baseline(table: Table, label: str, train: Arrays, X: np.ndarray, seed: int)
         p = torch.as_tensor(CLASSES[label](train, X, seed)).clamp_min(1e-12)
         return Predictive(Categorical().bind(), p.log().unsqueeze(0))
     mean, std = map(torch.as_tensor, NUMBERS[label](train, X, seed))
-    return Predictive(HeteroscedasticGaussian().bind(), torch.stack([mean, 2 * std.log()], -1).unsqueeze(0))
+    return Predictive(
+        HeteroscedasticGaussian().bind(), torch.stack([mean, 2 * std.log()], -1).unsqueeze(0)
+    )
 
 
 @final
@@ -222,11 +231,17 @@ class Defaults:
         """The lines of a table."""
         return [*METHODS, *(CLASSES if table.classes else NUMBERS)]
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Tables × methods × splits."""
         if length is not None:
-            raise ValueError("defaults runs every method as long as it would by itself; leave out --length")
-        there = list(dict.fromkeys(label for table in TABLES.values() for label in self.labels(table)))
+            raise ValueError(
+                "defaults runs every method as long as it would by itself; leave out --length"
+            )
+        there = list(
+            dict.fromkeys(label for table in TABLES.values() for label in self.labels(table))
+        )
         labels = study.chosen("defaults has no row", only, there)
         return [
             Fit(self.name, one, label, seed, settings=settings(label, TABLES[one].classes))
@@ -237,7 +252,9 @@ class Defaults:
         ]
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
-        """Fit one method to one split, and score it on the other rows; its warnings are part of the row."""
+        """Fit one method to one split, and score it on the other rows; its warnings are part of the
+        row.
+        """
         table = TABLES[fit.data]
         train, (X, y) = table.split(fit.seed)
         start = time.process_time()
@@ -245,32 +262,60 @@ class Defaults:
             warnings.simplefilter("always")
             if fit.label in METHODS:
                 kind = BayesClassifier if table.classes else BayesRegressor
-                options: dict[str, Any] = {"random_state": fit.seed, "device": device, "verbose": show}
-                model = kind(fit.label, samples=samples or BayesRegressor.samples, **options).fit(*train)
+                options: dict[str, Any] = {
+                    "random_state": fit.seed,
+                    "device": device,
+                    "verbose": show,
+                }
+                model = kind(fit.label, samples=samples or BayesRegressor.samples, **options).fit(
+                    *train
+                )
                 seconds, p = time.process_time() - start, model.predictive(X)
             else:
                 p = _baseline(table, fit.label, train, X, fit.seed)
                 seconds = time.process_time() - start
-        goal = torch.as_tensor(y if table.classes or fit.label in METHODS else y[:, None]).to(p.outputs.device)
+        goal = torch.as_tensor(y if table.classes or fit.label in METHODS else y[:, None]).to(
+            p.outputs.device
+        )
         scores = metrics.summary(p, goal)
         if table.classes:
             scores["error"] = 100 * (1 - scores["accuracy"])
-        said = sorted({one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")})
-        return {name: scores[name] for name in COLUMNS[table.classes]} | {"said": said, "seconds": round(seconds, 1)}
+        said = sorted(
+            {one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")}
+        )
+        return {name: scores[name] for name in COLUMNS[table.classes]} | {
+            "said": said,
+            "seconds": round(seconds, 1),
+        }
 
     def render(self, found: Found) -> str:
-        """Two tables, numbers and classes: means over splits ± one standard error, and what is outside the limits."""
+        """Two tables, numbers and classes: means over splits ± one standard error, and what is
+        outside the limits.
+        """
         lines = [f"# {self.title}", "", INTRODUCTION, ""]
         for classes in (False, True):
             heads = [HEADS[name] for name in COLUMNS[classes]]
-            lines += [f"| data | method | {' | '.join(heads)} | splits | s | |", f"|---|---|{'---:|' * 5}---|"]
+            lines += [
+                f"| data | method | {' | '.join(heads)} | splits | s | |",
+                f"|---|---|{'---:|' * 5}---|",
+            ]
             for one, table in TABLES.items():
                 for label in self.labels(table) if table.classes == classes else ():
                     mine = _rows(found, one, label)
                     if mine:
-                        cells = [study.cell([row[name] for row in mine], DIGITS[name]) for name in COLUMNS[classes]]
+                        cells = [
+                            study.cell([row[name] for row in mine], DIGITS[name])
+                            for name in COLUMNS[classes]
+                        ]
                         seconds = fmean(row["seconds"] for row in mine)
-                        parts = [one, label, *cells, str(len(mine)), f"{seconds:.1f}", _flags(found, one, label)]
+                        parts = [
+                            one,
+                            label,
+                            *cells,
+                            str(len(mine)),
+                            f"{seconds:.1f}",
+                            _flags(found, one, label),
+                        ]
                         lines.append(f"| {' | '.join(parts)} |")
             lines.append("")
         return "\n".join([*lines, study.made_by(found), ""])
@@ -288,7 +333,9 @@ def settings(label: str, classes: bool) -> str:
     if label == "auto":
         return digest(estimator(method, classes), SELECTION, *([code(where)] if classes else []))
     given = torch.zeros(TABLES["friedman1, 300"].rows, 1)
-    own = method.method.at_mode(1.0, as_data((given, given)))  # a table of numbers starts the method at the mode
+    own = method.method.at_mode(
+        1.0, as_data((given, given))
+    )  # a table of numbers starts the method at the mode
     more: list[Any] = [own] if isinstance(own, Variational) and not classes else []
     if classes and isinstance(getattr(method.method, "small", method.method), where.Where):
         more = [code(where)]  # only there are layers selected
@@ -298,7 +345,9 @@ def settings(label: str, classes: bool) -> str:
 
 
 def estimator(method: Method, classes: bool) -> tuple[str, dict[str, Any]]:
-    """The estimator of a method, by its kind and its parameters; None leaves a setting to the method."""
+    """The estimator of a method, by its kind and its parameters; None leaves a setting to the
+    method.
+    """
     kind = BayesClassifier if classes else BayesRegressor
     given = kind(method).get_params(deep=False)
     return kind.__name__, {name: value for name, value in given.items() if value is not None}

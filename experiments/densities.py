@@ -1,6 +1,7 @@
 r"""Two-dimensional densities to try a flow on: four unnormalized potentials and three data sets.
 
-The potentials p̃(z) = exp(−U(z)) are table 1 of Rezende & Mohamed 2015, Variational Inference with Normalizing Flows:
+The potentials p̃(z) = exp(−U(z)) are table 1 of Rezende & Mohamed 2015, Variational Inference with
+Normalizing Flows:
 
     U1 = ½((‖z‖ − 2)/0.4)² − log(exp(−½((z₁ − 2)/0.6)²) + exp(−½((z₁ + 2)/0.6)²))
     U2 = ½((z₂ − w₁)/0.4)²
@@ -8,8 +9,9 @@ The potentials p̃(z) = exp(−U(z)) are table 1 of Rezende & Mohamed 2015, Vari
     U4 = −log(exp(−½((z₂ − w₁)/0.4)²) + exp(−½((z₂ − w₁ + w₃)/0.35)²))
     w₁ = sin(π z₁/2),  w₂ = 3 exp(−½((z₁ − 1)/0.6)²),  w₃ = 3 sigmoid((z₁ − 1)/0.3)
 
-U2, U3 and U4 as printed do not fall off along z₁, so Z is infinite. The paper's figure shows |z₁| ≤ 4; here a wall
-½(max(|z₁| − 4, 0)/0.4)² is added, which leaves that window as it is and makes Z finite and known in closed form.
+U2, U3 and U4 as printed do not fall off along z₁, so Z is infinite. The paper's figure shows |z₁| ≤
+4; here a wall ½(max(|z₁| − 4, 0)/0.4)² is added, which leaves that window as it is and makes Z
+finite and known in closed form.
 """
 
 from __future__ import annotations
@@ -80,8 +82,12 @@ POTENTIALS: dict[str, Potential] = {
 }
 
 
-def two_moons(n: int, noise: float = 0.08, seed: rng.Seed = 0, like: Tensor | None = None) -> Tensor:
-    """Two interleaving half circles of radius 1 around (±½, ±¼), blurred by Gaussian noise: (n, 2)."""
+def two_moons(
+    n: int, noise: float = 0.08, seed: rng.Seed = 0, like: Tensor | None = None
+) -> Tensor:
+    """Two interleaving half circles of radius 1 around (±½, ±¼), blurred by Gaussian noise: (n,
+    2).
+    """
     like = _check(n, noise, like)
     u = rng.uniform(n, (2,), like, rng.fold(seed, "place"))
     angle, side = math.pi * u[:, 0], (u[:, 1] < 0.5).to(u) * 2 - 1
@@ -89,8 +95,12 @@ def two_moons(n: int, noise: float = 0.08, seed: rng.Seed = 0, like: Tensor | No
     return side[:, None] * arc + noise * rng.normal(n, (2,), like, rng.fold(seed, "noise"))
 
 
-def rings(n: int, count: int = 3, noise: float = 0.08, seed: rng.Seed = 0, like: Tensor | None = None) -> Tensor:
-    """Concentric circles of radius 1, 2, ..., count, equally likely, blurred by Gaussian noise: (n, 2)."""
+def rings(
+    n: int, count: int = 3, noise: float = 0.08, seed: rng.Seed = 0, like: Tensor | None = None
+) -> Tensor:
+    """Concentric circles of radius 1, 2, ..., count, equally likely, blurred by Gaussian noise: (n,
+    2).
+    """
     like = _check(n, noise, like)
     if count < 1:
         raise ValueError(f"rings needs count ≥ 1, got {count}")
@@ -101,7 +111,9 @@ def rings(n: int, count: int = 3, noise: float = 0.08, seed: rng.Seed = 0, like:
 
 
 def checkerboard(n: int, cells: int = 4, seed: rng.Seed = 0, like: Tensor | None = None) -> Tensor:
-    """Uniform on the dark squares of a cells × cells board over [−4, 4]²: (n, 2). Its entropy is log 32."""
+    """Uniform on the dark squares of a cells × cells board over [−4, 4]²: (n, 2). Its entropy is
+    log 32.
+    """
     like = _check(n, 0.0, like)
     if cells < 2 or cells % 2:
         raise ValueError(f"checkerboard needs an even number of cells, got {cells}")
@@ -113,7 +125,11 @@ def checkerboard(n: int, cells: int = 4, seed: rng.Seed = 0, like: Tensor | None
     return (torch.stack([column, row], -1) + inside) * (8 / cells) - 4
 
 
-SAMPLERS: dict[str, Callable[..., Tensor]] = {"two moons": two_moons, "rings": rings, "checkerboard": checkerboard}
+SAMPLERS: dict[str, Callable[..., Tensor]] = {
+    "two moons": two_moons,
+    "rings": rings,
+    "checkerboard": checkerboard,
+}
 
 
 def _check(n: int, noise: float, like: Tensor | None) -> Tensor:

@@ -1,4 +1,6 @@
-"""The digest of what made a row: a changed setting or default gives another one, and the row is stale."""
+"""The digest of what made a row: a changed setting or default gives another one, and the row is
+stale.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,25 @@ from bayou.select.auto import HELD_OUT_FRACTION
 from bayou.specs import is_written
 from bayou.target import Target
 
-IDLE = ("log_every", "checkpoint_every", "random_state", "device", "verbose")  # settings that change no number
-SELECTION = (folds, held_out, relevance, HELD_OUT_FRACTION)  # the defaults of methods by name: constants of modules
+IDLE = (
+    "log_every",
+    "checkpoint_every",
+    "random_state",
+    "device",
+    "verbose",
+)  # settings that change no number
+SELECTION = (
+    folds,
+    held_out,
+    relevance,
+    HELD_OUT_FRACTION,
+)  # the defaults of methods by name: constants of modules
 
 
 def digest(*parts: Any) -> str:
-    """Twelve digits of the SHA-256 of these values, each spelled with the defaults of its fields."""
+    """Twelve digits of the SHA-256 of these values, each spelled with the defaults of its
+    fields.
+    """
     return hashlib.sha256(json.dumps([spell(part) for part in parts]).encode()).hexdigest()[:12]
 
 
@@ -38,23 +53,33 @@ def network(name: str) -> tuple[Any, ...]:
 
 
 def code(module: ModuleType) -> str:
-    """The syntax tree of a module without docstrings: what it does, where settings alone do not say it.
+    """The syntax tree of a module without docstrings: what it does, where settings alone do not say
+    it.
 
     Node by node, since ``ast.dump`` differs between versions of Python.
     """
     tree = ast.parse(inspect.getsource(module))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:]
-    leaves = [[v for _, v in ast.iter_fields(n) if isinstance(v, str | int | float)] for n in ast.walk(tree)]
-    return str([(type(node).__name__, own) for node, own in zip(ast.walk(tree), leaves, strict=True)])
+    leaves = [
+        [v for _, v in ast.iter_fields(n) if isinstance(v, str | int | float)]
+        for n in ast.walk(tree)
+    ]
+    return str(
+        [(type(node).__name__, own) for node, own in zip(ast.walk(tree), leaves, strict=True)]
+    )
 
 
 def spell(value: Any) -> Any:
-    """A value as JSON: a spec by all its fields, a function or class by its qualified name and its defaults.
+    """A value as JSON: a spec by all its fields, a function or class by its qualified name and its
+    defaults.
 
-    A variational method is spelled a second time as it is for a large network, with the prior that it chooses there. A
-    module is spelled by its constants.
+    A variational method is spelled a second time as it is for a large network, with the prior that
+    it chooses there. A module is spelled by its constants.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -75,7 +100,9 @@ def spell(value: Any) -> Any:
         parameters = inspect.signature(value).parameters.values()
         defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
         return [value.__qualname__, spell(defaults)]
-    raise TypeError(f"no digest of a {type(value).__name__}: {value!r:.80}; spell it by its settings")
+    raise TypeError(
+        f"no digest of a {type(value).__name__}: {value!r:.80}; spell it by its settings"
+    )
 
 
 def _fields(spec: Any) -> list[Any]:

@@ -1,4 +1,6 @@
-"""The log evidence log p(D) of a network, which every ELBO bounds, by annealed importance sampling."""
+"""The log evidence log p(D) of a network, which every ELBO bounds, by annealed importance
+sampling.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,13 @@ ROBUST = 1.4826  # the standard deviation of a Gaussian in units of its median a
 class Evidence:
     """log p(D) in nats, estimated from below.
 
-    ``value`` = log 1/C Σ_c w_c of C independent chains, with its ``standard_error`` (delta method, √(1/ess − 1/C)).
-    E[w] = p(D) exactly, so that E[value] ≤ log p(D): it is a **lower bound in expectation**, and exceeds log p(D) by b
-    nats with a probability below e^−b. ``mean`` = 1/C Σ_c log w_c is a looser one. ``spread``: the standard deviation
-    of the log weights; ``ess`` = (Σw)²/Σw², of C. With a spread far above 1 nat, or few effective chains, the standard
-    error is unreliable; use more temperatures. ``accept``: the acceptance rate. ``draws``: the final states of the
-    chains, a stack; with the ``log_weights`` (C,) they are weighted draws of the posterior.
+    ``value`` = log 1/C Σ_c w_c of C independent chains, with its ``standard_error`` (delta method,
+    √(1/ess − 1/C)). E[w] = p(D) exactly, so that E[value] ≤ log p(D): it is a **lower bound in
+    expectation**, and exceeds log p(D) by b nats with a probability below e^−b. ``mean`` = 1/C Σ_c
+    log w_c is a looser one. ``spread``: the standard deviation of the log weights; ``ess`` =
+    (Σw)²/Σw², of C. With a spread far above 1 nat, or few effective chains, the standard error is
+    unreliable; use more temperatures. ``accept``: the acceptance rate. ``draws``: the final states
+    of the chains, a stack; with the ``log_weights`` (C,) they are weighted draws of the posterior.
     """
 
     value: float
@@ -55,7 +58,9 @@ class Evidence:
     @staticmethod
     def of(log_weights: Tensor, accept: float, draws: Params) -> Evidence:
         """From the log weights (C,) of the chains."""
-        return Evidence(**weighed(log_weights), accept=accept, log_weights=log_weights.double(), draws=draws)
+        return Evidence(
+            **weighed(log_weights), accept=accept, log_weights=log_weights.double(), draws=draws
+        )
 
     def __float__(self) -> float:
         return self.value
@@ -84,32 +89,41 @@ def evidence(
     progress: Show = True,
     batch_size: int = 2**16,
 ) -> Evidence:
-    """log p(D) = log ∫ p(w)·p(D|w) dw of a network: annealed importance sampling (Neal 2001) with HMC moves.
+    """log p(D) = log ∫ p(w)·p(D|w) dw of a network: annealed importance sampling (Neal 2001) with
+    HMC moves.
 
-    Every chain starts at a draw from the prior and goes through p_t(w) ∝ p(w)·p(D|w)^β_t, β from ``first`` to 1 in
-    equal steps of log β, with one trajectory of ``leapfrogs`` steps at each; its weight is
-    log w = Σ_t (β_t − β_{t−1})·log p(D|w_{t−1}), and E[w] = p(D) for all moves that leave p_t invariant and are not
-    adapted to the chain itself. So a quarter as many auxiliary chains without weights run in parallel: their
-    acceptance rate adapts the step size of all chains towards ``accept``. The mass is the prior's precision.
+    Every chain starts at a draw from the prior and goes through p_t(w) ∝ p(w)·p(D|w)^β_t, β from
+    ``first`` to 1 in equal steps of log β, with one trajectory of ``leapfrogs`` steps at each; its
+    weight is log w = Σ_t (β_t − β_{t−1})·log p(D|w_{t−1}), and E[w] = p(D) for all moves that leave
+    p_t invariant and are not adapted to the chain itself. So a quarter as many auxiliary chains
+    without weights run in parallel: their acceptance rate adapts the step size of all chains
+    towards ``accept``. The mass is the prior's precision.
 
-    ``net``: a network (with likelihood and prior as in ``bayou.fit``), or a target or posterior that has them.
-    The chains are evaluated in parallel; every gradient uses all data. 48 chains of a network of 17,610
-    weights with 1,438 rows and 1,500 temperatures took 65 s on an H200, with a spread of 2.7 nats. The noise and the
+    ``net``: a network (with likelihood and prior as in ``bayou.fit``), or a target or posterior
+    that has them. The chains are evaluated in parallel; every gradient uses all data. 48 chains of
+    a network of 17,610 weights with 1,438 rows and 1,500 temperatures took 65 s on an H200, with a
+    spread of 2.7 nats. The noise and the
     prior must be fixed: learned ones have no evidence.
     """
     check_count(chains, "chains", 2)
     check_count(temperatures, "temperatures", 2)
     check_count(leapfrogs, "leapfrogs", 1)
     if not 0 < first < 1 or not 0 < accept < 1:
-        raise ValueError(f"first and accept must lie strictly between 0 and 1, got {first} and {accept}")
+        raise ValueError(
+            f"first and accept must lie strictly between 0 and 1, got {first} and {accept}"
+        )
     seed, batches = as_int_seed(seed), as_data(data, batch_size)
     target = _target(net, likelihood, prior, batches.n)
     joint = Joint(target, Network(target.net), target.start())
     if joint.noisy:
-        raise ValueError("a learned noise has a flat prior, and so no evidence; fix it, as in Gaussian(0.1)")
+        raise ValueError(
+            "a learned noise has a flat prior, and so no evidence; fix it, as in Gaussian(0.1)"
+        )
     pilots = pilots_of(chains)
     like = joint.start
-    begin = torch.cat([_prior_draws(joint, n, part_seed(seed, who)) for who, n in _names(chains, pilots)])
+    begin = torch.cat(
+        [_prior_draws(joint, n, part_seed(seed, who)) for who, n in _names(chains, pilots)]
+    )
     with rng.isolated(part_seed(seed, "run"), like.device):
         (log_likelihood, log_prior), work = largest_product(
             lambda: (
@@ -119,12 +133,21 @@ def evidence(
         )
         mass = prior_variance(joint, part_seed(seed, "scale"))
         annealing = Annealing(lambda w: (*log_prior(w), *log_likelihood(w)), mass, pilots)
-        betas = [0.0, *torch.logspace(math.log10(first), 0, temperatures, dtype=torch.float64).tolist()]
+        betas = [
+            0.0,
+            *torch.logspace(math.log10(first), 0, temperatures, dtype=torch.float64).tolist(),
+        ]
         betas[-1] = 1.0
-        with suitable_threads(len(begin) * work), Progress("evidence", temperatures, progress) as shown:
+        with (
+            suitable_threads(len(begin) * work),
+            Progress("evidence", temperatures, progress) as shown,
+        ):
 
             def noise(kind: Callable[..., Tensor], name: str, step: int, *event: int) -> Tensor:
-                parts = [kind(n, event, like, part_seed(seed, who, name, step)) for who, n in _names(chains, pilots)]
+                parts = [
+                    kind(n, event, like, part_seed(seed, who, name, step))
+                    for who, n in _names(chains, pilots)
+                ]
                 return torch.cat(parts)
 
             annealing.start(begin)
@@ -138,17 +161,26 @@ def evidence(
                         annealing.find_step(momentum)
                     accepted = annealing.move(momentum, uniform, leapfrogs, accept, temperatures)
                     rate += float(accepted[:chains].mean()) / temperatures
-                    shown.update(step + 1, beta=beta, log_weight=float(annealing.log_weights[:chains].mean()))
+                    shown.update(
+                        step + 1, beta=beta, log_weight=float(annealing.log_weights[:chains].mean())
+                    )
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(f"evidence was interrupted at β = {beta:.2g} and has no estimate") from None
+                raise KeyboardInterrupt(
+                    f"evidence was interrupted at β = {beta:.2g} and has no estimate"
+                ) from None
     weights, position = annealing.log_weights[:chains], annealing.position[:chains]
     if bool(weights.isnan().any()):
-        raise FloatingPointError("the log-likelihood is not a number at a draw from the prior; use standardized inputs")
+        raise FloatingPointError(
+            "the log-likelihood is not a number at a draw from the prior; use standardized inputs"
+        )
     return Evidence.of(weights, rate, joint.tensors(position))
 
 
 def _target(
-    net: nn.Module | Target | Posterior, likelihood: Likelihood | None, prior: PriorRules | None, n: int
+    net: nn.Module | Target | Posterior,
+    likelihood: Likelihood | None,
+    prior: PriorRules | None,
+    n: int,
 ) -> Target:
     """Network, likelihood and prior for n rows."""
     if isinstance(net, Posterior | Target):
@@ -159,7 +191,9 @@ def _target(
         target = Target.build(net, Categorical() if likelihood is None else likelihood, prior, n)
     target.require_fixed_priors("evidence")
     if not target.free:
-        raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to integrate over")
+        raise ValueError(
+            "every parameter of the network is frozen (requires_grad=False): nothing to integrate over"
+        )
     return target
 
 
@@ -170,11 +204,15 @@ def _names(chains: int, pilots: int) -> tuple[tuple[str, int], ...]:
 def _prior_draws(joint: Joint, count: int, seed: int) -> Tensor:
     """Independent draws from the prior: (count, D)."""
     priors = joint.target.priors
-    return flatten({name: priors[name].sample(count, part_seed(seed, name)).detach() for name in joint.like}, 1)
+    return flatten(
+        {name: priors[name].sample(count, part_seed(seed, name)).detach() for name in joint.like}, 1
+    )
 
 
 def prior_variance(joint: Joint, seed: int) -> Tensor:
-    """Var[w] under the prior, weight by weight where it is Normal, one robust number a tensor elsewhere: (D,)."""
+    """Var[w] under the prior, weight by weight where it is Normal, one robust number a tensor
+    elsewhere: (D,).
+    """
 
     def variance(name: str, prior: BoundPrior) -> Tensor:
         if isinstance(prior, BoundNormal):
@@ -183,4 +221,6 @@ def prior_variance(joint: Joint, seed: int) -> Tensor:
         scale = ROBUST * (drawn - drawn.median()).abs().median()
         return scale.square().expand(prior.shape)
 
-    return flatten({name: variance(name, joint.target.priors[name]).detach() for name in joint.like})
+    return flatten(
+        {name: variance(name, joint.target.priors[name]).detach() for name in joint.like}
+    )

@@ -54,8 +54,8 @@ class Budget:
 class Row:
     """One line of a table: a method with its network and prior, and what was published for it.
 
-    ``likelihood``: another than that of the experiment. ``rivals``: rows of which the one with the least NLL on a fifth
-    of the training rows is fitted to all of them, in the place of this.
+    ``likelihood``: another than that of the experiment. ``rivals``: rows of which the one with the
+    least NLL on a fifth of the training rows is fitted to all of them, in the place of this.
     """
 
     label: str
@@ -72,8 +72,9 @@ class Row:
 class Experiment:
     """A table: data sets × rows × seeds. ``splits``: a seed is a published split of the data too.
 
-    ``length`` of a run: epochs, or with ``in_steps`` optimizer steps, whatever the size of the data. ``held_out``: one
-    in so many training rows is scored on, and neither test rows nor those out of distribution are looked at.
+    ``length`` of a run: epochs, or with ``in_steps`` optimizer steps, whatever the size of the
+    data. ``held_out``: one in so many training rows is scored on, and neither test rows nor those
+    out of distribution are looked at.
     """
 
     name: str
@@ -98,11 +99,15 @@ class Experiment:
         """What a length counts."""
         return "steps" if self.in_steps else "epochs"
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Data sets × rows × seeds."""
         found = []
         for one in study.chosen(f"{self.name} has no data", data, self.data):
-            labels = study.chosen(f"{self.name} has no row", only, [row.label for row in self.rows(one)])
+            labels = study.chosen(
+                f"{self.name} has no row", only, [row.label for row in self.rows(one)]
+            )
             count = seeds or self.seeds
             if self.splits:
                 count = min(count, CATALOGUE[one].splits or count)
@@ -118,13 +123,22 @@ class Experiment:
     def budget(self, length: int, gpu: bool = False) -> Budget:
         """What a row is given."""
         rates: dict[str, Any] = {"lr": self.lr, "schedule": self.schedule, self.unit: length}
-        return Budget(batch_size=self.batch_size, compile=gpu, autocast=gpu and self.autocast, **rates)
+        return Budget(
+            batch_size=self.batch_size, compile=gpu, autocast=gpu and self.autocast, **rates
+        )
 
     def settings(self, row: Row, data: str, length: int) -> str:
         """A digest of all that a row depends on but the seed and the device."""
         likelihood = row.likelihood or self.likelihood(data)
         rivals = [self.settings(rival, data, length) for rival in row.rivals]
-        return digest(row.method(self.budget(length)), *network(row.net), row.prior, likelihood, self.held_out, *rivals)
+        return digest(
+            row.method(self.budget(length)),
+            *network(row.net),
+            row.prior,
+            likelihood,
+            self.held_out,
+            *rivals,
+        )
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """Fit one row with one seed, and score it."""
@@ -154,18 +168,32 @@ class Experiment:
             found["rise"] = rise(posterior.history, method.beta) / data.n
         numbers = {name: found[name] for name in self.columns if name in found}
         curves = {}
-        if fit.seed == 0 and self.held_out is None and data.task == "classification" and len(data.input_shape) == 3:
+        if (
+            fit.seed == 0
+            and self.held_out is None
+            and data.task == "classification"
+            and len(data.input_shape) == 3
+        ):
             curves["curves"] = figures.curves(posterior, data, p, away, options)
         return numbers | told | {"seconds": round(seconds, 1)} | curves
 
-    def _fitted(self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show) -> tuple[Posterior, Method]:
+    def _fitted(
+        self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show
+    ) -> tuple[Posterior, Method]:
         """The posterior of a row, and the method that made it."""
         assert fit.length is not None
         method = row.method(self.budget(fit.length, place.type == "cuda"))
         likelihood = row.likelihood or self.likelihood(data.name)
-        net = nets.build(row.net, data.input_shape, likelihood.outputs(data.output_size), seed=fit.seed).to(place)
+        net = nets.build(
+            row.net, data.input_shape, likelihood.outputs(data.output_size), seed=fit.seed
+        ).to(place)
         train = (data.train[0].to(place), data.train[1].to(place))
-        options: dict[str, Any] = {"likelihood": likelihood, "prior": row.prior, "seed": fit.seed, "progress": show}
+        options: dict[str, Any] = {
+            "likelihood": likelihood,
+            "prior": row.prior,
+            "seed": fit.seed,
+            "progress": show,
+        }
         return raise_if_interrupted(bayou.fit(net, train, method=method, **options)), method
 
     def _best(self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show) -> Row:
@@ -174,7 +202,9 @@ class Experiment:
 
         def nll(one: Row) -> float:
             posterior, _ = self._fitted(one, held, fit, place, show)
-            return score(posterior, held.test, None, held.y_scale, prediction(posterior, 100, fit.seed))[2]["nll"]
+            return score(
+                posterior, held.test, None, held.y_scale, prediction(posterior, 100, fit.seed)
+            )[2]["nll"]
 
         return min(row.rivals, key=nll)
 
@@ -196,7 +226,9 @@ class Experiment:
                     continue
                 lengths.add(mine[0]["length"])
                 drawn = drawn or any(made.get("curves") for made in mine)
-                cells = [study.cell([r.get(name) for r in mine], DIGITS[name]) for name in self.columns]
+                cells = [
+                    study.cell([r.get(name) for r in mine], DIGITS[name]) for name in self.columns
+                ]
                 seconds = fmean(r["seconds"] for r in mine)
                 label = row.label + _said([made["chosen"] for made in mine if "chosen" in made])
                 parts = [one, label, *cells, row.published, str(len(mine)), f"{seconds:.0f}"]
@@ -222,14 +254,24 @@ class Experiment:
         """A digit that turns and the entropies, of the rows that have them."""
         lines = [(one, row) for one in self.data for row in self.rows(one)]
         rows = [made for one, row in lines for made in self.line(row, one, found)]
-        return figures.draw(self.title, list(dict.fromkeys(row.label for _, row in lines)), rows, path)
+        return figures.draw(
+            self.title, list(dict.fromkeys(row.label for _, row in lines)), rows, path
+        )
 
     def line(self, row: Row, data: str, found: Found) -> list[dict[str, Any]]:
-        """What a line of the table is made of: the longest fits of a row, none of them with other settings."""
-        mine = [made for made in found["rows"] if made["data"] == data and made["label"] == row.label]
+        """What a line of the table is made of: the longest fits of a row, none of them with other
+        settings.
+        """
+        mine = [
+            made for made in found["rows"] if made["data"] == data and made["label"] == row.label
+        ]
         longest = max((made["length"] for made in mine), default=self.length(data))
         settings = self.settings(row, data, longest)
-        return [made for made in mine if made["length"] == longest and made.get("settings", settings) == settings]
+        return [
+            made
+            for made in mine
+            if made["length"] == longest and made.get("settings", settings) == settings
+        ]
 
 
 def _said(chosen: Sequence[str]) -> str:
@@ -247,18 +289,28 @@ def _load(name: str, split: int) -> DataSet:
 
 
 def hold_out(data: DataSet, every: int) -> DataSet:
-    """Every so-manyeth training row in the place of the test rows; nothing is out of distribution."""
+    """Every so-manyeth training row in the place of the test rows; nothing is out of
+    distribution.
+    """
     held = torch.arange(data.n) % every == 0
     x, y = data.train
-    return replace(data, train=(x[~held], y[~held]), test=(x[held], y[held]), ood=None, ood_name=None)
+    return replace(
+        data, train=(x[~held], y[~held]), test=(x[held], y[held]), ood=None, ood_name=None
+    )
 
 
 def rise(history: Sequence[dict[str, float]], beta: float) -> float:
-    """How far E[log p(D|w)] − β·KL still rose: its mean over the last tenth less that over the tenth before 3/4."""
+    """How far E[log p(D|w)] − β·KL still rose: its mean over the last tenth less that over the
+    tenth before 3/4.
+    """
     last = history[-1]["step"] or 1.0
 
     def mean(start: float, stop: float) -> float:
-        values = [r["log_likelihood"] - beta * r["kl"] for r in history if start <= r["step"] / last <= stop]
+        values = [
+            r["log_likelihood"] - beta * r["kl"]
+            for r in history
+            if start <= r["step"] / last <= stop
+        ]
         return fmean(values) if values else math.nan
 
     return mean(0.9, 1.0) - mean(0.65, 0.75)

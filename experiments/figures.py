@@ -1,6 +1,8 @@
-"""Curves of an experiment on images, and their picture: a digit that turns, and how sure a method is of what.
+"""Curves of an experiment on images, and their picture: a digit that turns, and how sure a method
+is of what.
 
-The figures of Louizos & Welling (2017). A row keeps its curves as short lists, so that the picture can be drawn again.
+The figures of Louizos & Welling (2017). A row keeps its curves as short lists, so that the picture
+can be drawn again.
 """
 
 from __future__ import annotations
@@ -33,9 +35,15 @@ COLORS = (  # those of the report
 
 
 def curves(
-    posterior: Posterior, data: DataSet, p: Predictive, away: Predictive | None, options: dict[str, Any]
+    posterior: Posterior,
+    data: DataSet,
+    p: Predictive,
+    away: Predictive | None,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
-    """The distribution functions of the predictive entropy, and (of digits) the probabilities as one turns."""
+    """The distribution functions of the predictive entropy, and (of digits) the probabilities as
+    one turns.
+    """
     top = math.log(len(data.class_names))
     found: dict[str, Any] = {"entropy": {"top": top, data.name: distribution(p.entropy, top)}}
     if away is not None:
@@ -45,7 +53,9 @@ def curves(
         found["rotation"] = {
             "degrees": turning["degrees"],
             "classes": turning["classes"],
-            "probabilities": [[round(value, 4) for value in row] for row in turning["probabilities"]],
+            "probabilities": [
+                [round(value, 4) for value in row] for row in turning["probabilities"]
+            ],
             "image": turning["images"][0],
         }
     return found
@@ -60,7 +70,8 @@ def distribution(entropy: Tensor, top: float) -> list[float]:
 
 
 def draw(title: str, labels: Sequence[str], rows: Sequence[dict[str, Any]], path: Path) -> bool:
-    """One picture of the rows that have curves: turning digits above, distributions of entropies below.
+    """One picture of the rows that have curves: turning digits above, distributions of entropies
+    below.
 
     Of several lengths of a row the longest counts. False, and no file, if no row has curves.
     """
@@ -78,7 +89,9 @@ def draw(title: str, labels: Sequence[str], rows: Sequence[dict[str, Any]], path
     with matplotlib.rc_context(plots.STYLE | {"font.size": 9.5, "axes.titlesize": 11}):
         figure = plots.canvas(11, 7.6 if turning else 4.2)
         figure.suptitle(title, fontsize=12.5, color=plots.INK, x=0.01, ha="left")
-        parts: Any = figure.subfigures(2, 1, height_ratios=(1.0, 1.05), hspace=0.04) if turning else [figure]
+        parts: Any = (
+            figure.subfigures(2, 1, height_ratios=(1.0, 1.05), hspace=0.04) if turning else [figure]
+        )
         if turning:
             axes = parts[0].subplots(1, len(turning), sharey=True, squeeze=False)[0]
             for axis, label in zip(axes, turning, strict=True):
@@ -90,15 +103,21 @@ def draw(title: str, labels: Sequence[str], rows: Sequence[dict[str, Any]], path
 
 
 def _turning(axis: Any, found: dict[str, Any], label: str) -> None:
-    """Stacked class probabilities over degrees, the digit above; a class is named where it is widest."""
+    """Stacked class probabilities over degrees, the digit above; a class is named where it is
+    widest.
+    """
     degrees, columns = found["degrees"], list(zip(*found["probabilities"], strict=True))
-    axis.stackplot(degrees, *columns, colors=COLORS[: len(columns)], linewidth=0.4, edgecolor="white")
+    axis.stackplot(
+        degrees, *columns, colors=COLORS[: len(columns)], linewidth=0.4, edgecolor="white"
+    )
     below = [0.0] * len(degrees)
     for name, column in zip(found["classes"], columns, strict=True):
         at = _widest(column)
         if column[at] > 0.08:
             middle = below[at] + column[at] / 2
-            axis.text(degrees[at], middle, name, color="white", weight="bold", ha="center", va="center")
+            axis.text(
+                degrees[at], middle, name, color="white", weight="bold", ha="center", va="center"
+            )
         below = [low + value for low, value in zip(below, column, strict=True)]
     axis.set(xlim=(0, 180), ylim=(0, 1), xticks=range(0, 181, 36), yticks=(0, 0.5, 1))
     axis.set_xticks(range(0, 181, 36), [f"{tick}°" for tick in range(0, 181, 36)])
@@ -113,7 +132,9 @@ def _turning(axis: Any, found: dict[str, Any], label: str) -> None:
 
 
 def _widest(column: Sequence[float]) -> int:
-    """The middle of the stretch around the peak of a curve, off its ends, where a name has most room."""
+    """The middle of the stretch around the peak of a curve, off its ends, where a name has most
+    room.
+    """
     inner = range(2, len(column) - 2)
     peak = max(inner, key=lambda i: min(column[i - 1 : i + 2]))
     level = 0.85 * column[peak]
@@ -130,25 +151,35 @@ def _entropies(part: Any, found: dict[str, dict[str, Any]]) -> None:
     names = [name for name in next(iter(found.values()))["entropy"] if name != "top"]
     axes = part.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for column, (axis, name) in enumerate(zip(axes, names, strict=True)):
-        kinds: dict[str, list[str]] = {}  # "MNF" and "MNF, moved" are of a kind: one color, two kinds of line
+        kinds: dict[
+            str, list[str]
+        ] = {}  # "MNF" and "MNF, moved" are of a kind: one color, two kinds of line
         for label, one in found.items():
             kind = kinds.setdefault(label.partition(", ")[0], [])
             kind.append(label)
             again, color = divmod([*kinds.values()].index(kind), len(COLORS))
-            line = LINES[(len(kind) - 1 - again) % len(LINES)]  # colors that come again have other lines
+            line = LINES[
+                (len(kind) - 1 - again) % len(LINES)
+            ]  # colors that come again have other lines
             values = one["entropy"].get(name)
             if values:
                 grid = [one["entropy"]["top"] * i / (len(values) - 1) for i in range(len(values))]
-                axis.plot(grid, values, color=COLORS[color], linestyle=line, linewidth=1.8, label=label)
+                axis.plot(
+                    grid, values, color=COLORS[color], linestyle=line, linewidth=1.8, label=label
+                )
         axis.set(xlim=(0, None), ylim=(0, 1.01), xlabel="predictive entropy, nats")
-        axis.set_title(f"{name}, {'test' if column == 0 else 'out of distribution: lower is better'}")
+        axis.set_title(
+            f"{name}, {'test' if column == 0 else 'out of distribution: lower is better'}"
+        )
         axis.margins(x=0)
         plain(axis)
     axes[0].set_ylabel("share of inputs up to it")
     handles, labels = axes[0].get_legend_handles_labels()
     room = max(1, 140 // (8 + max(map(len, labels))))  # columns of names that fit side by side
     ncols = min(len(labels), 6, room)
-    part.legend(handles, labels, frameon=False, loc="outside lower center", ncols=ncols, fontsize=9.5)
+    part.legend(
+        handles, labels, frameon=False, loc="outside lower center", ncols=ncols, fontsize=9.5
+    )
 
 
 def plain(axis: Any, grid: bool = True) -> None:

@@ -1,7 +1,7 @@
 """``bayou reproduce implicit``: SIVI and UIVI on the three densities of their papers.
 
-A density is given as the prior of one tensor without data, so that the KL of a draw is KL(q ‖ p) itself. The densities
-are table 1 of Titsias & Ruiz 2019, Unbiased Implicit Variational Inference.
+A density is given as the prior of one tensor without data, so that the KL of a draw is KL(q ‖ p)
+itself. The densities are table 1 of Titsias & Ruiz 2019, Unbiased Implicit Variational Inference.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ def x_shape(w: Tensor) -> Tensor:
     return torch.logaddexp(_gaussian(w, 0.9, 2.0), _gaussian(w, -0.9, 2.0)) - math.log(2)
 
 
-DENSITIES: dict[str, Callable[[Tensor], Tensor]] = {"banana": banana, "mixture": mixture, "x-shape": x_shape}
+DENSITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "banana": banana,
+    "mixture": mixture,
+    "x-shape": x_shape,
+}
 STEPS = {"banana": 3000, "mixture": 1000, "x-shape": 1500}
 RATES = {"banana": 1e-2, "mixture": 5e-3, "x-shape": 5e-3}
 SHAPE: dict[str, Any] = {"draws": 300, "latent": 4, "hidden": (64, 64), "std": 0.3}
@@ -79,7 +83,9 @@ def fit_density(
     spec: GuideSpec, log_density: Callable[[Tensor], Tensor], *, steps: int, samples: int = 128, lr: float = 5e-3,
     seed: int = 0,
 ) -> bayou.guides.Bayesian:  # fmt: skip
-    """q fitted to a density of two numbers by reverse KL: Adam, a rate that falls along a cosine."""
+    """q fitted to a density of two numbers by reverse KL: Adam, a rate that falls along a
+    cosine.
+    """
     with rng.isolated(seed, torch.device("cpu")):
         bnn = bayou.bayesianize(Vector(2), {"w": spec}, prior=DensityPrior(log_density))
     optimizer = torch.optim.Adam(bnn.parameters(), lr)
@@ -101,7 +107,9 @@ class Implicit:
     name: str = "implicit"
     title: str = "Implicit posteriors: a banana, two modes, an X"
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Densities × families × seeds; one seed unless told. ``length``: steps."""
         densities = study.chosen("implicit has no data", data, list(DENSITIES))
         labels = study.chosen("implicit has no row", only, list(FAMILIES))
@@ -115,7 +123,9 @@ class Implicit:
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """Fit a family; the bracket of its KL, and some draws for the picture."""
         if device != "cpu":
-            raise ValueError(f"implicit fits two numbers and runs on the CPU, not on {device!r}; leave out --device")
+            raise ValueError(
+                f"implicit fits two numbers and runs on the CPU, not on {device!r}; leave out --device"
+            )
         assert fit.length is not None
         begin = time.process_time()
         spec, density = FAMILIES[fit.label], DENSITIES[fit.data]
@@ -145,15 +155,20 @@ class Implicit:
         ]
         for data in DENSITIES:
             for label in FAMILIES:
-                rows = [row for row in found["rows"] if (row["data"], row["label"]) == (data, label)]
+                rows = [
+                    row for row in found["rows"] if (row["data"], row["label"]) == (data, label)
+                ]
                 if rows:
                     numbers = [
-                        study.cell([row[key] for row in rows], 4) for key in ("lower", "upper", "error", "bound")
+                        study.cell([row[key] for row in rows], 4)
+                        for key in ("lower", "upper", "error", "bound")
                     ]
                     seconds = sum(row["seconds"] for row in rows) / len(rows)
                     last = [str(len(rows)), f"{rows[0]['length']:,}", f"{seconds:.0f}"]
                     lines.append(f"| {' | '.join([data, label, *numbers, *last])} |")
-        return "\n".join([*lines, "", "![Draws of every family](implicit.png)", "", study.made_by(found), ""])
+        return "\n".join(
+            [*lines, "", "![Draws of every family](implicit.png)", "", study.made_by(found), ""]
+        )
 
     def draw(self, found: Found, path: Path) -> bool:
         """Draws of each family (its first seed) over the lines of the density."""
@@ -168,14 +183,21 @@ class Implicit:
         with matplotlib.rc_context(plots.STYLE | {"font.size": 9}):
             figure = plots.canvas(2.4 * len(DENSITIES), 2.3 * len(labels) + 0.3)
             axes = figure.subplots(len(labels), len(DENSITIES), squeeze=False)
-            for axis, (label, data) in zip(axes.flat, [(a, b) for a in labels for b in DENSITIES], strict=True):
+            for axis, (label, data) in zip(
+                axes.flat, [(a, b) for a in labels for b in DENSITIES], strict=True
+            ):
                 density = DENSITIES[data](torch.stack([x, y], -1)).exp()
                 levels = [share * float(density.max()) for share in (0.05, 0.2, 0.4, 0.6, 0.8)]
                 axis.contour(x, y, density, levels=levels, colors=figures.COLORS[4], linewidths=0.7)
                 if (data, label) in rows:
                     points = torch.tensor(rows[data, label]["draws"])
-                    axis.plot(points[:, 0], points[:, 1], ".", color=figures.COLORS[2], ms=2, alpha=0.6)
-                axis.set(xlim=(-4.5, 4.5), ylim=(-6 if data == "banana" else -4.5, 4.5 if data != "banana" else 3))
+                    axis.plot(
+                        points[:, 0], points[:, 1], ".", color=figures.COLORS[2], ms=2, alpha=0.6
+                    )
+                axis.set(
+                    xlim=(-4.5, 4.5),
+                    ylim=(-6 if data == "banana" else -4.5, 4.5 if data != "banana" else 3),
+                )
                 axis.set(title=f"{label}, {data}", xticks=[], yticks=[])
         plots.write(figure, path)
         return True

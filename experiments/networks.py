@@ -1,4 +1,5 @@
-"""What a user gets without tuning: every method as it comes, on small networks of one's own, beside plain training.
+"""What a user gets without tuning: every method as it comes, on small networks of one's own, beside
+plain training.
 
 No setting may be chosen by looking at these splits: methods have their defaults.
 """
@@ -47,16 +48,22 @@ class Digits(nn.Sequential):
 class Transformer(nn.Module):
     """One block of attention over tokens; the classes are read off the last one."""
 
-    def __init__(self, tokens: int = 24, length: int = 9, width: int = 32, classes: int = 4) -> None:
+    def __init__(
+        self, tokens: int = 24, length: int = 9, width: int = 32, classes: int = 4
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(tokens, width)
         self.place = nn.Parameter(torch.empty(length, width))
         self.reset_parameters()
-        self.block = nn.TransformerEncoderLayer(width, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.block = nn.TransformerEncoderLayer(
+            width, 2, 64, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.head = nn.Linear(width, classes)
 
     def reset_parameters(self) -> None:
-        """Places, drawn anew for every member of an ensemble; the layers have such a method of their own."""
+        """Places, drawn anew for every member of an ensemble; the layers have such a method of
+        their own.
+        """
         nn.init.normal_(self.place, std=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +105,9 @@ class Residual(nn.Module):
         super().__init__()
         self.first = nn.Linear(inputs, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            nn.Sequential(
+                nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+            )
             for _ in range(3)
         )
         self.last = nn.Linear(width, classes)
@@ -116,11 +125,15 @@ def _digits(rows: int, seed: int) -> Rows:
 
     images, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(y))[:rows]
-    return torch.tensor(images[order] / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(y[order])
+    return torch.tensor(images[order] / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(
+        y[order]
+    )
 
 
 def _recall(rows: int, seed: int) -> Rows:
-    """Tokens 4·key + value of four keys, shuffled among others, then 16 + key: the class is its value, mostly."""
+    """Tokens 4·key + value of four keys, shuffled among others, then 16 + key: the class is its
+    value, mostly.
+    """
     draw = np.random.default_rng((seed, 1))
     keys = np.argsort(draw.random((rows, 4)), axis=1)
     values = draw.integers(0, 4, (rows, 4))
@@ -130,7 +143,9 @@ def _recall(rows: int, seed: int) -> Rows:
     here = np.arange(rows)
     x = np.concatenate([x, 16 + keys[here, asked][:, None]], axis=1)
     wrong = draw.random(rows) < 0.1
-    return torch.tensor(x), torch.tensor(np.where(wrong, draw.integers(0, 4, rows), values[here, asked]))
+    return torch.tensor(x), torch.tensor(
+        np.where(wrong, draw.integers(0, 4, rows), values[here, asked])
+    )
 
 
 def _waves(rows: int, seed: int) -> Rows:
@@ -143,12 +158,16 @@ def _waves(rows: int, seed: int) -> Rows:
 
 
 def _categories(rows: int, seed: int) -> Rows:
-    """The largest of three combinations of the numbers, which the category has chosen, with some noise."""
+    """The largest of three combinations of the numbers, which the category has chosen, with some
+    noise.
+    """
     draw = np.random.default_rng((seed, 3))
     mixes = np.random.default_rng(3).standard_normal((10, 8, 3))
     x, category = draw.standard_normal((rows, 8)), draw.integers(0, 10, rows)
     scores = np.einsum("nd,ndk->nk", x, mixes[category]) + 0.7 * draw.standard_normal((rows, 3))
-    return (torch.tensor(x, dtype=torch.float32), torch.tensor(category)), torch.tensor(scores.argmax(1))
+    return (torch.tensor(x, dtype=torch.float32), torch.tensor(category)), torch.tensor(
+        scores.argmax(1)
+    )
 
 
 def _clusters(rows: int, seed: int) -> Rows:
@@ -156,14 +175,18 @@ def _clusters(rows: int, seed: int) -> Rows:
     draw = np.random.default_rng((seed, 4))
     centres = 1.5 * np.random.default_rng(4).standard_normal((12, 10))
     which = draw.integers(0, 12, rows)
-    x = np.concatenate([centres[which] + draw.standard_normal((rows, 10)), draw.standard_normal((rows, 10))], 1)
+    x = np.concatenate(
+        [centres[which] + draw.standard_normal((rows, 10)), draw.standard_normal((rows, 10))], 1
+    )
     return torch.tensor(x, dtype=torch.float32), torch.tensor(which % 3)
 
 
 @final
 @dataclass(frozen=True)
 class Task:
-    """A network and its data: ``rows`` to learn from, and TEST more of made ones, or what is left of real ones."""
+    """A network and its data: ``rows`` to learn from, and TEST more of made ones, or what is left
+    of real ones.
+    """
 
     net: Callable[[], nn.Module]
     make: Callable[[int, int], Rows]
@@ -226,10 +249,14 @@ class Networks:
     title: str = "Every method, as it comes, on small networks"
     seeds: int = 3
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Networks × methods × splits."""
         if length is not None:
-            raise ValueError("networks runs every method as long as it would by itself; leave out --length")
+            raise ValueError(
+                "networks runs every method as long as it would by itself; leave out --length"
+            )
         return [
             Fit(self.name, one, label, seed, settings=settings(one, label))
             for seed in range(seeds or self.seeds)
@@ -238,7 +265,9 @@ class Networks:
         ]
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
-        """Fit one method to one split, and score it on the other rows; what it warned of is part of the row."""
+        """Fit one method to one split, and score it on the other rows; what it warned of is part of
+        the row.
+        """
         task, place = TASKS[fit.data], torch.device(device)
         rows, test = (_on(part, place) for part in task.split(fit.seed))
         torch.manual_seed(fit.seed)
@@ -252,26 +281,44 @@ class Networks:
                 train(net, rows, fit.seed)
                 seconds, p = time.process_time() - start, plain(net, test[0])
             else:
-                posterior = bayou.fit(net, rows, method=METHODS[fit.label](), seed=fit.seed, progress=show)
-                seconds, p = time.process_time() - start, posterior.predict(test[0], samples, seed=fit.seed)
-                flags = [one.name for one in check(posterior, rows, test, predictive=p, seed=fit.seed).flags]
+                posterior = bayou.fit(
+                    net, rows, method=METHODS[fit.label](), seed=fit.seed, progress=show
+                )
+                seconds, p = (
+                    time.process_time() - start,
+                    posterior.predict(test[0], samples, seed=fit.seed),
+                )
+                flags = [
+                    one.name
+                    for one in check(posterior, rows, test, predictive=p, seed=fit.seed).flags
+                ]
         scores = metrics.summary(p, test[1])
         scores["error"] = 100 * (1 - scores["accuracy"])
-        said = {one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")}
+        said = {
+            one.category.__name__ for one in caught if one.category.__module__.startswith("bayou")
+        }
         numbers = {name: scores[name] for name in COLUMNS}
         return numbers | {"said": sorted(said), "flags": flags, "seconds": round(seconds, 1)}
 
     def render(self, found: Found) -> str:
         """The table: means over splits ± one standard error, and what was warned of."""
         heads = " | ".join(HEADS[name] for name in COLUMNS)
-        lines = [f"# {self.title}", "", INTRODUCTION, "", f"| network | method | {heads} | splits | s | |"]
+        lines = [
+            f"# {self.title}",
+            "",
+            INTRODUCTION,
+            "",
+            f"| network | method | {heads} | splits | s | |",
+        ]
         lines.append(f"|---|---|{'---:|' * 5}---|")
         for one in TASKS:
             for label in LABELS:
                 mine = [row for row in found["rows"] if (row["data"], row["label"]) == (one, label)]
                 mine = [row for row in mine if row.get("settings", "") == settings(one, label)]
                 if mine:
-                    cells = [study.cell([row[name] for row in mine], DIGITS[name]) for name in COLUMNS]
+                    cells = [
+                        study.cell([row[name] for row in mine], DIGITS[name]) for name in COLUMNS
+                    ]
                     seconds = fmean(row["seconds"] for row in mine)
                     said = sorted({word for row in mine for word in (*row["said"], *row["flags"])})
                     parts = [one, label, *cells, str(len(mine)), f"{seconds:.0f}", ", ".join(said)]
@@ -297,7 +344,9 @@ def settings(data: str, label: str) -> str:
 
 def _on(rows: Rows, place: torch.device) -> Rows:
     x, y = rows
-    return (tuple(item.to(place) for item in x) if isinstance(x, tuple) else x.to(place)), y.to(place)
+    return (tuple(item.to(place) for item in x) if isinstance(x, tuple) else x.to(place)), y.to(
+        place
+    )
 
 
 INTRODUCTION = (

@@ -27,18 +27,30 @@ STYLE: Any = {
 
 @torch.no_grad()
 def on_grid(
-    log_density: Callable[[Tensor], Tensor], reach: float, points: int = 240, like: Tensor | None = None
+    log_density: Callable[[Tensor], Tensor],
+    reach: float,
+    points: int = 240,
+    like: Tensor | None = None,
 ) -> Tensor:
-    """exp(log_density) at the centres of the cells of [−reach, reach]²: (points, points), y along the first axis."""
+    """exp(log_density) at the centres of the cells of [−reach, reach]²: (points, points), y along
+    the first axis.
+    """
     like = torch.zeros(()) if like is None else like
     line = ((torch.arange(points).to(like) + 0.5) / points * 2 - 1) * reach
     y, x = torch.meshgrid(line, line, indexing="ij")
     rows = torch.stack([x, y], -1).reshape(-1, 2)
-    return torch.cat([log_density(part) for part in rows.split(8192)]).exp().reshape(points, points).cpu()
+    return (
+        torch.cat([log_density(part) for part in rows.split(8192)])
+        .exp()
+        .reshape(points, points)
+        .cpu()
+    )
 
 
 def canvas(width: float, height: float) -> Any:
-    """An empty figure for a file: no window, and no change of the backend that a session draws with."""
+    """An empty figure for a file: no window, and no change of the backend that a session draws
+    with.
+    """
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -59,7 +71,9 @@ def panels(rows: int, columns: int, size: float = 2.3) -> tuple[Any, Any]:
     return figure, axes
 
 
-def show_density(axis: Any, density: Tensor, reach: float, peak: float | None = None, gamma: float = 1.0) -> None:
+def show_density(
+    axis: Any, density: Tensor, reach: float, peak: float | None = None, gamma: float = 1.0
+) -> None:
     """A density on its grid, from dark (zero) to light (``peak``, by default the 99.8 % quantile).
 
     The color is (density/peak)^gamma: below 1, faint parts are lifted.

@@ -24,8 +24,12 @@ def _vi(guide: Any, **changes: Any) -> Callable[[Budget], Method]:
     return lambda budget: bayou.VI(guide, **budget.settings(**changes))
 
 
-def _lenet_rows(net: str, published: dict[str, str], prior: PriorRules, members: int = 5, **vi: Any) -> tuple[Row, ...]:
-    """L2, dropout, ensemble, FFG, FFLU, MNF, as in Louizos & Welling 2017; ``vi``: settings of the last three."""
+def _lenet_rows(
+    net: str, published: dict[str, str], prior: PriorRules, members: int = 5, **vi: Any
+) -> tuple[Row, ...]:
+    """L2, dropout, ensemble, FFG, FFLU, MNF, as in Louizos & Welling 2017; ``vi``: settings of the
+    last three.
+    """
     flat: dict[str, Any] = {"l2": 1e-4}
     rows = (
         Row("L2", lambda b: _map(b, **flat), net),
@@ -35,21 +39,33 @@ def _lenet_rows(net: str, published: dict[str, str], prior: PriorRules, members:
         Row("FFLU", _vi(bayou.SparseVD(), **vi), net, prior),
         Row("MNF", _vi(bayou.MNF(), **vi), net, prior),
     )
-    return tuple(Row(r.label, r.method, r.net, r.prior, published.get(r.label.split(" of ")[0], "")) for r in rows)
+    return tuple(
+        Row(r.label, r.method, r.net, r.prior, published.get(r.label.split(" of ")[0], ""))
+        for r in rows
+    )
 
 
 def _last_layer(net: str, layer: str, **changes: Any) -> tuple[Row, ...]:
-    """FFG and MNF over the last layer; the weights below are points, learned under the same bound with their prior."""
+    """FFG and MNF over the last layer; the weights below are points, learned under the same bound
+    with their prior.
+    """
     guides: dict[str, Any] = {"FFG": bayou.MeanField(), "MNF": bayou.MNF()}
     prior = bayou.Normal("fan_in", gain=math.sqrt(2))
     return tuple(
-        Row(f"{name}, last layer", _vi({f"{layer}.*": guide, "*": bayou.Delta(penalty=True)}, **changes), net, prior)
+        Row(
+            f"{name}, last layer",
+            _vi({f"{layer}.*": guide, "*": bayou.Delta(penalty=True)}, **changes),
+            net,
+            prior,
+        )
         for name, guide in guides.items()
     )
 
 
 def _one_pass(net: str, prior: PriorRules) -> tuple[Row, ...]:
-    """Methods that cost about one network: a variational last layer, and members that share all but their nodes."""
+    """Methods that cost about one network: a variational last layer, and members that share all but
+    their nodes.
+    """
     return (
         Row("VBLL", lambda b: bayou.methods.VBLL(**b.settings()), net, prior),
         Row("BatchEnsemble of 4", _vi(bayou.guides.RankOne(4)), net, prior),
@@ -58,11 +74,17 @@ def _one_pass(net: str, prior: PriorRules) -> tuple[Row, ...]:
 
 
 def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
-    """Rows whose settings were chosen on held-out images (mnist-lenet-choice): priors by unit, noise of nodes."""
+    """Rows whose settings were chosen on held-out images (mnist-lenet-choice): priors by unit,
+    noise of nodes.
+    """
     long: dict[str, Any] = {"times": 5, "lr": 3e-3, "schedule": "cosine"}
     nodes = bayou.NodeNoise(where="both", components=4, z="example")
     return (
-        Row("dropout, longer", lambda b: bayou.MCDropout(_map(b, times=3, l2=1e-4)), f"{net}-dropout"),
+        Row(
+            "dropout, longer",
+            lambda b: bayou.MCDropout(_map(b, times=3, l2=1e-4)),
+            f"{net}-dropout",
+        ),
         Row("FFG, by unit", _vi(bayou.MeanField(), **long), net, BY_UNIT),
         Row("MNF, by unit", _vi(bayou.MNF(), **long), net, BY_UNIT),
         Row("NodeFlow", _vi(bayou.NodeFlow(where="both")), net),
@@ -74,13 +96,28 @@ def _lenet_chosen(net: str = "lenet") -> tuple[Row, ...]:
 
 
 def _cifar_rows(net: str = "lenet-cifar") -> tuple[Row, ...]:
-    """The rows of the paper with a tempered posterior, MNF as chosen (cifar5-choice), at other β, with moved images."""
+    """The rows of the paper with a tempered posterior, MNF as chosen (cifar5-choice), at other β,
+    with moved images.
+    """
     prior = bayou.Normal("fan_in", gain=math.sqrt(2))
-    published = {"L2": "24", "dropout": "16", "ensemble": "21", "FFG": "22", "FFLU": "23", "MNF": "16"}
+    published = {
+        "L2": "24",
+        "dropout": "16",
+        "ensemble": "21",
+        "FFG": "22",
+        "FFLU": "23",
+        "MNF": "16",
+    }
     moved, flat = f"{net}-moved", {"l2": 1e-4}
 
     def mnf(label: str, beta: float, times: int = 1, on: str = net) -> Row:
-        return Row(label, _vi(bayou.MNF(), times=times, beta=beta, warmup=0.5), on, prior, published.get(label, ""))
+        return Row(
+            label,
+            _vi(bayou.MNF(), times=times, beta=beta, warmup=0.5),
+            on,
+            prior,
+            published.get(label, ""),
+        )
 
     return (
         *_lenet_rows(net, published, prior, beta=0.03, warmup=0.5)[:-1],
@@ -88,16 +125,26 @@ def _cifar_rows(net: str = "lenet-cifar") -> tuple[Row, ...]:
         mnf("MNF, β = 0.03", 0.03),
         mnf("MNF, β = 1", 1.0),
         Row("L2, moved", lambda b: _map(b, **flat), moved),
-        Row("dropout, moved", lambda b: bayou.MCDropout(_map(b, times=2, **flat)), f"{moved}-dropout"),
+        Row(
+            "dropout, moved",
+            lambda b: bayou.MCDropout(_map(b, times=2, **flat)),
+            f"{moved}-dropout",
+        ),
         mnf("MNF, moved", 0.03, 2, moved),
         *_last_layer(net, "9"),
     )
 
 
 def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
-    """What might have been chosen: β, priors, rates, noise of nodes, longer, moved images; noise by position before."""
+    """What might have been chosen: β, priors, rates, noise of nodes, longer, moved images; noise by
+    position before.
+    """
     prior = bayou.Normal("fan_in", gain=math.sqrt(2))
-    before: dict[str, Any] = {"std": 0.01, "z_std": 0.1, "mixing": 0}  # where MNF started when these rows were made
+    before: dict[str, Any] = {
+        "std": 0.01,
+        "z_std": 0.1,
+        "mixing": 0,
+    }  # where MNF started when these rows were made
     apart, apart_ffg = bayou.MNF(**before, local="positions"), bayou.MeanField(local="positions")
     inside = {
         "0.*": bayou.MNF(**before, local=False),
@@ -110,7 +157,13 @@ def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
         return Row(f"L2 of {weight:g}", lambda b: _map(b, l2=weight), net)
 
     def vi(
-        label: str, guide: Any, beta: float, times: int = 1, on: str = net, prior: PriorRules = prior, **changes: Any
+        label: str,
+        guide: Any,
+        beta: float,
+        times: int = 1,
+        on: str = net,
+        prior: PriorRules = prior,
+        **changes: Any,
     ) -> Row:
         settings: dict[str, Any] = {"beta": beta, "times": times, "warmup": 0.5} | changes
         return Row(f"{label}, β = {beta:g}", _vi(guide, **settings), on, prior)
@@ -118,10 +171,17 @@ def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
     return (
         *(l2(weight) for weight in (1e-4, 1e-3)),
         Row("dropout", lambda b: bayou.MCDropout(_map(b, l2=1e-4)), f"{net}-dropout"),
-        Row("dropout twice as long", lambda b: bayou.MCDropout(_map(b, times=2, l2=1e-4)), f"{net}-dropout"),
+        Row(
+            "dropout twice as long",
+            lambda b: bayou.MCDropout(_map(b, times=2, l2=1e-4)),
+            f"{net}-dropout",
+        ),
         *(vi("FFG, noise by position", apart_ffg, beta) for beta in (0.01, 0.03, 0.1)),
         *(vi("MNF, noise by position", apart, beta) for beta in (0.01, 0.03, 0.1)),
-        *(vi("MNF, moved, noise by position", apart, beta, 2, f"{net}-moved") for beta in (0.003, 0.01, 0.03)),
+        *(
+            vi("MNF, moved, noise by position", apart, beta, 2, f"{net}-moved")
+            for beta in (0.003, 0.01, 0.03)
+        ),
         vi("MNF twice as long, noise by position", apart, 0.03, 2),
         vi("MNF as it was, convolutions sampled", inside, 0.03),
         *(vi("FFG", bayou.MeanField(), beta) for beta in (0.03, 0.1)),
@@ -131,13 +191,18 @@ def _cifar_choices(net: str = "lenet-cifar") -> tuple[Row, ...]:
         *(vi("MNF, by unit", bayou.MNF(), beta, prior=BY_UNIT) for beta in (0.03, 0.1)),
         vi("MNF at 1e-3", bayou.MNF(), 0.03, lr=1e-3),
         vi("MNF, z by row", bayou.MNF(z="example"), 0.03),
-        *(vi("NodeNoise, 4 components, z by row", bayou.NodeNoise(**four), beta, clip=1.0) for beta in (1.0, 30.0)),
+        *(
+            vi("NodeNoise, 4 components, z by row", bayou.NodeNoise(**four), beta, clip=1.0)
+            for beta in (1.0, 30.0)
+        ),
         vi("NodeFlow, z by row", bayou.NodeFlow(where="both", z="example"), 30.0, clip=1.0),
     )
 
 
 def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
-    """What the rows with priors by unit and noise of nodes might have been: lengths, rates, warm-ups."""
+    """What the rows with priors by unit and noise of nodes might have been: lengths, rates,
+    warm-ups.
+    """
     flat = bayou.Normal("fan_in", gain=math.sqrt(2))
 
     def vi(label: str, guide: Any, prior: PriorRules = BY_UNIT, **changes: Any) -> Row:
@@ -149,18 +214,38 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
     four: dict[str, Any] = {"where": "both", "components": 4}
     slow: dict[str, Any] = {"schedule": "cosine"}
     fast: dict[str, Any] = {"lr": 3e-3, "schedule": "cosine"}
-    large: dict[str, Any] = {"lr": 1e-2, "scale_lr": 1e-2, "warmup": 0.4, "schedule": "cosine"}  # as VI by itself
+    large: dict[str, Any] = {
+        "lr": 1e-2,
+        "scale_lr": 1e-2,
+        "warmup": 0.4,
+        "schedule": "cosine",
+    }  # as VI by itself
     return (
         Row("L2", lambda b: _map(b, l2=1e-4), net),
         Row("dropout", lambda b: bayou.MCDropout(_map(b, l2=1e-4)), f"{net}-dropout"),
-        Row("dropout, three times as long", lambda b: bayou.MCDropout(_map(b, times=3, l2=1e-4)), f"{net}-dropout"),
+        Row(
+            "dropout, three times as long",
+            lambda b: bayou.MCDropout(_map(b, times=3, l2=1e-4)),
+            f"{net}-dropout",
+        ),
         vi("MNF, by unit", bayou.MNF()),
         vi("MNF, by unit, three times as long", bayou.MNF(), times=3),
         vi("MNF, by unit, cosine at 3e-3", bayou.MNF(), **fast),
         vi("MNF, by unit, cosine at 3e-3, three times as long", bayou.MNF(), times=3, **fast),
         vi("MNF, by unit, cosine at 3e-3, ten times as long", bayou.MNF(), times=10, **fast),
-        vi("MNF, by unit, cosine at 3e-3, two draws, three times as long", bayou.MNF(), times=3, samples=2, **fast),
-        vi("MNF, by unit, cosine at 3e-3, z by row, three times as long", bayou.MNF(z="example"), times=3, **fast),
+        vi(
+            "MNF, by unit, cosine at 3e-3, two draws, three times as long",
+            bayou.MNF(),
+            times=3,
+            samples=2,
+            **fast,
+        ),
+        vi(
+            "MNF, by unit, cosine at 3e-3, z by row, three times as long",
+            bayou.MNF(z="example"),
+            times=3,
+            **fast,
+        ),
         vi("MNF, by unit, cosine at 1e-2, three times as long", bayou.MNF(), times=3, **large),
         vi("MNF, by unit, warm-up 0.5", bayou.MNF(), warmup=0.5),
         vi("MNF, cosine at 3e-3, three times as long", bayou.MNF(), flat, times=3, **fast),
@@ -177,7 +262,12 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
         nodes("NodeFlow, z by row", bayou.NodeFlow(where="both", z="example"), **slow),
         nodes("NodeNoise, 4 components", bayou.NodeNoise(**four)),
         nodes("NodeNoise, 4 components, z by row", bayou.NodeNoise(**four, z="example"), **slow),
-        nodes("NodeNoise, 4 components, z by row, three times", bayou.NodeNoise(**four, z="example"), times=3, **slow),
+        nodes(
+            "NodeNoise, 4 components, z by row, three times",
+            bayou.NodeNoise(**four, z="example"),
+            times=3,
+            **slow,
+        ),
         nodes(
             "NodeNoise, 4 components, z by row, clipped, twice",
             bayou.NodeNoise(**four, z="example"),
@@ -192,8 +282,18 @@ def _lenet_choices(net: str = "lenet") -> tuple[Row, ...]:
 _START = bayou.MAP(epochs=3, batch_size=128, lr=1e-3)
 BY_UNIT = bayou.Normal("fan_in", gain=math.sqrt(2), learn="units")
 LAST = {"9.*": bayou.MNF(), "*": bayou.Delta(penalty=True)}  # of LeNet
-WIDE_POINTS = {"9.*": bayou.Normal("fan_in", gain=math.sqrt(2)), "*": bayou.Normal(math.sqrt(1 / 5))}
-LENET_PUBLISHED = {"L2": "0.6", "dropout": "0.5", "ensemble": "0.7", "FFG": "0.9", "FFLU": "0.9", "MNF": "0.7"}
+WIDE_POINTS = {
+    "9.*": bayou.Normal("fan_in", gain=math.sqrt(2)),
+    "*": bayou.Normal(math.sqrt(1 / 5)),
+}
+LENET_PUBLISHED = {
+    "L2": "0.6",
+    "dropout": "0.5",
+    "ensemble": "0.7",
+    "FFG": "0.9",
+    "FFLU": "0.9",
+    "MNF": "0.7",
+}
 FC_PUBLISHED = {  # units: SGD, dropout, Bayes by Backprop with a Gaussian and with a scale mixture (Blundell 2015)
     400: ("1.83", "1.51", "1.82", "1.36"),
     800: ("1.84", "1.33", "1.99", "1.34"),
@@ -202,16 +302,38 @@ FC_PUBLISHED = {  # units: SGD, dropout, Bayes by Backprop with a Gaussian and w
 
 
 def _mnist_fc(data: str) -> tuple[Row, ...]:
-    """Plain, dropout, Bayes by Backprop with two priors, two hidden layers of 400, 800, 1200 units; MNF beside."""
-    gaussian, mixture = bayou.Normal(math.exp(-2)), bayou.priors.ScaleMixture(0.25, 1.0, math.exp(-6))
+    """Plain, dropout, Bayes by Backprop with two priors, two hidden layers of 400, 800, 1200 units;
+    MNF beside.
+    """
+    gaussian, mixture = (
+        bayou.Normal(math.exp(-2)),
+        bayou.priors.ScaleMixture(0.25, 1.0, math.exp(-6)),
+    )
     rows: list[Row] = []
     for units, (sgd, dropout, normal, mixed) in FC_PUBLISHED.items():
         net, thin = f"mlp-{units}", f"mlp-{units}-dropout"
         rows += [
             Row(f"SGD, {units}", lambda b: bayou.MLE(**b.settings()), net, published=sgd),
-            Row(f"dropout, {units}", lambda b: bayou.MCDropout(bayou.MLE(**b.settings())), thin, published=dropout),
-            Row(f"Bayes by Backprop, Gaussian, {units}", _vi(bayou.MeanField()), net, gaussian, normal),
-            Row(f"Bayes by Backprop, scale mixture, {units}", _vi(bayou.MeanField()), net, mixture, mixed),
+            Row(
+                f"dropout, {units}",
+                lambda b: bayou.MCDropout(bayou.MLE(**b.settings())),
+                thin,
+                published=dropout,
+            ),
+            Row(
+                f"Bayes by Backprop, Gaussian, {units}",
+                _vi(bayou.MeanField()),
+                net,
+                gaussian,
+                normal,
+            ),
+            Row(
+                f"Bayes by Backprop, scale mixture, {units}",
+                _vi(bayou.MeanField()),
+                net,
+                mixture,
+                mixed,
+            ),
         ]
     long: dict[str, Any] = {"times": 2, "lr": 3e-3}
     nodes = bayou.NodeNoise(where="both", components=4, z="example")
@@ -219,7 +341,9 @@ def _mnist_fc(data: str) -> tuple[Row, ...]:
     return (
         *rows,
         Row("MNF, 400", _vi(bayou.MNF()), net, gaussian),
-        Row("scale mixture, one rate, 400", _vi(bayou.MeanField(start), scale_lr=1e-3), net, mixture),
+        Row(
+            "scale mixture, one rate, 400", _vi(bayou.MeanField(start), scale_lr=1e-3), net, mixture
+        ),
         Row("FFG, by unit, 400", _vi(bayou.MeanField(), **long), net, BY_UNIT),
         Row("MNF, by unit, 400", _vi(bayou.MNF(), **long), net, BY_UNIT),
         Row("NodeFlow, 400", _vi(bayou.NodeFlow(where="both")), net),
@@ -242,7 +366,9 @@ UCI_PUBLISHED = {  # RMSE and NLL: deep ensembles (Lakshminarayanan 2017), MC dr
 
 
 def _uci(data: str) -> tuple[Row, ...]:
-    """One hidden layer, learned noise; variational rows learn the scale of the prior too (empirical Bayes)."""
+    """One hidden layer, learned noise; variational rows learn the scale of the prior too (empirical
+    Bayes).
+    """
     ensemble, dropout = UCI_PUBLISHED[data]
     units = 100 if data == "protein" else 50
     net, thin = f"relu-{units}", f"relu-{units}-dropout"
@@ -263,23 +389,33 @@ def _uci(data: str) -> tuple[Row, ...]:
 
 
 def _microcanonical(budget: Budget) -> Method:
-    """A chain from each member of an ensemble, 500 draws of two steps each after a warm-up as long."""
+    """A chain from each member of an ensemble, 500 draws of two steps each after a warm-up as
+    long.
+    """
     members = bayou.Ensemble(5, of=_map(budget))
     return bayou.MCLMC(chains=5, start=members, steps=2, warmup=500, draws=500)
 
 
 def _noises(net: str, published: str, data: str) -> tuple[Row, ...]:
-    """Ensembles with one noise (small sets: by name, its prior by held-out rows), with heads, and the best of these."""
-    steps = 26_000 if data == "protein" else 10_000 if data in LARGE else 3000  # 40 epochs or more, as published
+    """Ensembles with one noise (small sets: by name, its prior by held-out rows), with heads, and
+    the best of these.
+    """
+    steps = (
+        26_000 if data == "protein" else 10_000 if data in LARGE else 3000
+    )  # 40 epochs or more, as published
 
     def plain(budget: Budget, share: int = 1) -> Method:
         return bayou.Ensemble(5, of=_map(budget, steps=steps // share), parallel="vmap")
 
     def head(label: str, likelihood: Likelihood, share: int = 1) -> Row:
-        return Row(f"ensemble, {label}", lambda b: plain(b, share), net, NUMBERS, likelihood=likelihood)
+        return Row(
+            f"ensemble, {label}", lambda b: plain(b, share), net, NUMBERS, likelihood=likelihood
+        )
 
     rivals = (
-        head("one noise", bayou.Gaussian(0.5, learn=True)) if data in LARGE else _named("ensemble", net),
+        head("one noise", bayou.Gaussian(0.5, learn=True))
+        if data in LARGE
+        else _named("ensemble", net),
         head("variance head", bayou.HeteroscedasticGaussian()),
         head("Student-t head", bayou.likelihoods.HeteroscedasticStudentT()),
         head("Student-t head, a third", bayou.likelihoods.HeteroscedasticStudentT(), 3),

@@ -1,10 +1,11 @@
 """``bayou reproduce NAME``: published experiments, run again.
 
-``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop, ``toy.py`` is
-experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``networks.py`` methods as they come on networks,
-``choice.py`` settings of presets on held-out rows, ``truth.py`` all methods beside long HMC runs, ``implicit.py``
-implicit posteriors on densities of their papers, ``adapters.py`` posteriors over low-rank adapters, ``hmc_cifar``
-a residual network beside a public HMC run.
+``published.py`` has their rows, ``experiment.py`` fits and scores one, ``study.py`` has the loop,
+``toy.py`` is experiment 1, ``defaults.py`` has methods by name beside scikit-learn, ``networks.py``
+methods as they come on networks, ``choice.py`` settings of presets on held-out rows, ``truth.py``
+all methods beside long HMC runs, ``implicit.py`` implicit posteriors on densities of their papers,
+``adapters.py`` posteriors over low-rank adapters, ``hmc_cifar`` a residual network beside a public
+HMC run.
 """
 
 from __future__ import annotations
@@ -69,16 +70,21 @@ def reproduce(
     tell: Callable[[str], None] = print,
     command: str = "",
 ) -> list[Path]:
-    """Run an experiment, or what is left of it: NAME.md, NAME.json and, if there is something to draw, NAME.png.
+    """Run an experiment, or what is left of it: NAME.md, NAME.json and, if there is something to
+    draw, NAME.png.
 
-    ``again``: run the rows that were asked for even if they are there. ``redraw``: run nothing, write page and picture
-    from the numbers. ``executor``: as of the command line. Gives back the paths of what was written.
+    ``again``: run the rows that were asked for even if they are there. ``redraw``: run nothing,
+    write page and picture
+    from the numbers. ``executor``: as of the command line. Gives back the paths of what was
+    written.
     """
     experiment = find(name)
     if redraw:
         found = study.read(experiment, folder)
         if not found["rows"]:
-            raise ValueError(f"{folder / name}.json has no rows to draw; run `bayou reproduce {name}` first")
+            raise ValueError(
+                f"{folder / name}.json has no rows to draw; run `bayou reproduce {name}` first"
+            )
         return study.write(experiment, folder, found)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,11 +92,18 @@ def reproduce(
         raise ValueError("there is no CUDA device here; use --device cpu")
     fits = experiment.fits(data, only, seeds, length)
     command = re.sub(r" --out ('[^']*'|\S+)", "", command)  # a place on one machine
-    how: dict[str, Any] = {"device": device, "samples": samples, "executor": executor, "again": again}
+    how: dict[str, Any] = {
+        "device": device,
+        "samples": samples,
+        "executor": executor,
+        "again": again,
+    }
     return study.run(experiment, folder, fits, work, **how, show=show, tell=tell, command=command)
 
 
-def work(fit: Fit, device: str, samples: int | None, show: Show = False, threads: int | None = None) -> dict[str, Any]:
+def work(
+    fit: Fit, device: str, samples: int | None, show: Show = False, threads: int | None = None
+) -> dict[str, Any]:
     """One row of an experiment, with its key; may run in a process of its own."""
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,6 +1,8 @@
-"""What an experiment is to ``bayou reproduce``, and the loop that runs one: rows are kept as they finish, and run once.
+"""What an experiment is to ``bayou reproduce``, and the loop that runs one: rows are kept as they
+finish, and run once.
 
-``NAME.json`` holds the rows, and the runs that they came from; ``NAME.md`` and ``NAME.png`` are made of it alone.
+``NAME.json`` holds the rows, and the runs that they came from; ``NAME.md`` and ``NAME.png`` are
+made of it alone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Found = dict[str, Any]  # what NAME.json holds
 @final
 @dataclass(frozen=True)
 class Fit:
-    """One fit of an experiment, by names, and the folder of its results: what a process of its own needs to know."""
+    """One fit of an experiment, by names, and the folder of its results: what a process of its own
+    needs to know.
+    """
 
     experiment: str
     data: str
@@ -41,7 +45,9 @@ class Fit:
     folder: str = ""
 
     def made(self, row: dict[str, Any]) -> bool:
-        """Whether a row is of this fit; one that was made with other settings is not, if it says with which."""
+        """Whether a row is of this fit; one that was made with other settings is not, if it says
+        with which.
+        """
         return key(row) == self.key and row.get("settings", self.settings) == self.settings
 
     @property
@@ -58,16 +64,19 @@ def key(row: dict[str, Any]) -> tuple[str, str, int, int | None]:
 class Study(Protocol):
     """A published experiment by its ``name`` at the command line and the ``title`` of its page.
 
-    ``fits``: those that were asked for, or a ValueError that says what there is. ``measure``: the row of a fit, without
-    its key: numbers, lists of numbers, None. ``render``: the page, in markdown. ``draw``: the picture; False if there
-    is nothing to draw.
+    ``fits``: those that were asked for, or a ValueError that says what there is. ``measure``: the
+    row of a fit, without
+    its key: numbers, lists of numbers, None. ``render``: the page, in markdown. ``draw``: the
+    picture; False if there is nothing to draw.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def title(self) -> str: ...
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]: ...
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]: ...
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]: ...
     def render(self, found: Found) -> str: ...
     def draw(self, found: Found, path: Path) -> bool: ...
@@ -95,10 +104,12 @@ def run(
     tell: Callable[[str], None] = print,
     command: str = "",
 ) -> list[Path]:
-    """Make the rows that are not there yet, or were made with other settings (all with ``again``); what was written.
+    """Make the rows that are not there yet, or were made with other settings (all with ``again``);
+    what was written.
 
-    ``measure(fit, device, samples, show, threads)`` is called here, or in the workers of an executor; here again if its
-    worker died. A fit that fails does not stop the others; a StudyError names it when they are done.
+    ``measure(fit, device, samples, show, threads)`` is called here, or in the workers of an
+    executor; here again if its worker died. A fit that fails does not stop the others; a StudyError
+    names it when they are done.
     """
     found = read(study, folder)
     fits = [replace(fit, folder=str(folder)) for fit in fits]
@@ -120,16 +131,24 @@ def run(
             result["run"] = found["runs"].index(this)
             found["rows"] = [row for row in found["rows"] if key(row) != key(result)] + [result]
             _keep(study, folder, found)
-            tell("  ".join(_said(name, value) for name, value in result.items() if _sayable(name, value)))
+            tell(
+                "  ".join(
+                    _said(name, value) for name, value in result.items() if _sayable(name, value)
+                )
+            )
     written = write(study, folder, found) if found["rows"] else []
     if failed:
-        raise StudyError(f"{len(failed)} of {len(left)} fits failed; what the others gave is kept. {failed[0]}")
+        raise StudyError(
+            f"{len(failed)} of {len(left)} fits failed; what the others gave is kept. {failed[0]}"
+        )
     return written
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """A block that no other process enters for this file, so that the first makes it and the others find it."""
+    """A block that no other process enters for this file, so that the first makes it and the others
+    find it.
+    """
     import fcntl  # on Linux and macOS
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +164,9 @@ class StudyError(ValueError):
 Tried = tuple[Fit, dict[str, Any] | None, str]
 
 
-def _in_workers(pool: Any, measure: Callable[..., dict[str, Any]], left: Sequence[Fit], *args: Any) -> Iterator[Tried]:
+def _in_workers(
+    pool: Any, measure: Callable[..., dict[str, Any]], left: Sequence[Fit], *args: Any
+) -> Iterator[Tried]:
     """The rows of fits as they finish; those whose worker died at the end, made here."""
     sent = {pool.submit(_tried, measure, fit, *args, threads=1): fit for fit in left}
     dead = []
@@ -158,9 +179,15 @@ def _in_workers(pool: Any, measure: Callable[..., dict[str, Any]], left: Sequenc
 
 
 def _tried(measure: Callable[..., dict[str, Any]], fit: Fit, *args: Any, **kwargs: Any) -> Tried:
-    """A fit and its row, or why there is none: in words, since not every error can leave the process it was made in."""
+    """A fit and its row, or why there is none: in words, since not every error can leave the
+    process it was made in.
+    """
     try:
-        return fit, measure(fit, *args, **kwargs) | ({"settings": fit.settings} if fit.settings else {}), ""
+        return (
+            fit,
+            measure(fit, *args, **kwargs) | ({"settings": fit.settings} if fit.settings else {}),
+            "",
+        )
     except Exception as error:
         return fit, None, f"{type(error).__name__}: {error}"
 
@@ -169,7 +196,9 @@ def read(study: Study, folder: Path) -> Found:
     """The rows of NAME.json and the runs they came from, or none."""
     path = folder / f"{study.name}.json"
     found: Found = read_json(path) if path.exists() else {"rows": []}
-    if "runs" not in found:  # a file of the first kind: one run made, or at least renewed, all that is there
+    if (
+        "runs" not in found
+    ):  # a file of the first kind: one run made, or at least renewed, all that is there
         one = {name: found.pop(name, "") for name in ("command", "made", "where")}
         found["runs"] = [one] if found["rows"] else []
         for row in found["rows"]:
@@ -185,7 +214,9 @@ def write(study: Study, folder: Path, found: Found) -> list[Path]:
 
 
 def _keep(study: Study, folder: Path, found: Found) -> None:
-    """Numbers, every row on a line of its own, and the page; runs of which no row is left are forgotten."""
+    """Numbers, every row on a line of its own, and the page; runs of which no row is left are
+    forgotten.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     used = sorted({row["run"] for row in found["rows"]})
     found["runs"] = [found["runs"][index] for index in used]
@@ -203,30 +234,42 @@ def made_by(found: Found) -> str:
     for index, one in enumerate(found["runs"]):
         labels = list(dict.fromkeys(row["label"] for row in found["rows"] if row["run"] == index))
         which = f" ({', '.join(labels)})" if len(found["runs"]) > 1 else ""
-        lines.append(f"`{one.get('command', '')}`, {one.get('made', '')}, {one.get('where', '')}{which}.")
+        lines.append(
+            f"`{one.get('command', '')}`, {one.get('made', '')}, {one.get('where', '')}{which}."
+        )
     return "\n\n".join(lines)
 
 
 def cell(values: Sequence[float | None], digits: int) -> str:
-    """Mean ± one standard error of what is known; nothing where nothing is, a setting (``digits`` < 0) as it is."""
+    """Mean ± one standard error of what is known; nothing where nothing is, a setting (``digits`` <
+    0) as it is.
+    """
     known = [value for value in values if value is not None]
     if not known:
         return ""
     mean = fmean(known)  # exact: plain sums differ between versions of Python
     if digits < 0:
         return f"{mean:g}"
-    digits += 2 if digits > 2 and 0 < abs(mean) < 10.0 ** (1 - digits) else 0  # so that something is left to see
+    digits += (
+        2 if digits > 2 and 0 < abs(mean) < 10.0 ** (1 - digits) else 0
+    )  # so that something is left to see
     text = f"{mean:,.{digits}f}"
     return f"{text} ± {metrics.standard_error(known):,.{digits}f}" if len(known) > 1 else text
 
 
 def _json(value: Any) -> str:
     """One line of JSON; what is not finite becomes null."""
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), ensure_ascii=False)
+    return json.dumps(
+        json.loads(json.dumps(value), parse_constant=lambda _: None), ensure_ascii=False
+    )
 
 
 def _sayable(name: str, value: Any) -> bool:
-    return value is not None and name not in ("run", "settings") and not isinstance(value, (list, dict))
+    return (
+        value is not None
+        and name not in ("run", "settings")
+        and not isinstance(value, (list, dict))
+    )
 
 
 def _said(name: str, value: Any) -> str:
@@ -234,5 +277,7 @@ def _said(name: str, value: Any) -> str:
 
 
 def _where(device: str) -> str:
-    machine = torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()} CPU"
+    machine = (
+        torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()} CPU"
+    )
     return f"bayou {bayou.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {machine}"

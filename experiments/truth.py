@@ -1,7 +1,8 @@
-"""``bayou reproduce truth``: every method beside the true posterior of its network, which long HMC runs give.
+"""``bayou reproduce truth``: every method beside the true posterior of its network, which long HMC
+runs give.
 
-``truth_reference.py`` made the references and their evidence; here each method gets the same network, prior, noise and
-rows. A line that is added to ``LINES`` is a line of the table.
+``truth_reference.py`` made the references and their evidence; here each method gets the same
+network, prior, noise and rows. A line that is added to ``LINES`` is a line of the table.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Line:
     prior: PriorRules = PRIOR
     dropout: float = 0.0
     data: tuple[str, ...] = DATA
-    body: Callable[[Budget], Method] | None = None  # fits the layers below the last, which alone ``method`` is given
+    body: Callable[[Budget], Method] | None = (
+        None  # fits the layers below the last, which alone ``method`` is given
+    )
 
 
 def _map(budget: Budget, **changes: Any) -> bayou.MAP:
@@ -54,7 +57,9 @@ def _map(budget: Budget, **changes: Any) -> bayou.MAP:
 
 
 def _vi(guide: Any, **changes: Any) -> Callable[[Budget], Method]:
-    return lambda budget: bayou.VI(guide, **budget.settings(**{"lr": VI_LR, "warmup": 0.3} | changes))
+    return lambda budget: bayou.VI(
+        guide, **budget.settings(**{"lr": VI_LR, "warmup": 0.3} | changes)
+    )
 
 
 def _laplace(structure: str, **changes: Any) -> Callable[[Budget], Method]:
@@ -62,32 +67,46 @@ def _laplace(structure: str, **changes: Any) -> Callable[[Budget], Method]:
 
 
 def _chains(kind: Callable[..., Method]) -> Callable[[Budget], Method]:
-    return lambda budget: kind(start=_map(budget), chains=4, steps=budget.steps, batch_size=budget.batch_size)
+    return lambda budget: kind(
+        start=_map(budget), chains=4, steps=budget.steps, batch_size=budget.batch_size
+    )
 
 
 def _swag(lr: float) -> Callable[[Budget], Method]:
-    return lambda budget: bayou.SWAG(start=_map(budget), **budget.settings(lr=lr, schedule="constant"))
+    return lambda budget: bayou.SWAG(
+        start=_map(budget), **budget.settings(lr=lr, schedule="constant")
+    )
 
 
 def _ivon(noise: float) -> Callable[[Budget], Method]:
     """Steps and curvature in units of the noise variance."""
     rates: dict[str, Any] = {"lr": 0.5 * noise**2}
-    return lambda budget: bayou.IVON(hessian=0.05 / noise**2, local=True, **budget.settings(**rates))
+    return lambda budget: bayou.IVON(
+        hessian=0.05 / noise**2, local=True, **budget.settings(**rates)
+    )
 
 
 def _inducing(lr: float, scale_lr: float) -> Callable[[Budget], Method]:
-    """Pseudo-data that begin at the outputs of a mode; the rates are those of the best ELBO of the training rows."""
+    """Pseudo-data that begin at the outputs of a mode; the rates are those of the best ELBO of the
+    training rows.
+    """
     rates: dict[str, Any] = {"lr": lr, "scale_lr": scale_lr, "warmup": 0.0, "clip": 1.0}
-    return lambda budget: bayou.VI(bayou.Inducing(100), start=_map(budget), **budget.settings(**rates))
+    return lambda budget: bayou.VI(
+        bayou.Inducing(100), start=_map(budget), **budget.settings(**rates)
+    )
 
 
 def _cooler(budget: Budget) -> bayou.VI:
-    """From a mode, with half the KL: near its best a bound is flat, and what it costs it gives back in likelihood."""
+    """From a mode, with half the KL: near its best a bound is flat, and what it costs it gives back
+    in likelihood.
+    """
     return bayou.VI(bayou.MeanField(), start=_map(budget), beta=0.5, **budget.settings(lr=VI_LR))
 
 
 def _last(guide: Any, layer: str) -> Callable[[Budget], Method]:
-    """A family over the last layer; the weights below are points, learned under the same bound with their prior."""
+    """A family over the last layer; the weights below are points, learned under the same bound with
+    their prior.
+    """
     return _vi({f"{layer}.*": guide, "*": bayou.Delta(penalty=True)})
 
 
@@ -97,7 +116,12 @@ def _rank_one(std: float | None) -> Callable[[Budget], Method]:
 
 def _snapshots(budget: Budget) -> bayou.SGHMC:
     """The ends of five cycles, without noise, of one run that is as long as that of MAP."""
-    run: dict[str, Any] = {"steps": budget.steps, "batch_size": budget.batch_size, "chains": 1, "start": None}
+    run: dict[str, Any] = {
+        "steps": budget.steps,
+        "batch_size": budget.batch_size,
+        "chains": 1,
+        "start": None,
+    }
     return bayou.SGHMC(temperature=0, schedule=bayou.methods.Cyclical(5), draws=5, **run)
 
 
@@ -105,7 +129,9 @@ def _microcanonical(budget: Budget) -> bayou.MCLMC:
     """Half as many full-batch gradients of each chain as MAP has steps."""
     assert budget.steps is not None
     length = max(2, budget.steps // 80)
-    return bayou.MCLMC(chains=4, start=bayou.Ensemble(4, of=_map(budget)), warmup=length, draws=length)
+    return bayou.MCLMC(
+        chains=4, start=bayou.Ensemble(4, of=_map(budget)), warmup=length, draws=length
+    )
 
 
 def _annealed(make: Callable[[Budget], Method]) -> Callable[[Budget], Method]:
@@ -182,11 +208,17 @@ class Truth:
         problem = PROBLEMS[data]
         budget = self.budget(length)
         body = () if line.body is None else (line.body(budget),)
-        return digest(line.method(budget), line.prior, line.dropout, problem, *network(problem.net), *body)
+        return digest(
+            line.method(budget), line.prior, line.dropout, problem, *network(problem.net), *body
+        )
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Problems × lines × seeds."""
-        labels = study.chosen("truth has no row", only, list(dict.fromkeys(line.label for line in LINES)))
+        labels = study.chosen(
+            "truth has no row", only, list(dict.fromkeys(line.label for line in LINES))
+        )
         long = length or self.length
         return [
             Fit(self.name, one, line.label, seed, long, self.settings(line, one, long))
@@ -207,19 +239,33 @@ class Truth:
         train = (truth.train[0].to(place), truth.train[1].to(place))
         clock = time.monotonic if gpu else time.process_time
         start = clock()
-        options: dict[str, Any] = {"likelihood": truth.problem.likelihood, "prior": line.prior, "progress": show}
+        options: dict[str, Any] = {
+            "likelihood": truth.problem.likelihood,
+            "prior": line.prior,
+            "progress": show,
+        }
         budget = self.budget(fit.length, gpu)
         method = line.method(budget)
         if line.body is not None:
-            net = bayou.fit(net, train, method=line.body(budget), seed=fit.seed, **options).to_module()
+            net = bayou.fit(
+                net, train, method=line.body(budget), seed=fit.seed, **options
+            ).to_module()
             options["where"] = "last"
-        posterior = raise_if_interrupted(bayou.fit(net, train, method=method, seed=fit.seed, **options))
+        posterior = raise_if_interrupted(
+            bayou.fit(net, train, method=method, seed=fit.seed, **options)
+        )
         seconds = clock() - start
         lost = {"lost": True} if any("fallen" in row for row in posterior.history) else {}
-        return compare(posterior, truth, train, samples or SAMPLES, fit.seed) | {"seconds": round(seconds, 2)} | lost
+        return (
+            compare(posterior, truth, train, samples or SAMPLES, fit.seed)
+            | {"seconds": round(seconds, 2)}
+            | lost
+        )
 
     def render(self, found: Found) -> str:
-        """A table for each problem: the truth, then the methods, means over seeds ± one standard error."""
+        """A table for each problem: the truth, then the methods, means over seeds ± one standard
+        error.
+        """
         lines = [f"# {self.title}", "", INTRODUCTION, ""]
         for one in DATA:
             mine = {line.label: self.rows(line, one, found) for line in LINES if one in line.data}
@@ -228,14 +274,22 @@ class Truth:
         lengths = " or ".join(f"{n:,}" for n in sorted({row["length"] for row in found["rows"]}))
         rates = f"{self.lr:g} (variational families {VI_LR:g})"
         how = f"{lengths} steps of Adam at {rates} along a cosine, batches of 128, {SAMPLES} networks a prediction"
-        return "\n".join([*lines, f"{how}; means ± one standard error.", "", study.made_by(found), ""])
+        return "\n".join(
+            [*lines, f"{how}; means ± one standard error.", "", study.made_by(found), ""]
+        )
 
     def rows(self, line: Line, data: str, found: Found) -> list[dict[str, Any]]:
         """The longest fits of a line, none of them with other settings."""
-        mine = [made for made in found["rows"] if (made["data"], made["label"]) == (data, line.label)]
+        mine = [
+            made for made in found["rows"] if (made["data"], made["label"]) == (data, line.label)
+        ]
         longest = max((made["length"] for made in mine), default=self.length)
         settings = self.settings(line, data, longest)
-        return [made for made in mine if made["length"] == longest and made.get("settings", settings) == settings]
+        return [
+            made
+            for made in mine
+            if made["length"] == longest and made.get("settings", settings) == settings
+        ]
 
     def draw(self, found: Found, path: Path) -> bool:
         """Nothing."""
@@ -243,24 +297,36 @@ class Truth:
 
 
 def compare(
-    posterior: Posterior, truth: Reference, train: tuple[torch.Tensor, torch.Tensor], samples: int, seed: int
+    posterior: Posterior,
+    truth: Reference,
+    train: tuple[torch.Tensor, torch.Tensor],
+    samples: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """Scores of a posterior at the test rows, its distance from the truth, and its ELBO per row where it is one."""
+    """Scores of a posterior at the test rows, its distance from the truth, and its ELBO per row
+    where it is one.
+    """
     x, y = truth.test
     p = posterior.predict(x.to(train[0].device), **prediction(posterior, samples, seed))
     scores = metrics.summary(p, y.to(p.outputs.device))
-    found: dict[str, float | None] = {name: scores[name] for name in ("nll", "ece", "coverage") if name in scores}
+    found: dict[str, float | None] = {
+        name: scores[name] for name in ("nll", "ece", "coverage") if name in scores
+    }
     found["total_variation"] = metrics.total_variation(p, truth.predictive)
     if "ece" in scores:
         found["error"] = 100 * (1 - scores["accuracy"])
         found["agreement"] = metrics.agreement(p, truth.predictive)
     found["elbo"] = None
     parts = posterior.components if isinstance(posterior, Mixture) else [posterior]
-    bounds = [bayou.elbo(part, train, samples=100, seed=0) for part in parts if isinstance(part, Guided)]
+    bounds = [
+        bayou.elbo(part, train, samples=100, seed=0) for part in parts if isinstance(part, Guided)
+    ]
     if len(bounds) == len(parts) and all(
         one.side in ("equal", "lower") and one.kind != "up to a constant" for one in bounds
     ):
-        found["elbo"] = fmean(one.value for one in bounds) / len(train[1])  # of a mixture, a bound of its ELBO
+        found["elbo"] = fmean(one.value for one in bounds) / len(
+            train[1]
+        )  # of a mixture, a bound of its ELBO
     if isinstance(posterior, Empirical) and "elbo" in (mixing := posterior.mixing or {}):
         found["elbo"] = mixing["elbo"] / len(train[1])
     return found
@@ -268,12 +334,18 @@ def compare(
 
 def _table(name: str, mine: dict[str, list[dict[str, Any]]]) -> list[str]:
     """The truth and the lines of one problem."""
-    facts, notes = reference(name).facts, {line.label: line.note for line in LINES if name in line.data}
+    facts, notes = (
+        reference(name).facts,
+        {line.label: line.note for line in LINES if name in line.data},
+    )
     classes = "test_ece" in facts
     columns = ("error", "nll", "ece") if classes else ("nll", "coverage")
     far = ("total_variation", "agreement") if classes else ("total_variation",)
     heads = [HEADS[column] for column in (*columns, *far)]
-    own = {"error": 100 * (1 - facts.get("test_accuracy", 1.0)), "total_variation": facts["halves_total_variation"]}
+    own = {
+        "error": 100 * (1 - facts.get("test_accuracy", 1.0)),
+        "total_variation": facts["halves_total_variation"],
+    }
     exact = [_number(own.get(c, facts.get(f"test_{c}")), DIGITS[c]) for c in (*columns, *far)]
     evidence = f"{facts['log_evidence'] / facts['rows']:.3f}"
     spread = f"R-hat {facts['r_hat_median']:.3f} (median), {facts['r_hat_95']:.3f} (95 %)"
@@ -290,9 +362,13 @@ def _table(name: str, mine: dict[str, list[dict[str, Any]]]) -> list[str]:
     ]
     for label, made in mine.items():
         if made:
-            cells = [study.cell([row[c] for row in made], DIGITS[c]) for c in ("elbo", *columns, *far)]
+            cells = [
+                study.cell([row[c] for row in made], DIGITS[c]) for c in ("elbo", *columns, *far)
+            ]
             lost = sum(row.get("lost", False) for row in made)
-            note = "; ".join(filter(None, [notes[label], f"**{lost} lost their way**" if lost else ""]))
+            note = "; ".join(
+                filter(None, [notes[label], f"**{lost} lost their way**" if lost else ""])
+            )
             parts = [label, *cells, _cost(made, mine["MAP"]), str(len(made)), note]
             lines.append(f"| {' | '.join(parts)} |")
     return lines
@@ -306,7 +382,11 @@ def _cost(made: list[dict[str, Any]], plain: list[dict[str, Any]]) -> str:
     """Seconds of the fits as a multiple of those of MAP that were made in the same run."""
     runs = {row["run"] for row in made}
     base = [row["seconds"] for row in plain if row["run"] in runs]
-    return f"{fmean(row['seconds'] for row in made) / fmean(base):.1f}" if base and fmean(base) > 0 else ""
+    return (
+        f"{fmean(row['seconds'] for row in made) / fmean(base):.1f}"
+        if base and fmean(base) > 0
+        else ""
+    )
 
 
 INTRODUCTION = (
@@ -324,4 +404,12 @@ HEADS = {
     "error": "error, %", "nll": "NLL", "ece": "ECE", "coverage": "90 % covers", "total_variation": "total variation",
     "agreement": "agreement",
 }  # fmt: skip
-DIGITS = {"elbo": 3, "error": 2, "nll": 3, "ece": 3, "coverage": 3, "total_variation": 3, "agreement": 3}
+DIGITS = {
+    "elbo": 3,
+    "error": 2,
+    "nll": 3,
+    "ece": 3,
+    "coverage": 3,
+    "total_variation": 3,
+    "agreement": 3,
+}

@@ -1,11 +1,12 @@
-"""The truth that ``truth.py`` holds every method against: long HMC runs of two networks, and their evidence.
+"""The truth that ``truth.py`` holds every method against: long HMC runs of two networks, and their
+evidence.
 
     python -m experiments.truth_reference digits yacht --device cuda
 
-makes ``truth_digits.safetensors`` and ``truth_yacht.safetensors`` beside this file. Chains go from the prior to the
-posterior by annealing, which gives the evidence, and on from there by HMC, so that no two of them share a start. With
-``--size 0.01`` everything is a hundred times shorter: a trial. The rows of yacht come from ``BAYOU_DATA`` and are
-kept in its file, so that nobody else needs them.
+makes ``truth_digits.safetensors`` and ``truth_yacht.safetensors`` beside this file. Chains go from
+the prior to the posterior by annealing, which gives the evidence, and on from there by HMC, so that
+no two of them share a start. With ``--size 0.01`` everything is a hundred times shorter: a trial.
+The rows of yacht come from ``BAYOU_DATA`` and are kept in its file, so that nobody else needs them.
 """
 
 from __future__ import annotations
@@ -61,14 +62,22 @@ class Lengths:
 
     def scaled(self, size: float) -> Lengths:
         """Shorter or longer by the same factor, but for the number of chains."""
-        times = {name: max(4, round(size * value)) for name, value in vars(self).items() if name != "chains"}
-        return replace(self, **times, chains=max(4, min(self.chains, round(10 * size * self.chains))))
+        times = {
+            name: max(4, round(size * value))
+            for name, value in vars(self).items()
+            if name != "chains"
+        }
+        return replace(
+            self, **times, chains=max(4, min(self.chains, round(10 * size * self.chains)))
+        )
 
 
 @final
 @dataclass(frozen=True)
 class Problem:
-    """A network with its likelihood, whose posterior under ``PRIOR`` is the truth; how its chains run."""
+    """A network with its likelihood, whose posterior under ``PRIOR`` is the truth; how its chains
+    run.
+    """
 
     name: str
     net: str
@@ -88,8 +97,20 @@ class Problem:
 PROBLEMS = {
     one.name: one
     for one in (
-        Problem("digits", "digits", bayou.Categorical(), torch.float32, Lengths(48, 1500, 20, 150, 100, 200)),
-        Problem("yacht", "relu-50", bayou.Gaussian(0.1), torch.float64, Lengths(192, 4000, 20, 150, 100, 500)),
+        Problem(
+            "digits",
+            "digits",
+            bayou.Categorical(),
+            torch.float32,
+            Lengths(48, 1500, 20, 150, 100, 200),
+        ),
+        Problem(
+            "yacht",
+            "relu-50",
+            bayou.Gaussian(0.1),
+            torch.float64,
+            Lengths(192, 4000, 20, 150, 100, 500),
+        ),
     )
 }
 
@@ -97,7 +118,9 @@ PROBLEMS = {
 @final
 @dataclass(frozen=True)
 class Reference:
-    """What the chains say: the predictive at the test rows, the data, and numbers about them (``facts``)."""
+    """What the chains say: the predictive at the test rows, the data, and numbers about them
+    (``facts``).
+    """
 
     problem: Problem
     predictive: Predictive
@@ -107,7 +130,9 @@ class Reference:
 
     def build(self, seed: int) -> nn.Module:
         """The network that the truth is of."""
-        outputs = int(self.train[1].max()) + 1 if self.train[1].ndim == 1 else self.train[1].shape[1]
+        outputs = (
+            int(self.train[1].max()) + 1 if self.train[1].ndim == 1 else self.train[1].shape[1]
+        )
         return self.problem.build(self.train[0], outputs, seed)
 
     @property
@@ -122,7 +147,9 @@ def reference(name: str, folder: Path = HERE) -> Reference:
     problem = PROBLEMS[name]
     path = problem.path(folder)
     if not path.exists():
-        raise ValueError(f"there is no {path}; make it with `python -m experiments.truth_reference {name}`")
+        raise ValueError(
+            f"there is no {path}; make it with `python -m experiments.truth_reference {name}`"
+        )
     with safe_open(path, "pt") as file:
         found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         facts = json.loads(file.metadata()["facts"])
@@ -132,8 +159,12 @@ def reference(name: str, folder: Path = HERE) -> Reference:
         data = load(name)
         train, test = data.train, data.test
         if not torch.equal(test[1], found["y_test"].long()):
-            raise ValueError(f"the test rows of {name!r} are not those that {path.name} speaks of; make it again")
-    outputs = found["log_probabilities"][None] if "log_probabilities" in found else found["quantiles"]
+            raise ValueError(
+                f"the test rows of {name!r} are not those that {path.name} speaks of; make it again"
+            )
+    outputs = (
+        found["log_probabilities"][None] if "log_probabilities" in found else found["quantiles"]
+    )
     predictive = Predictive(problem.likelihood.bind(dtype=outputs.dtype), outputs)
     return Reference(problem, predictive, train, test, facts)
 
@@ -145,7 +176,8 @@ def hamiltonian(
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
     """HMC from ``begin`` (C, D): what ``keep`` makes of every draw, (C, K, ...), and how it went.
 
-    The mass is the prior's precision; every chain learns its step size in the warm-up, by dual averaging.
+    The mass is the prior's precision; every chain learns its step size in the warm-up, by dual
+    averaging.
     """
     inverse_mass, density = prior_variance(joint, seed), joint.density(batches, begin)
     chains, size = begin.shape
@@ -154,7 +186,9 @@ def hamiltonian(
         return rng.normal(chains, (size,), begin, part_seed(seed, "hmc", "momentum", step))
 
     state = hmc.init(begin, density)
-    found = hmc.reasonable_step(state, density, normal(-1), torch.full_like(begin[:, 0], 0.01), inverse_mass)
+    found = hmc.reasonable_step(
+        state, density, normal(-1), torch.full_like(begin[:, 0], 0.01), inverse_mass
+    )
     tuned = adaptation.init(begin, found)
     kept, rates, steps = [], torch.zeros_like(found), lengths.warmup + lengths.draws
     divergences = 0
@@ -162,35 +196,62 @@ def hamiltonian(
         for step in range(steps):
             warming = step < lengths.warmup
             u = rng.uniform(chains, (2,), begin, part_seed(seed, "hmc", "accept", step))
-            step_size = (tuned.log_step if warming else tuned.log_average).exp() * (1 + JITTER * (2 * u[:, 1] - 1))
-            state, info = hmc.step(state, density, normal(step), u[:, 0], step_size, inverse_mass, lengths.leapfrogs)
+            step_size = (tuned.log_step if warming else tuned.log_average).exp() * (
+                1 + JITTER * (2 * u[:, 1] - 1)
+            )
+            state, info = hmc.step(
+                state, density, normal(step), u[:, 0], step_size, inverse_mass, lengths.leapfrogs
+            )
             if warming:
                 tuned = adaptation.tune(tuned, info.accept, ACCEPT)
             else:
                 kept.append(keep(state.position))
-                rates, divergences = rates + info.accept / lengths.draws, divergences + int(info.divergent.sum())
-            progress.update(step + 1, accept=float(info.accept.mean()), log_joint=float(state.log_prob.mean()))
-    how = {"accept": float(rates.mean()), "least_accept": float(rates.min()), "divergences": float(divergences)}
+                rates, divergences = (
+                    rates + info.accept / lengths.draws,
+                    divergences + int(info.divergent.sum()),
+                )
+            progress.update(
+                step + 1, accept=float(info.accept.mean()), log_joint=float(state.log_prob.mean())
+            )
+    how = {
+        "accept": float(rates.mean()),
+        "least_accept": float(rates.min()),
+        "divergences": float(divergences),
+    }
     return torch.stack(kept, 1), how | {"step_size": float(tuned.log_average.exp().mean())}
 
 
-def make(problem: Problem, lengths: Lengths, path: Path, device: torch.device, seed: int, show: Show) -> dict[str, Any]:
+def make(
+    problem: Problem, lengths: Lengths, path: Path, device: torch.device, seed: int, show: Show
+) -> dict[str, Any]:
     """Run the chains and write the file; the facts."""
     data = load(problem.name)
     like = torch.empty((), dtype=problem.dtype, device=device)
     (x, y), (x_test, y_test) = (
-        (x.to(like), y.to(device if y.dtype == torch.long else like)) for x, y in (data.train, data.test)
+        (x.to(like), y.to(device if y.dtype == torch.long else like))
+        for x, y in (data.train, data.test)
     )
     target = Target.build(problem.build(x, data.output_size), problem.likelihood, PRIOR, len(x))
     started = time.monotonic()
-    options: dict[str, Any] = {"chains": lengths.chains, "temperatures": lengths.temperatures, "seed": seed}
-    found: Evidence = evidence(target, (x, y), leapfrogs=lengths.annealing_leapfrogs, progress=show, **options)
+    options: dict[str, Any] = {
+        "chains": lengths.chains,
+        "temperatures": lengths.temperatures,
+        "seed": seed,
+    }
+    found: Evidence = evidence(
+        target, (x, y), leapfrogs=lengths.annealing_leapfrogs, progress=show, **options
+    )
     annealed = time.monotonic()
     print(f"{problem.name}: {found} ({annealed - started:.0f} s)", flush=True)
     joint = Joint(target, Network(target.net), target.start())
     begin = flatten(found.draws, 1)
-    means, how = hamiltonian(joint, [(x, y)], begin, lambda w: joint.means(w, (x_test,)), lengths, seed, show)
-    seconds = {"annealing": round(annealed - started, 1), "hmc": round(time.monotonic() - annealed, 1)}
+    means, how = hamiltonian(
+        joint, [(x, y)], begin, lambda w: joint.means(w, (x_test,)), lengths, seed, show
+    )
+    seconds = {
+        "annealing": round(annealed - started, 1),
+        "hmc": round(time.monotonic() - annealed, 1),
+    }
     r_hat = rhat(means).flatten()
     r_hat = r_hat[r_hat.isfinite()]  # a probability that is 0 in every draw has none
     halves = [part.flatten(0, 1) for part in means.chunk(2)]  # of the chains, (C/2·K, B, ...)
@@ -207,14 +268,19 @@ def make(problem: Problem, lengths: Lengths, path: Path, device: torch.device, s
         **how, **{f"test_{name}": value for name, value in scores.items()},
         "y_scale": data.y_scale, "lengths": vars(lengths), "seed": seed, "seconds": seconds, "where": _where(device),
     }  # fmt: skip
-    floats = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
+    floats = {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in tensors.items()
+    }
     ready = {name: value.cpu().contiguous() for name, value in floats.items()}
     save_file(ready, str(path), {"facts": json.dumps(facts, indent=1)})
     return facts
 
 
 def _summary(problem: Problem, means: Tensor) -> dict[str, Tensor]:
-    """The draws (S, B, ...) in short: the mean of class probabilities, or quantiles of f row by row."""
+    """The draws (S, B, ...) in short: the mean of class probabilities, or quantiles of f row by
+    row.
+    """
     if isinstance(problem.likelihood, bayou.Categorical):
         return {"log_probabilities": means.double().mean(0).log().float()}
     middles = (torch.arange(LEVELS, dtype=means.dtype, device=means.device) + 0.5) / LEVELS
@@ -234,12 +300,20 @@ def _where(device: torch.device) -> str:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(PROBLEMS), help=f"of {', '.join(PROBLEMS)}; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", default=list(PROBLEMS), help=f"of {', '.join(PROBLEMS)}; all by default"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", type=float, default=1.0, help="a factor for all lengths; 0.01 is a trial")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the files; beside this one by default")
+    parser.add_argument(
+        "--size", type=float, default=1.0, help="a factor for all lengths; 0.01 is a trial"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE, help="folder of the files; beside this one by default"
+    )
     for name in vars(PROBLEMS["digits"].lengths):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=None)
     given = parser.parse_args()
@@ -249,7 +323,14 @@ def main() -> None:
         lengths = PROBLEMS[name].lengths.scaled(given.size)
         own = {key: getattr(given, key) for key in vars(lengths) if getattr(given, key) is not None}
         where = PROBLEMS[name].path(given.out)
-        facts = make(PROBLEMS[name], replace(lengths, **own), where, torch.device(given.device), given.seed, "plain")
+        facts = make(
+            PROBLEMS[name],
+            replace(lengths, **own),
+            where,
+            torch.device(given.device),
+            given.seed,
+            "plain",
+        )
         print(json.dumps(facts, indent=1))
 
 

@@ -12,14 +12,18 @@ import torch
 
 
 def pytest_configure() -> None:
-    """A shell lets what it starts in the background ignore Ctrl-C; tests that press it want to be heard."""
+    """A shell lets what it starts in the background ignore Ctrl-C; tests that press it want to be
+    heard.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Imports and 6,000 tests are no garbage: to look for some is a quarter of the time of their collection."""
+    """Imports and 6,000 tests are no garbage: to look for some is a quarter of the time of their
+    collection.
+    """
     gc.disable()
     try:
         return (yield)
@@ -29,7 +33,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two of scikit-learn's checks want pandas, or SCIPY_ARRAY_API=1, and skip themselves otherwise."""
+    """Two of scikit-learn's checks want pandas, or SCIPY_ARRAY_API=1, and skip themselves
+    otherwise.
+    """
     for item in items:
         if "sklearn" in item.name and ("not_an_array" in item.name or "array_api" in item.name):
             item.add_marker("peers")
@@ -55,7 +61,12 @@ def _same_random_numbers() -> None:
 def _shorten(patch: pytest.MonkeyPatch) -> None:
     from bayou.select import folds, held_out
 
-    for name, value in (("SINGLE_FOLD_ROWS", 0), ("MAX_SCALE_STEPS", 0), ("PASSES", 15), ("LOG_PROB_PASSES", 10)):
+    for name, value in (
+        ("SINGLE_FOLD_ROWS", 0),
+        ("MAX_SCALE_STEPS", 0),
+        ("PASSES", 15),
+        ("LOG_PROB_PASSES", 10),
+    ):
         patch.setattr(folds, name, value)
     for name, value in (("NOISE_STEPS", (0, -1)), ("STRAIGHT", (1.0,))):
         patch.setattr(held_out, name, value)
@@ -63,7 +74,9 @@ def _shorten(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit by name looks for noise and priors on one fold and near where it begins: for tests of all around that."""
+    """A fit by name looks for noise and priors on one fold and near where it begins: for tests of
+    all around that.
+    """
     _shorten(monkeypatch)
 
 
@@ -82,7 +95,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from bayou.runs.folder import Run
 
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    run = Run.create(folder, Config("digits", ("map", "mnf"), seeds=2, steps=12, samples=6, members=2))
+    run = Run.create(
+        folder, Config("digits", ("map", "mnf"), seeds=2, steps=12, samples=6, members=2)
+    )
     with pytest.MonkeyPatch.context() as patch:
         _shorten(patch)
         run.work()

@@ -1,4 +1,6 @@
-"""The code in the pages runs as written, with shorter fits and searches (that of the README: test_readme.py)."""
+"""The code in the pages runs as written, with shorter fits and searches (that of the README:
+test_readme.py).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,16 @@ SOURCES = sorted(
     for page in (ROOT / "docs").rglob("*.md")
     if not {"_build", "_generated"} & set(page.parts)
 )
-RUN_ELSEWHERE = {"docs/elsewhere.md", "docs/flows.md"}  # tests/examples, and parts of it in tests/flows
-SHORT = {"docs/huggingface.md", "docs/start/density.md", "docs/flows/surjections.md", "docs/flows/discrete.md"}
+RUN_ELSEWHERE = {
+    "docs/elsewhere.md",
+    "docs/flows.md",
+}  # tests/examples, and parts of it in tests/flows
+SHORT = {
+    "docs/huggingface.md",
+    "docs/start/density.md",
+    "docs/flows/surjections.md",
+    "docs/flows/discrete.md",
+}
 PAGES = [
     page if page in SHORT else pytest.param(page, marks=pytest.mark.slow)
     for page in SOURCES
@@ -29,7 +39,9 @@ PAGES = [
 ]
 
 PROSE = ["README.md", "CONTRIBUTING.md", *SOURCES]
-METAPHORS = re.compile(r"\b(rooms?|houses?|doors?|arrive[sd]?|of before|handed to)\b", re.IGNORECASE)
+METAPHORS = re.compile(
+    r"\b(rooms?|houses?|doors?|arrive[sd]?|of before|handed to)\b", re.IGNORECASE
+)
 BRITISH = re.compile(
     r"\b\w*((optim|minim|maxim|general|normal|standard|linear|penal|random|initial|regular|vector|amort)is(e[ds]?|ing|ation)"
     r"|(col|behavi|neighb|fav)our|[bd]elled|catalogue|towards|centre)\w*\b",
@@ -60,7 +72,9 @@ def test_the_code_of_a_page_runs(
     monkeypatch.setattr(bayou.flows, "fit", short)
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
+    )
     assert blocks, f"{page} has no code"
     torch.manual_seed(0)
     namespace: dict[str, object] = {}

@@ -57,6 +57,9 @@ def test_a_docstring_has_the_args_of_the_base_classes() -> None:
             size: how large.
         """
 
-    assert Child.__doc__ == "A child. ``far``: farther.\n\nArgs:\n    near: how near,\n        in meters.\n"
+    assert (
+        Child.__doc__
+        == "A child. ``far``: farther.\n\nArgs:\n    near: how near,\n        in meters.\n"
+    )
     assert list(described(Grandchild.__doc__)) == ["size", "near", "far"]
     assert described(Grandchild.__doc__)["near"] == "near: how near,\n        in meters."

@@ -35,9 +35,15 @@ def full(*args: Any) -> None:
 def test_a_file_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: Any) -> None:
     done: list[str] = []
     sync, rename = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), sync(handle)))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), sync(handle)),
+    )
     if not Path("/proc/self/fd").exists():  # macOS
-        monkeypatch.setattr(os, "fsync", lambda handle: (done.append(str(tmp_path / ".part")), sync(handle)))
+        monkeypatch.setattr(
+            os, "fsync", lambda handle: (done.append(str(tmp_path / ".part")), sync(handle))
+        )
     monkeypatch.setattr(os, "replace", lambda old, new: (done.append("rename"), rename(old, new)))
     files.write_text(tmp_path / "a.json", "{}")
     assert len(done) == 3
@@ -47,7 +53,10 @@ def test_a_file_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: Any
 
 
 def test_concurrent_writes_of_json_are_atomic(tmp_path: Path) -> None:
-    path, values = tmp_path / "facts.json", [{"who": who, "numbers": [who] * 2000} for who in range(3)]
+    path, values = (
+        tmp_path / "facts.json",
+        [{"who": who, "numbers": [who] * 2000} for who in range(3)],
+    )
     write_json(path, values[0])
     problems: list[BaseException] = []
 
@@ -67,7 +76,9 @@ def test_concurrent_writes_of_json_are_atomic(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["facts.json"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
 def test_a_failed_write_leaves_no_part_and_no_folder(tmp_path: Path, error: BaseException) -> None:
     def write() -> None:
         with files.writing(tmp_path / "new" / "run" / "a.csv", folders=True) as stream:
@@ -81,7 +92,9 @@ def test_a_failed_write_leaves_no_part_and_no_folder(tmp_path: Path, error: Base
         assert "No space left on device; what was there is untouched" in str(caught.value)
 
 
-def test_a_full_disk_leaves_the_json_of_a_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_json_of_a_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_json(tmp_path / "a.json", {"a": 1})
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(files.FileError, match=r"cannot write .*a\.json: No space left on device"):
@@ -91,13 +104,19 @@ def test_a_full_disk_leaves_the_json_of_a_run_as_it_was(tmp_path: Path, monkeypa
 
 
 def test_every_file_of_the_library_is_written_in_one_way() -> None:
-    writes = re.compile(r"""\bopen\([^()]*["'][wax][b+]*["']|\.(write_text|write_bytes|savefig)\(""")
-    found = [path for path in SOURCE.rglob("*.py") if writes.search(path.read_text(encoding="utf-8"))]
+    writes = re.compile(
+        r"""\bopen\([^()]*["'][wax][b+]*["']|\.(write_text|write_bytes|savefig)\("""
+    )
+    found = [
+        path for path in SOURCE.rglob("*.py") if writes.search(path.read_text(encoding="utf-8"))
+    ]
     assert {str(path.relative_to(SOURCE)) for path in found} == {"files.py"}
 
 
 @posix
-def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(*args: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -110,7 +129,9 @@ def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: 
 
 @posix
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with files.locked(tmp_path / "lock") as free:
@@ -135,7 +156,8 @@ def test_pipes_and_devices_are_errors_and_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}", b"nul\0"]
+    "content",
+    [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}", b"nul\0"],
 )
 def test_invalid_json_is_a_file_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)

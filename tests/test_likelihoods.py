@@ -68,7 +68,12 @@ CASES: dict[str, tuple[Likelihood, Tensor, Tensor, Callable[[Tensor], D.Distribu
         noise(6, 2, seed=1),
         lambda f: D.Normal(f[..., :2], (f[..., 2:].exp() + 0.25).sqrt()),
     ),
-    "categorical": (Categorical(), 3 * noise(4, 6, 5), labels(5, 6), lambda f: D.Categorical(logits=f)),
+    "categorical": (
+        Categorical(),
+        3 * noise(4, 6, 5),
+        labels(5, 6),
+        lambda f: D.Categorical(logits=f),
+    ),
     "categorical sequence": (
         Categorical(),
         3 * noise(4, 6, 3, 5),
@@ -81,7 +86,12 @@ CASES: dict[str, tuple[Likelihood, Tensor, Tensor, Callable[[Tensor], D.Distribu
         labels(5, 6, 2, 3),
         lambda f: D.Categorical(logits=f.movedim(-3, -1)),
     ),
-    "bernoulli": (Bernoulli(), 3 * noise(4, 6, 2), labels(2, 6, 2), lambda f: D.Bernoulli(logits=f)),
+    "bernoulli": (
+        Bernoulli(),
+        3 * noise(4, 6, 2),
+        labels(2, 6, 2),
+        lambda f: D.Bernoulli(logits=f),
+    ),
     "poisson": (Poisson(), noise(4, 6, 2), labels(7, 6, 2), lambda f: D.Poisson(f.exp())),
 }
 case = pytest.mark.parametrize("name", CASES)
@@ -147,11 +157,17 @@ def test_log_prob_goes_through_vmap_and_compile(name: str) -> None:
     likelihood, f, y, _ = bound(name)
     expected = likelihood.log_prob(f, y)
     torch.testing.assert_close(torch.vmap(likelihood.log_prob, in_dims=(0, None))(f, y), expected)
-    torch.testing.assert_close(torch.compile(likelihood.log_prob, fullgraph=True, backend="eager")(f, y), expected)
+    torch.testing.assert_close(
+        torch.compile(likelihood.log_prob, fullgraph=True, backend="eager")(f, y), expected
+    )
     leaf = f.clone().requires_grad_()
     (grad,) = torch.autograd.grad(likelihood.log_prob(leaf, y).sum(), [leaf])
     assert grad.isfinite().all()
-    f32 = CASES[name][0].bind(dtype=torch.float32).log_prob(f.float(), y.double() if y.is_floating_point() else y)
+    f32 = (
+        CASES[name][0]
+        .bind(dtype=torch.float32)
+        .log_prob(f.float(), y.double() if y.is_floating_point() else y)
+    )
     assert f32.dtype == torch.float32
     torch.testing.assert_close(f32.double(), expected, rtol=1e-4, atol=1e-4)
 
@@ -173,7 +189,9 @@ NODES, MASSES = (torch.tensor(part) for part in np.polynomial.hermite_e.hermegau
     ids=str,
 )
 def test_the_expected_log_prob_is_exact_or_a_lower_bound(spec: Likelihood, exact: bool) -> None:
-    """Against quadrature over F ~ N(f, v): of classes over one logit, the others have a variance of 0."""
+    """Against quadrature over F ~ N(f, v): of classes over one logit, the others have a variance of
+    0.
+    """
     likelihood, f, variance = spec.bind(dtype=F64), noise(5, 3, 2), torch.zeros(5, 3, 2, dtype=F64)
     if isinstance(spec, Categorical):
         axis = -1 if spec.class_axis is None else spec.class_axis
@@ -225,7 +243,11 @@ def test_cdfs_are_scipys() -> None:
         (Poisson(), scipy.stats.poisson.cdf(2.5, np.exp(loc))),
         (Bernoulli(), scipy.stats.bernoulli.cdf(0, 1 / (1 + np.exp(-loc)))),
     ):
-        at = y if isinstance(spec, Gaussian | StudentT) else torch.full_like(y, 2.5 if spec == Poisson() else 0)
+        at = (
+            y
+            if isinstance(spec, Gaussian | StudentT)
+            else torch.full_like(y, 2.5 if spec == Poisson() else 0)
+        )
         np.testing.assert_allclose(spec.bind(dtype=F64).cdf(f, at).numpy(), expected, rtol=1e-9)
     categorical = Categorical().bind()
     k = torch.tensor([0, 1, 2, 3, 4, -1])
@@ -237,7 +259,9 @@ def test_cdfs_are_scipys() -> None:
 
 def test_the_poisson_entropy_is_scipys_on_both_sides_of_50() -> None:
     rates = torch.tensor([0.01, 1.0, 20.0, 49.9, 50.1, 400.0], dtype=F64)
-    np.testing.assert_allclose(Poisson().bind().entropy(rates.log()), scipy.stats.poisson.entropy(rates), atol=1e-7)
+    np.testing.assert_allclose(
+        Poisson().bind().entropy(rates.log()), scipy.stats.poisson.entropy(rates), atol=1e-7
+    )
 
 
 @given(st.floats(-1e4, 1e4))
@@ -251,7 +275,9 @@ def test_extreme_logits_stay_finite(logit: float) -> None:
     assert (Categorical().bind().entropy(f) >= 0).all()
 
 
-@pytest.mark.parametrize("spec", [Gaussian(0.3, learn=True), StudentT(4.0, 0.3, learn=True)], ids=str)
+@pytest.mark.parametrize(
+    "spec", [Gaussian(0.3, learn=True), StudentT(4.0, 0.3, learn=True)], ids=str
+)
 def test_a_learned_scale_receives_the_analytic_gradient(spec: Gaussian | StudentT) -> None:
     """∂ log N / ∂ log σ = z² − 1; ∂ log t / ∂ log s = (df + 1)·z²/(df + z²) − 1."""
     likelihood, f, y = spec.bind(dtype=F64), noise(6, 2), noise(6, 2, seed=1)
@@ -310,7 +336,12 @@ def test_invalid_specs_are_errors(make: Callable[[], Likelihood], message: str) 
         (Categorical(), (6,), torch.rand(6), r"likelihood=bayou.Gaussian\("),
         (Categorical(), (3, 3), torch.eye(3), r"one-hot vectors pass y.argmax\(-1\)"),
         (Categorical(), (3, 3), torch.eye(3, dtype=torch.long), "not one-hot"),
-        (Categorical(), (6, 3), torch.tensor([0, 1, 2, 3, 0, 0]), r"0 \.\. 2 for 3 classes, got 0 \.\. 3"),
+        (
+            Categorical(),
+            (6, 3),
+            torch.tensor([0, 1, 2, 3, 0, 0]),
+            r"0 \.\. 2 for 3 classes, got 0 \.\. 3",
+        ),
         (Categorical(), (2, 3), torch.tensor([-100, 0]), "got -100"),
         (Categorical(), (6, 3, 4, 5), torch.zeros(6, 4, 5, dtype=torch.long), r"class_axis=-3"),
         (Bernoulli(), (2,), torch.tensor([0.0, 0.5]), "must be 0 or 1"),
@@ -318,7 +349,9 @@ def test_invalid_specs_are_errors(make: Callable[[], Likelihood], message: str) 
         (Poisson(), (2,), torch.tensor([0, 1.5]), "counts"),
     ],
 )
-def test_invalid_targets_are_errors(spec: Likelihood, f_shape: tuple[int, ...], y: Tensor, message: str) -> None:
+def test_invalid_targets_are_errors(
+    spec: Likelihood, f_shape: tuple[int, ...], y: Tensor, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         spec.bind().validate(f_shape, y)
 
@@ -326,7 +359,9 @@ def test_invalid_targets_are_errors(spec: Likelihood, f_shape: tuple[int, ...], 
 def test_the_error_of_a_fit_to_numbers_names_a_likelihood() -> None:
     x = torch.linspace(0, 1, 8).unsqueeze(1)
     for y in (x.sin(), x.sin().squeeze(1)):
-        with pytest.raises(ValueError, match=r"default likelihood.*float32.*likelihood=bayou.Gaussian\(0.1"):
+        with pytest.raises(
+            ValueError, match=r"default likelihood.*float32.*likelihood=bayou.Gaussian\(0.1"
+        ):
             bayou.fit(torch.nn.Linear(1, 1), (x, y), method=bayou.MAP(steps=1), progress=False)
 
 
@@ -339,4 +374,6 @@ def test_log_prob_never_broadcasts_a_batch_against_itself() -> None:
 def test_booleans_and_empty_batches_are_valid() -> None:
     Bernoulli().bind().validate((2,), torch.tensor([True, False]))
     Categorical().bind().validate((0, 3), torch.zeros(0, dtype=torch.long))
-    assert Categorical().bind().log_prob(torch.zeros(4, 0, 3), torch.zeros(0, dtype=torch.long)).shape == (4, 0)
+    assert Categorical().bind().log_prob(
+        torch.zeros(4, 0, 3), torch.zeros(0, dtype=torch.long)
+    ).shape == (4, 0)

@@ -58,7 +58,9 @@ def test_accuracy_nll_and_brier_against_loops() -> None:
         squares.append(sum((row[c] - (c == label)) ** 2 for c in range(4)))
     assert metrics.accuracy(CLASSES, LABELS) == pytest.approx(np.mean(hits), abs=1e-12)
     assert metrics.nll(CLASSES, LABELS) == pytest.approx(np.mean(losses), rel=1e-12)
-    assert metrics.nll(CLASSES, LABELS) == pytest.approx(sklearn.metrics.log_loss(LABELS, p), rel=1e-9)
+    assert metrics.nll(CLASSES, LABELS) == pytest.approx(
+        sklearn.metrics.log_loss(LABELS, p), rel=1e-9
+    )
     assert metrics.brier(CLASSES, LABELS) == pytest.approx(np.mean(squares), rel=1e-12)
 
 
@@ -66,11 +68,16 @@ def test_bernoulli_is_two_classes() -> None:
     """The same prediction said with one logit and with two."""
     f = noise(5, 200)
     y = (noise(200, seed=3) > 0).double()
-    one, two = predictive(Bernoulli(), f), predictive(Categorical(), torch.stack((torch.zeros_like(f), f), -1))
+    one, two = (
+        predictive(Bernoulli(), f),
+        predictive(Categorical(), torch.stack((torch.zeros_like(f), f), -1)),
+    )
     for score in (metrics.accuracy, metrics.brier, metrics.ece, metrics.nll):
         assert score(one, y) == pytest.approx(score(two, y.long()), rel=1e-10)
     p = f.sigmoid().mean(0)
-    assert metrics.brier(one, y) == pytest.approx(2 * sklearn.metrics.brier_score_loss(y, p), rel=1e-10)
+    assert metrics.brier(one, y) == pytest.approx(
+        2 * sklearn.metrics.brier_score_loss(y, p), rel=1e-10
+    )
 
 
 def slow_ece(confidence: np.ndarray, hits: np.ndarray, edges: list[float]) -> float:
@@ -86,7 +93,9 @@ def slow_ece(confidence: np.ndarray, hits: np.ndarray, edges: list[float]) -> fl
 def test_ece_of_equal_width_against_a_loop(bins: int) -> None:
     confidence, hits = (t.numpy() for t in metrics.confidence_and_hits(CLASSES, LABELS))
     edges = [k / bins for k in range(bins + 1)]
-    assert metrics.ece(CLASSES, LABELS, bins) == pytest.approx(slow_ece(confidence, hits, edges), abs=1e-12)
+    assert metrics.ece(CLASSES, LABELS, bins) == pytest.approx(
+        slow_ece(confidence, hits, edges), abs=1e-12
+    )
 
 
 @pytest.mark.peers
@@ -100,7 +109,9 @@ def test_ece_agrees_with_torchmetrics_away_from_one() -> None:
 
 
 def test_a_confidence_of_one_is_in_the_last_bin() -> None:
-    """Confidences .95 (right) and 1 (wrong) share a bin: |½ − .975|; a separate bin for 1 would give .525."""
+    """Confidences .95 (right) and 1 (wrong) share a bin: |½ − .975|; a separate bin for 1 would
+    give .525.
+    """
     p = torch.tensor([[0.95, 0.05], [1.0, 0.0]], dtype=F64)
     sure = Predictive(Categorical().bind(), p.clamp_min(1e-300).log().unsqueeze(0))
     assert float(sure.mean.max()) == 1.0
@@ -153,7 +164,9 @@ def test_error_rejection_against_a_loop() -> None:
     expected = [wrong[order[:k]].mean() for k in range(1, 301)]
     np.testing.assert_allclose(curve.error, expected, atol=1e-12)
     assert curve.area == pytest.approx(np.mean(expected), abs=1e-12)
-    assert curve.best == pytest.approx(np.mean([np.sort(wrong)[:k].mean() for k in range(1, 301)]), abs=1e-12)
+    assert curve.best == pytest.approx(
+        np.mean([np.sort(wrong)[:k].mean() for k in range(1, 301)]), abs=1e-12
+    )
     assert curve.best <= curve.area
     assert curve.at(1.0) == pytest.approx(1 - metrics.accuracy(CLASSES, LABELS), abs=1e-12)
     assert curve.at(0.5) == pytest.approx(expected[149], abs=1e-12)
@@ -164,7 +177,9 @@ def test_error_rejection_averages_over_the_order_of_ties() -> None:
     """All equally uncertain: the expected error is the same however many are kept."""
     curve = metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(300))
     error = 1 - metrics.accuracy(CLASSES, LABELS)
-    torch.testing.assert_close(curve.error, torch.full((300,), error, dtype=F64), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        curve.error, torch.full((300,), error, dtype=F64), atol=1e-12, rtol=0
+    )
 
 
 def test_error_rejection_of_numbers_uses_squared_errors() -> None:
@@ -208,14 +223,19 @@ def crps_by_integral(p: Predictive, y: Tensor, reach: float = 60.0, points: int 
         (HeteroscedasticGaussian(), noise(6, 5, 2)),
     ],
 )
-def test_crps_of_gaussian_mixtures_against_the_integral(likelihood: Likelihood, outputs: Tensor) -> None:
+def test_crps_of_gaussian_mixtures_against_the_integral(
+    likelihood: Likelihood, outputs: Tensor
+) -> None:
     p, y = predictive(likelihood, outputs), 2 * noise(5, 1, seed=9)
     assert metrics.crps(p, y) == pytest.approx(crps_by_integral(p, y), rel=1e-6)
 
 
 def test_crps_of_one_gaussian_is_the_textbook_one() -> None:
     """CRPS(N(m, s²), y) = s·(z(2Φ(z) − 1) + 2φ(z) − 1/√π) (Gneiting & Raftery 2007)."""
-    p, y = predictive(Gaussian(2.0), torch.zeros(1, 1, 1, dtype=F64)), torch.tensor([[3.0]], dtype=F64)
+    p, y = (
+        predictive(Gaussian(2.0), torch.zeros(1, 1, 1, dtype=F64)),
+        torch.tensor([[3.0]], dtype=F64),
+    )
     z, normal = 1.5, scipy.stats.norm
     expected = 2 * (z * (2 * normal.cdf(z) - 1) + 2 * normal.pdf(z) - 1 / math.sqrt(math.pi))
     assert metrics.crps(p, y) == pytest.approx(expected, rel=1e-12)
@@ -230,7 +250,9 @@ def test_crps_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("likelihood", [StudentT(5.0, 0.7), Poisson()])
 def test_crps_from_draws_against_the_integral(likelihood: Likelihood) -> None:
-    """The mean of 5 estimates from 20,000 draws; the tolerance is 4 of its standard errors (sd of |Y − y| < 3)."""
+    """The mean of 5 estimates from 20,000 draws; the tolerance is 4 of its standard errors (sd of
+    |Y − y| < 3).
+    """
     p = predictive(likelihood, noise(6, 5, 1))
     y = torch.tensor([[0.0], [1.0], [4.0], [2.0], [1.0]], dtype=F64)
     draws = 20_000
@@ -240,7 +262,9 @@ def test_crps_from_draws_against_the_integral(likelihood: Likelihood) -> None:
 
 
 def test_coverage_and_width_of_the_truth() -> None:
-    """y drawn from the prediction: 90 % intervals hold 90 %, within 4 standard errors, and are 3.29·σ wide."""
+    """y drawn from the prediction: 90 % intervals hold 90 %, within 4 standard errors, and are
+    3.29·σ wide.
+    """
     n = 4000
     p, y = predictive(Gaussian(0.5), torch.zeros(1, n, 1, dtype=F64)), 0.5 * noise(n, 1, seed=5)
     assert metrics.coverage(p, y, 0.9) == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / n))
@@ -266,7 +290,9 @@ def test_summary_of_classes() -> None:
     scores = metrics.summary(CLASSES, LABELS, away)
     assert scores["accuracy"] == metrics.accuracy(CLASSES, LABELS)
     assert scores["auroc_entropy"] == metrics.auroc(CLASSES.entropy, away.entropy)
-    assert scores["auroc_mutual_information"] == metrics.auroc(CLASSES.mutual_information, away.mutual_information)
+    assert scores["auroc_mutual_information"] == metrics.auroc(
+        CLASSES.mutual_information, away.mutual_information
+    )
     assert scores["entropy_ood"] > scores["entropy"]
     assert all(isinstance(value, float) and math.isfinite(value) for value in scores.values())
 
@@ -275,13 +301,18 @@ def test_a_single_network_has_no_epistemic_uncertainty() -> None:
     """A point estimate, said once or thrice: AUROC ½ and not that of rounding errors."""
     for times in (1, 3):
         near, far = (noise(1, 50, 4, seed=s).float().expand(times, -1, -1) for s in (1, 2))
-        scores = metrics.summary(predictive(Categorical(), near), LABELS[:50], predictive(Categorical(), far))
+        scores = metrics.summary(
+            predictive(Categorical(), near), LABELS[:50], predictive(Categorical(), far)
+        )
         assert scores["mutual_information"] == 0.0
         assert scores["auroc_mutual_information"] == 0.5
 
 
 def test_summary_of_numbers() -> None:
-    near, far = predictive(Gaussian(0.3), 0.1 * noise(5, 40, 1)), predictive(Gaussian(0.3), 3 * noise(5, 30, 1))
+    near, far = (
+        predictive(Gaussian(0.3), 0.1 * noise(5, 40, 1)),
+        predictive(Gaussian(0.3), 3 * noise(5, 30, 1)),
+    )
     scores = metrics.summary(near, noise(40, 1, seed=3), far)
     assert list(scores)[:5] == ["rmse", "nll", "crps", "coverage", "width"]
     assert scores["auroc_epistemic_std"] > 0.99
@@ -295,7 +326,9 @@ def test_agreement_and_total_variation_of_classes_against_loops() -> None:
     other = predictive(Categorical(), 2 * noise(4, 300, 4, seed=5))
     p, q = (one.outputs.softmax(-1).mean(0).numpy() for one in (CLASSES, other))
     same = [int(np.argmax(a)) == int(np.argmax(b)) for a, b in zip(p, q, strict=True)]
-    distances = [0.5 * sum(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in zip(p, q, strict=True)]
+    distances = [
+        0.5 * sum(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in zip(p, q, strict=True)
+    ]
     assert metrics.agreement(CLASSES, other) == pytest.approx(np.mean(same), abs=1e-12)
     assert metrics.total_variation(CLASSES, other) == pytest.approx(np.mean(distances), abs=1e-12)
     assert metrics.total_variation(CLASSES, CLASSES) == 0
@@ -311,19 +344,29 @@ def test_total_variation_of_a_bernoulli_is_the_difference_of_its_probabilities()
 @pytest.mark.parametrize("shift", [0.01, 0.5, 3.0, 40.0])
 def test_total_variation_of_two_gaussians_is_the_textbook_one(shift: float) -> None:
     """2Φ(|m − m'|/2σ) − 1, in every row alike: p − q changes its sign once."""
-    a, b = (predictive(Gaussian(0.5), torch.full((1, 7, 1), mean, dtype=F64)) for mean in (0.0, shift))
-    assert metrics.total_variation(a, b) == pytest.approx(2 * scipy.stats.norm.cdf(shift) - 1, abs=1e-4)
+    a, b = (
+        predictive(Gaussian(0.5), torch.full((1, 7, 1), mean, dtype=F64)) for mean in (0.0, shift)
+    )
+    assert metrics.total_variation(a, b) == pytest.approx(
+        2 * scipy.stats.norm.cdf(shift) - 1, abs=1e-4
+    )
     assert metrics.total_variation(b, a) == pytest.approx(metrics.total_variation(a, b), abs=1e-12)
 
 
 def test_total_variation_of_mixtures_against_the_integral() -> None:
-    """1 − ∫ min(p, q): a mixture of narrow Gaussians beside one of wide ones, which a plain grid would miss."""
+    """1 − ∫ min(p, q): a mixture of narrow Gaussians beside one of wide ones, which a plain grid
+    would miss.
+    """
     means, log_scales, spots = 2 * noise(6, 3, 1), noise(6, 3, 1, seed=2), noise(4, 3, 1, seed=3)
     wide = predictive(HeteroscedasticGaussian(), torch.cat((means, 2 * log_scales), -1))
     narrow = predictive(Gaussian(0.01), spots)
     for row in range(3):
-        parts = [Predictive(one.likelihood, one.outputs[:, row : row + 1]) for one in (wide, narrow)]
-        y = np.unique([np.linspace(spot - 0.08, spot + 0.08, 3001) for spot in spots[:, row, 0].tolist()])
+        parts = [
+            Predictive(one.likelihood, one.outputs[:, row : row + 1]) for one in (wide, narrow)
+        ]
+        y = np.unique(
+            [np.linspace(spot - 0.08, spot + 0.08, 3001) for spot in spots[:, row, 0].tolist()]
+        )
         p = scipy.stats.norm.pdf(y, means[:, row].numpy(), log_scales[:, row].exp().numpy()).mean(0)
         q = scipy.stats.norm.pdf(y, spots[:, row].numpy(), 0.01).mean(0)
         exact = 1 - scipy.integrate.trapezoid(np.minimum(p, q), y)
@@ -331,10 +374,15 @@ def test_total_variation_of_mixtures_against_the_integral() -> None:
 
 
 def test_total_variation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = predictive(Gaussian(0.3), noise(5, 40, 2)), predictive(Gaussian(0.5), noise(3, 40, 2, seed=1))
+    a, b = (
+        predictive(Gaussian(0.3), noise(5, 40, 2)),
+        predictive(Gaussian(0.5), noise(3, 40, 2, seed=1)),
+    )
     whole = metrics.total_variation(a, b)
     monkeypatch.setattr("bayou.metrics.distance.ROWS", 7)
-    assert metrics.total_variation(a, b) == pytest.approx(whole, abs=1e-3)  # other draws say where to look
+    assert metrics.total_variation(a, b) == pytest.approx(
+        whole, abs=1e-3
+    )  # other draws say where to look
 
 
 def test_total_variation_of_counts_is_a_sum() -> None:
@@ -348,7 +396,10 @@ def test_total_variation_of_counts_is_a_sum() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: metrics.accuracy(predictive(Gaussian(), noise(2, 3, 1)), noise(3, 1)), "for classes"),
+        (
+            lambda: metrics.accuracy(predictive(Gaussian(), noise(2, 3, 1)), noise(3, 1)),
+            "for classes",
+        ),
         (lambda: metrics.rmse(CLASSES, LABELS), "for numbers, got classes"),
         (lambda: metrics.crps(CLASSES, LABELS), "use accuracy, nll or brier"),
         (lambda: metrics.brier(CLASSES, LABELS[:5]), r"y has shape \(5,\)"),
@@ -356,7 +407,10 @@ def test_total_variation_of_counts_is_a_sum() -> None:
         (lambda: metrics.nll(CLASSES, LABELS, scale=2.0), "only a continuous y has a scale"),
         (lambda: metrics.auroc(torch.zeros(0), torch.zeros(3)), "both sides, got 0 and 3"),
         (lambda: metrics.auroc(torch.tensor([math.nan]), torch.zeros(3)), "nan"),
-        (lambda: metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(3)), "one number per example"),
+        (
+            lambda: metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(3)),
+            "one number per example",
+        ),
         (lambda: metrics.error_rejection(CLASSES, LABELS, by="variance"), "got 'variance'"),  # type: ignore[arg-type]
         (lambda: metrics.error_rejection(CLASSES, LABELS).at(0.0), r"in \(0, 1\]"),
         (
@@ -367,8 +421,14 @@ def test_total_variation_of_counts_is_a_sum() -> None:
             lambda: metrics.total_variation(CLASSES, predictive(Categorical(), noise(1, 300, 3))),
             r"got \(300, 4\) and \(300, 3",
         ),
-        (lambda: metrics.total_variation(CLASSES, predictive(Gaussian(1.0), noise(1, 300, 1))), "one kind of likelih"),
-        (lambda: metrics.agreement(*[predictive(Gaussian(1.0), noise(1, 9, 1))] * 2), "use total_variation"),
+        (
+            lambda: metrics.total_variation(CLASSES, predictive(Gaussian(1.0), noise(1, 300, 1))),
+            "one kind of likelih",
+        ),
+        (
+            lambda: metrics.agreement(*[predictive(Gaussian(1.0), noise(1, 9, 1))] * 2),
+            "use total_variation",
+        ),
     ],
 )
 def test_errors_state_the_remedy(call: object, message: str) -> None:

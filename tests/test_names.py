@@ -15,9 +15,23 @@ from bayou.target import Target
 
 def test_the_top_level_has_fifty_names_and_namespaces_for_the_rest() -> None:
     spaces = {name for name in bayou.__all__ if isinstance(getattr(bayou, name), types.ModuleType)}
-    assert {"diagnostics", "flows", "guides", "likelihoods", "methods", "metrics", "operations", "priors"} <= spaces
+    assert {
+        "diagnostics",
+        "flows",
+        "guides",
+        "likelihoods",
+        "methods",
+        "metrics",
+        "operations",
+        "priors",
+    } <= spaces
     assert len(set(bayou.__all__) - spaces) <= 50
-    for name, space in (("Method", "methods"), ("Guide", "guides"), ("Prior", "priors"), ("Likelihood", "likelihoods")):
+    for name, space in (
+        ("Method", "methods"),
+        ("Guide", "guides"),
+        ("Prior", "priors"),
+        ("Likelihood", "likelihoods"),
+    ):
         assert hasattr(getattr(bayou, space), name)
     assert issubclass(bayou.posteriors.Empirical, bayou.Posterior)
 
@@ -31,7 +45,9 @@ def test_the_top_level_has_fifty_names_and_namespaces_for_the_rest() -> None:
         (bayou.likelihoods.StudentT(3.0), "StudentT", bayou.likelihoods.Likelihood),
     ],
 )
-def test_a_file_holds_the_public_name_which_is_unique_in_its_family(spec: object, name: str, family: type) -> None:
+def test_a_file_holds_the_public_name_which_is_unique_in_its_family(
+    spec: object, name: str, family: type
+) -> None:
     written = to_json(spec)
     assert written["spec"] == type(spec).__name__ == name
     assert from_json(written, family) == spec

@@ -37,7 +37,10 @@ def test_an_uncovered_name_is_an_error_unless_there_is_a_default() -> None:
 def draws(n: int) -> list[P.Params]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"b": (2, 3), "a": (), "c": (4,)}
-    return [{k: torch.randn(s, generator=generator, dtype=torch.float64) for k, s in shapes.items()} for _ in range(n)]
+    return [
+        {k: torch.randn(s, generator=generator, dtype=torch.float64) for k, s in shapes.items()}
+        for _ in range(n)
+    ]
 
 
 def test_a_stack_has_a_leading_sample_axis() -> None:

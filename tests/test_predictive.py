@@ -61,7 +61,9 @@ def test_shapes_dtypes_and_the_law_of_total_variance(name: str) -> None:
         assert p.means.shape == (20, *moment)
         torch.testing.assert_close(p.mean, p.means.mean(0))
         torch.testing.assert_close(p.epistemic_std, p.means.std(0, correction=0))
-        torch.testing.assert_close(p.std.square(), p.epistemic_std.square() + p.aleatoric_std.square())
+        torch.testing.assert_close(
+            p.std.square(), p.epistemic_std.square() + p.aleatoric_std.square()
+        )
         for value in (p.entropy, p.mutual_information):
             assert (tuple(value.shape), value.dtype) == ((7,), dtype)
             assert value.isfinite().all()
@@ -113,16 +115,22 @@ def test_information_is_positive_zero_without_disagreement_and_bounded(name: str
 
 
 def test_information_of_known_cases() -> None:
-    """S certain and different answers: log S nats of entropy, all of them epistemic. S coin flips: none is."""
+    """S certain and different answers: log S nats of entropy, all of them epistemic. S coin flips:
+    none is.
+    """
     certain = Predictive(Categorical().bind(), 1000 * torch.eye(4, dtype=F64)[:, None])
     assert certain.entropy.item() == pytest.approx(math.log(4))
     assert certain.mutual_information.item() == pytest.approx(math.log(4))
     coins = Predictive(Bernoulli().bind(), torch.zeros(4, 1, dtype=F64))
     assert coins.entropy.item() == pytest.approx(math.log(2))
     assert coins.mutual_information.item() == 0
-    apart = Predictive(Gaussian(0.1).bind(dtype=F64), torch.tensor([[-9.0], [0.0], [7.0]], dtype=F64))
+    apart = Predictive(
+        Gaussian(0.1).bind(dtype=F64), torch.tensor([[-9.0], [0.0], [7.0]], dtype=F64)
+    )
     assert apart.mutual_information.item() == pytest.approx(math.log(3), abs=1e-7)
-    assert apart.entropy.item() == pytest.approx(math.log(3) + 0.5 * math.log(2 * math.pi * math.e * 0.01), abs=1e-7)
+    assert apart.entropy.item() == pytest.approx(
+        math.log(3) + 0.5 * math.log(2 * math.pi * math.e * 0.01), abs=1e-7
+    )
 
 
 def test_a_class_that_is_ruled_out_makes_no_nan() -> None:
@@ -135,7 +143,9 @@ def test_a_class_that_is_ruled_out_makes_no_nan() -> None:
 
 def test_log_prob_survives_where_every_probability_underflows() -> None:
     p = Predictive(Gaussian(0.01).bind(), torch.tensor([[0.0], [1.0]]))
-    assert p.log_prob(torch.tensor([10.0])).item() == pytest.approx(-405000 - math.log(2) + 3.686, rel=1e-6)
+    assert p.log_prob(torch.tensor([10.0])).item() == pytest.approx(
+        -405000 - math.log(2) + 3.686, rel=1e-6
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -143,7 +153,9 @@ def test_log_prob_survives_where_every_probability_underflows() -> None:
     st.lists(st.tuples(st.floats(-50, 50), st.floats(-4, 3)), min_size=1, max_size=6),
     st.one_of(st.floats(0.001, 0.999), st.sampled_from([1e-9, 0.5, 1 - 1e-9])),
 )
-def test_quantiles_of_a_gaussian_mixture_invert_its_cdf(components: list[tuple[float, float]], q: float) -> None:
+def test_quantiles_of_a_gaussian_mixture_invert_its_cdf(
+    components: list[tuple[float, float]], q: float
+) -> None:
     f = torch.tensor(components, dtype=F64)[:, None]
     p = Predictive(HeteroscedasticGaussian().bind(), f)
     y = p.quantile(q).item()
@@ -162,7 +174,9 @@ def test_quantiles_are_scipys_roots(q: float) -> None:
         quantile = Predictive(spec.bind(dtype=F64), f).quantile(q)
         for b in range(4):
             law = family(*shape, f[:, b].numpy(), 0.5)
-            root = scipy.optimize.brentq(lambda y, law=law: law.cdf(y).mean() - q, -500, 500, xtol=1e-13)
+            root = scipy.optimize.brentq(
+                lambda y, law=law: law.cdf(y).mean() - q, -500, 500, xtol=1e-13
+            )
             assert quantile[b].item() == pytest.approx(root, rel=1e-8)
         single = Predictive(spec.bind(dtype=torch.float32), f.float()).quantile(q)
         torch.testing.assert_close(single.double(), quantile, rtol=1e-4, atol=1e-4)
@@ -172,7 +186,11 @@ def test_discrete_quantiles_are_the_smallest_that_reach_the_level() -> None:
     levels = [0.01, 0.3, 0.5, 0.77, 0.999]
     for name, counts in (("poisson", 400), ("categorical", 5), ("bernoulli", 2)):
         p = made(name)
-        grid = torch.arange(counts, dtype=F64).reshape(-1, *[1] * len(CASES[name][2])).expand(-1, *CASES[name][2])
+        grid = (
+            torch.arange(counts, dtype=F64)
+            .reshape(-1, *[1] * len(CASES[name][2]))
+            .expand(-1, *CASES[name][2])
+        )
         cdf = torch.stack([p.cdf(y) for y in grid])
         for q in levels:
             torch.testing.assert_close(p.quantile(q).to(F64), (cdf < q).sum(0).to(F64))
@@ -183,7 +201,9 @@ def test_discrete_quantiles_are_the_smallest_that_reach_the_level() -> None:
 @pytest.mark.parametrize(
     ("spread", "wobble", "samples"), [(0.3, 0.0, 1), (1.0, 0.3, 5), (30.0, 1.0, 5), (3.0, 0.5, 300)]
 )
-def test_the_entropy_of_a_mixture_is_the_integral(spread: float, wobble: float, samples: int) -> None:
+def test_the_entropy_of_a_mixture_is_the_integral(
+    spread: float, wobble: float, samples: int
+) -> None:
     f = torch.cat([spread * noise(samples, 2, 1), wobble * noise(samples, 2, 1, seed=1)], -1)
     entropy = Predictive(HeteroscedasticGaussian().bind(), f).entropy
     for b in range(2):
@@ -191,12 +211,16 @@ def test_the_entropy_of_a_mixture_is_the_integral(spread: float, wobble: float, 
         grid = np.linspace((means - 10 * stds).min(), (means + 10 * stds).max(), 20_001)
         density = np.zeros_like(grid)
         for mean, std in zip(means, stds, strict=True):
-            density += np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi) * samples)
+            density += np.exp(-0.5 * ((grid - mean) / std) ** 2) / (
+                std * math.sqrt(2 * math.pi) * samples
+            )
         expected = scipy.integrate.trapezoid(scipy.special.entr(density), grid)
         assert entropy[b].item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("rates", [[0.5], [3.0, 40.0], [900.0], [1100.0], [1.0, 800.0, 1300.0], [5000.0, 6000.0]])
+@pytest.mark.parametrize(
+    "rates", [[0.5], [3.0, 40.0], [900.0], [1100.0], [1.0, 800.0, 1300.0], [5000.0, 6000.0]]
+)
 def test_the_entropy_of_a_poisson_mixture_is_the_sum(rates: list[float]) -> None:
     counts = np.arange(10_000)
     pmf = np.mean([scipy.stats.poisson.pmf(counts, rate) for rate in rates], axis=0)
@@ -210,7 +234,14 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     y = p.sample(1, seed=0)[0]
 
     def values() -> list[Tensor]:
-        return [p.mean, p.std, p.entropy, p.mutual_information, p.log_prob(y), *p.quantile([0.05, 0.95])]
+        return [
+            p.mean,
+            p.std,
+            p.entropy,
+            p.mutual_information,
+            p.log_prob(y),
+            *p.quantile([0.05, 0.95]),
+        ]
 
     whole = values()
     monkeypatch.setattr(mixtures, "CHUNK", 50)
@@ -219,8 +250,12 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_classes_have_a_set_and_no_interval() -> None:
-    """.5, .3, .2 and .3, .6, .1 (after averaging): the fewest classes that reach the level, and yes or no too."""
-    p = torch.tensor([[[0.6, 0.2, 0.2], [0.2, 0.7, 0.1]], [[0.4, 0.4, 0.2], [0.4, 0.5, 0.1]]], dtype=F64)
+    """.5, .3, .2 and .3, .6, .1 (after averaging): the fewest classes that reach the level, and yes
+    or no too.
+    """
+    p = torch.tensor(
+        [[[0.6, 0.2, 0.2], [0.2, 0.7, 0.1]], [[0.4, 0.4, 0.2], [0.4, 0.5, 0.1]]], dtype=F64
+    )
     classes = Predictive(Categorical().bind(), p.log())
     torch.testing.assert_close(classes.probabilities, p.mean(0))
     assert classes.prediction_set(0.55).tolist() == [[True, True, False], [False, True, False]]
@@ -287,4 +322,6 @@ def test_the_entropy_has_an_aleatoric_and_an_epistemic_part() -> None:
     p = Predictive(Gaussian(0.3).bind(dtype=f.dtype), f)
     assert torch.allclose(p.aleatoric_entropy + p.mutual_information, p.entropy, rtol=0, atol=1e-12)
     exact = 0.5 * math.log(2 * math.pi * math.e * 0.3**2)
-    assert torch.allclose(p.aleatoric_entropy, torch.full((7,), exact, dtype=f.dtype), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        p.aleatoric_entropy, torch.full((7,), exact, dtype=f.dtype), rtol=0, atol=1e-12
+    )

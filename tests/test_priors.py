@@ -89,7 +89,9 @@ def test_the_scale_mixture_is_finite_far_out() -> None:
     w = torch.tensor([0.0, 100.0], requires_grad=True)
     value = prior.log_prob(w)
     value.sum().backward()
-    assert value[1].item() == pytest.approx(math.log(0.5) - 5000 - 0.5 * math.log(2 * math.pi), rel=1e-6)
+    assert value[1].item() == pytest.approx(
+        math.log(0.5) - 5000 - 0.5 * math.log(2 * math.pi), rel=1e-6
+    )
     assert w.grad is not None
     assert w.grad[1].item() == pytest.approx(-100.0, rel=1e-6)
 
@@ -97,14 +99,19 @@ def test_the_scale_mixture_is_finite_far_out() -> None:
 @pytest.mark.parametrize("spec", CLOSED, ids=str)
 def test_kl_is_the_expectation_of_log_q_minus_log_p(spec: Prior) -> None:
     n, prior = 200_000, bind(spec, (4,))
-    mean, std = torch.tensor([0.5, -1.0, 0.05, 2.0], dtype=F64), torch.tensor([0.3, 1.0, 0.4, 0.1], dtype=F64)
+    mean, std = (
+        torch.tensor([0.5, -1.0, 0.05, 2.0], dtype=F64),
+        torch.tensor([0.3, 1.0, 0.4, 0.1], dtype=F64),
+    )
     for i in range(4):
         single = bind(spec, ())
         w = mean[i] + std[i] * noise(n, seed=i)
         terms = torch.distributions.Normal(mean[i], std[i]).log_prob(w) - single.log_prob(w)
         kl = single.kl(mean[i], std[i])
         assert kl is not None
-        slack = 0.0094 if isinstance(spec, LogUniform) else 0.0  # an approximation, METHODS number 6
+        slack = (
+            0.0094 if isinstance(spec, LogUniform) else 0.0
+        )  # an approximation, METHODS number 6
         assert abs(terms.mean() - kl) < 4 * terms.std() / math.sqrt(n) + slack
     total = prior.kl(mean, std)
     parts = [bind(spec, ()).kl(m, s) for m, s in zip(mean, std, strict=True)]
@@ -130,8 +137,14 @@ def test_kl_broadcasts_sample_axes(spec: Prior) -> None:
 
 
 @given(st.floats(-5, 5), st.floats(0.01, 5), st.floats(-3, 3), st.floats(0.01, 5))
-def test_the_normal_kl_is_torchs_and_never_negative(m: float, s: float, mean: float, scale: float) -> None:
-    kl = Normal(scale, mean=mean).bind((), dtype=F64).kl(torch.tensor(m, dtype=F64), torch.tensor(s, dtype=F64))
+def test_the_normal_kl_is_torchs_and_never_negative(
+    m: float, s: float, mean: float, scale: float
+) -> None:
+    kl = (
+        Normal(scale, mean=mean)
+        .bind((), dtype=F64)
+        .kl(torch.tensor(m, dtype=F64), torch.tensor(s, dtype=F64))
+    )
     normal = torch.distributions.Normal
     expected = torch.distributions.kl_divergence(
         normal(torch.tensor(m, dtype=F64), s), normal(torch.tensor(mean, dtype=F64), scale)
@@ -148,7 +161,8 @@ def test_priors_without_a_closed_form_return_none() -> None:
 def exact_negative_kl(log_alpha: float) -> float:
     """−KL = ½·log α − E log|1 + √α·ε| − (γ + log 2)/2, by quadrature.
 
-    With t = |ε + 1/√α| = e^u the singular logarithm becomes a smooth integrand, and the trapezoidal rule is exact.
+    With t = |ε + 1/√α| = e^u the singular logarithm becomes a smooth integrand, and the trapezoidal
+    rule is exact.
     """
     pole = math.exp(-log_alpha / 2)
     u = torch.linspace(-40, math.log(pole + 12), 8_001, dtype=F64)
@@ -199,7 +213,9 @@ def test_draws_follow_the_density_and_depend_on_their_index_alone(spec: Prior) -
 
 def test_draws_keep_dtype() -> None:
     for spec in PROPER:
-        assert spec.bind((2,), fan_in=3, dtype=torch.float32).sample(2, seed=0).dtype == torch.float32
+        assert (
+            spec.bind((2,), fan_in=3, dtype=torch.float32).sample(2, seed=0).dtype == torch.float32
+        )
 
 
 @pytest.mark.parametrize("spec", LEARNED, ids=str)
@@ -211,7 +227,9 @@ def test_learned_hyperparameters_are_parameters_with_the_right_gradient(spec: Pr
 
     def value(*hyper: Tensor) -> Tensor:
         named = dict(zip(dict(prior.named_parameters()), hyper, strict=True))
-        return torch.func.functional_call(_Call(prior), {f"prior.{k}": v for k, v in named.items()}, (w,))
+        return torch.func.functional_call(
+            _Call(prior), {f"prior.{k}": v for k, v in named.items()}, (w,)
+        )
 
     assert torch.autograd.gradcheck(value, tuple(prior.parameters()))
     frozen = bind(dataclasses.replace(spec, learn=False))  # type: ignore[type-var]
@@ -230,7 +248,9 @@ class _Call(nn.Module):
 
 
 def test_the_gradient_of_a_learned_normal_scale_is_analytic() -> None:
-    """∂ log p / ∂ log s = Σ w²/s² − 1; ∂ KL / ∂ log s = Σ 1 − (std² + mean²)/s²: zero at the optimal s."""
+    """∂ log p / ∂ log s = Σ w²/s² − 1; ∂ KL / ∂ log s = Σ 1 − (std² + mean²)/s²: zero at the
+    optimal s.
+    """
     prior = Normal(0.7, learn=True).bind((3, 2), dtype=F64)
     w, std = noise(3, 2), noise(3, 2, seed=1).exp()
     (grad,) = torch.autograd.grad(prior.log_prob(w), [prior.log_scale])
@@ -248,11 +268,15 @@ def test_log_prob_and_kl_go_through_vmap_and_compile(spec: Prior) -> None:
     prior, w, std = bind(spec), noise(5, 3, 2), noise(5, 3, 2, seed=1).exp()
     expected = prior.log_prob(w)
     torch.testing.assert_close(torch.vmap(prior.log_prob)(w), expected)
-    torch.testing.assert_close(torch.compile(prior.log_prob, fullgraph=True, backend="eager")(w), expected)
+    torch.testing.assert_close(
+        torch.compile(prior.log_prob, fullgraph=True, backend="eager")(w), expected
+    )
     kl = prior.kl(w, std)
     if kl is not None:
         torch.testing.assert_close(torch.vmap(prior.kl)(w, std), kl)
-        torch.testing.assert_close(torch.compile(prior.kl, fullgraph=True, backend="eager")(w, std), kl)
+        torch.testing.assert_close(
+            torch.compile(prior.kl, fullgraph=True, backend="eager")(w, std), kl
+        )
 
 
 def test_fan_in_scales_the_prior() -> None:
@@ -315,7 +339,9 @@ def test_any_function_becomes_a_prior() -> None:
     prior = bind(DensityPrior(lambda w: -0.5 * w.square().sum((-2, -1))))
     w = noise(5, 3, 2)
     torch.testing.assert_close(prior.log_prob(w), -0.5 * w.square().sum((-2, -1)))
-    torch.testing.assert_close(torch.compile(prior.log_prob, fullgraph=True, backend="eager")(w), prior.log_prob(w))
+    torch.testing.assert_close(
+        torch.compile(prior.log_prob, fullgraph=True, backend="eager")(w), prior.log_prob(w)
+    )
     assert prior.kl(w, w.exp()) is None
     with pytest.raises(ValueError, match="no sample"):
         prior.sample(3)
@@ -323,7 +349,9 @@ def test_any_function_becomes_a_prior() -> None:
         bind(DensityPrior(lambda w: -w.square())).log_prob(w)
 
 
-def by_unit(learn: str, shape: tuple[int, ...] = (4, 3), axes: tuple[int, int] = (1, 0)) -> BoundUnitNormal:
+def by_unit(
+    learn: str, shape: tuple[int, ...] = (4, 3), axes: tuple[int, int] = (1, 0)
+) -> BoundUnitNormal:
     """With factors that are not 1."""
     prior = Normal(0.7, mean=0.3, learn=learn).bind(shape, dtype=F64, axes=axes)  # type: ignore[arg-type]
     assert isinstance(prior, BoundUnitNormal)
@@ -334,7 +362,9 @@ def by_unit(learn: str, shape: tuple[int, ...] = (4, 3), axes: tuple[int, int] =
 
 
 def test_a_prior_by_unit_is_its_formula() -> None:
-    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²) with factors of geometric mean 1, whatever constant is added to a log."""
+    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²) with factors of geometric mean 1, whatever constant is
+    added to a log.
+    """
     prior = by_unit("units")
     a, b = (prior.log_factor(unit).exp() for unit in ("in", "out"))
     assert (a.shape, b.shape) == ((3,), (4,))
@@ -356,13 +386,19 @@ def test_a_prior_by_unit_is_its_formula() -> None:
 
 @pytest.mark.parametrize("learn", ["in", "out", "units"])
 def test_the_best_factors_are_in_closed_form(learn: str) -> None:
-    """a_i² = mean_j (m² + σ²)/(s·b_j)² and likewise b: where they hold, the gradient of the KL is zero."""
+    """a_i² = mean_j (m² + σ²)/(s·b_j)² and likewise b: where they hold, the gradient of the KL is
+    zero.
+    """
     prior = by_unit(learn)
     mean, std = noise(4, 3), noise(4, 3, seed=1).exp()
     second = (mean - 0.3).square() + std.square()
     a, b = torch.ones(3, dtype=F64), torch.ones(4, 1, dtype=F64)
     for _ in range(100):
-        a = (second / b.square()).mean(0).sqrt() if learn != "out" else (second / b.square()).mean().sqrt().expand(3)
+        a = (
+            (second / b.square()).mean(0).sqrt()
+            if learn != "out"
+            else (second / b.square()).mean().sqrt().expand(3)
+        )
         b = (second / a.square()).mean(1, keepdim=True).sqrt() if learn != "in" else b
     with torch.no_grad():
         prior.log_base.copy_(a.log().mean() + b.log().mean())
@@ -375,7 +411,9 @@ def test_the_best_factors_are_in_closed_form(learn: str) -> None:
 
 
 def test_which_tensors_have_factors() -> None:
-    """Axes with several units, of tensors with two axes or more; the axes of a layer are those of its inputs."""
+    """Axes with several units, of tensors with two axes or more; the axes of a layer are those of
+    its inputs.
+    """
     assert by_unit("units", (4, 3, 5, 5)).axes == {"in": 1, "out": 0}
     assert by_unit("units", (4, 3, 5), axes=(0, 1)).axes == {"in": 0, "out": 1}
     assert by_unit("units", (1, 3)).axes == {"in": 1}
@@ -383,7 +421,9 @@ def test_which_tensors_have_factors() -> None:
         plain = Normal(learn="in").bind(shape)
         assert type(plain) is BoundNormal
         assert plain.log_scale.requires_grad
-    with pytest.raises(ValueError, match=r'learn must be True, False, "in", "out" or "units", got \'inputs\''):
+    with pytest.raises(
+        ValueError, match=r'learn must be True, False, "in", "out" or "units", got \'inputs\''
+    ):
         Normal(learn="inputs")  # type: ignore[arg-type]
 
 
@@ -391,7 +431,9 @@ def test_known_factors_of_units() -> None:
     prior = UnitNormal(0.5, inputs=(1.0, 2.0, 4.0)).bind((4, 3), dtype=F64)
     torch.testing.assert_close(prior.log_scale.exp(), torch.tensor([[0.25, 0.5, 1.0]], dtype=F64))
     assert not list(prior.parameters())
-    with pytest.raises(ValueError, match=r"3 factors of input units, and a tensor of shape \(4, 2\) has 2"):
+    with pytest.raises(
+        ValueError, match=r"3 factors of input units, and a tensor of shape \(4, 2\) has 2"
+    ):
         UnitNormal(inputs=(1.0, 2.0, 4.0)).bind((4, 2))
     with pytest.raises(ValueError, match="inputs must be positive factors"):
         UnitNormal(inputs=(1.0, 0.0))

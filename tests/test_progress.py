@@ -83,7 +83,9 @@ def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
     heard: list[tuple[str, float | None]] = []
 
     def run(title: str) -> None:
-        with Progress(title, 4, lambda title, step, total, numbers: heard.append((title, numbers.get("done")))) as line:
+        with Progress(
+            title, 4, lambda title, step, total, numbers: heard.append((title, numbers.get("done")))
+        ) as line:
             line.update(4)
             line.total = 8  # a run that is not flat yet plans more steps
             line.update(8)
@@ -109,7 +111,9 @@ def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
 
 
 def test_no_line_is_at_100_percent_while_others_follow() -> None:
-    """Ten lines, and then five stages inside the last stage, as in a fit that searches before it trains."""
+    """Ten lines, and then five stages inside the last stage, as in a fit that searches before it
+    trains.
+    """
     heard: list[tuple[float, str]] = []
 
     def hear(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
@@ -136,7 +140,9 @@ def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part() -> None:
     heard: list[float] = []
 
     def run() -> None:
-        with Progress("fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])) as line:
+        with Progress(
+            "fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])
+        ) as line:
             line.update(4)
 
     with progress.stage(1, 2):
@@ -156,7 +162,9 @@ def test_lines_before_the_stages_of_a_stage_leave_each_of_them_an_equal_part() -
     heard: list[float] = []
 
     def run() -> None:
-        with Progress("fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])) as line:
+        with Progress(
+            "fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])
+        ) as line:
             line.update(4)
 
     with progress.stage(1, 1):
@@ -170,21 +178,31 @@ def test_lines_before_the_stages_of_a_stage_leave_each_of_them_an_equal_part() -
     assert heard[2] == pytest.approx(progress.SHARE + rest / 2 + progress.SHARE * rest / 2)
 
 
-def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, heard = [0.0], list[dict[str, float]]()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Progress("fitting", 1000, lambda title, step, total, numbers: heard.append(numbers)) as line:
+    with Progress(
+        "fitting", 1000, lambda title, step, total, numbers: heard.append(numbers)
+    ) as line:
         for step in range(900, 1000):
             now[0] += 2.0
             line.update(step + 1)
     assert [numbers["seconds_left"] for numbers in heard] == [2.0 * k for k in range(99, -1, -1)]
 
 
-def test_the_time_that_is_left_counts_no_preparation_and_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute before the first steps, which come in pairs, as in a search: not "about 3 h" at 2 of 360."""
+def test_the_time_that_is_left_counts_no_preparation_and_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A minute before the first steps, which come in pairs, as in a search: not "about 3 h" at 2 of
+    360.
+    """
     now, heard = [0.0], list[dict[str, float]]()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Progress("searching", 20, lambda title, step, total, numbers: heard.append(numbers)) as line:
+    with Progress(
+        "searching", 20, lambda title, step, total, numbers: heard.append(numbers)
+    ) as line:
         now[0] += 60.0
         line.start_clock(360)
         for step in range(2, 361, 2):
@@ -193,7 +211,12 @@ def test_the_time_that_is_left_counts_no_preparation_and_every_step(monkeypatch:
     assert [numbers["seconds_left"] for numbers in heard] == [0.5 * k for k in range(358, -1, -2)]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(6.4, "6 s"), (98, "98 s"), (200, "3 min"), (7200, "2 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(6.4, "6 s"), (98, "98 s"), (200, "3 min"), (7200, "2 h")]
+)
 def test_a_line_in_words(seconds: float, text: str) -> None:
     numbers = {"loss": 1.5, "kl": 3.0, "seconds_left": seconds, "done": 0.384}
-    assert progress.describe(300, 2000, numbers, 1) == f"300/2,000  loss 1.5  about {text}  38 % of the whole"
+    assert (
+        progress.describe(300, 2000, numbers, 1)
+        == f"300/2,000  loss 1.5  about {text}  38 % of the whole"
+    )

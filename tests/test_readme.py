@@ -28,11 +28,15 @@ DATA, _, REST = CODE.partition("\nposterior")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The names of the example after it ran as it is written, and the network's weights before the fit."""
+    """The names of the example after it ran as it is written, and the network's weights before the
+    fit.
+    """
     namespace: dict[str, Any] = {"__builtins__": __builtins__}
     torch.manual_seed(0)
     exec(DATA, namespace)
-    namespace["before"] = {name: value.clone() for name, value in namespace["net"].state_dict().items()}
+    namespace["before"] = {
+        name: value.clone() for name, value in namespace["net"].state_dict().items()
+    }
     file = tmp_path_factory.mktemp("readme") / "sine.bayou"
     exec("posterior" + REST.replace('"sine.bayou"', repr(str(file))), namespace)
     return namespace | {"file": file}
@@ -55,7 +59,9 @@ def test_the_interval_is_wide_where_there_were_no_data(example: dict[str, Any]) 
 
 def test_the_interval_covers_what_it_promises(example: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(1)
-    x = torch.rand(1000, 1, generator=generator) + torch.where(torch.rand(1000, 1, generator=generator) < 0.5, -2, 0.5)
+    x = torch.rand(1000, 1, generator=generator) + torch.where(
+        torch.rand(1000, 1, generator=generator) < 0.5, -2, 0.5
+    )
     y = torch.sin(2 * x) + 0.05 * torch.randn(1000, 1, generator=generator)
     found = bayou.diagnostics.check(example["posterior"], (example["x"], example["y"]), (x, y))
     assert found["coverage"].status == "ok", found["coverage"]
@@ -64,20 +70,28 @@ def test_the_interval_covers_what_it_promises(example: dict[str, Any]) -> None:
 
 def test_the_checks_of_the_example_find_nothing_wrong(example: dict[str, Any]) -> None:
     found = bayou.diagnostics.check(example["posterior"], (example["x"], example["y"]))
-    assert {one.name for one in found} >= {"mode", "constant", "linear"}  # what the comment beside it says
+    assert {one.name for one in found} >= {
+        "mode",
+        "constant",
+        "linear",
+    }  # what the comment beside it says
     assert found.status == "ok", str(found)
 
 
 def test_the_network_stays_the_plain_module_it_was(example: dict[str, Any]) -> None:
     net = example["net"]
     assert type(net) is torch.nn.Sequential
-    assert all(torch.equal(value, example["before"][name]) for name, value in net.state_dict().items())
+    assert all(
+        torch.equal(value, example["before"][name]) for name, value in net.state_dict().items()
+    )
 
 
 def test_the_file_gives_the_same_predictions(example: dict[str, Any]) -> None:
     again = bayou.load(example["file"], example["net"])
     x = torch.linspace(-4, 4, 100)[:, None]
-    first, second = (posterior.predict(x, 10, seed=0).mean for posterior in (example["posterior"], again))
+    first, second = (
+        posterior.predict(x, 10, seed=0).mean for posterior in (example["posterior"], again)
+    )
     assert torch.equal(first, second)
 
 
@@ -87,20 +101,29 @@ def test_ten_lines_of_code_in_a_hundred_and_twenty() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", re.findall(r'`"(\w+)"`', TEXT.partition("To compare methods")[2].partition("\n\n")[0]))
+@pytest.mark.parametrize(
+    "name", re.findall(r'`"(\w+)"`', TEXT.partition("To compare methods")[2].partition("\n\n")[0])
+)
 def test_the_methods_that_the_text_compares(name: str) -> None:
     """On the example: no error, no failed check and no warning."""
     namespace: dict[str, Any] = {}
     torch.manual_seed(0)
     exec(DATA, namespace)
     data = (namespace["x"], namespace["y"])
-    found = bayou.diagnostics.check(bayou.fit(namespace["net"], data, name, seed=0, progress=False), data)
+    found = bayou.diagnostics.check(
+        bayou.fit(namespace["net"], data, name, seed=0, progress=False), data
+    )
     assert found.status != "failed", str(found)
 
 
 def test_every_name_in_the_tables_is_there() -> None:
     part = TEXT.partition("## Methods")[2].partition("## Flows")[0]
-    names = [n for line in part.splitlines() if line.startswith("|") for n in re.findall(r"`([A-Za-z_.]+)`", line)]
+    names = [
+        n
+        for line in part.splitlines()
+        if line.startswith("|")
+        for n in re.findall(r"`([A-Za-z_.]+)`", line)
+    ]
     names = [name for name in names if name not in ("vmap", "draw.kl")]  # of torch, of a draw
     assert len(names) > 30
     spaces = (bayou, bayou.guides, bayou.priors, bayou.likelihoods)
@@ -114,11 +137,19 @@ def test_every_name_in_the_tables_is_there() -> None:
 
 
 def test_the_directions_of_the_flows() -> None:
-    """The columns sampling and scoring of the table, for every flow of the catalogue that it names."""
-    words = {Cost.analytic: "direct", Cost.iterative: "root finding", Cost.autoregressive: "one step per dimension"}
+    """The columns sampling and scoring of the table, for every flow of the catalogue that it
+    names.
+    """
+    words = {
+        Cost.analytic: "direct",
+        Cost.iterative: "root finding",
+        Cost.autoregressive: "one step per dimension",
+    }
     said = {}
     for row in re.findall(
-        r"^\| [^|]*\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", TEXT.partition("## Flows")[2], re.MULTILINE
+        r"^\| [^|]*\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$",
+        TEXT.partition("## Flows")[2],
+        re.MULTILINE,
     ):
         said[row[0]] = row[1:]
     names = {
@@ -131,7 +162,9 @@ def test_the_directions_of_the_flows() -> None:
         flow = registry("vector")[name].build(4)
         assert words[flow.forward_kind] in sampling, name
         assert words[flow.inverse_kind] in scoring, name
-    flow = eval("flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))", {"flows": bayou.flows})
+    flow = eval(
+        "flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))", {"flows": bayou.flows}
+    )
     assert "flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))" in TEXT
     assert flow.sample(3).shape == (3, 2)
 
@@ -145,20 +178,28 @@ def test_the_commands_are_understood(line: str) -> None:
 
 @pytest.mark.slow
 def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path: Path) -> None:
-    """As `make demo` runs it: MLE is flagged as overconfident, the others are better, and MNF is the best of them."""
-    (line,) = re.findall(r"\$\(BIN\)/(bayou compare .*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    """As `make demo` runs it: MLE is flagged as overconfident, the others are better, and MNF is
+    the best of them.
+    """
+    (line,) = re.findall(
+        r"\$\(BIN\)/(bayou compare .*)", (ROOT / "Makefile").read_text(encoding="utf-8")
+    )
     words = line.replace("demo-output", str(tmp_path / "demo")).split()[1:]
     done = CliRunner().invoke(app, [*words, "--quiet"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     results = {result["method"]: result for result in Run.open(tmp_path / "demo").results()}
     plain = results.pop("mle")
-    assert any(c["status"] != "ok" and c["text"].startswith("overconfident") for c in plain["checks"])
+    assert any(
+        c["status"] != "ok" and c["text"].startswith("overconfident") for c in plain["checks"]
+    )
     assert len(results) == 4
     for name, result in results.items():
         assert all(check["status"] != "failed" for check in result["checks"]), name
         assert result["metrics"]["nll"] < plain["metrics"]["nll"]
         assert result["metrics"]["ece"] < plain["metrics"]["ece"]
-        if name != "mnf":  # as docs/quickstart.md says: over the last layer alone letters are not told apart as well
+        if (
+            name != "mnf"
+        ):  # as docs/quickstart.md says: over the last layer alone letters are not told apart as well
             assert result["metrics"]["auroc_entropy"] > plain["metrics"]["auroc_entropy"]
     assert min(results, key=lambda name: results[name]["metrics"]["nll"]) == "mnf"
 

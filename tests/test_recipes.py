@@ -1,4 +1,6 @@
-"""The recipes of CONTRIBUTING.md for a guide, a likelihood, a prior and a metric, compared with scipy."""
+"""The recipes of CONTRIBUTING.md for a guide, a likelihood, a prior and a metric, compared with
+scipy.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def recipes() -> SimpleNamespace:
     """The names that the code of the sections defines."""
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     namespace: dict[str, Any] = {}
-    for section in re.findall(r"## Add a (?:guide|likelihood|prior|metric).*?(?=\n## )", text, re.DOTALL):
+    for section in re.findall(
+        r"## Add a (?:guide|likelihood|prior|metric).*?(?=\n## )", text, re.DOTALL
+    ):
         for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
             exec(compile(block, "CONTRIBUTING.md", "exec"), namespace)
     return SimpleNamespace(**namespace)
@@ -39,7 +43,9 @@ def recipes() -> SimpleNamespace:
 
 recipe = recipes()
 SCALE = 0.4
-OUTPUTS = 2 * torch.randn(6, 5, 1, generator=torch.Generator().manual_seed(0), dtype=F64)  # (S, B, 1)
+OUTPUTS = 2 * torch.randn(
+    6, 5, 1, generator=torch.Generator().manual_seed(0), dtype=F64
+)  # (S, B, 1)
 
 
 def predicted(spec: Likelihood | None = None, outputs: Tensor = OUTPUTS) -> Predictive:
@@ -55,25 +61,42 @@ def integral(function: Any) -> float:
 
 
 def test_a_new_guide_draws_from_its_density() -> None:
-    """Means within five standard errors; E[kl] = log q − E[log p] with E[w²] = center² + width²/3 under N(0, 1)."""
+    """Means within five standard errors; E[kl] = log q − E[log p] with E[w²] = center² + width²/3
+    under N(0, 1).
+    """
     torch.manual_seed(0)
     bayesian = bayou.bayesianize(nn.Linear(3, 2, bias=False).double(), recipe.Uniform(0.2))
     (guide,), n = bayesian.guides, 4000
-    w, center, std = bayesian.sample(n, seed=0)["weight"], guide.mean()["weight"], guide.std()["weight"]
+    w, center, std = (
+        bayesian.sample(n, seed=0)["weight"],
+        guide.mean()["weight"],
+        guide.std()["weight"],
+    )
     assert ((w.mean(0) - center).abs() < 5 * std / math.sqrt(n)).all()
     assert ((w - center).abs() <= 0.2).all()
     kl, center = guide.draw(n, seed=0).kl.detach(), center.detach()
-    expected = -math.log(0.4) * 6 + 0.5 * (center.square() + 0.2**2 / 3 + math.log(2 * math.pi)).sum()
+    expected = (
+        -math.log(0.4) * 6 + 0.5 * (center.square() + 0.2**2 / 3 + math.log(2 * math.pi)).sum()
+    )
     assert abs(float(kl.mean() - expected)) < 5 * float(kl.std()) / math.sqrt(n)
 
 
 def test_sampled_moments_of_a_new_likelihood() -> None:
-    """Standard errors of n = 2,048 draws: std/√n of a mean, √((κ − 1)/n)·var of a variance, κ = 4.2; five of them."""
+    """Standard errors of n = 2,048 draws: std/√n of a mean, √((κ − 1)/n)·var of a variance, κ =
+    4.2; five of them.
+    """
     p, std = predicted(), SCALE * math.pi / math.sqrt(3)
     assert ((p.means - OUTPUTS).abs() < 5 * std / math.sqrt(MONTE_CARLO_DRAWS)).all()
-    assert ((p.aleatoric_std.square() / std**2 - 1).abs() < 5 * math.sqrt(3.2 / MONTE_CARLO_DRAWS)).all()
-    assert ((p.likelihood.entropy(OUTPUTS) - math.log(SCALE) - 2).abs() < 5 / math.sqrt(MONTE_CARLO_DRAWS)).all()
-    torch.testing.assert_close(p.epistemic_std, OUTPUTS.std(0, correction=0))  # every sample has the same noise
+    assert (
+        (p.aleatoric_std.square() / std**2 - 1).abs() < 5 * math.sqrt(3.2 / MONTE_CARLO_DRAWS)
+    ).all()
+    assert (
+        (p.likelihood.entropy(OUTPUTS) - math.log(SCALE) - 2).abs()
+        < 5 / math.sqrt(MONTE_CARLO_DRAWS)
+    ).all()
+    torch.testing.assert_close(
+        p.epistemic_std, OUTPUTS.std(0, correction=0)
+    )  # every sample has the same noise
 
 
 def test_sampled_mixtures_of_a_new_likelihood() -> None:
@@ -87,7 +110,9 @@ def test_sampled_mixtures_of_a_new_likelihood() -> None:
         assert p.mutual_information[row] == pytest.approx(
             entropy - math.log(SCALE) - 2, abs=2 / math.sqrt(MONTE_CARLO_DRAWS)
         )
-        assert cdf[row] == pytest.approx(law.cdf(0).mean(), abs=5 * math.sqrt(0.25 / MONTE_CARLO_DRAWS))
+        assert cdf[row] == pytest.approx(
+            law.cdf(0).mean(), abs=5 * math.sqrt(0.25 / MONTE_CARLO_DRAWS)
+        )
         for q, y in ((0.1, low), (0.9, high)):
             assert law.cdf(y[row].numpy()).mean() == pytest.approx(
                 q, abs=5 * math.sqrt(q * (1 - q) / MONTE_CARLO_DRAWS)
@@ -95,34 +120,49 @@ def test_sampled_mixtures_of_a_new_likelihood() -> None:
 
 
 def test_scores_of_a_new_likelihood() -> None:
-    """CRPS of a logistic: s·(z − 2·log F(z) − 1) (Jordan et al. 2019); 20,000 draws, five standard errors."""
+    """CRPS of a logistic: s·(z − 2·log F(z) − 1) (Jordan et al. 2019); 20,000 draws, five standard
+    errors.
+    """
     p, y = predicted(outputs=OUTPUTS[:1]), torch.linspace(-2, 2, 5, dtype=F64).unsqueeze(1)
     law = scipy.stats.logistic(OUTPUTS[0].numpy(), SCALE)
     assert metrics.nll(p, y) == pytest.approx(-law.logpdf(y.numpy()).mean(), rel=1e-9)
     z = ((y - OUTPUTS[0]) / SCALE).numpy()
     crps = (SCALE * (z - 2 * scipy.stats.logistic.logcdf(z) - 1)).mean()
-    assert metrics.crps(p, y, draws=20_000) == pytest.approx(crps, abs=5 * SCALE * 2 / math.sqrt(20_000))
+    assert metrics.crps(p, y, draws=20_000) == pytest.approx(
+        crps, abs=5 * SCALE * 2 / math.sqrt(20_000)
+    )
     assert all(math.isfinite(value) for value in metrics.summary(p, y, p, scale=3.0).values())
     d = y.numpy() - p.quantile(0.3).numpy()
-    assert recipe.pinball(p, y, 0.3) == pytest.approx(np.mean([max(0.3 * e, -0.7 * e) for e in d.flatten()]), rel=1e-9)
+    assert recipe.pinball(p, y, 0.3) == pytest.approx(
+        np.mean([max(0.3 * e, -0.7 * e) for e in d.flatten()]), rel=1e-9
+    )
 
 
 def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path: Path) -> None:
-    """A line through the origin: the mode by scipy, the precision Σ x²/(3·scale²) + 1 of the Fisher information."""
+    """A line through the origin: the mode by scipy, the precision Σ x²/(3·scale²) + 1 of the Fisher
+    information.
+    """
     x = torch.linspace(-1, 1, 50, dtype=F64).unsqueeze(1)
     y = 1.5 * x + 0.3 * torch.randn(50, 1, generator=torch.Generator().manual_seed(1), dtype=F64)
     net = nn.Linear(1, 1, bias=False).double()
-    likelihood, method = recipe.Logistic(SCALE), bayou.Laplace("full", start=bayou.MAP(steps=300, lr=0.05))
+    likelihood, method = (
+        recipe.Logistic(SCALE),
+        bayou.Laplace("full", start=bayou.MAP(steps=300, lr=0.05)),
+    )
     posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
 
     def loss(w: float) -> float:
         return 0.5 * w**2 - scipy.stats.logistic.logpdf(y.numpy(), w * x.numpy(), SCALE).sum()
 
-    assert float(posterior.mean()["weight"]) == pytest.approx(scipy.optimize.minimize_scalar(loss).x, abs=1e-3)
+    assert float(posterior.mean()["weight"]) == pytest.approx(
+        scipy.optimize.minimize_scalar(loss).x, abs=1e-3
+    )
     precision = float(x.square().sum()) / (3 * SCALE**2) + 1
     assert float(posterior.covariance.log_det) == pytest.approx(-math.log(precision), abs=0.05)
     h = sum(s.square() for s in information(likelihood.bind(), x, y, seed=0).columns())
-    assert h.mean() == pytest.approx(1 / (3 * SCALE**2), rel=5 * math.sqrt(2 / MONTE_CARLO_DRAWS / len(x)))
+    assert h.mean() == pytest.approx(
+        1 / (3 * SCALE**2), rel=5 * math.sqrt(2 / MONTE_CARLO_DRAWS / len(x))
+    )
     posterior.save(tmp_path / "file.bayou")
     again = bayou.load(tmp_path / "file.bayou", net)
     assert torch.equal(again.predict(x, seed=0).outputs, posterior.predict(x, seed=0).outputs)
@@ -159,7 +199,9 @@ class Gumbel(BoundLikelihood):
         return f - y - torch.exp(f - y)
 
     def sample(self, f: Tensor, n: int | None = None, seed: rng.Seed = None) -> Tensor:
-        return f - torch.log(-torch.log(self.draw_noise(rng.uniform, f, n, seed).clamp(1e-12, 1 - 1e-12)))
+        return f - torch.log(
+            -torch.log(self.draw_noise(rng.uniform, f, n, seed).clamp(1e-12, 1 - 1e-12))
+        )
 
     def cdf(self, f: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.exp(f - y))
@@ -195,7 +237,9 @@ class BoundBinomial(FiniteLikelihood):
 class Binomial(Likelihood):
     n: int = 7
 
-    def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundBinomial:
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundBinomial:
         return BoundBinomial(self.n)
 
 
@@ -207,7 +251,9 @@ def test_a_finite_likelihood_is_its_probabilities() -> None:
     np.testing.assert_allclose(p.aleatoric_std, np.sqrt(law.var().mean(0)))
     np.testing.assert_allclose(p.probabilities[:, 0], pmf)
     np.testing.assert_allclose(p.entropy, scipy.special.entr(pmf).sum(-1))
-    np.testing.assert_allclose(p.mutual_information, scipy.special.entr(pmf).sum(-1) - law.entropy().mean(0)[:, 0])
+    np.testing.assert_allclose(
+        p.mutual_information, scipy.special.entr(pmf).sum(-1) - law.entropy().mean(0)[:, 0]
+    )
     low, high = p.interval(0.9)
     assert low.flatten().tolist() == [int(np.argmax(row.cumsum() >= 0.05)) for row in pmf]
     assert high.flatten().tolist() == [int(np.argmax(row.cumsum() >= 0.95)) for row in pmf]

@@ -1,4 +1,6 @@
-"""Draws are functions of (seed, index); generators and the global stream work as torch users expect."""
+"""Draws are functions of (seed, index); generators and the global stream work as torch users
+expect.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,20 @@ def test_chunks_equal_the_whole(
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("event", [(), (3,), (50, 50), (5000,)])
-def test_chunks_equal_the_whole_across_blocks(draw: Callable[..., Tensor], event: tuple[int, ...]) -> None:
+def test_chunks_equal_the_whole_across_blocks(
+    draw: Callable[..., Tensor], event: tuple[int, ...]
+) -> None:
     size = max(1, rng.BLOCK // math.prod(event))
     n = 2 * size + 3
     whole = draw(n, event, LIKE, 7)
-    for start, stop in [(0, 1), (size - 1, size + 1), (size, 2 * size), (size + 1, n), (n - 1, n), (n, n)]:
+    for start, stop in [
+        (0, 1),
+        (size - 1, size + 1),
+        (size, 2 * size),
+        (size + 1, n),
+        (n - 1, n),
+        (n, n),
+    ]:
         assert torch.equal(draw(stop - start, event, LIKE, 7, start=start), whole[start:stop])
 
 
@@ -49,7 +60,17 @@ def test_every_index_and_every_block_is_different() -> None:
 @given(seed=seeds)
 @settings(max_examples=20, deadline=None)
 def test_folded_seeds_differ(seed: int) -> None:
-    names: list[tuple[str | int, ...]] = [(), ("a",), ("b",), (0,), ("0",), (1,), ("a", "b"), ("ab",), ("a", 0)]
+    names: list[tuple[str | int, ...]] = [
+        (),
+        ("a",),
+        ("b",),
+        (0,),
+        ("0",),
+        (1,),
+        ("a", "b"),
+        ("ab",),
+        ("a", 0),
+    ]
     folded = [rng.fold(seed, *name) for name in names]
     assert len(set(folded)) == len(names)
     assert all(isinstance(value, int) and 0 <= value < 2**63 for value in folded)
@@ -107,7 +128,11 @@ def test_an_invalid_seed_is_an_error_with_its_value(seed: object) -> None:
 def test_negative_and_large_seeds() -> None:
     draws = [rng.normal(3, (), LIKE, seed) for seed in (-1, 1, 2**64, 2**200)]
     assert len({tuple(draw.tolist()) for draw in draws}) == 4
-    assert sorted(rng.permutation(5, -1).tolist()) == sorted(rng.permutation(5, 2**80).tolist()) == [0, 1, 2, 3, 4]
+    assert (
+        sorted(rng.permutation(5, -1).tolist())
+        == sorted(rng.permutation(5, 2**80).tolist())
+        == [0, 1, 2, 3, 4]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -149,11 +174,16 @@ def test_permutations(n: int, seed: int) -> None:
 
 
 def test_all_permutations_are_equally_likely() -> None:
-    n, counts = 3000, dict.fromkeys([(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)], 0)
+    n, counts = (
+        3000,
+        dict.fromkeys([(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)], 0),
+    )
     for seed in range(n):
         counts[tuple(rng.permutation(3, seed).tolist())] += 1
     expected = n / 6
-    assert sum((count - expected) ** 2 / expected for count in counts.values()) < 25.7  # χ²₅ above this: 1e-4
+    assert (
+        sum((count - expected) ** 2 / expected for count in counts.values()) < 25.7
+    )  # χ²₅ above this: 1e-4
 
 
 def test_empty_draws_keep_their_shape() -> None:

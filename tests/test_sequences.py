@@ -1,4 +1,6 @@
-"""Classes of tokens and pixels: labels that are ignored, shifted, smoothed or weighted, and maps of uncertainty."""
+"""Classes of tokens and pixels: labels that are ignored, shifted, smoothed or weighted, and maps of
+uncertainty.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def loss(f: Tensor, y: Tensor, case: dict[str, Any]) -> Tensor:
     """−log p of torch for every label: (B, T − shift)."""
     shift, weight = case.get("shift", 0), case.get("weight")
     f, y = f[:, : T - shift], y[:, shift:]
-    options = {"ignore_index": case.get("ignore_index", -1), "label_smoothing": case.get("label_smoothing", 0.0)}
+    options = {
+        "ignore_index": case.get("ignore_index", -1),
+        "label_smoothing": case.get("label_smoothing", 0.0),
+    }
     weight = None if weight is None else torch.tensor(weight, dtype=F64)
     return F.cross_entropy(f.movedim(-1, 1), y, weight, reduction="none", **options)
 
@@ -60,8 +65,13 @@ def test_log_probabilities_are_those_of_torch(name: str) -> None:
     expected = torch.stack([-loss(one, y, case).sum(1) for one in f])
     torch.testing.assert_close(likelihood.log_prob(f, y), expected)
     scored = {key: value for key, value in case.items() if key in ("ignore_index", "shift")}
-    own = torch.stack([-loss(one, y, scored).sum(1) for one in f]).logsumexp(0) - torch.tensor(S).log()
-    torch.testing.assert_close(Predictive(likelihood, f).log_prob(y), own)  # a density: without weights
+    own = (
+        torch.stack([-loss(one, y, scored).sum(1) for one in f]).logsumexp(0)
+        - torch.tensor(S).log()
+    )
+    torch.testing.assert_close(
+        Predictive(likelihood, f).log_prob(y), own
+    )  # a density: without weights
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,7 +92,8 @@ def test_sampled_curvature_is_unbiased_where_labels_are_shifted_and_ignored() ->
     exact = torch.stack([s.square() for s in information(likelihood, f, y, "ggn").columns()]).sum(0)
     sampled = information(likelihood, f, y, "sampled", draws, seed=0)
     found = torch.stack([s.square() for s in sampled.columns()]).sum(0)
-    # The square of a score lies between 0 and its weight, which is the largest standard deviation it can have.
+    # The square of a score lies between 0 and its weight, which is the largest standard deviation
+    # it can have.
     assert float((exact - found).abs().max()) < 5 * max(WEIGHT) / draws**0.5
     assert bool((exact == 0).any())
     assert bool((found[exact == 0] == 0).all())
@@ -109,7 +120,10 @@ def test_rows_without_labels_do_not_change_a_laplace_approximation(structure: An
     method = bayou.Laplace(structure, start=None, curvature="ggn")
     options: dict[str, Any] = {"prior": bayou.Normal(1.0), "progress": False}
     whole, part = (
-        bayou.fit(net, (ids[:n], y[:n]), method, likelihood=Categorical(ignore_index=PAD), **options) for n in (5, 4)
+        bayou.fit(
+            net, (ids[:n], y[:n]), method, likelihood=Categorical(ignore_index=PAD), **options
+        )
+        for n in (5, 4)
     )
     for name, std in whole.std().items():
         torch.testing.assert_close(std, part.std()[name], atol=1e-9, rtol=1e-6)
@@ -119,9 +133,13 @@ def test_rows_without_labels_do_not_change_a_laplace_approximation(structure: An
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
 def test_a_shifted_fit_predicts_the_next_token(method: Any) -> None:
     ids = torch.arange(T).repeat(12, 1).add(torch.arange(12).unsqueeze(1)) % C
-    posterior = bayou.fit(Tokens(), (ids, ids), method, likelihood=Categorical(shift=1), progress=False)
+    posterior = bayou.fit(
+        Tokens(), (ids, ids), method, likelihood=Categorical(shift=1), progress=False
+    )
     p = posterior.predict(ids, 20, seed=0)
-    assert torch.equal(p.mean.argmax(-1), (ids + 1) % C)  # of the last position too, for which there is no label
+    assert torch.equal(
+        p.mean.argmax(-1), (ids + 1) % C
+    )  # of the last position too, for which there is no label
     assert metrics.accuracy(p, ids) == 1.0
     assert set(metrics.summary(p, ids)) >= {"nll", "ece", "rejection"}
 
@@ -131,7 +149,9 @@ def test_maps_have_the_terms_of_the_sums() -> None:
     assert p.entropy_map.shape == p.mutual_information_map.shape == (B, 2, 3)
     torch.testing.assert_close(p.entropy_map.sum((1, 2)), p.entropy)
     torch.testing.assert_close(p.mutual_information_map.sum((1, 2)), p.mutual_information)
-    torch.testing.assert_close(p.entropy_map, torch.distributions.Categorical(p.probabilities).entropy())
+    torch.testing.assert_close(
+        p.entropy_map, torch.distributions.Categorical(p.probabilities).entropy()
+    )
     vector = Predictive(Categorical().bind(), noise(S, B, C))
     assert torch.equal(vector.entropy_map, vector.entropy)
 
@@ -146,7 +166,9 @@ def test_scores_leave_out_what_is_ignored() -> None:
     wrong = (p.probabilities.argmax(-1) != y).double().where(known, torch.nan)
     rejection = metrics.error_rejection(p, y, torch.arange(B))
     assert rejection.error[0] == pytest.approx(float(wrong[0].nanmean()))
-    assert rejection.error[-1] == pytest.approx(float(wrong[:4].nanmean(1).sum() / B))  # a row without labels has none
+    assert rejection.error[-1] == pytest.approx(
+        float(wrong[:4].nanmean(1).sum() / B)
+    )  # a row without labels has none
     with pytest.raises(ValueError, match="no examples to score"):
         metrics.accuracy(p, torch.full_like(y, PAD))
 
@@ -155,7 +177,11 @@ def test_scores_leave_out_what_is_ignored() -> None:
 def test_a_guarantee_needs_all_labels() -> None:
     y = labels()
     posterior = bayou.fit(
-        Tokens(), (y.clamp_min(0), y), bayou.MAP(steps=1), likelihood=Categorical(ignore_index=PAD), progress=False
+        Tokens(),
+        (y.clamp_min(0), y),
+        bayou.MAP(steps=1),
+        likelihood=Categorical(ignore_index=PAD),
+        progress=False,
     )
     with pytest.raises(ValueError, match="every label of the held-out rows, but some are ignored"):
         bayou.conformal(posterior, (y.clamp_min(0), y), 0.5)
@@ -176,16 +202,28 @@ def test_the_axis_of_the_classes_is_found_from_the_shapes() -> None:
     x, y = noise(6, 1, 4, 5).float(), torch.randint(3, (6, 4, 5))
     y[0] = 255
     likelihood, point = Categorical(ignore_index=255), bayou.MAP(steps=2)
-    fits = [bayou.fit(Pixels(3, last), (x, y), point, likelihood=likelihood, progress=False) for last in (False, True)]
+    fits = [
+        bayou.fit(Pixels(3, last), (x, y), point, likelihood=likelihood, progress=False)
+        for last in (False, True)
+    ]
     assert [fit.target.likelihood_spec for fit in fits] == [
         Categorical(class_axis=axis, ignore_index=255) for axis in (-3, -1)
     ]
     probabilities = [fit.predict(x).probabilities for fit in fits]
     assert probabilities[0].shape == (6, 4, 5, 3)
     torch.testing.assert_close(*probabilities, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"classes on axis 1 or on the last; give Categorical\(class_axis=-3\) or"):
-        bayou.fit(Pixels(4), (noise(6, 1, 4, 4).float(), torch.randint(4, (6, 4, 4))), point, progress=False)
-    sequences = bayou.fit(Tokens(), (torch.zeros(6, C).long(), torch.zeros(6, C).long()), point, progress=False)
+    with pytest.raises(
+        ValueError, match=r"classes on axis 1 or on the last; give Categorical\(class_axis=-3\) or"
+    ):
+        bayou.fit(
+            Pixels(4),
+            (noise(6, 1, 4, 4).float(), torch.randint(4, (6, 4, 4))),
+            point,
+            progress=False,
+        )
+    sequences = bayou.fit(
+        Tokens(), (torch.zeros(6, C).long(), torch.zeros(6, C).long()), point, progress=False
+    )
     assert sequences.target.likelihood_spec == Categorical(class_axis=-1)  # T = C: the last
 
 
@@ -203,15 +241,27 @@ class Lengths:
 def test_labels_that_are_no_classes_are_sentences_before_a_step() -> None:
     def fit(y: Tensor, **options: Any) -> None:
         bayou.fit(
-            Tokens(), (torch.zeros_like(y), y), bayou.MAP(steps=1), progress=False, likelihood=Categorical(**options)
+            Tokens(),
+            (torch.zeros_like(y), y),
+            bayou.MAP(steps=1),
+            progress=False,
+            likelihood=Categorical(**options),
         )
 
     y = labels()
     for odd, options, message in [
-        (y, {}, r"y must lie in 0 .. 3 for 4 classes, got -100 .. 3; .* Categorical\(ignore_index=-100\)"),
+        (
+            y,
+            {},
+            r"y must lie in 0 .. 3 for 4 classes, got -100 .. 3; .* Categorical\(ignore_index=-100\)",
+        ),
         (y + 1, {"ignore_index": PAD + 1}, r"got 1 .. 4; count the classes from 0"),
         (y.clamp_min(0), {"weight": (1.0, 2.0)}, "Categorical has 2 weights for 4 classes"),
-        (y[:, :1].clamp_min(0), {"shift": 1}, r"y \(5, 1\) has no label 1 after another, as shift=1 needs"),
+        (
+            y[:, :1].clamp_min(0),
+            {"shift": 1},
+            r"y \(5, 1\) has no label 1 after another, as shift=1 needs",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             fit(odd, **options)
@@ -238,7 +288,9 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], message
 def test_settings_survive_a_file(tmp_path: Any) -> None:
     likelihood = Categorical(ignore_index=PAD, shift=1, label_smoothing=0.1, weight=WEIGHT)
     y = labels()
-    posterior = bayou.fit(Tokens(), (y.clamp_min(0), y), bayou.MAP(steps=2), likelihood=likelihood, progress=False)
+    posterior = bayou.fit(
+        Tokens(), (y.clamp_min(0), y), bayou.MAP(steps=2), likelihood=likelihood, progress=False
+    )
     posterior.save(tmp_path / "a.bayou")
     loaded = bayou.load(tmp_path / "a.bayou", Tokens())
     assert loaded.target.likelihood_spec == posterior.target.likelihood_spec
@@ -253,12 +305,19 @@ def test_several_labels_of_a_row_are_independent() -> None:
     y = (x @ torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], dtype=F64) > 0).float()
     net = nn.Linear(2, 3).double()
     posterior = bayou.fit(
-        net, (x, y), bayou.Laplace(start=bayou.MAP(steps=50, lr=0.1)), likelihood=Bernoulli(), progress=False
+        net,
+        (x, y),
+        bayou.Laplace(start=bayou.MAP(steps=50, lr=0.1)),
+        likelihood=Bernoulli(),
+        progress=False,
     )
     p = posterior.predict(x, 10, seed=0)
     assert p.entropy_map.shape == (40, 3)
     assert metrics.accuracy(p, y) > 0.9
-    each = [metrics.accuracy(Predictive(Bernoulli().bind(), p.outputs[..., k]), y[:, k]) for k in range(3)]
+    each = [
+        metrics.accuracy(Predictive(Bernoulli().bind(), p.outputs[..., k]), y[:, k])
+        for k in range(3)
+    ]
     assert metrics.accuracy(p, y) == pytest.approx(sum(each) / 3)
 
 
@@ -269,12 +328,15 @@ def test_images_with_their_own_noise_have_channels_first() -> None:
     back, y_last = f.movedim(-3, -1), y.movedim(-3, -1)
     torch.testing.assert_close(first.log_prob(f, y), last.log_prob(back, y_last))
     own, other = (
-        sum(s.square() for s in one.information(at).columns()) for one, at in ((first, f[0]), (last, back[0]))
+        sum(s.square() for s in one.information(at).columns())
+        for one, at in ((first, f[0]), (last, back[0]))
     )
     torch.testing.assert_close(own.movedim(-3, -1), other)  # type: ignore[union-attr]
     p, q = Predictive(first, f), Predictive(last, back)
     for name in ("mean", "std", "entropy_map"):
         torch.testing.assert_close(getattr(p, name).movedim(-3, -1), getattr(q, name))
     torch.testing.assert_close(p.quantile(0.9).movedim(-3, -1), q.quantile(0.9))
-    with pytest.raises(ValueError, match="axis must be a negative whole number, from the end, got 1"):
+    with pytest.raises(
+        ValueError, match="axis must be a negative whole number, from the end, got 1"
+    ):
         HeteroscedasticGaussian(axis=1)

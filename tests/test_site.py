@@ -1,4 +1,6 @@
-"""The site: every method and every flow has its page with its rows, and no page asks for anything from outside."""
+"""The site: every method and every flow has its page with its rows, and no page asks for anything
+from outside.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from bayou.flows import registry
 from docs import make_warps, pages
 
 DOCS = Path(__file__).parents[1] / "docs"
-SOURCES = [page for page in sorted(DOCS.rglob("*.md")) if not {"_build", "_generated"} & set(page.parts)]
+SOURCES = [
+    page for page in sorted(DOCS.rglob("*.md")) if not {"_build", "_generated"} & set(page.parts)
+]
 RESOURCE = re.compile(
     r"""(?:src|srcset|data|poster)\s*=\s*["']?(?:https?:)?//"""  # images, scripts, frames
     r"""|<link[^>]+href\s*=\s*["']?(?:https?:)?//"""
@@ -36,7 +40,11 @@ def test_a_method_has_a_page_with_an_equation_and_every_section(name: str) -> No
 
 def test_pages_are_those_of_the_folder_and_of_the_toctree() -> None:
     files = {page.stem for page in (DOCS / "methods").glob("*.md")}
-    listed = set(re.findall(r"^methods/([\w-]+)$", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE))
+    listed = set(
+        re.findall(
+            r"^methods/([\w-]+)$", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     assert files == set(pages.PAGES) == listed
     assert set(bayou.list_methods()) <= files
 
@@ -91,13 +99,17 @@ def test_a_page_shows_its_rows(name: str) -> None:
     shown = pages.measured(pages.PAGES[name])
     if rows:
         assert shown.startswith(f"{rows} rows of ")
-        assert sum(line.startswith("|") for line in shown.splitlines()) == rows + 2 * shown.count("|\n| --- ")
+        assert sum(line.startswith("|") for line in shown.splitlines()) == rows + 2 * shown.count(
+            "|\n| --- "
+        )
     else:
         assert "No committed table" in shown
 
 
 def test_no_row_of_a_method_is_lost() -> None:
-    """Labels in the columns of methods that no page has: other libraries, baselines and what is not a method."""
+    """Labels in the columns of methods that no page has: other libraries, baselines and what is not
+    a method.
+    """
     others = re.compile(
         r"BayesianRidge|Gaussian process|GP |.*boosting|random forest|logistic|random points|fine-tuning"
         r"|joint training|temperature|mixture of|forward \+|flow: |bayesian-torch|a point|kronecker|diagonal|the whole"
@@ -118,7 +130,9 @@ def test_every_flow_of_the_registry_is_on_a_page_with_its_picture() -> None:
     for page, (maps, _) in pages.FLOWS.items():
         text = (DOCS / "flows" / f"{page}.md").read_text(encoding="utf-8")
         assert f"_generated/flows/{page}.md" in text
-        assert "$$" in text.partition("pictures/warps")[0], f"the page {page} does not begin with an equation"
+        assert "$$" in text.partition("pictures/warps")[0], (
+            f"the page {page} does not begin with an equation"
+        )
         assert f"pictures/warps/{page}.png" in text
         assert (make_warps.FOLDER / f"{page}.png").stat().st_size < 100_000
         assert all(f"`{name}`" in pages.catalog_table(maps.split()) for name in maps.split())
@@ -167,7 +181,13 @@ def written_for_readers() -> list[Path]:
     """Every page that a reader of the results meets."""
     root = DOCS.parent
     results = [*(root / "benchmarks" / "results").glob("*.md"), *(DOCS / "benchmarks").iterdir()]
-    return [*results, *DOCS.glob("*.md"), *(DOCS / "guide").glob("*.md"), root / "README.md", root / "CHANGELOG.md"]
+    return [
+        *results,
+        *DOCS.glob("*.md"),
+        *(DOCS / "guide").glob("*.md"),
+        root / "README.md",
+        root / "CHANGELOG.md",
+    ]
 
 
 # Words of those who made a table, and distances to HMC that no source confirms.
@@ -182,7 +202,9 @@ INSIDE = re.compile(
 def test_results_are_written_for_readers_who_were_not_there() -> None:
     pages_of_results = written_for_readers()
     assert len(pages_of_results) > 60
-    found = {page.name: INSIDE.findall(page.read_text(encoding="utf-8")) for page in pages_of_results}
+    found = {
+        page.name: INSIDE.findall(page.read_text(encoding="utf-8")) for page in pages_of_results
+    }
     assert not {name: words for name, words in found.items() if words}
 
 
@@ -195,6 +217,8 @@ def test_the_pattern_finds_resources_and_leaves_links_alone() -> None:
     for bad in ('<img src="https://x.org/a.png">', "![a](https://x.org/a.svg)", '<script src="//cdn.x.org/a.js">',
                 "@import 'https://x.org'", "{image} https://x.org/a.png", "url(https://x.org/f.woff)"):  # fmt: skip
         assert RESOURCE.search(bad), bad
-    assert not RESOURCE.search('[paper](https://arxiv.org) <a href="https://x.org">x</a> data: https')
+    assert not RESOURCE.search(
+        '[paper](https://arxiv.org) <a href="https://x.org">x</a> data: https'
+    )
     for file in (DOCS / "static").iterdir():
         assert not RESOURCE.findall(file.read_text(encoding="utf-8"))

@@ -1,4 +1,6 @@
-"""The built site in a browser: no errors, no requests to the outside, tables that sort, a tree for the keyboard."""
+"""The built site in a browser: no errors, no requests to the outside, tables that sort, a tree for
+the keyboard.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from filelock import FileLock
 from tests.test_site import DOCS, RESOURCE
 
 pytestmark = pytest.mark.peers  # Sphinx, Playwright and a browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
     with FileLock(f"{out}.lock"):
         if not (out / "index.html").exists():
-            command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(out)]
+            command = [
+                sys.executable,
+                "-m",
+                "sphinx",
+                "-W",
+                "--keep-going",
+                "-q",
+                "-b",
+                "html",
+                str(DOCS),
+                str(out),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr[-3000:]
     return out
@@ -71,10 +86,15 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     """A page that fails the test for errors in the console and for requests to anywhere else."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     opened, wrong = context.new_page(), list[str]()
-    opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    opened.on(
+        "console", lambda message: wrong.append(message.text) if message.type == "error" else None
+    )
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     opened.on(
-        "request", lambda sent: None if sent.url.startswith((address, "data:", "blob:")) else wrong.append(sent.url)
+        "request",
+        lambda sent: (
+            None if sent.url.startswith((address, "data:", "blob:")) else wrong.append(sent.url)
+        ),
     )
     yield opened
     context.close()
@@ -95,7 +115,9 @@ def test_every_link_within_the_site_has_its_target(site: Path) -> None:
     """Pages, source listings and downloads, with the place on the page that a link names."""
     texts = {path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert any("_modules" in path.parts for path in texts)
-    identifiers = {path: set(map(unescape, IDENTIFIER.findall(text))) for path, text in texts.items()}
+    identifiers = {
+        path: set(map(unescape, IDENTIFIER.findall(text))) for path, text in texts.items()
+    }
     broken = []
     for path, text in texts.items():
         for link in map(unescape, LINK.findall(text)):
@@ -123,7 +145,11 @@ def test_no_page_is_wider_than_a_phone(page: Any, address: str, site: Path, sche
     page.emulate_media(color_scheme=scheme)
     names = built(site)
     assert len(names) > 90
-    for name in names if scheme == "light" else ["index.html", "which.html", "benchmarks.html", "methods/mnf.html"]:
+    for name in (
+        names
+        if scheme == "light"
+        else ["index.html", "which.html", "benchmarks.html", "methods/mnf.html"]
+    ):
         page.goto(f"{address}/{name}", wait_until="load")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
 
@@ -177,7 +203,9 @@ def test_the_tree_works_by_keyboard(page: Any, address: str) -> None:
         ("I have a density", "flow.log_prob(data)"),
     ],
 )
-def test_a_card_of_the_start_page_leads_to_the_answer(page: Any, address: str, card: str, answer: str) -> None:
+def test_a_card_of_the_start_page_leads_to_the_answer(
+    page: Any, address: str, card: str, answer: str
+) -> None:
     page.goto(f"{address}/index.html")
     page.locator(".card", has_text=card).click()
     page.wait_for_load_state()
@@ -189,7 +217,9 @@ def test_the_start_page_embeds_the_page_to_play_with(page: Any, address: str) ->
     page.locator("iframe.play").scroll_into_view_if_needed()
     frame = page.frame_locator("iframe.play")
     frame.locator("canvas").first.wait_for(state="visible")
-    assert page.get_by_role("link", name="Open it alone").get_attribute("href") == "_static/play.html"
+    assert (
+        page.get_by_role("link", name="Open it alone").get_attribute("href") == "_static/play.html"
+    )
 
 
 def test_a_card_of_the_gallery_shows_its_whole_picture(page: Any, address: str) -> None:

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 from bayou.cli.app import app
 
 PAGE = Path(__file__).parents[1] / "docs" / "start" / "csv.md"
-FIRST, SECOND = PAGE.read_text(encoding="utf-8").split("## A second file, on which it does not help")
+FIRST, SECOND = PAGE.read_text(encoding="utf-8").split(
+    "## A second file, on which it does not help"
+)
 DEGREES_OF_THE_HOTTEST_EARLIER_BATCH = 100
 LIMIT = 70
 RMSE_OF_A_LINEAR_MODEL = 8.8  # of the page, on the same test rows
@@ -30,8 +32,14 @@ def commands(text: str) -> list[list[str]]:
 
 
 def printed_sentences(text: str) -> list[str]:
-    """The lines of a page that a command prints as its conclusion: from the scores to the next command."""
-    return [line for line in re.findall(r"^    (.+)$", text, re.MULTILINE) if line.startswith(("Laplace:", "The "))]
+    """The lines of a page that a command prints as its conclusion: from the scores to the next
+    command.
+    """
+    return [
+        line
+        for line in re.findall(r"^    (.+)$", text, re.MULTILINE)
+        if line.startswith(("Laplace:", "The "))
+    ]
 
 
 def words(text: str) -> str:
@@ -42,7 +50,9 @@ def words(text: str) -> str:
 def decided_rows(text: str) -> dict[str, list[int]]:
     """The rows of the table of decisions by its first column, the reason left out."""
     decisions: dict[str, list[int]] = {}
-    for label, rows in re.findall(r"^\| (run|skip|unsure)[^|]* \| ([\d, ]+) \|", text, re.MULTILINE):
+    for label, rows in re.findall(
+        r"^\| (run|skip|unsure)[^|]* \| ([\d, ]+) \|", text, re.MULTILINE
+    ):
         decisions.setdefault(label, []).extend(int(row) for row in rows.split(","))
     return decisions
 
@@ -51,11 +61,15 @@ def test_the_second_file_comes_after_one_on_which_uncertainty_helps() -> None:
     assert "is better than a linear model" in FIRST
     assert "not better than a linear model" not in FIRST
     assert "not better than a linear model" in SECOND
-    assert sorted(row for rows in decided_rows(FIRST).values() for row in rows) == list(range(1, 13))
+    assert sorted(row for rows in decided_rows(FIRST).values() for row in rows) == list(
+        range(1, 13)
+    )
 
 
 @pytest.mark.slow
-def test_the_decisions_are_those_of_the_page_and_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decisions_are_those_of_the_page_and_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     make_files, decide_function, *_ = code_blocks(FIRST)

@@ -22,12 +22,23 @@ def raised() -> Iterator[tuple[str, type | None]]:
     for path in sorted(ROOT.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         for call in ast.walk(ast.parse(text)) if "warn(" in text else ():
-            if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("warnings.warn", "warn"):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) not in (
+                "warnings.warn",
+                "warn",
+            ):
                 continue
-            given = [*call.args[1:2], *(word.value for word in call.keywords if word.arg == "category")]
-            module = import_module(".".join(("bayou", *path.relative_to(ROOT).with_suffix("").parts)))
+            given = [
+                *call.args[1:2],
+                *(word.value for word in call.keywords if word.arg == "category"),
+            ]
+            module = import_module(
+                ".".join(("bayou", *path.relative_to(ROOT).with_suffix("").parts))
+            )
             name = ast.unparse(given[0]) if given else "UserWarning"
-            yield f"{path.relative_to(ROOT)}:{call.lineno}", getattr(module, name, getattr(builtins, name, None))
+            yield (
+                f"{path.relative_to(ROOT)}:{call.lineno}",
+                getattr(module, name, getattr(builtins, name, None)),
+            )
 
 
 WARNINGS = dict(raised())
@@ -47,14 +58,18 @@ def test_every_warning_of_the_sources_is_found() -> None:
 def test_a_warning_of_bayou_is_an_error(place: str) -> None:
     category = WARNINGS[place]
     assert category is not None, f"{place}: the category is no name of its module"
-    assert issubclass(category, BayouWarning), f"{place} warns of a {category.__name__}, which is no BayouWarning"
+    assert issubclass(category, BayouWarning), (
+        f"{place} warns of a {category.__name__}, which is no BayouWarning"
+    )
     for level in (1, 2):  # it may point at its caller, in a test
         with pytest.raises(category, match="something"):
             warnings.warn("something", category, stacklevel=level)
 
 
 @pytest.mark.parametrize("module", ["torch.nn.functional", "bayou.flows.check", __name__])
-@pytest.mark.parametrize("category", [UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning])
+@pytest.mark.parametrize(
+    "category", [UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning]
+)
 def test_a_warning_of_another_library_is_shown(category: type[Warning], module: str) -> None:
     """Also where it points at the line of bayou, or of a test, that called the other library."""
     with warnings.catch_warnings(record=True) as shown:

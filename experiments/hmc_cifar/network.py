@@ -1,4 +1,6 @@
-"""The residual network of the reference: filter response normalization, swish, the padding of JAX."""
+"""The residual network of the reference: filter response normalization, swish, the padding of
+JAX.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from torch import Tensor, nn
 
 
 class FilterResponseNorm(nn.Module):
-    """max(γ·x/√(mean_hw x² + 1e-6) + β, τ) of every channel of x (B, C, H, W) (Singh & Krishnan 2020).
+    """max(γ·x/√(mean_hw x² + 1e-6) + β, τ) of every channel of x (B, C, H, W) (Singh & Krishnan
+    2020).
 
-    γ, β and τ are one vector (3·C,), since the cost of a step is partly that of its number of tensors. The norm keeps
-    their precision under autocast.
+    γ, β and τ are one vector (3·C,), since the cost of a step is partly that of its number of
+    tensors. The norm keeps their precision under autocast.
     """
 
     def __init__(self, channels: int) -> None:
@@ -27,7 +30,9 @@ class FilterResponseNorm(nn.Module):
 
 
 class Convolution(nn.Conv2d):
-    """Casts its tensors itself under autocast where ``vmap`` maps over weights: autocast has no effect there."""
+    """Casts its tensors itself under autocast where ``vmap`` maps over weights: autocast has no
+    effect there.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         if not torch._C._functorch.is_batchedtensor(self.weight):
@@ -39,7 +44,9 @@ class Convolution(nn.Conv2d):
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
-    """A convolution with the padding SAME of JAX (at stride 2 none before and one after), and its normalization."""
+    """A convolution with the padding SAME of JAX (at stride 2 none before and one after), and its
+    normalization.
+    """
     pad = [nn.ZeroPad2d((0, 1, 0, 1))] if kernel == 3 and stride == 2 else []
     conv = Convolution(inputs, outputs, kernel, stride, padding=kernel // 2 if stride == 1 else 0)
     return [*pad, conv, FilterResponseNorm(outputs)]
@@ -53,7 +60,9 @@ class Block(nn.Module):
         stride = 1 if inputs == outputs else 2
         first, second = convolution(inputs, outputs, 3, stride), convolution(outputs, outputs, 3, 1)
         self.body = nn.Sequential(*first, nn.SiLU(), *second)
-        self.shortcut = nn.Sequential(*(convolution(inputs, outputs, 1, stride) if stride > 1 else ()))
+        self.shortcut = nn.Sequential(
+            *(convolution(inputs, outputs, 1, stride) if stride > 1 else ())
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x) + self.shortcut(x)

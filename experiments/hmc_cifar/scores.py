@@ -14,12 +14,16 @@ from bayou.predictive import Predictive
 from experiments.hmc_cifar.images import AWAY, STRENGTHS, Task
 
 ROUNDING = 1e-3  # of a mutual information, in nats
-Saved = Mapping[str, Any]  # log P(class) (N, 10) and mutual information (N,) of all inputs, and the cost
+Saved = Mapping[
+    str, Any
+]  # log P(class) (N, 10) and mutual information (N,) of all inputs, and the cost
 
 
 def predictive(log_p: Any) -> Predictive:
     """Predictions of log P(class), (N, 10), up to constants of the rows."""
-    return Predictive(bayou.Categorical().bind(), torch.as_tensor(log_p, dtype=torch.float64).unsqueeze(0))
+    return Predictive(
+        bayou.Categorical().bind(), torch.as_tensor(log_p, dtype=torch.float64).unsqueeze(0)
+    )
 
 
 def scores(found: Saved, task: Task) -> dict[str, Any]:
@@ -47,14 +51,20 @@ def scores(found: Saved, task: Task) -> dict[str, Any]:
     curves = {
         "confidence": bins.confidence.tolist(),
         "hits": bins.accuracy.tolist(),
-        "entropies": [float(p.entropy[part].mean()) for part in order],  # in tenths by the entropy of HMC
+        "entropies": [
+            float(p.entropy[part].mean()) for part in order
+        ],  # in tenths by the entropy of HMC
     }
     return numbers | curves
 
 
 def corrupted_scores(found: Saved, task: Task) -> dict[str, Any]:
-    """Scores at each strength of corruption; AUROC of the test images against those of the strongest."""
-    by_strength = [predictive(part) for part in torch.as_tensor(found["corrupted"]).tensor_split(STRENGTHS)]
+    """Scores at each strength of corruption; AUROC of the test images against those of the
+    strongest.
+    """
+    by_strength = [
+        predictive(part) for part in torch.as_tensor(found["corrupted"]).tensor_split(STRENGTHS)
+    ]
     y, strongest = task.y[: len(by_strength[0].entropy)], by_strength[-1]
     numbers: dict[str, Any] = {
         "corrupted_accuracy": [100 * metrics.accuracy(p, y) for p in by_strength],
@@ -63,7 +73,11 @@ def corrupted_scores(found: Saved, task: Task) -> dict[str, Any]:
         "corrupted_entropy": metrics.auroc(predictive(found["test"]).entropy, strongest.entropy),
     }
     inside, outside = found["test information"], found["corrupted information"][-len(y) :]
-    return numbers | ({"corrupted_information": metrics.auroc(inside, outside)} if abs(inside).max() > ROUNDING else {})
+    return numbers | (
+        {"corrupted_information": metrics.auroc(inside, outside)}
+        if abs(inside).max() > ROUNDING
+        else {}
+    )
 
 
 def spearman(a: Tensor, b: Tensor) -> float:

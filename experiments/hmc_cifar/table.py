@@ -33,7 +33,9 @@ class HMCCifar:
     seeds: int = 1
     sizes: Sizes = field(default_factory=Sizes)
 
-    def fits(self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None) -> list[Fit]:
+    def fits(
+        self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
+    ) -> list[Fit]:
         """Methods × seeds; there is one HMC."""
         study.chosen("hmc-cifar10 has no data", data, ["cifar10"])
         return [
@@ -56,17 +58,26 @@ class HMCCifar:
         one, count = MEANS.get(fit.label, (fit.label, 1))
         found = mixture([run.saved(one, count * fit.seed + k) for k in range(count)])
         cost = {name: float(found[name]) for name in ("epochs", "minutes", "epoch_seconds")}
-        return scores(found, run.task) | cost | {"said": [str(word) for word in found["said"] if word]}
+        return (
+            scores(found, run.task) | cost | {"said": [str(word) for word in found["said"] if word]}
+        )
 
     def render(self, found: Found) -> str:
         """The table: means over seeds ± one standard error, a line for every length."""
         lines = [f"# {self.title}", "", INTRODUCTION, ""]
         if any(line[0]["label"] in ("SNGP", "DDU") for line in self.lines(found)):
             lines += [DISTANCE, ""]
-        lines += [f"![Distance, calibration, entropy]({self.name}.png)", ""] if self.drawn(found) else []
-        lines += [f"| method | {' | '.join(HEADS.values())} | seeds | |", f"|---|{'---:|' * (len(HEADS) + 1)}---|"]
+        lines += (
+            [f"![Distance, calibration, entropy]({self.name}.png)", ""] if self.drawn(found) else []
+        )
+        lines += [
+            f"| method | {' | '.join(HEADS.values())} | seeds | |",
+            f"|---|{'---:|' * (len(HEADS) + 1)}---|",
+        ]
         for mine in self.lines(found):
-            cells = [study.cell([row.get(name) for row in mine], DIGITS.get(name, 3)) for name in HEADS]
+            cells = [
+                study.cell([row.get(name) for row in mine], DIGITS.get(name, 3)) for name in HEADS
+            ]
             said = ", ".join(sorted({word for row in mine for word in row.get("said", ())}))
             lines.append(f"| {' | '.join([mine[0]['label'], *cells, str(len(mine)), said])} |")
         lines += self.corruptions(found)
@@ -75,16 +86,31 @@ class HMCCifar:
     def corruptions(self, found: Found) -> list[str]:
         """The table of the rows that were scored on corrupted images."""
         columns = {"accuracy": "accuracy, %", "nll": "NLL", "ece": "ECE"}
-        heads = [f"{head} at 1" if k == 1 else str(k) for head in columns.values() for k in range(1, STRENGTHS + 1)]
+        heads = [
+            f"{head} at 1" if k == 1 else str(k)
+            for head in columns.values()
+            for k in range(1, STRENGTHS + 1)
+        ]
         heads += ["AUROC at 5: entropy", "information", "seeds"]
-        lines = ["", CORRUPTED_INTRODUCTION, "", f"| method | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+        lines = [
+            "",
+            CORRUPTED_INTRODUCTION,
+            "",
+            f"| method | {' | '.join(heads)} |",
+            f"|---|{'---:|' * len(heads)}",
+        ]
         for mine in self.lines(found):
             rows = [row for row in mine if "corrupted_nll" in row]
             scored = [([row[f"corrupted_{name}"][k] for row in rows], 1 if name == "accuracy" else 3)
                       for name in columns for k in range(STRENGTHS)]  # fmt: skip
-            scored += [([row.get(f"corrupted_{name}") for row in rows], 3) for name in ("entropy", "information")]
+            scored += [
+                ([row.get(f"corrupted_{name}") for row in rows], 3)
+                for name in ("entropy", "information")
+            ]
             cells = [study.cell(values, digits) for values, digits in scored]
-            lines += [f"| {' | '.join([mine[0]['label'], *cells, str(len(rows))])} |"] if rows else []
+            lines += (
+                [f"| {' | '.join([mine[0]['label'], *cells, str(len(rows))])} |"] if rows else []
+            )
         return lines if len(lines) > 5 else []
 
     def lines(self, found: Found) -> list[list[dict[str, Any]]]:
@@ -102,7 +128,9 @@ class HMCCifar:
         return REFERENCE in labels and len(labels) > 1
 
     def draw(self, found: Found, path: Path) -> bool:
-        """The distance to HMC and its cost; calibration; the entropy beside that of HMC, by tenths of the images."""
+        """The distance to HMC and its cost; calibration; the entropy beside that of HMC, by tenths
+        of the images.
+        """
         if not self.drawn(found):
             return False
         (hmc, *_), *lines = self.lines(found)
@@ -110,7 +138,9 @@ class HMCCifar:
 
         shown = [line for line in lines if line[0]["label"] in DRAWN]
         ten = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
-        colors = dict(zip(DRAWN, (*ten[:7], *ten[8:]), strict=False))  # the eighth is gray, as the other rows are
+        colors = dict(
+            zip(DRAWN, (*ten[:7], *ten[8:]), strict=False)
+        )  # the eighth is gray, as the other rows are
         with matplotlib.rc_context(plots.STYLE | {"font.size": 9.5, "axes.titlesize": 11}):
             figure = plots.canvas(12, 4.6)
             axes = figure.subplots(1, 3)
@@ -126,10 +156,15 @@ class HMCCifar:
                 axes[0].plot([], [], "o-", color=color, label=row["label"])
             axes[0].plot([], [], "o", color="#c8ccd0", label="other rows")
             axes[1].plot(*bins(hmc), "--", color=plots.INK)
-            axes[0].set(xscale="log", xlabel="epochs", ylabel="total variation to HMC", ylim=(0, None))
+            axes[0].set(
+                xscale="log", xlabel="epochs", ylabel="total variation to HMC", ylim=(0, None)
+            )
             axes[0].xaxis.set_major_formatter("{x:g}")
             axes[0].xaxis.set_minor_formatter("")
-            axes[0].set_xticks(sorted({50, 100, 200, 400} & {round(line[0]["epochs"]) for line in lines}) or [1, 10])
+            axes[0].set_xticks(
+                sorted({50, 100, 200, 400} & {round(line[0]["epochs"]) for line in lines})
+                or [1, 10]
+            )
             for axis, top in ((axes[1], 1.0), (axes[2], max(hmc["entropies"]))):
                 axis.plot([0, top], [0, top], color="#9aa0a6", linewidth=0.8)
             axes[1].set(xlabel="confidence", ylabel="accuracy; HMC is dashed")
@@ -143,7 +178,9 @@ class HMCCifar:
 
 def bins(row: Mapping[str, Any]) -> np.ndarray:
     """The confidence and the accuracy of bins that have images, (2, bins), from ``UNSURE`` on."""
-    pairs = [(c, h) for c, h in zip(row["confidence"], row["hits"], strict=True) if (c or 0.0) > UNSURE]
+    pairs = [
+        (c, h) for c, h in zip(row["confidence"], row["hits"], strict=True) if (c or 0.0) > UNSURE
+    ]
     return np.array(pairs).reshape(-1, 2).T
 
 
@@ -154,7 +191,15 @@ HEADS = {
     "letters_entropy": "letters: entropy", "letters_information": "information", "minutes": "minutes",
     "epoch_seconds": "s/epoch",
 }  # fmt: skip
-DIGITS = {"epochs": 0, "accuracy": 2, "nll": 4, "ece": 4, "agreement": 4, "total_variation": 4, "minutes": 1}
+DIGITS = {
+    "epochs": 0,
+    "accuracy": 2,
+    "nll": 4,
+    "ece": 4,
+    "agreement": 4,
+    "total_variation": 4,
+    "minutes": 1,
+}
 INTRODUCTION = (
     "ResNet-20 with filter response normalization and swish, 274,042 weights, prior N(0, 1/5), 50,000 training images "
     "without augmentation; the reference is the predictive mean of the HMC run of Izmailov et al. (2021). Agreement: "

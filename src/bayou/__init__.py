@@ -1,7 +1,7 @@
 """bayou: honest uncertainty from neural networks, with posteriors as rich as normalizing flows.
 
-Names are imported when they are first used, so that ``import bayou`` and the command line cost nothing until they need
-torch. The list of names is in ``__init__.pyi``, which type checkers read.
+Names are imported when they are first used, so that ``import bayou`` and the command line cost
+nothing until they need torch. The list of names is in ``__init__.pyi``, which type checkers read.
 """
 
 from bayou.lazy import lazy

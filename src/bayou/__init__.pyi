@@ -13,7 +13,10 @@ from bayou import (
     select as select,
 )
 from bayou._fit import fit as fit
-from bayou.adapters.sklearn import BayesClassifier as BayesClassifier, BayesRegressor as BayesRegressor
+from bayou.adapters.sklearn import (
+    BayesClassifier as BayesClassifier,
+    BayesRegressor as BayesRegressor,
+)
 from bayou.guides import (
     MNF as MNF,
     Delta as Delta,

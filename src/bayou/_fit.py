@@ -25,7 +25,12 @@ from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
 from bayou.progress import BayouWarning, Show
 from bayou.select import by_name
-from bayou.select.standardize import apply_units, choose_units, sampled_rows, warn_if_far_from_unit_scale
+from bayou.select.standardize import (
+    apply_units,
+    choose_units,
+    sampled_rows,
+    warn_if_far_from_unit_scale,
+)
 from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import fingerprint
 from bayou.training.data import Data, Rows, as_data, digest
@@ -51,34 +56,39 @@ def fit(
 ) -> Posterior:
     """The posterior over a network's weights, p(w | D) ∝ p(w)·Π_n p(y_n | x_n, w).
 
-    Several processes of torchrun share a fit: each takes its rows of every batch and gets the posterior of one process.
+    Several processes of torchrun share a fit: each takes its rows of every batch and gets the
+    posterior of one process.
 
     Args:
         net: the network f(x; w), outputs (B, *out). It is not changed.
-        data: a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches (x, y). x is a tensor, a tuple of
-            them, or a mapping (a dict, a ``BatchEncoding``), which the network takes as keyword arguments; a mapping
-            with "labels" is x and y.
-        method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf": noise and prior scale are chosen by
-            held-out rows (``bayou.select.by_name``), x and y are standardized for the fit, and the posterior takes and
-            predicts data in your units. Or a method object such as ``VI(MNF())`` or ``Laplace()``, which means exactly
-            what its fields say and fits data as they are: standardize them. ``VI()`` by default.
-        likelihood: p(y | f), by default ``Categorical()``. For a name and real numbers y it is ``Gaussian`` with a
-            learned noise that starts at half the standard deviation of y.
-        prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name selects the scale of a
-            fan-in prior; VI and IVON learn one per unit in networks of 5,000 weights or more if no length is given;
-            other methods use N(0, 1).
-        output: which output of a network with several the likelihood takes: a name, an index, or a function of them;
-            by default its ``logits``.
-        where: a pattern of parameter names (``"head.*"``, ``"*lora*"``), a list of them, or ``"last"`` for the last
-            layer: only these are random, trained and stored, by every method. All other parameters are frozen, as are
-            those with ``requires_grad=False``: they are shared with ``net`` and never copied, so it must not change
-            while the posterior is used.
+        data: a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches (x, y). x is a
+            tensor, a tuple of them, or a mapping (a dict, a ``BatchEncoding``), which the network
+            takes as keyword arguments; a mapping with "labels" is x and y.
+        method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf": noise and prior
+            scale are chosen by held-out rows (``bayou.select.by_name``), x and y are standardized
+            for the fit, and the posterior takes and predicts data in your units. Or a method object
+            such as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say and fits
+            data as they are: standardize them. ``VI()`` by default.
+        likelihood: p(y | f), by default ``Categorical()``. For a name and real numbers y it is
+            ``Gaussian`` with a learned noise that starts at half the standard deviation of y.
+        prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name
+            selects the scale of a fan-in prior; VI and IVON learn one per unit in networks of 5,000
+            weights or more if no length is given; other methods use N(0, 1).
+        output: which output of a network with several the likelihood takes: a name, an index, or a
+            function of them; by default its ``logits``.
+        where: a pattern of parameter names (``"head.*"``, ``"*lora*"``), a list of them, or
+            ``"last"`` for the last layer: only these are random, trained and stored, by every
+            method. All other parameters are frozen, as are those with ``requires_grad=False``: they
+            are shared with ``net`` and never copied, so it must not change while the posterior is
+            used.
         seed: the same seed gives the same posterior.
-        checkpoint: a file from which an interrupted run continues bit for bit; of several processes the first writes.
+        checkpoint: a file from which an interrupted run continues bit for bit; of several processes
+            the first writes.
         progress: whether to show progress, or a function that is called with it.
 
     Raises:
-        ValueError: for an unknown name (with the nearest one), or inconsistent data, networks or priors.
+        ValueError: for an unknown name (with the nearest one), or inconsistent data, networks or
+            priors.
     """
     named = isinstance(method, str)
     if isinstance(method, str):
@@ -86,7 +96,9 @@ def fit(
     method = VI() if method is None else method
     if not isinstance(method, Method):
         called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
-        raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}")
+        raise ValueError(
+            f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}"
+        )
     check_gradients_enabled()
     rows = as_data(data, method.batch_size)
     if likelihood is None and (named or method.chooses_prior):
@@ -111,7 +123,11 @@ def fit(
     if where == LAST:
         names = [escape(name) for name in last_layer(target, rows)]
         target = Target.build(target.net, likelihood, prior, rows.n, names)
-    if isinstance(likelihood, Categorical) and likelihood.class_axis is None and next(rows.ordered())[1].ndim > 1:
+    if (
+        isinstance(likelihood, Categorical)
+        and likelihood.class_axis is None
+        and next(rows.ordered())[1].ndim > 1
+    ):
         target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
     posterior = _fit_by_all_ranks(method, target, rows, seed, checkpoint, progress)
     if units is not None:
@@ -125,8 +141,11 @@ def fit(
     return posterior
 
 
-def _deferred_check(rows: Data, held_out_index: Tensor | None, seed: int) -> Callable[[Posterior], Checks]:
-    """Return a check of the posterior: a comparison with baselines, on held-out rows if there are any.
+def _deferred_check(
+    rows: Data, held_out_index: Tensor | None, seed: int
+) -> Callable[[Posterior], Checks]:
+    """Return a check of the posterior: a comparison with baselines, on held-out rows if there are
+    any.
 
     Some rows of tensors are kept for it. Rows of other data are read when the check is made.
 
@@ -155,14 +174,19 @@ def _fit_by_all_ranks(
     checkpoint: StrPath | None,
     progress: Show,
 ) -> Posterior:
-    """Fit in this process, or in all processes of torchrun together, and check that their results agree."""
+    """Fit in this process, or in all processes of torchrun together, and check that their results
+    agree.
+    """
     with sharing(checkpoint=checkpoint) as ranks:
         if ranks.size == 1:
             return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         check_same(ranks, method, target, rows, seed)
-        posterior = method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=ranks.rank == 0 and progress)
+        posterior = method.fit(
+            target, rows, seed=seed, checkpoint=checkpoint, progress=ranks.rank == 0 and progress
+        )
         if ranks.differing(
-            {"result": digest(tuple(posterior.state()[0].values()))}, next(target.net.parameters()).device
+            {"result": digest(tuple(posterior.state()[0].values()))},
+            next(target.net.parameters()).device,
         ):
             raise RuntimeError(
                 f"the {ranks.size} processes ended with different posteriors: not only the seed determines the result, "
@@ -173,7 +197,9 @@ def _fit_by_all_ranks(
 
 def check_same(ranks: Ranks, method: Method, target: Target, data: Data, seed: int) -> None:
     """A ValueError if the processes of torchrun were given different arguments."""
-    given = identity(method, target, data, seed) | {"weights": digest(tuple(target.net.state_dict().values()))}
+    given = identity(method, target, data, seed) | {
+        "weights": digest(tuple(target.net.state_dict().values()))
+    }
     codes = {part: fingerprint(value) for part, value in given.items()}
     if other := ranks.differing(codes, next(target.net.parameters()).device):
         raise ValueError(
@@ -214,7 +240,9 @@ def warn_of_binary_targets(data: Data) -> None:
 
 
 def default_likelihood(data: Data) -> Likelihood:
-    """Categorical for whole numbers y; for real ones Gaussian with a learned noise, in units of y."""
+    """Categorical for whole numbers y; for real ones Gaussian with a learned noise, in units of
+    y.
+    """
     y = sampled_rows(data)[1]
     if not y.is_floating_point():
         return Categorical()

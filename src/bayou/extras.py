@@ -1,4 +1,6 @@
-"""Optional dependencies: a module that is missing is one sentence, with the command that installs it."""
+"""Optional dependencies: a module that is missing is one sentence, with the command that installs
+it.
+"""
 
 from __future__ import annotations
 

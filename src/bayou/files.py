@@ -1,7 +1,9 @@
-"""Files of tensors and JSON: safetensors, JSON and SHA-256 digests in a zip archive, loaded without running code.
+"""Files of tensors and JSON: safetensors, JSON and SHA-256 digests in a zip archive, loaded without
+running code.
 
-A file is written under a temporary name and renamed, so that it is complete or absent. Its last 64 bytes are the
-SHA-256 of all others; the digests of the members in the manifest are for other programs.
+A file is written under a temporary name and renamed, so that it is complete or absent. Its last 64
+bytes are the SHA-256 of all others; the digests of the members in the manifest are for other
+programs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,15 @@ FORMAT = 1
 MINUTE = 60.0  # seconds
 SEAL = 64  # hex digits at the end of a file
 DTYPES = frozenset(  # of tensors in files
-    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool}
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+        torch.bool,
+    }
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 )
 EXTRA_STATE = "_extra_state"  # the key that torch gives to the result of get_extra_state
@@ -61,17 +71,21 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def writing(path: StrPath, *, folders: bool = False, through_links: bool = True) -> Iterator[IO[bytes]]:
-    """Open a stream whose bytes become the file ``path`` at the end of the block: whole and on the disk, or not at all.
+def writing(
+    path: StrPath, *, folders: bool = False, through_links: bool = True
+) -> Iterator[IO[bytes]]:
+    """Open a stream whose bytes become the file ``path`` at the end of the block: whole and on the
+    disk, or not at all.
 
-    They are written under a temporary name in the same folder, flushed to the disk and renamed. After an error or
-    Ctrl-C the temporary file is removed; that of a killed process is removed at the next write.
+    They are written under a temporary name in the same folder, flushed to the disk and renamed.
+    After an error or Ctrl-C the temporary file is removed; that of a killed process is removed at
+    the next write.
 
     Args:
         path: the file.
         folders: create missing parent folders, which are removed if the file cannot be written.
-        through_links: write to the target of a symbolic link; False: replace the link by the file, since the folder
-            may have been prepared by somebody else.
+        through_links: write to the target of a symbolic link; False: replace the link by the file,
+            since the folder may have been prepared by somebody else.
     """
     real = Path(os.path.realpath(path))
     is_replaced_link = not through_links and Path(path).is_symlink()
@@ -79,9 +93,15 @@ def writing(path: StrPath, *, folders: bool = False, through_links: bool = True)
         real = Path(os.path.realpath(Path(path).parent), Path(path).name)
     new = [folder for folder in real.parents if folders and not folder.exists()]
     if not (folders or real.parent.is_dir()):
-        raise FileError(f"cannot write {path}: the folder {real.parent} does not exist; create it first")
-    if real.exists() and not real.is_file() and not is_replaced_link:  # which a rename would replace, /dev/null too
-        raise FileError(f"cannot write {path}: it is a folder, a pipe or a device; choose another place")
+        raise FileError(
+            f"cannot write {path}: the folder {real.parent} does not exist; create it first"
+        )
+    if (
+        real.exists() and not real.is_file() and not is_replaced_link
+    ):  # which a rename would replace, /dev/null too
+        raise FileError(
+            f"cannot write {path}: it is a folder, a pipe or a device; choose another place"
+        )
     temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}.part")
     try:
         if new:
@@ -105,7 +125,9 @@ def writing(path: StrPath, *, folders: bool = False, through_links: bool = True)
                 folder.rmdir()
         if isinstance(error, OSError):
             why = error.strerror or error
-            raise FileError(f"cannot write {path}: {why}; what was there is untouched, choose another place") from error
+            raise FileError(
+                f"cannot write {path}: {why}; what was there is untouched, choose another place"
+            ) from error
         raise
 
 
@@ -139,12 +161,19 @@ def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files of ``path`` from killed processes; a file that is being written is locked."""
+    """Remove temporary files of ``path`` from killed processes; a file that is being written is
+    locked.
+    """
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
-        with contextlib.suppress(OSError), open(left, "rb") as stream:  # not ours, gone already, or in use
+        with (
+            contextlib.suppress(OSError),
+            open(left, "rb") as stream,
+        ):  # not ours, gone already, or in use
             _lock(stream, wait=False)
             state = os.fstat(stream.fileno())
-            if state.st_size or state.st_mtime < time.time() - MINUTE:  # an empty one may be about to be locked
+            if (
+                state.st_size or state.st_mtime < time.time() - MINUTE
+            ):  # an empty one may be about to be locked
                 left.unlink()
 
 
@@ -159,7 +188,9 @@ def locked(path: Path) -> Iterator[bool]:
         flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
         stream = os.fdopen(os.open(path, flags, 0o666), "ab")
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+        raise FileError(
+            f"cannot write {path}: {error.strerror or error}; choose another place"
+        ) from error
     with stream:
         free = True
         try:
@@ -172,7 +203,9 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def _lock(stream: IO[bytes], wait: bool) -> None:
-    """Lock a file until it is closed or the process ends; an OSError if another process has the lock."""
+    """Lock a file until it is closed or the process ends; an OSError if another process has the
+    lock.
+    """
     if fcntl is not None:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -182,12 +215,16 @@ def read_bytes(path: StrPath) -> bytes:
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
-            raise FileError(f"cannot read {path}: it is {'a folder' if path.is_dir() else 'a pipe or device'}, no file")
+            raise FileError(
+                f"cannot read {path}: it is {'a folder' if path.is_dir() else 'a pipe or device'}, no file"
+            )
         return path.read_bytes()
     except FileNotFoundError:
         raise FileError(f"there is no file {path}") from None
     except (OSError, MemoryError) as error:
-        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error!r}") from None
+        raise FileError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error!r}"
+        ) from None
 
 
 def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -217,7 +254,9 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
         raise FileError(f"{path} is a foreign file: {type(error).__name__}: {error}") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise FileError(f"{path} has {tensor.dtype} in {name!r}, which bayou does not write; use a backup")
+            raise FileError(
+                f"{path} has {tensor.dtype} in {name!r}, which bayou does not write; use a backup"
+            )
     if kind is not None and config.get("kind") != kind:
         raise FileError(f"{path} holds a {config.get('kind')!r}, expected a {kind!r}")
     return tensors, config
@@ -238,9 +277,14 @@ def making(what: str, path: StrPath) -> Iterator[None]:
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     """Raise a ValueError for compressed members, which bayou does not write."""
     for member in archive.infolist():
-        if member.compress_type != zipfile.ZIP_STORED or not member.file_size == member.compress_size <= size:
+        if (
+            member.compress_type != zipfile.ZIP_STORED
+            or not member.file_size == member.compress_size <= size
+        ):
             packed, full = member.compress_size, member.file_size
-            raise ValueError(f"{member.filename} is {full:,} bytes packed in {packed:,}, and bayou packs nothing")
+            raise ValueError(
+                f"{member.filename} is {full:,} bytes packed in {packed:,}, and bayou packs nothing"
+            )
 
 
 def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
@@ -279,7 +323,8 @@ def join(tensors: dict[str, Tensor], tree: Any) -> Any:
 def no_grad_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a module by name, detached.
 
-    What else a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to the modules.
+    What else a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to
+    the modules.
     """
     names = registered_names(module)
     return {name: value.detach() for name, value in module.state_dict().items() if name in names}
@@ -293,17 +338,23 @@ def registered_names(module: nn.Module) -> set[str]:
 
 
 def packed_state(module: nn.Module) -> dict[str, Any]:
-    """Return the entries of a ``state_dict`` that are neither parameters nor buffers nor extra state.
+    """Return the entries of a ``state_dict`` that are neither parameters nor buffers nor extra
+    state.
 
     Quantized layers keep their weights there.
     """
     names = registered_names(module)
     entries = module.state_dict().items()
-    return {name: value for name, value in entries if name not in names and not name.endswith(EXTRA_STATE)}
+    return {
+        name: value
+        for name, value in entries
+        if name not in names and not name.endswith(EXTRA_STATE)
+    }
 
 
 def restore_state(module: nn.Module, state: dict[str, Tensor], *, partial: bool = False) -> None:
-    """Give a module the tensors of ``no_grad_state``; packed weights and extra state remain as they are.
+    """Give a module the tensors of ``no_grad_state``; packed weights and extra state remain as they
+    are.
 
     Args:
         module: the module, which is changed.
@@ -318,7 +369,9 @@ def restore_state(module: nn.Module, state: dict[str, Tensor], *, partial: bool 
     full.clear()
     full.update(packed | state)
     keys = module.load_state_dict(full, strict=False)
-    missing = [] if partial else [name for name in keys.missing_keys if not name.endswith(EXTRA_STATE)]
+    missing = (
+        [] if partial else [name for name in keys.missing_keys if not name.endswith(EXTRA_STATE)]
+    )
     if missing:
         raise RuntimeError(f"there is no {missing[0]!r}")
     unexpected = [name for name in keys.unexpected_keys if name in state]

@@ -1,4 +1,6 @@
-"""Packages whose names are imported when they are first used; their ``__init__.pyi`` says which, for type checkers."""
+"""Packages whose names are imported when they are first used; their ``__init__.pyi`` says which,
+for type checkers.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 
-def lazy(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
-    """The names of a package with the modules that define them, its ``__getattr__`` and its ``__dir__`` (PEP 562)."""
+def lazy(
+    package: str, file: str
+) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
+    """The names of a package with the modules that define them, its ``__getattr__`` and its
+    ``__dir__`` (PEP 562).
+    """
     homes = {
         alias.name: statement.module or package
         for statement in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body

@@ -14,13 +14,18 @@ T = TypeVar("T")
 
 
 def match(
-    names: Iterable[str], rules: Mapping[str, T], default: T | None = None, *, frozen: Collection[str] = ()
+    names: Iterable[str],
+    rules: Mapping[str, T],
+    default: T | None = None,
+    *,
+    frozen: Collection[str] = (),
 ) -> dict[str, T]:
     """The value of the first rule whose pattern matches each name, in the order of ``names``.
 
-    Patterns are shell-style and case-sensitive (``"*.weight"``, ``"conv?.*"``, ``"[!a]*"``); ``*`` crosses dots. A
-    pattern that matches no name is an error, and so is a name that no pattern matches, unless a ``default`` is given.
-    Those of the names that are ``frozen`` need no pattern and get no value.
+    Patterns are shell-style and case-sensitive (``"*.weight"``, ``"conv?.*"``, ``"[!a]*"``); ``*``
+    crosses dots. A pattern that matches no name is an error, and so is a name that no pattern
+    matches, unless a ``default`` is given. Those of the names that are ``frozen`` need no pattern
+    and get no value.
 
     >>> match(["conv.weight", "fc.weight", "fc.bias"], {"conv.*": 1, "*.weight": 2}, default=0)
     {'conv.weight': 1, 'fc.weight': 2, 'fc.bias': 0}
@@ -55,11 +60,15 @@ def stack(draws: Sequence[Params]) -> Params:
     for index, draw in enumerate(draws):
         if draw.keys() != first.keys():
             odd = sorted(draw.keys() ^ first.keys())
-            raise ValueError(f"params {index} and params 0 have different names: {_listed(odd)} is only in one of them")
+            raise ValueError(
+                f"params {index} and params 0 have different names: {_listed(odd)} is only in one of them"
+            )
         for name, tensor in draw.items():
             got, expected = tuple(tensor.shape), tuple(first[name].shape)
             if got != expected:
-                raise ValueError(f"{name!r} has shape {got} in params {index} but {expected} in params 0")
+                raise ValueError(
+                    f"{name!r} has shape {got} in params {index} but {expected} in params 0"
+                )
     return {name: torch.stack([draw[name] for draw in draws]) for name in first}
 
 
@@ -84,7 +93,8 @@ def size(stacked: Params) -> int:
 def flatten(params: Params, sample_dims: int = 0) -> Tensor:
     """All tensors as one vector, in the sorted order of their names.
 
-    Tensors (*samples, *shape) with ``sample_dims`` leading sample axes become one tensor (*samples, D).
+    Tensors (*samples, *shape) with ``sample_dims`` leading sample axes become one tensor (*samples,
+    D).
     """
     if not params:
         raise ValueError("cannot flatten params without tensors")
@@ -98,7 +108,8 @@ def flatten(params: Params, sample_dims: int = 0) -> Tensor:
 def unflatten(vector: Tensor, like: Params) -> Params:
     """The inverse of ``flatten``: (*samples, D) becomes tensors (*samples, *shape).
 
-    Names, their order in the dict, shapes (without sample axes) and dtypes follow ``like``; the device is the vector's.
+    Names, their order in the dict, shapes (without sample axes) and dtypes follow ``like``; the
+    device is the vector's.
     """
     counts = {name: like[name].numel() for name in sorted(like)}
     total = sum(counts.values())
@@ -108,13 +119,18 @@ def unflatten(vector: Tensor, like: Params) -> Params:
         )
     parts = dict(zip(counts, vector.split(list(counts.values()), dim=-1), strict=True))
     return {
-        name: parts[name].reshape((*vector.shape[:-1], *tensor.shape)).to(tensor.dtype) for name, tensor in like.items()
+        name: parts[name].reshape((*vector.shape[:-1], *tensor.shape)).to(tensor.dtype)
+        for name, tensor in like.items()
     }
 
 
 def under(prefix: str, tensors: Params) -> Params:
     """The tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _listed(names: Iterable[str]) -> str:

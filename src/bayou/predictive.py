@@ -19,8 +19,9 @@ from bayou.rng import Seed
 class Predictive:
     """p(y | x) = 1/S Σ_s p(y | f_s), with f_s = net(x; w_s), w_s ~ the posterior.
 
-    y is (B, *event): the shape of one output, without the classes' axis for a categorical y and with half of the last
-    axis for a heteroscedastic one. Moments, quantiles and entropies are the mixture's.
+    y is (B, *event): the shape of one output, without the classes' axis for a categorical y and
+    with half of the last axis for a heteroscedastic one. Moments, quantiles and entropies are the
+    mixture's.
 
     Args:
         likelihood: p(y | f).
@@ -34,7 +35,9 @@ class Predictive:
             )
         if not outputs.is_floating_point():
             raise ValueError(f"outputs must be floating point, got {outputs.dtype}")
-        likelihood.target_shape(outputs.shape[1:])  # raises for outputs that do not match the likelihood
+        likelihood.target_shape(
+            outputs.shape[1:]
+        )  # raises for outputs that do not match the likelihood
         self.likelihood = likelihood.for_scores()
         self.outputs = outputs
 
@@ -43,7 +46,9 @@ class Predictive:
 
     @property
     def means(self) -> Tensor:
-        """E[y | f_s] for every sample, class probabilities for a categorical y: (S, B, *event) or (S, B, *event, C)."""
+        """E[y | f_s] for every sample, class probabilities for a categorical y: (S, B, *event) or
+        (S, B, *event, C).
+        """
         return self.likelihood.mean(self.outputs)
 
     @property
@@ -53,7 +58,9 @@ class Predictive:
 
     @property
     def std(self) -> Tensor:
-        """√Var[y], Var[y] = Var_s E[y | f_s] + E_s Var[y | f_s] (of the class indicators for a categorical y)."""
+        """√Var[y], Var[y] = Var_s E[y | f_s] + E_s Var[y | f_s] (of the class indicators for a
+        categorical y).
+        """
         return (self._epistemic_variance + self._average(self.likelihood.variance)).sqrt()
 
     @property
@@ -68,10 +75,11 @@ class Predictive:
 
     @property
     def entropy(self) -> Tensor:
-        """H[y] in nats, (B,), differential for a continuous y; exact for classes, by quadrature for bayou's others.
+        """H[y] in nats, (B,), differential for a continuous y; exact for classes, by quadrature for
+        bayou's others.
 
-        With several coordinates it is Σ_i H[y_i], an upper bound of the joint entropy: they share the samples. A sum
-        over a sequence has its padding too; ``entropy_map`` has the terms.
+        With several coordinates it is Σ_i H[y_i], an upper bound of the joint entropy: they share
+        the samples. A sum over a sequence has its padding too; ``entropy_map`` has the terms.
         """
         return self._per_example(self.entropy_map)
 
@@ -82,12 +90,16 @@ class Predictive:
 
     @property
     def aleatoric_entropy(self) -> Tensor:
-        """E_s H[y | f_s] in nats, (B,): ``entropy`` minus ``mutual_information``, up to rounding."""
+        """E_s H[y | f_s] in nats, (B,): ``entropy`` minus ``mutual_information``, up to
+        rounding.
+        """
         return self._per_example(self._average(self.likelihood.entropy))
 
     @property
     def mutual_information(self) -> Tensor:
-        """I[y; w] = H[y] − E_s H[y | f_s] ≥ 0 in nats, (B,): the epistemic part of the entropy (Houlsby 2011)."""
+        """I[y; w] = H[y] − E_s H[y | f_s] ≥ 0 in nats, (B,): the epistemic part of the entropy
+        (Houlsby 2011).
+        """
         return self._per_example(self.mutual_information_map)
 
     @property
@@ -99,7 +111,9 @@ class Predictive:
     def probabilities(self) -> Tensor:
         """P(y_i = k) of every class k, two for a yes or no: (B, *event, K)."""
         if not isinstance(self.likelihood, FiniteLikelihood):
-            raise ValueError(f"probabilities are for classes, not for {type(self.likelihood).__name__}; use log_prob")
+            raise ValueError(
+                f"probabilities are for classes, not for {type(self.likelihood).__name__}; use log_prob"
+            )
         return self.likelihood.mixture_pmf(self.outputs)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -114,11 +128,12 @@ class Predictive:
 
     @torch.no_grad()
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """The smallest y_i with P(Y_i ≤ y_i) ≥ q: (B, *event), or (Q, B, *event) for a sequence of Q levels.
+        """The smallest y_i with P(Y_i ≤ y_i) ≥ q: (B, *event), or (Q, B, *event) for a sequence of
+        Q levels.
 
-        Solved on the mixture, not sampled: to rounding for a continuous y, exact for a discrete one. (A custom
-        likelihood without a ``cdf`` is sampled.) The quantiles of a categorical y are class indices, which are
-        meaningful only if the classes are ordered.
+        Solved on the mixture, not sampled: to rounding for a continuous y, exact for a discrete
+        one. (A custom likelihood without a ``cdf`` is sampled.) The quantiles of a categorical y
+        are class indices, which are meaningful only if the classes are ordered.
         """
         for level in (q,) if isinstance(q, int | float) else q:
             check_level(level, "a quantile's")
@@ -127,7 +142,9 @@ class Predictive:
         return torch.stack([self.likelihood.mixture_quantile(self.outputs, level) for level in q])
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval of y with (at least) this probability: quantiles (1 − level)/2 and (1 + level)/2."""
+        """The central interval of y with (at least) this probability: quantiles (1 − level)/2 and
+        (1 + level)/2.
+        """
         check_level(level)
         if self.likelihood.support == "classes":
             raise ValueError(
@@ -137,7 +154,9 @@ class Predictive:
         return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
 
     def prediction_set(self, level: float = 0.9) -> Tensor:
-        """The smallest set of classes with (at least) this probability, as a mask: bool (B, *event, K)."""
+        """The smallest set of classes with (at least) this probability, as a mask: bool (B, *event,
+        K).
+        """
         check_level(level, "a set's")
         p, order = self.probabilities.sort(stable=True, dim=-1, descending=True)
         before = p.cumsum(-1) - p  # the probability of the classes before
@@ -153,7 +172,11 @@ class Predictive:
     @property
     def _epistemic_variance(self) -> Tensor:
         mean = self.mean
-        return self._average(lambda f: (self.likelihood.mean(f) - mean).square() + self.likelihood.function_variance(f))
+        return self._average(
+            lambda f: (
+                (self.likelihood.mean(f) - mean).square() + self.likelihood.function_variance(f)
+            )
+        )
 
     def _average(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         return average(function, self.outputs)

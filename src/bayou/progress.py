@@ -1,4 +1,6 @@
-"""What a run says while it works: a line with step, total, a few numbers and the time left; and its warnings."""
+"""What a run says while it works: a line with step, total, a few numbers and the time left; and its
+warnings.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _SPEAKS_COMMAND_LINE: ContextVar[bool] = ContextVar("speaks_command_line", defau
 
 @contextmanager
 def command_line_spelling() -> Iterator[None]:
-    """Inside, messages name settings as options of a command, ``--steps``, instead of arguments, ``steps=``."""
+    """Inside, messages name settings as options of a command, ``--steps``, instead of arguments,
+    ``steps=``.
+    """
     token = _SPEAKS_COMMAND_LINE.set(True)
     try:
         yield
@@ -55,7 +59,8 @@ def setting_name(name: str) -> str:
 
 
 class _Stage:
-    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is reached.
+    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is
+    reached.
 
     ``limit``: the end of the stages inside, which the first of them sets.
     """
@@ -72,8 +77,9 @@ _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
 def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterator[None]:
     """Inside, titles start with the stage, such as "2 of 3: held out, " or "member 2 of 5: ".
 
-    All stages count as equally long in the part of the whole that is done. A stage can have stages of its own, which
-    cover a share of what is left of it: whether more lines or stages follow is not known.
+    All stages count as equally long in the part of the whole that is done. A stage can have stages
+    of its own, which cover a share of what is left of it: whether more lines or stages follow is
+    not known.
     """
     outer = _STAGE.get()
     if outer is None:
@@ -94,11 +100,12 @@ def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterato
 class Progress:
     """A progress line on stderr, as a context manager.
 
-    ``show=True`` draws a bar where stderr is a terminal and rich is installed, plain lines on a terminal without rich,
-    and nothing elsewhere (logs, tests, notebooks run by a machine); ``"plain"`` writes a line every ten seconds
-    anywhere; ``False`` is silent. A function is called with (title, step, total, numbers) instead, at most ten times
-    per second. "seconds_left" in the numbers is estimated by the pace of this line; inside a ``stage``, "done" is the
-    part of the whole that is done, which never decreases and never is 1: no line knows that it is the last one.
+    ``show=True`` draws a bar where stderr is a terminal and rich is installed, plain lines on a
+    terminal without rich, and nothing elsewhere (logs, tests, notebooks run by a machine);
+    ``"plain"`` writes a line every ten seconds anywhere; ``False`` is silent. A function is called
+    with (title, step, total, numbers) instead, at most ten times per second. "seconds_left" in the
+    numbers is estimated by the pace of this line; inside a ``stage``, "done" is the part of the
+    whole that is done, which never decreases and never is 1: no line knows that it is the last one.
     ``describe`` makes a text of them.
 
         with Progress("fitting", total=100) as progress:
@@ -120,7 +127,9 @@ class Progress:
         self._every = REDRAW if self._sink or self._bar else LINE if lines else None
         self._task: Any = None
         self._start = self._last = 0.0
-        self._first: int | None = None  # the step at the start, which is not 0 in a run that is resumed
+        self._first: int | None = (
+            None  # the step at the start, which is not 0 in a run that is resumed
+        )
         self._begin = self._stage.at if self._stage else 0.0
 
     def __enter__(self) -> Self:
@@ -143,7 +152,8 @@ class Progress:
             sys.stderr.flush()
 
     def start_clock(self, total: int) -> None:
-        """Count the time of steps from now on: that of a preparation under the same title belongs to none of them.
+        """Count the time of steps from now on: that of a preparation under the same title belongs
+        to none of them.
 
         Args:
             total: the number of steps, which is known now.
@@ -173,14 +183,19 @@ class Progress:
             sys.stderr.flush()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
 
 def describe(step: int, total: int, numbers: dict[str, float], most: int | None = None) -> str:
-    """The text of a line: "300/2,000  loss 1.5  about 6 s  40 % of the whole"; ``most``: of the other numbers."""
+    """The text of a line: "300/2,000  loss 1.5  about 6 s  40 % of the whole"; ``most``: of the
+    other numbers.
+    """
     own = [f"{name} {value:.4g}" for name, value in numbers.items() if name not in (LEFT, DONE)]
     words = [f"{step:,}/{total:,}", *own[:most]]
     if LEFT in numbers and step < total:

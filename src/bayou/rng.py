@@ -2,12 +2,14 @@
 
 A *seed* is one of three things, everywhere in bayou:
 
-* an ``int``: every draw is a function of (seed, index), so draw 17 is the same for any chunk size and process;
+* an ``int``: every draw is a function of (seed, index), so draw 17 is the same for any chunk size
+  and process;
 * a ``torch.Generator``: draws come from that stream, in order;
 * ``None``: draws come from torch's global stream (``torch.manual_seed`` governs it).
 
-Torch has one global stream for all threads. Code that seeds it (``isolated``) or draws from it here has exclusive
-access; other threads wait, and a long block releases it between its draws. A fit has the same result in any thread.
+Torch has one global stream for all threads. Code that seeds it (``isolated``) or draws from it here
+has exclusive access; other threads wait, and a long block releases it between its draws. A fit has
+the same result in any thread.
 """
 
 from __future__ import annotations
@@ -45,9 +47,14 @@ class _Turns:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.owner, self.depth = 0, 0  # the thread with access, and the number of its nested entries
+        self.owner, self.depth = (
+            0,
+            0,
+        )  # the thread with access, and the number of its nested entries
         self.waiting: deque[int] = deque()
-        self.blocks: list[States] = []  # the streams as they were before each isolated block of the owner
+        self.blocks: list[
+            States
+        ] = []  # the streams as they were before each isolated block of the owner
 
     def __enter__(self) -> None:
         me = threading.get_ident()
@@ -75,7 +82,9 @@ class _Turns:
         return self.owner == 0 and self.waiting[0] == threading.get_ident()
 
     def offer(self) -> None:
-        """Give waiting threads access, with the streams in their outer state; then restore those of this block."""
+        """Give waiting threads access, with the streams in their outer state; then restore those of
+        this block.
+        """
         me = threading.get_ident()
         if not self.waiting or self.owner != me:
             return
@@ -90,7 +99,9 @@ class _Turns:
             while not self._next():
                 try:
                     self.changed.wait()
-                except BaseException as error:  # Ctrl-C: raised after access is regained, so that the blocks can exit
+                except (
+                    BaseException
+                ) as error:  # Ctrl-C: raised after access is regained, so that the blocks can exit
                     interrupt = error
             self.waiting.popleft()
             self.owner, self.depth, self.blocks = me, depth, blocks
@@ -126,19 +137,27 @@ def fold(seed: Seed, *names: str | int) -> Seed:
 
 
 def normal(n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
-    """Standard normal noise for draws start .. start + n - 1: (n, *event), with the dtype and device of ``like``."""
+    """Standard normal noise for draws start .. start + n - 1: (n, *event), with the dtype and
+    device of ``like``.
+    """
     return _draw("normal", n, event, like, seed, start)
 
 
-def uniform(n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
-    """Uniform noise on [0, 1) for draws start .. start + n - 1: (n, *event), with the dtype and device of ``like``."""
+def uniform(
+    n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
+) -> Tensor:
+    """Uniform noise on [0, 1) for draws start .. start + n - 1: (n, *event), with the dtype and
+    device of ``like``.
+    """
     return _draw("uniform", n, event, like, seed, start)
 
 
 def normal_like(x: Tensor) -> Tensor:
-    """Standard normal noise shaped like x, governed by torch's global stream: inside compile and vmap too.
+    """Standard normal noise shaped like x, governed by torch's global stream: inside compile and
+    vmap too.
 
-    A large draw on a CPU comes from numpy's ziggurat, seeded by that stream: faster than ``torch.randn`` there.
+    A large draw on a CPU comes from numpy's ziggurat, seeded by that stream: faster than
+    ``torch.randn`` there.
     """
     if torch.compiler.is_compiling():
         return torch.randn_like(x)
@@ -146,9 +165,14 @@ def normal_like(x: Tensor) -> Tensor:
     if not plain or torch._C._functorch.peek_interpreter_stack() is not None:
         with _TURNS:
             return torch.randn_like(x)
-    first, blocks = integer(None), PIECES if x.numel() >= SHARED else 1  # fixed, so that threads change no number
+    first, blocks = (
+        integer(None),
+        PIECES if x.numel() >= SHARED else 1,
+    )  # fixed, so that threads change no number
     seeds = [integer(fold(first, block)) for block in range(blocks)]
-    return _numpy("normal", seeds, (-(-x.numel() // blocks),), x.dtype)[: x.numel()].reshape(x.shape)
+    return _numpy("normal", seeds, (-(-x.numel() // blocks),), x.dtype)[: x.numel()].reshape(
+        x.shape
+    )
 
 
 def permutation(n: int, seed: Seed = None) -> Tensor:
@@ -183,7 +207,9 @@ def states(device: torch.device) -> list[Tensor]:
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Seed torch's global streams of the CPU and of ``device``; only inside ``isolated``, which restores them."""
+    """Seed torch's global streams of the CPU and of ``device``; only inside ``isolated``, which
+    restores them.
+    """
     _TURNS.offer()
     for stream in _streams(device):
         stream.manual_seed(seed)
@@ -193,8 +219,9 @@ def reseed(seed: int, device: torch.device) -> None:
 def isolated(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's global streams of the CPU and of ``device``, seeded inside and restored afterwards.
 
-    For user code that draws from the global stream (a density, a network with dropout). Blocks of several threads
-    alternate, at ``reseed`` and at each draw; a thread inside a block must not wait for another thread.
+    For user code that draws from the global stream (a density, a network with dropout). Blocks of
+    several threads alternate, at ``reseed`` and at each draw; a thread inside a block must not wait
+    for another thread.
     """
     with _TURNS:
         before = {stream: stream.get_state() for stream in _streams(device)}
@@ -224,20 +251,30 @@ def _numpy(kind: Kind, seeds: Sequence[int], shape: Sequence[int], dtype: torch.
 
     def fill(i: int) -> None:
         generator = np.random.Generator(np.random.SFC64(seeds[i]))
-        (generator.standard_normal if kind == "normal" else generator.random)(dtype=out.dtype, out=out[i])
+        (generator.standard_normal if kind == "normal" else generator.random)(
+            dtype=out.dtype, out=out[i]
+        )
 
     if out.size >= SHARED and len(seeds) > 1:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy releases the GIL while it draws
+        with ThreadPoolExecutor(
+            torch.get_num_threads()
+        ) as pool:  # numpy releases the GIL while it draws
             list(pool.map(fill, range(len(seeds))))
     else:
         for i in range(len(seeds)):
             fill(i)
     drawn = torch.from_numpy(out.reshape(len(seeds) * shape[0], *shape[1:])).to(dtype)
     # A number just below 1 rounds to 1 in half precision.
-    return drawn if kind == "normal" or dtype in _NUMPY else drawn.clamp_max(1 - torch.finfo(dtype).eps / 2)
+    return (
+        drawn
+        if kind == "normal" or dtype in _NUMPY
+        else drawn.clamp_max(1 - torch.finfo(dtype).eps / 2)
+    )
 
 
-def _torch(kind: Kind, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+def _torch(
+    kind: Kind, shape: Sequence[int], like: Tensor, generator: torch.Generator | None
+) -> Tensor:
     sampler = torch.randn if kind == "normal" else torch.rand
     return sampler(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
 
@@ -250,7 +287,8 @@ def _draw(kind: Kind, n: int, event: Sequence[int], like: Tensor, seed: Seed, st
         with _TURNS:
             return _torch(kind, (n, *event), like, None)
     _TURNS.offer()
-    # Indices are grouped into blocks with one generator each, so that a draw depends on its index alone.
+    # Indices are grouped into blocks with one generator each, so that a draw depends on its index
+    # alone.
     size = max(1, BLOCK // max(1, math.prod(event)))
     seeds = [integer(fold(seed, block)) for block in range(start // size, -(-(start + n) // size))]
     if not seeds:
@@ -258,6 +296,8 @@ def _draw(kind: Kind, n: int, event: Sequence[int], like: Tensor, seed: Seed, st
     if like.device.type == "cpu":
         drawn = _numpy(kind, seeds, (size, *event), like.dtype)
     else:
-        drawn = torch.cat([_torch(kind, (size, *event), like, _generator(part, like.device)) for part in seeds])
+        drawn = torch.cat(
+            [_torch(kind, (size, *event), like, _generator(part, like.device)) for part in seeds]
+        )
     offset = start % size
     return drawn[offset : offset + n]

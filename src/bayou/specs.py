@@ -1,4 +1,6 @@
-"""Frozen dataclass specs to JSON and back, so that files can describe their contents without code."""
+"""Frozen dataclass specs to JSON and back, so that files can describe their contents without
+code.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from typing import Any
 NAMED = "spec"  # the key that marks a spec in JSON
 LATER = "later"  # the key in the metadata of fields that were added to a spec later
 OPAQUE = "callable"  # the key that marks a value JSON cannot hold
-DICT, TUPLE = "dict", "tuple"  # every object in the JSON has one of these four keys: no dict looks like a spec
+DICT, TUPLE = (
+    "dict",
+    "tuple",
+)  # every object in the JSON has one of these four keys: no dict looks like a spec
 
 
 def described(doc: str | None) -> dict[str, str]:
@@ -26,7 +31,8 @@ def described(doc: str | None) -> dict[str, str]:
 class Checked:
     """A spec that validates its fields: an error names the field, its value and the condition.
 
-    ``Args`` of base classes that a docstring does not describe are added to it, so that ``help`` describes all fields.
+    ``Args`` of base classes that a docstring does not describe are added to it, so that ``help``
+    describes all fields.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -36,7 +42,11 @@ class Checked:
             inherited = described(base.__dict__.get("__doc__")) | inherited
         doc = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
         own = described(doc)
-        added = [f"    {text}" for name, text in inherited.items() if name not in own and f"``{name}``:" not in doc]
+        added = [
+            f"    {text}"
+            for name, text in inherited.items()
+            if name not in own and f"``{name}``:" not in doc
+        ]
         if doc and added:
             cls.__doc__ = "\n".join([doc, *([] if own else ["", "Args:"]), *added]) + "\n"
 
@@ -50,7 +60,9 @@ class Checked:
         """A ValueError unless these fields are None or whole numbers of at least ``least``."""
 
         def valid(value: Any) -> bool:
-            return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+            return value is None or (
+                isinstance(value, int) and not isinstance(value, bool) and value >= least
+            )
 
         self._check(names, valid, f"a whole number of at least {least}")
 
@@ -64,7 +76,11 @@ class Checked:
 
     def _check_finite(self, *names: str) -> None:
         """A ValueError unless these fields are finite numbers."""
-        self._check(names, lambda value: _is_number(value) and abs(value) <= sys.float_info.max, "a finite number")
+        self._check(
+            names,
+            lambda value: _is_number(value) and abs(value) <= sys.float_info.max,
+            "a finite number",
+        )
 
     def _check_kind(self, kind: type, *names: str) -> None:
         """A ValueError unless these fields are of this type."""
@@ -99,7 +115,8 @@ def nearest(name: str, names: Sequence[str]) -> str:
 def later_field(default: Any) -> Any:
     """Declare a field that a spec got after files of it had been written.
 
-    At its default it is not written, so that old files, checkpoints and results keep their identity.
+    At its default it is not written, so that old files, checkpoints and results keep their
+    identity.
 
     Args:
         default: the value with which the spec means what it meant before.
@@ -116,11 +133,16 @@ def is_written(field: dataclasses.Field[Any], value: Any) -> bool:
 def to_json(value: Any) -> Any:
     """A spec (or a dict, list or plain value with specs in it) as plain JSON values.
 
-    A callable becomes a marker with its name: the file can be written, but loading needs the spec itself again. Fields
-    with ``compare=False`` change no result and are left out, as are fields of ``later_field`` at their defaults.
+    A callable becomes a marker with its name: the file can be written, but loading needs the spec
+    itself again. Fields with ``compare=False`` change no result and are left out, as are fields of
+    ``later_field`` at their defaults.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if is_written(f, value)}
+        fields = {
+            f.name: to_json(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if is_written(f, value)
+        }
         return {NAMED: type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
         return {DICT: [[to_json(key), to_json(item)] for key, item in value.items()]}
@@ -134,7 +156,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, *families: type) -> Any:
-    """The inverse of ``to_json``: specs are found by name among the subclasses of ``families``, and nothing is run."""
+    """The inverse of ``to_json``: specs are found by name among the subclasses of ``families``, and
+    nothing is run.
+    """
     if isinstance(value, list):
         return [from_json(item, *families) for item in value]
     if not isinstance(value, dict):
@@ -154,7 +178,9 @@ def from_json(value: Any, *families: type) -> Any:
             f"the file names {name!r}, which is unknown here; import the module that defines it, or update bayou"
         )
     try:
-        return known[name](**{key: from_json(item, *families) for key, item in value["fields"].items()})
+        return known[name](
+            **{key: from_json(item, *families) for key, item in value["fields"].items()}
+        )
     except TypeError as error:
         raise ValueError(f"the file's {name} does not fit this version of bayou: {error}") from None
 

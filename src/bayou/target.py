@@ -1,4 +1,6 @@
-"""The unnormalized posterior: network, likelihood, prior and number of data. Scaling by N/M happens only here."""
+"""The unnormalized posterior: network, likelihood, prior and number of data. Scaling by N/M happens
+only here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from torch import Tensor, nn
 
 from bayou.files import no_grad_state, packed_state
 from bayou.likelihoods import BoundLikelihood, Likelihood
-from bayou.network import Network, check_network, fan_ins, forward_inputs, is_constant, layouts, shared_copy
+from bayou.network import (
+    Network,
+    check_network,
+    fan_ins,
+    forward_inputs,
+    is_constant,
+    layouts,
+    shared_copy,
+)
 from bayou.params import Params, match
 from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
 from bayou.training.data import digest
@@ -26,8 +36,8 @@ PriorRules = Prior | Mapping[str, Prior]
 class Target:
     """p(w) Π_n p(y_n | x_n, w) for a network with weights w and N data.
 
-    ``net`` shares the values of the user's network. Its frozen parameters (``requires_grad=False``) are constants: no
-    draw and no file has them.
+    ``net`` shares the values of the user's network. Its frozen parameters (``requires_grad=False``)
+    are constants: no draw and no file has them.
     """
 
     net: nn.Module
@@ -35,8 +45,12 @@ class Target:
     likelihood: BoundLikelihood
     prior: PriorRules
     n: int
-    prior_given: bool = True  # whether the user gave this prior; otherwise a method may select another
-    prior_selected: bool = False  # whether its scale was selected, and a method may select that of some tensors again
+    prior_given: bool = (
+        True  # whether the user gave this prior; otherwise a method may select another
+    )
+    prior_selected: bool = (
+        False  # whether its scale was selected, and a method may select that of some tensors again
+    )
 
     @staticmethod
     def build(
@@ -48,7 +62,8 @@ class Target:
     ) -> Target:
         """Bind the likelihood to the dtype and device of the network.
 
-        ``where``: patterns of the parameters that are free, by default all that require gradients; the rest is frozen.
+        ``where``: patterns of the parameters that are free, by default all that require gradients;
+        the rest is frozen.
         """
         check_network(net)
         check_priors(prior)
@@ -59,16 +74,25 @@ class Target:
         if n < 1:
             raise ValueError(f"there are no data: n = {n}; give at least one row")
         net = shared_copy(net, None if where is None else free_names(net, where))
-        first = next((value for value in net.parameters() if value.requires_grad), next(net.parameters()))
+        first = next(
+            (value for value in net.parameters() if value.requires_grad), next(net.parameters())
+        )
         bound = likelihood.bind(dtype=first.dtype, device=first.device)
-        return Target(net, likelihood, bound, Normal(1.0) if prior is None else prior, n, prior is not None)
+        return Target(
+            net, likelihood, bound, Normal(1.0) if prior is None else prior, n, prior is not None
+        )
 
     def copy(self, n: int | None = None) -> Target:
-        """The same target for n data, with its own copy of the likelihood, whose parameters may change."""
-        return replace(self, likelihood=copy.deepcopy(self.likelihood), n=self.n if n is None else n)
+        """The same target for n data, with its own copy of the likelihood, whose parameters may
+        change.
+        """
+        return replace(
+            self, likelihood=copy.deepcopy(self.likelihood), n=self.n if n is None else n
+        )
 
     def in_units(self, scale: Tensor) -> Target:
-        """Return the target for shift + scale·y instead of y, and a network whose outputs have these units.
+        """Return the target for shift + scale·y instead of y, and a network whose outputs have
+        these units.
 
         Args:
             scale: one positive number, or one for each coordinate of the last axis of y.
@@ -114,21 +138,34 @@ class Target:
 
     def start(self) -> Params:
         """A copy of the network's current free parameters."""
-        return {name: value.detach().clone() for name, value in self.net.named_parameters() if value.requires_grad}
+        return {
+            name: value.detach().clone()
+            for name, value in self.net.named_parameters()
+            if value.requires_grad
+        }
 
     @property
     def frozen(self) -> Params:
         """The frozen parameters, shared with the user's network."""
-        return {name: value.detach() for name, value in self.net.named_parameters() if not value.requires_grad}
+        return {
+            name: value.detach()
+            for name, value in self.net.named_parameters()
+            if not value.requires_grad
+        }
 
     def base(self) -> dict[str, str]:
         """Return a digest of every tensor that no file has.
 
-        These are frozen parameters, constants, packed weights of quantized layers, and with frozen parameters all
-        buffers. The first 64 bits of SHA-256, about a second per GB. Buffers are those before the fit.
+        These are frozen parameters, constants, packed weights of quantized layers, and with frozen
+        parameters all buffers. The first 64 bits of SHA-256, about a second per GB. Buffers are
+        those before the fit.
         """
         frozen, state = self.frozen, no_grad_state(self.net)
-        buffers = (n for n, value in self.net.named_buffers() if n in state and (frozen or is_constant(value)))
+        buffers = (
+            n
+            for n, value in self.net.named_buffers()
+            if n in state and (frozen or is_constant(value))
+        )
         constants = frozen | {n: state[n] for n in buffers} | packed_state(self.net)
         return {name: digest(value) for name, value in constants.items()}
 
@@ -138,7 +175,9 @@ class Target:
 
     def log_prior(self, params: Params) -> Tensor:
         """Σ log p(w) over the given tensors; tensors (..., *shape) give (...)."""
-        parts = [prior.log_prob(params[name]) for name, prior in self.priors.items() if name in params]
+        parts = [
+            prior.log_prob(params[name]) for name, prior in self.priors.items() if name in params
+        ]
         parts += [coupling(params) for coupling in self.couplings]
         return torch.stack(parts).sum(0)
 
@@ -149,7 +188,9 @@ class Target:
     @property
     def learned_priors(self) -> list[str]:
         """The names of the tensors whose prior has hyperparameters to learn."""
-        return [name for name, prior in self.priors.items() if any(True for _ in prior.parameters())]
+        return [
+            name for name, prior in self.priors.items() if any(True for _ in prior.parameters())
+        ]
 
     def with_fixed_priors(self) -> Target:
         """The same target with every prior fixed at its initial hyperparameters."""
@@ -158,7 +199,11 @@ class Target:
             return replace(prior, learn=False) if getattr(prior, "learn", False) else prior  # type: ignore[type-var]
 
         given = self.prior
-        rules = {key: fixed(prior) for key, prior in given.items()} if isinstance(given, Mapping) else fixed(given)
+        rules = (
+            {key: fixed(prior) for key, prior in given.items()}
+            if isinstance(given, Mapping)
+            else fixed(given)
+        )
         return replace(self, prior=rules)
 
     def require_fixed_priors(self, who: str) -> None:
@@ -179,10 +224,16 @@ class Target:
 
 
 def free_names(net: nn.Module, where: str | Sequence[str]) -> list[str]:
-    """The names of the parameters that match a pattern; a ValueError for one that matches only frozen ones, or none."""
-    patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else []
+    """The names of the parameters that match a pattern; a ValueError for one that matches only
+    frozen ones, or none.
+    """
+    patterns = (
+        [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else []
+    )
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ValueError(f"where must be a pattern of names such as 'head.*', a list of them or 'last', got {where!r}")
+        raise ValueError(
+            f"where must be a pattern of names such as 'head.*', a list of them or 'last', got {where!r}"
+        )
     named = dict(net.named_parameters())
     wanted = match(named, dict.fromkeys(patterns, True), default=False)
     free = [name for name, value in named.items() if value.requires_grad]
@@ -197,7 +248,9 @@ def free_names(net: nn.Module, where: str | Sequence[str]) -> list[str]:
 
 
 def prior_specs(prior: PriorRules, net: nn.Module) -> dict[str, Prior]:
-    """The prior of each free parameter by name: one for all, or by the first pattern that matches."""
+    """The prior of each free parameter by name: one for all, or by the first pattern that
+    matches.
+    """
     frozen = {name: not parameter.requires_grad for name, parameter in net.named_parameters()}
     rules = prior if isinstance(prior, Mapping) else {"*": prior}
     return match(frozen, rules, frozen=[name for name, still in frozen.items() if still])

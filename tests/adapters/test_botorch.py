@@ -1,4 +1,6 @@
-"""A posterior as a BoTorch model: the functions are those of predict, joint over points, differentiable, batched."""
+"""A posterior as a BoTorch model: the functions are those of predict, joint over points,
+differentiable, batched.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ METHODS: dict[str, bayou.methods.Method] = {
 
 
 def fitted(
-    method: bayou.methods.Method, likelihood: bayou.likelihoods.Likelihood | None = None, outputs: int = 2
+    method: bayou.methods.Method,
+    likelihood: bayou.likelihoods.Likelihood | None = None,
+    outputs: int = 2,
 ) -> bayou.Posterior:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, outputs)).double()
@@ -48,7 +52,9 @@ def test_the_functions_of_predict_joint_batched_and_differentiable(name: str) ->
     torch.testing.assert_close(at.values, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(at.mean, expected.mean(0), rtol=1e-10, atol=1e-10)
     batched = model.posterior(X.reshape(5, 2, 2, 2))  # (b, c, q, d)
-    torch.testing.assert_close(batched.values.movedim(-3, 0).reshape(count, 20, 2), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        batched.values.movedim(-3, 0).reshape(count, 20, 2), expected, rtol=1e-10, atol=1e-10
+    )
     draws = batched.rsample(torch.Size((7,)))
     assert draws.shape == (7, 5, 2, 2, 2)
     for draw in at.rsample(torch.Size((5,))):  # one function at all points
@@ -74,19 +80,33 @@ def test_expected_improvement_finds_the_top_of_what_was_learned() -> None:
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     method = bayou.Ensemble(3, bayou.MAP(steps=300))
     likelihood = bayou.Gaussian(0.05)
-    posterior = bayou.fit(net, (X, scale(y)[0]), method=method, likelihood=likelihood, progress=False)
+    posterior = bayou.fit(
+        net, (X, scale(y)[0]), method=method, likelihood=likelihood, progress=False
+    )
     model = PosteriorModel(posterior, X, outcome_transform=scale.eval())
     units = posterior.predict(X).mean * scale.stdvs + scale.means  # those of y
     torch.testing.assert_close(model.posterior(X).mean, units)
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    wide = PosteriorModel(posterior, X, outcome_transform=scale.eval(), input_transform=Normalize(2, bounds=9 * bounds))
+    wide = PosteriorModel(
+        posterior,
+        X,
+        outcome_transform=scale.eval(),
+        input_transform=Normalize(2, bounds=9 * bounds),
+    )
     torch.testing.assert_close(wide.posterior(9 * X).mean, model.posterior(X).mean)
-    options: dict[str, Any] = {"bounds": bounds, "num_restarts": 2, "raw_samples": 32, "options": {"maxiter": 20}}
+    options: dict[str, Any] = {
+        "bounds": bounds,
+        "num_restarts": 2,
+        "raw_samples": 32,
+        "options": {"maxiter": 20},
+    }
     found, value = optimize_acqf(qSimpleRegret(model), q=1, **options)
     grid = torch.cartesian_prod(*[torch.linspace(0, 1, 21, dtype=torch.float64)] * 2)
     assert float(value) >= float(model.posterior(grid).mean.max()) - 0.5
     assert bool(((found >= 0) & (found <= 1)).all())
-    pair, improvement = optimize_acqf(qLogExpectedImprovement(model, best_f=y.max()), q=2, **options)
+    pair, improvement = optimize_acqf(
+        qLogExpectedImprovement(model, best_f=y.max()), q=2, **options
+    )
     assert pair.shape == (2, 2)
     assert bool(improvement.isfinite())
 
@@ -98,7 +118,11 @@ def test_other_likelihoods_dtypes_and_refusals() -> None:
     model = PosteriorModel(fitted(START, bayou.HeteroscedasticGaussian(), 4), X)
     assert model.num_outputs == 2
     single = bayou.fit(
-        nn.Linear(2, 2), (X.float(), Y.float()), method=START, likelihood=bayou.Gaussian(), progress=False
+        nn.Linear(2, 2),
+        (X.float(), Y.float()),
+        method=START,
+        likelihood=bayou.Gaussian(),
+        progress=False,
     )
     assert PosteriorModel(single, X.float()).posterior(X).mean.dtype == torch.float64
     for bad in (X.reshape(5, 2, 2, 2), X.tolist()):

@@ -1,4 +1,6 @@
-"""The scikit-learn estimators: scikit-learn's own checks, units, pipelines, and files without pickle."""
+"""The scikit-learn estimators: scikit-learn's own checks, units, pipelines, and files without
+pickle.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from bayou.select.settings import TRAINING
 
 QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5}
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
-QUICKEST = QUICK | {"steps": 8, "lr": 0.15}  # MNF fits five times, to select the layers that are random
+QUICKEST = QUICK | {
+    "steps": 8,
+    "lr": 0.15,
+}  # MNF fits five times, to select the layers that are random
 pytestmark = pytest.mark.usefixtures("short_searches")
 
 
@@ -47,7 +52,9 @@ def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> No
 
 @pytest.mark.parametrize("estimator", [BayesClassifier, BayesRegressor])
 def test_every_setting_of_training_is_a_parameter(estimator: Any) -> None:
-    """What ``bayou train`` takes, by the same names, under the same rules; None leaves it as it is there."""
+    """What ``bayou train`` takes, by the same names, under the same rules; None leaves it as it is
+    there.
+    """
     names = set(Config.settings(TRAINING))
     assert {"steps", "lr", "members", "warmup"} <= names < set(estimator().get_params())
     assert all(estimator().get_params()[name] is None for name in names)
@@ -72,7 +79,9 @@ def regressor(short_searches: None) -> BayesRegressor:
 
 
 def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
-    """Mean, standard deviation, interval and density of y itself, though the network saw standardized targets."""
+    """Mean, standard deviation, interval and density of y itself, though the network saw
+    standardized targets.
+    """
     x, y = line()
     new = line(400)[0][80:]
     truth = 1000 + 300 * new[:, 0]
@@ -86,11 +95,18 @@ def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
     assert p.mean.numpy() == pytest.approx(regressor.predict(x))
     by_hand = np.exp(p.log_prob(torch.as_tensor(y)).numpy())
     sampled = p.likelihood.location_log_scale(p.outputs)
-    each = torch.distributions.Normal(sampled[0], sampled[1].exp()).log_prob(torch.as_tensor(y)).exp().mean(0)
+    each = (
+        torch.distributions.Normal(sampled[0], sampled[1].exp())
+        .log_prob(torch.as_tensor(y))
+        .exp()
+        .mean(0)
+    )
     assert by_hand == pytest.approx(each.numpy(), rel=1e-6)
     lower, upper = regressor.predict_interval(x, level=0.9)
     covered = ((y > lower) & (y < upper)).mean()
-    assert abs(covered - 0.9) < 3 * (0.9 * 0.1 / len(y)) ** 0.5  # as many as promised, in the units of y
+    assert (
+        abs(covered - 0.9) < 3 * (0.9 * 0.1 / len(y)) ** 0.5
+    )  # as many as promised, in the units of y
     assert regressor.score(x, y) > 0.95
 
 
@@ -129,10 +145,14 @@ def test_counts_stay_counts() -> None:
 
 def test_without_standardizing() -> None:
     x, y = line()
-    model = BayesRegressor("map", standardize=False, **QUICK | {"steps": 20}, random_state=0).fit(x, y)
+    model = BayesRegressor("map", standardize=False, **QUICK | {"steps": 20}, random_state=0).fit(
+        x, y
+    )
     assert model.y_mean_ == 0
     assert model.x_scale_ == 1
-    model = BayesRegressor("map", **QUICK, random_state=0).fit(np.hstack([x, np.full_like(x, 7.0)]), y)
+    model = BayesRegressor("map", **QUICK, random_state=0).fit(
+        np.hstack([x, np.full_like(x, 7.0)]), y
+    )
     assert model.x_scale_[1] == 1  # a constant column
 
 
@@ -187,7 +207,9 @@ def test_networks(net: Any, tmp_path: Path) -> None:
     X = np.random.default_rng(0).standard_normal((40, 256))
     y = X[:, 0] > 0
     shape = (1, 16, 16) if net == "lenet" else None
-    model = BayesClassifier("ffg", net=net, input_shape=shape, steps=30, samples=7, random_state=0).fit(X, y)
+    model = BayesClassifier(
+        "ffg", net=net, input_shape=shape, steps=30, samples=7, random_state=0
+    ).fit(X, y)
     path = tmp_path / "model.bayou"
     model.save(path)
     if callable(net):
@@ -200,18 +222,30 @@ def test_networks(net: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["mnf", "laplace-last", "dropout", bayou.VI({"*.weight": bayou.MNF(), "*": bayou.Delta()}, steps=20)]
+    "method",
+    [
+        "mnf",
+        "laplace-last",
+        "dropout",
+        bayou.VI({"*.weight": bayou.MNF(), "*": bayou.Delta()}, steps=20),
+    ],
 )
 def test_files_hold_everything(method: Any, tmp_path: Path) -> None:
     x, y = line()
     steps = 20 if isinstance(method, str) else None
-    model = BayesRegressor(method, steps=steps, prior=bayou.Normal(0.7), random_state=0, samples=9).fit(x, y)
+    model = BayesRegressor(
+        method, steps=steps, prior=bayou.Normal(0.7), random_state=0, samples=9
+    ).fit(x, y)
     model.save(tmp_path / "a.bayou")
     again = BayesRegressor.load(tmp_path / "a.bayou")
-    for one, two in zip(model.predict(x, return_std=True), again.predict(x, return_std=True), strict=True):
+    for one, two in zip(
+        model.predict(x, return_std=True), again.predict(x, return_std=True), strict=True
+    ):
         assert np.array_equal(one, two)
     assert again.get_params()["prior"] == bayou.Normal(0.7)
-    assert again.fit(x, y).predict(x) == pytest.approx(model.predict(x))  # the settings are all there
+    assert again.fit(x, y).predict(x) == pytest.approx(
+        model.predict(x)
+    )  # the settings are all there
     with zipfile.ZipFile(tmp_path / "a.bayou") as archive:
         assert {Path(name).suffix for name in archive.namelist()} == {".json", ".safetensors"}
     with pytest.raises(bayou.posteriors.FileError, match="BayesRegressor.load"):

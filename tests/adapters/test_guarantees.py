@@ -17,7 +17,11 @@ pytestmark = pytest.mark.usefixtures("short_search")
 
 def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Path) -> None:
     """In the units of y; a fit leaves its rows out, and is the same as one that never had them."""
-    X, y, fresh = np.linspace(-1, 1, 120)[:, None], 50 + 7 * np.linspace(-1, 1, 120), np.linspace(-1, 1, 11)[:, None]
+    X, y, fresh = (
+        np.linspace(-1, 1, 120)[:, None],
+        50 + 7 * np.linspace(-1, 1, 120),
+        np.linspace(-1, 1, 11)[:, None],
+    )
     y = y + np.random.default_rng(0).normal(size=120)
     model = BayesRegressor("map", conformal=0.25, random_state=0, **QUICKER).fit(X, y)
     assert model.held_x_.shape == (30, 1)
@@ -25,10 +29,14 @@ def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Pat
     assert rest.sum() == 90
     apart = BayesRegressor("map", random_state=0, **QUICKER).fit(X[rest], y[rest])
     np.testing.assert_array_equal(apart.predict(X), model.predict(X))
-    with pytest.raises(ValueError, match="no rows were held out for a guarantee: fit with conformal=0.2"):
+    with pytest.raises(
+        ValueError, match="no rows were held out for a guarantee: fit with conformal=0.2"
+    ):
         apart.predict_interval(X, conformal=True)
     low, high = model.predict_interval(fresh, 0.8, conformal=True)
-    lower, upper = model.predict_interval(X[~rest], 0.8)  # the widest errors of the posterior's own, by hand
+    lower, upper = model.predict_interval(
+        X[~rest], 0.8
+    )  # the widest errors of the posterior's own, by hand
     reach = np.sort(np.maximum(lower - y[~rest], y[~rest] - upper))[25 - 1]  # ⌈31·.8⌉
     own = model.predict_interval(fresh, 0.8)
     np.testing.assert_allclose(low, own[0] - reach, rtol=1e-9)
@@ -36,7 +44,9 @@ def test_intervals_with_a_guarantee_are_those_of_the_rows_held_out(tmp_path: Pat
     model.save(tmp_path / "m.bayou")
     again = BayesRegressor.load(tmp_path / "m.bayou").predict_interval(fresh, 0.8, conformal=True)
     np.testing.assert_array_equal((low, high), again)
-    with pytest.raises(ValueError, match="30 held-out rows are too few for level=0.99; it needs at least 99"):
+    with pytest.raises(
+        ValueError, match="30 held-out rows are too few for level=0.99; it needs at least 99"
+    ):
         model.predict_interval(fresh, 0.99, conformal=True)
     assert not hasattr(model.set_params(conformal=None).fit(X, y), "held_x_")
 
@@ -48,7 +58,9 @@ def test_sets_with_a_guarantee(tmp_path: Path) -> None:
     mask = model.predict_set(X, 0.9)
     assert (mask.shape, mask.dtype) == ((150, 3), np.dtype(bool))
     held = np.isin(np.arange(150), [np.flatnonzero((row == X).all(1))[0] for row in model.held_x_])
-    assert mask[held, y[held]].mean() >= 0.9  # of the rows that set the threshold, ⌈61·.9⌉ of 60 at least
+    assert (
+        mask[held, y[held]].mean() >= 0.9
+    )  # of the rows that set the threshold, ⌈61·.9⌉ of 60 at least
     assert model.predict_set(X, 0.9, score="aps", empty=False).any(1).all()
     model.save(tmp_path / "m.bayou")
     np.testing.assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(X), mask)

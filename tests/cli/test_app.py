@@ -65,12 +65,16 @@ def test_without_arguments_it_says_what_one_can_do_in_eight_lines() -> None:
     assert all(line.split()[1] in commands for line in lines[1:-1])
 
 
-def test_without_the_lab_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_lab_extra_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from bayou.__main__ import main
 
     monkeypatch.delitem(sys.modules, "bayou.cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
-    with pytest.raises(SystemExit, match=r"needs typer, which is not installed: pip install 'bayou\[lab\]'"):
+    with pytest.raises(
+        SystemExit, match=r"needs typer, which is not installed: pip install 'bayou\[lab\]'"
+    ):
         main()
 
 
@@ -79,26 +83,44 @@ def test_a_missing_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = bayou_command("resume", str(tmp_path / "run"))
     assert done.exit_code == 2
-    assert "A report needs jinja2, which is not installed: pip install 'bayou[lab]'" in " ".join(done.output.split())
+    assert "A report needs jinja2, which is not installed: pip install 'bayou[lab]'" in " ".join(
+        done.output.split()
+    )
 
 
 @pytest.mark.parametrize("what", ["data", "methods", "flows", "nets"])
 def test_lists(what: str) -> None:
     done = bayou_command("list", what)
     assert done.exit_code == 0
-    assert {"data": "digits", "methods": "mnf", "flows": "realnvp", "nets": "lenet"}[what] in done.output
+    assert {"data": "digits", "methods": "mnf", "flows": "realnvp", "nets": "lenet"}[
+        what
+    ] in done.output
     assert bayou_command("list", "dogs").exit_code == 2
 
 
-def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_predict_evaluate_report_on_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     source = table(tmp_path / "things.csv")
-    done = bayou_command("train", str(source), "--target", "kind", "--method", "map", "--steps", "150", "--out", "run")
+    done = bayou_command(
+        "train",
+        str(source),
+        "--target",
+        "kind",
+        "--method",
+        "map",
+        "--steps",
+        "150",
+        "--out",
+        "run",
+    )
     assert done.exit_code == 0, done.output
     assert done.stdout == "wrote run/report.html\n"
     *_, numbers, conclusion, following = done.stderr.splitlines()
     assert re.match(
-        r"MAP: accuracy [\d.]+ .*% \(higher is better\), NLL [\d.]+ .*, ECE [\d.]+ .*\(lower is better\)$", numbers
+        r"MAP: accuracy [\d.]+ .*% \(higher is better\), NLL [\d.]+ .*, ECE [\d.]+ .*\(lower is better\)$",
+        numbers,
     )
     assert conclusion.startswith("MAP is right in ")
     assert following == "next: bayou predict run --input new.csv"
@@ -108,11 +130,25 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     with open("p.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 7
-    names = ["row", "class", "probability", "entropy", "mutual_information", "p(no)", "p(yes)", "distance"]
+    names = [
+        "row",
+        "class",
+        "probability",
+        "entropy",
+        "mutual_information",
+        "p(no)",
+        "p(yes)",
+        "distance",
+    ]
     assert list(rows[0]) == names
     assert {row["class"] for row in rows} <= {"yes", "no"}
-    assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv").exit_code == 2  # it exists
-    assert bayou_command("predict", "run", "--input", str(new), "--out", "p.csv", "--force").exit_code == 0
+    assert (
+        bayou_command("predict", "run", "--input", str(new), "--out", "p.csv").exit_code == 2
+    )  # it exists
+    assert (
+        bayou_command("predict", "run", "--input", str(new), "--out", "p.csv", "--force").exit_code
+        == 0
+    )
     done = bayou_command("evaluate", "run", "--data", str(source), "--json")
     (scores,) = json.loads(done.stdout)
     assert scores["accuracy"] > 0.8
@@ -125,21 +161,31 @@ def test_train_predict_evaluate_report_on_a_file(tmp_path: Path, monkeypatch: py
     # every option can come from the saved config
     done = bayou_command("train", "--config", "run/config.json", "--out", "again")
     assert done.exit_code == 0, done.output
-    first, second = (json.loads(Path(folder, "metrics.json").read_text())[0]["metrics"] for folder in ("run", "again"))
+    first, second = (
+        json.loads(Path(folder, "metrics.json").read_text())[0]["metrics"]
+        for folder in ("run", "again")
+    )
     assert first == second
     done = bayou_command("train", "--config", "run/config.json", "--seed", "3", "--out", "other")
     assert Config.read("other/config.json").seed == 3
     check_comparison(source)
-    done = bayou_command("train", str(source), "--target", "kind", "--method", "map", "--out", "run")
+    done = bayou_command(
+        "train", str(source), "--target", "kind", "--method", "map", "--out", "run"
+    )
     assert done.exit_code == 2
 
 
 def check_comparison(source: Path) -> None:
-    """``bayou report`` of three runs in this folder: paired differences, and an error for other test rows."""
+    """``bayou report`` of three runs in this folder: paired differences, and an error for other
+    test rows.
+    """
     done = bayou_command("report", "run", "other", "again")
     assert done.exit_code == 0, done.output
     assert done.stdout == "wrote comparison.html\n"
-    rows = [json.loads(Path(f"{name}/map-{seed}/result.json").read_text()) for name, seed in (("run", 0), ("other", 3))]
+    rows = [
+        json.loads(Path(f"{name}/map-{seed}/result.json").read_text())
+        for name, seed in (("run", 0), ("other", 3))
+    ]
     nll, wrong = (np.subtract(rows[1][key], rows[0][key]) for key in ("rows", "losses"))
     page = Path("comparison.html").read_text()
     assert "things.csv: comparison of 3 runs" in page
@@ -152,9 +198,21 @@ def check_comparison(source: Path) -> None:
     done = bayou_command("report", "run", "other")
     assert done.exit_code == 2
     assert "comparison.html already exists" in done.stderr
-    for options, words in ((["--split", "1"], "no split in common"), (["--target", "color"], "got ")):
+    for options, words in (
+        (["--split", "1"], "no split in common"),
+        (["--target", "color"], "got "),
+    ):
         target = [] if "--target" in options else ["--target", "kind"]
-        quick = ("--method", "map", "--steps", "3", "--gain", "1", "--out", f"elsewhere{len(words)}")
+        quick = (
+            "--method",
+            "map",
+            "--steps",
+            "3",
+            "--gain",
+            "1",
+            "--out",
+            f"elsewhere{len(words)}",
+        )
         done = bayou_command("train", str(source), *target, *quick, *options)
         assert done.exit_code == 0, done.output
         done = bayou_command("report", "run", quick[-1], "--out", "none.html")
@@ -168,9 +226,13 @@ def check_comparison(source: Path) -> None:
     assert made.sub("", Path("run/report.html").read_text()) == made.sub("", before)
 
 
-def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regression_predictions_have_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    done = bayou_command("train", "two-bumps", "--method", "ffg", "--steps", "60", "--out", "run", "--samples", "20")
+    done = bayou_command(
+        "train", "two-bumps", "--method", "ffg", "--steps", "60", "--out", "run", "--samples", "20"
+    )
     assert done.exit_code == 0, done.output
     page = Path("run/report.html").read_text()
     assert "Predictions inside and outside the range of the data" in page
@@ -207,14 +269,18 @@ def test_regression_predictions_have_intervals(tmp_path: Path, monkeypatch: pyte
         (["train", "--config", "none.json"], "none.json"),
     ],
 )
-def test_user_errors_are_one_sentence(words: list[str], message: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_user_errors_are_one_sentence(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("precious")
     done = bayou_command(*words)
     assert done.exit_code == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.rglob("*")] == ["a.txt"]  # nothing half made is in the way of another try
+    assert [path.name for path in tmp_path.rglob("*")] == [
+        "a.txt"
+    ]  # nothing half made is in the way of another try
 
 
 def test_version_and_descriptions_of_flows() -> None:
@@ -228,11 +294,18 @@ def test_version_and_descriptions_of_flows() -> None:
 def test_every_setting_comes_back_from_the_command_and_from_the_file(
     methods: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a report tells the reader to type, and what a run folder saves, are the settings of the run: all of them."""
+    """What a report tells the reader to type, and what a run folder saves, are the settings of the
+    run: all of them.
+    """
     from bayou.cli import app as cli
 
     by_type = {"int": 3, "float": 0.125, "str": "word", "bool": True, "tuple[str, ...]": ("a", "b")}
-    own = {"task": "regression", "precision": "bf16", "prior": 0.75, "steps": None}  # steps exclude epochs
+    own = {
+        "task": "regression",
+        "precision": "bf16",
+        "prior": 0.75,
+        "steps": None,
+    }  # steps exclude epochs
     values = {
         name: by_type[str(one.type).removesuffix(" | None")]
         for name, one in Config.settings().items()
@@ -243,21 +316,49 @@ def test_every_setting_comes_back_from_the_command_and_from_the_file(
     assert same == {"steps"}
     seen: list[Config] = []
     monkeypatch.setattr(cli, "_work", lambda run, quiet, executor: seen.append(run.config))
-    assert bayou_command(*shlex.split(config.command())[1:], "--out", str(tmp_path / "a")).exit_code == 0
+    assert (
+        bayou_command(*shlex.split(config.command())[1:], "--out", str(tmp_path / "a")).exit_code
+        == 0
+    )
     (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
-    done = bayou_command("train", "--config", str(tmp_path / "config.json"), "--out", str(tmp_path / "b"))
+    done = bayou_command(
+        "train", "--config", str(tmp_path / "config.json"), "--out", str(tmp_path / "b")
+    )
     assert done.exit_code == 0
-    for word, effort in (("--fast", 0.1), ("--patient", 10.0)):  # short for a setting, also over that of a file
-        words = ("train", "--config", str(tmp_path / "config.json"), word, "--out", str(tmp_path / word))
+    for word, effort in (
+        ("--fast", 0.1),
+        ("--patient", 10.0),
+    ):  # short for a setting, also over that of a file
+        words = (
+            "train",
+            "--config",
+            str(tmp_path / "config.json"),
+            word,
+            "--out",
+            str(tmp_path / word),
+        )
         assert bayou_command(*words).exit_code == 0
         assert seen.pop() == dataclasses.replace(config, effort=effort)
     assert seen == [config, config]
 
 
-def test_a_run_on_a_file_can_be_used_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_file_can_be_used_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "things.csv")
-    words = ("--target", "kind", "--method", "map", "--steps", "5", "--samples", "2", "--out", "run")
+    words = (
+        "--target",
+        "kind",
+        "--method",
+        "map",
+        "--steps",
+        "5",
+        "--samples",
+        "2",
+        "--out",
+        "run",
+    )
     assert bayou_command("train", "things.csv", *words).exit_code == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -282,11 +383,18 @@ def test_predictions_do_not_overwrite_their_input_and_create_their_folder(
     monkeypatch.chdir(tmp_path)
     np.savez("x.npz", x=np.full((1, 8, 8), 3.0))
     before = Path("x.npz").read_bytes()
-    done = bayou_command("predict", str(digits.folder), "--input", "x.npz", "--out", "x.npz", "--force")
+    done = bayou_command(
+        "predict", str(digits.folder), "--input", "x.npz", "--out", "x.npz", "--force"
+    )
     assert done.exit_code == 2
     assert "is the input" in done.stderr
     assert Path("x.npz").read_bytes() == before
-    assert bayou_command("predict", str(digits.folder), "--input", "x.npz", "--out", "new/p.csv").exit_code == 0
+    assert (
+        bayou_command(
+            "predict", str(digits.folder), "--input", "x.npz", "--out", "new/p.csv"
+        ).exit_code
+        == 0
+    )
     assert Path("new/p.csv").read_text().startswith("row,class")
     for words, message in (
         (
@@ -294,7 +402,10 @@ def test_predictions_do_not_overwrite_their_input_and_create_their_folder(
             "with seed 7; it has map-0",
         ),
         (("predict", str(digits.folder), "--input", "x.npz", "--out", "x.npz/p.csv"), "x.npz"),
-        (("evaluate", str(digits.folder), "--method", "ffg"), "no finished ffg; it has map-0, map-1, mnf-0, mnf-1"),
+        (
+            ("evaluate", str(digits.folder), "--method", "ffg"),
+            "no finished ffg; it has map-0, map-1, mnf-0, mnf-1",
+        ),
         (("evaluate", str(digits.folder), "--data", "moons"), "was trained on digits, not moons"),
     ):
         done = bayou_command(*words)
@@ -302,8 +413,12 @@ def test_predictions_do_not_overwrite_their_input_and_create_their_folder(
         assert message in done.stderr
 
 
-def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was noticed about a table is said on the terminal; predictions know their rows and how far they are."""
+def test_ids_dropped_columns_notes_and_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was noticed about a table is said on the terminal; predictions know their rows and how
+    far they are.
+    """
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"N{i},{7 * i % 60},{i % 10},{i % 7},{i % 2 if i else ''}\n" for i in range(60))
     Path("t.csv").write_text("name,user_id,a,b,y\n" + rows)
@@ -320,15 +435,25 @@ def test_ids_dropped_columns_notes_and_distances(tmp_path: Path, monkeypatch: py
         assert note in done.stderr
     assert Run.open("run").load_data().feature_names == ("a",)
     scale = Run.open("run").posterior()[1].columns[0].scale  # type: ignore[attr-defined]
-    Path("new.csv").write_text(f"name,a\nin,4\nedge,9\nabove,{9 + 3 * scale:.6f}\nbelow,{-0.5 * scale:.6f}\nnone,\n")
+    Path("new.csv").write_text(
+        f"name,a\nin,4\nedge,9\nabove,{9 + 3 * scale:.6f}\nbelow,{-0.5 * scale:.6f}\nnone,\n"
+    )
     done = bayou_command("predict", "run", "--input", "new.csv")
-    assert "1 of 5 rows lie more than a standard deviation outside the range of the training data" in done.stderr
+    assert (
+        "1 of 5 rows lie more than a standard deviation outside the range of the training data"
+        in done.stderr
+    )
     with open("predictions.csv", newline="") as stream:
         found = {row["name"]: float(row["distance"]) for row in csv.DictReader(stream)}
-    assert found == pytest.approx({"in": 0, "edge": 0, "above": 3, "below": 0.5, "none": 0}, abs=1e-3)
+    assert found == pytest.approx(
+        {"in": 0, "edge": 0, "above": 3, "below": 0.5, "none": 0}, abs=1e-3
+    )
     done = bayou_command("resume", "run", "-q")
     assert "note:" not in done.stderr  # once is enough
-    for option, message in ((("--drop", "c"), "no column 'c'"), (("--id", "y"), "'y' is the target")):
+    for option, message in (
+        (("--drop", "c"), "no column 'c'"),
+        (("--id", "y"), "'y' is the target"),
+    ):
         done = bayou_command("train", "t.csv", *words, "--out", "other", *option)
         assert done.exit_code == 2
         assert message in done.stderr
@@ -338,7 +463,9 @@ def test_large_targets_keep_their_digits(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     Path("big.csv").write_text("a,y\n" + "".join(f"{i},{1234567 + i / 4}\n" for i in range(60)))
     assert (
-        bayou_command("train", "big.csv", "--target", "y", "--method", "map", "--steps", "5", "--out", "run").exit_code
+        bayou_command(
+            "train", "big.csv", "--target", "y", "--method", "map", "--steps", "5", "--out", "run"
+        ).exit_code
         == 0
     )
     assert bayou_command("predict", "run", "--input", "big.csv").exit_code == 0
@@ -347,7 +474,9 @@ def test_large_targets_keep_their_digits(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(means) > 30
 
 
-def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line for each event however long it is, and one now and then in between."""
     from bayou.cli import live
 
@@ -391,10 +520,24 @@ def test_a_closed_pipe_prints_no_error() -> None:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_terminated_run_prints_how_to_resume(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["train", "moons", "--method", "map", "--gain", "3", "--steps", "1000000", "--out", str(folder), "-q"]
+    words = [
+        "train",
+        "moons",
+        "--method",
+        "map",
+        "--gain",
+        "3",
+        "--steps",
+        "1000000",
+        "--out",
+        str(folder),
+        "-q",
+    ]
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{listening}; from bayou.cli import app; app.main()"
-    process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 60
     while not (folder / "map-0" / "checkpoint").exists() and time.monotonic() < until:
         time.sleep(0.1)
@@ -406,13 +549,25 @@ def test_a_terminated_run_prints_how_to_resume(name: str, tmp_path: Path) -> Non
 
 
 def test_a_prediction_imports_only_what_it_uses(tmp_path: Path) -> None:
-    source, new, out = table(tmp_path / "t.csv"), table(tmp_path / "new.csv", 10, target=False), tmp_path / "p.csv"
-    Run.create(tmp_path / "run", Config(data=str(source), target="kind", methods=("map",), **QUICK)).work()
+    source, new, out = (
+        table(tmp_path / "t.csv"),
+        table(tmp_path / "new.csv", 10, target=False),
+        tmp_path / "p.csv",
+    )
+    Run.create(
+        tmp_path / "run", Config(data=str(source), target="kind", methods=("map",), **QUICK)
+    ).work()
     words = ["bayou", "predict", str(tmp_path / "run"), "--input", str(new), "--out", str(out)]
     code = f"import sys; sys.argv = {words}; from bayou.cli.app import main; main()"
-    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True
+    )
     assert len(out.read_text().splitlines()) == 11
-    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    names = {
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
     unused = ("sklearn", "scipy", "pandas", "matplotlib", "jinja2", "rich", *(f"bayou.{name}" for name in (
         "adapters", "report", "diagnostics", "operations", "methods", "inference", "select.held_out",
         "flows._registry", "flows.models", "flows.discrete", "flows.continuous_time", "flows.contractive",

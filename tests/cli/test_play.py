@@ -1,4 +1,6 @@
-"""The page of ``bayou play``: what it computes is what the library computes, and a browser shows it without errors."""
+"""The page of ``bayou play``: what it computes is what the library computes, and a browser shows it
+without errors.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from bayou.posteriors import Empirical
 from bayou.target import Target
 
 peers = pytest.mark.peers  # Playwright and a browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 LETTERS = "LMPQW"  # those of the button, which its text names
 THE_LETTER_A = [[[0.2, 0.85], [0.5, 0.12], [0.8, 0.85]], [[0.32, 0.6], [0.68, 0.6]]]
 SEVEN = [[[0.2, 0.15], [0.8, 0.15], [0.45, 0.88]]]  # strokes
@@ -39,13 +43,19 @@ def data() -> dict[str, Any]:
 
 
 def array(packed: dict[str, Any]) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(base64.b64decode(packed["f32"]), np.float32).copy().reshape(packed["shape"]))
+    return torch.from_numpy(
+        np.frombuffer(base64.b64decode(packed["f32"]), np.float32).copy().reshape(packed["shape"])
+    )
 
 
 def posterior(layers: list[dict[str, Any]]) -> Empirical:
     """The networks of the page as a posterior of the library."""
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    stack = {f"{2 * i}.{part}": array(layer[part]) for i, layer in enumerate(layers) for part in ("weight", "bias")}
+    stack = {
+        f"{2 * i}.{part}": array(layer[part])
+        for i, layer in enumerate(layers)
+        for part in ("weight", "bias")
+    }
     return Empirical(Target.build(net, bayou.Categorical(), None, 1), Network(net), stack)
 
 
@@ -76,7 +86,10 @@ def opened(browser: Any, file: Path) -> Iterator[Any]:
     tab, problems = context.new_page(), list[str]()
     tab.on("console", lambda message: problems.append(message.text))
     tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    tab.on(
+        "request",
+        lambda request: problems.append(request.url) if request.url.startswith("http") else None,
+    )
     tab.goto(file.as_uri())
     tab.wait_for_function("window.bayou !== undefined")
     yield tab
@@ -109,7 +122,9 @@ def test_the_command_serves_the_page() -> None:
 def test_probabilities_are_those_of_predict(opened: Any) -> None:
     many, plain = posterior(data()["digits"]["layers"]), posterior(data()["digits"]["plain"])
     opened.evaluate("strokes => { bayou.clear(); bayou.pad.strokes.push(...strokes); }", SEVEN)
-    got = opened.evaluate("() => { const p = bayou.judge(); return {...p, pixels: [...bayou.pad.pixels]}; }")
+    got = opened.evaluate(
+        "() => { const p = bayou.judge(); return {...p, pixels: [...bayou.pad.pixels]}; }"
+    )
     x = torch.tensor(got["pixels"])[None]
     p = many.predict(x, samples=None)
     assert x.sum() > 5
@@ -139,7 +154,9 @@ def test_an_example_is_called_what_it_is(opened: Any) -> None:
 
 @peers
 def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened: Any) -> None:
-    """The numbers that the page shows, for every letter of the button; an A is the exception that the text names."""
+    """The numbers that the page shows, for every letter of the button; an A is the exception that
+    the text names.
+    """
     intro = opened.locator("#h-digits + p").inner_text()
     assert f"letters {', '.join(LETTERS[:-1])} and {LETTERS[-1]}" in intro
     for _ in LETTERS:
@@ -153,13 +170,20 @@ def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened: Any
     assert opened.evaluate("i => bayou.letter(i).votes.length", len(LETTERS) - 1) == 10
     assert "an A, and" in intro
     assert "are a 4 to most of the fifty networks" in intro
-    opened.evaluate("strokes => { bayou.clear(); bayou.pad.strokes.push(...strokes); bayou.judge(); }", THE_LETTER_A)
+    opened.evaluate(
+        "strokes => { bayou.clear(); bayou.pad.strokes.push(...strokes); bayou.judge(); }",
+        THE_LETTER_A,
+    )
     assert "Fifty networks: 4 with" in opened.locator("#digit-says").inner_text()
 
 
 @peers
-def test_the_networks_disagree_about_turned_digits_and_one_network_is_often_sure(opened: Any) -> None:
-    """At 45°, as the text says; most digits on their side are a 4 to most networks, which the text says as well."""
+def test_the_networks_disagree_about_turned_digits_and_one_network_is_often_sure(
+    opened: Any,
+) -> None:
+    """At 45°, as the text says; most digits on their side are a 4 to most networks, which the text
+    says as well.
+    """
     intro = opened.locator("#h-digits + p").inner_text()
     assert "Turn the digit by 45°" in intro
     assert "most digits turned by 90°, are a 4 to most of the fifty networks" in intro
@@ -179,7 +203,10 @@ def test_the_networks_disagree_about_turned_digits_and_one_network_is_often_sure
 @peers
 def test_one_network_is_sure_far_from_all_points_and_the_average_is_not(opened: Any) -> None:
     """The sentence above the plane, on the grid of the page and by the number below it."""
-    assert "sure of itself in most places far from all points" in opened.locator("#h-plane + p").inner_text()
+    assert (
+        "sure of itself in most places far from all points"
+        in opened.locator("#h-plane + p").inner_text()
+    )
     far = """() => {
       const { grid, points, probabilities } = bayou.plane, reach = 2.6, tops = [];
       for (let i = 0; i < grid * grid; i++) {
@@ -250,7 +277,9 @@ def test_points_are_dragged_added_and_removed_within_a_tenth_of_a_second(opened:
 
 @peers
 def test_the_band_is_near_that_of_hmc_and_wider_than_a_point(opened: Any) -> None:
-    """Between the points and at them, before they move: first layers are draws of HMC, last layers are exact."""
+    """Between the points and at them, before they move: first layers are draws of HMC, last layers
+    are exact.
+    """
     bands = opened.evaluate("bayou.curve.band.map((b) => [...b])")
     low, middle, high = (torch.tensor(b) for b in bands)
     hmc, grid = array(data()["curve"]["hmc"]), array(data()["curve"]["grid"])

@@ -1,8 +1,10 @@
-"""Single precision ten standard deviations from the center: errors are those of rounding, for every bijection.
+"""Single precision ten standard deviations from the center: errors are those of rounding, for every
+bijection.
 
-A map whose slope is small cannot be inverted accurately by any algorithm: a change of its input in the last digit
-changes the result by much more. Errors are therefore compared with the effect, in double precision, of changes of one
-unit in the last place of the input, the context and all parameters.
+A map whose slope is small cannot be inverted accurately by any algorithm: a change of its input in
+the last digit changes the result by much more. Errors are therefore compared with the effect, in
+double precision, of changes of one unit in the last place of the input, the context and all
+parameters.
 """
 
 from __future__ import annotations
@@ -26,8 +28,13 @@ from tests.conformance.test_flows import FLOWS, LONG, OTHERS, build, made
 EPS = torch.finfo(torch.float32).eps
 DEVIATIONS = 10.0
 DRAWS_OF_ROUNDING = 4
-MAX_ROUNDINGS = 64.0  # the largest error in units of that of one rounding; 11 were measured, on one machine
-BIJECTIONS = [*FLOWS, *(name for name, entry in OTHERS.items() if entry.kind == "bijective" and name not in LONG)]
+MAX_ROUNDINGS = (
+    64.0  # the largest error in units of that of one rounding; 11 were measured, on one machine
+)
+BIJECTIONS = [
+    *FLOWS,
+    *(name for name, entry in OTHERS.items() if entry.kind == "bijective" and name not in LONG),
+]
 
 
 def far_points(map_: Map, inverse: bool) -> Tensor:
@@ -80,9 +87,16 @@ def test_errors_are_those_of_rounding(name: str, direction: str) -> None:
         for key, p in moved.named_parameters():
             p.copy_(rounded(p, rng.fold(draw, key)))
         change = None if given is None else rounded(given, rng.fold(draw, "context"))
-        nearby = Direction(moved, direction)(rounded(inputs, rng.fold(draw, "x")), change, noise=noise)
-        effects = [torch.maximum(effect, by_row(a - b)) for effect, a, b in zip(effects, nearby, exact, strict=True)]
-    compared = 1 if single.ladj_kind is Ladj.estimate else 2  # an estimate has other terms after rounding
+        nearby = Direction(moved, direction)(
+            rounded(inputs, rng.fold(draw, "x")), change, noise=noise
+        )
+        effects = [
+            torch.maximum(effect, by_row(a - b))
+            for effect, a, b in zip(effects, nearby, exact, strict=True)
+        ]
+    compared = (
+        1 if single.ladj_kind is Ladj.estimate else 2
+    )  # an estimate has other terms after rounding
     for found, expected, effect in list(zip(result, exact, effects, strict=True))[:compared]:
         error = by_row(found.double() - expected)
         allowed = effect + EPS * (1 + by_row(expected))
@@ -103,7 +117,9 @@ def test_errors_are_those_of_rounding(name: str, direction: str) -> None:
 def test_the_image_of_an_inverse_is_the_input_to_a_few_roundings(
     function: Elementwise, scale: float, roundings: float
 ) -> None:
-    """The quadratic of a spline lost most digits in steep bins (y was off by 1e-2), roots of a mixture one digit."""
+    """The quadratic of a spline lost most digits in steep bins (y was off by 1e-2), roots of a
+    mixture one digit.
+    """
     rows = 10_000 if isinstance(function, Spline) else 2_000
     p = scale * rng.normal(rows, (function.params,), torch.zeros(()), seed=0)
     if not isinstance(function, Spline):
@@ -117,6 +133,8 @@ def test_the_image_of_an_inverse_is_the_input_to_a_few_roundings(
     slope = function.inverse(y.double(), p.double())[1].neg().exp()
     # Knots are sums over the box, so that their rounding errors are those of its size.
     size = torch.full_like(slope, end) if isinstance(function, Spline) else 1 + y.abs()
-    error = (image - y).abs() / (EPS * (size + slope * (size if isinstance(function, Spline) else x.abs())))
+    error = (image - y).abs() / (
+        EPS * (size + slope * (size if isinstance(function, Spline) else x.abs()))
+    )
     assert error.max().item() <= roundings
     assert log_slope.isfinite().all()

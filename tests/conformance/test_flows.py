@@ -1,5 +1,6 @@
-"""The conformance suite of flows: flows of vectors in several dimensions, initially and after training, then all other
-maps. A new map is tested once it is in ``flows/_registry.py``; further variants are in ``variants.py``.
+"""The conformance suite of flows: flows of vectors in several dimensions, initially and after
+training, then all other maps. A new map is tested once it is in ``flows/_registry.py``; further
+variants are in ``variants.py``.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ WITHOUT_PARAMETERS = {"reverse", "shuffle"}
 WITHOUT_FREEDOM = {("householder", 1)}  # a reflection of the line is −1
 CASES = [(name, dim) for name in FLOWS for dim in DIMS if dim > 1 or name not in NEED_TWO]
 UNINTEGRATED = {"conv1x1", "pixelcnn", "gated_resampled"}  # images of 2×2 pixels; a bound
-# One of a kind: an elementwise map, a triangular solve, a coupling, masks, a search of bins. All others are slow.
+# One of a kind: an elementwise map, a triangular solve, a coupling, masks, a search of bins. All
+# others are slow.
 ONE_GRAPH = ("act_norm", "lu_linear", "realnvp", "maf", "spline_coupling")
-# Of what is one graph, code is generated for a search of bins and for a solver: it takes most of a minute.
+# Of what is one graph, code is generated for a search of bins and for a solver: it takes most of a
+# minute.
 GENERATED = ("spline_coupling", "residual")
 SMALL: dict[str, dict[str, Any]] = {  # a solver of few steps, a series of few terms
     "continuous": {"hidden": [8], "steps": 6},
     "residual": {"layers": 2, "hidden": [8], "lipschitz": 0.5},
 }
-# In the quick suite two layers, one of each parity, stand for the stack of them that a constructor makes by default.
+# In the quick suite two layers, one of each parity, stand for the stack of them that a constructor
+# makes by default.
 FEWER: dict[str, dict[str, Any]] = {"naf": {"layers": 1, "hidden": [16], "units": 4}}
 # Larger networks: before training, and at other dimensions, they are among the slow ones below.
 CAUSAL = {"wavenet", "pixelcnn", "transformer_flow"}
@@ -70,7 +74,8 @@ def passes(name: str, dim: int, whole: bool = False, **options: object) -> Repor
     return report
 
 
-# The largest, and others than the smallest before training, are among the slow ones below; so is most of what solves.
+# The largest, and others than the smallest before training, are among the slow ones below; so is
+# most of what solves.
 QUICK = [(*case, steps) for case in CASES for steps in (0, STEPS) if quick(*case, steps)]
 
 
@@ -109,7 +114,8 @@ def passes_perturbed(flow: Transform, **options: Any) -> Report:
     return report
 
 
-# Maps with solvers, and the directions in which they solve; the norms of a residual flow are in both.
+# Maps with solvers, and the directions in which they solve; the norms of a residual flow are in
+# both.
 WITH_SOLVERS = {
     "planar": {"inverse"},
     "sylvester_orthogonal": {"inverse"},
@@ -122,7 +128,9 @@ WITH_SOLVERS = {
 
 
 @pytest.mark.parametrize("name", WITH_SOLVERS)
-def test_the_check_notices_derivatives_that_are_right_only_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_notices_derivatives_that_are_right_only_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (implicit, contracting, residual):
         monkeypatch.setattr(module, "with_derivatives", lambda first, pull, *theta: first)
     report = flows.check(build(name, 2), only=["gradcheck", "gradgradcheck"])
@@ -133,14 +141,21 @@ def test_the_check_notices_derivatives_that_are_right_only_once(name: str, monke
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dim", "steps"),
-    [(name, dim, steps) for name, dim in CASES for at, steps in ((2, STEPS), (5, 0), (16, STEPS)) if dim == at],
+    [
+        (name, dim, steps)
+        for name, dim in CASES
+        for at, steps in ((2, STEPS), (5, 0), (16, STEPS))
+        if dim == at
+    ],
 )
 def test_everything_but_compile(name: str, dim: int, steps: int) -> None:
     passes(name, dim, whole=True, skip=["compile"], train_steps=steps, seed=1)
 
 
 def shallow(name: str) -> Transform:
-    """The flow with one layer, RealNVP with two: a compiler unrolls them all, and the loops of root finding too."""
+    """The flow with one layer, RealNVP with two: a compiler unrolls them all, and the loops of root
+    finding too.
+    """
     constructor: Callable[..., Transform] = FLOWS[name]
     with rng.isolated(0, torch.device("cpu")):
         if name == "continuous":
@@ -157,13 +172,17 @@ def slow_but(*quick: str) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize("name", [*map(slow_but(*ONE_GRAPH), FLOWS)])
 def test_compiles_to_one_graph(name: str) -> None:
-    check_trained(shallow(name), only=["compile"], compile_backend="eager", train_steps=2).raise_if_failed()
+    check_trained(
+        shallow(name), only=["compile"], compile_backend="eager", train_steps=2
+    ).raise_if_failed()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATED)
 def test_compiles_with_inductor(name: str) -> None:
-    check_trained(shallow(name), only=["compile"], compile_backend="inductor", train_steps=2).raise_if_failed()
+    check_trained(
+        shallow(name), only=["compile"], compile_backend="inductor", train_steps=2
+    ).raise_if_failed()
 
 
 @pytest.mark.parametrize("name", sorted(NEED_TWO))
@@ -206,21 +225,27 @@ def test_flows_that_take_a_context(name: str) -> None:
 
 
 def shaken(module: Any) -> Any:
-    """The module with random parameters: at the identity a context has no effect, and mistakes hide."""
+    """The module with random parameters: at the identity a context has no effect, and mistakes
+    hide.
+    """
     with torch.no_grad():
         for key, p in module.named_parameters():
             p.add_(0.3 * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
     return module.eval()
 
 
-ROOTS = pytest.param("sylvester_householder", marks=pytest.mark.slow)  # found as those of planar are
+ROOTS = pytest.param(
+    "sylvester_householder", marks=pytest.mark.slow
+)  # found as those of planar are
 
 
 @pytest.mark.parametrize("name", ["diagonal_affine", "lu_linear", "planar", ROOTS])
 def test_conditional_flows(name: str) -> None:
     # A grid would need the hypernetwork's parameters at each of its points.
     skip = ["compile", "tails", "density"]
-    check_trained(Conditional(build(name, 2), 3), skip=skip, rows=4, train_steps=STEPS).raise_if_failed()
+    check_trained(
+        Conditional(build(name, 2), 3), skip=skip, rows=4, train_steps=STEPS
+    ).raise_if_failed()
 
 
 def test_chains_of_different_kinds() -> None:
@@ -235,10 +260,18 @@ OTHERS = {name: entry for name, entry in registry().items() if name not in FLOWS
 SIZES = {"argmax": 1, "binary_argmax": 1, "flowpp_image": 1, "glow_image": 1, "max": 3, "pointwise": 1, "sigmoid": 1,
          "sort": 3, "squeeze": 1, "random_order": 3}  # else 2  # fmt: skip
 SKIPPED = {
-    "dequantize an image": ["tails", "dtype"],  # tails are outside of its levels; half precision rounds into others
+    "dequantize an image": [
+        "tails",
+        "dtype",
+    ],  # tails are outside of its levels; half precision rounds into others
     "mixture, gates and attention": ["vmap", "tails"],
 }
-COMPILED = ("image_coupling", "binary_argmax", "modulo_coupling", "one_hot")  # in the quick suite, one of a kind
+COMPILED = (
+    "image_coupling",
+    "binary_argmax",
+    "modulo_coupling",
+    "one_hot",
+)  # in the quick suite, one of a kind
 
 
 def made(name: str) -> tuple[Map, dict[str, Any]]:
@@ -260,15 +293,18 @@ def test_maps_of_all_kinds(name: str) -> None:
     check_trained(found, skip=["compile", *SKIPPED.get(name, [])], **options).raise_if_failed()
     kinds = {
         "bijective": found.label.kind in ((Ladj.estimate,) if found.takes_noise else (Ladj.exact,)),
-        "surjective": found.takes_noise and Side.equal in (found.label.inverse, found.opposite.inverse),
-        "stochastic": found.takes_noise and Side.equal not in (found.label.inverse, found.opposite.inverse),
+        "surjective": found.takes_noise
+        and Side.equal in (found.label.inverse, found.opposite.inverse),
+        "stochastic": found.takes_noise
+        and Side.equal not in (found.label.inverse, found.opposite.inverse),
         "discrete": found.whole_in and found.whole_out and found.label.kind is Ladj.exact,
     }
     assert kinds[OTHERS[name].kind], f"{name} is not {OTHERS[name].kind}: {found.label}"
 
 
-# Compiled in both directions, so that an inverse adds nothing. Of the other forms those with a graph of their own: a
-# context, attention, an estimate of the ladj. The inverse of a roulette is a loop until it converges: no graph.
+# Compiled in both directions, so that an inverse adds nothing. Of the other forms those with a
+# graph of their own: a context, attention, an estimate of the ladj. The inverse of a roulette is a
+# loop until it converges: no graph.
 FORMS = ("amortized, iaf", "pixelcnn, given", "transformer, patches", "continuous, hutchinson",
          "checkerboard, given an image", "mixture, gates and attention", "dequantizer", "glow, given a class",
          "dequantize, learned", "slice, conditional", "sort, tied", "integers, given",
@@ -283,14 +319,23 @@ def test_maps_of_all_kinds_compile_to_one_graph(name: str) -> None:
 
 
 def test_every_map_is_listed() -> None:
-    """Compositions are made of others; all else that is public is part of what ``registry()`` builds."""
+    """Compositions are made of others; all else that is public is part of what ``registry()``
+    builds.
+    """
     composed = {flows.Chain, flows.Inverse, flows.Conditional}
     public = {value for name in flows.__all__ if isinstance(value := getattr(flows, name), type)}
-    wanted = {kind for kind in public if issubclass(kind, Map) and not inspect.isabstract(kind)} - composed
+    wanted = {
+        kind for kind in public if issubclass(kind, Map) and not inspect.isabstract(kind)
+    } - composed
     listed: set[type] = set()
     for name, entry in registry().items():
         listed |= {type(part) for part in entry.build(SIZES.get(name, 2)).modules()}
     assert wanted <= listed, wanted - listed
-    assert {entry.kind for entry in registry().values()} == {"bijective", "surjective", "stochastic", "discrete"}
+    assert {entry.kind for entry in registry().values()} == {
+        "bijective",
+        "surjective",
+        "stochastic",
+        "discrete",
+    }
     assert set(registry("discrete")) < set(registry())
     assert isinstance(registry()["realnvp"], Entry)

@@ -56,15 +56,21 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "HalfCauchy, z per example": lambda: bayou.guides.HalfCauchy(z="example", local="positions"),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
     "JointFlow, no flow": lambda: bayou.JointFlow(None),
-    "JointFlow, continuous": lambda: bayou.JointFlow("continuous", {"hidden": [4], "steps": 1, "trace": "hutchinson"}),
-    "JointFlow, residual": lambda: bayou.JointFlow("residual", {"layers": 1, "hidden": [4], "lipschitz": 0.5}),
+    "JointFlow, continuous": lambda: bayou.JointFlow(
+        "continuous", {"hidden": [4], "steps": 1, "trace": "hutchinson"}
+    ),
+    "JointFlow, residual": lambda: bayou.JointFlow(
+        "residual", {"layers": 1, "hidden": [4], "lipschitz": 0.5}
+    ),
     "LowRank": lambda: bayou.LowRank(rank=3),
     "Inducing": lambda: bayou.Inducing(points=4),
     "SIVI": lambda: bayou.guides.SIVI(draws=20, latent=4, hidden=(6,)),
     "UIVI": lambda: bayou.guides.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
 }
 for where, components in (("input", 4), ("output", 1), ("both", 4)):
-    FAMILIES[f"NodeNoise, {where}, {components}"] = partial(bayou.NodeNoise, where=where, components=components)
+    FAMILIES[f"NodeNoise, {where}, {components}"] = partial(
+        bayou.NodeNoise, where=where, components=components
+    )
     FAMILIES[f"NodeFlow, {where}, {components}"] = partial(
         bayou.NodeFlow, options={"hidden": [6]}, where=where, components=components
     )
@@ -90,9 +96,23 @@ KINDS = {  # of a family, unless one of its variants says otherwise
     "UIVI": {KL.bound},
 }
 NO_MOMENTS = {  # behind a flow or a network, mean and std have no closed form
-    *(f"MNF{variant}" for variant in ("", ", positions", ", paper", ", per example", ", realnvp", ", resampled masks")),
+    *(
+        f"MNF{variant}"
+        for variant in (
+            "",
+            ", positions",
+            ", paper",
+            ", per example",
+            ", realnvp",
+            ", resampled masks",
+        )
+    ),
     *("JointFlow", "Inducing", "SIVI", "UIVI"),
-    *(f"{family}, {flow}" for family in ("MNF", "JointFlow") for flow in ("continuous", "residual")),
+    *(
+        f"{family}, {flow}"
+        for family in ("MNF", "JointFlow")
+        for flow in ("continuous", "residual")
+    ),
 }
 ROWS, CLASSES = 5, 3
 every = pytest.mark.parametrize("family", FAMILIES)
@@ -102,7 +122,12 @@ def make_net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """A convolution and a dense layer: 59 weights."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 2, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(8, CLASSES), nn.Tanh(), nn.Linear(3, CLASSES)
+        nn.Conv2d(1, 2, 3, stride=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+        nn.Tanh(),
+        nn.Linear(3, CLASSES),
     ).to(dtype)
 
 
@@ -136,7 +161,9 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    """Equal up to rounding: the order of a sum may change with the number of draws that are computed together."""
+    """Equal up to rounding: the order of a sum may change with the number of draws that are
+    computed together.
+    """
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
@@ -168,20 +195,29 @@ def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
 
 @every
 def test_samples(family: str) -> None:
-    """Shapes and names; a seed reproduces; a draw is a function of its index, up to rounding; draws differ."""
+    """Shapes and names; a seed reproduces; a draw is a function of its index, up to rounding; draws
+    differ.
+    """
     bnn = make(family).eval()
     shapes = {name: p.shape for name, p in make_net().named_parameters()}
     with torch.no_grad():
         sample = bnn.sample(7, seed=5)
-        assert {name: w.shape for name, w in sample.items()} == {name: (7, *shape) for name, shape in shapes.items()}
+        assert {name: w.shape for name, w in sample.items()} == {
+            name: (7, *shape) for name, shape in shapes.items()
+        }
         assert list(sample) == list(shapes)
         same(bnn.sample(7, seed=5), sample)
         for start, n in ((0, 3), (3, 4), (6, 1)):
-            close(bnn.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
+            close(
+                bnn.sample(n, seed=5, start=start),
+                {k: w[start : start + n] for k, w in sample.items()},
+            )
         if not family.startswith("Delta"):
             assert any(not torch.equal(w[0], w[1]) for w in sample.values())
             other = bnn.sample(7, seed=6)
-            assert any(not torch.equal(other[k], w) for k, w in sample.items()) == (family != "RankOne")  # points
+            assert any(not torch.equal(other[k], w) for k, w in sample.items()) == (
+                family != "RankOne"
+            )  # points
         first = torch.Generator().manual_seed(3)
         second = torch.Generator().manual_seed(3)
         same(bnn.sample(4, seed=first), bnn.sample(4, seed=second))
@@ -210,7 +246,9 @@ def test_a_function_draw_is_reproducible(family: str) -> None:
 
 @every
 def test_the_kl(family: str) -> None:
-    """Not negative in expectation where it is a KL or a bound of one; scalar, in nats, and of its declared kind."""
+    """Not negative in expectation where it is a KL or a bound of one; scalar, in nats, and of its
+    declared kind.
+    """
     bnn = make(family)
     with torch.no_grad():
         for p in bnn.parameters():
@@ -222,12 +260,16 @@ def test_the_kl(family: str) -> None:
                 kl = guide.draw(400, local=local, seed=0).kl
                 assert kl.shape == (400,)
                 assert float(kl.mean()) >= -4 * float(kl.std()) / math.sqrt(400)
-    assert {guide.kl_kind for guide in bnn.guides} == KINDS[family if family in KINDS else family.split(",")[0]]
+    assert {guide.kl_kind for guide in bnn.guides} == KINDS[
+        family if family in KINDS else family.split(",")[0]
+    ]
 
 
 @every
 def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
-    """After all parameters have moved, within 5 standard errors of 4,000 draws; a flow has neither in closed form."""
+    """After all parameters have moved, within 5 standard errors of 4,000 draws; a flow has neither
+    in closed form.
+    """
     bnn, n = make(family).eval(), 4000
     with torch.no_grad():
         for p in bnn.parameters():
@@ -235,7 +277,9 @@ def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
     posterior = Guided(Target.build(make_net(), bayou.Categorical(), None, ROWS), bnn)
     if family in NO_MOMENTS or family.split(",")[0] == "NodeFlow":
         for moment in (posterior.mean, posterior.std):
-            with pytest.raises(ValueError, match=r"no mean and std in closed form; take those of posterior\.sample"):
+            with pytest.raises(
+                ValueError, match=r"no mean and std in closed form; take those of posterior\.sample"
+            ):
                 moment()
         with pytest.raises(ValueError, match="in closed form.*; for a network draw one"):
             posterior.to_module()
@@ -249,7 +293,9 @@ def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
         spread = (drawn - mean[name]).square()
         wide, error = 5 / math.sqrt(n), (drawn.mean(0) - mean[name]).abs()
         assert (error <= wide * std[name] + 1e-12).all(), name
-        assert ((spread.mean(0) - std[name].square()).abs() <= wide * spread.std(0) + 1e-12).all(), name
+        assert (
+            (spread.mean(0) - std[name].square()).abs() <= wide * spread.std(0) + 1e-12
+        ).all(), name
 
 
 @every
@@ -296,7 +342,13 @@ def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
     p = posterior.predict(x, samples=6, seed=1)
     assert p.means.shape == (6, 7, CLASSES)
     assert p.mean.shape == p.std.shape == (7, CLASSES)
-    assert p.entropy.shape == p.mutual_information.shape == p.log_prob(y).shape == p.quantile(0.5).shape == (7,)
+    assert (
+        p.entropy.shape
+        == p.mutual_information.shape
+        == p.log_prob(y).shape
+        == p.quantile(0.5).shape
+        == (7,)
+    )
     assert p.prediction_set(0.9).shape == (7, CLASSES)
     assert (p.mutual_information >= 0).all()
     for options in ({"chunk": 4}, {"chunk": 5, "batch_size": 3}):
@@ -342,7 +394,9 @@ def check_compiled(family: str, backend: str) -> None:
     if family == "Inducing" and torch.__version__.startswith("2.9."):
         pytest.xfail("torch 2.9 cannot trace a network inside a mode")
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv1d(1, 2, 2, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)).double()
+    net = nn.Sequential(
+        nn.Conv1d(1, 2, 2, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)
+    ).double()
     x, y = torch.randn(ROWS, 1, 4, dtype=torch.float64), make_data()[1]
     bnn = bayou.bayesianize(net, FAMILIES[family](), example=x)
     loss = training_loss(bnn, None, ROWS if bnn.per_example else None)
@@ -356,7 +410,14 @@ def check_compiled(family: str, backend: str) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
 
 
-QUICK = ("MeanField", "MNF", "LowRank", "Inducing", "NodeNoise", "Dropout")  # compiling takes seconds each
+QUICK = (
+    "MeanField",
+    "MNF",
+    "LowRank",
+    "Inducing",
+    "NodeNoise",
+    "Dropout",
+)  # compiling takes seconds each
 
 
 @pytest.mark.parametrize("family", QUICK)
@@ -364,7 +425,8 @@ def test_the_training_loss_is_one_graph(family: str, fresh_dynamo: None) -> None
     check_compiled(family, "eager")
 
 
-# One per code path of a draw. Inductor compiles MeanField and MNF below; the flows have their own test of compilation.
+# One per code path of a draw. Inductor compiles MeanField and MNF below; the flows have their own
+# test of compilation.
 PATHS = (
     "Delta, penalty", "MeanField, positions", "MNF, paper", "MNF, per example", "MNF, mixture", "MNF, resampled masks",
     "MNF, weights", "NodeNoise, per example", "NodeFlow, both, 4", "Dropout, concrete", "Dropout, reinforce",
@@ -380,7 +442,9 @@ def test_the_training_loss_compiles_whole(family: str, fresh_dynamo: None) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, while it imports inductor
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:torch"
+)  # torch's own, while it imports inductor
 def test_the_training_loss_compiles_with_inductor(fresh_dynamo: None) -> None:
     """MNF on the weights and MeanField on the biases."""
     from torch._inductor import config
@@ -421,9 +485,13 @@ def _train(bnn: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def _half(family: str, rank: int) -> list[Tensor]:
-    """The gradients of half the rows. The module must be gone before its process group: its end would wait for ever."""
+    """The gradients of half the rows. The module must be gone before its process group: its end
+    would wait for ever.
+    """
     x, y = make_data(8)
-    bnn = nn.parallel.DistributedDataParallel(make(family) if family == "MNF" else IntegerIdentity(make(family)))
+    bnn = nn.parallel.DistributedDataParallel(
+        make(family) if family == "MNF" else IntegerIdentity(make(family))
+    )
     return _train(bnn, x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4])
 
 
@@ -439,7 +507,9 @@ def _rank(rank: int, port: int) -> dict[str, list[Tensor]]:
 
 @pytest.mark.slow
 def test_two_ranks_equal_one() -> None:
-    """Half the batch on each of two ranks, with shared noise, is the whole batch on one: gradients to 1e-12."""
+    """Half the batch on each of two ranks, with shared noise, is the whole batch on one: gradients
+    to 1e-12.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -458,7 +528,11 @@ def test_a_user_defined_flow(tmp_path: Path) -> None:
     spec = bayou.MNF(lambda dim: flows.realnvp(dim, layers=1, hidden=(4,)))
     rules = {"*.weight": spec, "*.bias": bayou.MeanField()}
     posterior = bayou.fit(
-        make_net(), make_data(16), method=bayou.VI(rules, steps=2, batch_size=8), seed=0, progress=False
+        make_net(),
+        make_data(16),
+        method=bayou.VI(rules, steps=2, batch_size=8),
+        seed=0,
+        progress=False,
     )
     posterior.save(tmp_path / "p.bayou")
     with pytest.raises(ValueError, match="rules"):

@@ -1,4 +1,6 @@
-"""One suite over every method: what all of them promise. A new method is tested by being listed in METHODS."""
+"""One suite over every method: what all of them promise. A new method is tested by being listed in
+METHODS.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +26,48 @@ from bayou.training import checkpoints
 SHORT = bayou.MAP(steps=12, checkpoint_every=3, batch_size=8)
 METHODS: dict[str, Callable[[], Method]] = {
     "VI": lambda: bayou.VI(bayou.MeanField(), steps=12, checkpoint_every=3, batch_size=8),
-    "VI, prior by unit": lambda: bayou.VI(bayou.MNF(None), steps=12, checkpoint_every=3, batch_size=8),
+    "VI, prior by unit": lambda: bayou.VI(
+        bayou.MNF(None), steps=12, checkpoint_every=3, batch_size=8
+    ),
     "MLE": lambda: bayou.MLE(steps=12, checkpoint_every=3, batch_size=8),
     "MAP": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8),
     "MAP, constrained": lambda: bayou.MAP(
-        steps=12, checkpoint_every=3, batch_size=8, max_norm=1.0, input_noise=0.1, gradient_noise=0.1
+        steps=12,
+        checkpoint_every=3,
+        batch_size=8,
+        max_norm=1.0,
+        input_noise=0.1,
+        gradient_noise=0.1,
     ),
-    "MAP, noise": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8, weight_noise=0.1, l2=1e-3),
+    "MAP, noise": lambda: bayou.MAP(
+        steps=12, checkpoint_every=3, batch_size=8, weight_noise=0.1, l2=1e-3
+    ),
     "TFB": lambda: bayou.methods.TFB(start=SHORT, samples=3),
     "VBLL": lambda: bayou.methods.VBLL(steps=12, checkpoint_every=3, batch_size=8),
     "VBLL, low rank": lambda: bayou.methods.VBLL(2, steps=12, checkpoint_every=3, batch_size=8),
-    "VBLL, diagonal": lambda: bayou.methods.VBLL(0, steps=12, checkpoint_every=3, batch_size=8, validation=0.2),
+    "VBLL, diagonal": lambda: bayou.methods.VBLL(
+        0, steps=12, checkpoint_every=3, batch_size=8, validation=0.2
+    ),
     "SWAG": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8),
-    "SWAG, batch norm": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8, draws=4),
+    "SWAG, batch norm": lambda: bayou.SWAG(
+        start=SHORT, steps=12, checkpoint_every=3, batch_size=8, draws=4
+    ),
     "IVON": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8),
-    "IVON, local": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8, local=True, samples=2),
+    "IVON, local": lambda: bayou.IVON(
+        steps=12, checkpoint_every=3, batch_size=8, local=True, samples=2
+    ),
     "Ensemble": lambda: bayou.Ensemble(3, of=SHORT),
     "Ensemble, vmap": lambda: bayou.Ensemble(3, of=SHORT, parallel="vmap"),
     "Ensemble of VI": lambda: bayou.Ensemble(2, of=METHODS["VI"]()),
     "Ensemble of MCDropout": lambda: bayou.Ensemble(2, of=bayou.MCDropout(SHORT)),
     "MCDropout": lambda: bayou.MCDropout(SHORT),
     "SGLD": lambda: bayou.SGLD(steps=12, checkpoint_every=3, batch_size=8, draws=5),
-    "PSGLD": lambda: bayou.PSGLD(steps=12, checkpoint_every=3, batch_size=8, draws=3, chains=2, lr=1e-3),
-    "SGHMC": lambda: bayou.SGHMC(steps=12, checkpoint_every=3, batch_size=8, draws=5, start=SHORT, lr=1e-3),
+    "PSGLD": lambda: bayou.PSGLD(
+        steps=12, checkpoint_every=3, batch_size=8, draws=3, chains=2, lr=1e-3
+    ),
+    "SGHMC": lambda: bayou.SGHMC(
+        steps=12, checkpoint_every=3, batch_size=8, draws=5, start=SHORT, lr=1e-3
+    ),
     "cyclical": lambda: bayou.SGLD(
         steps=12,
         checkpoint_every=3,
@@ -65,10 +86,19 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Laplace, prior by unit": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),
     "Laplace, kronecker": lambda: bayou.Laplace("kronecker", start=SHORT),
-    "Laplace, last layer": lambda: bayou.Laplace("full", where="last", start=SHORT, prior="evidence"),
-    "Annealed": lambda: bayou.Annealed(METHODS["VI"](), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2),
+    "Laplace, last layer": lambda: bayou.Laplace(
+        "full", where="last", start=SHORT, prior="evidence"
+    ),
+    "Annealed": lambda: bayou.Annealed(
+        METHODS["VI"](), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2
+    ),
     "Annealed, adapted": lambda: bayou.Annealed(
-        bayou.VI(steps=2, checkpoint_every=2), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2, adapt=True
+        bayou.VI(steps=2, checkpoint_every=2),
+        draws=4,
+        temperatures=5,
+        leapfrogs=2,
+        checkpoint_every=2,
+        adapt=True,
     ),
     "Annealed, prior by unit": lambda: bayou.Annealed(
         bayou.VI(bayou.MNF(), steps=4, checkpoint_every=4, batch_size=8),
@@ -77,8 +107,12 @@ METHODS: dict[str, Callable[[], Method]] = {
         leapfrogs=2,
         checkpoint_every=2,
     ),
-    "Annealed, Laplace": lambda: bayou.Annealed(METHODS["Laplace, kronecker"](), draws=4, temperatures=5, leapfrogs=2),
-    "NUTS": lambda: bayou.NUTS(draws=5, warmup=10, max_depth=2, checkpoint_every=4, batch_size=16, chains=2),
+    "Annealed, Laplace": lambda: bayou.Annealed(
+        METHODS["Laplace, kronecker"](), draws=4, temperatures=5, leapfrogs=2
+    ),
+    "NUTS": lambda: bayou.NUTS(
+        draws=5, warmup=10, max_depth=2, checkpoint_every=4, batch_size=16, chains=2
+    ),
 }
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS: dict[str, str] = {
@@ -96,7 +130,10 @@ class Adapter(nn.Module):
 
     def __init__(self, width: int, rank: int = 2) -> None:
         super().__init__()
-        self.lora_A, self.lora_B = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+        self.lora_A, self.lora_B = (
+            nn.Linear(width, rank, bias=False),
+            nn.Linear(rank, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.lora_B(self.lora_A(x))
@@ -104,7 +141,9 @@ class Adapter(nn.Module):
 
 
 def make_net(name: str = "", dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """A convolution and a dense layer, with a dropout, batch norm or adapter between them where the method needs it."""
+    """A convolution and a dense layer, with a dropout, batch norm or adapter between them where the
+    method needs it.
+    """
     extra: dict[str, Callable[[], nn.Module]]
     extra = {
         "dropout": lambda: nn.Dropout(0.3),
@@ -113,7 +152,12 @@ def make_net(name: str = "", dtype: torch.dtype = torch.float64) -> nn.Sequentia
     }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = [nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Tanh(), *([extra[NEEDS[name]]()] if name in NEEDS else [])]
+        layers = [
+            nn.Conv2d(1, 3, 3),
+            nn.Flatten(),
+            nn.Tanh(),
+            *([extra[NEEDS[name]]()] if name in NEEDS else []),
+        ]
         return nn.Sequential(*layers, nn.Linear(12, CLASSES)).to(dtype)
 
 
@@ -124,7 +168,9 @@ def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Ten
 
 def fitted(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> bayou.Posterior:
     options = {"prior": PRIORS.get(name), "progress": False} | options
-    return bayou.fit(make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), **options)
+    return bayou.fit(
+        make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), **options
+    )
 
 
 @functools.cache
@@ -141,7 +187,9 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    """Equal up to rounding: the order of a sum may change with the number of draws that are computed together."""
+    """Equal up to rounding: the order of a sum may change with the number of draws that are
+    computed together.
+    """
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
@@ -166,7 +214,10 @@ def test_samples(name: str) -> None:
     assert all(value.isfinite().all() for value in sample.values())
     same(posterior.sample(7, seed=5), sample)
     for start, n in ((0, 3), (3, 4), (6, 1)):
-        close(posterior.sample(n, seed=5, start=start), {k: w[start : start + n] for k, w in sample.items()})
+        close(
+            posterior.sample(n, seed=5, start=start),
+            {k: w[start : start + n] for k, w in sample.items()},
+        )
     torch.manual_seed(3)
     one = posterior.sample(4)
     torch.manual_seed(3)
@@ -179,7 +230,9 @@ def test_samples(name: str) -> None:
 
 @every
 def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
-    """E[w] and the std of every tensor, one network, and draws by chain; or an error with the way out."""
+    """E[w] and the std of every tensor, one network, and draws by chain; or an error with the way
+    out.
+    """
     posterior, x = once(name), make_data(5)[0]
     assert_moments(posterior)
     draw = {key: value[0] for key, value in posterior.sample(1, seed=4).items()}
@@ -206,22 +259,35 @@ def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
         with pytest.raises(ValueError, match="omit samples="):
             posterior.by_chain(10)
     else:
-        assert {key: value.shape for key, value in found.items()} == {k: (1, 1000, *v.shape) for k, v in draw.items()}
-        same({k: v[0] for k, v in posterior.by_chain(3, seed=4).items()}, posterior.sample(3, seed=4))
+        assert {key: value.shape for key, value in found.items()} == {
+            k: (1, 1000, *v.shape) for k, v in draw.items()
+        }
+        same(
+            {k: v[0] for k, v in posterior.by_chain(3, seed=4).items()}, posterior.sample(3, seed=4)
+        )
 
 
 def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
-    """Mean and std of draws within 5 standard errors, and of points exactly; of every tensor that is drawn."""
+    """Mean and std of draws within 5 standard errors, and of points exactly; of every tensor that
+    is drawn.
+    """
     parts = posterior.components if isinstance(posterior, Mixture) else [posterior]
     masked = [part for part in parts if isinstance(part, Masked)]
     if masked:
-        whole = {key: torch.stack([part.weights[key] for part in masked]).mean(0) for key in masked[0].weights}
+        whole = {
+            key: torch.stack([part.weights[key] for part in masked]).mean(0)
+            for key in masked[0].weights
+        }
         same(posterior.mean(), whole)
         with pytest.raises(ValueError, match=r"random in its masks.*posterior\.predict"):
             posterior.std()
         return
     points = posterior.draws is not None
-    draws, mean, std = posterior.sample(posterior.draws or n, seed=0), posterior.mean(), posterior.std()
+    draws, mean, std = (
+        posterior.sample(posterior.draws or n, seed=0),
+        posterior.mean(),
+        posterior.std(),
+    )
     assert {*mean} == {*std} == {key for key, value in draws.items() if value.is_floating_point()}
     for key, drawn in ((key, draws[key]) for key in mean):
         assert mean[key].shape == std[key].shape == drawn.shape[1:]
@@ -230,7 +296,10 @@ def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
         error, spread = drawn - mean[key], (drawn - mean[key]).square()
         allowed = 0.0 if points else 5 / n**0.5
         assert (error.mean(0).abs() <= allowed * std[key] + 1e-10).all(), key
-        assert ((spread.mean(0) - std[key].square()).abs() <= allowed * spread.std(0, correction=0) + 1e-10).all(), key
+        assert (
+            (spread.mean(0) - std[key].square()).abs()
+            <= allowed * spread.std(0, correction=0) + 1e-10
+        ).all(), key
 
 
 @every
@@ -260,19 +329,25 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
 
 
 @every
-def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alone(name: str) -> None:
+def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alone(
+    name: str,
+) -> None:
     first = once(name)
     torch.manual_seed(2)
     state, net = torch.get_rng_state(), make_net(name)
     before = copy.deepcopy(net.state_dict())
-    again = bayou.fit(net, make_data(), method=METHODS[name](), prior=PRIORS.get(name), progress=False)
+    again = bayou.fit(
+        net, make_data(), method=METHODS[name](), prior=PRIORS.get(name), progress=False
+    )
     assert torch.equal(torch.get_rng_state(), state)
     same(dict(net.state_dict()), before)
     same(first.sample(2, seed=0), again.sample(2, seed=0))
 
 
 @every
-def test_float32_stays_float32_and_progress_is_a_line_on_stderr(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_float32_stays_float32_and_progress_is_a_line_on_stderr(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     posterior = fitted(name, torch.float32, progress="plain")
     out, err = capfd.readouterr()
     assert not out
@@ -308,8 +383,12 @@ class Killed(BaseException):
 
 
 @every
-def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An end in the middle, then the same call again: the posterior of a run that was left alone, bit for bit."""
+def test_a_stopped_run_goes_on_where_it_was(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end in the middle, then the same call again: the posterior of a run that was left alone,
+    bit for bit.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write_file", after(2, checkpoints.write_file, stop))
         with pytest.raises(Killed):
@@ -320,25 +399,38 @@ def test_a_stopped_run_goes_on_where_it_was(name: str, tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["VI", "Ensemble", "Annealed", "NUTS"])  # one for each kind of checkpoint
+@pytest.mark.parametrize(
+    "name", ["VI", "Ensemble", "Annealed", "NUTS"]
+)  # one for each kind of checkpoint
 def test_a_killed_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     """The same with SIGKILL, in a process of its own."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_methods as t; "
     code += f"t.die({name!r}, {str(tmp_path / 'killed')!r})"
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # the bits may depend on it
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(torch.get_num_threads())
+    }  # the bits may depend on it
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     same_run(fitted(name, checkpoint=tmp_path / "killed"), once(name))
 
 
 def same_run(a: bayou.Posterior, b: bayou.Posterior) -> None:
     same(a.sample(3, seed=0), b.sample(3, seed=0))
-    histories = [[{k: v for k, v in record.items() if k != "seconds"} for record in p.history] for p in (a, b)]
+    histories = [
+        [{k: v for k, v in record.items() if k != "seconds"} for record in p.history]
+        for p in (a, b)
+    ]
     assert histories[0] == histories[1]
 
 
-def after(count: int, function: Callable[..., None], then: Callable[[], None]) -> Callable[..., None]:
-    """A function that does something else too, once it has been called so many times: most of the work is to come."""
+def after(
+    count: int, function: Callable[..., None], then: Callable[[], None]
+) -> Callable[..., None]:
+    """A function that does something else too, once it has been called so many times: most of the
+    work is to come.
+    """
     calls = [0]
 
     def watched(*args: Any, **kwargs: Any) -> None:
@@ -356,5 +448,7 @@ def stop() -> None:
 
 def die(name: str, checkpoint: str) -> None:
     """Fit, and be killed."""
-    checkpoints.write_file = after(2, checkpoints.write_file, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    checkpoints.write_file = after(
+        2, checkpoints.write_file, lambda: os.kill(os.getpid(), signal.SIGKILL)
+    )
     fitted(name, checkpoint=checkpoint)

@@ -15,9 +15,16 @@ from bayou.flows.checking.check import _event
 
 
 def check_trained(
-    transform: Map, dim: int | tuple[int, ...] | None = None, *, train_steps: int = 0, seed: int = 0, **options: Any
+    transform: Map,
+    dim: int | tuple[int, ...] | None = None,
+    *,
+    train_steps: int = 0,
+    seed: int = 0,
+    **options: Any,
 ) -> Report:
-    """``check``, of a copy that was trained for some steps instead of perturbed; with 0 steps, ``check`` itself."""
+    """``check``, of a copy that was trained for some steps instead of perturbed; with 0 steps,
+    ``check`` itself.
+    """
     if train_steps:
         transform = copy.deepcopy(transform).to(torch.float64).eval()
         with rng.isolated(seed, torch.device("cpu")):  # a transform may draw in training mode
@@ -27,9 +34,15 @@ def check_trained(
 
 
 def random_training(
-    transform: Map, event: tuple[int, ...], steps: int, seed: int = 0, lr: float = 0.02, rows: int = 64
+    transform: Map,
+    event: tuple[int, ...],
+    steps: int,
+    seed: int = 0,
+    lr: float = 0.02,
+    rows: int = 64,
 ) -> bool:
-    """A few Adam steps in place, towards a shifted, correlated Gaussian; whether any parameter has an effect.
+    """A few Adam steps in place, towards a shifted, correlated Gaussian; whether any parameter has
+    an effect.
 
     By reverse KL where the forward direction is analytic, else by maximum likelihood.
     """
@@ -40,14 +53,19 @@ def random_training(
     out = event if isinstance(transform, Transform) else transform.event_out
     size = math.prod(out)  # type: ignore[arg-type]
     mean = 0.5 * rng.normal(1, (size,), like, rng.fold(seed, "mean"))[0]
-    mixing = torch.eye(size).to(like) + 0.4 * rng.normal(size, (size,), like, rng.fold(seed, "mixing")) / size**0.5
+    mixing = (
+        torch.eye(size).to(like)
+        + 0.4 * rng.normal(size, (size,), like, rng.fold(seed, "mixing")) / size**0.5
+    )
     optimizer = torch.optim.Adam(parameters, lr=lr)
     training = transform.training
     transform.train()
     for step in range(steps):
         context = None
         if transform.context_dim:
-            context = rng.normal(rows, (transform.context_dim,), like, rng.fold(seed, "context", step))
+            context = rng.normal(
+                rows, (transform.context_dim,), like, rng.fold(seed, "context", step)
+            )
         analytic = transform.forward_kind is Cost.analytic
         noise = rng.normal(rows, event if analytic else out, like, rng.fold(seed, "noise", step))  # type: ignore[arg-type]
         if analytic:
@@ -55,7 +73,10 @@ def random_training(
             residual = torch.linalg.solve(mixing, (y.reshape(rows, size) - mean).unsqueeze(-1))
             loss = (0.5 * residual.square().sum((-2, -1)) - ladj).mean()
         else:
-            y = within((noise.reshape(rows, size) @ mixing.T + mean).reshape(noise.shape), transform.codomain)
+            y = within(
+                (noise.reshape(rows, size) @ mixing.T + mean).reshape(noise.shape),
+                transform.codomain,
+            )
             x, ladj = transform.inverse(y, context)
             loss = (0.5 * x.flatten(1).square().sum(-1) - ladj).mean()
         optimizer.zero_grad()

@@ -1,4 +1,6 @@
-"""Further forms of the maps of ``bayou.flows.registry()``, for the conformance suite: options, inverses, contexts."""
+"""Further forms of the maps of ``bayou.flows.registry()``, for the conformance suite: options,
+inverses, contexts.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ class Ordered(StandardNormal):
 def learned(dim: int) -> Flow:
     """A density on (0, 1) that depends on what is given."""
     return Flow(
-        StandardNormal(dim), Chain(realnvp(dim, layers=1, hidden=(8,), context_dim=dim), Inverse(InverseCDF(dim)))
+        StandardNormal(dim),
+        Chain(realnvp(dim, layers=1, hidden=(8,), context_dim=dim), Inverse(InverseCDF(dim))),
     )
 
 
@@ -87,7 +90,9 @@ def _form(kind: Kind, build: Callable[[], Map], base: Callable[[], Base] | None 
     return Entry(lambda _: build(), kind, None if base is None else lambda _: base())
 
 
-_bijective, _surjective, _discrete = (partial(_form, kind) for kind in ("bijective", "surjective", "discrete"))
+_bijective, _surjective, _discrete = (
+    partial(_form, kind) for kind in ("bijective", "surjective", "discrete")
+)
 
 VARIANTS: dict[str, Entry] = {
     # with a context

@@ -1,4 +1,6 @@
-"""Dense references by autograd, independent of the code under test: Jacobians of every example, GGN, Fisher."""
+"""Dense references by autograd, independent of the code under test: Jacobians of every example,
+GGN, Fisher.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ Params = dict[str, Tensor]
 
 
 def jacobians(net: nn.Module, x: Tensor, names: list[str]) -> Tensor:
-    """(N, K, D): the derivative of every example's outputs in all weights, one example at a time."""
+    """(N, K, D): the derivative of every example's outputs in all weights, one example at a
+    time.
+    """
     params = {name: value.detach() for name, value in net.named_parameters()}
     rows = []
     for n in range(len(x)):
@@ -26,7 +30,9 @@ def jacobians(net: nn.Module, x: Tensor, names: list[str]) -> Tensor:
 def hessians(log_prob: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
     """(N, K, K): the Hessian of −log p(y_n | f_n)."""
     each = [
-        jacrev(jacrev(lambda v, n=n: -log_prob(v.reshape(1, *f.shape[1:]), y[n : n + 1]).sum()))(f[n].reshape(-1))
+        jacrev(jacrev(lambda v, n=n: -log_prob(v.reshape(1, *f.shape[1:]), y[n : n + 1]).sum()))(
+            f[n].reshape(-1)
+        )
         for n in range(len(f))
     ]
     return torch.stack(each)
@@ -40,7 +46,9 @@ def ggn(jacobian: Tensor, h: Tensor) -> Tensor:
 def scores(log_prob: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
     """(N, K): ∇_f log p(y_n | f_n)."""
     each = [
-        grad(lambda v, n=n: log_prob(v.reshape(1, *f.shape[1:]), y[n : n + 1]).sum())(f[n].reshape(-1))
+        grad(lambda v, n=n: log_prob(v.reshape(1, *f.shape[1:]), y[n : n + 1]).sum())(
+            f[n].reshape(-1)
+        )
         for n in range(len(f))
     ]
     return torch.stack(each)

@@ -14,10 +14,20 @@ from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
 
 F64 = torch.float64
-SHAPES = {"a.weight": torch.Size((4, 3)), "a.bias": torch.Size((4,)), "c": torch.Size(()), "d": torch.Size((2, 2))}
+SHAPES = {
+    "a.weight": torch.Size((4, 3)),
+    "a.bias": torch.Size((4,)),
+    "c": torch.Size(()),
+    "d": torch.Size((2, 2)),
+}
 D = 21
 PRIOR = {"a.weight": 0.5, "a.bias": 2.0, "c": 1.5, "d": 4.0}
-MULTIPLIERS = {"a.weight": 1.7, "a.bias": 1.7, "c": 0.3, "d": 2.5}  # weight and bias of a layer share theirs
+MULTIPLIERS = {
+    "a.weight": 1.7,
+    "a.bias": 1.7,
+    "c": 0.3,
+    "d": 2.5,
+}  # weight and bias of a layer share theirs
 SCALE = 0.8
 
 
@@ -46,7 +56,9 @@ def curvature(structure: str) -> tuple[Curvature, Tensor]:
     if structure == "diagonal":
         matrix = torch.diag(torch.cat([value.reshape(-1) for value in squares.values()]))
         return DiagonalCurvature(SHAPES, squares, prior), matrix
-    a = torch.stack([gram(4, 4, seed=g) for g in (1, 2)])  # two groups of two outputs, three inputs and the bias
+    a = torch.stack(
+        [gram(4, 4, seed=g) for g in (1, 2)]
+    )  # two groups of two outputs, three inputs and the bias
     g = torch.stack([gram(2, 2, seed=g) for g in (3, 4)])
     tensors = {"in|a.weight|a.bias": a, "out|a.weight|a.bias": g}
     tensors |= {f"square|{name}": squares[name] for name in ("c", "d")}
@@ -60,13 +72,19 @@ every = pytest.mark.parametrize("structure", STRUCTURES)
 
 
 def hyper() -> Hyper:
-    return Hyper({n: torch.tensor(m, dtype=F64) for n, m in MULTIPLIERS.items()}, torch.tensor(1 / SCALE, dtype=F64))
+    return Hyper(
+        {n: torch.tensor(m, dtype=F64) for n, m in MULTIPLIERS.items()},
+        torch.tensor(1 / SCALE, dtype=F64),
+    )
 
 
 def made(structure: str) -> tuple[Covariance, Tensor, Tensor]:
     """A covariance, Λ written out, and log |Λ| as the curvature has it."""
     found, matrix = curvature(structure)
-    each = [torch.full((shape.numel(),), PRIOR[n] * MULTIPLIERS[n], dtype=F64) for n, shape in SHAPES.items()]
+    each = [
+        torch.full((shape.numel(),), PRIOR[n] * MULTIPLIERS[n], dtype=F64)
+        for n, shape in SHAPES.items()
+    ]
     precision = SCALE * matrix + torch.diag(torch.cat(each))
     at = hyper()
     covariance = found.covariance(at.multipliers, at.scale, torch.zeros((), dtype=F64))
@@ -85,9 +103,15 @@ def test_a_covariance_is_the_inverse_of_the_precision(structure: str) -> None:
     torch.testing.assert_close(covariance.log_det, -log_det, rtol=1e-10, atol=1e-10)
     d = random(7, 2, D, seed=5)
     expected = torch.einsum("...i,ij,...j->...", d, precision, d)
-    torch.testing.assert_close(covariance.mahalanobis(covariance.named(d)), expected, rtol=1e-9, atol=1e-9)
-    normal = torch.distributions.MultivariateNormal(torch.zeros(D, dtype=F64), precision_matrix=precision)
-    torch.testing.assert_close(covariance.log_prob(covariance.named(d)), normal.log_prob(d), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        covariance.mahalanobis(covariance.named(d)), expected, rtol=1e-9, atol=1e-9
+    )
+    normal = torch.distributions.MultivariateNormal(
+        torch.zeros(D, dtype=F64), precision_matrix=precision
+    )
+    torch.testing.assert_close(
+        covariance.log_prob(covariance.named(d)), normal.log_prob(d), rtol=1e-8, atol=1e-8
+    )
 
 
 @every
@@ -105,7 +129,9 @@ def test_draws_have_the_covariance(structure: str) -> None:
 @every
 def test_a_covariance_is_restored_from_its_tensors(structure: str) -> None:
     covariance, _, _ = made(structure)
-    again = type(covariance)({name: list(shape) for name, shape in SHAPES.items()}, covariance.tensors)  # type: ignore[misc]
+    again = type(covariance)(
+        {name: list(shape) for name, shape in SHAPES.items()}, covariance.tensors
+    )  # type: ignore[misc]
     assert torch.equal(covariance.flat(covariance.sample(3, 1)), again.flat(again.sample(3, 1)))
     assert list(covariance.sample(2, 1)) == list(SHAPES)
 
@@ -122,8 +148,12 @@ def test_the_determinant_has_gradients(structure: str) -> None:
 
     assert torch.autograd.gradcheck(log_det, (theta,))
     one = torch.ones((), dtype=F64)
-    shared = torch.tensor(0.3, dtype=F64, requires_grad=True)  # one multiplier for all has a way of its own
-    assert torch.autograd.gradcheck(lambda t: found.log_det(dict.fromkeys(SHAPES, t.exp()), one), (shared,))
+    shared = torch.tensor(
+        0.3, dtype=F64, requires_grad=True
+    )  # one multiplier for all has a way of its own
+    assert torch.autograd.gradcheck(
+        lambda t: found.log_det(dict.fromkeys(SHAPES, t.exp()), one), (shared,)
+    )
 
 
 def test_one_multiplier_and_many_equal_ones_agree() -> None:
@@ -131,7 +161,9 @@ def test_one_multiplier_and_many_equal_ones_agree() -> None:
     shared = torch.tensor(1.3, dtype=F64)
     apart = {name: torch.tensor(1.3, dtype=F64) for name in SHAPES}
     scale = torch.tensor(0.7, dtype=F64)
-    torch.testing.assert_close(found.log_det(dict.fromkeys(SHAPES, shared), scale), found.log_det(apart, scale))
+    torch.testing.assert_close(
+        found.log_det(dict.fromkeys(SHAPES, shared), scale), found.log_det(apart, scale)
+    )
 
 
 def test_a_kronecker_structure_ties_weight_and_bias() -> None:
@@ -139,7 +171,9 @@ def test_a_kronecker_structure_ties_weight_and_bias() -> None:
     assert found.ties == [["a.weight", "a.bias"], ["c"], ["d"]]
     many = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
     many["a.weight"] = torch.linspace(1, 2, 12, dtype=F64).reshape(4, 3)
-    with pytest.raises(ValueError, match=r"one prior scale for all of 'a\.weight'.*'diagonal' or 'full'"):
+    with pytest.raises(
+        ValueError, match=r"one prior scale for all of 'a\.weight'.*'diagonal' or 'full'"
+    ):
         KroneckerCurvature(SHAPES, found.tensors, many)
 
 
@@ -148,20 +182,32 @@ def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input() ->
     first, matrix = curvature("kronecker")
     prior = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
     prior["a.weight"] = torch.tensor([[0.5, 1.0, 3.0]], dtype=F64)
-    found, scale, like = KroneckerCurvature(SHAPES, first.tensors, prior), hyper().scale, torch.zeros((), dtype=F64)
+    found, scale, like = (
+        KroneckerCurvature(SHAPES, first.tensors, prior),
+        hyper().scale,
+        torch.zeros((), dtype=F64),
+    )
     inputs = torch.tensor([[0.3, 1.2, 2.0]], dtype=F64)
     for multipliers in (hyper().multipliers, hyper().multipliers | {"a.weight": inputs}):
-        each = [(multipliers[n] * prior[n]).expand(shape).reshape(-1) for n, shape in SHAPES.items()]
+        each = [
+            (multipliers[n] * prior[n]).expand(shape).reshape(-1) for n, shape in SHAPES.items()
+        ]
         precision = SCALE * matrix + torch.diag(torch.cat(each))
         covariance = found.covariance(multipliers, scale, like)
         spread = covariance.spread(covariance.named(torch.eye(D, dtype=F64)))
-        torch.testing.assert_close(spread @ spread.mT, torch.linalg.inv(precision), rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(found.log_det(multipliers, scale), torch.logdet(precision), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            spread @ spread.mT, torch.linalg.inv(precision), rtol=1e-9, atol=1e-11
+        )
+        torch.testing.assert_close(
+            found.log_det(multipliers, scale), torch.logdet(precision), rtol=1e-10, atol=1e-10
+        )
 
     def log_det(log: Tensor, scale: Tensor) -> Tensor:
         return found.log_det(hyper().multipliers | {"a.weight": log.exp()}, scale)
 
-    assert torch.autograd.gradcheck(log_det, (inputs.log().requires_grad_(), scale.clone().requires_grad_()))
+    assert torch.autograd.gradcheck(
+        log_det, (inputs.log().requires_grad_(), scale.clone().requires_grad_())
+    )
 
 
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
@@ -180,7 +226,9 @@ def test_a_flat_prior_over_free_directions_is_an_error(structure: str) -> None:
     flat = {name: torch.zeros((), dtype=F64) for name in SHAPES}
     for tensor in found.tensors.values():
         tensor.zero_()
-    nothing = type(found)(SHAPES, found.tensors, {name: torch.ones((), dtype=F64) for name in SHAPES})  # type: ignore[call-arg]
+    nothing = type(found)(
+        SHAPES, found.tensors, {name: torch.ones((), dtype=F64) for name in SHAPES}
+    )  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"not positive definite.*proper Normal prior"):
         nothing.covariance(flat, torch.ones((), dtype=F64), torch.zeros(()))
 
@@ -188,7 +236,9 @@ def test_a_flat_prior_over_free_directions_is_an_error(structure: str) -> None:
 def test_an_evidence_without_a_maximum_is_an_error() -> None:
     """Weights exactly at their prior mean: the narrower the prior, the better."""
     found, _ = curvature("diagonal")
-    evidence = Evidence(found, {name: torch.zeros(shape, dtype=F64) for name, shape in SHAPES.items()}, -1.0)
+    evidence = Evidence(
+        found, {name: torch.zeros(shape, dtype=F64) for name, shape in SHAPES.items()}, -1.0
+    )
     with pytest.raises(ValueError, match="no maximum"):
         evidence.maximize([list(SHAPES)], noise=False)
 
@@ -200,11 +250,17 @@ def test_the_evidence_is_its_formula() -> None:
     at = hyper()
     parts = evidence.parts(at)
     noise = 0.3 / math.sqrt(SCALE)
-    constant = -12.0 + 0.5 * 0.9 / 0.09 + 15 * math.log(2 * math.pi * 0.09)  # of y, whatever the noise
+    constant = (
+        -12.0 + 0.5 * 0.9 / 0.09 + 15 * math.log(2 * math.pi * 0.09)
+    )  # of y, whatever the noise
     fit = constant - 15 * math.log(2 * math.pi * noise**2) - 0.5 * 0.9 / noise**2
     prior = 0.0
     for name, d in distance.items():
-        normal = torch.distributions.Normal(0.0, torch.tensor(PRIOR[name] * MULTIPLIERS[name], dtype=F64).rsqrt())
+        normal = torch.distributions.Normal(
+            0.0, torch.tensor(PRIOR[name] * MULTIPLIERS[name], dtype=F64).rsqrt()
+        )
         prior += float(normal.log_prob(d).sum())
     log_det = float(found.log_det(at.multipliers, at.scale))
-    assert float(parts["log_evidence"]) == pytest.approx(fit + prior + D / 2 * math.log(2 * math.pi) - log_det / 2)
+    assert float(parts["log_evidence"]) == pytest.approx(
+        fit + prior + D / 2 * math.log(2 * math.pi) - log_det / 2
+    )

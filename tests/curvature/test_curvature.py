@@ -1,4 +1,6 @@
-"""Full, diagonal and Kronecker curvature of many networks against dense Jacobians of every example, in float64."""
+"""Full, diagonal and Kronecker curvature of many networks against dense Jacobians of every example,
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +203,9 @@ def swept(
     return sums
 
 
-def reference(net: nn.Module, x: Tensor, y: Tensor, kind: str, names: list[str] | None = None) -> Tensor:
+def reference(
+    net: nn.Module, x: Tensor, y: Tensor, kind: str, names: list[str] | None = None
+) -> Tensor:
     """(D, D), by dense Jacobians."""
     likelihood = bayou.Categorical().bind(dtype=F64)
     names = names or [name for name, _ in net.named_parameters()]
@@ -237,7 +241,9 @@ def test_layers_cover_the_tensors_of_supported_calls(name: str) -> None:
 
 
 class Shift(TorchFunctionMode):
-    """Adds a tensor to the output of the call on one weight, and keeps the call: gradients at an output by autograd."""
+    """Adds a tensor to the output of the call on one weight, and keeps the call: gradients at an
+    output by autograd.
+    """
 
     def __init__(self, weight: Tensor, shift: Tensor | None) -> None:
         super().__init__()
@@ -251,8 +257,12 @@ class Shift(TorchFunctionMode):
         return out if self.shift is None else out + self.shift
 
 
-def kronecker_reference(net: nn.Module, x: Tensor, y: Tensor, weight: str) -> tuple[Tensor, Tensor, int]:
-    """(A, G, positions) of the layer of a weight without groups: A by unfold, G by autograd on the output."""
+def kronecker_reference(
+    net: nn.Module, x: Tensor, y: Tensor, weight: str
+) -> tuple[Tensor, Tensor, int]:
+    """(A, G, positions) of the layer of a weight without groups: A by unfold, G by autograd on the
+    output.
+    """
     likelihood = bayou.Categorical().bind(dtype=F64)
     tensor = dict(net.named_parameters())[weight]
     a_total, g_total, positions = torch.zeros(()), torch.zeros(()), 0
@@ -283,7 +293,17 @@ def kronecker_reference(net: nn.Module, x: Tensor, y: Tensor, weight: str) -> tu
 
 
 @pytest.mark.parametrize(
-    "name", ["two layers", "sequences", "sequences first", "rows folded", "conv2d", "conv1d", "conv3d", "norms"]
+    "name",
+    [
+        "two layers",
+        "sequences",
+        "sequences first",
+        "rows folded",
+        "conv2d",
+        "conv1d",
+        "conv3d",
+        "norms",
+    ],
 )
 def test_kronecker_factors_are_sums_over_inputs_and_output_gradients(name: str) -> None:
     net, x = build(name)
@@ -292,14 +312,18 @@ def test_kronecker_factors_are_sums_over_inputs_and_output_gradients(name: str) 
     checked = 0
     for weight, tensor in net.named_parameters():
         keys = [key for key in found if key.startswith(f"in|{weight}")]
-        if not keys or (name == "conv1d" and tensor.ndim == 3 and tensor.shape[1] == 1):  # its groups: below
+        if not keys or (
+            name == "conv1d" and tensor.ndim == 3 and tensor.shape[1] == 1
+        ):  # its groups: below
             continue
         a, g, positions = kronecker_reference(net, x, y, weight)
         factor = found[keys[0]][0]
         torch.testing.assert_close(factor[: len(a), : len(a)], a / positions, rtol=1e-8, atol=1e-10)
         if keys[0].count("|") == 2:  # the bias is an input that is always 1
             assert float(factor[-1, -1]) == pytest.approx(1.0)
-        torch.testing.assert_close(found[keys[0].replace("in|", "out|", 1)][0], g, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            found[keys[0].replace("in|", "out|", 1)][0], g, rtol=1e-8, atol=1e-10
+        )
         checked += 1
     assert checked >= 2
 
@@ -322,7 +346,9 @@ def test_the_groups_of_a_convolution_are_blocks_of_their_own() -> None:
     for part in ("in", "out"):
         blocks = found[f"{part}|0.weight|0.bias"]
         for block, half in zip(blocks, "ab", strict=True):
-            torch.testing.assert_close(block, apart[f"{part}|parts.{half}.weight|parts.{half}.bias"][0])
+            torch.testing.assert_close(
+                block, apart[f"{part}|parts.{half}.weight|parts.{half}.bias"][0]
+            )
 
 
 def kron(found: dict[str, Tensor], names: str) -> Tensor:
@@ -333,7 +359,9 @@ def kron(found: dict[str, Tensor], names: str) -> Tensor:
 def columns_last(matrix: Tensor, outputs: int, inputs: int) -> Tensor:
     """A matrix over (weight, bias) in the order of ``kron``."""
     place = torch.arange(outputs * inputs).reshape(outputs, inputs)
-    order = torch.cat((place, (outputs * inputs + torch.arange(outputs)).unsqueeze(1)), 1).reshape(-1)
+    order = torch.cat((place, (outputs * inputs + torch.arange(outputs)).unsqueeze(1)), 1).reshape(
+        -1
+    )
     return matrix[order][:, order]
 
 
@@ -374,7 +402,9 @@ def test_an_embedding_counts_each_row_once_per_example() -> None:
     x = torch.tensor([[1, 1, 2, 5], [0, 1, 0, 1], [2, 2, 2, 2], [3, 4, 5, 5], [5, 4, 3, 1]])
     y = labels(net(x))
     expected = reference(net, x, y, "ggn")
-    torch.testing.assert_close(swept(net, x, y, FullSum).tensors()["matrix"], expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        swept(net, x, y, FullSum).tensors()["matrix"], expected, rtol=1e-8, atol=1e-10
+    )
     found = swept(net, x, y, DiagonalSum).tensors()
     flat = torch.cat([found[n].reshape(-1) for n, _ in net.named_parameters()])
     torch.testing.assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
@@ -406,7 +436,9 @@ def test_some_of_the_tensors(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_the_sum_is_independent_of_batches_and_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_is_independent_of_batches_and_memory(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, x = build("conv2d")
     y = labels(net(x))
     expected = reference(net, x, y, "ggn")
@@ -422,7 +454,9 @@ def test_equal_rows_are_passed_one_by_one() -> None:
     net, x = build("positions before rows")
     same = x[:1].expand(4, -1, -1).contiguous()
     y = labels(net(same))
-    torch.testing.assert_close(swept(net, same, y, FullSum).tensors()["matrix"], reference(net, same, y, "ggn"))
+    torch.testing.assert_close(
+        swept(net, same, y, FullSum).tensors()["matrix"], reference(net, same, y, "ggn")
+    )
 
 
 def test_an_input_that_is_changed_in_place_later_is_copied() -> None:
@@ -433,7 +467,10 @@ def test_an_input_that_is_changed_in_place_later_is_copied() -> None:
         return out
 
     torch.manual_seed(0)
-    net, x = Function(call, a=nn.Linear(6, 4), b=nn.Linear(4, 3)).double(), torch.randn(N, 6, dtype=F64)
+    net, x = (
+        Function(call, a=nn.Linear(6, 4), b=nn.Linear(4, 3)).double(),
+        torch.randn(N, 6, dtype=F64),
+    )
     y = labels(net(x))
     names = ["parts.b.weight"]
     plain = nn.Sequential(net.parts["a"], net.parts["b"])
@@ -451,11 +488,18 @@ def patches(x: Tensor, kernel: tuple[int, int], **settings: Any) -> Tensor:
 def test_patches_are_those_of_unfold() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 7, 6, dtype=F64)
-    for kernel, stride, padding, dilation in (((3, 3), 1, 0, 1), ((2, 3), (2, 1), (1, 2), (1, 2)), ((1, 4), 3, 2, 1)):
+    for kernel, stride, padding, dilation in (
+        ((3, 3), 1, 0, 1),
+        ((2, 3), (2, 1), (1, 2), (1, 2)),
+        ((1, 4), 3, 2, 1),
+    ):
         expected = F.unfold(x, kernel, dilation, padding, stride)
         found = patches(x, kernel, stride=stride, padding=padding, dilation=dilation)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    for kernel, dilation in (((2, 3), 1), ((4, 2), (1, 3))):  # an odd number of zeros: one more at the end
+    for kernel, dilation in (
+        ((2, 3), 1),
+        ((4, 2), (1, 3)),
+    ):  # an odd number of zeros: one more at the end
         eye = torch.eye(3 * kernel[0] * kernel[1], dtype=F64).unflatten(1, (3, *kernel))
         expected = F.conv2d(x, eye, padding="same", dilation=dilation).flatten(2)
         found = patches(x, kernel, padding="same", dilation=dilation)
@@ -475,7 +519,9 @@ class Largest(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for leaf in torch.utils._pytree.tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf._is_view():
-                self.numbers = max(self.numbers, leaf.untyped_storage().nbytes() // leaf.element_size())
+                self.numbers = max(
+                    self.numbers, leaf.untyped_storage().nbytes() // leaf.element_size()
+                )
         return out
 
 
@@ -488,7 +534,9 @@ def lenet() -> nn.Sequential:
 
 @pytest.mark.parametrize("structure", [DiagonalSum, KroneckerSum])
 def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
-    """The gradients of 512 images of a LeNet would be 2·10⁸ numbers; no tensor has more than the budget of 2²²."""
+    """The gradients of 512 images of a LeNet would be 2·10⁸ numbers; no tensor has more than the
+    budget of 2²².
+    """
     torch.manual_seed(0)
     net, x, y = lenet(), torch.randn(512, 1, 28, 28), torch.arange(512) % 10
     network, params = Network(net), {n: p.detach() for n, p in net.named_parameters()}
@@ -502,8 +550,15 @@ def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
 
 @pytest.mark.parametrize("classes", [2, 9])
 def test_columns_share_one_pass_of_tensors_without_a_layer(classes: int) -> None:
-    net, x = nn.Sequential(nn.Conv2d(1, 2, 3), Norm(), nn.Flatten(), nn.Linear(8, classes)), torch.randn(4, 1, 4, 4)
-    params, network, calls = {n: p.detach() for n, p in net.named_parameters()}, Network(net), list[int]()
+    net, x = (
+        nn.Sequential(nn.Conv2d(1, 2, 3), Norm(), nn.Flatten(), nn.Linear(8, classes)),
+        torch.randn(4, 1, 4, 4),
+    )
+    params, network, calls = (
+        {n: p.detach() for n, p in net.named_parameters()},
+        Network(net),
+        list[int](),
+    )
 
     def counted(own: dict[str, Tensor], *inputs: Any) -> Tensor:
         calls.append(len(calls))
@@ -512,17 +567,25 @@ def test_columns_share_one_pass_of_tensors_without_a_layer(classes: int) -> None
     plan = make_plan(network.call, params, list(params), (x,))
     assert plan.other == ["1.gain"]
     sums = DiagonalSum({n: p.shape for n, p in params.items()}, plan, x)
-    list(Sweep(counted, params, plan, bayou.Categorical().bind()).batch((x,), labels(net(x)), 0, sums))
+    list(
+        Sweep(counted, params, plan, bayou.Categorical().bind()).batch(
+            (x,), labels(net(x)), 0, sums
+        )
+    )
     assert len(calls) == 2  # of the layers, and of the others
 
 
 def test_the_activations_of_a_batch_are_freed() -> None:
-    """A graph that kept its own tensors held those of all batches: 130 GB of a residual network on CIFAR-10."""
+    """A graph that kept its own tensors held those of all batches: 130 GB of a residual network on
+    CIFAR-10.
+    """
     net = nn.Sequential(nn.Conv2d(1, 2, 3), Norm(), nn.Flatten(), nn.Linear(8, 3))
 
     def tensors(batches: int) -> int:
         data = torch.randn(4 * batches, 1, 4, 4), torch.arange(4 * batches) % 3
-        posterior = bayou.fit(net, data, bayou.Laplace("diagonal", start=None, batch_size=4), progress=False)
+        posterior = bayou.fit(
+            net, data, bayou.Laplace("diagonal", start=None, batch_size=4), progress=False
+        )
         gc.collect()
         count = sum(type(one) is Tensor for one in gc.get_objects())
         del posterior

@@ -1,4 +1,6 @@
-"""H in the space of outputs: against Hessians by autograd, and against E[score·scoreᵀ] by quadrature."""
+"""H in the space of outputs: against Hessians by autograd, and against E[score·scoreᵀ] by
+quadrature.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,16 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 # name → (likelihood, outputs, targets); the Hessian does not depend on y for any of them
 CANONICAL: dict[str, tuple[Likelihood, Tensor, Tensor]] = {
     "categorical": (bayou.Categorical(), randn(B, 3), torch.arange(B) % 3),
-    "categorical, positions": (bayou.Categorical(), randn(B, 2, 3), torch.arange(2 * B).reshape(B, 2) % 3),
-    "categorical, images": (bayou.Categorical(-3), randn(B, 3, 2, 2), torch.arange(4 * B).reshape(B, 2, 2) % 3),
+    "categorical, positions": (
+        bayou.Categorical(),
+        randn(B, 2, 3),
+        torch.arange(2 * B).reshape(B, 2) % 3,
+    ),
+    "categorical, images": (
+        bayou.Categorical(-3),
+        randn(B, 3, 2, 2),
+        torch.arange(4 * B).reshape(B, 2, 2) % 3,
+    ),
     "bernoulli": (bayou.Bernoulli(), randn(B, 2), torch.arange(2 * B).reshape(B, 2) % 2),
     "bernoulli, no axis": (bayou.Bernoulli(), randn(B), torch.arange(B) % 2),
     "poisson": (bayou.Poisson(), randn(B, 2), torch.arange(2 * B).reshape(B, 2)),
@@ -62,7 +72,9 @@ def test_the_empirical_fisher_is_the_score_of_the_labels(name: str) -> None:
     spec, f, y = CANONICAL[name]
     likelihood = bound(spec)
     s = dense.scores(likelihood.log_prob, f, y).detach()
-    torch.testing.assert_close(matrix(likelihood, f, y, kind="fisher"), torch.einsum("bk,bl->bkl", s, s))
+    torch.testing.assert_close(
+        matrix(likelihood, f, y, kind="fisher"), torch.einsum("bk,bl->bkl", s, s)
+    )
 
 
 @pytest.mark.parametrize("name", ["categorical", "bernoulli", "poisson", "gaussian"])
@@ -70,11 +82,15 @@ def test_the_sampled_fisher_is_unbiased(name: str) -> None:
     """Within five standard errors of 20,000 labels, entry by entry."""
     spec, f, y = CANONICAL[name]
     likelihood, n = bound(spec), 20_000
-    columns = torch.stack(list(information(likelihood, f, y, "sampled", n, seed=0).columns())) * n**0.5
+    columns = (
+        torch.stack(list(information(likelihood, f, y, "sampled", n, seed=0).columns())) * n**0.5
+    )
     products = torch.einsum("mbk,mbl->mbkl", columns, columns)
     error = products.std(0) / n**0.5
     assert ((products.mean(0) - matrix(likelihood, f, y)).abs() <= 5 * error + 1e-12).all()
-    again = torch.stack(list(information(likelihood, f, y, "sampled", n, seed=0).columns())) * n**0.5
+    again = (
+        torch.stack(list(information(likelihood, f, y, "sampled", n, seed=0).columns())) * n**0.5
+    )
     assert torch.equal(columns, again)
 
 
@@ -99,7 +115,9 @@ def test_elsewhere_the_ggn_is_the_fisher_information(spec: Likelihood, outputs: 
     p = log_p.detach().exp() * weight
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-8)
     expected = torch.einsum("n,nk,nl->kl", p, s, s)
-    torch.testing.assert_close(matrix(likelihood, f, y[:1].unsqueeze(1))[0], expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        matrix(likelihood, f, y[:1].unsqueeze(1))[0], expected, rtol=1e-6, atol=1e-8
+    )
 
 
 class Sech(BoundLikelihood):
@@ -113,7 +131,9 @@ class Sech(BoundLikelihood):
 
 
 def test_the_information_of_an_unknown_likelihood_is_sampled() -> None:
-    """E[tanh²] = ½; the standard error of an entry is below 1/(2·√2048), and rows differ in their noise."""
+    """E[tanh²] = ½; the standard error of an entry is below 1/(2·√2048), and rows differ in their
+    noise.
+    """
     f, y = randn(B, 2), randn(B, 2, seed=1)
     h = matrix(Sech(), f, y, seed=0)
     assert ((h - 0.5 * torch.eye(2, dtype=F64)).abs() < 5 / (2 * math.sqrt(2048))).all()
@@ -123,7 +143,9 @@ def test_the_information_of_an_unknown_likelihood_is_sampled() -> None:
         information(Sech(), torch.zeros(1, 5000), torch.zeros(1, 5000))
 
 
-@pytest.mark.parametrize("name", ["categorical", "categorical, positions", "bernoulli", "bernoulli, no axis"])
+@pytest.mark.parametrize(
+    "name", ["categorical", "categorical, positions", "bernoulli", "bernoulli, no axis"]
+)
 def test_the_information_of_unknown_classes_is_a_sum_over_outcomes(name: str) -> None:
     """FiniteLikelihood's own, for likelihoods whose closed form is known."""
     spec, f, y = CANONICAL[name]

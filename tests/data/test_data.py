@@ -1,4 +1,5 @@
-"""Data sets by name: the makers, the decoders on tiny files of the same formats, checksums, downloads.
+"""Data sets by name: the makers, the decoders on tiny files of the same formats, checksums,
+downloads.
 
 Tests of the published files themselves need ``BAYOU_DATA``.
 """
@@ -25,7 +26,18 @@ import numpy as np
 import pytest
 import torch
 
-from bayou.data import CATALOGUE, DataError, DataSet, catalogue, download, files, images, load, toys, uci
+from bayou.data import (
+    CATALOGUE,
+    DataError,
+    DataSet,
+    catalogue,
+    download,
+    files,
+    images,
+    load,
+    toys,
+    uci,
+)
 from bayou.data.catalogue import Entry, File
 
 MADE = [name for name, entry in CATALOGUE.items() if entry.source == "made"]
@@ -94,7 +106,8 @@ def test_digits_are_split_by_class_and_standardized() -> None:
     raw = load_digits().images
     everything = torch.cat([data.train[0], data.test[0]])
     assert torch.equal(
-        everything.flatten(1).sum(1).sort().values, data.preprocessor.transform(raw).flatten(1).sum(1).sort().values
+        everything.flatten(1).sum(1).sort().values,
+        data.preprocessor.transform(raw).flatten(1).sum(1).sort().values,
     )
 
 
@@ -141,7 +154,9 @@ def test_digits5_holds_the_other_digits_back() -> None:
 
 
 def test_letters_look_like_digits_to_simple_statistics() -> None:
-    """The same range, and ink within a quarter of that of the digits: it is shape that tells them apart."""
+    """The same range, and ink within a quarter of that of the digits: it is shape that tells them
+    apart.
+    """
     letters = toys.letters(220)
     digits = load("digits").preprocessor.pixels(load("digits").train[0]) * 16  # type: ignore[attr-defined]
     assert letters.shape == (220, 1, 8, 8)
@@ -159,8 +174,12 @@ def test_letters_look_like_digits_to_simple_statistics() -> None:
 def test_cubic_is_the_problem_that_hmc_solved() -> None:
     reference, data = json.loads(REFERENCE.read_text()), load("cubic")
     model = reference["model"]
-    np.testing.assert_allclose(data.train[0][:, 0] * model["x_scale"], reference["data"]["x"], atol=1e-6)
-    np.testing.assert_allclose(data.train[1][:, 0] * model["y_scale"], reference["data"]["y"], atol=1e-5)
+    np.testing.assert_allclose(
+        data.train[0][:, 0] * model["x_scale"], reference["data"]["x"], atol=1e-6
+    )
+    np.testing.assert_allclose(
+        data.train[1][:, 0] * model["y_scale"], reference["data"]["y"], atol=1e-5
+    )
     assert data.y_scale == model["y_scale"]
     assert data.ood is not None
     assert float(data.ood.abs().min()) > 1.0  # |x| > 4
@@ -209,7 +228,10 @@ def test_moons_are_far_from_their_ood() -> None:
         (lambda: load("kmnist"), "`bayou train mnist --ood kmnist`"),
         (lambda: load("digits", split=-1), "split counts from 0"),
         (lambda: download("digits"), "needs no files"),
-        (lambda: download("boston"), "no public URL.*UCI_Datasets of https.*put it below.*mnist, fashion"),
+        (
+            lambda: download("boston"),
+            "no public URL.*UCI_Datasets of https.*put it below.*mnist, fashion",
+        ),
     ],
 )
 def test_the_door_helps(call: Any, message: str) -> None:
@@ -263,7 +285,9 @@ spec.loader.exec_module(importlib.util.module_from_spec(spec))
 print(sorted({"numpy", "torch", "sklearn", "PIL", "torchmetrics", "pandas"} & set(sys.modules)))
 """
     root = Path(catalogue.__file__).parents[1]
-    answer = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "[]"
 
 
@@ -285,7 +309,9 @@ def idx(array: np.ndarray) -> bytes:
     return gzip.compress(head + array.tobytes())
 
 
-def tiny_mnist(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "mnist") -> dict[str, np.ndarray]:
+def tiny_mnist(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "mnist"
+) -> dict[str, np.ndarray]:
     """A data set of 30 + 10 images of 6×5 pixels under the name of a larger one."""
     random = np.random.default_rng(len(name))
     arrays = {
@@ -294,7 +320,9 @@ def tiny_mnist(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "mnist
         catalogue.TEST_IMAGES: random.integers(0, 256, (10, 6, 5), dtype=np.uint8),
         catalogue.TEST_LABELS: random.integers(0, 10, 10, dtype=np.uint8),
     }
-    made = tuple(put(folder, f"{name}/{stem}-ubyte.gz", idx(array)) for stem, array in arrays.items())
+    made = tuple(
+        put(folder, f"{name}/{stem}-ubyte.gz", idx(array)) for stem, array in arrays.items()
+    )
     monkeypatch.setitem(CATALOGUE, name, replace(CATALOGUE[name], files=made))
     return arrays
 
@@ -314,7 +342,9 @@ def test_idx_files_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert data.preprocessor.scale[0] == pytest.approx(expected.std(), rel=1e-9)  # type: ignore[attr-defined]
 
 
-def test_images_from_elsewhere_see_the_same_preprocessing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_from_elsewhere_see_the_same_preprocessing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BAYOU_DATA", str(tmp_path))
     tiny_mnist(tmp_path, monkeypatch)
     other = tiny_mnist(tmp_path, monkeypatch, "fashion")
@@ -330,7 +360,12 @@ def test_images_from_elsewhere_see_the_same_preprocessing(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     "damage",
     [b"", b"\x1f\x8b123", gzip.compress(b"\0\0\x08\x03"), gzip.compress(b"plain text")],
-    ids=["empty", "not gzip", "no shape", "text"],  # a gzip header has the time in it, which must not be in a name
+    ids=[
+        "empty",
+        "not gzip",
+        "no shape",
+        "text",
+    ],  # a gzip header has the time in it, which must not be in a name
 )
 def test_damaged_idx_files(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "x.gz").write_bytes(damage)
@@ -354,9 +389,14 @@ def cifar_arrays(each: int = 4) -> tuple[np.ndarray, np.ndarray]:
 def binary_archive(x: np.ndarray, y: np.ndarray, each: int = 4) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for i, name in enumerate([*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin", "readme.html"]):
+        for i, name in enumerate(
+            [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin", "readme.html"]
+        ):
             part = slice(i * each, (i + 1) * each)
-            content = b"".join(bytes([label]) + image.tobytes() for image, label in zip(x[part], y[part], strict=True))
+            content = b"".join(
+                bytes([label]) + image.tobytes()
+                for image, label in zip(x[part], y[part], strict=True)
+            )
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
@@ -385,7 +425,9 @@ def test_cifar_from_the_archive_and_from_sheets_is_the_same(
     archive = put(tmp_path / "a", "cifar10/cifar-10-binary.tar.gz", binary_archive(x, y))
     made = sheets(tmp_path / "b", x, y)
     for name in ("cifar10", "cifar5"):
-        monkeypatch.setitem(CATALOGUE, name, replace(CATALOGUE[name], files=(archive,), instead=(made,)))
+        monkeypatch.setitem(
+            CATALOGUE, name, replace(CATALOGUE[name], files=(archive,), instead=(made,))
+        )
     one, two = load("cifar10", root=tmp_path / "a"), load("cifar10", root=tmp_path / "b")
     check(one)
     assert torch.equal(one.train[0], two.train[0])
@@ -414,7 +456,9 @@ def test_damaged_archives(tmp_path: Path) -> None:
         uci.read_split(path, "yacht", 0)
 
 
-def uci_archive(folder: str, data: np.ndarray, train: list[int], test: list[int], target: int) -> bytes:
+def uci_archive(
+    folder: str, data: np.ndarray, train: list[int], test: list[int], target: int
+) -> bytes:
     features = [i for i in range(data.shape[1]) if i != target]
     texts = {
         "data": "\n".join(" ".join(f"{v:.6f}" for v in row) for row in data),
@@ -432,7 +476,9 @@ def uci_archive(folder: str, data: np.ndarray, train: list[int], test: list[int]
     return stream.getvalue()
 
 
-def test_uci_splits_are_decoded_and_standardized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uci_splits_are_decoded_and_standardized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("BAYOU_DATA", raising=False)
     data = np.random.default_rng(0).normal(3, 2, (20, 4)).round(4)
     data[:, 1] = 0.1  # constant, and not a sum of powers of 2
@@ -460,7 +506,9 @@ def test_uci_splits_are_decoded_and_standardized(tmp_path: Path, monkeypatch: py
 # --- checksums and downloads -----------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_not_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_the_published_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("BAYOU_DATA", raising=False)
     tiny_mnist(tmp_path, monkeypatch)
     path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
@@ -484,7 +532,9 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *arguments: Any) -> None: ...
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as running:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
+    ) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{running.server_address[1]}", folder
@@ -497,7 +547,9 @@ def served(monkeypatch: pytest.MonkeyPatch, *made: File) -> None:
     monkeypatch.setitem(CATALOGUE, "thing", entry)
 
 
-def test_download(server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_download(
+    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
     address, folder = server
     content = os.urandom(3_000_000)
     (folder / "a.gz").write_bytes(content)
@@ -516,8 +568,14 @@ def test_a_download_that_is_wrong_leaves_nothing_behind(
     address, folder = server
     (folder / "short.gz").write_bytes(b"x" * 10)
     (folder / "long.gz").write_bytes(b"x" * 10_000)
-    for name, problem in (("short.gz", "got 10 bytes"), ("long.gz", "than the published 100"), ("absent.gz", "404")):
-        served(monkeypatch, replace(as_file(f"thing/{name}", b"y" * 100), urls=(f"{address}/{name}",)))
+    for name, problem in (
+        ("short.gz", "got 10 bytes"),
+        ("long.gz", "than the published 100"),
+        ("absent.gz", "404"),
+    ):
+        served(
+            monkeypatch, replace(as_file(f"thing/{name}", b"y" * 100), urls=(f"{address}/{name}",))
+        )
         with pytest.raises(DataError, match=problem):
             download("thing", root=tmp_path / "out")
         assert not (tmp_path / "out").exists()
@@ -555,7 +613,9 @@ def test_a_download_tries_the_next_address(
 ) -> None:
     address, folder = server
     (folder / "a.gz").write_bytes(b"hello")
-    good = replace(as_file("thing/a.gz", b"hello"), urls=(f"{address}/absent.gz", f"{address}/a.gz"))
+    good = replace(
+        as_file("thing/a.gz", b"hello"), urls=(f"{address}/absent.gz", f"{address}/a.gz")
+    )
     served(monkeypatch, good)
     assert download("thing", root=tmp_path)[0].read_bytes() == b"hello"
 
@@ -610,5 +670,16 @@ def test_published_cifar() -> None:
     assert preprocessor.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=5e-5)
     assert preprocessor.scale == pytest.approx((0.2470, 0.2435, 0.2616), abs=5e-5)
     assert torch.bincount(data.train[1]).tolist() == [5000] * 10
-    assert data.train[1][:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]  # the canonical order begins so
+    assert data.train[1][:10].tolist() == [
+        6,
+        9,
+        9,
+        4,
+        1,
+        1,
+        2,
+        7,
+        8,
+        3,
+    ]  # the canonical order begins so
     assert load("cifar5").n == 25_000

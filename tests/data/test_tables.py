@@ -1,4 +1,6 @@
-"""Tables as people have them: odd delimiters, missing values, wrong columns; and new rows at prediction time."""
+"""Tables as people have them: odd delimiters, missing values, wrong columns; and new rows at
+prediction time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
     return path
 
 
-def table(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]], delimiter: str = ",") -> Path:
+def table(
+    path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]], delimiter: str = ","
+) -> Path:
     lines = [delimiter.join(map(str, row)) for row in (header, *rows)]
     return write(path, "\n".join(lines) + "\n")
 
@@ -36,7 +40,12 @@ def flowers(path: Path, n: int = 60, delimiter: str = ",") -> Path:
     """Two numbers, a category, and three classes."""
     random = np.random.default_rng(0)
     rows = [
-        (f"{random.normal():.3f}", f"{5 + 2 * random.normal():.3f}", ("red", "blue", "white")[i % 3], f"kind {i % 3}")
+        (
+            f"{random.normal():.3f}",
+            f"{5 + 2 * random.normal():.3f}",
+            ("red", "blue", "white")[i % 3],
+            f"kind {i % 3}",
+        )
         for i in range(n)
     ]
     return table(path, ("length", "width", "color", "species"), rows, delimiter)
@@ -55,7 +64,9 @@ def test_classification_of_a_plain_table(tmp_path: Path) -> None:
     assert data.train[1].dtype == torch.int64
     assert torch.bincount(data.test[1]).tolist() == [4, 4, 4]  # each class in proportion
     torch.testing.assert_close(data.train[0][:, :2].mean(0), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(data.train[0][:, :2].std(0, correction=0), torch.ones(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        data.train[0][:, :2].std(0, correction=0), torch.ones(2), atol=1e-5, rtol=0
+    )
     assert bool((data.train[0][:, 2:].sum(1) == 1).all())
 
 
@@ -65,7 +76,9 @@ def test_statistics_come_from_the_training_rows_only(tmp_path: Path) -> None:
     before = load(path, target="species")
     lines = path.read_text().splitlines()
     x = before.preprocessor.transform(path)
-    test_row = next(i for i in range(len(x)) if any(torch.equal(x[i], row) for row in before.test[0]))
+    test_row = next(
+        i for i in range(len(x)) if any(torch.equal(x[i], row) for row in before.test[0])
+    )
     cells = lines[1 + test_row].split(",")
     lines[1 + test_row] = ",".join(["1000", *cells[1:]])
     after = load(write(tmp_path / "b.csv", "\n".join(lines)), target="species")
@@ -91,7 +104,10 @@ def test_splits_are_a_function_of_seed_and_split(tmp_path: Path) -> None:
     path = flowers(tmp_path / "flowers.csv")
     same, again = load(path, target="species", seed=3), load(path, target="species", seed=3)
     assert torch.equal(same.train[0], again.train[0])
-    for other in (load(path, target="species", seed=4), load(path, target="species", seed=3, split=1)):
+    for other in (
+        load(path, target="species", seed=4),
+        load(path, target="species", seed=3, split=1),
+    ):
         assert not torch.equal(same.test[0], other.test[0])
     assert len(load(path, target="species", test_fraction=0.5).test[1]) == 30
 
@@ -99,9 +115,13 @@ def test_splits_are_a_function_of_seed_and_split(tmp_path: Path) -> None:
 def test_thousands_of_rows_are_quick(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     columns = [np.char.mod("%.5f", random.normal(size=20_000)) for _ in range(10)]
-    columns.append(np.where(random.random(20_000) < 0.01, "", np.char.mod("%.3f", random.normal(size=20_000))))
+    columns.append(
+        np.where(random.random(20_000) < 0.01, "", np.char.mod("%.3f", random.normal(size=20_000)))
+    )
     columns.append(random.choice(["a", "b", "c"], 20_000))
-    path = table(tmp_path / "large.csv", [f"x{i}" for i in range(12)], list(zip(*columns, strict=True)))
+    path = table(
+        tmp_path / "large.csv", [f"x{i}" for i in range(12)], list(zip(*columns, strict=True))
+    )
     start = time.process_time()
     data = load(path, target="x11")
     assert time.process_time() - start < 4.0
@@ -194,17 +214,23 @@ def test_lines_that_end_as_on_old_macs(tmp_path: Path) -> None:
 
 
 def test_huge_values_do_not_overflow(tmp_path: Path) -> None:
-    """A column of them is standardized as any other; one that is far from the rest is moved, and said so."""
+    """A column of them is standardized as any other; one that is far from the rest is moved, and
+    said so.
+    """
     rows = [(f"{(i % 7) - 3}e300", i, i * 1.5) for i in range(60)]
     data = load(table(tmp_path / "huge.csv", ("a", "b", "y"), rows), target="y")
     torch.testing.assert_close(data.train[0].std(0, correction=0), torch.ones(2), atol=1e-4, rtol=0)
     new = data.preprocessor.rows({"a": [0.0, 0.0], "b": ["1e300", "3"]})
     assert bool(torch.isfinite(new.x).all())
     assert new.x[0, 1] == 1e6
-    assert any("'b': 1 values are more than 1,000,000 standard deviations" in note for note in new.notes)
+    assert any(
+        "'b': 1 values are more than 1,000,000 standard deviations" in note for note in new.notes
+    )
 
 
-def measured(sentinel: object = None, row: int = 17, equal: bool = False) -> list[tuple[object, ...]]:
+def measured(
+    sentinel: object = None, row: int = 17, equal: bool = False
+) -> list[tuple[object, ...]]:
     generator = np.random.default_rng(0)
     a, b, noise = generator.normal(size=(3, 200))
     if equal:
@@ -220,13 +246,19 @@ def measured(sentinel: object = None, row: int = 17, equal: bool = False) -> lis
 @pytest.mark.parametrize("row", [17, 18], ids=["training row", "test row"])
 def test_one_sentinel_does_not_destroy_a_column(tmp_path: Path, row: int, equal: bool) -> None:
     whole = load(table(tmp_path / "whole.csv", ("a", "b", "y"), measured(equal=equal)), target="y")
-    blank = load(table(tmp_path / "blank.csv", ("a", "b", "y"), measured("", row, equal)), target="y")
-    data = load(table(tmp_path / "odd.csv", ("a", "b", "y"), measured("999999999", row, equal)), target="y")
+    blank = load(
+        table(tmp_path / "blank.csv", ("a", "b", "y"), measured("", row, equal)), target="y"
+    )
+    data = load(
+        table(tmp_path / "odd.csv", ("a", "b", "y"), measured("999999999", row, equal)), target="y"
+    )
     assert 0.9 < float(data.train[0][:, 0].std() / whole.train[0][:, 0].std()) < 1.1  # it was 2e-8
     assert torch.equal(data.train[0], blank.train[0])
     assert torch.equal(data.test[0], blank.test[0])
     (note,) = [note for note in data.notes if "far from all others" in note]
-    assert note.startswith(f"Column 'a': 1 value is far from all others (row {row + 1}: 999999999; the others lie ")
+    assert note.startswith(
+        f"Column 'a': 1 value is far from all others (row {row + 1}: 999999999; the others lie "
+    )
     assert "leave the cell blank" in note
     assert "logarithm" in note
     again = Preprocessor.from_json(json.loads(json.dumps(data.preprocessor.to_json())))
@@ -241,14 +273,18 @@ def test_one_sentinel_does_not_destroy_a_column(tmp_path: Path, row: int, equal:
 def test_a_sentinel_in_the_target_is_refused(tmp_path: Path) -> None:
     rows = [(a, b, "999999999" if i == 40 else y) for i, (a, b, y) in enumerate(measured())]
     path = table(tmp_path / "odd.csv", ("a", "b", "y"), rows)
-    with pytest.raises(DataError, match=r"'y' is 999999999 in row 41, far from all others .*leave the cell blank"):
+    with pytest.raises(
+        DataError, match=r"'y' is 999999999 in row 41, far from all others .*leave the cell blank"
+    ):
         load(path, target="y")
 
 
 def test_incomes_are_measurements(tmp_path: Path) -> None:
     incomes = np.exp(10 + 1.5 * np.random.default_rng(0).normal(size=400))
     rows = [(f"{income:.2f}", i % 7) for i, income in enumerate(incomes)]
-    data = load(table(tmp_path / "incomes.csv", ("income", "y"), rows), target="y", task="regression")
+    data = load(
+        table(tmp_path / "incomes.csv", ("income", "y"), rows), target="y", task="regression"
+    )
     assert data.feature_names == ("income",)
     assert not data.notes
 
@@ -261,7 +297,10 @@ def test_what_is_odd_in_test_rows_is_said_too(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     lines[1 + held] = ",".join(["inf", *lines[1 + held].split(",")[1:]])
     data = load(write(tmp_path / "g.csv", "\n".join(lines)), target="species")
-    assert sum("'length': 1 missing values, none of them in training" in note for note in data.notes) == 1
+    assert (
+        sum("'length': 1 missing values, none of them in training" in note for note in data.notes)
+        == 1
+    )
 
 
 def test_missing_and_infinite_cells() -> None:
@@ -277,7 +316,10 @@ def test_no_header(tmp_path: Path) -> None:
     assert data.feature_names == ("c1", "c2")
     assert data.n + len(data.test[1]) == 29
     assert any("c1 to c3" in note for note in data.notes)
-    assert data.preprocessor.transform(write(tmp_path / "new.csv", "1.5,2\n2.5,3\n")).shape == (2, 2)
+    assert data.preprocessor.transform(write(tmp_path / "new.csv", "1.5,2\n2.5,3\n")).shape == (
+        2,
+        2,
+    )
     with pytest.raises(DataError, match="'species'.*columns are 'c1', 'c2', 'c3'.*taken as data"):
         load(tmp_path / "n.csv", target="species")
 
@@ -312,7 +354,9 @@ def test_trailing_delimiters_and_short_rows(tmp_path: Path) -> None:
 
 
 def columns_of(rows: list[dict[str, Any]], path: Path, target: str = "y", **more: Any) -> Any:
-    return load(table(path, list(rows[0]), [list(row.values()) for row in rows]), target=target, **more)
+    return load(
+        table(path, list(rows[0]), [list(row.values()) for row in rows]), target=target, **more
+    )
 
 
 def test_missing_values(tmp_path: Path) -> None:
@@ -379,7 +423,9 @@ def test_what_cannot_be_used_is_dropped_with_a_note(tmp_path: Path) -> None:
         ("customer_id", [i + 0.5 for i in range(60)], True),
     ],
 )
-def test_integers_that_name_rows_are_noticed(name: str, values: Any, used: bool, tmp_path: Path) -> None:
+def test_integers_that_name_rows_are_noticed(
+    name: str, values: Any, used: bool, tmp_path: Path
+) -> None:
     rows = [{name: value, "x": i % 7, "y": i % 2} for i, value in enumerate(values)]
     data = columns_of(rows, tmp_path / "i.csv")
     assert data.feature_names == ((name, "x") if used else ("x",))
@@ -404,7 +450,10 @@ def test_columns_can_be_left_out(tmp_path: Path) -> None:
 
 def test_distance_is_measured_from_the_range_of_training() -> None:
     """max_j max(low_j − x_j, x_j − high_j, 0)/std_j; a missing number is nowhere."""
-    columns = (Number("a", 10.0, 2.0, 11.0, True, 6.0, 14.0), Number("b", 0.0, 1.0, 0.0, False, -1.0, 1.0))
+    columns = (
+        Number("a", 10.0, 2.0, 11.0, True, 6.0, 14.0),
+        Number("b", 0.0, 1.0, 0.0, False, -1.0, 1.0),
+    )
     preprocessor = TablePreprocessor((*columns, Category("c", ("u",))), "y", "regression")
     values = {"a": [6, 14, 18, 2, np.nan, 18], "b": [0, 1, 0, -2.5, 3, 4], "c": ["u"] * 6}
     assert preprocessor.rows(values).distance.tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 3.0]  # type: ignore[union-attr]
@@ -457,16 +506,32 @@ def test_a_class_with_one_example(tmp_path: Path) -> None:
         ("y\n" + "1\n2\n" * 9, "y", "the target is its only column"),
         ("a,y\n" + "1,0\n1,1\n" * 9, "y", "left as an input: .*'a' is constant"),
         ("a,y\n1,0\n2,1,5\n" + "1,0\n" * 9, "y", "row 2 of .* has 3 cells where the header has 2"),
-        ("a,y\n" + "\n".join(f"{i},name{i}" for i in range(40)), "y", "40 different values in 40 rows"),
+        (
+            "a,y\n" + "\n".join(f"{i},name{i}" for i in range(40)),
+            "y",
+            "40 different values in 40 rows",
+        ),
         ("a,y\n" + "\n".join(f"{i},2024-01-{1 + i % 5:02d}" for i in range(40)), "y", "has dates"),
-        ("a,y\n" + "\n".join(f"{i},{i + 0.5}" for i in range(40)) + "\n1,many", "y", "row 41 has 'many'"),
-        ("a,y\n" + "1,0\n2,1\n" * 9 + '3,"0\n' + "4,1\n" * 9, "y", "row 19 of .* an unclosed quote"),
+        (
+            "a,y\n" + "\n".join(f"{i},{i + 0.5}" for i in range(40)) + "\n1,many",
+            "y",
+            "row 41 has 'many'",
+        ),
+        (
+            "a,y\n" + "1,0\n2,1\n" * 9 + '3,"0\n' + "4,1\n" * 9,
+            "y",
+            "row 19 of .* an unclosed quote",
+        ),
         (
             "a,y\n" + "\n".join(f"{i},{i}.5e300" for i in range(40)),
             "y",
             "standard deviation of .*e.301; .* other units",
         ),
-        ("a,y\n" + "\n".join(f"{i},{i}.5e-300" for i in range(40)), "y", "standard deviation of .*; .* other units"),
+        (
+            "a,y\n" + "\n".join(f"{i},{i}.5e-300" for i in range(40)),
+            "y",
+            "standard deviation of .*; .* other units",
+        ),
     ],
 )
 def test_refusals_help(tmp_path: Path, text: str, target: str | None, message: str) -> None:
@@ -507,7 +572,9 @@ def test_new_rows_in_any_order_with_and_without_a_target(tmp_path: Path) -> None
     preprocessor = load(path, target="species").preprocessor
     whole = preprocessor.rows(path)
     assert whole.y is not None
-    shuffled = table(tmp_path / "n.csv", ("color", "width", "length"), [("red", 5, 0.5), ("blue", 6, 1.5)])
+    shuffled = table(
+        tmp_path / "n.csv", ("color", "width", "length"), [("red", 5, 0.5), ("blue", 6, 1.5)]
+    )
     rows = preprocessor.rows(shuffled)
     assert rows.y is None
     assert rows.notes == []
@@ -525,7 +592,10 @@ def test_new_rows_that_are_odd(tmp_path: Path) -> None:
     rows = preprocessor.rows(path)
     said = " ".join(rows.notes)
     assert rows.x[0, 2:].tolist() == [0.0, 0.0, 0.0]
-    assert "'color': 2 cells have categories that are not in the training data ('(missing)', 'green')" in said
+    assert (
+        "'color': 2 cells have categories that are not in the training data ('(missing)', 'green')"
+        in said
+    )
     assert "'length': 1 missing values" in said
     assert "'width': 1 cells are not numbers (row 2: 'x')" in said
     assert "ignored: 'mood'" in said
@@ -537,12 +607,16 @@ def test_new_rows_that_are_odd(tmp_path: Path) -> None:
     assert scored.kept == [0, 1]
     with pytest.raises(DataError, match="no column 'width' .did you mean 'widht'"):
         preprocessor.rows({"length": [1], "widht": [2], "color": ["red"]})
-    with pytest.raises(DataError, match="its columns are 'c1', 'c2', 'c3'. The first line holds numbers"):
+    with pytest.raises(
+        DataError, match="its columns are 'c1', 'c2', 'c3'. The first line holds numbers"
+    ):
         preprocessor.rows(write(tmp_path / "bare.csv", "1,2,red\n3,4,blue\n"))
     with pytest.raises(DataError, match="no target column 'species'"):
         preprocessor.rows({"length": [1], "width": [2], "color": ["red"]}, need_target=True)
     with pytest.raises(DataError, match="'kind 9' is not one of the classes"):
-        preprocessor.rows({"length": [1], "width": [2], "color": ["red"], "species": ["kind 9"]}, need_target=True)
+        preprocessor.rows(
+            {"length": [1], "width": [2], "color": ["red"], "species": ["kind 9"]}, need_target=True
+        )
     with pytest.raises(DataError, match="different lengths"):
         preprocessor.rows({"length": [1, 2], "width": [2], "color": ["red"]})
 
@@ -556,7 +630,12 @@ def test_preprocessors_go_to_json_and_back(tmp_path: Path) -> None:
     data = load(path, target="width")
     again = Preprocessor.from_json(json.loads(json.dumps(data.preprocessor.to_json())))
     assert torch.equal(again.transform(path), data.preprocessor.transform(path))
-    for bad in ({}, [], {"spec": "Tree", "fields": {}}, {"spec": "TablePreprocessor", "fields": {}}):
+    for bad in (
+        {},
+        [],
+        {"spec": "Tree", "fields": {}},
+        {"spec": "TablePreprocessor", "fields": {}},
+    ):
         with pytest.raises(DataError):
             Preprocessor.from_json(bad)
 
@@ -564,7 +643,9 @@ def test_preprocessors_go_to_json_and_back(tmp_path: Path) -> None:
 def test_encoding_by_hand() -> None:
     columns = (Number("a", 10.0, 2.0, 11.0, True), Category("b", ("u", "v")))
     preprocessor = TablePreprocessor(columns, "y", "regression", y_mean=1.0, y_scale=4.0)
-    rows = preprocessor.rows({"b": ["v", "u"], "a": [14, float("nan")], "y": [5, 9]}, need_target=True)
+    rows = preprocessor.rows(
+        {"b": ["v", "u"], "a": [14, float("nan")], "y": [5, 9]}, need_target=True
+    )
     assert rows.x.tolist() == [[2.0, 0.0, 0.0, 1.0], [0.5, 1.0, 1.0, 0.0]]
     assert rows.y is not None
     assert rows.y.tolist() == [[1.0], [2.0]]
@@ -647,20 +728,28 @@ def test_large_whole_numbers_of_parquet_are_read_and_can_be_dropped(tmp_path: Pa
     for target in ("y", "z"):
         data = load(tmp_path / "t.parquet", target=target, drop=("key",))
         assert data.class_names == (str(LARGE), str(LARGE + 1))
-    assert data.preprocessor.rows(tmp_path / "t.parquet", need_target=True).y.unique().tolist() == [0, 1]
+    assert data.preprocessor.rows(tmp_path / "t.parquet", need_target=True).y.unique().tolist() == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.peers
-def test_a_parquet_file_of_too_many_rows_is_refused_by_its_header(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_parquet_file_of_too_many_rows_is_refused_by_its_header(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pq.write_table(
-        pa.table({"a": pa.array(np.zeros(100_000)), "y": pa.array(np.zeros(100_000))}), tmp_path / "t.parquet"
+        pa.table({"a": pa.array(np.zeros(100_000)), "y": pa.array(np.zeros(100_000))}),
+        tmp_path / "t.parquet",
     )
     monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
-    with pytest.raises(DataError, match="t.parquet needs at least 1,600,000 bytes.*set BAYOU_MAX_BYTES"):
+    with pytest.raises(
+        DataError, match="t.parquet needs at least 1,600,000 bytes.*set BAYOU_MAX_BYTES"
+    ):
         load(tmp_path / "t.parquet", target="y")
 
 
@@ -677,19 +766,33 @@ def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     ("name", "fields", "says"),
     [
         ("Number", {"name": "a", "scale": -5}, "Number scale must be positive and finite, got -5"),
-        ("Number", {"name": "a", "scale": float("inf")}, "Number scale must be a finite number, got inf"),
+        (
+            "Number",
+            {"name": "a", "scale": float("inf")},
+            "Number scale must be a finite number, got inf",
+        ),
         ("Number", {"name": "a", "mean": None}, "Number mean must be a finite number, got None"),
         ("Number", {"name": "a", "low": "0"}, "Number low must be a finite number, got '0'"),
         ("Number", {"name": "a", "indicator": 1}, "Number indicator must be a bool, got 1"),
         ("Number", {"name": ["a"]}, "Number name must be a str"),
-        ("Category", {"name": "a", "levels": {"tuple": ["u", "u"]}}, "Category levels must be different words"),
-        ("Category", {"name": "a", "levels": {"tuple": [1, 2]}}, "Category levels must be different words"),
+        (
+            "Category",
+            {"name": "a", "levels": {"tuple": ["u", "u"]}},
+            "Category levels must be different words",
+        ),
+        (
+            "Category",
+            {"name": "a", "levels": {"tuple": [1, 2]}},
+            "Category levels must be different words",
+        ),
         ("Category", {"name": "a", "levels": {"tuple": ["u"]}, "scale": 2}, "scale"),
         ("Color", {"name": "a"}, "Color"),
         ("Number", {"name": "y"}, "different names"),
     ],
 )
-def test_a_preprocessor_that_cannot_be_is_refused(name: str, fields: dict[str, Any], says: str) -> None:
+def test_a_preprocessor_that_cannot_be_is_refused(
+    name: str, fields: dict[str, Any], says: str
+) -> None:
     known = TablePreprocessor((), "y", "regression").to_json()
     known["fields"]["columns"] = {"tuple": [{"spec": name, "fields": fields}]}
     with pytest.raises(DataError, match=f"this does not describe a preprocessor: .*{says}"):
@@ -718,9 +821,15 @@ def test_classes_that_float64_does_not_tell_apart_stay_apart(kind: str, tmp_path
         other.rows({"a": [1], "y": np.array([LARGE + 3])}, need_target=True)
 
 
-def test_large_whole_numbers_of_a_column_are_categories_where_rounding_joins_them(tmp_path: Path) -> None:
-    rows = [(LARGE + i % 2, 1_700_000_000_000_000_000 + 10**9 * i, LARGE + i, i / 7) for i in range(40)]
-    data = load(table(tmp_path / "t.csv", ("a", "nanoseconds", "name", "y"), rows), target="y", id="name")
+def test_large_whole_numbers_of_a_column_are_categories_where_rounding_joins_them(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        (LARGE + i % 2, 1_700_000_000_000_000_000 + 10**9 * i, LARGE + i, i / 7) for i in range(40)
+    ]
+    data = load(
+        table(tmp_path / "t.csv", ("a", "nanoseconds", "name", "y"), rows), target="y", id="name"
+    )
     assert data.feature_names == (f"a={LARGE}", f"a={LARGE + 1}", "nanoseconds")
     assert data.preprocessor.rows(tmp_path / "t.csv").ids == [str(LARGE + i) for i in range(40)]
 
@@ -743,7 +852,9 @@ def test_new_rows_with_many_columns_take_time_in_proportion() -> None:
     seconds = []
     for count in (1000, 10_000):
         columns = tuple(Number(f"x{i}") for i in range(count))
-        known = TablePreprocessor(columns, "y", "regression", dropped=tuple(f"z{i}" for i in range(count)))
+        known = TablePreprocessor(
+            columns, "y", "regression", dropped=tuple(f"z{i}" for i in range(count))
+        )
         source = {f"{kind}{i}": [1.0] for kind in "xz" for i in range(count)}
         start = time.process_time()
         known.rows(source)
@@ -760,7 +871,10 @@ NPZ: dict[str, tuple[list[tuple[str, bytes]], str]] = {
     "terabytes": ([("x.npy", npy("(1000000000000, 10)"))], "as NPZ"),
     "negative": ([("x.npy", npy("(-5, 2)"))], "as NPZ"),
     "no shape": ([("x.npy", npy("'wide'"))], "as NPZ"),
-    "twice": ([("x.npy", npy("(10,)")), ("x.npy", npy("(10,)"))], "several arrays with the same name"),
+    "twice": (
+        [("x.npy", npy("(10,)")), ("x.npy", npy("(10,)"))],
+        "several arrays with the same name",
+    ),
     "a text": ([("../../x.txt", b"hello")], "as NPZ"),
     "nothing": ([], "no rows"),
     "empty": ([("x.npy", b"")], "as NPZ"),
@@ -787,7 +901,9 @@ def test_what_is_no_npz_file_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bomb.csv.gz", "bomb.npz", "long.csv"])
-def test_a_file_that_unpacks_to_more_than_is_allowed_is_refused(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_file_that_unpacks_to_more_than_is_allowed_is_refused(
+    name: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     path = tmp_path / name
     if name == "bomb.npz":
         np.savez_compressed(path, x=np.zeros((10_000, 2)), y=np.zeros(10_000))
@@ -795,7 +911,9 @@ def test_a_file_that_unpacks_to_more_than_is_allowed_is_refused(name: str, tmp_p
         text = b"a,y\n" + b"1,2\n" * 50_000
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     monkeypatch.setenv("BAYOU_MAX_BYTES", "100000")
-    with pytest.raises(DataError, match=f"{name} needs at least .* bytes .* limit is 100,000; set BAYOU_MAX_BYTES"):
+    with pytest.raises(
+        DataError, match=f"{name} needs at least .* bytes .* limit is 100,000; set BAYOU_MAX_BYTES"
+    ):
         reading.read_file(path)
     monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
     assert reading.read_file(path).rows >= 10_000

@@ -21,7 +21,9 @@ MEAN = torch.tensor([[1.5], [-0.7], [0.2]], dtype=torch.float64)
 def number_2(auxiliary: str = "conjugate") -> tuple[bayou.guides.Bayesian, Multiplicative]:
     """One input, three outputs: M = (1.5, −.7, .2), z ~ N(1, .5²), σ = .3."""
     net = nn.Linear(1, 3, bias=False).double()
-    bnn = bayou.bayesianize(net, {"weight": bayou.MNF(flow=None, auxiliary=auxiliary)}, prior=bayou.Normal(1.0))
+    bnn = bayou.bayesianize(
+        net, {"weight": bayou.MNF(flow=None, auxiliary=auxiliary)}, prior=bayou.Normal(1.0)
+    )
     guide = bnn.guides[0]
     with torch.no_grad():
         guide.center.copy_(MEAN)
@@ -36,7 +38,9 @@ def number_2(auxiliary: str = "conjugate") -> tuple[bayou.guides.Bayesian, Multi
 
 
 def r_is_q(guide: Multiplicative) -> None:
-    """r(z|W) = q(z) = N(1, .5²): the flow (z − 1)/.5 onto the N(0, 1) of a Published auxiliary that ignores W."""
+    """r(z|W) = q(z) = N(1, .5²): the flow (z − 1)/.5 onto the N(0, 1) of a Published auxiliary that
+    ignores W.
+    """
     affine = bayou.flows.DiagonalAffine(1).double()
     with torch.no_grad():
         z, _ = affine(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
@@ -68,7 +72,9 @@ def test_number_2_with_r_equal_to_q() -> None:
     assert abs(found.upper.value - 2.901481) < 4 * found.upper.standard_error
 
 
-def test_bracket_tightens_monotonically_and_holds_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bracket_tightens_monotonically_and_holds_the_truth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With latents of a poor proposal: any of them gives a valid bracket."""
     bnn, _ = number_2("paper")
     poor = Conjugate(1, 0.4).double().requires_grad_(False)
@@ -88,7 +94,9 @@ def test_bracket_tightens_monotonically_and_holds_the_truth(monkeypatch: pytest.
 
 
 def log_q_by_quadrature(guide: Multiplicative, weight: Tensor) -> Tensor:
-    """log ∫∫ q(W|z) q(z) dz for two gains on a fine grid, with the density of q(z) by the inverse of its flow."""
+    """log ∫∫ q(W|z) q(z) dz for two gains on a fine grid, with the density of q(z) by the inverse
+    of its flow.
+    """
     line = torch.linspace(-2, 5, 141, dtype=torch.float64)
     z = torch.cartesian_prod(line, line)
     given = Normal(guide.center * z.unsqueeze(1), guide.log_std.exp())  # (grid, 2, 2)
@@ -108,15 +116,21 @@ def test_brute_force_of_a_tiny_layer(auxiliary: str, components: int) -> None:
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[0.9, -0.5], [0.4, 1.1]]))
     small = {"layers": 2, "hidden": (8,)}
-    spec = bayou.MNF("realnvp", small, std=0.25, z_std=0.3, auxiliary=auxiliary, components=components)
+    spec = bayou.MNF(
+        "realnvp", small, std=0.25, z_std=0.3, auxiliary=auxiliary, components=components
+    )
     bnn = bayou.bayesianize(net, {"weight": spec})
     guide = bnn.guides[0]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in guide.gain.transform.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+            parameter.add_(
+                0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
         weight = bnn.sample(150, seed=1)["weight"]
-        each = log_q_by_quadrature(guide, weight) - Normal(0.0, 1.0).log_prob(weight).flatten(1).sum(1)
+        each = log_q_by_quadrature(guide, weight) - Normal(0.0, 1.0).log_prob(weight).flatten(
+            1
+        ).sum(1)
     error = float(each.std()) / math.sqrt(len(each))
     found = bound_gap(bnn, draws=300, samples=400, seed=0).total
     tolerance = 4 * math.hypot(error, found.upper.standard_error)
@@ -126,7 +140,9 @@ def test_brute_force_of_a_tiny_layer(auxiliary: str, components: int) -> None:
 
 
 def test_density_of_a_drawn_gain() -> None:
-    bnn = bayou.bayesianize(nn.Linear(3, 2).double(), {"weight": bayou.MNF(lambda dim: naf(dim)), "*": bayou.Delta()})
+    bnn = bayou.bayesianize(
+        nn.Linear(3, 2).double(), {"weight": bayou.MNF(lambda dim: naf(dim)), "*": bayou.Delta()}
+    )
     gain = bnn.guides[0].gain
     z, log_q = gain.draw(20, seed=0)
     assert torch.allclose(gain.log_prob(z), log_q, atol=1e-7)
@@ -134,12 +150,17 @@ def test_density_of_a_drawn_gain() -> None:
 
 @pytest.mark.parametrize("prior", [bayou.Normal(0.7, mean=0.2), bayou.priors.ScaleMixture()])
 def test_total_is_the_kl_of_elbo(prior: bayou.priors.Prior) -> None:
-    """Convolution and dense MNF, MeanField biases: tensors sum to the total, and the total is elbo's KL."""
+    """Convolution and dense MNF, MeanField biases: tensors sum to the total, and the total is
+    elbo's KL.
+    """
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2)).double()
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.arange(8) % 2
     rules = {"*.weight": bayou.MNF(std=0.1), "*.bias": bayou.MeanField(std=0.1)}
     posterior = bayou.fit(net, (x, y), method=bayou.VI(rules, steps=3), prior=prior, progress=False)
-    found, elbo = bound_gap(posterior, draws=50, samples=200, seed=0), bayou.elbo(posterior, (x, y), 60, seed=0)
+    found, elbo = (
+        bound_gap(posterior, draws=50, samples=200, seed=0),
+        bayou.elbo(posterior, (x, y), 60, seed=0),
+    )
     assert [t.kind for t in found.tensors] == ["bound", "exact", "bound", "exact"]
     for end in ("bound", "lower", "upper", "gap_lower", "gap_upper"):
         parts = sum(getattr(t, end).value for t in found.tensors)
@@ -167,7 +188,9 @@ def test_seed_decides_and_errors_say_what_to_do() -> None:
 
 @pytest.mark.parametrize("draws", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_large_layer_takes_seconds(draws: int) -> None:
-    bnn = bayou.bayesianize(nn.Linear(784, 400), {"weight": bayou.MNF(std=0.05), "*": bayou.MeanField()})
+    bnn = bayou.bayesianize(
+        nn.Linear(784, 400), {"weight": bayou.MNF(std=0.05), "*": bayou.MeanField()}
+    )
     start = time.thread_time()  # whatever else runs, and on however many cores
     found = bound_gap(bnn, draws=draws, samples=2, seed=0)
     assert time.thread_time() - start < draws / 1000 * 4 + 8

@@ -1,4 +1,6 @@
-"""R-hat, effective sample sizes and Monte-Carlo errors against ArviZ, and the report on a posterior of chains."""
+"""R-hat, effective sample sizes and Monte-Carlo errors against ArviZ, and the report on a posterior
+of chains.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,18 @@ from bayou.posteriors import Empirical
 from bayou.target import Target
 
 measures: ModuleType = importlib.import_module("bayou.metrics.chains")
-REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "arviz_chains.json").read_text())["cases"]
+REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "arviz_chains.json").read_text())[
+    "cases"
+]
 NAMES = ("rhat", "ess_bulk", "ess_tail", "ess_mean", "mcse")
 
 
-def autoregressive(chains: int, draws: int, coefficient: float, columns: int = 1, seed: int = 0) -> Tensor:
-    noise = torch.randn(chains, draws, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def autoregressive(
+    chains: int, draws: int, coefficient: float, columns: int = 1, seed: int = 0
+) -> Tensor:
+    noise = torch.randn(
+        chains, draws, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     x = [noise[:, 0] / math.sqrt(1 - coefficient**2)]
     for t in range(1, draws):
         x.append(coefficient * x[-1] + noise[:, t])
@@ -60,7 +68,9 @@ def test_equal_to_arviz_itself() -> None:
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.5, 0.9, -0.5])
 def test_the_effective_size_of_an_autoregressive_chain(coefficient: float) -> None:
-    """K·(1 − φ)/(1 + φ) independent draws; the estimate scatters by a few per cent at this length."""
+    """K·(1 − φ)/(1 + φ) independent draws; the estimate scatters by a few per cent at this
+    length.
+    """
     x = autoregressive(4, 5000, coefficient, columns=8, seed=3)
     exact = 20_000 * (1 - coefficient) / (1 + coefficient)
     assert float(measures.ess_mean(x).mean()) == pytest.approx(exact, rel=0.08)
@@ -68,7 +78,9 @@ def test_the_effective_size_of_an_autoregressive_chain(coefficient: float) -> No
 
 
 def test_the_standard_error_is_the_scatter_of_means() -> None:
-    """600 chains of φ = 0.8: the standard deviation of their means, known to 3 %, against the mean estimate."""
+    """600 chains of φ = 0.8: the standard deviation of their means, known to 3 %, against the mean
+    estimate.
+    """
     x = autoregressive(1, 500, 0.8, columns=600, seed=5)
     scatter = x.mean((0, 1)).std()
     assert float(measures.mcse(x).mean()) == pytest.approx(float(scatter), rel=0.1)
@@ -91,7 +103,9 @@ def test_coordinates_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> N
     for name in NAMES:
         whole = getattr(measures, name)(x)
         assert whole.shape == (2, 3)
-        assert float(whole[1, 2]) == pytest.approx(float(getattr(measures, name)(x[..., 1, 2])), rel=1e-12)
+        assert float(whole[1, 2]) == pytest.approx(
+            float(getattr(measures, name)(x[..., 1, 2])), rel=1e-12
+        )
         with monkeypatch.context() as patch:
             patch.setattr(measures, "CHUNK_NUMBERS", 2 * 3 * 40)
             torch.testing.assert_close(getattr(measures, name)(x), whole, rtol=1e-12, atol=0)
@@ -116,7 +130,9 @@ def posterior(draws: dict[str, Tensor] | None = None) -> Empirical:
 
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # ArviZ, on a weight that never moves
+@pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning"
+)  # ArviZ, on a weight that never moves
 def test_draws_by_chain_are_those_of_arviz() -> None:
     import arviz
 
@@ -125,4 +141,6 @@ def test_draws_by_chain_are_those_of_arviz() -> None:
     newer = int(arviz.__version__.partition(".")[0]) >= 1
     data = arviz.from_dict({"posterior": draws}) if newer else arviz.from_dict(posterior=draws)
     found = arviz.rhat(data)["weight"].to_numpy()
-    torch.testing.assert_close(torch.from_numpy(found), measures.rhat(p.by_chain()["weight"]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        torch.from_numpy(found), measures.rhat(p.by_chain()["weight"]), rtol=1e-6, atol=0
+    )

@@ -56,14 +56,22 @@ def test_the_constant_baseline_is_the_normal_distribution_of_y() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(40, 5), (20, 60)])
-def test_the_linear_baseline_is_the_ridge_regression_of_the_least_leave_one_out_error(rows: int, columns: int) -> None:
+def test_the_linear_baseline_is_the_ridge_regression_of_the_least_leave_one_out_error(
+    rows: int, columns: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, new = (torch.randn(n, columns, generator=generator, dtype=torch.float64) * 3 + 1 for n in (rows, 7))
-    y = x[:, :2].sum(1, keepdim=True) + torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    x, new = (
+        torch.randn(n, columns, generator=generator, dtype=torch.float64) * 3 + 1 for n in (rows, 7)
+    )
+    y = x[:, :2].sum(1, keepdim=True) + torch.randn(
+        rows, 1, generator=generator, dtype=torch.float64
+    )
     p = baselines(bayou.Gaussian().bind(), x, y, (1,))["linear"](new)
     mean, std = x.mean(0), x.std(0, correction=0)
     ridge = RidgeCV(rows * np.logspace(-5, 3, 61)).fit(((x - mean) / std).numpy(), y[:, 0].numpy())
-    torch.testing.assert_close(p.mean[:, 0], torch.tensor(ridge.predict(((new - mean) / std).numpy())))
+    torch.testing.assert_close(
+        p.mean[:, 0], torch.tensor(ridge.predict(((new - mean) / std).numpy()))
+    )
     assert bool((p.std > 0).all())
 
 
@@ -73,7 +81,9 @@ def test_the_linear_baseline_of_classes_is_a_logistic_regression() -> None:
     found = baselines(bayou.Categorical().bind(), 5 * x + 2, y, (3,))
     design = ((x - x.mean(0)) / x.std(0, correction=0)).numpy()
     expected = LogisticRegression(C=1.0, tol=1e-8).fit(design, y.numpy()).predict_proba(design)
-    torch.testing.assert_close(found["linear"](5 * x + 2).mean, torch.tensor(expected), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        found["linear"](5 * x + 2).mean, torch.tensor(expected), atol=1e-3, rtol=0
+    )
     frequency = torch.bincount(y).double() / len(y)
     torch.testing.assert_close(found["constant"](x).mean[0], frequency, atol=1e-3, rtol=0)
 
@@ -81,7 +91,10 @@ def test_the_linear_baseline_of_classes_is_a_logistic_regression() -> None:
 def test_inputs_that_are_no_numbers_have_a_constant_alone() -> None:
     tokens, y = torch.arange(20).reshape(10, 2), torch.tensor([0, 1] * 5)
     assert set(baselines(bayou.Categorical().bind(), tokens, y, (2,))) == {"constant"}
-    assert set(baselines(bayou.Poisson().bind(), torch.randn(10, 2), y.double(), ())) == {"constant", "linear"}
+    assert set(baselines(bayou.Poisson().bind(), torch.randn(10, 2), y.double(), ())) == {
+        "constant",
+        "linear",
+    }
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -93,7 +106,11 @@ def test_the_true_model_passes_every_check() -> None:
     assert found.status == "ok", str(found)
     assert {"constant", "linear", "coverage"} <= {one.name for one in found}
     assert posterior.checks is found
-    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT])), classes(100, 0), classes(200, 1))
+    found = check(
+        points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT])),
+        classes(100, 0),
+        classes(200, 1),
+    )
     assert found.status == "ok", str(found)
     assert "calibration" in found
 
@@ -104,33 +121,46 @@ def test_worse_than_a_constant_and_than_a_line() -> None:
     assert found["constant"].status == found["linear"].status == "failed"
     assert "do not use it" in found["constant"].text
     assert "200 held-out rows" in found["linear"].text
-    found = check(points(bayou.Gaussian(1.16), 0 * WEIGHT), train)  # without held-out rows, on the training rows
+    found = check(
+        points(bayou.Gaussian(1.16), 0 * WEIGHT), train
+    )  # without held-out rows, on the training rows
     assert found["constant"].status == "warning"
     assert "100 training rows" in found["constant"].text
     assert "coverage" not in found
 
 
 @pytest.mark.parametrize(
-    ("noise", "status", "word"), [(0.1, "failed", "narrow"), (0.22, "warning", "narrow"), (0.6, "warning", "wide")]
+    ("noise", "status", "word"),
+    [(0.1, "failed", "narrow"), (0.22, "warning", "narrow"), (0.6, "warning", "wide")],
 )
 def test_coverage_that_chance_does_not_explain(noise: float, status: str, word: str) -> None:
-    found = check(points(bayou.Gaussian(noise), WEIGHT), regression(100, 0), regression(400, 1))["coverage"]
+    found = check(points(bayou.Gaussian(noise), WEIGHT), regression(100, 0), regression(400, 1))[
+        "coverage"
+    ]
     assert found.status == status
     assert f"too {word}" in found.text
-    few = check(points(bayou.Gaussian(0.22), WEIGHT), regression(100, 0), regression(10, 1))["coverage"]
+    few = check(points(bayou.Gaussian(0.22), WEIGHT), regression(100, 0), regression(10, 1))[
+        "coverage"
+    ]
     assert few.status == "ok"  # ten rows cannot tell
 
 
 def test_confidence_that_chance_does_not_explain() -> None:
     train, held = classes(100, 0), classes(400, 1)
-    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 12 * WEIGHT])), train, held)["calibration"]
+    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 12 * WEIGHT])), train, held)[
+        "calibration"
+    ]
     assert (found.status, found.text.split(":")[0]) == ("failed", "overconfident")
-    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 0.5 * WEIGHT])), train, held)["calibration"]
+    found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 0.5 * WEIGHT])), train, held)[
+        "calibration"
+    ]
     assert found.text.startswith("underconfident")
 
 
 def test_the_true_model_is_hardly_ever_flagged_by_chance() -> None:
-    """At most one fit in 20 is flagged though it is right: 2 of 40 expected, more than 6 hardly possible."""
+    """At most one fit in 20 is flagged though it is right: 2 of 40 expected, more than 6 hardly
+    possible.
+    """
     alarms = 0
     for seed in range(40):
         posterior = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT]))
@@ -139,13 +169,17 @@ def test_the_true_model_is_hardly_ever_flagged_by_chance() -> None:
 
 
 def test_luck_is_half_of_what_the_training_rows_do_to_least_squares() -> None:
-    """NLL of w + δ over that of w is δᵀδ/2σ² for x ~ N(0, I): χ²_D/2N over training sets, to first order in D/N."""
+    """NLL of w + δ over that of w is δᵀδ/2σ² for x ~ N(0, I): χ²_D/2N over training sets, to first
+    order in D/N.
+    """
     generator = torch.Generator().manual_seed(0)
     rows, weights = 400, 5
     x = torch.randn(2000, rows, weights, generator=generator, dtype=torch.float64)
     noise = torch.randn(2000, rows, 1, generator=generator, dtype=torch.float64)
     excess = torch.linalg.lstsq(x, noise).solution.square().sum((1, 2)) / 2
-    assert float(excess.std()) == pytest.approx(2 * _luck(x[0], 1, rows), rel=0.1)  # 2,000 draws of χ²: 3 %; D/N: 2 %
+    assert float(excess.std()) == pytest.approx(
+        2 * _luck(x[0], 1, rows), rel=0.1
+    )  # 2,000 draws of χ²: 3 %; D/N: 2 %
 
 
 def test_what_training_rows_do_by_luck_is_no_finding_however_many_rows_are_held_out() -> None:
@@ -153,19 +187,25 @@ def test_what_training_rows_do_by_luck_is_no_finding_however_many_rows_are_held_
     near = {"linear": lambda x: points(bayou.Gaussian(0.3), WEIGHT).predict(x)}
     shifted = WEIGHT + torch.tensor([[0.06, 0.0, 0.0]])  # δᵀδ/2σ² = 0.02 nats worse
     for rows, status in ((30, "ok"), (30_000, "warning")):
-        found = check(points(bayou.Gaussian(0.3), shifted, n=rows), None, held, against=near)["linear"]
+        found = check(points(bayou.Gaussian(0.3), shifted, n=rows), None, held, against=near)[
+            "linear"
+        ]
         assert found.status == status, found
 
 
 def test_too_few_rows_to_tell_a_fit_from_a_constant_are_no_finding() -> None:
     train, few = classes(100, 0), classes(8, 1)
     own = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT]))
-    constant = {"constant": lambda x: points(bayou.Categorical(), torch.cat([0 * WEIGHT] * 2)).predict(x)}
+    constant = {
+        "constant": lambda x: points(bayou.Categorical(), torch.cat([0 * WEIGHT] * 2)).predict(x)
+    }
     for seed in range(20):
         found = check(own, train, classes(8, 10 + seed), against=constant)["constant"]
         assert found.status != "warning", found
     idle = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 0.001 * WEIGHT]))
-    assert check(idle, train, few, against=constant)["constant"].status == "warning"  # it is the constant
+    assert (
+        check(idle, train, few, against=constant)["constant"].status == "warning"
+    )  # it is the constant
 
 
 def test_confidences_that_are_off_together_as_far_as_functions_differ_are_chance() -> None:
@@ -173,7 +213,10 @@ def test_confidences_that_are_off_together_as_far_as_functions_differ_are_chance
     weights = [torch.cat([0 * WEIGHT, scale * WEIGHT]) for scale in (0.5, 1.0, 2.0, 4.0)]
     train, held = classes(100, 0, 4.0), classes(2000, 1, 4.0)
     assert check(points(bayou.Categorical(), *weights), train, held)["calibration"].status == "ok"
-    assert check(points(bayou.Categorical(), weights[1]), train, held)["calibration"].status == "failed"
+    assert (
+        check(points(bayou.Categorical(), weights[1]), train, held)["calibration"].status
+        == "failed"
+    )
 
 
 def guided(mean: Tensor, std: float, noise: float) -> Guided:
@@ -181,7 +224,9 @@ def guided(mean: Tensor, std: float, noise: float) -> Guided:
     net = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         net.weight.copy_(mean)
-    return Guided(Target.build(net, bayou.Gaussian(noise), None, 100), Bayesian(net, bayou.MeanField(std)))
+    return Guided(
+        Target.build(net, bayou.Gaussian(noise), None, 100), Bayesian(net, bayou.MeanField(std))
+    )
 
 
 def test_a_posterior_worse_than_its_own_mean_is_said_to_be() -> None:
@@ -193,9 +238,15 @@ def test_a_posterior_worse_than_its_own_mean_is_said_to_be() -> None:
 
 
 def test_chains_that_disagree_in_what_they_predict() -> None:
-    noise = 0.05 * torch.randn(100, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise = 0.05 * torch.randn(
+        100, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     same = points(bayou.Gaussian(0.3), *(WEIGHT + noise), chains=2)
-    apart = points(bayou.Gaussian(0.3), *(WEIGHT + noise + 0.5 * (torch.arange(100) < 50).reshape(-1, 1, 1)), chains=2)
+    apart = points(
+        bayou.Gaussian(0.3),
+        *(WEIGHT + noise + 0.5 * (torch.arange(100) < 50).reshape(-1, 1, 1)),
+        chains=2,
+    )
     train, held = regression(100, 0), regression(50, 1)
     assert check(same, train, held)["mixing"].status == "ok"
     assert check(apart, train, held)["mixing"].status == "failed"
@@ -217,7 +268,10 @@ def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path: Path) ->
     assert posterior.checks["converged"].status == "ok"
     for history in (
         [rising],
-        [rising, {"step": 10.0, "log_likelihood": -3.0, "log_evidence": -5.0}],  # Laplace at this point
+        [
+            rising,
+            {"step": 10.0, "log_likelihood": -3.0, "log_evidence": -5.0},
+        ],  # Laplace at this point
         [rising, row | {"step": 1.0}, row | {"step": 12.0}],  # the next member of an ensemble
         [row | {"step": 1.0}, rising],
     ):
@@ -233,10 +287,18 @@ def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path: Path) ->
     posterior.stopped = "interrupted"
     assert posterior.checks["end"].status == "warning"
     for mixing, status, words in (
-        ({"r_hat": 1.2, "ess": 30.0, "mixed": False, "lost": False}, "warning", "1.20 (effective sample size 30)"),
+        (
+            {"r_hat": 1.2, "ess": 30.0, "mixed": False, "lost": False},
+            "warning",
+            "1.20 (effective sample size 30)",
+        ),
         ({"r_hat": 1.02, "ess": 30.0, "mixed": False, "lost": False}, "warning", "too few"),
         ({"r_hat": 1.02, "ess": 300.0, "mixed": True, "lost": False}, "ok", "1.020"),
-        ({"r_hat": 1.02, "ess": 300.0, "mixed": False, "lost": True, "below_start": 2000.0}, "failed", "2,000 nats"),
+        (
+            {"r_hat": 1.02, "ess": 300.0, "mixed": False, "lost": True, "below_start": 2000.0},
+            "failed",
+            "2,000 nats",
+        ),
     ):
         posterior.mixing = mixing  # type: ignore[attr-defined]
         assert posterior.checks["mixing"].status == status

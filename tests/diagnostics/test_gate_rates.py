@@ -1,4 +1,6 @@
-"""How often the gate is wrong, on problems whose posterior is known: ``benchmarks/gate.py`` makes the whole table."""
+"""How often the gate is wrong, on problems whose posterior is known: ``benchmarks/gate.py`` makes
+the whole table.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def flagged(case: int, sizes: list[tuple[int, int, int]], seeds: int = SEEDS) ->
 
 
 def most(fits: int) -> int:
-    """What is wrong of so many fits at a rate of 5 %, but for a probability of 0.005: 7 of 50, 5 of 30."""
+    """What is wrong of so many fits at a rate of 5 %, but for a probability of 0.005: 7 of 50, 5 of
+    30.
+    """
     return int(binom.isf(0.005, fits, 0.05))
 
 
@@ -54,11 +58,15 @@ LEFT_OUT = (  # a harder case of the same check is among the others
 
 
 def numbers(kind: str) -> list[int]:
-    return [k for k, case in enumerate(gate.CASES) if case.kind == kind and case.name not in LEFT_OUT]
+    return [
+        k for k, case in enumerate(gate.CASES) if case.kind == kind and case.name not in LEFT_OUT
+    ]
 
 
 def test_a_right_fit_is_hardly_ever_flagged() -> None:
-    """20 fits at 5 %: more than 4 with probability 0.003; at the 10 % or 28 % of before, with 0.04 or 0.7."""
+    """20 fits at 5 %: more than 4 with probability 0.003; at the 10 % or 28 % of before, with 0.04
+    or 0.7.
+    """
     few = (200, 50, 5)
     assert len(found := flagged(0, [few], seeds=20)) <= 4, found
 

@@ -1,4 +1,6 @@
-"""The scripts of the gallery run and show what their pages say; the committed results belong to the committed code."""
+"""The scripts of the gallery run and show what their pages say; the committed results belong to the
+committed code.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ CLAIMS: dict[str, Callable[[Space], bool]] = {
     "map": lambda s: float(s["plane"].mutual_information.max()) < 1e-6,
     "laplace": lambda s: _at(s, -0.1) > 5 * _at(s, 1.2),
     "ensemble": lambda s: _at(s, 3.0) > 2 * _at(s, 1.2),
-    "regression": lambda s: _is_sure_in_the_gap(s["bands"]["map"]) and not _is_sure_in_the_gap(s["bands"]["laplace"]),
+    "regression": lambda s: (
+        _is_sure_in_the_gap(s["bands"]["map"]) and not _is_sure_in_the_gap(s["bands"]["laplace"])
+    ),
     "pretrained": lambda s: _posteriors_improve_the_network(s["found"], s["y"]),
     "calibrate": lambda s: s["found"].after < s["found"].before,
     "conformal": lambda s: abs(s["coverage"]["conformal"] - 0.9) < 5 * (0.09 / 400) ** 0.5,
     "conformal_sets": lambda s: len(s["sets"]) == 4,
-    "acquire": lambda s: s["curves"]["random"][0] == s["curves"]["batchbald"][0],  # the same 20 labels
+    "acquire": lambda s: (
+        s["curves"]["random"][0] == s["curves"]["batchbald"][0]
+    ),  # the same 20 labels
     "continual": lambda s: s["curves"]["VCL"][-1][0] > s["curves"]["fine-tuning"][-1][0],
     "codec": lambda s: len(s["stream"]) < 1.001 * s["ideal"] + 40,
     "compress": lambda s: all(units[1] < 100 for units, _ in s["found"].values()),
@@ -45,7 +51,9 @@ CLAIMS: dict[str, Callable[[Space], bool]] = {
     "two_modes": lambda s: _finds_both(s),
     "vae": lambda s: float(s["bound"].mean()) < float(s["exact"].mean()),
     "optimize": lambda s: s["best"] == sorted(s["best"]) and s["best"][-1] > s["best"][0],
-    "trainer": lambda s: bayou.metrics.accuracy(s["p"], s["batch"]["labels"]) > 0.5,  # of three classes
+    "trainer": lambda s: (
+        bayou.metrics.accuracy(s["p"], s["batch"]["labels"]) > 0.5
+    ),  # of three classes
 }
 
 
@@ -61,7 +69,9 @@ def _is_sure_in_the_gap(p: bayou.Predictive) -> bool:
 
 
 def _posteriors_improve_the_network(found: dict[str, Any], y: torch.Tensor) -> bool:
-    """Whether each posterior has a lower NLL, by three standard errors, and more entropy of letters."""
+    """Whether each posterior has a lower NLL, by three standard errors, and more entropy of
+    letters.
+    """
     (digits, letters), *posteriors = found.values()
     improved = []
     for p, away in posteriors:
@@ -72,17 +82,27 @@ def _posteriors_improve_the_network(found: dict[str, Any], y: torch.Tensor) -> b
 
 
 def _finds_both(space: Space) -> bool:
-    """Mean field is in one mode; the last family in both, and log Z − ELBO ≥ log 2 − the entropy of its side."""
+    """Mean field is in one mode; the last family in both, and log Z − ELBO ≥ log 2 − the entropy of
+    its side.
+    """
     one = float((space["draws"]["mean field"] @ space["TRUE"] > 0).double().mean())
     right, elbo = space["right"], space["elbo"]
     least = math.log(2) + sum(p * math.log(p) for p in (right, 1 - right) if p > 0)
-    return one in (0.0, 1.0) and 0.2 < right < 0.8 and least - 4 * elbo.standard_error < space["short"] < 0.6
+    return (
+        one in (0.0, 1.0)
+        and 0.2 < right < 0.8
+        and least - 4 * elbo.standard_error < space["short"] < 0.6
+    )
 
 
 def marked(name: str) -> Any:
     """With the libraries that a script imports: those that bayou does not need are peers."""
     nodes = ast.walk(ast.parse(EXAMPLES[name].text))
-    modules = {node.module.partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    modules = {
+        node.module.partition(".")[0]
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
     peer = modules & LIBRARIES or "bayou[serve]" in EXAMPLES[name].text
     return pytest.param(name, marks=[pytest.mark.peers] if peer else [])
 
@@ -104,7 +124,9 @@ def shorter(example: make_gallery.Example, folder: Path) -> make_gallery.Example
 @pytest.mark.filterwarnings("default")
 @pytest.mark.filterwarnings("error::bayou.progress.BayouWarning")
 @pytest.mark.parametrize("name", [marked(name) for name in EXAMPLES if name in CLAIMS])
-def test_runs_and_shows_what_its_page_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_and_shows_what_its_page_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     example = make_gallery.Example(EXAMPLES[name].path, tmp_path)
     space = make_gallery.execute(example)
@@ -120,7 +142,9 @@ def test_runs_and_shows_what_its_page_says(name: str, tmp_path: Path, monkeypatc
 def test_runs_and_draws_what_its_page_shows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_search: None
 ) -> None:
-    """No number of these is tested, so that short runs are enough; ``make gallery`` runs them in full, unwarned."""
+    """No number of these is tested, so that short runs are enough; ``make gallery`` runs them in
+    full, unwarned.
+    """
     monkeypatch.chdir(tmp_path)
     whole = Settings.total_steps
     default = lambda self, data: whole(self, data) if self.steps or self.epochs else 20  # noqa: E731
@@ -146,15 +170,22 @@ def test_is_short_and_its_result_belongs_to_its_code(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_text_is_plain_and_american(name: str) -> None:
-    text = re.sub(r"`[^`]*`", "", "\n".join(source for code, source in EXAMPLES[name].cells if not code))
+    text = re.sub(
+        r"`[^`]*`", "", "\n".join(source for code, source in EXAMPLES[name].cells if not code)
+    )
     assert not [match.group() for words in (METAPHORS, BRITISH) for match in words.finditer(text)]
 
 
 def test_pictures_are_small_and_nothing_is_left_over() -> None:
     files = {path.name for path in make_gallery.CACHE.iterdir() if path.suffix in (".png", ".json")}
-    known = {f"{name}.json" for name in EXAMPLES} | {file for e in EXAMPLES.values() for file in e.pictures()}
+    known = {f"{name}.json" for name in EXAMPLES} | {
+        file for e in EXAMPLES.values() for file in e.pictures()
+    }
     assert files == known
-    assert sum((make_gallery.CACHE / file).stat().st_size for file in known if file.endswith(".png")) < MAX_TOTAL_BYTES
+    assert (
+        sum((make_gallery.CACHE / file).stat().st_size for file in known if file.endswith(".png"))
+        < MAX_TOTAL_BYTES
+    )
 
 
 def test_claims_name_scripts() -> None:
@@ -203,24 +234,39 @@ def test_a_result_is_stale_when_the_code_changes_not_the_text(tmp_path: Path) ->
 def test_a_script_that_warns_or_fails_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "start" / "three.py"
     path.parent.mkdir()
-    for line, said in (("import warnings; warnings.warn('careful')", "careful"), ("1 / 0", "ZeroDivisionError")):
+    for line, said in (
+        ("import warnings; warnings.warn('careful')", "careful"),
+        ("1 / 0", "ZeroDivisionError"),
+    ):
         path.write_text(SCRIPT + line + "\n")
         assert said in make_gallery.run(make_gallery.Example(path, tmp_path))
 
 
 def test_scripts_that_pages_name_exist() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")]
-    named = {path for page in pages for path in re.findall(r"examples/[\w/]+\.py", page.read_text(encoding="utf-8"))}
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "benchmarks" / "results").glob("*.md"),
+    ]
+    named = {
+        path
+        for page in pages
+        for path in re.findall(r"examples/[\w/]+\.py", page.read_text(encoding="utf-8"))
+    }
     assert named
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.11
+@pytest.mark.filterwarnings(
+    "ignore:The given buffer is not writable:UserWarning"
+)  # of torch up to 2.11
 def test_page_for_people_who_live_elsewhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_search: None
 ) -> None:
-    """Blocks marked ``python`` run as written, but for the number of steps; ``py`` ones need what is not installed."""
+    """Blocks marked ``python`` run as written, but for the number of steps; ``py`` ones need what
+    is not installed.
+    """
     monkeypatch.chdir(tmp_path)
     for method in (bayou.VI, bayou.MAP):
         monkeypatch.setattr(method, "total_steps", lambda self, data: 10)

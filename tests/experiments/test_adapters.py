@@ -1,4 +1,6 @@
-"""Adapters: the base is kept, only adapters are fitted, every row can be made, and the page has them."""
+"""Adapters: the base is kept, only adapters are fitted, every row can be made, and the page has
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Adapters:
     return Adapters(sizes=TINY)
 
 
-def run(made: Adapters, folder: Path, data: str, *labels: str) -> tuple[dict[str, dict[str, float]], str]:
+def run(
+    made: Adapters, folder: Path, data: str, *labels: str
+) -> tuple[dict[str, dict[str, float]], str]:
     fits = made.fits([data], labels, 1, None)
 
     def work(fit: study.Fit, *args: object, **_: object) -> dict[str, object]:
@@ -82,7 +86,11 @@ def test_an_adapter_begins_at_the_base_and_a_character_sees_no_later_one(text: b
     before = net(x)
     adapted(net, 2)
     free = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
-    assert {name.split(".")[-2] for name in free} == {"lora_A", "lora_B", *(() if text else ("head",))}
+    assert {name.split(".")[-2] for name in free} == {
+        "lora_A",
+        "lora_B",
+        *(() if text else ("head",)),
+    }
     assert (before == net(x)).all() == text  # images have a new head
     if text:
         changed = x.clone()
@@ -104,6 +112,9 @@ def test_the_study_is_listed_and_other_settings_are_other_rows() -> None:
     own = reproduce.find("adapters")
     fits = own.fits([], [], None, None)
     assert len(fits) == 3 * (1 + len(IMAGES)) * len(LABELS)
-    assert own.fits(["text"], ["TFB"], 1, 7)[0].settings != own.fits(["text"], ["TFB"], 1, 8)[0].settings
+    assert (
+        own.fits(["text"], ["TFB"], 1, 7)[0].settings
+        != own.fits(["text"], ["TFB"], 1, 8)[0].settings
+    )
     with pytest.raises(ValueError, match="adapters has no row 'lora'"):
         own.fits([], ["lora"], None, None)

@@ -1,4 +1,6 @@
-"""Settings of presets by held-out rows: what is judged was not learned, and the table says what is the preset's."""
+"""Settings of presets by held-out rows: what is judged was not learned, and the table says what is
+the preset's.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def test_every_preset_is_one_candidate_and_auto_tries_no_others() -> None:
         digests = [(one.method, one.digest(classes)) for one in candidates(classes)]
         assert len(set(digests)) == len(digests)
     labels = {one.name for one in candidates(True)}
-    assert {"map, gain 1", "map, gain 10", "mnf, gain 1", "laplace, kronecker", "ensemble, members 10"} <= labels
+    assert {
+        "map, gain 1",
+        "map, gain 10",
+        "mnf, gain 1",
+        "laplace, kronecker",
+        "ensemble, members 10",
+    } <= labels
     assert len(set(DATA) - set(TABLES) - {"digits-few"}) == 4  # UCI
 
 
@@ -51,11 +59,18 @@ def quick(classes: bool) -> tuple[Candidate, ...]:
     return (slow, Candidate("map", "idle", make=lambda config: bayou.MAP(steps=1, lr=1e-6)))
 
 
-def test_rows_are_made_kept_and_compared_with_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_made_kept_and_compared_with_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choice, "candidates", quick)
     monkeypatch.setattr(Candidate, "present", lambda self, classes: self.label == "slow")
     told: list[str] = []
-    options: dict[str, Any] = {"data": ["wine", "sine, 120"], "seeds": 1, "samples": 5, "tell": told.append}
+    options: dict[str, Any] = {
+        "data": ["wine", "sine, 120"],
+        "seeds": 1,
+        "samples": 5,
+        "tell": told.append,
+    }
     page, numbers = reproduce.reproduce("choice", tmp_path, **options)
     reproduce.reproduce("choice", tmp_path, **options)
     assert len(told) == 4

@@ -1,4 +1,6 @@
-"""Defaults on small tables: every line can be made, rows are kept, and what is outside the limits is said."""
+"""Defaults on small tables: every line can be made, rows are kept, and what is outside the limits
+is said.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from experiments.defaults import METHODS, TABLES, Defaults
 NUMBERS = [name for name, table in TABLES.items() if not table.classes]
 
 
-def row(data: str, label: str, coverage: float, nll: float, said: tuple[str, ...] = ()) -> dict[str, Any]:
+def row(
+    data: str, label: str, coverage: float, nll: float, said: tuple[str, ...] = ()
+) -> dict[str, Any]:
     settings = defaults.settings(label, TABLES[data].classes)
     key = {"data": data, "label": label, "seed": 0, "length": None, "run": 0, "settings": settings}
     return key | {"coverage": coverage, "nll": nll, "rmse": 1.0, "said": list(said), "seconds": 1.0}
@@ -28,7 +32,9 @@ def test_there_are_enough_tables_and_no_row_is_learned_and_tested() -> None:
         (X, y), (X_test, y_test) = table.split(1)
         assert len(X) == len(y) == table.rows * 4 // 5
         assert len(X_test) == len(y_test) == (defaults.FRESH if table.made else table.rows - len(X))
-        assert not set(map(bytes, np.hstack([X, y[:, None]]))) & set(map(bytes, np.hstack([X_test, y_test[:, None]])))
+        assert not set(map(bytes, np.hstack([X, y[:, None]]))) & set(
+            map(bytes, np.hstack([X_test, y_test[:, None]]))
+        )
         assert all(np.array_equal(a, b) for a, b in zip(table.split(1)[0], (X, y), strict=True))
         assert not np.array_equal(table.split(2)[0][1], y)
 
@@ -57,20 +63,42 @@ def test_what_is_outside_the_limits_is_said() -> None:
         row(line, "swag", 0.9, 4.05) | {"settings": "others"},
     ]
     page = Defaults().render({"rows": made, "runs": [{}]})
-    ends = {cells[2].strip(): cells[-2].strip() for text in page.splitlines() if len(cells := text.split("|")) == 10}
+    ends = {
+        cells[2].strip(): cells[-2].strip()
+        for text in page.splitlines()
+        if len(cells := text.split("|")) == 10
+    }
     assert ends["BayesianRidge"] == ""
     assert ends["map"] == "covers too little, 1.00 nats behind BayesianRidge, ConvergenceWarning"
     assert ends["ffg"] == "covers too much"
-    made = [row("wine", "logistic regression", 0, 0.1), row("wine", "mnf", 0, 0.3), row("wine", "ffg", 0, 0.15)]
-    page = Defaults().render({"rows": [one | {"error": 1.0, "ece": 0.1} for one in made], "runs": [{}]})
-    assert "0.20 nats behind logistic regression" in next(one for one in page.splitlines() if "| mnf |" in one)
+    made = [
+        row("wine", "logistic regression", 0, 0.1),
+        row("wine", "mnf", 0, 0.3),
+        row("wine", "ffg", 0, 0.15),
+    ]
+    page = Defaults().render(
+        {"rows": [one | {"error": 1.0, "ece": 0.1} for one in made], "runs": [{}]}
+    )
+    assert "0.20 nats behind logistic regression" in next(
+        one for one in page.splitlines() if "| mnf |" in one
+    )
     assert page.count("nats behind logistic") == 1
     assert "swag" not in ends  # what other settings made is not shown as if these had
 
 
-def test_the_digest_of_classes_covers_the_selection_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code of ``bayou.select.where`` is part of it where layers are selected, and only there."""
-    before = {(label, classes): defaults.settings(label, classes) for label in METHODS for classes in (False, True)}
+def test_the_digest_of_classes_covers_the_selection_of_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The code of ``bayou.select.where`` is part of it where layers are selected, and only
+    there.
+    """
+    before = {
+        (label, classes): defaults.settings(label, classes)
+        for label in METHODS
+        for classes in (False, True)
+    }
     monkeypatch.setattr(defaults, "code", lambda module: f"another {module.__name__}")
     changed = {key for key, old in before.items() if defaults.settings(*key) != old}
-    assert changed == {(label, True) for label in ("ffg", "mnf", "ivon", "sgld", "sghmc", "annealed", "auto")}
+    assert changed == {
+        (label, True) for label in ("ffg", "mnf", "ivon", "sgld", "sghmc", "annealed", "auto")
+    }

@@ -10,7 +10,9 @@ from experiments.densities import POTENTIALS, SAMPLERS, checkerboard, rings, two
 
 def _grid(reach: float, points: int) -> tuple[torch.Tensor, float]:
     line = torch.linspace(-reach, reach, points, dtype=torch.float64)
-    return torch.cartesian_prod(line, line).reshape(points, points, 2), (line[1] - line[0]).item() ** 2
+    return torch.cartesian_prod(line, line).reshape(points, points, 2), (
+        line[1] - line[0]
+    ).item() ** 2
 
 
 @pytest.mark.parametrize("name", POTENTIALS)
@@ -31,7 +33,9 @@ def test_samplers_repeat_and_follow_the_dtype(name: str) -> None:
     before = torch.get_rng_state()
     x = sampler(100, seed=1, like=torch.zeros((), dtype=torch.float64))
     assert torch.equal(x, sampler(100, seed=1, like=x))
-    torch.testing.assert_close(x[:50], sampler(50, seed=1, like=x), rtol=1e-12, atol=1e-12)  # its index alone counts
+    torch.testing.assert_close(
+        x[:50], sampler(50, seed=1, like=x), rtol=1e-12, atol=1e-12
+    )  # its index alone counts
     assert not torch.equal(x, sampler(100, seed=2, like=x))
     assert x.shape == (100, 2)
     assert x.dtype == torch.float64
@@ -72,7 +76,8 @@ def test_checkerboard_fills_the_dark_squares() -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: rings(5, count=0), lambda: checkerboard(5, cells=3), lambda: two_moons(5, -1.0)]
+    "call",
+    [lambda: rings(5, count=0), lambda: checkerboard(5, cells=3), lambda: two_moons(5, -1.0)],
 )
 def test_bad_settings(call: object) -> None:
     with pytest.raises(ValueError, match=r"needs|noise is"):

@@ -1,4 +1,6 @@
-"""Annealed importance sampling against evidences that are known: in closed form, and by quadrature."""
+"""Annealed importance sampling against evidences that are known: in closed form, and by
+quadrature.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ def normal(scale: float) -> Any:
 
 def test_conjugate_regression_number_1() -> None:
     x, y = regression()
-    exact = float(MultivariateNormal(torch.zeros(21, dtype=F64), x @ x.T + 0.01 * torch.eye(21)).log_prob(y[:, 0]))
+    exact = float(
+        MultivariateNormal(torch.zeros(21, dtype=F64), x @ x.T + 0.01 * torch.eye(21)).log_prob(
+            y[:, 0]
+        )
+    )
     assert exact == pytest.approx(6.465824, abs=1e-6)
     net = nn.Linear(4, 1, bias=False).double()
     options: dict[str, Any] = {"chains": 500, "temperatures": 200, "first": 1e-4, "leapfrogs": 6}
@@ -84,11 +90,20 @@ def test_logistic_regression_against_quadrature(prior: bayou.priors.Prior, log_p
 
 @pytest.mark.slow
 def test_few_temperatures_widen_the_weights_and_bias_nothing() -> None:
-    """E[w] = p(D) after any number of moves: the step sizes come from other chains, so that nothing is learned."""
+    """E[w] = p(D) after any number of moves: the step sizes come from other chains, so that nothing
+    is learned.
+    """
     net, data = logistic()
     exact = quadrature(data, normal(2.0))
-    options: dict[str, Any] = {"likelihood": bayou.Bernoulli(), "prior": bayou.Normal(2.0), "progress": False}
-    few, more = (evidence(net, data, chains=4000, temperatures=t, leapfrogs=4, first=0.05, **options) for t in (3, 12))
+    options: dict[str, Any] = {
+        "likelihood": bayou.Bernoulli(),
+        "prior": bayou.Normal(2.0),
+        "progress": False,
+    }
+    few, more = (
+        evidence(net, data, chains=4000, temperatures=t, leapfrogs=4, first=0.05, **options)
+        for t in (3, 12)
+    )
     for found in (few, more):
         assert found.standard_error < 0.1
         assert abs(found.value - exact) < 4 * found.standard_error
@@ -98,7 +113,9 @@ def test_few_temperatures_widen_the_weights_and_bias_nothing() -> None:
 
 
 def test_the_numbers_of_weights() -> None:
-    """log 1/C Σw, its error by the delta method and the effective chains, of weights (1, 2, 3, 6)."""
+    """log 1/C Σw, its error by the delta method and the effective chains, of weights (1, 2, 3,
+    6).
+    """
     w = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=F64)
     found = Evidence.of(w.log() + 1000, 0.5, {})  # no overflow
     assert found.value == pytest.approx(1000 + math.log(3))
@@ -110,7 +127,12 @@ def test_the_numbers_of_weights() -> None:
 
 def test_a_chain_is_a_function_of_the_seed() -> None:
     net, data = logistic()
-    options: dict[str, Any] = {"likelihood": bayou.Bernoulli(), "chains": 3, "temperatures": 4, "leapfrogs": 2}
+    options: dict[str, Any] = {
+        "likelihood": bayou.Bernoulli(),
+        "chains": 3,
+        "temperatures": 4,
+        "leapfrogs": 2,
+    }
     torch.manual_seed(1)
     one = evidence(net, data, seed=3, progress=False, **options)
     torch.manual_seed(2)
@@ -144,7 +166,12 @@ def test_progress_and_ctrl_c() -> None:
     def press(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"likelihood": bayou.Bernoulli(), "chains": 2, "temperatures": 3, "leapfrogs": 1}
+    options: dict[str, Any] = {
+        "likelihood": bayou.Bernoulli(),
+        "chains": 2,
+        "temperatures": 3,
+        "leapfrogs": 1,
+    }
     evidence(net, data, progress=tell, **options)
     assert seen[-1] == ("evidence", 3, 3)
     with pytest.raises(KeyboardInterrupt, match="interrupted at β = .* and has no estimate"):

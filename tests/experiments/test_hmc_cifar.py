@@ -1,4 +1,6 @@
-"""A residual network beside HMC: its weights and padding, every row, files that are made once, and known scores."""
+"""A residual network beside HMC: its weights and padding, every row, files that are made once, and
+known scores.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def run(made: HMCCifar, folder: Path, *labels: str) -> tuple[dict[str, dict[str,
         key = {"data": fit.data, "label": fit.label, "seed": fit.seed, "length": fit.length}
         return key | made.measure(fit, "cpu", None, False)
 
-    page, numbers, *_ = study.run(made, folder, made.fits([], labels, 1, None), work, tell=lambda text: None)
+    page, numbers, *_ = study.run(
+        made, folder, made.fits([], labels, 1, None), work, tell=lambda text: None
+    )
     return {row["label"]: row for row in json.loads(numbers.read_text())["rows"]}, page.read_text()
 
 
@@ -92,7 +96,9 @@ def test_a_convolution_of_mapped_weights_is_cast_under_autocast() -> None:
 
 @pytest.mark.slow
 def test_every_row_can_be_made(made: HMCCifar, tmp_path: Path) -> None:
-    same = {label for label, other in cifar_rows.OTHERWISE.items() if list(other) == ["prior"]}  # the code of IVON
+    same = {
+        label for label, other in cifar_rows.OTHERWISE.items() if list(other) == ["prior"]
+    }  # the code of IVON
     labels = [label for label in LABELS if label not in cifar_rows.MEANS and label not in same]
     rows, page = run(made, tmp_path, *labels)
     assert list(rows) == labels
@@ -109,10 +115,14 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     assert rows["HMC"]["people"] == pytest.approx(1)
     assert "fashion_information" not in rows["point"]
     assert "corrupted_information" not in rows["point"]
-    assert len(set(rows["ensemble of 2"]["corrupted_nll"])) == 1  # the images of all strengths are the same here
+    assert (
+        len(set(rows["ensemble of 2"]["corrupted_nll"])) == 1
+    )  # the images of all strengths are the same here
     assert page.count("| point |") == 2
     assert "| 1 |\n| HMC |" not in page.partition("Corrupted images")[2]
-    assert page.index("| HMC |") < page.index("| point | 2 | ") < page.index("| ensemble of 2 | 4 | ")
+    assert (
+        page.index("| HMC |") < page.index("| point | 2 | ") < page.index("| ensemble of 2 | 4 | ")
+    )
     assert "hmc-cifar10.png" in page
     assert (tmp_path / "hmc-cifar10.png").exists()
     folder = tmp_path / "hmc-cifar10"
@@ -122,17 +132,27 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     parts = [torch.from_numpy(fits.saved("point", seed)["test"]).double().exp() for seed in (0, 1)]
     truth = fits.task.hmc
     expected = 0.5 * ((parts[0] + parts[1]) / 2 - truth).abs().sum(-1).mean()
-    assert rows["ensemble of 2"]["total_variation"] == pytest.approx(float(expected), abs=1e-3)  # float16
+    assert rows["ensemble of 2"]["total_variation"] == pytest.approx(
+        float(expected), abs=1e-3
+    )  # float16
 
 
-def test_files_without_corrupted_images_leave_their_scores_out(made: HMCCifar, tmp_path: Path) -> None:
+def test_files_without_corrupted_images_leave_their_scores_out(
+    made: HMCCifar, tmp_path: Path
+) -> None:
     run(made, tmp_path, "point")
     fits = Fits(made.sizes, tmp_path / "hmc-cifar10", torch.device("cpu"), False)
-    old = {name: value for name, value in fits.saved("point", 0).items() if not name.startswith("corrupted")}
+    old = {
+        name: value
+        for name, value in fits.saved("point", 0).items()
+        if not name.startswith("corrupted")
+    }
     cifar_rows.write(fits.file("point", 0), old)
     (tmp_path / "hmc-cifar10.json").unlink()
     rows, page = run(made, tmp_path, "point", "DDU", "ensemble of 2")
-    assert all("corrupted_nll" not in row for row in rows.values())  # also of a mixture with a file that has them
+    assert all(
+        "corrupted_nll" not in row for row in rows.values()
+    )  # also of a mixture with a file that has them
     assert "Corrupted images" not in page
     assert rows["DDU"]["nll"] == rows["point"]["nll"]
     assert 0 <= rows["DDU"]["fashion_information"] <= 1
@@ -147,9 +167,15 @@ def test_corruptions_are_deterministic_and_grow() -> None:
         assert all(a < b for a, b in pairwise([0.0, *change])), kind
         assert np.array_equal(made[1], images.corrupted(pixels, kind, 1))
         if kind != "noise":
-            assert (made[-1][0] == 128).all()  # an image of one color has neither edges nor contrast
-    noise = images.corrupted(np.full((40, 3, 32, 32), 128, np.uint8), "noise", 4).astype(float) - 128
-    assert noise.std() == pytest.approx(25.5, rel=0.02)  # 122,880 numbers: four standard errors are 0.8 %
+            assert (
+                made[-1][0] == 128
+            ).all()  # an image of one color has neither edges nor contrast
+    noise = (
+        images.corrupted(np.full((40, 3, 32, 32), 128, np.uint8), "noise", 4).astype(float) - 128
+    )
+    assert noise.std() == pytest.approx(
+        25.5, rel=0.02
+    )  # 122,880 numbers: four standard errors are 0.8 %
     assert noise.mean() == pytest.approx(0, abs=0.3)
 
 
@@ -168,7 +194,8 @@ def test_the_study_is_listed_and_lengths_are_other_rows() -> None:
 
 
 @pytest.mark.skipif(
-    not any((folder / "cifar10/hmc_resnet20_frn_swish.npz").is_file() for folder in folders()), reason="needs the data"
+    not any((folder / "cifar10/hmc_resnet20_frn_swish.npz").is_file() for folder in folders()),
+    reason="needs the data",
 )
 def test_the_reference_has_its_published_scores() -> None:
     task = images.read(Sizes(train=10), torch.device("cpu"))

@@ -14,7 +14,8 @@ from bayou.diagnostics import bound_gap
 from experiments import implicit, reproduce, study
 from experiments.implicit import DENSITIES, FAMILIES, RATES, STEPS, Implicit, fit_density
 
-# An upper end of KL(q ‖ p), in nats, that tells an implicit family from a factorized one, which has .4 or more.
+# An upper end of KL(q ‖ p), in nats, that tells an implicit family from a factorized one, which has
+# .4 or more.
 MAX_KL = {"banana": 0.03, "mixture": 0.01, "x-shape": 0.02}
 
 
@@ -33,7 +34,9 @@ def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> Non
         for spec in (FAMILIES["FFG"], family(draws=50, latent=4, hidden=(64, 64), std=0.3))
     ]
     factorized, found = (bound_gap(bnn, draws=500, samples=1000, seed=0).total for bnn in fits)
-    assert found.lower.value <= found.upper.value < found.bound.value + 4 * found.bound.standard_error
+    assert (
+        found.lower.value <= found.upper.value < found.bound.value + 4 * found.bound.standard_error
+    )
     errors = found.upper.standard_error + factorized.upper.standard_error
     assert found.upper.value < factorized.upper.value - 4 * errors
 
@@ -57,7 +60,12 @@ def test_a_fit_is_near_the_density() -> None:
 
 def test_a_table_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(implicit, "LATENTS", 50)
-    options: dict[str, Any] = {"length": 2, "samples": 20, "data": ["mixture"], "tell": lambda line: None}
+    options: dict[str, Any] = {
+        "length": 2,
+        "samples": 20,
+        "data": ["mixture"],
+        "tell": lambda line: None,
+    }
     page, _, picture = reproduce.reproduce("implicit", tmp_path, **options)
     for words in ("| mixture | SIVI |", "| mixture | UIVI |", "| mixture | FFG |", "| 1 | 2 |"):
         assert words in page.read_text()

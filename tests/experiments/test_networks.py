@@ -1,4 +1,6 @@
-"""Small networks: every one learns its task in the plain way, lines can be made, rows are kept, warnings are shown."""
+"""Small networks: every one learns its task in the plain way, lines can be made, rows are kept,
+warnings are shown.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def test_networks_take_their_rows_and_no_row_is_learned_and_tested(name: str) ->
 @pytest.mark.slow
 def test_rows_are_kept_and_a_trained_network_is_given(tmp_path: Path) -> None:
     told: list[str] = []
-    options: dict[str, Any] = {"data": ["two inputs, categories"], "only": ["plain", "Laplace(start=None)"], "seeds": 1}
+    options: dict[str, Any] = {
+        "data": ["two inputs, categories"],
+        "only": ["plain", "Laplace(start=None)"],
+        "seeds": 1,
+    }
     page, numbers = reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
     reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
     assert len(told) == 2
@@ -59,10 +65,17 @@ def test_what_was_warned_is_in_the_last_column_and_other_settings_are_not_shown(
         "seconds": 1,
     }
     told = {"said": ["CollapseWarning"], "flags": ["collapse", "constant"]}
-    rows = [key | told | {"label": label, "settings": networks.settings(key["data"], label)} for label in LABELS[:2]]
+    rows = [
+        key | told | {"label": label, "settings": networks.settings(key["data"], label)}
+        for label in LABELS[:2]
+    ]
     rows.append(key | told | {"label": LABELS[2], "settings": "others"})
     page = Networks().render({"rows": rows, "runs": [{}]})
-    ends = {cells[2].strip(): cells[-2].strip() for text in page.splitlines() if len(cells := text.split("|")) == 10}
+    ends = {
+        cells[2].strip(): cells[-2].strip()
+        for text in page.splitlines()
+        if len(cells := text.split("|")) == 10
+    }
     assert ends.pop("method") == ""
     assert [ends[label] for label in LABELS[:2]] == 2 * ["CollapseWarning, collapse, constant"]
     assert LABELS[2] not in ends

@@ -1,4 +1,6 @@
-"""Which tensors are random: the committed table is that of its numbers, and the patterns name tensors."""
+"""Which tensors are random: the committed table is that of its numbers, and the patterns name
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,5 +25,9 @@ def test_the_counts_are_those_of_the_patterns(data: str) -> None:
     sizes = {name: value.numel() for name, value in net.named_parameters()}
     rows = json.loads(partial.NUMBERS.read_text(encoding="utf-8"))["rows"]
     for one in (row for row in rows if row["data"] == data and row["weights"]):
-        random = match(sizes, dict.fromkeys(partial.CHOICES[data][one["choice"]], True), default=False)
-        assert sum(sizes[name] for name, wanted in random.items() if wanted) == one["weights"], one["choice"]
+        random = match(
+            sizes, dict.fromkeys(partial.CHOICES[data][one["choice"]], True), default=False
+        )
+        assert sum(sizes[name] for name, wanted in random.items() if wanted) == one["weights"], one[
+            "choice"
+        ]

@@ -42,4 +42,6 @@ def test_the_picture_of_a_report_is_drawn_from_its_run(digits: Run, tmp_path: Pa
 
 def test_grid_has_y_along_the_first_axis() -> None:
     grid = plots.on_grid(lambda x: x[..., 1], reach=1.0, points=4)
-    assert torch.allclose(grid.log(), torch.tensor([-0.75, -0.25, 0.25, 0.75])[:, None].expand(4, 4), atol=1e-6)
+    assert torch.allclose(
+        grid.log(), torch.tensor([-0.75, -0.25, 0.25, 0.75])[:, None].expand(4, 4), atol=1e-6
+    )

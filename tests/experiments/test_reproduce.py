@@ -1,4 +1,6 @@
-"""Published experiments: rows are run once, written down as they finish, and rendered with what was published."""
+"""Published experiments: rows are run once, written down as they finish, and rendered with what was
+published.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,12 @@ def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path:
     reproduce.reproduce("tiny", tmp_path, **options)
     assert len(told) == 4
     rows = json.loads((tmp_path / "tiny.json").read_text())["rows"]
-    assert [(row["label"], row["seed"]) for row in rows] == [("MAP", 0), ("FFG", 0), ("MAP", 1), ("FFG", 1)]
+    assert [(row["label"], row["seed"]) for row in rows] == [
+        ("MAP", 0),
+        ("FFG", 0),
+        ("MAP", 1),
+        ("FFG", 1),
+    ]
     assert rows[0]["elbo"] is None
     assert rows[1]["elbo"] < 0 < rows[1]["kl"]
     table = page.read_text()
@@ -55,11 +62,18 @@ def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path:
         assert words in table, words
 
 
-def test_rows_and_data_can_be_picked_and_mistakes_are_named(tiny: Experiment, tmp_path: Path) -> None:
+def test_rows_and_data_can_be_picked_and_mistakes_are_named(
+    tiny: Experiment, tmp_path: Path
+) -> None:
     told: list[str] = []
-    reproduce.reproduce("tiny", tmp_path, only=["FFG"], seeds=1, length=1, samples=3, tell=told.append)
+    reproduce.reproduce(
+        "tiny", tmp_path, only=["FFG"], seeds=1, length=1, samples=3, tell=told.append
+    )
     assert len(told) == 1
-    for options, words in (({"only": ["MNF"]}, "no row 'MNF'"), ({"data": ["digits"]}, "no data 'digits'")):
+    for options, words in (
+        ({"only": ["MNF"]}, "no row 'MNF'"),
+        ({"data": ["digits"]}, "no data 'digits'"),
+    ):
         with pytest.raises(ValueError, match=words):
             reproduce.reproduce("tiny", tmp_path, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mnist-lenet"):
@@ -80,11 +94,29 @@ def test_every_row_of_every_experiment_can_be_built(name: str) -> None:
 
 
 def test_rows_remember_the_run_that_made_them(tiny: Experiment, tmp_path: Path) -> None:
-    """A file of the first kind is read too, a row made again takes the place of the old one, and says by what."""
-    old = {"data": "moons", "label": "MAP", "seed": 0, "length": 1, "error": 99.0, "nll": 1.0, "seconds": 1.0}
+    """A file of the first kind is read too, a row made again takes the place of the old one, and
+    says by what.
+    """
+    old = {
+        "data": "moons",
+        "label": "MAP",
+        "seed": 0,
+        "length": 1,
+        "error": 99.0,
+        "nll": 1.0,
+        "seconds": 1.0,
+    }
     file = tmp_path / "tiny.json"
-    file.write_text(json.dumps({"rows": [old, old | {"label": "FFG"}], "command": "first", "made": "then"}))
-    options: dict[str, Any] = {"seeds": 1, "length": 1, "only": ["MAP"], "samples": 2, "tell": lambda text: None}
+    file.write_text(
+        json.dumps({"rows": [old, old | {"label": "FFG"}], "command": "first", "made": "then"})
+    )
+    options: dict[str, Any] = {
+        "seeds": 1,
+        "length": 1,
+        "only": ["MAP"],
+        "samples": 2,
+        "tell": lambda text: None,
+    }
     reproduce.reproduce("tiny", tmp_path, command="second", **options)
     assert "99.00" in (tmp_path / "tiny.md").read_text()
     assert "second" not in (tmp_path / "tiny.md").read_text()
@@ -111,17 +143,26 @@ def test_changed_settings_run_again_and_a_failure_keeps_the_rest(
     assert len(told) == 2
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.02))
     page = reproduce.reproduce("tiny", tmp_path, redraw=True)[0]
-    assert "| MAP |" not in page.read_text()  # what other settings made is not shown as if these had
+    assert (
+        "| MAP |" not in page.read_text()
+    )  # what other settings made is not shown as if these had
     reproduce.reproduce("tiny", tmp_path, **options)
     assert len(told) == 4
     assert len(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == 2
     bad = Row("bad", lambda b: bayou.VI(bayou.MNF("no such flow"), **b.settings()), "mlp")
-    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.03, rows=lambda data: (bad, *tiny.rows(data))))
+    monkeypatch.setitem(
+        EXPERIMENTS, "tiny", replace(tiny, lr=0.03, rows=lambda data: (bad, *tiny.rows(data)))
+    )
     told.clear()
     (tmp_path / "tiny.json").unlink()
-    with pytest.raises(study.StudyError, match="1 of 3 fits failed; what the others gave is kept. bad on moons"):
+    with pytest.raises(
+        study.StudyError, match="1 of 3 fits failed; what the others gave is kept. bad on moons"
+    ):
         reproduce.reproduce("tiny", tmp_path, **options)
-    assert [row["label"] for row in json.loads((tmp_path / "tiny.json").read_text())["rows"]] == ["MAP", "FFG"]
+    assert [row["label"] for row in json.loads((tmp_path / "tiny.json").read_text())["rows"]] == [
+        "MAP",
+        "FFG",
+    ]
     assert told[0].startswith("failed: bad on moons, seed 0: ")
 
 
@@ -133,7 +174,13 @@ def test_a_failure_in_a_process_of_its_own_is_said(
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, rows=lambda data: tiny.rows(data)[:1]))
     with pytest.raises(study.StudyError, match="1 of 1 fits failed"):
         reproduce.reproduce(
-            "tiny", tmp_path, executor="processes:2", seeds=1, length=1, samples=2, tell=lambda text: None
+            "tiny",
+            tmp_path,
+            executor="processes:2",
+            seeds=1,
+            length=1,
+            samples=2,
+            tell=lambda text: None,
         )
 
 
@@ -144,7 +191,11 @@ def test_ctrl_c_makes_no_row_of_what_is_half_done(
 
     def cut(*args: Any, **options: Any) -> Any:
         posterior = plain(*args, **options)
-        posterior.stopped = "interrupted" if options["method"] == tiny.rows("moons")[1].method(tiny.budget(1)) else ""
+        posterior.stopped = (
+            "interrupted"
+            if options["method"] == tiny.rows("moons")[1].method(tiny.budget(1))
+            else ""
+        )
         return posterior
 
     monkeypatch.setattr(bayou, "fit", cut)
@@ -152,15 +203,22 @@ def test_ctrl_c_makes_no_row_of_what_is_half_done(
         reproduce.reproduce("tiny", tmp_path, seeds=2, length=1, samples=2, tell=lambda text: None)
     rows = json.loads((tmp_path / "tiny.json").read_text())["rows"]
     assert [(row["label"], row["seed"]) for row in rows] == [("MAP", 0)]
-    told = CliRunner().invoke(app, ["reproduce", "tiny", "--length", "1", "--out", str(tmp_path), "-q"])
+    told = CliRunner().invoke(
+        app, ["reproduce", "tiny", "--length", "1", "--out", str(tmp_path), "-q"]
+    )
     assert told.exit_code == 130
     assert "finished rows are kept" in told.output
 
 
 def test_a_digest_covers_defaults() -> None:
     """Of specs inside specs, of functions and of modules; not settings that change no number."""
-    inner = [make_dataclass("Inner", [("rate", float, rate)], frozen=True)() for rate in (0.1, 0.1, 0.2)]
-    outer = [make_dataclass("Outer", [("log_every", int, k), ("inner", Any, one)])() for k, one in enumerate(inner)]
+    inner = [
+        make_dataclass("Inner", [("rate", float, rate)], frozen=True)() for rate in (0.1, 0.1, 0.2)
+    ]
+    outer = [
+        make_dataclass("Outer", [("log_every", int, k), ("inner", Any, one)])()
+        for k, one in enumerate(inner)
+    ]
     first, same, other = map(digest, outer)
     assert first == same != other
     assert digest([outer[0]]) != digest({"outer": outer[0]}) != first
@@ -177,7 +235,11 @@ def test_a_digest_of_a_row_covers_its_settings() -> None:
     digests = {label: experiment.settings(row, "cifar5", 40) for label, row in rows.items()}
     assert len(set(digests.values())) == len(rows)
     mnf = rows["MNF"]
-    assert experiment.settings(mnf, "cifar5", 40) == digests["MNF"] != experiment.settings(mnf, "cifar5", 41)
+    assert (
+        experiment.settings(mnf, "cifar5", 40)
+        == digests["MNF"]
+        != experiment.settings(mnf, "cifar5", 41)
+    )
     for changed in (replace(experiment, lr=1e-3), replace(experiment, held_out=5)):
         assert changed.settings(mnf, "cifar5", 40) != digests["MNF"]
     idle = Row("MNF", lambda b: replace(mnf.method(b), log_every=7), mnf.net, mnf.prior)  # type: ignore[type-var]
@@ -201,10 +263,17 @@ def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
     assert [path.name for path in written] == ["turning.md", "turning.json", "turning.png"]
     assert (tmp_path / "turning.json").stat().st_size < 20_000
     found = json.loads((tmp_path / "turning.json").read_text())
-    assert [("curves" in row, row["seed"]) for row in found["rows"]] == [(True, 0), (True, 0), (False, 1), (False, 1)]
+    assert [("curves" in row, row["seed"]) for row in found["rows"]] == [
+        (True, 0),
+        (True, 0),
+        (False, 1),
+        (False, 1),
+    ]
     curves = found["rows"][0]["curves"]
     assert len(curves["rotation"]["probabilities"]) == len(curves["rotation"]["degrees"]) == 37
-    assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in curves["rotation"]["probabilities"])
+    assert all(
+        sum(row) == pytest.approx(1, abs=1e-3) for row in curves["rotation"]["probabilities"]
+    )
     assert len(curves["entropy"]) == 3  # the top of the grid, in and out of distribution
     for name, values in curves["entropy"].items():
         if name != "top":
@@ -223,12 +292,19 @@ def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
     assert "](turning.png)" not in (tmp_path / "turning.md").read_text()
 
 
-def test_settings_are_chosen_without_a_look_at_the_test_rows(tiny: Experiment, tmp_path: Path) -> None:
-    """A fifth of the training rows is scored on; test rows and those out of distribution may be anything."""
+def test_settings_are_chosen_without_a_look_at_the_test_rows(
+    tiny: Experiment, tmp_path: Path
+) -> None:
+    """A fifth of the training rows is scored on; test rows and those out of distribution may be
+    anything.
+    """
     data = load("moons")
     held = hold_out(data, 5)
     assert held.ood is None
-    assert (held.n, len(held.test[1])) == (data.n - len(data.train[1][::5]), len(data.train[1][::5]))
+    assert (held.n, len(held.test[1])) == (
+        data.n - len(data.train[1][::5]),
+        len(data.train[1][::5]),
+    )
     torch.testing.assert_close(held.test[0], data.train[0][::5])
     both = torch.cat([held.train[0], held.test[0]]).sort(0).values
     torch.testing.assert_close(both, data.train[0].sort(0).values)
@@ -247,7 +323,12 @@ def test_of_rivals_the_better_on_held_out_rows_is_fitted_to_all(
     one = Row("one noise", lambda b: bayou.MAP(**b.settings()), "tanh-20")
     head = replace(one, label="head", likelihood=bayou.HeteroscedasticGaussian())
     still = replace(one, label="still", method=lambda b: bayou.MAP(**b.settings(lr=1e-9)))
-    rows = (one, head, replace(one, label="any", rivals=(still, one)), replace(one, label="some", rivals=(still, head)))
+    rows = (
+        one,
+        head,
+        replace(one, label="any", rivals=(still, one)),
+        replace(one, label="some", rivals=(still, head)),
+    )
     experiment = replace(
         tiny, data=("cubic",), rows=lambda data: rows, length=lambda data: 100, columns=("rmse", "nll"), seeds=1,
         likelihood=lambda data: bayou.Gaussian(0.5, learn=True),
@@ -271,11 +352,17 @@ def test_the_distribution_of_an_entropy() -> None:
     assert [found[i] for i in (0, 9, 10, 19, 20, 39, 40)] == [0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0]
 
 
-def test_the_toy_is_a_command_that_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Short methods in the place of two of its own; a picture, a table, a second seed; nothing is run twice."""
+def test_the_toy_is_a_command_that_keeps_its_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Short methods in the place of two of its own; a picture, a table, a second seed; nothing is
+    run twice.
+    """
     short = bayou.MAP(steps=50, lr=0.05)
     monkeypatch.setitem(METHODS, "MAP", Entry(short, "short"))
-    monkeypatch.setitem(METHODS, "Laplace, full", Entry(bayou.Laplace("full", start=short), "short"))
+    monkeypatch.setitem(
+        METHODS, "Laplace, full", Entry(bayou.Laplace("full", start=short), "short")
+    )
     run = [
         "reproduce",
         "toy",
@@ -295,7 +382,9 @@ def test_the_toy_is_a_command_that_keeps_its_rows(monkeypatch: pytest.MonkeyPatc
     again = CliRunner().invoke(app, [*run, "--seeds", "2"])
     assert again.output.count("cubic") == 2
     rows = json.loads((tmp_path / "toy.json").read_text())["rows"]
-    assert [(row["label"], row["seed"]) for row in rows] == [(n, s) for s in (0, 1) for n in ("Laplace, full", "MAP")]
+    assert [(row["label"], row["seed"]) for row in rows] == [
+        (n, s) for s in (0, 1) for n in ("Laplace, full", "MAP")
+    ]
     assert rows[1]["ratio"] == [0.0] * 5
     assert min(rows[0]["ratio"]) > 0.1
     assert rows[0]["mean"] != rows[2]["mean"]  # other weights to start from

@@ -1,4 +1,6 @@
-"""Every method beside the true posterior: a reference is made and read, rows are measured, and the page says so."""
+"""Every method beside the true posterior: a reference is made and read, rows are measured, and the
+page says so.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_a_reference_is_read_as_it_was_made(folder: Path) -> None:
     assert torch.allclose(found.predictive.probabilities.sum(-1), torch.ones(359))
     assert len(found.train[0]) == found.facts["rows"] == 1438
     assert sum(p.numel() for p in found.build(0).parameters()) == 17_610
-    assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(found.facts["test_nll"], rel=1e-5)
+    assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(
+        found.facts["test_nll"], rel=1e-5
+    )
     assert found.facts["lengths"] == vars(SHORT)
     assert 0 < found.facts["halves_total_variation"] < 1
     with pytest.raises(ValueError, match="python -m experiments.truth_reference yacht"):
@@ -54,11 +58,15 @@ def test_the_references_of_the_repository_have_converged(name: str) -> None:
     assert facts["r_hat_95"] < 1.01
     assert facts["halves_total_variation"] < 0.01
     assert facts["divergences"] == 0
-    assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(facts["test_nll"], rel=1e-5)
+    assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(
+        facts["test_nll"], rel=1e-5
+    )
 
 
 def test_the_digits_agree_with_another_run_by_other_code() -> None:
-    """Another HMC and another annealing of the same problem: −356.6 nats (a spread of 2.5), NLL .0941, ECE .045."""
+    """Another HMC and another annealing of the same problem: −356.6 nats (a spread of 2.5), NLL
+    .0941, ECE .045.
+    """
     found = reference("digits")
     assert abs(found.evidence + 356.6) < 3 * math.hypot(found.facts["log_evidence_error"], 0.5)
     assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(0.0941, abs=1e-3)
@@ -71,7 +79,13 @@ def test_rows_are_measured_and_the_page_has_the_truth_first(
 ) -> None:
     monkeypatch.setattr(truth, "reference", lambda name: reference(name, folder))
     told: list[str] = []
-    options: dict[str, Any] = {"data": ["digits"], "only": ["MAP", "FFG"], "length": 3, "seeds": 1, "samples": 5}
+    options: dict[str, Any] = {
+        "data": ["digits"],
+        "only": ["MAP", "FFG"],
+        "length": 3,
+        "seeds": 1,
+        "samples": 5,
+    }
     page, numbers = reproduce.reproduce("truth", tmp_path, tell=told.append, **options)
     reproduce.reproduce("truth", tmp_path, tell=told.append, **options)
     assert len(told) == 2
@@ -101,25 +115,33 @@ def linear_posterior() -> tuple[Target, tuple[Tensor, Tensor], Tensor, Tensor]:
     x = torch.linspace(-1, 1, 21, dtype=torch.float64)
     phi, y = torch.stack([x**k for k in range(4)], 1), torch.sin(3 * x).unsqueeze(1)
     covariance = torch.linalg.inv(phi.T @ phi / 0.01 + torch.eye(4))
-    target = Target.build(nn.Linear(4, 1, bias=False).double(), bayou.Gaussian(0.1), bayou.Normal(1.0), 21)
+    target = Target.build(
+        nn.Linear(4, 1, bias=False).double(), bayou.Gaussian(0.1), bayou.Normal(1.0), 21
+    )
     return target, (phi, y), covariance @ phi.T @ y[:, 0] / 0.01, covariance
 
 
 def test_the_chains_of_a_reference_have_the_exact_posterior() -> None:
     target, data, mean, covariance = linear_posterior()
     joint = Joint(target, Network(target.net), target.start())
-    lengths = Lengths(chains=50, temperatures=0, annealing_leapfrogs=0, warmup=60, draws=40, leapfrogs=25)
+    lengths = Lengths(
+        chains=50, temperatures=0, annealing_leapfrogs=0, warmup=60, draws=40, leapfrogs=25
+    )
     begin = mean + 0.1 * torch.randn(50, 4, dtype=torch.float64)
     draws, how = hamiltonian(joint, [data], begin, lambda w: w, lengths, 0, False)
     flat = draws.flatten(0, 1)
     sd = covariance.diagonal().sqrt()
     assert how["divergences"] == 0
-    assert torch.all((flat.mean(0) - mean).abs() < 5 * sd / math.sqrt(400))  # of 2,000 draws at least 400 count
+    assert torch.all(
+        (flat.mean(0) - mean).abs() < 5 * sd / math.sqrt(400)
+    )  # of 2,000 draws at least 400 count
     assert torch.all((flat.std(0) / sd - 1).abs() < 5 / math.sqrt(2 * 400))
 
 
 def test_quantiles_of_a_function_stand_for_its_draws() -> None:
-    """The total variation between the predictive of 5,000 draws and of 200 quantiles of each row is little."""
+    """The total variation between the predictive of 5,000 draws and of 200 quantiles of each row is
+    little.
+    """
     problem = Problem("made", "relu-50", bayou.Gaussian(0.1), torch.float64, SHORT)
     draws = 0.1 * torch.randn(5000, 2, 1, dtype=torch.float64).exp()
     likelihood = problem.likelihood.bind(dtype=torch.float64)

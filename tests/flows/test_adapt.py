@@ -1,4 +1,6 @@
-"""Transforms with the interfaces of zuko, nflows and normflows through ``check``: stand-ins, and the libraries."""
+"""Transforms with the interfaces of zuko, nflows and normflows through ``check``: stand-ins, and
+the libraries.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Shear(nn.Module):
 
 
 class Scale(nn.Module):
-    """In the form of normflows: no context, and a log-determinant that may be one number for all rows."""
+    """In the form of normflows: no context, and a log-determinant that may be one number for all
+    rows.
+    """
 
     wrong = 0.0
 
@@ -58,7 +62,9 @@ class Scale(nn.Module):
 
 
 class Model(nn.Module):
-    """In the form of a ``NormalizingFlow`` of normflows, whose ``forward`` and ``inverse`` give values alone."""
+    """In the form of a ``NormalizingFlow`` of normflows, whose ``forward`` and ``inverse`` give
+    values alone.
+    """
 
     def __init__(self, *flows: nn.Module) -> None:
         super().__init__()
@@ -86,7 +92,9 @@ class Model(nn.Module):
 
 
 class Lazy(nn.Module):
-    """In the form of zuko: called with a context it gives a transform of torch.distributions; ``inv`` is lazy too."""
+    """In the form of zuko: called with a context it gives a transform of torch.distributions;
+    ``inv`` is lazy too.
+    """
 
     wrong = 0.0
 
@@ -96,7 +104,9 @@ class Lazy(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor([0.2, -0.4]))
 
     def forward(self, c: Tensor | None = None) -> distributions.Transform:
-        transform = distributions.AffineTransform(0.5 if c is None else c, self.log_scale.exp(), self.event_dim)
+        transform = distributions.AffineTransform(
+            0.5 if c is None else c, self.log_scale.exp(), self.event_dim
+        )
         return WrongLadj([transform]) if self.wrong else transform
 
     @property
@@ -105,14 +115,18 @@ class Lazy(nn.Module):
 
 
 class WrongLadj(distributions.ComposeTransform):
-    """Wrong on the way forward only: the inverse of a composition is made of the inverses of its parts."""
+    """Wrong on the way forward only: the inverse of a composition is made of the inverses of its
+    parts.
+    """
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         return super().log_abs_det_jacobian(x, y) + 0.01
 
 
 class Distribution(nn.Module):
-    """In the form of a flow: of zuko (``transform`` and ``base``) or of nflows (``_transform``, ``_distribution``)."""
+    """In the form of a flow: of zuko (``transform`` and ``base``) or of nflows (``_transform``,
+    ``_distribution``).
+    """
 
     def __init__(self, transform: nn.Module, underscore: bool) -> None:
         super().__init__()
@@ -135,11 +149,17 @@ STAND_INS: dict[str, Any] = {
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_correct_transform_passes(name: str) -> None:
     said = {"domain": (0.0, 1.0)} if name == "torch" else {}
-    check(adapt(STAND_INS[name](), 2, **said), only=(*MATHEMATICS, "vmap", "tails")).raise_if_failed()
+    check(
+        adapt(STAND_INS[name](), 2, **said), only=(*MATHEMATICS, "vmap", "tails")
+    ).raise_if_failed()
 
 
-@pytest.mark.parametrize(("kind", "other"), [(Shear, "inverse"), (Scale, "inverse"), (Lazy, "opposite")])
-def test_a_wrong_log_determinant_is_found(kind: type[Any], other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "other"), [(Shear, "inverse"), (Scale, "inverse"), (Lazy, "opposite")]
+)
+def test_a_wrong_log_determinant_is_found(
+    kind: type[Any], other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kind, "wrong", 0.01)
     report = check(adapt(kind(), 2), only=["inverse", "ladj"])
     assert {result.name for result in report.failures} == {"ladj forward", f"ladj {other}"}
@@ -163,7 +183,9 @@ def test_a_context_goes_through(kind: type[Any], width: int) -> None:
     adapted = adapt(kind(), 2, context_dim=width)
     check(adapted, only=("inverse", "ladj", "gradcheck", "batch")).raise_if_failed()
     x, context = torch.zeros(4, 2), torch.randn(width)
-    assert adapted(x, context)[0][0, -1].item() == pytest.approx(context[0 if kind is Shear else -1].item())
+    assert adapted(x, context)[0][0, -1].item() == pytest.approx(
+        context[0 if kind is Shear else -1].item()
+    )
 
 
 def test_it_is_a_transform_of_a_flow() -> None:
@@ -254,10 +276,14 @@ def test_zuko() -> None:
         y = torch.randn(5, 2)
         ours = Flow(StandardNormal(2), Inverse(adapt(flow, 2)))
         assert torch.allclose(ours.log_prob(y), flow().log_prob(y), atol=1e-5)
-    eager = zuko.transforms.MonotonicAffineTransform(torch.ones(2).double(), torch.tensor([0.3, -0.2]).double())
+    eager = zuko.transforms.MonotonicAffineTransform(
+        torch.ones(2).double(), torch.tensor([0.3, -0.2]).double()
+    )
     check(adapt(eager, 2), only=("inverse", "ladj", "density")).raise_if_failed()
     conditional = zuko.flows.MAF(2, 3, transforms=1, hidden_features=(8,))
-    check(adapt(conditional, 2, context_dim=3), only=("inverse", "ladj", "gradcheck")).raise_if_failed()
+    check(
+        adapt(conditional, 2, context_dim=3), only=("inverse", "ladj", "gradcheck")
+    ).raise_if_failed()
 
 
 @pytest.mark.peers
@@ -269,7 +295,11 @@ def test_a_row_of_a_continuous_flow_of_zuko_depends_on_its_batch_and_loses_gradi
         for p in flow.parameters():
             p.mul_(2)
     solved = {"forward_kind": Cost.iterative, "inverse_kind": Cost.iterative}
-    report = check(adapt(flow, 2, **solved), only=("ladj", "batch"), tolerances={"ladj": 1e-5, "equal iterative": 1e-5})
+    report = check(
+        adapt(flow, 2, **solved),
+        only=("ladj", "batch"),
+        tolerances={"ladj": 1e-5, "equal iterative": 1e-5},
+    )
     assert {"ladj forward", "batch forward rows"} <= {result.name for result in report.failures}
     x = torch.randn(4, 2, requires_grad=True)
     adapt(flow, 2).eval()(x)[1].sum().backward()
@@ -289,9 +319,13 @@ def test_nflows() -> None:
     for theirs in (flow, LULinear(2)):
         check_trained(adapt(theirs, 2), only=only, train_steps=3).raise_if_failed()
     y = torch.randn(5, 2)
-    assert torch.allclose(Flow(StandardNormal(2), Inverse(adapt(flow, 2))).log_prob(y), flow.log_prob(y), atol=1e-5)
+    assert torch.allclose(
+        Flow(StandardNormal(2), Inverse(adapt(flow, 2))).log_prob(y), flow.log_prob(y), atol=1e-5
+    )
     conditional = MaskedAffineAutoregressiveTransform(2, 8, context_features=3)
-    check(adapt(conditional, 2, context_dim=3), only=("inverse", "ladj", "gradcheck")).raise_if_failed()
+    check(
+        adapt(conditional, 2, context_dim=3), only=("inverse", "ladj", "gradcheck")
+    ).raise_if_failed()
 
 
 @pytest.mark.peers
@@ -299,10 +333,16 @@ def test_normflows() -> None:
     import normflows as nf
 
     coupling = nf.flows.AffineCouplingBlock(nf.nets.MLP([1, 8, 2]))
-    check_trained(adapt(coupling, 2), only=("inverse", "ladj", "density", "gradcheck"), train_steps=3).raise_if_failed()
-    model = nf.NormalizingFlow(nf.distributions.DiagGaussian(2, trainable=False), [coupling, nf.flows.Permute(2)])
+    check_trained(
+        adapt(coupling, 2), only=("inverse", "ladj", "density", "gradcheck"), train_steps=3
+    ).raise_if_failed()
+    model = nf.NormalizingFlow(
+        nf.distributions.DiagGaussian(2, trainable=False), [coupling, nf.flows.Permute(2)]
+    )
     y = torch.randn(5, 2)
-    assert torch.allclose(Flow(StandardNormal(2), adapt(model, 2)).log_prob(y), model.log_prob(y), atol=1e-5)
+    assert torch.allclose(
+        Flow(StandardNormal(2), adapt(model, 2)).log_prob(y), model.log_prob(y), atol=1e-5
+    )
     report = check(adapt(model, 2), only=["ladj"])
     assert report["ladj forward"].value < 1e-6  # its log-determinant is float32 whatever comes in
 

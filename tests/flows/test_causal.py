@@ -62,7 +62,11 @@ def made(build: Callable[[], Causal], scale: float = 0.3) -> Causal:
 def inputs(net: Causal, *batch: int) -> tuple[Tensor, Tensor | None]:
     n = math.prod(batch)
     x = rng.normal(n, (net.dim,), net.place, 1).reshape(*batch, net.dim)
-    c = rng.normal(n, (net.context_dim,), net.place, 2).reshape(*batch, net.context_dim) if net.context_dim else None
+    c = (
+        rng.normal(n, (net.context_dim,), net.place, 2).reshape(*batch, net.context_dim)
+        if net.context_dim
+        else None
+    )
     return x, c
 
 
@@ -96,13 +100,21 @@ def test_a_coordinate_changes_only_later_parameters(name: str) -> None:
     for d in range(net.dim):
         k = net._order.index(d)
         kept, changed = list(net._order[: k + 1]), list(net._order[k + 1 :])
-        assert torch.equal(before[d, kept], after[d, kept]), f"coordinate {d} changed what comes before it"
-        assert not changed or not torch.equal(before[d, changed], after[d, changed]), f"coordinate {d} is not read"
+        assert torch.equal(before[d, kept], after[d, kept]), (
+            f"coordinate {d} changed what comes before it"
+        )
+        assert not changed or not torch.equal(before[d, changed], after[d, changed]), (
+            f"coordinate {d} is not read"
+        )
 
 
 def seen(net: Causal) -> Tensor:
-    """(D, D) in order: whether the parameters of coordinate i depend on coordinate j, at one of three points."""
-    x = inputs(net, 3)[0].repeat_interleave(net.dim, 0).requires_grad_()  # row i of a point: for coordinate i
+    """(D, D) in order: whether the parameters of coordinate i depend on coordinate j, at one of
+    three points.
+    """
+    x = (
+        inputs(net, 3)[0].repeat_interleave(net.dim, 0).requires_grad_()
+    )  # row i of a point: for coordinate i
     own = net(x).reshape(3, net.dim, net.dim, net.out).diagonal(dim1=1, dim2=2)
     (gradient,) = torch.autograd.grad(own.sum(), x)
     found = (gradient.reshape(3, net.dim, net.dim) != 0).any(0)
@@ -120,7 +132,9 @@ def seen(net: Causal) -> Tensor:
         lambda: CausalTransformer((1, 8, 8), 1, 32, patch=2),
     ],
 )
-def test_parameters_depend_on_all_predecessors_and_nothing_else(build: Callable[[], Causal]) -> None:
+def test_parameters_depend_on_all_predecessors_and_nothing_else(
+    build: Callable[[], Causal],
+) -> None:
     found = seen(made(build, 0.1))
     assert int(found.sum()) == 2016  # 64·63/2
     assert torch.equal(found, torch.ones(64, 64, dtype=torch.bool).tril(-1))
@@ -154,7 +168,9 @@ def test_ten_dilations_see_1024_positions() -> None:
     ],
 )
 @torch.no_grad()
-def test_all_steps_together_take_the_operations_of_about_one_pass(build: Callable[[], Causal]) -> None:
+def test_all_steps_together_take_the_operations_of_about_one_pass(
+    build: Callable[[], Causal],
+) -> None:
     net = build()
     x = torch.zeros(2, net.dim)
     counts = []
@@ -174,7 +190,9 @@ def test_all_steps_together_take_the_operations_of_about_one_pass(build: Callabl
         lambda g: transformer_flow((1, 2, 4), width=8, patch=2, elementwise=g),
     ],
 )
-def test_draws_have_the_density_that_is_scored(build: Callable[[Elementwise], Chain], elementwise: Elementwise) -> None:
+def test_draws_have_the_density_that_is_scored(
+    build: Callable[[Elementwise], Chain], elementwise: Elementwise
+) -> None:
     transform = build(elementwise).double()
     with torch.no_grad():
         for key, p in transform.named_parameters():
@@ -186,7 +204,9 @@ def test_draws_have_the_density_that_is_scored(build: Callable[[Elementwise], Ch
 
 
 def test_a_flow_learns_an_autoregressive_process() -> None:
-    """x_t = .9·x_{t−1} + .4·ε: the least NLL is the entropy of eight Gaussians, above which a fit stays, but near."""
+    """x_t = .9·x_{t−1} + .4·ε: the least NLL is the entropy of eight Gaussians, above which a fit
+    stays, but near.
+    """
     torch.manual_seed(0)
     noise = torch.randn(2000, 8)
     x = [noise[:, 0] * 0.4 / math.sqrt(1 - 0.81)]
@@ -207,7 +227,9 @@ def test_a_flow_learns_an_autoregressive_process() -> None:
 
 
 def test_the_images_of_the_flows_page_have_a_bound() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flows" / "sequences.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "flows" / "sequences.md").read_text(
+        encoding="utf-8"
+    )
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (block,) = (code for code in blocks if "to_pixels" in code)
     names: dict[str, Any] = {}
@@ -228,14 +250,20 @@ def test_the_images_of_the_flows_page_have_a_bound() -> None:
         (lambda: wavenet(4, depth=0), "at least 1, got 0"),
         (lambda: pixelcnn((4, 4)), r"PixelCNN takes images \(C, H, W\), got \(4, 4\)"),
         (lambda: pixelcnn((1, 4, 4), kernel=4), "must be odd and 3 or more, got 4"),
-        (lambda: transformer_flow((1, 5, 4), patch=2), r"event \(1, 5, 4\) with patches of 2.*pad the image"),
+        (
+            lambda: transformer_flow((1, 5, 4), patch=2),
+            r"event \(1, 5, 4\) with patches of 2.*pad the image",
+        ),
         (lambda: transformer_flow((8, 1), patch=2), r"\(L, C\) without patches"),
         (lambda: transformer_flow((1, 2, 2, 2)), r"got an event \(1, 2, 2, 2\)"),
         (lambda: transformer_flow(4, width=10, heads=4), "multiple of its heads, got 10 and 4"),
         (lambda: transformer_flow(4, layers=0), "the number of layers"),
         (lambda: Autoregressive(Affine(), WaveNet(4, 3)), "build it with params=2"),
         (lambda: wavenet((4, 2)).inverse(torch.zeros(3, 4)), r"last 2 axes must be \(..., 4, 2\)"),
-        (lambda: pixelcnn((1, 2, 2)).inverse(torch.zeros(3, 1, 2, 2, dtype=torch.long)), "dequantize discrete data"),
+        (
+            lambda: pixelcnn((1, 2, 2)).inverse(torch.zeros(3, 1, 2, 2, dtype=torch.long)),
+            "dequantize discrete data",
+        ),
         (lambda: wavenet(4, context_dim=2).inverse(torch.zeros(3, 4)), "needs a context"),
     ],
 )

@@ -1,4 +1,6 @@
-"""``check`` passes a correct transform; each faulty one fails the check of its fault and no other."""
+"""``check`` passes a correct transform; each faulty one fails the check of its fault and no
+other.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Affine(Transform):
         return self.shift + self.log_scale.exp() * x, self.log_scale.sum().expand(x.shape[:-1])
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-        return (y - self.shift) * (-self.log_scale).exp(), -self.log_scale.sum().expand(y.shape[:-1])
+        return (y - self.shift) * (-self.log_scale).exp(), -self.log_scale.sum().expand(
+            y.shape[:-1]
+        )
 
 
 class WrongInverse(Affine):
@@ -70,7 +74,9 @@ class WrongInverseLadj(Affine):
 
 
 class Overlapping(Affine):
-    """y = x − 2 [x > 2.5] covers (0.5, 2.5) twice, far from the few points that the other checks look at."""
+    """y = x − 2 [x > 2.5] covers (0.5, 2.5) twice, far from the few points that the other checks
+    look at.
+    """
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return super()._forward(torch.where(x > 2.5, x - 2, x), context)
@@ -93,7 +99,9 @@ class DetachedParameter(Affine):
 
 
 class DetachedSecondOrder(Affine):
-    """An implicit gradient at a constant root: right once, and wrong when it is differentiated again."""
+    """An implicit gradient at a constant root: right once, and wrong when it is differentiated
+    again.
+    """
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         x, ladj = super()._inverse(y, context)
@@ -104,7 +112,9 @@ class DetachedSecondOrder(Affine):
 
 
 class DetachedSecondOrderOfParameter(Affine):
-    """The ladj has the gradient of the log-scale and no derivative of that gradient, where it is not zero."""
+    """The ladj has the gradient of the log-scale and no derivative of that gradient, where it is
+    not zero.
+    """
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         y, ladj = super()._forward(x, context)
@@ -209,7 +219,8 @@ class NoEmptyBatch(Affine):
         return super()._forward(x, context)
 
 
-# The ladj of the inverse is what a density is made of, so its faults are shown in three dimensions, without a grid.
+# The ladj of the inverse is what a density is made of, so its faults are shown in three dimensions,
+# without a grid.
 BROKEN: list[tuple[type[Affine], int, str, set[str]]] = [
     (WrongInverse, 2, "inverse", {"inverse of forward", "forward of inverse"}),
     (WrongSign, 2, "ladj", {"ladj forward", "ladj opposite"}),
@@ -229,7 +240,12 @@ BROKEN: list[tuple[type[Affine], int, str, set[str]]] = [
     (ForgottenState, 2, "state_dict", {"state_dict forward", "state_dict inverse"}),
     (Overflowing, 2, "tails", {"tails forward", "tails inverse"}),
     (LossyTails, 2, "tails", {"tails forward", "tails inverse"}),
-    (BatchDependent, 2, "batch", {f"batch {d} {w}" for d in ("forward", "inverse") for w in ("rows", "shapes")}),
+    (
+        BatchDependent,
+        2,
+        "batch",
+        {f"batch {d} {w}" for d in ("forward", "inverse") for w in ("rows", "shapes")},
+    ),
     (WrongBatchShape, 2, "batch", {"batch forward shapes"}),
     (NoEmptyBatch, 2, "batch", {"batch forward shapes"}),
 ]
@@ -247,8 +263,12 @@ def test_a_correct_transform_passes_everything(dim: int) -> None:
     assert ("skipped" in report["density"].note) == (dim > 2)
 
 
-@pytest.mark.parametrize(("broken", "dim", "name", "rows"), BROKEN, ids=[f"{b.__name__}-{d}" for b, d, _, _ in BROKEN])
-def test_each_fault_fails_its_own_check_and_no_other(broken: type[Affine], dim: int, name: str, rows: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("broken", "dim", "name", "rows"), BROKEN, ids=[f"{b.__name__}-{d}" for b, d, _, _ in BROKEN]
+)
+def test_each_fault_fails_its_own_check_and_no_other(
+    broken: type[Affine], dim: int, name: str, rows: set[str]
+) -> None:
     assert failed(check(broken(dim), only=[name], compile_backend="eager")) == rows
     # The derivative of a wrong gradient is wrong, too.
     skipped = [name, "gradgradcheck"] if name == "gradcheck" else [name]
@@ -305,14 +325,22 @@ def test_rows_measured_before_an_exception_are_kept() -> None:
 def test_check_leaves_the_transform_unchanged() -> None:
     transform = Affine(2).train()
     before, rng_state = copy.deepcopy(transform.state_dict()), torch.get_rng_state()
-    defaults = (torch.get_default_dtype(), torch.is_grad_enabled(), torch._dynamo.config.recompile_limit)
+    defaults = (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch._dynamo.config.recompile_limit,
+    )
     check(transform, compile_backend="eager")
     assert all(torch.equal(before[key], value) for key, value in transform.state_dict().items())
     assert transform.training
     assert transform.shift.dtype == torch.float32
     assert transform.shift.grad is None
     assert torch.equal(rng_state, torch.get_rng_state())
-    assert defaults == (torch.get_default_dtype(), torch.is_grad_enabled(), torch._dynamo.config.recompile_limit)
+    assert defaults == (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch._dynamo.config.recompile_limit,
+    )
 
 
 def test_compiled_code_of_the_caller_survives() -> None:
@@ -332,7 +360,9 @@ def test_compiled_code_of_the_caller_survives() -> None:
 
 
 def test_a_check_is_reproducible() -> None:
-    assert str(check(Affine(), seed=3, skip=["compile"])) == str(check(Affine(), seed=3, skip=["compile"]))
+    assert str(check(Affine(), seed=3, skip=["compile"])) == str(
+        check(Affine(), seed=3, skip=["compile"])
+    )
 
 
 def test_conditional_transforms_are_checked_with_a_context() -> None:
@@ -341,7 +371,9 @@ def test_conditional_transforms_are_checked_with_a_context() -> None:
     report.raise_if_failed()
     assert report["batch forward context"].passed
     assert report["batch inverse context"].passed
-    check(transform, context=torch.tensor([0.1, 0.2, 0.3]), only=["inverse", "density"]).raise_if_failed()
+    check(
+        transform, context=torch.tensor([0.1, 0.2, 0.3]), only=["inverse", "density"]
+    ).raise_if_failed()
 
 
 def test_a_context_that_does_not_broadcast_is_found() -> None:
@@ -378,7 +410,9 @@ class Sigmoid(Transform):
         return y.logit(), -(y.log() + (-y).log1p()).flatten(-len(self.event_shape)).sum(-1)
 
 
-@pytest.mark.parametrize("transform", [Sigmoid(1), Inverse(Sigmoid(1)), Sigmoid(2), Inverse(Sigmoid(2))])
+@pytest.mark.parametrize(
+    "transform", [Sigmoid(1), Inverse(Sigmoid(1)), Sigmoid(2), Inverse(Sigmoid(2))]
+)
 def test_bounded_domains_and_codomains(transform: Transform) -> None:
     report = check(transform, compile_backend="eager")
     report.raise_if_failed()
@@ -438,7 +472,9 @@ def test_a_thin_ridge_is_integrated_along_its_own_axes() -> None:
             return torch.stack([y[..., 0], y[..., 1] + 1e3 * y[..., 0]], -1), ladj
 
         def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
-            return super()._inverse(torch.stack([y[..., 0], y[..., 1] - 1e3 * y[..., 0]], -1), context)
+            return super()._inverse(
+                torch.stack([y[..., 0], y[..., 1] - 1e3 * y[..., 0]], -1), context
+            )
 
     check(Shear(), only=["density"]).raise_if_failed()
 
@@ -454,7 +490,9 @@ def test_a_steep_tail_is_compared_by_its_image() -> None:
 
         def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
             log_slope = y[..., 0].abs().clamp_max(30)
-            return torch.stack([y[..., 0], (y[..., 1] - y[..., 0]) * log_slope.exp()], -1), log_slope
+            return torch.stack(
+                [y[..., 0], (y[..., 1] - y[..., 0]) * log_slope.exp()], -1
+            ), log_slope
 
     report = check(Steep(), only=["tails"])
     report.raise_if_failed()
@@ -473,7 +511,9 @@ def test_bad_arguments() -> None:
 
 
 def test_a_report_reads_as_a_table() -> None:
-    report = Report("Thing on 2", (Result.of("ladj", 1e-12, 1e-9), Result("compile", False, note="line\nbreak")))
+    report = Report(
+        "Thing on 2", (Result.of("ladj", 1e-12, 1e-9), Result("compile", False, note="line\nbreak"))
+    )
     assert not report
     assert not report.passed
     assert [r.name for r in report.failures] == ["compile"]
@@ -535,7 +575,9 @@ def test_flows_that_start_at_the_identity_are_perturbed_and_pass() -> None:
     report = check(realnvp(2), only=["inverse", "ladj"])
     report.raise_if_failed()
     assert report["ladj forward"].value != 0  # which it is, to the last digit, at the identity
-    with pytest.raises(ValueError, match="perturb must be a standard deviation of at least 0, got -1"):
+    with pytest.raises(
+        ValueError, match="perturb must be a standard deviation of at least 0, got -1"
+    ):
         check(realnvp(2), perturb=-1.0)
 
 
@@ -547,7 +589,9 @@ def test_flows_that_start_at_the_identity_are_perturbed_and_pass() -> None:
         ("bayou.flows.core.nets", "of bayou itself", False),
     ],
 )
-def test_only_warnings_of_bayou_itself_fail_a_transform(module: str, text: str, passes: bool) -> None:
+def test_only_warnings_of_bayou_itself_fail_a_transform(
+    module: str, text: str, passes: bool
+) -> None:
     class Warns(Affine):
         def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
             warnings.warn_explicit(text, UserWarning, "somewhere.py", 1, module=module)

@@ -1,4 +1,6 @@
-"""Flows of angles: von Mises bases, splines of the circle, and conditioners that are continuous on it."""
+"""Flows of angles: von Mises bases, splines of the circle, and conditioners that are continuous on
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ KAPPAS = [1e-3, 1.0, 20.0, 99.0]
 
 
 def grid(n: int) -> Tensor:
-    """n angles at equal distances: the mean over them is a quadrature that is exact for smooth periodic functions."""
+    """n angles at equal distances: the mean over them is a quadrature that is exact for smooth
+    periodic functions.
+    """
     return -math.pi + 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
 
 
@@ -29,7 +33,10 @@ def shaken(module: nn.Module) -> nn.Module:
 
 
 def torus(coupling: bool, context_dim: int = 0) -> Flow:
-    flow = Flow(VonMises(2, 0.5, 2.0), circular_spline(2, 3, (16,), context_dim=context_dim, coupling=coupling))
+    flow = Flow(
+        VonMises(2, 0.5, 2.0),
+        circular_spline(2, 3, (16,), context_dim=context_dim, coupling=coupling),
+    )
     shaken(flow)
     return flow
 
@@ -38,10 +45,16 @@ def torus(coupling: bool, context_dim: int = 0) -> Flow:
 def test_von_mises_is_that_of_torch_and_integrates_to_one(kappa: float) -> None:
     base = VonMises(1, 0.7, kappa).double()
     x = grid(400).unsqueeze(-1)
-    expected = D.VonMises(torch.tensor(0.7).double(), torch.tensor(kappa).double()).log_prob(x).squeeze(-1)
-    assert torch.allclose(base.log_prob(x), expected, atol=2e-6 * kappa + 1e-6)  # torch: I₀ by a fit of seven digits
+    expected = (
+        D.VonMises(torch.tensor(0.7).double(), torch.tensor(kappa).double()).log_prob(x).squeeze(-1)
+    )
+    assert torch.allclose(
+        base.log_prob(x), expected, atol=2e-6 * kappa + 1e-6
+    )  # torch: I₀ by a fit of seven digits
     assert abs(2 * math.pi * base.log_prob(x).exp().mean().item() - 1) < 1e-12
-    assert torch.allclose(base.log_prob(x + 2 * math.pi), base.log_prob(x), atol=1e-12 * kappa + 1e-14)
+    assert torch.allclose(
+        base.log_prob(x + 2 * math.pi), base.log_prob(x), atol=1e-12 * kappa + 1e-14
+    )
 
 
 @pytest.mark.parametrize("kappa", KAPPAS)
@@ -63,7 +76,9 @@ def test_von_mises_draws_depend_on_their_index_and_are_around_the_mean() -> None
     assert torch.equal(base.draw(3, (4,), seed=0, start=7), x[7:])
     many = base.draw(2000, seed=1)
     assert many.abs().max() <= math.pi
-    resultant = torch.special.i1e(torch.tensor(5.0)) / torch.special.i0e(torch.tensor(5.0))  # E[cos(x − μ)]
+    resultant = torch.special.i1e(torch.tensor(5.0)) / torch.special.i0e(
+        torch.tensor(5.0)
+    )  # E[cos(x − μ)]
     deviation = (1 - resultant / 5 - resultant**2).sqrt() / math.sqrt(many.numel())
     assert abs((many - 3.0).cos().mean() - resultant) < 4 * deviation
     assert abs((many - 3.0).sin().mean()) < 4 * math.sqrt(resultant / 5 / many.numel())
@@ -73,7 +88,9 @@ def test_von_mises_draws_have_the_gradient_of_their_parameters() -> None:
     base, eps = VonMises(1, 0.3, 4.0).double(), 1e-6
     for p in (base.mean, base.logit):
         x = base.draw(20, seed=0)
-        slopes = torch.stack([torch.autograd.grad(each, p, retain_graph=True)[0] for each in x.squeeze(-1)])
+        slopes = torch.stack(
+            [torch.autograd.grad(each, p, retain_graph=True)[0] for each in x.squeeze(-1)]
+        )
         ends = []
         for step in (eps, -2 * eps):
             with torch.no_grad():
@@ -113,7 +130,9 @@ def test_a_circular_spline_is_a_bijection_of_the_circle_without_a_seam() -> None
 
 @pytest.mark.parametrize("context_dim", [0, 2])
 @pytest.mark.parametrize("coupling", [True, False])
-def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(coupling: bool, context_dim: int) -> None:
+def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(
+    coupling: bool, context_dim: int
+) -> None:
     flow, n = torus(coupling, context_dim), 256
     context = None if not context_dim else torch.tensor([0.4, -1.2]).double()
     x = torch.stack(torch.meshgrid(grid(n), grid(n), indexing="ij"), -1)
@@ -121,7 +140,10 @@ def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(coupling: bool
         mass = (2 * math.pi) ** 2 * flow.log_prob(x, context).exp().mean().item()
         assert abs(mass - 1) < 1e-3  # the density has kinks at the knots: an error of order 1/n²
         for d in (0, 1):
-            ends = x[:, :: n // 16, :].reshape(-1, 2)[:64].clone(), x[:, :: n // 16, :].reshape(-1, 2)[:64].clone()
+            ends = (
+                x[:, :: n // 16, :].reshape(-1, 2)[:64].clone(),
+                x[:, :: n // 16, :].reshape(-1, 2)[:64].clone(),
+            )
             ends[0][:, d], ends[1][:, d] = -math.pi, math.pi - 1e-12
             low, high = (flow.log_prob(end, context) for end in ends)
             assert torch.allclose(low, high, atol=1e-9)
@@ -132,7 +154,11 @@ def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(coupling: bool
 
 def test_angles_need_a_conditioner_of_angles_and_radians() -> None:
     spline = Spline(4, math.pi, circular=True)
-    with pytest.raises(ValueError, match=r"MADE does not read angles; use MADE\(..., circular=True\)"):
+    with pytest.raises(
+        ValueError, match=r"MADE does not read angles; use MADE\(..., circular=True\)"
+    ):
         Autoregressive(spline, MADE(2, spline.params))
-    with pytest.raises(ValueError, match=r"a circular Spline has bound=math.pi, got 180.0; scale the angles"):
+    with pytest.raises(
+        ValueError, match=r"a circular Spline has bound=math.pi, got 180.0; scale the angles"
+    ):
         Spline(4, 180.0, circular=True)

@@ -62,28 +62,38 @@ def ideal(flow: Flow, y: Tensor) -> float:
 def grouped() -> Flow:
     event = (1, 4, 4)
     groups = Groups(quincunx(event, 2), [cnn(2, (8,), 6)])
-    return Flow(DiscretizedLogistic(event, 16, 2, groups), integer(event, 16, layers=2, hidden=(8,)))
+    return Flow(
+        DiscretizedLogistic(event, 16, 2, groups), integer(event, 16, layers=2, hidden=(8,))
+    )
 
 
 FLOWS: dict[str, Callable[[], Flow]] = {
-    "integers": lambda: Flow(DiscretizedLogistic(5, 16, 2), Chain(integer(5, 16, layers=2, hidden=(8,)))),
+    "integers": lambda: Flow(
+        DiscretizedLogistic(5, 16, 2), Chain(integer(5, 16, layers=2, hidden=(8,)))
+    ),
     "images": grouped,
     "one after another": lambda: Flow(
-        DiscretizedLogistic((1, 3, 3), 256, 2, MADE(9, 6, (16,)), bounded=True), IntegerIdentity((1, 3, 3), 256)
+        DiscretizedLogistic((1, 3, 3), 256, 2, MADE(9, 6, (16,)), bounded=True),
+        IntegerIdentity((1, 3, 3), 256),
     ),
     "pixel after pixel": lambda: Flow(
-        DiscretizedLogistic((1, 2, 3), 16, 2, PixelCNN((1, 2, 3), 6, width=4, depth=2, kernel=3), bounded=True),
+        DiscretizedLogistic(
+            (1, 2, 3), 16, 2, PixelCNN((1, 2, 3), 6, width=4, depth=2, kernel=3), bounded=True
+        ),
         IntegerIdentity((1, 2, 3), 16),
     ),
     "squeezed": lambda: Flow(
         DiscretizedLogistic((4, 1, 2), 16),
-        Chain(IntegerCoupling((4, 1, 2), "half", hidden=(4,), scale=8.0), Inverse(Squeeze((1, 2, 4)))),
+        Chain(
+            IntegerCoupling((4, 1, 2), "half", hidden=(4,), scale=8.0), Inverse(Squeeze((1, 2, 4)))
+        ),
     ),
     "permuted": lambda: Flow(DiscretizedLogistic(4, 8), Chain(reverse(4), IntegerIdentity(4))),
     "classes": lambda: Flow(Categorical(5, 27), OneHot(5, 27)),
     "modulo": lambda: Flow(Categorical(4, 5), modulo(4, 5, layers=2, hidden=(8,))),
     "modulo, autoregressive": lambda: Flow(
-        Categorical(4, 5, OneHotMADE(4, 5, 5, (8,))), modulo(4, 5, layers=2, hidden=(8,), autoregressive=True)
+        Categorical(4, 5, OneHotMADE(4, 5, 5, (8,))),
+        modulo(4, 5, layers=2, hidden=(8,), autoregressive=True),
     ),
 }
 
@@ -91,7 +101,9 @@ FLOWS: dict[str, Callable[[], Flow]] = {
 def data(flow: Flow, rows: int) -> Tensor:
     """Draws, in range where the data have one."""
     y = flow.sample(rows, seed=0)
-    last = flow.transform.transforms[-1] if hasattr(flow.transform, "transforms") else flow.transform
+    last = (
+        flow.transform.transforms[-1] if hasattr(flow.transform, "transforms") else flow.transform
+    )
     levels = getattr(last, "levels_out", None)
     return y if levels is None else y.clamp(0, levels - 1)
 
@@ -183,9 +195,12 @@ def test_another_number_of_threads_reads_it() -> None:
 
 
 CONDITIONAL: dict[str, Callable[[], Flow]] = {
-    "integers": lambda: Flow(DiscretizedLogistic(5, 16), integer(5, 16, 2, (8,), wrap=True, context_dim=3)),
+    "integers": lambda: Flow(
+        DiscretizedLogistic(5, 16), integer(5, 16, 2, (8,), wrap=True, context_dim=3)
+    ),
     "images": lambda: Flow(
-        DiscretizedLogistic((1, 4, 4), 16), integer((1, 4, 4), 16, 2, (8,), wrap=True, context_dim=3)
+        DiscretizedLogistic((1, 4, 4), 16),
+        integer((1, 4, 4), 16, 2, (8,), wrap=True, context_dim=3),
     ),
     "modulo": lambda: Flow(Categorical(4, 5), modulo(4, 5, 2, (8,), context_dim=3)),
     "modulo, autoregressive": lambda: Flow(
@@ -211,7 +226,9 @@ def test_with_a_context(name: str) -> None:
         flow.compress(y, [0, 1, 2])  # type: ignore[arg-type]
 
 
-def test_a_stream_of_a_gpu_is_decoded_in_the_same_batches_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_a_gpu_is_decoded_in_the_same_batches_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     flow = shaken(FLOWS["pixel after pixel"]())
     y = data(flow, 20)
     monkeypatch.setattr(codec, "ROWS", {2: 7, 3: 11})
@@ -292,7 +309,9 @@ def test_a_stream_with_invalid_sizes_is_an_error(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["integers", "classes"])
 def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
-    """Bytes changed, cut, doubled or run together behind the digest of the model, under a checksum that fits."""
+    """Bytes changed, cut, doubled or run together behind the digest of the model, under a checksum
+    that fits.
+    """
     flow = shaken(FLOWS[name]())
     y = data(flow, 7)
     body, generator, refused = flow.compress(y)[8:], random.Random(0), 0
@@ -300,7 +319,9 @@ def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
         changed = bytearray(body[12:])
         for _ in range(generator.randint(1, 4)):
             at = generator.randrange(min(len(changed), generator.choice((12, len(changed)))) or 1)
-            piece = bytes(generator.choice((0, 1, 127, 128, 255, generator.randrange(256))) for _ in range(9))
+            piece = bytes(
+                generator.choice((0, 1, 127, 128, 255, generator.randrange(256))) for _ in range(9)
+            )
             width, size = generator.choice((0, 1, 1, 9)), generator.choice((0, 1, 1, 9))
             changed[at : at + width] = piece[:size]
         try:
@@ -333,7 +354,9 @@ def test_a_machine_that_computes_differently_is_noticed(monkeypatch: pytest.Monk
     flow = shaken(FLOWS["integers"]())
     stream = flow.compress(data(flow, 50))
     below = DiscretizedLogistic.below
-    monkeypatch.setattr(DiscretizedLogistic, "below", staticmethod(lambda k, *tables: 0.999 * below(k, *tables)))
+    monkeypatch.setattr(
+        DiscretizedLogistic, "below", staticmethod(lambda k, *tables: 0.999 * below(k, *tables))
+    )
     with pytest.raises(CodecError, match="decodes to different numbers"):
         flow.decompress(stream)
 
@@ -365,7 +388,10 @@ def test_flows_without_a_code(flow: Callable[[], Flow], says: str) -> None:
         (torch.tensor([[0.0, 1.0, 2.0, 3.0, 27.0]]), "OneHot takes 0 to 26, got 0 to 27"),
         (torch.tensor([[0.0, 1.0, 2.0, 3.0, 0.5]]), "whole numbers as data, got 0.5"),
         (torch.zeros(1, 4), r"the last 1 axes must be \(..., 5\)"),
-        (torch.zeros(1, 5, dtype=torch.long), "whole numbers in a floating tensor, got torch.int64"),
+        (
+            torch.zeros(1, 5, dtype=torch.long),
+            "whole numbers in a floating tensor, got torch.int64",
+        ),
         ([[0, 1]], "got list"),
     ],
 )
@@ -393,8 +419,14 @@ def test_a_chain_checks_what_its_last_map_checks() -> None:
 
 
 def test_the_code_of_the_flows_page_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flows" / "discrete.md").read_text(encoding="utf-8")
-    (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "flow.compress(y)" in code)
+    page = (Path(__file__).parents[2] / "docs" / "flows" / "discrete.md").read_text(
+        encoding="utf-8"
+    )
+    (block,) = (
+        code
+        for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        if "flow.compress(y)" in code
+    )
     names = {"torch": torch, **vars(flows)}
     exec(compile(block, "flows.md", "exec"), names)
     assert len(names["data"]) > 300

@@ -46,7 +46,9 @@ class Straight(nn.Module):
 
 
 class Mean(nn.Module):
-    """The mean field of N(0, 1) → N(2, .25) along (1 − t)·x0 + t·x1 with any x0 and x1: also y = 2 + x/2."""
+    """The mean field of N(0, 1) → N(2, .25) along (1 − t)·x0 + t·x1 with any x0 and x1: also y = 2
+    + x/2.
+    """
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
         t = t.unsqueeze(-1)
@@ -92,7 +94,9 @@ def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
     found = []
     for solver, checkpoint in (("rk4", False), ("rk4", True), ("dopri5", False), ("dopri5", True)):
         torch.manual_seed(0)
-        flow = continuous(2, hidden=(8,), solver=solver, steps=24, tolerance=1e-7, checkpoint=checkpoint).double()
+        flow = continuous(
+            2, hidden=(8,), solver=solver, steps=24, tolerance=1e-7, checkpoint=checkpoint
+        ).double()
         with torch.no_grad():
             for p in flow.parameters():
                 p.add_(0.1 * torch.randn_like(p))
@@ -107,7 +111,11 @@ def test_accuracy_bounds_the_error_of_the_solver_and_check_allows_it() -> None:
     torch.manual_seed(0)
     flow = continuous(2, hidden=(8,), steps=8)
     assert flow.accuracy == pytest.approx((4 * math.pi / 8) ** 4 / 14400)
-    assert flows.Chain(flow, flow, flows.reverse(2)).accuracy == flows.Inverse(flow).accuracy * 2 == 2 * flow.accuracy
+    assert (
+        flows.Chain(flow, flow, flows.reverse(2)).accuracy
+        == flows.Inverse(flow).accuracy * 2
+        == 2 * flow.accuracy
+    )
     assert continuous(2, field=flow.field.net, steps=8).accuracy == 8**-4  # a field of one's own
     assert continuous(2, solver="dopri5", tolerance=1e-7).accuracy == pytest.approx(1e-5)
     check_trained(flow, only=["inverse", "ladj", "batch"], train_steps=5).raise_if_failed()
@@ -125,7 +133,9 @@ def test_accuracy_bounds_the_error_of_the_solver_and_check_allows_it() -> None:
 @pytest.mark.slow
 def test_it_compiles_to_one_graph() -> None:
     flow = continuous(2, hidden=(8,), steps=2)
-    check_trained(flow, only=["compile"], train_steps=2, compile_backend="aot_eager").raise_if_failed()
+    check_trained(
+        flow, only=["compile"], train_steps=2, compile_backend="aot_eager"
+    ).raise_if_failed()
 
 
 def test_halving_a_step_divides_the_error_by_sixteen() -> None:
@@ -137,7 +147,10 @@ def test_halving_a_step_divides_the_error_by_sixteen() -> None:
 
 
 def test_uneven_steps_are_as_exact_as_their_widest() -> None:
-    x, noise = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.rand(5, generator=torch.Generator().manual_seed(0))
+    x, noise = (
+        torch.tensor([1.0, 2.0], dtype=torch.float64),
+        torch.rand(5, generator=torch.Generator().manual_seed(0)),
+    )
     exact = torch.matrix_exp(A) @ x
     for steps in (16, 32):  # as many widths as there are numbers, again and again
         flow = Continuous(2, Linear(), steps=steps, checkpoint=steps == 32)
@@ -170,7 +183,9 @@ def test_log_density_of_a_flow() -> None:
 
 
 def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
-    """One step of RK4 across a contraction: twice as many say another density. Fewer rows than 256 look it up."""
+    """One step of RK4 across a contraction: twice as many say another density. Fewer rows than 256
+    look it up.
+    """
 
     class Falling(nn.Module):
         def __init__(self) -> None:
@@ -194,7 +209,10 @@ def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
 @pytest.mark.parametrize("solver", ["rk4", "dopri5"])
 def test_steps_vary_while_a_flow_learns_and_are_refined_where_they_are_too_few(solver: str) -> None:
     core = Continuous(1, Cubic(), steps=2, solver=solver, tolerance=1e-3)
-    flow, x = flows.Chain(core, flows.DiagonalAffine(1).double()), torch.tensor([[3.0]], dtype=torch.float64)
+    flow, x = (
+        flows.Chain(core, flows.DiagonalAffine(1).double()),
+        torch.tensor([[3.0]], dtype=torch.float64),
+    )
     coarse = flow(x)[1].item()
     with flows.varied_steps(flow, torch.tensor([0.2, 0.9], dtype=torch.float64)):
         assert (flow(x)[1].item() == coarse) == (solver == "dopri5")  # which has its own steps
@@ -202,7 +220,9 @@ def test_steps_vary_while_a_flow_learns_and_are_refined_where_they_are_too_few(s
     before, after = flows.refine(flow, lambda: flow(x)[1].mean(), 1e-3)
     assert (before, after) == ((2, core.steps) if solver == "rk4" else (0, 0))
     if solver == "rk4":
-        error = abs(flow(x)[1].item() + 1.5 * math.log1p(2 * 9.0))  # ladj of ż = −z³: −3/2·log(1 + 2z₀²)
+        error = abs(
+            flow(x)[1].item() + 1.5 * math.log1p(2 * 9.0)
+        )  # ladj of ż = −z³: −3/2·log(1 + 2z₀²)
         assert core.steps > 8
         assert error < 1e-3
     assert flows.refine(flow, lambda: flow(x)[1].mean(), 1e-3, most=1)[1] == after
@@ -212,12 +232,16 @@ def test_steps_vary_while_a_flow_learns_and_are_refined_where_they_are_too_few(s
 
 
 def test_the_least_loss_of_matching_two_gaussians() -> None:
-    """Independent paths cross: πs/2 for s = ½. Paired by transport, they are nearly those of the flow itself."""
+    """Independent paths cross: πs/2 for s = ½. Paired by transport, they are nearly those of the
+    flow itself.
+    """
     flow = Flow(DiagonalNormal(1).double(), Continuous(1, Mean()))
     data = 2 + 0.5 * rng.normal(8000, (1,), torch.zeros((), dtype=torch.float64), 1)
     objective = FlowMatching(flow, data, None, 256, 0.5, 0)
     losses = objective._distance(*objective._paths(objective.held, 3))
-    assert abs(losses.mean().item() - math.pi / 4) < 5 * losses.std().item() / math.sqrt(len(losses))
+    assert abs(losses.mean().item() - math.pi / 4) < 5 * losses.std().item() / math.sqrt(
+        len(losses)
+    )
 
 
 def test_a_matched_flow_has_the_density_of_its_data() -> None:
@@ -246,7 +270,9 @@ def test_matching_refuses_what_it_cannot_fit() -> None:
 def test_the_contract_on_images() -> None:
     torch.manual_seed(0)
     flow = continuous((1, 2, 4), field=TimeUNet((1, 2, 4), (4, 8)), steps=4, trace="exact")
-    check_trained(flow, only=["inverse", "ladj", "vmap", "batch"], rows=3, train_steps=2).raise_if_failed()
+    check_trained(
+        flow, only=["inverse", "ladj", "vmap", "batch"], rows=3, train_steps=2
+    ).raise_if_failed()
     estimate = continuous((2, 4, 4), field=TimeUNet((2, 4, 4), (4, 8), 3), steps=1, context_dim=3)
     assert estimate.ladj_kind is Ladj.estimate
     check_trained(estimate, only=["batch"], rows=2, train_steps=1).raise_if_failed()
@@ -263,7 +289,9 @@ def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
     noise = flow.noise(x, seed=0)
     coarse = flow(x, noise=noise)
     flow.steps = 24
-    error = max((a - b).abs().max().item() for a, b in zip(coarse, flow(x, noise=noise), strict=True))
+    error = max(
+        (a - b).abs().max().item() for a, b in zip(coarse, flow(x, noise=noise), strict=True)
+    )
     flow.steps = 8
     assert 8.0**-4 < error <= flow.accuracy  # fast waves of the time cost more than steps⁻⁴
 

@@ -74,7 +74,13 @@ def test_a_chain_applies_its_parts_in_order_and_adds_their_ladjs() -> None:
 
 def test_chains_are_flat_and_as_costly_as_their_worst_link() -> None:
     chain = Chain(Chain(reverse(2), realnvp(2, layers=1)), maf(2, layers=2), Planar(2))
-    assert [type(t).__name__ for t in chain.transforms] == ["Permutation", "Coupling", "Inverse", "Inverse", "Planar"]
+    assert [type(t).__name__ for t in chain.transforms] == [
+        "Permutation",
+        "Coupling",
+        "Inverse",
+        "Inverse",
+        "Planar",
+    ]
     assert (chain.forward_kind, chain.inverse_kind) == (Cost.autoregressive, Cost.iterative)
     assert chain.ladj_kind is Ladj.exact
     assert Chain(InverseCDF(2), LULinear(2)).domain == (0.0, 1.0)
@@ -102,10 +108,17 @@ def test_chains_that_do_not_fit_are_refused() -> None:
 def test_an_inverse_exchanges_the_directions() -> None:
     f = shaken(realnvp(2))
     x = points(3, 2)
-    for got, expected in ((Inverse(f)(x), f.inverse(x)), (Inverse(f).inverse(x), f(x)), (Inverse(Inverse(f))(x), f(x))):
+    for got, expected in (
+        (Inverse(f)(x), f.inverse(x)),
+        (Inverse(f).inverse(x), f(x)),
+        (Inverse(Inverse(f))(x), f(x)),
+    ):
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     assert Inverse(Planar(2)).forward_kind is Cost.iterative
-    assert (Inverse(InverseCDF(1)).domain, Inverse(InverseCDF(1)).codomain) == ((-math.inf, math.inf), (0.0, 1.0))
+    assert (Inverse(InverseCDF(1)).domain, Inverse(InverseCDF(1)).codomain) == (
+        (-math.inf, math.inf),
+        (0.0, 1.0),
+    )
 
 
 def test_conditional_starts_as_the_transform_itself_and_learns() -> None:
@@ -135,24 +148,66 @@ WITH_CONTEXT = realnvp(3, layers=1, context_dim=2)
 GOOD = torch.zeros(4, 3)
 
 BAD_INPUT: list[tuple[Transform, tuple[Any, ...], str]] = [
-    (FLOW, (torch.zeros(4, 2),), r"shape \(4, 2\) but the last 1 axes must be \(\.\.\., 3\); move .*or build"),
+    (
+        FLOW,
+        (torch.zeros(4, 2),),
+        r"shape \(4, 2\) but the last 1 axes must be \(\.\.\., 3\); move .*or build",
+    ),
     (FLOW, (torch.zeros(()),), r"shape \(\) but the last 1 axes must be \(\.\.\., 3\)"),
-    (FLOW, (torch.zeros(4, 3, dtype=torch.long),), r"floating point, got torch.int64; use x.float\(\), or dequantize"),
+    (
+        FLOW,
+        (torch.zeros(4, 3, dtype=torch.long),),
+        r"floating point, got torch.int64; use x.float\(\), or dequantize",
+    ),
     (FLOW, (torch.zeros(4, 3, dtype=torch.bool),), r"floating point, got torch.bool"),
     (FLOW, ([[0.0, 0.0, 0.0]],), r"must be a tensor \(\.\.\., 3\), got list; use torch.as_tensor"),
-    (FLOW, (torch.zeros(4, 3).double(),), r"is torch.float64 but the parameters are torch.float32; call .to\("),
-    (FLOW, (GOOD + torch.tensor([0, math.nan, 0]),), r"4 NaN or infinite values of 12; remove or impute"),
-    (FLOW, (GOOD + torch.tensor([0, 0, -math.inf]),), r"4 NaN or infinite values of 12; remove or impute"),
-    (FLOW, (GOOD, torch.zeros(4, 2)), r"takes no context but got one of shape \(4, 2\); build it with context_dim="),
+    (
+        FLOW,
+        (torch.zeros(4, 3).double(),),
+        r"is torch.float64 but the parameters are torch.float32; call .to\(",
+    ),
+    (
+        FLOW,
+        (GOOD + torch.tensor([0, math.nan, 0]),),
+        r"4 NaN or infinite values of 12; remove or impute",
+    ),
+    (
+        FLOW,
+        (GOOD + torch.tensor([0, 0, -math.inf]),),
+        r"4 NaN or infinite values of 12; remove or impute",
+    ),
+    (
+        FLOW,
+        (GOOD, torch.zeros(4, 2)),
+        r"takes no context but got one of shape \(4, 2\); build it with context_dim=",
+    ),
     (WITH_CONTEXT, (GOOD,), r"needs a context \(\.\.\., 2\) but got none; pass context="),
-    (WITH_CONTEXT, (GOOD, torch.zeros(4, 5)), r"context has shape \(4, 5\) but the last 1 axes must be \(\.\.\., 2\)"),
-    (WITH_CONTEXT, (GOOD, torch.zeros(5, 2)), r"batch \(4,\) but a context with batch \(5,\); make the two broadcast"),
-    (WITH_CONTEXT, (GOOD, torch.full((4, 2), math.nan)), r"context has 8 NaN or infinite values of 8"),
-    (WITH_CONTEXT, (GOOD, torch.zeros(4, 2, dtype=torch.int)), r"context must be floating point, got torch.int32"),
+    (
+        WITH_CONTEXT,
+        (GOOD, torch.zeros(4, 5)),
+        r"context has shape \(4, 5\) but the last 1 axes must be \(\.\.\., 2\)",
+    ),
+    (
+        WITH_CONTEXT,
+        (GOOD, torch.zeros(5, 2)),
+        r"batch \(4,\) but a context with batch \(5,\); make the two broadcast",
+    ),
+    (
+        WITH_CONTEXT,
+        (GOOD, torch.full((4, 2), math.nan)),
+        r"context has 8 NaN or infinite values of 8",
+    ),
+    (
+        WITH_CONTEXT,
+        (GOOD, torch.zeros(4, 2, dtype=torch.int)),
+        r"context must be floating point, got torch.int32",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("transform", "arguments", "message"), BAD_INPUT, ids=[m[:25] for _, _, m in BAD_INPUT])
+@pytest.mark.parametrize(
+    ("transform", "arguments", "message"), BAD_INPUT, ids=[m[:25] for _, _, m in BAD_INPUT]
+)
 def test_bad_input_is_a_clear_error_with_a_remedy(
     transform: Transform, arguments: tuple[Any, ...], message: str
 ) -> None:
@@ -184,15 +239,21 @@ def test_an_inversion_that_fails_raises_with_its_residual() -> None:
         return x**3 + 10, 3 * x**2
 
     one = torch.ones(2, dtype=torch.float64)
-    assert torch.allclose(solve_increasing(cube, -5 * one, one), torch.tensor(-(10 ** (1 / 3)), dtype=torch.float64))
-    with pytest.raises(InversionError, match=r"2 of 2 inversions did not converge: largest residual .*float64"):
+    assert torch.allclose(
+        solve_increasing(cube, -5 * one, one), torch.tensor(-(10 ** (1 / 3)), dtype=torch.float64)
+    )
+    with pytest.raises(
+        InversionError, match=r"2 of 2 inversions did not converge: largest residual .*float64"
+    ):
         solve_increasing(lambda x: (x * math.nan, x), -one, one)
 
 
 def test_flows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"base has events \(2,\) but the transform takes \(3,\)"):
         Flow(StandardNormal(2), FLOW)
-    with pytest.raises(ValueError, match=r"got Flow\(Chain, StandardNormal\); expected Flow\(base, transform\)"):
+    with pytest.raises(
+        ValueError, match=r"got Flow\(Chain, StandardNormal\); expected Flow\(base, transform\)"
+    ):
         Flow(FLOW, StandardNormal(3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot draw -1 samples"):
         Flow(StandardNormal(3), FLOW).sample(-1)
@@ -218,7 +279,9 @@ def test_bases_refuse_what_is_no_distribution(build: Callable[[], object]) -> No
 # --- flows -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", [StandardNormal(2), DiagonalNormal(2, 1.0, 2.0), GaussianMixture(2, 3)])
+@pytest.mark.parametrize(
+    "base", [StandardNormal(2), DiagonalNormal(2, 1.0, 2.0), GaussianMixture(2, 3)]
+)
 def test_the_two_ways_to_a_log_density_agree(base: nn.Module) -> None:
     flow = shaken(Flow(base, realnvp(2)))  # type: ignore[arg-type]
     y, log_prob = flow.sample_and_log_prob(50, seed=0)
@@ -239,12 +302,20 @@ def test_shapes_of_samples(n: int | tuple[int, ...], batch: tuple[int, ...] | No
     assert log_prob.shape == flow.log_prob(y, context).shape == expected
 
 
-@pytest.mark.parametrize("base", [StandardNormal(2), DiagonalNormal(2), Uniform(2), GaussianMixture(2, 3)])
+@pytest.mark.parametrize(
+    "base", [StandardNormal(2), DiagonalNormal(2), Uniform(2), GaussianMixture(2, 3)]
+)
 def test_a_seed_names_each_draw(base: nn.Module) -> None:
     flow = shaken(Flow(base, LULinear(2)))  # type: ignore[arg-type]
     ten = flow.sample(10, seed=0)
-    for other in (flow.sample(100, seed=0)[:10], flow.sample(6000, seed=0)[:10], flow.sample((2, 5), seed=0)):
-        torch.testing.assert_close(other.reshape(10, 2), ten, rtol=1e-12, atol=1e-12)  # the noise is the same
+    for other in (
+        flow.sample(100, seed=0)[:10],
+        flow.sample(6000, seed=0)[:10],
+        flow.sample((2, 5), seed=0),
+    ):
+        torch.testing.assert_close(
+            other.reshape(10, 2), ten, rtol=1e-12, atol=1e-12
+        )  # the noise is the same
     assert not torch.equal(flow.sample(10, seed=0), flow.sample(10, seed=1))
     draws = [flow.sample(10, seed=torch.Generator().manual_seed(4)) for _ in range(2)]
     assert torch.equal(*draws)
@@ -254,7 +325,9 @@ def test_a_seed_names_each_draw(base: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("base", [StandardNormal(2), DiagonalNormal(2), Uniform(2), GaussianMixture(2, 3)])
+@pytest.mark.parametrize(
+    "base", [StandardNormal(2), DiagonalNormal(2), Uniform(2), GaussianMixture(2, 3)]
+)
 def test_dtype_follows_the_flow(base: nn.Module, dtype: torch.dtype) -> None:
     flow = Flow(base, reverse(2)).to(dtype)  # type: ignore[arg-type]
     y, log_prob = flow.sample_and_log_prob(5, seed=0)
@@ -312,28 +385,38 @@ def test_mixture_gradients_match_closed_forms() -> None:
     weights, second = base.logits.softmax(-1), base.mean.square() + (2 * base.log_std).exp()
     moments: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [
         (lambda x: x.square().sum(-1), (weights[:, None] * second).sum()),
-        (lambda x: x[..., 0].square() * x[..., 1], (weights * second[:, 0] * base.mean[:, 1]).sum()),
+        (
+            lambda x: x[..., 0].square() * x[..., 1],
+            (weights * second[:, 0] * base.mean[:, 1]).sum(),
+        ),
     ]
     for function, closed in moments:
         exact = torch.autograd.grad(closed, parameters, retain_graph=True)
         chunks = []
         for i in range(40):
             estimate = function(base.draw(2500, seed=i)).mean()
-            chunks.append(torch.cat([g.flatten() for g in torch.autograd.grad(estimate, parameters)]))
+            chunks.append(
+                torch.cat([g.flatten() for g in torch.autograd.grad(estimate, parameters)])
+            )
         rows = torch.stack(chunks)
         error = (rows.mean(0) - torch.cat([g.flatten() for g in exact])).abs()
         assert (error < 5 * rows.std(0) / math.sqrt(len(rows)) + 1e-12).all()
 
 
 def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
-    """∂x/∂θ of a draw against finite differences of the explicit inverse of u_d = F(x_d | x_{<d})."""
+    """∂x/∂θ of a draw against finite differences of the explicit inverse of u_d = F(x_d |
+    x_{<d}).
+    """
     base = shaken(GaussianMixture(4, 3, spread=1.0))
     shapes = [p.shape for p in base.parameters()]
     theta = torch.cat([p.detach().flatten() for p in base.parameters()])
 
     def conditionals(x: Tensor, d: int, theta: Tensor) -> Tensor:
         """F(x_d | x_{<d}): (n,)."""
-        parts = [v.reshape(s) for v, s in zip(theta.split([s.numel() for s in shapes]), shapes, strict=True)]
+        parts = [
+            v.reshape(s)
+            for v, s in zip(theta.split([s.numel() for s in shapes]), shapes, strict=True)
+        ]
         mean, log_std, logits = parts
         normal = D.Normal(mean, log_std.exp())
         log_weight = logits + normal.log_prob(x[:, None, :])[..., :d].sum(-1)
@@ -358,33 +441,44 @@ def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
     gradient = torch.autograd.grad((weights * x).sum(), list(base.parameters()))
     direction = points(len(theta))
     eps = 1e-5
-    numeric = ((invert(u, theta + eps * direction) - invert(u, theta - eps * direction)) * weights).sum() / (2 * eps)
+    numeric = (
+        (invert(u, theta + eps * direction) - invert(u, theta - eps * direction)) * weights
+    ).sum() / (2 * eps)
     analytic = torch.cat([g.flatten() for g in gradient]) @ direction
     assert abs(numeric.item() - analytic.item()) < 1e-5 * max(1.0, abs(analytic.item()))
 
 
 def test_means_and_stds_of_a_mixture_have_gradients_without_tails() -> None:
-    """Components of 200 inputs, half a std apart in each: the transform that moves their weights would move 1 % of the
-    draws by 50 and one in a thousand by 200 for a mean that moves by 1."""
+    """Components of 200 inputs, half a std apart in each: the transform that moves their weights
+    would move 1 % of the draws by 50 and one in a thousand by 200 for a mean that moves by 1."""
     base = GaussianMixture(200, 2).double()
     with torch.no_grad():
-        base.mean[1] = base.mean[0] + 0.5 * torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
+        base.mean[1] = (
+            base.mean[0]
+            + 0.5 * torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
+        )
     x = base.draw(300, seed=0)
     slope = torch.autograd.grad(x.sum(), base.mean, retain_graph=True)[0]
-    assert torch.equal(slope.sum(0), torch.full((200,), 300.0, dtype=torch.float64))  # every draw by its own component
+    assert torch.equal(
+        slope.sum(0), torch.full((200,), 300.0, dtype=torch.float64)
+    )  # every draw by its own component
     assert torch.equal(slope, slope[:, :1].expand(2, 200))
     (of_weights,) = torch.autograd.grad(x.sum(), base.logits)
     assert bool((of_weights != 0).all())
 
 
 def test_the_graph_of_a_mixture_grows_with_neither_dimension_nor_components() -> None:
-    """Draw and gradient as operations: a loop over the inputs of a layer had made compiling take minutes."""
+    """Draw and gradient as operations: a loop over the inputs of a layer had made compiling take
+    minutes.
+    """
 
     def operations(dim: int, components: int) -> int:
         base = GaussianMixture(dim, components)
 
         def gradient(u: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(base._implicit(u, base.mean, base.log_std).sum(), list(base.parameters()))
+            return torch.autograd.grad(
+                base._implicit(u, base.mean, base.log_std).sum(), list(base.parameters())
+            )
 
         return len(make_fx(gradient)(torch.zeros(2, dim)).graph.nodes)
 
@@ -405,7 +499,9 @@ def test_a_mixture_with_fixed_weights_leaves_them_alone() -> None:
 def test_the_gradient_of_a_mixture_with_a_narrow_component_is_that_of_double_precision() -> None:
     def slopes(base: GaussianMixture, x: Tensor) -> Tensor:
         loss = (x - base._implicit(x, base.mean, base.log_std)).square().sum(-1).mean()
-        return torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, tuple(base.parameters()))])
+        return torch.cat(
+            [g.flatten().double() for g in torch.autograd.grad(loss, tuple(base.parameters()))]
+        )
 
     base = GaussianMixture(20, 2, spread=0.1)
     with torch.no_grad():
@@ -423,7 +519,11 @@ def test_the_gradient_of_a_mixture_with_a_narrow_component_is_that_of_double_pre
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dequantized_numbers_stay_in_their_bins(levels: int | None, dtype: torch.dtype) -> None:
     f = Dequantize(1, levels=levels)
-    y = torch.arange(levels, dtype=dtype)[:, None] if levels else torch.arange(-300, 300, dtype=dtype)[:, None]
+    y = (
+        torch.arange(levels, dtype=dtype)[:, None]
+        if levels
+        else torch.arange(-300, 300, dtype=dtype)[:, None]
+    )
     for u in (0.0, 1e-9, 1 - torch.finfo(dtype).eps / 2):  # the ends of what rng.uniform draws
         x, _ = f.inverse(y, noise=(torch.full_like(y, u),))
         assert torch.equal(f(x)[0], y)
@@ -449,9 +549,13 @@ def test_the_normal_cdf_keeps_its_lower_tail(x: float) -> None:
 
 @pytest.mark.parametrize("family", [D.Normal, D.Laplace, D.Gumbel, D.Cauchy])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_ends_of_an_inverse_cdf_are_finite(family: Callable[..., D.Distribution], dtype: torch.dtype) -> None:
+def test_the_ends_of_an_inverse_cdf_are_finite(
+    family: Callable[..., D.Distribution], dtype: torch.dtype
+) -> None:
     f = InverseCDF(1, family).to(dtype)
-    y, ladj = f(torch.tensor([[torch.finfo(dtype).tiny], [1 - torch.finfo(dtype).eps / 2]], dtype=dtype))
+    y, ladj = f(
+        torch.tensor([[torch.finfo(dtype).tiny], [1 - torch.finfo(dtype).eps / 2]], dtype=dtype)
+    )
     assert y.isfinite().all()
     assert ladj.isfinite().all()
     u, _ = f.inverse(torch.tensor([[-1000.0], [1000.0]], dtype=dtype))
@@ -478,7 +582,9 @@ def test_draws_from_a_box_lie_inside() -> None:
 def test_the_gradient_of_a_mixture_in_its_lower_tail_is_that_of_double_precision() -> None:
     def slope(base: GaussianMixture) -> Tensor:
         x = torch.tensor([[-9.0]]).to(base.mean)
-        return torch.autograd.grad(base._implicit(x, base.mean.detach(), base.log_std.detach()).sum(), base.logits)[0]
+        return torch.autograd.grad(
+            base._implicit(x, base.mean.detach(), base.log_std.detach()).sum(), base.logits
+        )[0]
 
     base = GaussianMixture(1, 2, spread=1.0)
     found, expected = slope(base), slope(copy.deepcopy(base).double())

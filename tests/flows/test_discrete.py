@@ -1,4 +1,6 @@
-"""Bijections of integers and discrete bases: known values, permutations, straight-through gradients."""
+"""Bijections of integers and discrete bases: known values, permutations, straight-through
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_units() -> None:
 
 
 def test_what_a_permutation_of_masses_cannot_reach() -> None:
-    """(.4, .3, .2, .1) on 2×2, put in any of its 24 orders: the marginals cost .0058 bits more than the entropy."""
+    """(.4, .3, .2, .1) on 2×2, put in any of its 24 orders: the marginals cost .0058 bits more than
+    the entropy.
+    """
     mass = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     reached = []
     for order in permutations(range(4)):
@@ -95,7 +99,9 @@ def test_xor_is_found_by_straight_through_gradients(autoregressive: bool) -> Non
         nn.init.normal_(flow.base.table, std=0.1)  # a base that is even has no gradient
         fit(flow, y, steps=150, lr=0.1, validation=0, progress=False, patience=None)
     assert -flow.log_prob(y).mean().item() / math.log(2) == pytest.approx(1.4689956, abs=2e-4)
-    assert entropy(torch.tensor([0.45, 0.05, 0.05, 0.45]).double()) == pytest.approx(1.4689956, abs=1e-7)
+    assert entropy(torch.tensor([0.45, 0.05, 0.05, 0.45]).double()) == pytest.approx(
+        1.4689956, abs=1e-7
+    )
 
 
 def logistic_mass(x: int, mean: str, scale: str) -> float:
@@ -117,7 +123,9 @@ def test_the_tails_are_accurate(x: int, mean: str, scale: str) -> None:
     found = base.log_prob(torch.tensor([float(x)], dtype=torch.float64)).item() / math.log(2)
     assert found == pytest.approx(logistic_mass(x, mean, scale), rel=1e-12)
     single = DiscretizedLogistic(1, mean=float(mean), scale=float(scale))
-    assert single.log_prob(torch.tensor([float(x)])).item() / math.log(2) == pytest.approx(found, rel=1e-4)
+    assert single.log_prob(torch.tensor([float(x)])).item() / math.log(2) == pytest.approx(
+        found, rel=1e-4
+    )
 
 
 def test_no_floor_of_26_bits() -> None:
@@ -194,7 +202,9 @@ def test_stages_equal_the_whole_pass(name: str) -> None:
         above = base.below(k.flatten().long().numpy() + 1, *tables)
         rows = k if not isinstance(base, Categorical) else base.see(k)
         mass = base.log_mass(rows, params).exp().flatten()
-        inner = (k.flatten() > 0) & (k.flatten() < levels - 1)  # the ends have all that is beyond them
+        inner = (k.flatten() > 0) & (
+            k.flatten() < levels - 1
+        )  # the ends have all that is beyond them
         assert torch.allclose(torch.from_numpy(above - below)[inner], mass[inner], atol=1e-12)
         seen.extend(members)
         return k
@@ -243,10 +253,15 @@ class Between(IntegerIdentity):
 
 
 def test_check_knows_whole_numbers() -> None:
-    report = check(OneHot(2, 3), skip=["compile"], base=Categorical(2, 3))  # even masses: no error at all is allowed
+    report = check(
+        OneHot(2, 3), skip=["compile"], base=Categorical(2, 3)
+    )  # even masses: no error at all is allowed
     report.raise_if_failed()
     assert "straight-through" in report["gradcheck"].note
-    for broken, failed in ((Torn(2), ["bfloat16"]), (Between(2), ["float64", "float32", "bfloat16"])):
+    for broken, failed in (
+        (Torn(2), ["bfloat16"]),
+        (Between(2), ["float64", "float32", "bfloat16"]),
+    ):
         report = check(broken, only=["dtype"], base=DiscretizedLogistic(2, 4, scale=1.0))
         assert [row.name for row in report.results if not row.passed] == failed, str(report)
 
@@ -307,7 +322,9 @@ def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
     noise = torch.randint(-1, 2, (2000, 1), generator=torch.Generator().manual_seed(1))
     y = torch.cat([first, (first + noise).clamp(0, 63)], -1).float()
     with rng.isolated(0, torch.device("cpu")):
-        flow = Flow(DiscretizedLogistic(2, 64, components=3), integer(2, 64, layers=1, hidden=(32,)))
+        flow = Flow(
+            DiscretizedLogistic(2, 64, components=3), integer(2, 64, layers=1, hidden=(32,))
+        )
         fit(flow, y, steps=300, lr=0.02, progress=False, patience=None)
     bits = -flow.log_prob(y).mean().item() / math.log(2)
     assert bits < 6 + 3.2 < 12 - 2
@@ -333,19 +350,37 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda: OneHot(2, 27).inverse(torch.tensor([3.0, 27.0])), "OneHot takes 0 to 26, got 3 to 27"),
-        (lambda: modulo(2, 3).inverse(torch.tensor([1.0, 3.0])), "takes 0 to 2, got 1 to 3; use more levels"),
-        (lambda: integer(2, 256).inverse(torch.tensor([1.0, 256.0])), "takes 0 to 255, got 1 to 256"),
-        (lambda: integer(2, 256).inverse(torch.tensor([0.5, 1.0])), "whole numbers as data, got 0.5"),
+        (
+            lambda: OneHot(2, 27).inverse(torch.tensor([3.0, 27.0])),
+            "OneHot takes 0 to 26, got 3 to 27",
+        ),
+        (
+            lambda: modulo(2, 3).inverse(torch.tensor([1.0, 3.0])),
+            "takes 0 to 2, got 1 to 3; use more levels",
+        ),
+        (
+            lambda: integer(2, 256).inverse(torch.tensor([1.0, 256.0])),
+            "takes 0 to 255, got 1 to 256",
+        ),
+        (
+            lambda: integer(2, 256).inverse(torch.tensor([0.5, 1.0])),
+            "whole numbers as data, got 0.5",
+        ),
         (lambda: IntegerCoupling(2).inverse(torch.tensor([1, 2])), "must be floating point"),
-        (lambda: IntegerCoupling((1, 4, 4), "channels"), 'mask must be "half", "alternate" or 16 booleans'),
+        (
+            lambda: IntegerCoupling((1, 4, 4), "channels"),
+            'mask must be "half", "alternate" or 16 booleans',
+        ),
         (lambda: IntegerCoupling((4, 4)), r"takes vectors or images \(C, H, W\), got \(4, 4\)"),
         (lambda: IntegerCoupling((1, 1, 1)), "at least 2 dimensions"),
         (lambda: IntegerCoupling(1), "at least 2 dimensions, got 1"),
         (lambda: Categorical(2, 1), "classes of Categorical: .* at least 2, got 1"),
         (lambda: Categorical(2, 3, OneHotMADE(2, 3, 4)), "build it with dim=2, params=3"),
         (lambda: DiscretizedLogistic(2, 1), "levels of DiscretizedLogistic: .* at least 2, got 1"),
-        (lambda: Groups(quincunx((1, 4, 4), 2), [nn.Identity()] * 2), "one for each of 5 groups; got 2"),
+        (
+            lambda: Groups(quincunx((1, 4, 4), 2), [nn.Identity()] * 2),
+            "one for each of 5 groups; got 2",
+        ),
         (lambda: ModuloAutoregressive(OneHotMADE(2, 3, 3), 3), "build it with params=5"),
         (lambda: integer(2, 0), "number of levels: expected a whole number of at least 1, got 0"),
         (lambda: IntegerIdentity(2, 0), "number of levels: expected"),
@@ -353,7 +388,10 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
         (lambda: IntegerCoupling(2, scale=0.0), "must be positive, got 0.0; half of the levels"),
         (lambda: modulo(2, 1), "needs 2 classes and a positive temperature, got 1"),
         (lambda: modulo(2, 3, layers=0), "number of layers: expected"),
-        (lambda: registry("nice"), "no kind 'nice' of maps; the kinds are vector, bijective, surjective"),  # type: ignore[arg-type]
+        (
+            lambda: registry("nice"),
+            "no kind 'nice' of maps; the kinds are vector, bijective, surjective",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_bad_input(wrong: Callable[[], object], says: str) -> None:

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from bayou import rng
-from bayou.flows import ActNorm, Chain, DiagonalAffine, DiagonalNormal, Flow, LULinear, StandardNormal, realnvp
+from bayou.flows import (
+    ActNorm,
+    Chain,
+    DiagonalAffine,
+    DiagonalNormal,
+    Flow,
+    LULinear,
+    StandardNormal,
+    realnvp,
+)
 from bayou.flows.core.transform import Ladj, Transform
 from bayou.flows.fitting.fit import Check, fit
 from bayou.flows.fitting.objectives import elbo
@@ -30,7 +39,9 @@ def gaussian_flow(dim: int = 2) -> Flow:
 
 def coupling_flow(seed: int = 0, context_dim: int = 0) -> Flow:
     with rng.isolated(seed, torch.device("cpu")):
-        return Flow(StandardNormal(2), realnvp(2, layers=2, hidden=(16,), context_dim=context_dim)).double()
+        return Flow(
+            StandardNormal(2), realnvp(2, layers=2, hidden=(16,), context_dim=context_dim)
+        ).double()
 
 
 def parameters(flow: Flow) -> list[Tensor]:
@@ -76,7 +87,8 @@ def test_maximum_likelihood_learns_the_dependence_on_the_context() -> None:
     data = torch.cat([context, -context], -1) + 0.1 * rng.normal(n, (2,), LIKE, seed=3)
     flow = coupling_flow(context_dim=1)
     result = fit(flow, data, context=context, steps=300, lr=0.02)
-    # The entropy of the noise is the best there is; ignoring the context costs ½ log 101 ≈ 2.3 nats a coordinate.
+    # The entropy of the noise is the best there is; ignoring the context costs ½ log 101 ≈ 2.3 nats
+    # a coordinate.
     floor = 2 * 0.5 * math.log(2 * math.pi * math.e * 0.01)
     assert floor - 0.1 < result.best < floor + 0.5
 
@@ -86,7 +98,9 @@ def test_reverse_kl_of_a_known_gaussian() -> None:
     flow = Flow(DiagonalNormal(1, mean=1.0, std=2.0), DiagonalAffine(1)).double()
     value, standard_error = elbo(flow, normal_log_density, n=40_000)
     assert value == pytest.approx(-1.306853, abs=4 * standard_error)
-    assert standard_error == pytest.approx(math.sqrt(8.5 / 40_000), rel=0.05)  # Var[1.5ε² + 2ε] = 4.5 + 4
+    assert standard_error == pytest.approx(
+        math.sqrt(8.5 / 40_000), rel=0.05
+    )  # Var[1.5ε² + 2ε] = 4.5 + 4
     result = fit(flow, normal_log_density, steps=300, lr=0.05)
     assert result.bound is not None
     assert result.standard_error is not None
@@ -102,7 +116,9 @@ def test_conditional_reverse_kl() -> None:
         assert x.shape[1:] == (len(c), 2)
         return normal_log_density(x - c)
 
-    result = fit(coupling_flow(context_dim=1), log_density, context=context, steps=300, samples=8, lr=0.02)
+    result = fit(
+        coupling_flow(context_dim=1), log_density, context=context, steps=300, samples=8, lr=0.02
+    )
     assert result.bound is not None
     assert result.standard_error is not None
     assert -0.05 < result.bound <= 3 * result.standard_error
@@ -121,7 +137,16 @@ def test_act_norm_starts_at_the_first_batch() -> None:
 def test_early_stopping_restores_the_best_parameters() -> None:
     data = rng.normal(40, (2,), LIKE, seed=5)  # so few rows that a flow overfits them
     flow = coupling_flow()
-    result = fit(flow, data, steps=1000, lr=0.05, schedule="constant", validation=0.5, patience=5, check_every=10)
+    result = fit(
+        flow,
+        data,
+        steps=1000,
+        lr=0.05,
+        schedule="constant",
+        validation=0.5,
+        patience=5,
+        check_every=10,
+    )
     assert result.stopped == "patience"
     assert result.steps == result.best_step + 5 * 10
     scores = {row.step: row.score for row in result.history}
@@ -175,18 +200,29 @@ class Poisoned(DiagonalAffine):
         self.passes += self.training
         if self.passes > self.after:
             zero = torch.zeros_like(self.shift)
-            y = y * (math.nan if self.where == "value" else 1) + (zero * self.shift.detach().abs() + zero * self.shift)
-            y = y + (0 * (self.shift - self.shift.detach())).sqrt() if self.where == "gradient" else y
+            y = y * (math.nan if self.where == "value" else 1) + (
+                zero * self.shift.detach().abs() + zero * self.shift
+            )
+            y = (
+                y + (0 * (self.shift - self.shift.detach())).sqrt()
+                if self.where == "gradient"
+                else y
+            )
         return super()._inverse(y, context)
 
 
 @pytest.mark.parametrize(
     ("where", "message"),
-    [("value", r"step 8: log q is nan at row \d+ .* lower lr"), ("gradient", r"step 8: the gradient of '.*shift' has")],
+    [
+        ("value", r"step 8: log q is nan at row \d+ .* lower lr"),
+        ("gradient", r"step 8: the gradient of '.*shift' has"),
+    ],
 )
 def test_nan_keeps_the_last_good_parameters(where: str, message: str) -> None:
     data = correlated(100)[0]
-    healthy, poisoned = (Flow(StandardNormal(2), Poisoned(after, where)).double() for after in (999, 7))
+    healthy, poisoned = (
+        Flow(StandardNormal(2), Poisoned(after, where)).double() for after in (999, 7)
+    )
     fit(healthy, data, steps=7, validation=0, schedule="constant")
     kept: list[list[Tensor]] = []
     # Six updates were followed by a finite loss; the seventh was not.
@@ -219,7 +255,9 @@ def test_density_that_is_zero_somewhere() -> None:
     def log_density(x: Tensor) -> Tensor:
         return torch.where(x[..., 0] > 0, normal_log_density(x), -torch.inf)
 
-    with pytest.raises(FloatingPointError, match=r"log_density\(x\) is -inf at sample \d+, x = \[-.*soft edges"):
+    with pytest.raises(
+        FloatingPointError, match=r"log_density\(x\) is -inf at sample \d+, x = \[-.*soft edges"
+    ):
         fit(coupling_flow(), log_density, steps=5)
 
 
@@ -235,7 +273,9 @@ def test_other_errors_pass_with_a_note() -> None:
 # --- seeds, devices, settings -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [correlated(300)[0], normal_log_density], ids=["data", "density"])
+@pytest.mark.parametrize(
+    "target", [correlated(300)[0], normal_log_density], ids=["data", "density"]
+)
 def test_seeds_repeat_bit_for_bit_and_leave_the_global_stream_alone(
     target: Tensor | Callable[[Tensor], Tensor],
 ) -> None:
@@ -273,8 +313,12 @@ def test_schedule_clip_and_optimizer_are_used() -> None:
     data = correlated(200)[0] * 100
     flow = gaussian_flow()
     before = parameters(flow)
-    result = fit(flow, data, steps=1, optimizer=torch.optim.SGD, lr=1.0, clip=0.5, schedule=lambda done: 0.1)
-    moved = math.sqrt(sum((a - b).square().sum().item() for a, b in zip(before, parameters(flow), strict=True)))
+    result = fit(
+        flow, data, steps=1, optimizer=torch.optim.SGD, lr=1.0, clip=0.5, schedule=lambda done: 0.1
+    )
+    moved = math.sqrt(
+        sum((a - b).square().sum().item() for a, b in zip(before, parameters(flow), strict=True))
+    )
     assert result.history[0].gradient_norm > 100
     assert result.history[0].lr == pytest.approx(0.1)
     assert moved == pytest.approx(0.1 * 0.5, rel=1e-4)
@@ -282,7 +326,13 @@ def test_schedule_clip_and_optimizer_are_used() -> None:
 
 def test_a_clock_ends_a_run_and_lowers_the_rate() -> None:
     found = fit(
-        gaussian_flow(), correlated(200)[0], seconds=0.5, check_every=5, patience=None, validation=0, progress=False
+        gaussian_flow(),
+        correlated(200)[0],
+        seconds=0.5,
+        check_every=5,
+        patience=None,
+        validation=0,
+        progress=False,
     )
     assert found.stopped == "finished"
     assert 0.5 <= found.seconds < 5
@@ -292,9 +342,13 @@ def test_a_clock_ends_a_run_and_lowers_the_rate() -> None:
 
 
 @pytest.mark.parametrize("length", [{"steps": 40}, {"seconds": 1.0}])
-def test_warmup_tempers_the_density(length: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_tempers_the_density(
+    length: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ticks = itertools.count(0.0, 0.005)
-    monkeypatch.setattr("bayou.flows.fitting.fit.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(
+        "bayou.flows.fitting.fit.time", SimpleNamespace(monotonic=lambda: next(ticks))
+    )
     rows: list[Check] = []
     fit(gaussian_flow(), lambda x: normal_log_density(x) - 100, **length, warmup=0.5, check_every=1,
         callback=rows.append, lr=1e-6, patience=None)  # fmt: skip

@@ -53,7 +53,9 @@ def built(make: Callable[[], Any], seed: int = 0) -> Any:
 
 
 def shaken(module: nn.Module, size: float = 0.1) -> Any:
-    """In float64 and eval mode, with random parameters: a flow that starts at the identity hides mistakes."""
+    """In float64 and eval mode, with random parameters: a flow that starts at the identity hides
+    mistakes.
+    """
     module.double().eval()
     with torch.no_grad():
         for key, p in module.named_parameters():
@@ -69,7 +71,9 @@ def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
 def test_a_chain_to_whole_numbers_compiles_in_one_graph() -> None:
     flow, y = built(model).eval(), pixels(3, 1, 4, 4).float()
     noise = flow.transform.noise(y, inverse=True, seed=0)
-    run = torch.compile(lambda y, noise: flow.transform.inverse(y, noise=noise), fullgraph=True, backend="eager")
+    run = torch.compile(
+        lambda y, noise: flow.transform.inverse(y, noise=noise), fullgraph=True, backend="eager"
+    )
     for got, expected in zip(run(y, noise), flow.transform.inverse(y, noise=noise), strict=True):
         assert torch.allclose(got, expected, atol=1e-5)
 
@@ -81,8 +85,12 @@ def test_a_chain_to_whole_numbers_compiles_in_one_graph() -> None:
     "make",
     [
         lambda: glow_image((1, 4, 4), levels=2, steps=2, hidden=4),
-        lambda: flowpp_image((1, 4, 4), levels=2, steps=2, hidden=4, blocks=1, components=3, heads=2),
-        lambda: flowpp_image((2, 2, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, heads=0),
+        lambda: flowpp_image(
+            (1, 4, 4), levels=2, steps=2, hidden=4, blocks=1, components=3, heads=2
+        ),
+        lambda: flowpp_image(
+            (2, 2, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, heads=0
+        ),
     ],
 )
 def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[], Map]) -> None:
@@ -95,7 +103,9 @@ def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[]
     sizes = [piece.numel() for piece in pieces]
 
     def image(z: Tensor) -> Tensor:
-        first, *rest = (part.reshape(p.shape) for part, p in zip(z.split(sizes), pieces, strict=True))
+        first, *rest = (
+            part.reshape(p.shape) for part, p in zip(z.split(sizes), pieces, strict=True)
+        )
         return chain(first, noise=tree_unflatten(rest, structure))[0].flatten()
 
     z = torch.cat([piece.flatten() for piece in pieces])
@@ -144,7 +154,9 @@ def test_act_norm_standardizes_channels() -> None:
 
 
 def test_a_coupling_in_half_precision_is_still_exact() -> None:
-    coupling = built(lambda: ImageCoupling((2, 4, 4), Affine(), net=partial(conv_net, hidden=8, half=True)))
+    coupling = built(
+        lambda: ImageCoupling((2, 4, 4), Affine(), net=partial(conv_net, hidden=8, half=True))
+    )
     with torch.no_grad():
         coupling.net[-1].weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
     x = rng.normal(4, (2, 4, 4), torch.zeros(()), 0)
@@ -159,7 +171,9 @@ def test_a_coupling_in_half_precision_is_still_exact() -> None:
 
 
 @pytest.mark.parametrize("net", [conv_net, partial(gated_net, blocks=1, heads=0)])
-def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(net: Callable[..., nn.Module]) -> None:
+def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(
+    net: Callable[..., nn.Module],
+) -> None:
     """A Glow of 48 couplings with 256 hidden channels was infinite after one step of 1e-3."""
     x = rng.normal(2, (3, 4, 4), torch.zeros(()), 0)
 
@@ -185,7 +199,9 @@ def test_a_uniform_model_scores_eight_bits() -> None:
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
-    flow = shaken(built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 16, "variational")), 0.05)
+    flow = shaken(
+        built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 16, "variational")), 0.05
+    )
     y = pixels(5, 1, 4, 4, levels=16)
     whole, parts = bits_per_dim(flow, y, 2), bits_per_dim(flow, y, 2, batch_size=2)
     assert torch.allclose(whole, parts, atol=1e-10)
@@ -194,7 +210,9 @@ def test_bits_do_not_depend_on_the_batch() -> None:
 
 
 def test_variational_dequantization_starts_uniform_and_closes_its_gap() -> None:
-    """Bin [0, 1) of N(.5, .25²): log-mass −.0465679, uniform dequantization −.1993108, a learned one in between."""
+    """Bin [0, 1) of N(.5, .25²): log-mass −.0465679, uniform dequantization −.1993108, a learned
+    one in between.
+    """
     q = built(lambda: dequantizer((1, 2, 2), 2, steps=4, hidden=8)).double()
     flow = Flow(DiagonalNormal((1, 2, 2), 0.5, 0.25).double(), Dequantize((1, 2, 2), q=q))
     y = torch.zeros(256, 1, 2, 2, dtype=torch.float64)
@@ -258,7 +276,9 @@ def test_samples_are_images_and_learning_gains_bits() -> None:
 
 CLASSES: dict[str, Callable[[], Map]] = {
     "glow": lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=3),
-    "flow++": lambda: flowpp_image((1, 4, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, context_dim=3),
+    "flow++": lambda: flowpp_image(
+        (1, 4, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, context_dim=3
+    ),
 }
 
 
@@ -269,7 +289,9 @@ def test_densities_and_draws_by_class(name: str) -> None:
     by_class = flow.log_prob(y[:, None].expand(-1, 3, -1, -1, -1), classes, seed=0)  # (4, 3)
     assert (by_class.std(1) > 1e-3).all()
     expected = bits_per_dim(flow, y, context=classes[1], batch_size=3)
-    assert torch.allclose(bits_per_dim(flow, y, context=classes[[1, 1, 1, 1]]), expected, atol=1e-10)
+    assert torch.allclose(
+        bits_per_dim(flow, y, context=classes[[1, 1, 1, 1]]), expected, atol=1e-10
+    )
     assert not torch.allclose(bits_per_dim(flow, y, context=classes[0]), expected, atol=1e-3)
     drawn = flow.sample(8, classes, seed=0)  # one noise for each
     assert drawn.shape == (8, 3, 1, 4, 4)
@@ -282,11 +304,15 @@ def test_densities_and_draws_by_class(name: str) -> None:
 
 def test_a_class_is_learned() -> None:
     """Black images of class 0, white ones of class 1."""
-    flow = built(lambda: image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=2), 16))
+    flow = built(
+        lambda: image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=2), 16)
+    )
     context = torch.eye(2).repeat(64, 1)
     y = 15 * context[:, 1:, None, None].expand(-1, -1, 4, 4)
     fit(flow, y, context=context, steps=60, lr=1e-2, batch_size=64, validation=0, progress=False)
-    right, wrong = (bits_per_dim(flow, y, context=c).mean().item() for c in (context, context.flip(-1)))
+    right, wrong = (
+        bits_per_dim(flow, y, context=c).mean().item() for c in (context, context.flip(-1))
+    )
     assert right < wrong - 0.5
     shades = flow.sample(20, torch.eye(2), seed=0).mean((0, 2, 3, 4))
     assert shades[1] > shades[0] + 3
@@ -349,7 +375,8 @@ def test_bad_input(wrong: Callable[[], object], says: str) -> None:
 
 
 def test_the_inverse_of_a_bounded_affine_map_expands_little() -> None:
-    """From data to noise: sigmoid(q + 2)/sigmoid(2), the identity at p = 0, and never above 1/sigmoid(2).
+    """From data to noise: sigmoid(q + 2)/sigmoid(2), the identity at p = 0, and never above
+    1/sigmoid(2).
 
     q = 8·tanh(p/8): from noise to data a scale was infinite where a network said −1,000.
     """
@@ -357,7 +384,9 @@ def test_the_inverse_of_a_bounded_affine_map_expands_little() -> None:
     y = torch.linspace(-3, 3, 101).double()
     x, log_slope = BoundedAffine().inverse(y, p)
     q = 8 * torch.tanh(p[:, 1] / 8)
-    torch.testing.assert_close(log_slope.exp(), torch.sigmoid(q + 2) / torch.sigmoid(torch.tensor(2.0).double()))
+    torch.testing.assert_close(
+        log_slope.exp(), torch.sigmoid(q + 2) / torch.sigmoid(torch.tensor(2.0).double())
+    )
     torch.testing.assert_close(x, y * log_slope.exp())
     torch.testing.assert_close(BoundedAffine().forward(x, p)[0], y)
     assert float(log_slope.exp().max()) < 1.136

@@ -76,7 +76,9 @@ def test_derivatives_up_to_the_fourth_order_are_those_of_the_closed_form() -> No
     "second", [hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f)), lambda f: jacrev(jacfwd(f))],
     ids=["forward over reverse", "reverse over reverse", "forward over forward", "reverse over forward"],
 )  # fmt: skip
-def test_every_mode_gives_the_same_second_derivatives(second: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+def test_every_mode_gives_the_same_second_derivatives(
+    second: Callable[..., Callable[[Tensor], Tensor]],
+) -> None:
     found = second(lambda theta: loss(root, theta))(THETA)
     expected = hessian(lambda theta: loss(cardano, theta))(THETA)
     assert torch.allclose(found, expected, rtol=1e-10)
@@ -125,7 +127,9 @@ def test_a_compiled_root_has_second_derivatives_where_the_compiler_allows_them()
 
 
 def test_the_hessian_of_a_log_density_is_that_of_differences() -> None:
-    """The density of naf is found by root finding; wrong second derivatives were off by a factor of two here."""
+    """The density of naf is found by root finding; wrong second derivatives were off by a factor of
+    two here.
+    """
     torch.manual_seed(0)
     flow = Flow(StandardNormal(2), naf(2, layers=1, hidden=[8], units=4)).double()
     with torch.no_grad():
@@ -136,7 +140,9 @@ def test_the_hessian_of_a_log_density_is_that_of_differences() -> None:
     step = 1e-5
     columns = []
     for axis in torch.eye(2, dtype=torch.float64):
-        above, below = (grad(lambda y: flow.log_prob(y))(y + sign * step * axis) for sign in (1, -1))
+        above, below = (
+            grad(lambda y: flow.log_prob(y))(y + sign * step * axis) for sign in (1, -1)
+        )
         columns.append((above - below) / (2 * step))
     assert torch.allclose(found, torch.stack(columns), rtol=1e-6, atol=1e-6)
 
@@ -145,7 +151,9 @@ def gradient_of_draws(base: Base, values: Tensor, create_graph: bool = False) ->
     """∇ Σ w·sin(draws) in all parameters as one vector, with fixed noise."""
     named = dict(base.named_parameters())
     pieces = values.split([p.numel() for p in named.values()])
-    parameters = {key: v.reshape(p.shape) for (key, p), v in zip(named.items(), pieces, strict=True)}
+    parameters = {
+        key: v.reshape(p.shape) for (key, p), v in zip(named.items(), pieces, strict=True)
+    }
     draw = _Draw(base)
     x = functional_call(draw, {f"base.{key}": v for key, v in parameters.items()}, ())
     weights = torch.linspace(-1.0, 2.0, x.numel(), dtype=x.dtype).reshape(x.shape)
@@ -161,12 +169,16 @@ class _Draw(nn.Module):
         return self.base.draw(5, seed=3)
 
 
-@pytest.mark.parametrize("base", [VonMises(2, 0.3, 4.0), VonMises(1, -1.0, 0.4), DiagonalNormal(2, 0.5, 2.0)])
+@pytest.mark.parametrize(
+    "base", [VonMises(2, 0.3, 4.0), VonMises(1, -1.0, 0.4), DiagonalNormal(2, 0.5, 2.0)]
+)
 def test_second_derivatives_of_draws(base: Base) -> None:
     base = copy.deepcopy(base).double()
     values = torch.cat([p.detach().flatten() for p in base.parameters()]).requires_grad_()
     direction = torch.linspace(1.0, -0.5, values.numel(), dtype=torch.float64)
-    (found,) = torch.autograd.grad(gradient_of_draws(base, values, create_graph=True) @ direction, values)
+    (found,) = torch.autograd.grad(
+        gradient_of_draws(base, values, create_graph=True) @ direction, values
+    )
     step = 1e-5
     above, below = (gradient_of_draws(base, values + sign * step * direction) for sign in (1, -1))
     assert torch.allclose(found, (above - below) / (2 * step), rtol=1e-6, atol=1e-7)
@@ -183,7 +195,13 @@ def mixture_gradients() -> tuple[GaussianMixture, dict[str, Tensor]]:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("logits", "logits"), ("logits", "mean"), ("logits", "log_std"), ("mean", "logits"), ("log_std", "logits")],
+    [
+        ("logits", "logits"),
+        ("logits", "mean"),
+        ("logits", "log_std"),
+        ("mean", "logits"),
+        ("log_std", "logits"),
+    ],
 )
 def test_second_derivatives_in_the_weights_of_a_mixture_raise(first: str, second: str) -> None:
     base, gradients = mixture_gradients()
@@ -195,7 +213,9 @@ def test_second_derivatives_in_the_means_of_a_mixture_are_those_with_constant_we
     base, gradients = mixture_gradients()
     (found,) = torch.autograd.grad(gradients["mean"].square().sum(), base.mean)
     base.logits.requires_grad_(False)
-    (gradient,) = torch.autograd.grad(base.draw(64, seed=0).sin().sum(), base.mean, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        base.draw(64, seed=0).sin().sum(), base.mean, create_graph=True
+    )
     (expected,) = torch.autograd.grad(gradient.square().sum(), base.mean)
     assert torch.allclose(found, expected)
     assert torch.allclose(gradients["mean"], gradient)

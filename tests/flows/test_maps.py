@@ -1,6 +1,7 @@
 """Maps that are not bijections, or with a random ladj: kinds, sides, noise, and their ``check``.
 
-The maps are those of Nielsen et al. 2020 (SurVAE) and Chen et al. 2019 (residual flows), for cases with a closed form.
+The maps are those of Nielsen et al. 2020 (SurVAE) and Chen et al. 2019 (residual flows), for cases
+with a closed form.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Drop(Map):
     ladj_kind = Ladj.bound
     opposite = Label()
 
-    def __init__(self, kept: int = 1, dropped: int = 1, mean: float = 0.0, std: float = 1.0) -> None:
+    def __init__(
+        self, kept: int = 1, dropped: int = 1, mean: float = 0.0, std: float = 1.0
+    ) -> None:
         super().__init__()
         self.event_in, self.event_out = (kept + dropped,), (kept,)
         self.mean = nn.Parameter(torch.full((dropped,), mean))
@@ -97,7 +100,9 @@ class Drop(Map):
 
 
 class Decoder(Map):
-    """y ~ N(W·x + b, s²); back, x ~ N(A·y + c, S): V = log p(y|x) − log r(x|y), exact where r is the posterior."""
+    """y ~ N(W·x + b, s²); back, x ~ N(A·y + c, S): V = log p(y|x) − log r(x|y), exact where r is
+    the posterior.
+    """
 
     takes_noise = True
     ladj_kind = Ladj.bound
@@ -114,7 +119,9 @@ class Decoder(Map):
 
     def term(self, x: Tensor, y: Tensor) -> Tensor:
         likelihood = normal_log_prob(y, x @ self.weight.mT + self.bias, self.std)
-        eps = torch.linalg.solve_triangular(self.scale, (x - y @ self.gain.mT - self.shift).unsqueeze(-1), upper=False)
+        eps = torch.linalg.solve_triangular(
+            self.scale, (x - y @ self.gain.mT - self.shift).unsqueeze(-1), upper=False
+        )
         posterior = normal_log_prob(eps.squeeze(-1), 0.0, 1.0) - self.scale.diagonal().log().sum()
         return likelihood - posterior
 
@@ -136,7 +143,9 @@ def ppca(off: float = 0.0) -> Decoder:
 
 
 class Residual(Transform):
-    """y = x + B·x; log|det(I + B)| = Σ_k (−1)^(k+1) tr(B^k)/k by Russian roulette, one probe for each row."""
+    """y = x + B·x; log|det(I + B)| = Σ_k (−1)^(k+1) tr(B^k)/k by Russian roulette, one probe for
+    each row.
+    """
 
     takes_noise = True
     ladj_kind = Ladj.estimate
@@ -154,7 +163,9 @@ class Residual(Transform):
         total, v = torch.zeros_like(u), probe
         for k in range(1, self.terms + 1):
             v = v @ self.b.mT
-            weight = torch.where(count >= k, (1 - self.stop) ** (1 - k) * (-1) ** (k + 1) / k, 0.0).to(v)
+            weight = torch.where(
+                count >= k, (1 - self.stop) ** (1 - k) * (-1) ** (k + 1) / k, 0.0
+            ).to(v)
             total = total + weight * (probe * v).sum(-1)
         return total
 
@@ -178,7 +189,9 @@ def mean_and_error(draws: Tensor) -> tuple[float, float]:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("std", "mass", "bound"), [(0.5, -0.3817151, -0.3924580), (0.25, -0.0465679, -0.1993108)])
+@pytest.mark.parametrize(
+    ("std", "mass", "bound"), [(0.5, -0.3817151, -0.3924580), (0.25, -0.0465679, -0.1993108)]
+)
 def test_uniform_dequantization(std: float, mass: float, bound: float) -> None:
     """E[log p(y + u)] is the bound and log E[p(y + u)] the mass of N(½, σ²) on [0, 1)."""
     flow = Flow(DiagonalNormal(1, 0.5, std), Floor(1)).double()
@@ -209,8 +222,11 @@ def test_augmentation_is_bounded_from_both_sides() -> None:
     flow = correlated(Drop(mean=0.3, std=0.9))
     below, error = mean_and_error(flow.log_prob(one, seed=0).detach())
     assert abs(below + 1.985) < 5 * error + 5e-4
-    # The forward side at y = 1: b given y is N(.8, .36) there, and log p(x) − term is what forward says at that x.
-    b = 0.8 + 0.6 * torch.randn(40_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # The forward side at y = 1: b given y is N(.8, .36) there, and log p(x) − term is what forward
+    # says at that x.
+    b = 0.8 + 0.6 * torch.randn(
+        40_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     x, _ = flow.transform.transforms[0].inverse(torch.cat([one, b], -1))  # type: ignore[union-attr, index]
     y, term = flow.transform.forward(x)
     assert torch.allclose(y, one)
@@ -224,7 +240,9 @@ def test_augmentation_is_bounded_from_both_sides() -> None:
 def test_an_exact_posterior_gives_the_density_at_every_draw() -> None:
     flow = Flow(StandardNormal(2), ppca()).double()
     y = torch.tensor([0.7, -0.4, 1.2], dtype=torch.float64).expand(100, 3)
-    assert torch.allclose(flow.log_prob(y, seed=0), torch.tensor(-3.4082298, dtype=torch.float64), atol=1e-7)
+    assert torch.allclose(
+        flow.log_prob(y, seed=0), torch.tensor(-3.4082298, dtype=torch.float64), atol=1e-7
+    )
     y, forward = flow.sample_and_log_prob(100, seed=0)
     assert torch.allclose(forward, flow.log_prob(y, seed=1), atol=1e-12)
     loose = Flow(StandardNormal(2), ppca(off=0.3)).double()
@@ -241,7 +259,9 @@ def test_russian_roulette_has_the_mean_and_the_gradient_of_the_log_determinant()
     mean, error = mean_and_error(draws.detach())
     assert abs(mean - 0.5653138) < 5 * error < 0.01
     parts = draws.split(1000)
-    rows = torch.stack([torch.autograd.grad(part.mean(), residual.b, retain_graph=True)[0] for part in parts])
+    rows = torch.stack(
+        [torch.autograd.grad(part.mean(), residual.b, retain_graph=True)[0] for part in parts]
+    )
     expected = torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]], dtype=torch.float64)
     assert ((rows.mean(0) - expected).abs() < 5 * rows.std(0) / math.sqrt(len(rows))).all()
 
@@ -270,7 +290,9 @@ def test_kinds_and_sides_of_compositions() -> None:
         (Conditional(LULinear(2), 3), exact, exact),
     ]
     for found, label, opposite in cases:
-        assert (found.label, found.opposite, found.ladj_kind) == (label, opposite, label.kind), found
+        assert (found.label, found.opposite, found.ladj_kind) == (label, opposite, label.kind), (
+            found
+        )
     both = bound | estimate
     assert (both.kind, both.forward, both.inverse) == (Ladj.estimate, Side.upper, Side.lower)
     assert Side.lower | Side.upper is Side.unknown
@@ -284,7 +306,9 @@ def test_maps_join_out_to_in() -> None:
     assert not isinstance(chain, Transform)
     assert len(chain.transforms) == 4 + 1 + 2 + 1
     assert (chain.forward_kind, chain.inverse_kind) == (Cost.analytic, Cost.iterative)
-    with pytest.raises(ValueError, match=r"do not match: link 5 returns \(3,\), link 6 takes \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"do not match: link 5 returns \(3,\), link 6 takes \(2,\)"
+    ):
         Chain(realnvp(5), Drop(3, 2), LULinear(2))
 
 
@@ -294,7 +318,12 @@ def ppca_like(inputs: int, outputs: int) -> Decoder:
 
 
 def test_what_is_made_of_transforms_is_a_transform() -> None:
-    for made in (Chain(LULinear(2), realnvp(2)), Inverse(LULinear(2)), Conditional(LULinear(2), 3), Residual()):
+    for made in (
+        Chain(LULinear(2), realnvp(2)),
+        Inverse(LULinear(2)),
+        Conditional(LULinear(2), 3),
+        Residual(),
+    ):
         assert isinstance(made, Transform)
         assert made.event_in == made.event_out == made.event_shape == (2,)
     named = Conditional(transform=Drop(), context_dim=3)
@@ -321,7 +350,9 @@ noisy = pytest.mark.parametrize("name", NOISY)
 
 def context_for(found: Map, n: int) -> Tensor | None:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(n, 3, generator=generator, dtype=torch.float64) if found.context_dim else None
+    return (
+        torch.randn(n, 3, generator=generator, dtype=torch.float64) if found.context_dim else None
+    )
 
 
 @noisy
@@ -333,14 +364,22 @@ def test_noise_is_by_row_and_seed(name: str) -> None:
         x = torch.randn(10, *event, generator=generator, dtype=torch.float64)  # type: ignore[arg-type]
         context = context_for(found, 10)
         whole = direction(x, context, seed=5)
-        assert all(torch.equal(a, b) for a, b in zip(whole, direction(x, context, seed=5), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(whole, direction(x, context, seed=5), strict=True)
+        )
         for part in (slice(0, 3), slice(3, 4), slice(4, 10)):
-            cut = direction(x[part], None if context is None else context[part], seed=5, start=part.start)
-            assert all(torch.allclose(a, b[part], atol=1e-12) for a, b in zip(cut, whole, strict=True))
+            cut = direction(
+                x[part], None if context is None else context[part], seed=5, start=part.start
+            )
+            assert all(
+                torch.allclose(a, b[part], atol=1e-12) for a, b in zip(cut, whole, strict=True)
+            )
         other = x.clone()
         other[1:] = 0.3
         moved = direction(other, context, seed=5)
-        assert all(torch.allclose(a[0], b[0], atol=1e-12) for a, b in zip(moved, whole, strict=True))
+        assert all(
+            torch.allclose(a[0], b[0], atol=1e-12) for a, b in zip(moved, whole, strict=True)
+        )
     assert torch.equal(before, torch.get_rng_state())
     changed = [
         not all(torch.equal(a, b) for a, b in zip(f(x, c, seed=5), f(x, c, seed=6), strict=True))
@@ -373,9 +412,15 @@ def test_noise_from_outside_compiles_maps_and_repeats() -> None:
     assert all(torch.equal(a, b) for a, b in zip(chain.inverse(y, seed=0), expected, strict=True))
     mapped = vmap(lambda y, noise: chain.inverse(y, noise=noise))(y, noise)
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(mapped, expected, strict=True))
-    step = torch.compile(lambda y, noise: chain.inverse(y, noise=noise), fullgraph=True, backend="eager")
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(step(y, noise), expected, strict=True))
-    drawn = torch.compile(lambda y: chain.inverse(y), fullgraph=True, backend="eager")(y)  # the global stream
+    step = torch.compile(
+        lambda y, noise: chain.inverse(y, noise=noise), fullgraph=True, backend="eager"
+    )
+    assert all(
+        torch.allclose(a, b, atol=1e-12) for a, b in zip(step(y, noise), expected, strict=True)
+    )
+    drawn = torch.compile(lambda y: chain.inverse(y), fullgraph=True, backend="eager")(
+        y
+    )  # the global stream
     assert drawn[0].shape == (4, 3)
 
 
@@ -395,7 +440,9 @@ def test_a_resampled_mask_follows_the_seed() -> None:
 
 @pytest.mark.parametrize("n", [(), 3, (2, 3), 0])
 @pytest.mark.parametrize("batch", [None, (), (4,)])
-def test_flows_through_maps_have_the_event_of_the_data(n: Any, batch: tuple[int, ...] | None) -> None:
+def test_flows_through_maps_have_the_event_of_the_data(
+    n: Any, batch: tuple[int, ...] | None
+) -> None:
     found: Map = Chain(Drop(2, 3), ppca_like(2, 4))
     found = found if batch is None else Conditional(found, 3)
     flow = Flow(StandardNormal(5), found)
@@ -415,10 +462,15 @@ def test_draws_and_scores_do_not_depend_on_chunks(context: Tensor | None) -> Non
     flow = Flow(StandardNormal(5), found if context is None else Conditional(found, 3)).double()
     context = None if context is None else context.double()
     y, log_q = flow.sample_and_log_prob(10, context, seed=0)
-    parts = [flow.sample_and_log_prob(n, context, seed=0, start=start) for start, n in ((0, 4), (4, 6))]
+    parts = [
+        flow.sample_and_log_prob(n, context, seed=0, start=start) for start, n in ((0, 4), (4, 6))
+    ]
     assert torch.allclose(torch.cat([part[0] for part in parts]), y, atol=1e-12)
     assert torch.allclose(torch.cat([part[1] for part in parts]), log_q, atol=1e-12)
-    rows, contexts = y.flatten(0, -2), None if context is None else context.expand(10, 4, 3).flatten(0, 1)
+    rows, contexts = (
+        y.flatten(0, -2),
+        None if context is None else context.expand(10, 4, 3).flatten(0, 1),
+    )
     score = flow.log_prob(rows, contexts, seed=0)
     cut = flow.log_prob(rows[3:], None if contexts is None else contexts[3:], seed=0, start=3)
     assert torch.allclose(cut, score[3:], atol=1e-12)
@@ -431,7 +483,10 @@ def test_flows_need_events_that_fit_and_are_known() -> None:
     drop.event_out = (None,)
     with pytest.raises(ValueError, match="is not known; build its maps with sizes"):
         Flow(StandardNormal(2), drop)
-    with pytest.raises(ValueError, match=r"MapChain input has shape \(4, 3\) but the last 1 axes must be \(..., 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"MapChain input has shape \(4, 3\) but the last 1 axes must be \(..., 2\)",
+    ):
         Chain(realnvp(3), Drop(2, 1)).inverse(torch.zeros(4, 3))
 
 
@@ -440,7 +495,10 @@ def test_flows_need_events_that_fit_and_are_known() -> None:
 
 @noisy
 def test_correct_maps_pass(name: str) -> None:
-    skip = ["compile", *(["dtype"] if name in ("decoder", "chain", "conditional") else [])]  # no solver in bfloat16
+    skip = [
+        "compile",
+        *(["dtype"] if name in ("decoder", "chain", "conditional") else []),
+    ]  # no solver in bfloat16
     report = check_trained(NOISY[name](), skip=skip, train_steps=0 if name == "floor" else 3)
     report.raise_if_failed()
     if name == "residual":
@@ -452,7 +510,9 @@ def test_correct_maps_pass(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [lambda: Chain(LULinear(3), Drop(2, 1)), lambda: Conditional(Drop(), 3)])
+@pytest.mark.parametrize(
+    "build", [lambda: Chain(LULinear(3), Drop(2, 1)), lambda: Conditional(Drop(), 3)]
+)
 def test_maps_compile_to_one_graph(build: Callable[[], Map]) -> None:
     check(build(), only=["compile"], compile_backend="aot_eager").raise_if_failed()
 
@@ -508,7 +568,9 @@ class OneNoise(Drop):
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         parts = super()._noise(rows, inverse)
-        return tuple(part.flatten(0, -2)[:1].expand(part.shape) if part.ndim > 1 else part for part in parts)
+        return tuple(
+            part.flatten(0, -2)[:1].expand(part.shape) if part.ndim > 1 else part for part in parts
+        )
 
 
 class GlobalNoise(Drop):
@@ -536,12 +598,16 @@ class DetachedTerm(Residual):
 
 
 class FirstRow(Residual):
-    """The gradient of every row is weighted with that of the first, as in two public implementations."""
+    """The gradient of every row is weighted with that of the first, as in two public
+    implementations.
+    """
 
     def estimate(self, probe: Tensor, u: Tensor) -> Tensor:
         term = super().estimate(probe, u)
         if term.requires_grad:
-            term.register_hook(lambda slope: slope[:1, :1].expand_as(slope) if slope.ndim == 2 else slope)
+            term.register_hook(
+                lambda slope: slope[:1, :1].expand_as(slope) if slope.ndim == 2 else slope
+            )
         return term
 
 
@@ -561,7 +627,11 @@ BROKEN: list[tuple[Callable[[], Map], str, set[str]]] = [
     (OneNoise, "batch", {"batch inverse rows"}),
     (GlobalNoise, "batch", {"batch inverse rows", "batch inverse shapes"}),
     (lambda: LostForwardBothRandom(*decoder_parts()), "ladj", {"ladj forward"}),
-    (Truncated, "ladj", {"ladj forward", "ladj inverse", "ladj forward gradient", "ladj inverse gradient"}),
+    (
+        Truncated,
+        "ladj",
+        {"ladj forward", "ladj inverse", "ladj forward gradient", "ladj inverse gradient"},
+    ),
     (DetachedTerm, "ladj", {"ladj forward gradient", "ladj inverse gradient"}),
     (FirstRow, "ladj", {"ladj forward gradient", "ladj inverse gradient"}),
     (TooNoisy, "ladj", {"ladj forward error", "ladj inverse error"}),
@@ -573,7 +643,9 @@ def decoder_parts() -> tuple[Tensor, Tensor, float, float]:
 
 
 @pytest.mark.parametrize(("broken", "name", "rows"), BROKEN)
-def test_each_fault_fails_its_own_check(broken: Callable[[], Map], name: str, rows: set[str]) -> None:
+def test_each_fault_fails_its_own_check(
+    broken: Callable[[], Map], name: str, rows: set[str]
+) -> None:
     report: Report = check(broken(), only=[name], perturb=0.0)
     assert {result.name for result in report.failures} == rows, str(report)
 
@@ -596,7 +668,11 @@ def test_a_map_on_part_of_its_domain_is_checked_from_a_base_of_its_own() -> None
 
 def test_the_map_of_the_flows_page_is_correct() -> None:
     page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text(encoding="utf-8")
-    (block,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Drop(Map)" in code)
+    (block,) = (
+        code
+        for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        if "class Drop(Map)" in code
+    )
     names: dict[str, Any] = {"torch": torch, **vars(flows)}
     names["check"] = lambda found: check(found, skip=["compile"])
     exec(compile(block, "flows.md", "exec"), names)

@@ -35,7 +35,9 @@ def plain(params: Any, lr: float) -> torch.optim.Optimizer:
 def learned(make: Any, data: Tensor, **options: Any) -> tuple[FitResult, Tensor]:
     torch.manual_seed(0)
     flow = make().cuda()
-    found = fit(flow, data, steps=30, check_every=10, batch_size=64, seed=3, progress=False, **options)
+    found = fit(
+        flow, data, steps=30, check_every=10, batch_size=64, seed=3, progress=False, **options
+    )
     return found, torch.cat([p.detach().flatten() for p in flow.parameters()])
 
 
@@ -54,11 +56,17 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-ROWS = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0]) + 1
+ROWS = (
+    torch.randn(300, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0]) + 1
+)
 PIXELS = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()
 CASES: dict[str, tuple[Any, Tensor, dict[str, Any]]] = {
     "maf": (lambda: Flow(StandardNormal(2), maf(2)), ROWS, {}),
-    "image": (lambda: image_flow(glow_image((1, 8, 8), levels=1, steps=2, hidden=8), 256, "uniform"), PIXELS, {}),
+    "image": (
+        lambda: image_flow(glow_image((1, 8, 8), levels=1, steps=2, hidden=8), 256, "uniform"),
+        PIXELS,
+        {},
+    ),
     "continuous": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {}),
     "matching": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {"matching": True}),
 }
@@ -95,7 +103,9 @@ class Looks(Transform):
 
 
 @needs_cuda
-@pytest.mark.parametrize("make", [Looks, lambda: residual(2, layers=1, hidden=(8,), determinant="roulette")])
+@pytest.mark.parametrize(
+    "make", [Looks, lambda: residual(2, layers=1, hidden=(8,), determinant="roulette")]
+)
 def test_what_cannot_be_recorded_goes_step_by_step(make: Any, replays: list[int]) -> None:
     found, _ = learned(lambda: Flow(StandardNormal(2), Chain(DiagonalAffine((2,)), make())), ROWS)
     assert not replays
@@ -107,14 +117,26 @@ def test_a_replayed_step_that_goes_wrong_is_noticed_and_undone() -> None:
     torch.manual_seed(0)
     flow = Flow(StandardNormal(2), maf(2)).cuda()
     with pytest.raises(FloatingPointError, match="keeps its last good parameters"):
-        fit(flow, ROWS, steps=100, check_every=10, lr=1e30, clip=None, schedule="constant", seed=0, progress=False)
+        fit(
+            flow,
+            ROWS,
+            steps=100,
+            check_every=10,
+            lr=1e30,
+            clip=None,
+            schedule="constant",
+            seed=0,
+            progress=False,
+        )
     assert all(bool(p.isfinite().all()) for p in flow.parameters())
 
 
 @needs_cuda
 def test_a_clock_ends_a_replayed_run(replays: list[int]) -> None:
     torch.manual_seed(0)
-    found = fit(Flow(StandardNormal(2), maf(2)).cuda(), ROWS, seconds=1.5, patience=None, progress=False)
+    found = fit(
+        Flow(StandardNormal(2), maf(2)).cuda(), ROWS, seconds=1.5, patience=None, progress=False
+    )
     assert found.stopped == "finished"
     assert 1.4 < found.seconds < 10
     assert replays
@@ -137,7 +159,13 @@ def test_a_step_is_recorded_again_when_its_solver_takes_more_steps(replays: list
     for optimizer in (None, plain):
         core = Continuous(2, Falling(), steps=1)
         with pytest.warns(UserWarning, match="steps of RK4 are too few"):
-            found.append(learned(lambda core=core: Flow(StandardNormal(2), core), 0.02 * ROWS, optimizer=optimizer))
+            found.append(
+                learned(
+                    lambda core=core: Flow(StandardNormal(2), core),
+                    0.02 * ROWS,
+                    optimizer=optimizer,
+                )
+            )
         assert core.steps > 1
     assert len(replays) == 27
     (fast, weights), (slow, expected) = found

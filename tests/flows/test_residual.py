@@ -37,7 +37,9 @@ def test_the_determinant_of_a_linear_map_and_its_gradient() -> None:
     _, ladj = flow(x)
     assert ladj.item() == pytest.approx(0.5653138, abs=1e-7)
     (gradient,) = torch.autograd.grad(ladj, flow.g.weight)
-    assert torch.allclose(gradient, torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]]).double(), atol=1e-6)
+    assert torch.allclose(
+        gradient, torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]]).double(), atol=1e-6
+    )
 
 
 def test_roulette_is_unbiased_in_value_and_gradient() -> None:
@@ -47,7 +49,9 @@ def test_roulette_is_unbiased_in_value_and_gradient() -> None:
     _, ladj = flow(x, seed=0)
     assert abs(ladj.mean().item() - 0.5653138) < 5 * ladj.std().item() / math.sqrt(n)
     weight = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    (gradient,) = torch.autograd.grad((weight * ladj).mean(), flow.g.weight)  # random weights of rows
+    (gradient,) = torch.autograd.grad(
+        (weight * ladj).mean(), flow.g.weight
+    )  # random weights of rows
     inverse = torch.linalg.inv(torch.eye(2).double() + B).T
     assert torch.allclose(gradient, weight.mean() * inverse, atol=5 * 1.5 / math.sqrt(n))
     assert torch.equal(flow(x[:3], seed=0, start=7)[1], ladj[7:10])
@@ -65,7 +69,9 @@ def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape: tuple[int, int
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype: torch.dtype) -> None:
-    w = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype).requires_grad_()
+    w = torch.randn(
+        3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype
+    ).requires_grad_()
     values = torch.linalg.svdvals(w)
     largest = values.detach().amax(-1, keepdim=True)
     expected = largest.squeeze(-1) * ((values / largest) ** 258).sum(-1) ** (1 / 258)
@@ -90,7 +96,9 @@ def test_layers_contract_however_large_their_weights() -> None:
 
 
 def test_networks_start_at_their_bound_with_bent_units_and_a_flow_near_the_identity() -> None:
-    """With straight units (β = 1) two moons stayed at the loss of a Gaussian for hundreds of steps."""
+    """With straight units (β = 1) two moons stayed at the loss of a Gaussian for hundreds of
+    steps.
+    """
     torch.manual_seed(0)
     for g, x in (
         (contracting_mlp(2, (64, 64), 0.9), torch.randn(50, 2)),
@@ -115,7 +123,9 @@ def test_the_slope_of_lipswish_is_at_most_one() -> None:
 
 def test_the_contract() -> None:
     torch.manual_seed(0)
-    check_trained(residual(2, layers=2, hidden=(16,)), skip=["compile"], train_steps=5).raise_if_failed()
+    check_trained(
+        residual(2, layers=2, hidden=(16,)), skip=["compile"], train_steps=5
+    ).raise_if_failed()
 
 
 def test_the_contract_of_an_estimate() -> None:
@@ -124,7 +134,9 @@ def test_the_contract_of_an_estimate() -> None:
     assert residual(16).ladj_kind is Ladj.exact
     assert residual(17).ladj_kind is Ladj.estimate
     assert flow.ladj_kind is Ladj.estimate
-    report = check_trained(flow, only=["inverse", "ladj", "gradcheck", "state_dict", "tails", "batch"], train_steps=3)
+    report = check_trained(
+        flow, only=["inverse", "ladj", "gradcheck", "state_dict", "tails", "batch"], train_steps=3
+    )
     report.raise_if_failed()
 
 
@@ -168,15 +180,23 @@ def test_what_does_not_contract_is_an_error() -> None:
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "kernel"), [(1, 5, 3), (4, 3, 3), (3, 3, 1), (2, 2, 5)])
-def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(inputs: int, outputs: int, kernel: int) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel"), [(1, 5, 3), (4, 3, 3), (3, 3, 1), (2, 2, 5)]
+)
+def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(
+    inputs: int, outputs: int, kernel: int
+) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
-        conv = ContractingConv(inputs, outputs, kernel, 10.0, grid=32).double()  # leaves the weights alone
+        conv = ContractingConv(
+            inputs, outputs, kernel, 10.0, grid=32
+        ).double()  # leaves the weights alone
         bound = conv.bound().item()
         for side in (5, 12):
             zero = torch.zeros(1, inputs, side, side, dtype=torch.float64)
-            matrix = torch.func.jacrev(lambda x, conv=conv: conv(x) - conv.bias[:, None, None])(zero)
+            matrix = torch.func.jacrev(lambda x, conv=conv: conv(x) - conv.bias[:, None, None])(
+                zero
+            )
             norm = torch.linalg.matrix_norm(matrix.reshape(-1, zero.numel()), 2).item()
             assert norm <= bound * (1 + 1e-12)
         assert bound <= 1.25 * norm  # on the larger image it is nearly reached
@@ -213,7 +233,9 @@ def test_the_contract_on_images() -> None:
     assert exact.ladj_kind is Ladj.exact
     only = ["inverse", "ladj", "vmap", "dtype", "state_dict", "batch"]
     check_trained(exact, only=only, train_steps=3).raise_if_failed()
-    estimate = residual((1, 4, 4), layers=1, hidden=(8,), lipschitz=0.5, determinant="roulette").double()
+    estimate = residual(
+        (1, 4, 4), layers=1, hidden=(8,), lipschitz=0.5, determinant="roulette"
+    ).double()
     assert estimate.ladj_kind is Ladj.estimate
     only = ["inverse", "ladj", "vmap"]  # and of its gradient
     check_trained(estimate, only=only, rows=2, train_steps=3).raise_if_failed()
@@ -239,7 +261,9 @@ def test_dropping_finished_rows_does_not_change_the_result() -> None:
 
 
 def test_rows_drop_out_to_powers_of_two() -> None:
-    """A GPU tunes its convolutions to every new size: with any number of rows a step took twenty seconds."""
+    """A GPU tunes its convolutions to every new size: with any number of rows a step took twenty
+    seconds.
+    """
     sizes: list[int] = []
 
     class Watched(nn.Linear):

@@ -42,7 +42,11 @@ DRAWS = 20_000
 def near(values: Tensor, expected: float) -> None:
     """The mean of draws is the expected one within five standard errors."""
     error = values.std().item() / math.sqrt(len(values))
-    assert abs(values.mean().item() - expected) < 5 * error + 1e-12, (values.mean().item(), expected, error)
+    assert abs(values.mean().item() - expected) < 5 * error + 1e-12, (
+        values.mean().item(),
+        expected,
+        error,
+    )
 
 
 def base(mean: float, std: float) -> DiagonalNormal:
@@ -56,12 +60,18 @@ def rows(value: Sequence[float], n: int = DRAWS) -> Tensor:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("std", "mass", "bound"), [(0.5, -0.3817151, -0.3924580), (0.25, -0.0465679, -0.1993108)])
+@pytest.mark.parametrize(
+    ("std", "mass", "bound"), [(0.5, -0.3817151, -0.3924580), (0.25, -0.0465679, -0.1993108)]
+)
 def test_uniform_dequantization(std: float, mass: float, bound: float) -> None:
     flow = Flow(base(0.5, std), Dequantize(1))
     near(flow.log_prob(rows([0.0]), seed=0).detach(), bound)
     near(flow.log_prob(rows([0.0]), seed=0).detach().exp(), math.exp(mass))
-    assert (flow.kind, flow.label.inverse, flow.label.forward) == (Ladj.bound, Side.lower, Side.upper)
+    assert (flow.kind, flow.label.inverse, flow.label.forward) == (
+        Ladj.bound,
+        Side.lower,
+        Side.upper,
+    )
 
 
 def test_importance_samples_tighten_the_bound() -> None:
@@ -73,7 +83,10 @@ def test_importance_samples_tighten_the_bound() -> None:
 
 def test_the_best_dequantization_is_the_conditional_density() -> None:
     normal = torch.distributions.Normal(torch.tensor(0.5, dtype=torch.float64), 0.5)
-    low, high = normal.cdf(torch.zeros((), dtype=torch.float64)), normal.cdf(torch.ones((), dtype=torch.float64))
+    low, high = (
+        normal.cdf(torch.zeros((), dtype=torch.float64)),
+        normal.cdf(torch.ones((), dtype=torch.float64)),
+    )
 
     class Truncated(InverseCDF):
         """N(.5, .5²) given its bin [0, 1): u = F⁻¹(F(0) + v·(F(1) − F(0)))."""
@@ -112,7 +125,8 @@ def test_augmentation_of_two_correlated_numbers() -> None:
     assert abs(below.mean().item() + 1.985) < 0.02
     rest = 0.8 + 0.6 * rng.normal(DRAWS, (1,), below, 0)  # of p(rest | y = 1)
     above = torch.distributions.Normal(0.0, 1.0).log_prob(torch.ones(())) + (
-        torch.distributions.Normal(0.8, 0.6).log_prob(rest) - torch.distributions.Normal(0.3, 0.9).log_prob(rest)
+        torch.distributions.Normal(0.8, 0.6).log_prob(rest)
+        - torch.distributions.Normal(0.3, 0.9).log_prob(rest)
     )
     assert abs(above.mean().item() + 1.137) < 0.02
 
@@ -144,7 +158,9 @@ def noise(mean: float, std: float) -> Flow:
 class Largest(StandardNormal):
     """The largest of three standard normals."""
 
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         return rng.normal(n, (*batch, 3), self.anchor, seed, start).max(-1, keepdim=True).values
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -154,7 +170,9 @@ class Largest(StandardNormal):
 def test_exact_terms() -> None:
     x = torch.tensor([0.3, -0.5, 1.1], dtype=torch.float64)
     assert Inverse(Abs(1)).inverse(x[:1])[1].item() == pytest.approx(-math.log(2))
-    assert Inverse(Sort(4)).inverse(torch.tensor([2.0, 1.0, 0.0, 5.0]).double())[1].item() == pytest.approx(-3.1780538)
+    assert Inverse(Sort(4)).inverse(torch.tensor([2.0, 1.0, 0.0, 5.0]).double())[
+        1
+    ].item() == pytest.approx(-3.1780538)
     pooled = Flow(Largest(1).double(), Inverse(Max(3)).double())
     assert pooled.log_prob(x).item() == pytest.approx(-3.5318156)
     assert pooled.kind is Ladj.exact
@@ -172,22 +190,32 @@ def test_log_ndtr_in_both_tails() -> None:
 
 def test_gumbels_that_have_the_locations_of_the_base_give_the_mass_at_every_draw() -> None:
     location = torch.tensor([[0.5, -0.3, 1.0]], dtype=torch.float64)
-    start, surjection = InverseCDF((1, 3), torch.distributions.Gumbel).double(), Argmax(1, 3).double()
+    start, surjection = (
+        InverseCDF((1, 3), torch.distributions.Gumbel).double(),
+        Argmax(1, 3).double(),
+    )
     with torch.no_grad():
         start.loc.copy_(location)
         surjection.location.copy_(location)
-    found = Flow(Uniform((1, 3)).double(), Chain(start, surjection)).log_prob(rows([1.0], 50), seed=0)
+    found = Flow(Uniform((1, 3)).double(), Chain(start, surjection)).log_prob(
+        rows([1.0], 50), seed=0
+    )
     assert torch.allclose(found, torch.full_like(found, -1.9307730), atol=1e-6)
 
 
 def test_unused_codes_are_second_codes_of_the_first_classes() -> None:
     surjection = BinaryArgmax(1, 27).double()
     assert surjection.bits == 5
-    x = torch.tensor([[[(1.0 if code >> bit & 1 else -1.0) for bit in range(5)]] for code in range(32)]).double()
+    x = torch.tensor(
+        [[[(1.0 if code >> bit & 1 else -1.0) for bit in range(5)]] for code in range(32)]
+    ).double()
     y = surjection(x)[0].flatten().tolist()
     assert y == [*range(27), *range(5)]
     flow = Flow(StandardNormal((1, 5)).double(), surjection)
-    for label, codes in ((3.0, 2), (20.0, 1)):  # signs of a standard normal: every code has mass 1/32
+    for label, codes in (
+        (3.0, 2),
+        (20.0, 1),
+    ):  # signs of a standard normal: every code has mass 1/32
         near(flow.log_prob(rows([label]), seed=0).detach().exp(), codes / 32)
 
 
@@ -195,9 +223,13 @@ def test_a_pca_with_its_own_posterior_is_exact() -> None:
     weight = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)
     bias, variance = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64), 0.25
     cov = torch.linalg.inv(torch.eye(2).double() + weight.T @ weight / variance)
-    decoder = ConditionalFlow(Flow(StandardNormal(3).double(), Moved(weight, bias, 0.5 * torch.eye(3).double())))
+    decoder = ConditionalFlow(
+        Flow(StandardNormal(3).double(), Moved(weight, bias, 0.5 * torch.eye(3).double()))
+    )
     gain = cov @ weight.T / variance
-    encoder = ConditionalFlow(Flow(StandardNormal(2).double(), Moved(gain, -gain @ bias, torch.linalg.cholesky(cov))))
+    encoder = ConditionalFlow(
+        Flow(StandardNormal(2).double(), Moved(gain, -gain @ bias, torch.linalg.cholesky(cov)))
+    )
     flow = Flow(StandardNormal(2).double(), Autoencoder(decoder, encoder))
     found = flow.log_prob(rows([0.7, -0.4, 1.2], 20), seed=0)
     assert torch.allclose(found, torch.full_like(found, -3.4082298), atol=1e-6)

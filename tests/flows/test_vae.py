@@ -1,4 +1,6 @@
-"""VAEs against probabilistic PCA, whose evidence is known; encoders against autograd; what ``fit`` maximizes."""
+"""VAEs against probabilistic PCA, whose evidence is known; encoders against autograd; what ``fit``
+maximizes.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,10 @@ def pca(exact: bool = True, wide: float = 1.0) -> VAE:
         q: Transform = Chain(mix, affine(gain, -gain @ B, torch.zeros(2).double()))
     else:
         q = affine(gain, -gain @ B, -0.5 * precision.diagonal().log() + math.log(wide))
-    decoder = Flow(StandardNormal(3).double(), affine(W, B, torch.full((3,), 0.5 * math.log(VARIANCE)).double()))
+    decoder = Flow(
+        StandardNormal(3).double(),
+        affine(W, B, torch.full((3,), 0.5 * math.log(VARIANCE)).double()),
+    )
     return VAE(decoder, Flow(StandardNormal(2).double(), q)).double()
 
 
@@ -91,7 +96,9 @@ def test_the_evidence_of_pca_is_that_of_a_gaussian() -> None:
 
 def test_pca_with_its_posterior_is_exact_at_every_draw() -> None:
     vae = pca()
-    assert torch.allclose(vae.terms(X, 50, seed=0).elbo, torch.full((50, 1), EVIDENCE).double(), atol=1e-7)
+    assert torch.allclose(
+        vae.terms(X, 50, seed=0).elbo, torch.full((50, 1), EVIDENCE).double(), atol=1e-7
+    )
     assert torch.allclose(vae.log_prob(X, 7, seed=0), torch.tensor([EVIDENCE]).double(), atol=1e-7)
     flow = vae.flow
     assert torch.allclose(flow.log_prob(X, seed=3), torch.tensor([EVIDENCE]).double(), atol=1e-7)
@@ -104,21 +111,28 @@ def test_pca_with_the_best_mean_field() -> None:
     assert abs(elbo.mean().item() - MEAN_FIELD) < 5 * error
     assert error < 2e-4
     precision = torch.eye(2).double() + W.T @ W / VARIANCE
-    lost = 0.5 * (precision.diagonal().log().sum() - precision.logdet())  # KL of the best mean field
+    lost = 0.5 * (
+        precision.diagonal().log().sum() - precision.logdet()
+    )  # KL of the best mean field
     assert EVIDENCE - lost.item() == pytest.approx(MEAN_FIELD, abs=1e-7)
 
 
 def test_importance_samples_tighten_the_bound_to_the_evidence() -> None:
     vae, rows = pca(exact=False, wide=1.7), X.expand(4000, 3)
     found = [vae.elbo(rows, seed=0).detach()] + [vae.log_prob(rows, k, seed=1) for k in (2, 8, 64)]
-    means, errors = [f.mean().item() for f in found], [f.std().item() / math.sqrt(4000) for f in found]
+    means, errors = (
+        [f.mean().item() for f in found],
+        [f.std().item() / math.sqrt(4000) for f in found],
+    )
     for i in range(3):
         assert means[i] < means[i + 1] + 3 * (errors[i] + errors[i + 1])
     assert means[0] < means[-1] - 0.1
     assert all(mean < EVIDENCE + 5 * error for mean, error in zip(means, errors, strict=True))
     assert abs(means[-1] - EVIDENCE) < 0.02
     weights = vae.terms(rows, seed=2).elbo.detach().exp()  # unbiased for p(x)
-    assert abs(weights.mean().item() - math.exp(EVIDENCE)) < 5 * weights.std().item() / math.sqrt(4000)
+    assert abs(weights.mean().item() - math.exp(EVIDENCE)) < 5 * weights.std().item() / math.sqrt(
+        4000
+    )
 
 
 def test_chunks_and_neighbors_change_no_row() -> None:
@@ -127,7 +141,9 @@ def test_chunks_and_neighbors_change_no_row() -> None:
     whole = vae.log_prob(rows, 1200, seed=0)
     assert torch.allclose(vae.log_prob(rows, 1200, seed=0, chunk=37), whole, atol=1e-12)
     assert torch.allclose(vae.log_prob(rows[3:5], 1200, seed=0, start=3), whole[3:5], atol=1e-12)
-    assert torch.allclose(vae.elbo(rows[3:5], 3, seed=0, start=3), vae.elbo(rows, 3, seed=0)[3:5], atol=1e-12)
+    assert torch.allclose(
+        vae.elbo(rows[3:5], 3, seed=0, start=3), vae.elbo(rows, 3, seed=0)[3:5], atol=1e-12
+    )
     draws = vae.sample(6, seed=0)
     assert torch.allclose(vae.sample(2, seed=0, start=4), draws[4:], atol=1e-12)
 
@@ -135,7 +151,9 @@ def test_chunks_and_neighbors_change_no_row() -> None:
 def test_draws_are_of_the_model() -> None:
     draws = pca().sample(20_000, seed=0)
     cov = W @ W.T + VARIANCE * torch.eye(3).double()
-    assert torch.allclose(draws.mean(0), B, atol=5 * math.sqrt(cov.diagonal().max().item() / 20_000))
+    assert torch.allclose(
+        draws.mean(0), B, atol=5 * math.sqrt(cov.diagonal().max().item() / 20_000)
+    )
     assert torch.allclose(draws.T.cov(), cov, atol=5 * 2 * cov.max().item() / math.sqrt(20_000))
 
 
@@ -156,7 +174,9 @@ def test_a_prior_may_be_a_flow() -> None:
     z = prior.sample(40_000, seed=1)  # log p(x) = log E_prior[p(x|z)]
     likelihood = D.Normal(z @ W.T + B, math.sqrt(VARIANCE)).log_prob(X).sum(-1).exp()
     error = likelihood.std() / 200 / likelihood.mean()
-    assert vae.log_prob(X, 20_000, seed=0).item() == pytest.approx(likelihood.mean().log().item(), abs=6 * error.item())
+    assert vae.log_prob(X, 20_000, seed=0).item() == pytest.approx(
+        likelihood.mean().log().item(), abs=6 * error.item()
+    )
     assert vae.sample(3, seed=0).shape == (3, 3)
 
 
@@ -164,8 +184,12 @@ def test_a_prior_may_be_a_flow() -> None:
 
 ENCODERS: dict[str, Callable[[], Transform]] = {
     "planar": lambda: amortized("planar", 3, 2, layers=3).transform,
-    "sylvester_orthogonal": lambda: amortized("sylvester_orthogonal", 3, 2, layers=2, rank=2).transform,
-    "sylvester_householder": lambda: amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform,
+    "sylvester_orthogonal": lambda: (
+        amortized("sylvester_orthogonal", 3, 2, layers=2, rank=2).transform
+    ),
+    "sylvester_householder": lambda: (
+        amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform
+    ),
     "sylvester_triangular": lambda: amortized("sylvester_triangular", 3, 2, layers=3).transform,
 }
 
@@ -181,7 +205,10 @@ def test_the_contract_of_a_continuous_encoder() -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_rows_and_draws_broadcast_as_they_do_one_by_one(name: str) -> None:
     f = shaken(ENCODERS[name]())
-    x, context = rng.normal(4, (5, 3), torch.zeros((), dtype=torch.float64), 0), rng.normal(5, (2,), W, 1)
+    x, context = (
+        rng.normal(4, (5, 3), torch.zeros((), dtype=torch.float64), 0),
+        rng.normal(5, (2,), W, 1),
+    )
     y, ladj = f(x, context)  # four draws for each of five contexts
     for i in range(5):
         one, alone = f(x[:, i], context[i])
@@ -192,7 +219,9 @@ def test_rows_and_draws_broadcast_as_they_do_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Planar, Sylvester])
-def test_a_context_is_what_conditional_makes_of_the_flow_without_one(kind: Callable[..., Any]) -> None:
+def test_a_context_is_what_conditional_makes_of_the_flow_without_one(
+    kind: Callable[..., Any],
+) -> None:
     mine, plain = shaken(kind(3, 2, context_dim=2)), kind(3, 2).double()
     other = Conditional(plain, 2, hidden=()).double()
     with torch.no_grad():
@@ -208,7 +237,9 @@ def test_a_context_is_what_conditional_makes_of_the_flow_without_one(kind: Calla
 def test_frames() -> None:
     a = rng.normal(6, (5, 3), W, 0)
     q, r = torch.linalg.qr(a)
-    assert torch.allclose(orthonormal(a), q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2), atol=1e-12)
+    assert torch.allclose(
+        orthonormal(a), q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2), atol=1e-12
+    )
     product = torch.eye(5).double()
     for v in a[2].mT:
         product = product @ (torch.eye(5) - 2 * torch.outer(v, v) / v.dot(v))
@@ -244,12 +275,16 @@ def test_masses_sum_to_one_and_draws_have_them(name: str) -> None:
 def test_a_discretized_logistic_is_accurate_in_the_tails() -> None:
     class Fixed(nn.Module):
         def forward(self, z: Tensor) -> Tensor:
-            return torch.tensor([-30.0, -30.0], dtype=z.dtype).expand(len(z), 2)  # at 0, as narrow as can be
+            return torch.tensor([-30.0, -30.0], dtype=z.dtype).expand(
+                len(z), 2
+            )  # at 0, as narrow as can be
 
     decoder = LogisticDecoder(1, Fixed(), levels=256)
     scale = 256 * math.exp(-3 + 4 * math.tanh(-7.5))
     far = decoder.log_prob(torch.tensor([[200.0]]), torch.zeros(1, 1), 1).item()
-    assert far == pytest.approx(-(199.5 / scale) + math.log1p(-math.exp(-1 / scale)), rel=1e-5)  # e^(−a)·(1 − e^(−1/s))
+    assert far == pytest.approx(
+        -(199.5 / scale) + math.log1p(-math.exp(-1 / scale)), rel=1e-5
+    )  # e^(−a)·(1 − e^(−1/s))
     last = decoder.log_prob(torch.tensor([[255.0]]), torch.zeros(1, 1), 1).item()
     assert last == pytest.approx(-254.5 / scale, rel=1e-5)
 
@@ -258,17 +293,26 @@ def test_a_discretized_logistic_is_accurate_in_the_tails() -> None:
 def test_a_vae_of_pixels_keeps_the_contract(name: str) -> None:
     encoder = Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(4,), context_dim=2))
     only = ["ladj", "batch", "dtype", "state_dict"]
-    check_trained(Autoencoder(DECODERS[name](None), encoder), only=only, train_steps=2).raise_if_failed()
+    check_trained(
+        Autoencoder(DECODERS[name](None), encoder), only=only, train_steps=2
+    ).raise_if_failed()
 
 
 def test_bernoulli_evidence_by_summing_over_z() -> None:
-    decoder, x = shaken(BernoulliDecoder(3, nn.Linear(1, 3)), 1.0), torch.tensor([[1.0, 0.0, 1.0]]).double()
+    decoder, x = (
+        shaken(BernoulliDecoder(3, nn.Linear(1, 3)), 1.0),
+        torch.tensor([[1.0, 0.0, 1.0]]).double(),
+    )
     vae = VAE(decoder, shaken(amortized("planar", 1, 3, layers=2)))
     z = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
-    joint = D.Normal(0.0, 1.0).log_prob(z[:, 0]) + D.Bernoulli(logits=decoder.net(z)).log_prob(x).sum(-1)
+    joint = D.Normal(0.0, 1.0).log_prob(z[:, 0]) + D.Bernoulli(logits=decoder.net(z)).log_prob(
+        x
+    ).sum(-1)
     evidence = joint.logsumexp(0).item() + math.log(18 / 20_000)
     weights = vae.terms(x, 20_000, seed=0).elbo.detach()[:, 0].exp()
-    assert abs(weights.mean().item() - math.exp(evidence)) < 5 * weights.std().item() / math.sqrt(20_000)
+    assert abs(weights.mean().item() - math.exp(evidence)) < 5 * weights.std().item() / math.sqrt(
+        20_000
+    )
     assert vae.log_prob(x, 5000, seed=0).item() == pytest.approx(evidence, abs=0.05)
 
 
@@ -308,7 +352,9 @@ def test_the_loss_weights_the_kl() -> None:
     with rng.isolated(0, torch.device("cpu")):
         terms = vae.terms(X.expand(4, 3))
     assert value(1.0) == pytest.approx(-terms.elbo.mean().item(), rel=1e-12)
-    assert value(0.3) == pytest.approx(0.3 * terms.kl.mean().item() - terms.log_likelihood.mean().item(), rel=1e-6)
+    assert value(0.3) == pytest.approx(
+        0.3 * terms.kl.mean().item() - terms.log_likelihood.mean().item(), rel=1e-6
+    )
 
 
 def digits(n: int = 200) -> Tensor:
@@ -327,11 +373,15 @@ def small(kind: str = "gaussian", **options: Any) -> VAE:
 
 @pytest.mark.parametrize(("warmup", "beta", "expected"), [(0.5, 1.0, [0.2, 0.4, 0.6, 0.8, 1.0, 1, 1, 1, 1, 1]),
                                                           (0.0, 0.3, [0.3] * 10)])  # fmt: skip
-def test_beta_rises(monkeypatch: pytest.MonkeyPatch, warmup: float, beta: float, expected: list[float]) -> None:
+def test_beta_rises(
+    monkeypatch: pytest.MonkeyPatch, warmup: float, beta: float, expected: list[float]
+) -> None:
     seen: list[float] = []
     value = EvidenceBound.value
     monkeypatch.setattr(
-        EvidenceBound, "value", lambda self, x, beta: (seen.append(float(beta)), value(self, x, beta))[1]
+        EvidenceBound,
+        "value",
+        lambda self, x, beta: (seen.append(float(beta)), value(self, x, beta))[1],
     )
     small().fit(digits(), steps=10, warmup=warmup, beta=beta, progress=False)
     assert seen == pytest.approx(expected)
@@ -360,7 +410,9 @@ def test_a_fit_learns_repeats_and_leaves_the_global_stream_alone() -> None:
 def test_the_best_parameters_by_given_rows_are_kept() -> None:
     data, vae = digits(), small()
     held = digits(60)[40:]
-    result = vae.fit(data[:40], held_out=held, steps=60, check_every=5, lr=3e-2, progress=False, seed=0)
+    result = vae.fit(
+        data[:40], held_out=held, steps=60, check_every=5, lr=3e-2, progress=False, seed=0
+    )
     scores = [check.score for check in result.history]
     assert result.best == min(scores)
     bound = vae.flow.log_prob(held, seed=rng.fold(0, "score"))
@@ -368,7 +420,9 @@ def test_the_best_parameters_by_given_rows_are_kept() -> None:
 
 
 def test_patience_stops_a_run_after_its_warmup() -> None:
-    result = small().fit(digits(40), steps=2000, check_every=2, patience=3, lr=0.3, warmup=0.01, progress=False)
+    result = small().fit(
+        digits(40), steps=2000, check_every=2, patience=3, lr=0.3, warmup=0.01, progress=False
+    )
     assert result.stopped == "patience"
     assert result.steps >= 20  # a hundredth of the steps
 
@@ -388,7 +442,9 @@ def test_ctrl_c_keeps_the_best_parameters() -> None:
 
     data, vae = digits(), small()
     start = vae.elbo(data, seed=0).mean().item()
-    result = vae.fit(data, steps=1000, check_every=20, lr=1e-2, warmup=0.0, progress=False, callback=stop)
+    result = vae.fit(
+        data, steps=1000, check_every=20, lr=1e-2, warmup=0.0, progress=False, callback=stop
+    )
     assert result.stopped == "interrupted"
     assert vae.elbo(data, seed=0).mean().item() > start
 

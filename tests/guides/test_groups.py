@@ -26,9 +26,13 @@ def guide_of(net, prior):
     return guide
 
 
-@pytest.mark.parametrize(("layer", "units"), [(nn.Linear(3, 2), 3), (nn.Conv1d(3, 2, 4), 2)], ids=["inputs", "filters"])
+@pytest.mark.parametrize(
+    ("layer", "units"), [(nn.Linear(3, 2), 3), (nn.Conv1d(3, 2, 4), 2)], ids=["inputs", "filters"]
+)
 def test_the_kl_is_that_of_the_gains_and_that_of_the_weights(layer, units):
-    """KL = Σ_i ∫ q(z_i) log q(z_i)·|z_i| dz_i + c + Σ KL(N(mean, std²) ‖ N(0, 0.7²)), the first within .0094 a gain."""
+    """KL = Σ_i ∫ q(z_i) log q(z_i)·|z_i| dz_i + c + Σ KL(N(mean, std²) ‖ N(0, 0.7²)), the first
+    within .0094 a gain.
+    """
     guide = guide_of(nn.Sequential(layer), bayou.Normal(0.7))
     torch.manual_seed(0)
     with torch.no_grad():
@@ -36,8 +40,12 @@ def test_the_kl_is_that_of_the_gains_and_that_of_the_weights(layer, units):
             tensor.copy_(torch.randn_like(tensor))
     assert guide.z_mean.shape == (units,)
     weights = Normal(guide.weight.center, guide.weight.log_std.exp())
-    expected = kl_divergence(weights, Normal(torch.zeros((), dtype=torch.float64), 0.7)).sum().item()
-    constant = 0.5 * (0.5772156649015329 + math.log(2) + math.log(2 * math.pi) + 1)  # KL → 0 as s/|m| → ∞
+    expected = (
+        kl_divergence(weights, Normal(torch.zeros((), dtype=torch.float64), 0.7)).sum().item()
+    )
+    constant = 0.5 * (
+        0.5772156649015329 + math.log(2) + math.log(2 * math.pi) + 1
+    )  # KL → 0 as s/|m| → ∞
     for m, s in zip(guide.z_mean.tolist(), guide.z_log_std.exp().tolist(), strict=True):
 
         def integrand(z, m=m, s=s):
@@ -52,7 +60,9 @@ def test_the_kl_is_that_of_the_gains_and_that_of_the_weights(layer, units):
 
 @pytest.mark.parametrize("k", [1.0, 0.3])
 def test_the_kl_of_log_normals_to_the_factors_of_a_half_cauchy(k):
-    """∫ q log(q/p) of a to Gamma(½, k²) and of b to the inverse Gamma(½, 1); √(a·b) ~ C⁺(0, k) under p."""
+    """∫ q log(q/p) of a to Gamma(½, k²) and of b to the inverse Gamma(½, 1); √(a·b) ~ C⁺(0, k)
+    under p.
+    """
     found = LogNormals(torch.zeros((), dtype=DOUBLE), 3, k, 0.1)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -60,7 +70,9 @@ def test_the_kl_of_log_normals_to_the_factors_of_a_half_cauchy(k):
             tensor.copy_(0.7 * torch.randn_like(tensor))
     priors = stats.gamma(0.5, scale=k**2), stats.invgamma(0.5)
     expected = 0.0
-    for prior, means, stds in zip(priors, found.log_median.tolist(), found.log_std.exp().tolist(), strict=True):
+    for prior, means, stds in zip(
+        priors, found.log_median.tolist(), found.log_std.exp().tolist(), strict=True
+    ):
         for m, s in zip(means, stds, strict=True):
             q = stats.norm(m, s)  # of u = log a; the density of u under p is e^u·p(e^u)
             integrand = lambda u, q=q, p=prior: q.pdf(u) * (q.logpdf(u) - u - p.logpdf(math.exp(u)))  # noqa: E731
@@ -72,17 +84,24 @@ def test_the_kl_of_log_normals_to_the_factors_of_a_half_cauchy(k):
 
 def test_the_horseshoe_starts_at_the_network_and_its_kl_is_a_sum():
     layer = nn.Linear(3, 2).double()
-    bnn = bayou.bayesianize(nn.Sequential(layer), bayou.guides.HalfCauchy(scale=1e-3), prior=bayou.Normal(0.7))
+    bnn = bayou.bayesianize(
+        nn.Sequential(layer), bayou.guides.HalfCauchy(scale=1e-3), prior=bayou.Normal(0.7)
+    )
     guide = next(g for g in bnn.guides if g.names[0] == "0.weight")
     assert torch.allclose(guide.mean()["0.weight"], layer.weight, rtol=1e-3)
     weights = Normal(guide.weight.center, guide.weight.log_std.exp())
     expected = (
-        kl_divergence(weights, Normal(torch.zeros((), dtype=DOUBLE), 0.7)).sum() + guide.each.kl() + guide.all.kl()
+        kl_divergence(weights, Normal(torch.zeros((), dtype=DOUBLE), 0.7)).sum()
+        + guide.each.kl()
+        + guide.all.kl()
     )
     assert torch.allclose(guide.draw(2).kl, expected.expand(2), rtol=1e-12)
 
 
-LAYERS = {"linear": (nn.Linear(3, 2), (3,)), "convolution": (nn.Conv1d(3, 2, 4), (3, 4))}  # at one position
+LAYERS = {
+    "linear": (nn.Linear(3, 2), (3,)),
+    "convolution": (nn.Conv1d(3, 2, 4), (3, 4)),
+}  # at one position
 
 
 @pytest.mark.parametrize(
@@ -99,9 +118,14 @@ def test_noise_at_the_output_has_the_moments_of_drawn_weights(family, name):
     n = 20_000
     with torch.no_grad():
         given = bnn.draw(n)(x).flatten(1)
-        drawn = torch.func.vmap(lambda params: bnn.call(params, x))(bnn.sample(n, seed=0)).flatten(1)
+        drawn = torch.func.vmap(lambda params: bnn.call(params, x))(bnn.sample(n, seed=0)).flatten(
+            1
+        )
     for k, power in enumerate((1, 2)):
-        a, b = (values**power if k == 0 else (values - drawn.mean(0)).square() for values in (given, drawn))
+        a, b = (
+            values**power if k == 0 else (values - drawn.mean(0)).square()
+            for values in (given, drawn)
+        )
         error = ((a.var(0) + b.var(0)) / n).sqrt()
         assert bool(((a.mean(0) - b.mean(0)).abs() < 5 * error).all())
 
@@ -109,7 +133,9 @@ def test_noise_at_the_output_has_the_moments_of_drawn_weights(family, name):
 def test_one_gain_for_all_rows_multiplies_mean_and_noise():
     """y ~ N(x·(z ⊙ M), x²·(z² ⊙ σ²))."""
     torch.manual_seed(0)
-    mean, std, z, x = (torch.rand(*size, dtype=DOUBLE) + 0.1 for size in ((2, 3), (2, 3), (1, 3), (3,)))
+    mean, std, z, x = (
+        torch.rand(*size, dtype=DOUBLE) + 0.1 for size in ((2, 3), (2, 3), (1, 3), (3,))
+    )
     n = 20_000
     with LocalReparameterization({"w": Weight(mean, std, (Gain(1, z),), on_noise=True)}):
         y = nn.functional.linear(x.expand(n, 3), mean)
@@ -120,7 +146,9 @@ def test_one_gain_for_all_rows_multiplies_mean_and_noise():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", [bayou.guides.NormalJeffreys(), bayou.guides.HalfCauchy()], ids=["Jeffreys", "horseshoe"]
+    "family",
+    [bayou.guides.NormalJeffreys(), bayou.guides.HalfCauchy()],
+    ids=["Jeffreys", "horseshoe"],
 )
 def test_irrelevant_inputs_and_units_are_pruned(family):
     x = torch.randn(600, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -128,7 +156,9 @@ def test_irrelevant_inputs_and_units_are_pruned(family):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 1)).double()
     method = bayou.VI(family, steps=800, lr=0.02)
-    posterior = bayou.fit(net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False
+    )
     small, full = bayou.compress(posterior, 1.0), posterior.to_module()
     assert small[0].out_features < 20
     read = (small[0].weight != 0).any(0)

@@ -44,10 +44,14 @@ def guide_of(
     return bnn, guide
 
 
-def number_3(family: Any, draws: int, **options: Any) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
+def number_3(
+    family: Any, draws: int, **options: Any
+) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
     """q(w|z) = N(z, 1), z = 2ε ~ N(0, 4), against the prior N(0, 5) = q(w), whose KL is 0."""
     prior = bayou.Normal(math.sqrt(5.0))
-    bnn, guide = guide_of(family(draws=draws, latent=1, network=linear, std=1.0, **options), 1, prior)
+    bnn, guide = guide_of(
+        family(draws=draws, latent=1, network=linear, std=1.0, **options), 1, prior
+    )
     with torch.no_grad():
         guide.factor.fill_(1.0)
         guide.network.weight.fill_(2.0)
@@ -56,7 +60,12 @@ def number_3(family: Any, draws: int, **options: Any) -> tuple[bayou.guides.Baye
 
 def test_number_3_both_bounds_of_the_entropy_tighten_in_k() -> None:
     """H = E[−log p] − KL: with p = q the ends of the KL are H − (upper, lower) of the entropy."""
-    for draws, lower, upper in ((1, 1.747, 5.418), (10, 2.115, 2.411), (100, 2.210, 2.241), (1000, 2.223, 2.226)):
+    for draws, lower, upper in (
+        (1, 1.747, 5.418),
+        (10, 2.115, 2.411),
+        (100, 2.210, 2.241),
+        (1000, 2.223, 2.226),
+    ):
         bnn, _ = number_3(bayou.guides.SIVI, draws)
         found = bound_gap(bnn, draws=draws, samples=20_000 if draws < 1000 else 4000, seed=0).total
         for end, entropy in ((found.lower, upper), (found.upper, lower)):
@@ -66,12 +75,17 @@ def test_number_3_both_bounds_of_the_entropy_tighten_in_k() -> None:
 
 @BOTH
 def test_the_kl_of_a_draw_is_the_upper_end_for_its_k(family: Any) -> None:
-    """Shared latents have the expectation of fresh ones: E[kl] = 2.223657 − 2.115 at K = 10, for both families."""
+    """Shared latents have the expectation of fresh ones: E[kl] = 2.223657 − 2.115 at K = 10, for
+    both families.
+    """
     _, guide = number_3(family, 10)
     assert (guide.kl_kind, guide.kl_side) == (KL.bound, Side.upper)
     with torch.no_grad():
         means = torch.stack([guide.draw(50, seed=seed).kl.mean() for seed in range(250)])
-    assert abs(float(means.mean()) - (ENTROPY - 2.115)) < 4 * float(means.std()) / math.sqrt(250) + 1e-3
+    assert (
+        abs(float(means.mean()) - (ENTROPY - 2.115))
+        < 4 * float(means.std()) / math.sqrt(250) + 1e-3
+    )
 
 
 def moved(guide: ImplicitGuide, made: Made, score: HMCScore, draws: int = 1) -> Tensor:
@@ -83,7 +97,9 @@ def moved(guide: ImplicitGuide, made: Made, score: HMCScore, draws: int = 1) -> 
 
 
 def test_number_4_the_score_by_hmc() -> None:
-    """∇_w log q(w) at w = 1.5 is −w/5 = −0.3, from chains that begin at ε ~ N(0, 1) and forget it."""
+    """∇_w log q(w) at w = 1.5 is −w/5 = −0.3, from chains that begin at ε ~ N(0, 1) and forget
+    it.
+    """
     _, guide = number_3(bayou.guides.UIVI, 1)
     n, w = 4000, 1.5
     made = guide.make(n, seed=0)
@@ -96,7 +112,9 @@ def test_number_4_the_score_by_hmc() -> None:
 
 @pytest.mark.parametrize("draws", [1, 10])
 @pytest.mark.parametrize("make", [linear, None], ids=["linear", "nonlinear"])
-def test_hmc_leaves_the_posterior_of_the_latents_invariant(make: Callable[[int], nn.Module] | None, draws: int) -> None:
+def test_hmc_leaves_the_posterior_of_the_latents_invariant(
+    make: Callable[[int], nn.Module] | None, draws: int
+) -> None:
     """(ε', w) has the law of (ε, w): moments of z and of z·w agree, draw by draw."""
     _, guide = guide_of(bayou.guides.UIVI(latent=3, network=make, hidden=(8,), spread=3.0), 2)
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +127,12 @@ def test_hmc_leaves_the_posterior_of_the_latents_invariant(make: Callable[[int],
     v = made.z @ guide.factor.mT + made.noise
     with torch.no_grad():
         assert float((after - made.z).square().mean()) > 0.1 * float(made.z.var())  # it does move
-        for f in (lambda z: z, torch.square, lambda z: z[:, :2] * v, lambda z: z.tanh()[:, 1:] * v.square()):
+        for f in (
+            lambda z: z,
+            torch.square,
+            lambda z: z[:, :2] * v,
+            lambda z: z.tanh()[:, 1:] * v.square(),
+        ):
             change = f(after) - f(made.z)
             assert (change.mean(0).abs() < 4 * change.std(0) / math.sqrt(n)).all()
 
@@ -118,7 +141,9 @@ def gaussian_kl(guide: ImplicitGuide) -> Tensor:
     """KL(N(c, σ(I + A·B·Bᵀ·Aᵀ)σ) ‖ N(0, I)) of a guide whose network is linear."""
     a, std = guide.factor @ guide.network.weight, guide.log_std.exp()
     covariance = std[:, None] * (torch.eye(len(std), dtype=F64) + a @ a.mT) * std
-    return 0.5 * (covariance.trace() + guide.center.square().sum() - len(std) - torch.logdet(covariance))
+    return 0.5 * (
+        covariance.trace() + guide.center.square().sum() - len(std) - torch.logdet(covariance)
+    )
 
 
 def standard(w: Tensor) -> Tensor:
@@ -126,16 +151,29 @@ def standard(w: Tensor) -> Tensor:
     return -0.5 * (w.square() + math.log(2 * math.pi)).sum(-1)
 
 
-@pytest.mark.parametrize("prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"])
+@pytest.mark.parametrize(
+    "prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"]
+)
 @pytest.mark.parametrize(("dim", "latent"), [(2, 3), (4, 2)])
-def test_the_gradient_of_uivi_is_that_of_the_kl(dim: int, latent: int, prior: bayou.priors.Prior) -> None:
-    """Unbiased for every parameter, in a family whose KL is known; K = 1 shows that the bound has no part in it."""
-    _, guide = guide_of(bayou.guides.UIVI(draws=1, latent=latent, network=linear, spread=3.0, std=0.5), dim, prior)
+def test_the_gradient_of_uivi_is_that_of_the_kl(
+    dim: int, latent: int, prior: bayou.priors.Prior
+) -> None:
+    """Unbiased for every parameter, in a family whose KL is known; K = 1 shows that the bound has
+    no part in it.
+    """
+    _, guide = guide_of(
+        bayou.guides.UIVI(draws=1, latent=latent, network=linear, spread=3.0, std=0.5), dim, prior
+    )
     with torch.no_grad():
-        guide.network.weight.copy_(torch.randn(latent, latent, generator=torch.Generator().manual_seed(1), dtype=F64))
+        guide.network.weight.copy_(
+            torch.randn(latent, latent, generator=torch.Generator().manual_seed(1), dtype=F64)
+        )
         guide.center.copy_(torch.linspace(-1, 1, dim, dtype=F64))
     exact = torch.autograd.grad(gaussian_kl(guide), list(guide.parameters()))
-    rounds = [torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters())) for s in range(40)]
+    rounds = [
+        torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters()))
+        for s in range(40)
+    ]
     for parameter, want, *found in zip(guide.named_parameters(), exact, *rounds, strict=True):
         each = torch.stack(found)
         error = each.std(0) / math.sqrt(len(each))
@@ -157,9 +195,13 @@ def bent(size: int) -> nn.Module:
     return Bent()
 
 
-@pytest.mark.parametrize("prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"])
+@pytest.mark.parametrize(
+    "prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"]
+)
 def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.priors.Prior) -> None:
-    """Against quadrature over ε and w, where q(ε|w) has several modes: HMC alone stays in the one it starts in."""
+    """Against quadrature over ε and w, where q(ε|w) has several modes: HMC alone stays in the one
+    it starts in.
+    """
     spec = bayou.guides.UIVI(draws=300, latent=1, network=bent, std=0.7)
     _, guide = guide_of(spec, 1, prior)
     with torch.no_grad():
@@ -169,10 +211,17 @@ def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.priors.Prior) -> N
     weight = torch.softmax(-0.5 * eps.square(), 0)
     std = guide.log_std.exp()
     mean = guide.center + std * guide.factor[0] * guide.network(eps.unsqueeze(-1)).squeeze(-1)
-    q = (weight * torch.exp(-0.5 * ((w[:, None] - mean) / std).square()) / (std * math.sqrt(2 * math.pi))).sum(1)
+    q = (
+        weight
+        * torch.exp(-0.5 * ((w[:, None] - mean) / std).square())
+        / (std * math.sqrt(2 * math.pi))
+    ).sum(1)
     kl = (q * (q.log() - standard(w[:, None]))).sum() * (w[1] - w[0])
     exact = torch.autograd.grad(kl, list(guide.parameters()))
-    rounds = [torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters())) for s in range(40)]
+    rounds = [
+        torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters()))
+        for s in range(40)
+    ]
     for parameter, want, *found in zip(guide.named_parameters(), exact, *rounds, strict=True):
         each = torch.stack(found)
         error = each.std(0) / math.sqrt(len(each))

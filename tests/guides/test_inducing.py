@@ -1,4 +1,6 @@
-"""The inducing posterior: exact for conjugate regression, its density, and the networks that it supports."""
+"""The inducing posterior: exact for conjugate regression, its density, and the networks that it
+supports.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,13 @@ def shaken(bnn: bayou.guides.Bayesian, scale: float = 0.3) -> bayou.guides.Bayes
     return bnn
 
 
-def make(net: nn.Module, x: Any, rules: Any = None, prior: Any = None, points: int = 3) -> bayou.guides.Bayesian:
+def make(
+    net: nn.Module, x: Any, rules: Any = None, prior: Any = None, points: int = 3
+) -> bayou.guides.Bayesian:
     torch.manual_seed(0)
-    return shaken(bayou.bayesianize(net.to(DOUBLE), rules or bayou.Inducing(points), prior=prior, example=x)).eval()
+    return shaken(
+        bayou.bayesianize(net.to(DOUBLE), rules or bayou.Inducing(points), prior=prior, example=x)
+    ).eval()
 
 
 def guide_of(bnn: bayou.guides.Bayesian) -> InducingGuide:
@@ -63,12 +69,18 @@ def test_a_regression_is_the_gaussian_of_its_formula(rows: int, dim: int) -> Non
     mean = covariance @ a.mT @ t
     torch.testing.assert_close(q.mean, mean)
     torch.testing.assert_close(q.variance.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1))
-    exact = distributions.MultivariateNormal(mean.mT, precision_matrix=precision.unsqueeze(1))  # (2, 5) of dim
+    exact = distributions.MultivariateNormal(
+        mean.mT, precision_matrix=precision.unsqueeze(1)
+    )  # (2, 5) of dim
     z = randn(2, dim, 5, seed=2)
     torch.testing.assert_close(q.log_prob(z), exact.log_prob(z.mT).sum())
-    prior = distributions.MultivariateNormal(torch.zeros(dim, dtype=DOUBLE), torch.eye(dim, dtype=DOUBLE))
+    prior = distributions.MultivariateNormal(
+        torch.zeros(dim, dtype=DOUBLE), torch.eye(dim, dtype=DOUBLE)
+    )
     torch.testing.assert_close(q.kl(), distributions.kl_divergence(exact, prior).sum())
-    eps = torch.zeros(dim, 2, dim, 5, dtype=DOUBLE)  # one unit of noise at a time: the columns of the root
+    eps = torch.zeros(
+        dim, 2, dim, 5, dtype=DOUBLE
+    )  # one unit of noise at a time: the columns of the root
     eps[range(dim), :, range(dim), :] = 1
     root = torch.stack([(q.draw(e) - mean)[..., 0] for e in eps], -1)
     torch.testing.assert_close(root @ root.mT, covariance)
@@ -114,7 +126,11 @@ def test_the_patches_of_an_image_are_those_of_unfold() -> None:
 def cubic(which: slice = slice(None), bias: bool = False) -> tuple[nn.Module, Tensor, Tensor]:
     x = torch.linspace(-1, 1, 21, dtype=DOUBLE)[which]
     powers = torch.stack([x**k for k in range(1 if bias else 0, 4)], 1)
-    return nn.Linear(powers.shape[1], 1, bias=bias, dtype=DOUBLE), powers, (3 * x).sin().unsqueeze(1)
+    return (
+        nn.Linear(powers.shape[1], 1, bias=bias, dtype=DOUBLE),
+        powers,
+        (3 * x).sin().unsqueeze(1),
+    )
 
 
 def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.guides.Bayesian:
@@ -128,22 +144,32 @@ def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.guides.Bayesian:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("which", [slice(None), slice(3, 6)], ids=["more rows than weights", "fewer"])
+@pytest.mark.parametrize(
+    "which", [slice(None), slice(3, 6)], ids=["more rows than weights", "fewer"]
+)
 def test_one_layer_at_the_data_is_the_exact_posterior(bias: bool, which: slice) -> None:
     """log p(y, w) − log q(w) is the evidence for every w, and so is the ELBO."""
     net, x, y = cubic(which, bias)
     bnn = at_the_data(net, x, y)
     phi = torch.cat([torch.ones_like(x[:, :1]), x], 1) if bias else x
     covariance = NOISE**2 * torch.eye(len(x), dtype=DOUBLE) + phi @ phi.T
-    evidence = float(distributions.MultivariateNormal(torch.zeros(len(x), dtype=DOUBLE), covariance).log_prob(y[:, 0]))
+    evidence = float(
+        distributions.MultivariateNormal(torch.zeros(len(x), dtype=DOUBLE), covariance).log_prob(
+            y[:, 0]
+        )
+    )
     if which == slice(None):
         assert evidence == pytest.approx(EVIDENCE, abs=1e-6)
     with torch.no_grad():
         stack = {name: randn(6, *p.shape, seed=5) for name, p in net.named_parameters()}
-        w = torch.cat([value.reshape(6, -1) for name, value in sorted(stack.items())], 1)  # the bias first
+        w = torch.cat(
+            [value.reshape(6, -1) for name, value in sorted(stack.items())], 1
+        )  # the bias first
         noise = distributions.Normal(w @ phi.T, NOISE).log_prob(y[:, 0]).sum(1)
         log_joint = noise + distributions.Normal(0.0, 1.0).log_prob(w).sum(1)
-        torch.testing.assert_close(log_joint - bnn.log_prob(stack), torch.full((6,), evidence, dtype=DOUBLE))
+        torch.testing.assert_close(
+            log_joint - bnn.log_prob(stack), torch.full((6,), evidence, dtype=DOUBLE)
+        )
         covariance = torch.linalg.inv(torch.eye(4, dtype=DOUBLE) + phi.T @ phi / NOISE**2)
         mean = covariance @ phi.T @ y[:, 0] / NOISE**2
         misfit = (y[:, 0] - phi @ mean).square().sum() + (phi @ covariance @ phi.T).trace()
@@ -152,18 +178,24 @@ def test_one_layer_at_the_data_is_the_exact_posterior(bias: bool, which: slice) 
 
 
 def test_the_bound_of_a_fit_stays_below_the_evidence() -> None:
-    """With five points it comes close to the evidence from below, where a factorized Gaussian ends at 5.146."""
+    """With five points it comes close to the evidence from below, where a factorized Gaussian ends
+    at 5.146.
+    """
     net, x, y = cubic()
     method = bayou.VI(bayou.Inducing(points=5), steps=250, lr=0.05, schedule="cosine")
-    posterior = bayou.fit(net, (x, y), method=method, likelihood=bayou.Gaussian(NOISE), seed=0, progress=False)
+    posterior = bayou.fit(
+        net, (x, y), method=method, likelihood=bayou.Gaussian(NOISE), seed=0, progress=False
+    )
     assert bayou.elbo(posterior, (x, y), samples=2, seed=0).kind == "exact"
     stack = posterior.sample(2000, seed=0)
     w = stack["weight"].squeeze(1)
-    log_p = distributions.Normal(w @ x.T, NOISE).log_prob(y[:, 0]).sum(1) + distributions.Normal(0, 1).log_prob(w).sum(
-        1
-    )
+    log_p = distributions.Normal(w @ x.T, NOISE).log_prob(y[:, 0]).sum(1) + distributions.Normal(
+        0, 1
+    ).log_prob(w).sum(1)
     with torch.no_grad():
-        each = log_p - posterior.log_prob(stack)  # constant where q is the posterior, so that its mean has little noise
+        each = log_p - posterior.log_prob(
+            stack
+        )  # constant where q is the posterior, so that its mean has little noise
     assert 6.0 < float(each.mean()) < EVIDENCE + 4 * float(each.std()) / math.sqrt(2000)
 
 
@@ -196,13 +228,24 @@ class Tokens(nn.Module):
 
 def convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, 2, stride=2, groups=2), nn.Tanh(), nn.Conv2d(4, 2, 2, bias=False), nn.Flatten(), nn.Linear(2, 2)
+        nn.Conv2d(2, 4, 2, stride=2, groups=2),
+        nn.Tanh(),
+        nn.Conv2d(4, 2, 2, bias=False),
+        nn.Flatten(),
+        nn.Linear(2, 2),
     )
 
 
 TOKENS = (torch.arange(8).reshape(4, 2) % 5, randn(4, 2))
-MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Any, set[str]]] = {  # net, inputs, rules, what else it is given
-    "dense": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), randn(4, 3), None, set()),
+MODELS: dict[
+    str, tuple[Callable[[], nn.Module], Any, Any, set[str]]
+] = {  # net, inputs, rules, what else it is given
+    "dense": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
+        randn(4, 3),
+        None,
+        set(),
+    ),
     "convolutions": (convolutions, randn(3, 2, 4, 4), None, set()),
     "tokens": (Tokens, TOKENS, None, {"embedding.weight", "norm.weight", "norm.bias"}),
     "points for biases": (
@@ -222,7 +265,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Any, set[str]]] = {  # net
 
 @pytest.mark.parametrize("model", MODELS)
 def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
-    """log q(w) = log N(ε) − log|∂w/∂ε| with the Jacobian of autograd, for the w that noise ε makes."""
+    """log q(w) = log N(ε) − log|∂w/∂ε| with the Jacobian of autograd, for the w that noise ε
+    makes.
+    """
     make_net, x, rules, given = MODELS[model]
     bnn = make(make_net(), x, rules, bayou.Normal("fan_in", gain=1.5))
     guide = guide_of(bnn)
@@ -230,19 +275,34 @@ def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
     others = {name: value.detach() for name, value in bnn.mean().items() if name in given}
 
     def weights(flat: Tensor) -> Tensor:
-        parts = dict(zip(guide.names, flat.split([shape.numel() for shape in guide.shapes.values()]), strict=True))
+        parts = dict(
+            zip(
+                guide.names,
+                flat.split([shape.numel() for shape in guide.shapes.values()]),
+                strict=True,
+            )
+        )
         eps = {name: part.reshape(guide.shapes[name]) for name, part in parts.items()}
         drawn, _ = guide._draw({"eps": eps, "given": others})
         return torch.cat([drawn[name].flatten() for name in guide.names])
 
     eps = randn(sum(shape.numel() for shape in guide.shapes.values()), seed=9)
     w, jacobian = weights(eps).detach(), torch.autograd.functional.jacobian(weights, eps)
-    want = distributions.Normal(0.0, 1.0).log_prob(eps).sum() - torch.linalg.slogdet(jacobian).logabsdet
+    want = (
+        distributions.Normal(0.0, 1.0).log_prob(eps).sum()
+        - torch.linalg.slogdet(jacobian).logabsdet
+    )
     parts = w.split([shape.numel() for shape in guide.shapes.values()])
-    params = {name: part.reshape(guide.shapes[name]) for name, part in zip(guide.names, parts, strict=True)} | others
+    params = {
+        name: part.reshape(guide.shapes[name])
+        for name, part in zip(guide.names, parts, strict=True)
+    } | others
     with torch.no_grad():
         torch.testing.assert_close(guide.log_prob(params), want)
-    stack = {name: torch.stack([value, value, value + 0.1]).unsqueeze(0) for name, value in params.items()}
+    stack = {
+        name: torch.stack([value, value, value + 0.1]).unsqueeze(0)
+        for name, value in params.items()
+    }
     found = guide.log_prob(stack).detach()
     assert found.shape == (1, 3)
     torch.testing.assert_close(found[0, :2], want.expand(2))
@@ -250,7 +310,9 @@ def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
 
 
 def test_a_layer_may_be_used_twice_and_weights_tied() -> None:
-    """The weights are drawn at the first call; the second has the same. (The bias of ``tied`` is never used.)"""
+    """The weights are drawn at the first call; the second has the same. (The bias of ``tied`` is
+    never used.)
+    """
     net = Twice()
     net.tied.bias.requires_grad_(False)
     bnn = make(net, randn(4, 3))
@@ -259,13 +321,20 @@ def test_a_layer_may_be_used_twice_and_weights_tied() -> None:
     draw = bnn.draw(500, seed=0)
     with torch.no_grad():
         sample = bnn.sample(500, seed=0)
-        log_p = sum(distributions.Normal(0.0, 1.0).log_prob(sample[n]).flatten(1).sum(1) for n in guide.names)
+        log_p = sum(
+            distributions.Normal(0.0, 1.0).log_prob(sample[n]).flatten(1).sum(1)
+            for n in guide.names
+        )
         near(guide.log_prob(sample) - log_p - draw.draws[-1].kl)
 
 
 def by_weight(shape: tuple[int, ...], rank_one: bool) -> Prior:
-    """A scale for every weight, as a posterior that became a prior has it: by unit in and out, or any."""
-    log_scale = randn(shape[0], *[1] * (len(shape) - 1)) + (randn(*shape[1:], seed=1) if len(shape) > 1 else 0.0)
+    """A scale for every weight, as a posterior that became a prior has it: by unit in and out, or
+    any.
+    """
+    log_scale = randn(shape[0], *[1] * (len(shape) - 1)) + (
+        randn(*shape[1:], seed=1) if len(shape) > 1 else 0.0
+    )
     noise = 0.0 if rank_one else 0.5 * randn(*shape, seed=2)
     return DensityPrior(BoundNormal(shape, 0.3 * randn(*shape, seed=3), 0.4 * log_scale + noise))
 
@@ -275,32 +344,50 @@ PRIORS: dict[str, Any] = {
     "normal, mean": bayou.Normal(0.7, mean=0.3),
     "fan in": bayou.Normal("fan_in", gain=3.0),
     "learned, by unit": bayou.Normal("fan_in", gain=3.0, learn="units"),
-    "by unit": {"0.*": bayou.Normal(0.5), "2.weight": by_weight((2, 4), True), "2.bias": by_weight((2,), True)},
-    "by weight": {"0.*": bayou.Normal(0.5), "2.weight": by_weight((2, 4), False), "2.bias": by_weight((2,), False)},
+    "by unit": {
+        "0.*": bayou.Normal(0.5),
+        "2.weight": by_weight((2, 4), True),
+        "2.bias": by_weight((2,), True),
+    },
+    "by weight": {
+        "0.*": bayou.Normal(0.5),
+        "2.weight": by_weight((2, 4), False),
+        "2.bias": by_weight((2,), False),
+    },
 }
 
 
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("points", [3, 9], ids=["few points", "many"])
 def test_the_kl_is_that_of_the_densities(prior: str, points: int) -> None:
-    """E[kl] = E[log q − log p]; the kl of a draw is its expectation given the layers before, where p is Gaussian."""
+    """E[kl] = E[log q − log p]; the kl of a draw is its expectation given the layers before, where
+    p is Gaussian.
+    """
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     bnn = make(net, randn(9, 3), prior=PRIORS[prior], points=points)
     guide = guide_of(bnn)
     with torch.no_grad():
         draw = guide.draw(4000, seed=1)
-        log_p = sum(p.log_prob(draw.parts[name]) for name, p in zip(guide.names, guide.priors, strict=True))
+        log_p = sum(
+            p.log_prob(draw.parts[name]) for name, p in zip(guide.names, guide.priors, strict=True)
+        )
         each = guide.log_prob(draw.parts) - log_p
         near(draw.kl - each)
         assert float(draw.kl.std()) < 0.9 * float(each.std())
-    with pytest.raises(ValueError, match="Inducing needs Normal priors, and that of '0.weight' is a StudentT"):
+    with pytest.raises(
+        ValueError, match="Inducing needs Normal priors, and that of '0.weight' is a StudentT"
+    ):
         make(net, randn(9, 3), prior=bayou.priors.StudentT(3.0, 0.5))
 
 
 def test_directions_without_points_keep_the_prior() -> None:
     """With vanishing precision q is the prior, whatever its scales, and the KL is 0."""
     for prior in PRIORS:
-        bnn = make(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), randn(9, 3), prior=PRIORS[prior])
+        bnn = make(
+            nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
+            randn(9, 3),
+            prior=PRIORS[prior],
+        )
         with torch.no_grad():
             for layer in guide_of(bnn).layers:
                 layer.log_precision.fill_(-60.0)
@@ -308,19 +395,28 @@ def test_directions_without_points_keep_the_prior() -> None:
 
 
 def test_float32_is_safe_where_precisions_are_large() -> None:
-    """At a precision of 1e9, beyond what a Cholesky factor in float32 survives, draws are close to those in float64."""
+    """At a precision of 1e9, beyond what a Cholesky factor in float32 survives, draws are close to
+    those in float64.
+    """
     net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2))
     double = make(net, randn(30, 3), points=30)
     with torch.no_grad():
         for layer in guide_of(double).layers:
             layer.log_precision.fill_(math.log(1e9))
-    single = make(nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)), randn(30, 3), points=30)
+    single = make(
+        nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)), randn(30, 3), points=30
+    )
     single.load_state_dict(double.state_dict())
     single.float()
     with torch.no_grad():
-        noise = {name: randn(*shape, seed=i) for i, (name, shape) in enumerate(guide_of(double).shapes.items())}
+        noise = {
+            name: randn(*shape, seed=i)
+            for i, (name, shape) in enumerate(guide_of(double).shapes.items())
+        }
         want, kl = guide_of(double)._draw({"eps": noise, "given": {}})
-        found, kl32 = guide_of(single)._draw({"eps": {k: v.float() for k, v in noise.items()}, "given": {}})
+        found, kl32 = guide_of(single)._draw(
+            {"eps": {k: v.float() for k, v in noise.items()}, "given": {}}
+        )
     assert found["0.weight"].dtype == torch.float32
     for name in ("0.weight", "0.bias"):
         torch.testing.assert_close(found[name].double(), want[name], rtol=1e-3, atol=1e-3)
@@ -332,7 +428,9 @@ def test_float32_is_safe_where_precisions_are_large() -> None:
 
 
 def test_the_run_on_the_points_is_in_eval_mode() -> None:
-    """Batch norm and dropout see the points as they see test rows: no statistic moves, no unit is dropped."""
+    """Batch norm and dropout see the points as they see test rows: no statistic moves, no unit is
+    dropped.
+    """
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     bnn = make(net, randn(9, 3))
     before = {name: buffer.clone() for name, buffer in bnn.net.named_buffers()}
@@ -390,12 +488,16 @@ class Noisy(nn.Module):
 def test_unsupported_networks_and_tensors_are_errors() -> None:
     dense, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
     family = bayou.Inducing(3)
-    with pytest.raises(ValueError, match="cannot cover 'embedding.weight', 'norm.weight', 'norm.bias'"):
+    with pytest.raises(
+        ValueError, match="cannot cover 'embedding.weight', 'norm.weight', 'norm.bias'"
+    ):
         bayou.bayesianize(Tokens().double(), {"*": family}, example=TOKENS)
     with pytest.raises(ValueError, match=r"cannot cover '0.bias'.*together with their weights"):
         bayou.bayesianize(dense, {"0.weight": bayou.MeanField(), "*": family}, example=x)
     with pytest.raises(ValueError, match="cannot cover 'weight'"):
-        bayou.bayesianize(nn.ConvTranspose1d(2, 2, 3, bias=False), {"*": family}, example=torch.randn(5, 2, 4))
+        bayou.bayesianize(
+            nn.ConvTranspose1d(2, 2, 3, bias=False), {"*": family}, example=torch.randn(5, 2, 4)
+        )
     with pytest.raises(ValueError, match="no linear or convolution layer"):
         bayou.bayesianize(nn.LSTM(3, 4), family, example=torch.randn(5, 2, 3))
     with pytest.raises(ValueError, match="the same family object"):
@@ -405,13 +507,17 @@ def test_unsupported_networks_and_tensors_are_errors() -> None:
     with pytest.raises(ValueError, match="pass example="):
         bayou.bayesianize(dense, family).draw()
     with pytest.raises(ValueError, match=r"q\(0.weight, 2.weight \| 0.bias, 2.bias\)"):
-        guide_of(bayou.bayesianize(dense, {"*.bias": bayou.MeanField(), "*": family}, example=x)).draw(1)
+        guide_of(
+            bayou.bayesianize(dense, {"*.bias": bayou.MeanField(), "*": family}, example=x)
+        ).draw(1)
     with pytest.raises(ValueError, match="points must be a whole number"):
         bayou.Inducing(0)
 
 
 def test_the_points_start_at_rows_of_the_data(tmp_path: Path) -> None:
-    """Any of them, not the first, however small the batches; as many as there are, where they are few."""
+    """Any of them, not the first, however small the batches; as many as there are, where they are
+    few.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     x = torch.arange(120.0).reshape(40, 3) / 120
@@ -427,7 +533,9 @@ def test_the_points_start_at_rows_of_the_data(tmp_path: Path) -> None:
 
 
 def test_a_file_restores_the_sizes(tmp_path: Path) -> None:
-    """Points, tokens and given tensors come back from a file, although nothing there runs the network."""
+    """Points, tokens and given tensors come back from a file, although nothing there runs the
+    network.
+    """
     torch.manual_seed(0)
     net, y = Tokens().double(), torch.arange(4) % 2
     method = bayou.VI(bayou.Inducing(3), steps=2)
@@ -436,5 +544,7 @@ def test_a_file_restores_the_sizes(tmp_path: Path) -> None:
     loaded = bayou.load(tmp_path / "p.bayou", Tokens().double())
     one, other = posterior.sample(3, seed=1), loaded.sample(3, seed=1)
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert repr(loaded).startswith("Guided(Tokens: MeanField over 15 + Delta over 6 + Inducing over 12 of 33 weights")
+    assert repr(loaded).startswith(
+        "Guided(Tokens: MeanField over 15 + Delta over 6 + Inducing over 12 of 33 weights"
+    )
     assert bayou.diagnostics.bound_gap(loaded, draws=2, samples=20, seed=0).total.kind == "exact"

@@ -1,4 +1,6 @@
-"""The kind and the side of a KL follow from the maps of the guide, and those of ``elbo`` from the KL."""
+"""The kind and the side of a KL follow from the maps of the guide, and those of ``elbo`` from the
+KL.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Drop(Map):
-    """y = x without its last coordinate, which the way back draws from N(½, 1): log q(y) is ⅛ too high in the mean."""
+    """y = x without its last coordinate, which the way back draws from N(½, 1): log q(y) is ⅛ too
+    high in the mean.
+    """
 
     takes_noise = True
     ladj_kind = Ladj.bound
@@ -63,7 +67,9 @@ class Estimated(flows.Transform):
 
 
 class Below(flows.DiagonalAffine):
-    """Declares that log q is a lower bound in the forward direction, as for a density that omits preimages."""
+    """Declares that log q is a lower bound in the forward direction, as for a density that omits
+    preimages.
+    """
 
     ladj_kind = Ladj.bound
     label = Label(Ladj.bound, Side.lower, Side.lower)
@@ -99,13 +105,17 @@ CASES: list[tuple[GuideSpec, KL, Side]] = [
 def guide_of(spec: GuideSpec, prior: bayou.Normal | None = None) -> Guide:
     torch.manual_seed(0)
     net = nn.Linear(3, 2).to(DOUBLE)
-    bnn = bayou.bayesianize(net, spec if spec.joint else {"weight": spec, "*": bayou.Delta()}, prior=prior)
+    bnn = bayou.bayesianize(
+        net, spec if spec.joint else {"weight": spec, "*": bayou.Delta()}, prior=prior
+    )
     (guide,) = (g for g in bnn.guides if "weight" in g.names)
     return guide
 
 
 @pytest.mark.parametrize(("spec", "kind", "side"), CASES)
-def test_the_kind_and_side_of_a_guide_are_those_of_its_maps(spec: GuideSpec, kind: KL, side: Side) -> None:
+def test_the_kind_and_side_of_a_guide_are_those_of_its_maps(
+    spec: GuideSpec, kind: KL, side: Side
+) -> None:
     guide = guide_of(spec)
     assert (guide.kl_kind, guide.kl_side) == (kind, side)
 
@@ -114,12 +124,16 @@ SIDES = {Side.equal: "equal", Side.upper: "lower", Side.lower: "upper", Side.unk
 
 
 @pytest.mark.parametrize(("spec", "kind", "side"), CASES[::2])
-def test_the_elbo_has_the_kind_and_side_of_its_guides(spec: GuideSpec, kind: KL, side: Side) -> None:
+def test_the_elbo_has_the_kind_and_side_of_its_guides(
+    spec: GuideSpec, kind: KL, side: Side
+) -> None:
     net = nn.Linear(3, 2).to(DOUBLE)
     data = torch.zeros(4, 3, dtype=DOUBLE), torch.zeros(4, 2, dtype=DOUBLE)
     rules = spec if spec.joint else {"weight": spec, "*": bayou.Delta()}
     method = bayou.VI(rules, steps=1, batch_size=4)
-    posterior = bayou.fit(net, data, method=method, likelihood=bayou.Gaussian(1.0), seed=0, progress=False)
+    posterior = bayou.fit(
+        net, data, method=method, likelihood=bayou.Gaussian(1.0), seed=0, progress=False
+    )
     found = bayou.elbo(posterior, data, 2, seed=0)
     assert (found.kind, found.side) == (kind.value, SIDES[side])
     assert kind.value in str(found)
@@ -144,7 +158,9 @@ def test_a_chain_that_drops_a_coordinate_gives_an_upper_bound_of_the_kl() -> Non
 
 @pytest.mark.parametrize("family", [bayou.JointFlow, bayou.NodeFlow])
 def test_an_estimate_of_the_ladj_does_not_bias_the_kl(family: type[Any]) -> None:
-    exact, estimated = (guide_of(family(flow)).draw(4000, seed=0).kl.detach() for flow in (None, Estimated))
+    exact, estimated = (
+        guide_of(family(flow)).draw(4000, seed=0).kl.detach() for flow in (None, Estimated)
+    )
     gap = estimated - exact
     assert gap.std() > 0.5
     assert abs(gap.mean()) < 5 * gap.std() / math.sqrt(len(gap))
@@ -154,7 +170,9 @@ NOISY = [bayou.JointFlow(Estimated), bayou.MNF(Estimated, auxiliary="paper"), ba
 
 
 @pytest.mark.parametrize("spec", NOISY)
-def test_draws_of_a_guide_with_noise_in_its_maps_depend_on_their_index_alone(spec: GuideSpec) -> None:
+def test_draws_of_a_guide_with_noise_in_its_maps_depend_on_their_index_alone(
+    spec: GuideSpec,
+) -> None:
     guide = guide_of(spec)
     before = torch.get_rng_state()
     whole = guide.draw(6, seed=0)
@@ -166,7 +184,10 @@ def test_draws_of_a_guide_with_noise_in_its_maps_depend_on_their_index_alone(spe
 @pytest.mark.parametrize(
     ("flow", "message"),
     [
-        (lambda dim: flows.LULinear(dim + 1), r"flow\(8\) must make a map whose events are \(8,\), got events \(9,\)"),
+        (
+            lambda dim: flows.LULinear(dim + 1),
+            r"flow\(8\) must make a map whose events are \(8,\), got events \(9,\)",
+        ),
         (lambda dim: nn.Linear(dim, dim), r"must make a map whose events are \(8,\), got Linear"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The KL of every family, against Monte Carlo of log q − log p, quadrature, enumeration and known numbers."""
+"""The KL of every family, against Monte Carlo of log q − log p, quadrature, enumeration and known
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ def shake(module: nn.Module, scale: float = 0.3) -> None:
             p.add_(scale * rng.normal(1, p.shape, p, seed=i)[0])
 
 
-def guide_of(spec: GuideSpec, net: nn.Module, prior: Prior | None = None, name: str = "weight") -> Guide:
-    bnn = bayou.bayesianize(net.to(DOUBLE), {name: spec, "*": bayou.Delta()} if not spec.joint else spec, prior=prior)
+def guide_of(
+    spec: GuideSpec, net: nn.Module, prior: Prior | None = None, name: str = "weight"
+) -> Guide:
+    bnn = bayou.bayesianize(
+        net.to(DOUBLE), {name: spec, "*": bayou.Delta()} if not spec.joint else spec, prior=prior
+    )
     (guide,) = (g for g in bnn.guides if name in g.names)
     return guide
 
@@ -43,20 +49,32 @@ def guide_of(spec: GuideSpec, net: nn.Module, prior: Prior | None = None, name: 
 def near(values: Tensor, exact: float | Tensor, sigmas: float = 5.0) -> None:
     """The mean of n independent values is what it should be, to within its standard error."""
     error = float(values.std()) / math.sqrt(len(values))
-    assert abs(float(values.mean()) - float(exact)) <= sigmas * error + 1e-9, (float(values.mean()), exact, error)
+    assert abs(float(values.mean()) - float(exact)) <= sigmas * error + 1e-9, (
+        float(values.mean()),
+        exact,
+        error,
+    )
 
 
 # log p of a tensor (n, ...), written with torch.distributions
 PRIORS: dict[str, tuple[Prior, Callable[[int], distributions.Distribution]]] = {
     "normal": (bayou.Normal(0.7), lambda fan: distributions.Normal(D(0.0), D(0.7))),
     "normal, mean": (bayou.Normal(0.7, mean=0.3), lambda fan: distributions.Normal(D(0.3), D(0.7))),
-    "fan in": (bayou.Normal("fan_in", gain=1.5), lambda fan: distributions.Normal(D(0.0), D(1.5 / math.sqrt(fan)))),
-    "student": (bayou.priors.StudentT(3.0, 0.5), lambda fan: distributions.StudentT(D(3.0), D(0.0), D(0.5))),
+    "fan in": (
+        bayou.Normal("fan_in", gain=1.5),
+        lambda fan: distributions.Normal(D(0.0), D(1.5 / math.sqrt(fan))),
+    ),
+    "student": (
+        bayou.priors.StudentT(3.0, 0.5),
+        lambda fan: distributions.StudentT(D(3.0), D(0.0), D(0.5)),
+    ),
     "mixture": (
         bayou.priors.ScaleMixture(0.3, 1.0, 0.1),
         lambda fan: distributions.MixtureSameFamily(
             distributions.Categorical(torch.tensor([0.3, 0.7], dtype=DOUBLE)),
-            distributions.Normal(torch.zeros(2, dtype=DOUBLE), torch.tensor([1.0, 0.1], dtype=DOUBLE)),
+            distributions.Normal(
+                torch.zeros(2, dtype=DOUBLE), torch.tensor([1.0, 0.1], dtype=DOUBLE)
+            ),
         ),
     ),
 }
@@ -77,7 +95,10 @@ def test_factorized(prior: str, local: bool) -> None:
     each = q.log_prob(w).flatten(1).sum(1) - log_prior(prior, w, 4)
     assert guide.kl_kind is KL.exact
     with torch.no_grad():
-        if prior in ("student", "mixture"):  # no closed form: the KL of each draw is that of its own weights
+        if prior in (
+            "student",
+            "mixture",
+        ):  # no closed form: the KL of each draw is that of its own weights
             if local:
                 kl = torch.cat([guide.draw(1, local=True).kl for _ in range(N // 10)])
                 near(kl - each[: N // 10], 0.0)
@@ -102,7 +123,9 @@ def test_a_scalar_and_a_vector_have_a_kl_too() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.scale * x + self.shift
 
-    bnn = bayou.bayesianize(Net().to(DOUBLE), bayou.MeanField(std=0.2), prior=bayou.priors.StudentT())
+    bnn = bayou.bayesianize(
+        Net().to(DOUBLE), bayou.MeanField(std=0.2), prior=bayou.priors.StudentT()
+    )
     draw = bnn.draw(5)
     params = draw.parts
     q = {n: distributions.Normal(g.center, g.log_std.exp()) for g in bnn.guides for n in g.names}
@@ -114,17 +137,25 @@ def test_a_scalar_and_a_vector_have_a_kl_too() -> None:
 
 
 def test_sparse_variational_dropout() -> None:
-    """Number 6: −KL at log α = 0 is −.42669, the approximation −.43124, its worst error on [−8, 8] .0094."""
+    """Number 6: −KL at log α = 0 is −.42669, the approximation −.43124, its worst error on [−8, 8]
+    .0094.
+    """
 
     def exact(log_alpha: float) -> float:
         """E log|ε + 1/√α| + ½(γ + log 2): zero as α → ∞."""
         pole = -math.exp(-0.5 * log_alpha)
 
         def integrand(e: float) -> float:
-            return math.log(abs(e - pole) + 1e-300) * math.exp(-0.5 * e * e) / math.sqrt(2 * math.pi)
+            return (
+                math.log(abs(e - pole) + 1e-300) * math.exp(-0.5 * e * e) / math.sqrt(2 * math.pi)
+            )
 
         cuts = [-12.0, max(pole, -12.0), 12.0]
-        total = sum(integrate.quad(integrand, a, b, limit=200)[0] for a, b in itertools.pairwise(cuts) if a < b)
+        total = sum(
+            integrate.quad(integrand, a, b, limit=200)[0]
+            for a, b in itertools.pairwise(cuts)
+            if a < b
+        )
         return total + 0.5 * (np.euler_gamma + math.log(2))
 
     guide = guide_of(bayou.SparseVD(), nn.Linear(1, 1))
@@ -157,7 +188,9 @@ def test_low_rank(prior: str) -> None:
         draw = guide.draw(N, seed=0)
         w = torch.cat([draw.parts[name].flatten(1) for name in guide.names], 1)
         torch.testing.assert_close(guide.log_prob(draw.parts), q.log_prob(w))
-        assert (torch.cov(w.T) - covariance).abs().max() < 5 * float(covariance.diag().max()) * math.sqrt(2 / N)
+        assert (torch.cov(w.T) - covariance).abs().max() < 5 * float(
+            covariance.diag().max()
+        ) * math.sqrt(2 / N)
         each = q.log_prob(w) - log_prior(prior, w, 3)  # a bias counts the inputs of its weight
         if prior == "student":
             torch.testing.assert_close(draw.kl, each)
@@ -177,9 +210,13 @@ def test_joint_flow(flow: str | None, prior: str) -> None:
         draw = guide.draw(500, seed=0)
         w = torch.cat([draw.parts[name].flatten(1) for name in guide.names], 1)
         log_q = draw.kl + log_prior(prior, w, 3)
-        torch.testing.assert_close(guide.log_prob(draw.parts), log_q, rtol=1e-7, atol=1e-7)  # through the inverse
+        torch.testing.assert_close(
+            guide.log_prob(draw.parts), log_q, rtol=1e-7, atol=1e-7
+        )  # through the inverse
 
-    def weights(eps: Tensor) -> Tensor:  # log q by the change of variables, with the Jacobian of autograd
+    def weights(
+        eps: Tensor,
+    ) -> Tensor:  # log q by the change of variables, with the Jacobian of autograd
         x, _ = guide.transform._forward(eps.unsqueeze(0), None)
         return (guide.center + guide.log_std.exp() * x)[0]
 
@@ -187,26 +224,41 @@ def test_joint_flow(flow: str | None, prior: str) -> None:
     for i in (0, 7):
         torch.testing.assert_close(weights(eps[i]), w[i])
         jacobian = torch.func.jacrev(weights)(eps[i])
-        want = distributions.Normal(D(0.0), D(1.0)).log_prob(eps[i]).sum() - torch.linalg.slogdet(jacobian).logabsdet
+        want = (
+            distributions.Normal(D(0.0), D(1.0)).log_prob(eps[i]).sum()
+            - torch.linalg.slogdet(jacobian).logabsdet
+        )
         torch.testing.assert_close(log_q[i], want)
     if flow is None and prior == "normal, mean":
         with torch.no_grad():
             jacobian = torch.func.jacrev(weights)(eps[0])
-            q = distributions.MultivariateNormal(weights(torch.zeros_like(eps[0])), jacobian @ jacobian.T)
-            p = distributions.MultivariateNormal(torch.full_like(guide.center, 0.3), 0.49 * torch.eye(8, dtype=DOUBLE))
+            q = distributions.MultivariateNormal(
+                weights(torch.zeros_like(eps[0])), jacobian @ jacobian.T
+            )
+            p = distributions.MultivariateNormal(
+                torch.full_like(guide.center, 0.3), 0.49 * torch.eye(8, dtype=DOUBLE)
+            )
             near(guide.draw(N, seed=1).kl, distributions.kl_divergence(q, p))
 
 
 @pytest.mark.parametrize("per", ["unit", "weight"])
 @pytest.mark.parametrize("mean", [0.0, 0.4])
 def test_dropout(per: str, mean: float) -> None:
-    """E[−log p(W)] − H(mask), by enumeration of all masks; around 0 the L2 with weight 1/(2(1 − p)σ²)."""
+    """E[−log p(W)] − H(mask), by enumeration of all masks; around 0 the L2 with weight 1/(2(1 −
+    p)σ²).
+    """
     scale = 0.7
-    guide = guide_of(bayou.Dropout(0.3, per=per, rate="concrete"), nn.Linear(2, 3), bayou.Normal(scale, mean=mean))
+    guide = guide_of(
+        bayou.Dropout(0.3, per=per, rate="concrete"),
+        nn.Linear(2, 3),
+        bayou.Normal(scale, mean=mean),
+    )
     prior = distributions.Normal(torch.tensor(mean, dtype=DOUBLE), scale)
     shape = (1, 2) if per == "unit" else (3, 2)
     units = math.prod(shape)
-    masks = torch.tensor(list(itertools.product([0.0, 1.0], repeat=units)), dtype=DOUBLE).reshape(-1, *shape)
+    masks = torch.tensor(list(itertools.product([0.0, 1.0], repeat=units)), dtype=DOUBLE).reshape(
+        -1, *shape
+    )
 
     def enumerated(center: Tensor, logit: Tensor) -> Tensor:
         p = logit.sigmoid()
@@ -218,7 +270,9 @@ def test_dropout(per: str, mean: float) -> None:
     want = enumerated(guide.center, guide.logit_p)
     torch.testing.assert_close(got, want.expand(2))
     parameters = [guide.center, guide.logit_p]
-    for a, b in zip(torch.autograd.grad(got[0], parameters), torch.autograd.grad(want, parameters), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(got[0], parameters), torch.autograd.grad(want, parameters), strict=True
+    ):
         torch.testing.assert_close(a, b)
     if mean == 0.0:
         p, center = 0.3, guide.center.detach()
@@ -246,7 +300,9 @@ def test_dropout_without_dropping_is_a_point() -> None:
 
 
 def test_a_learned_prior_scale_converges_to_that_of_the_weights() -> None:
-    """Empirical Bayes has an optimum: at σ² = E[W²] the KL is stationary, for every family with a closed form."""
+    """Empirical Bayes has an optimum: at σ² = E[W²] the KL is stationary, for every family with a
+    closed form.
+    """
     for family in (bayou.Dropout(0.3), bayou.MeanField(std=0.3), bayou.Delta(penalty=True)):
         guide = guide_of(family, nn.Linear(4, 3), bayou.Normal(0.5, learn=True))
         with torch.no_grad():
@@ -278,20 +334,29 @@ def test_node_noise(where: str, components: int, kind: str) -> None:
             for gain, size in zip(guide.gains, sizes, strict=True):
                 q = distributions.Normal(gain.base.mean, gain.base.log_std.exp())
                 assert q.mean.shape == (size,)
-                want += float(distributions.kl_divergence(q, distributions.Normal(D(1.0), D(0.6))).sum())
+                want += float(
+                    distributions.kl_divergence(q, distributions.Normal(D(1.0), D(0.6))).sum()
+                )
             near(kl, want)
         else:
             torch.manual_seed(0)
             other = torch.zeros(N, dtype=DOUBLE)
             for gain in guide.gains:
-                parts = distributions.Independent(distributions.Normal(gain.base.mean, gain.base.log_std.exp()), 1)
-                q = distributions.MixtureSameFamily(distributions.Categorical(logits=gain.base.logits), parts)
+                parts = distributions.Independent(
+                    distributions.Normal(gain.base.mean, gain.base.log_std.exp()), 1
+                )
+                q = distributions.MixtureSameFamily(
+                    distributions.Categorical(logits=gain.base.logits), parts
+                )
                 z = q.sample((N,))
                 other += q.log_prob(z) - distributions.Normal(D(1.0), D(0.6)).log_prob(z).sum(-1)
             near(kl - other, 0.0)
         # The weights are points: their penalty is −log p.
         penalty = guide_of(
-            bayou.NodeNoise(where=where, components=components, prior_std=0.6, z_std=0.2, penalty=True), net
+            bayou.NodeNoise(
+                where=where, components=components, prior_std=0.6, z_std=0.2, penalty=True
+            ),
+            net,
         )
         penalty.gains.load_state_dict(guide.gains.state_dict())
         assert penalty.kl_kind is KL.constant
@@ -314,7 +379,9 @@ def quadrature(gain: GainFlow, monkeypatch: pytest.MonkeyPatch) -> Tensor:
 
 
 def test_flow_kl_takes_the_prior_at_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Number 5: z = 2ε + 1 against N(0, 1) is 1.306853; the node prior is N(1, 1), so both move by 1."""
+    """Number 5: z = 2ε + 1 against N(0, 1) is 1.306853; the node prior is N(1, 1), so both move by
+    1.
+    """
     for flow in (None, lambda dim: flows.DiagonalAffine(dim)):
         guide = guide_of(bayou.NodeFlow(flow, prior_std=1.0), nn.Linear(1, 2))
         (gain,) = guide.gains
@@ -332,12 +399,16 @@ def test_flow_kl_takes_the_prior_at_the_output(monkeypatch: pytest.MonkeyPatch) 
                 torch.testing.assert_close(z, torch.tensor([[2.0], [4.0]], dtype=DOUBLE))
         near(guide.draw(N, seed=0).kl.detach(), 1.306853)
         weights = quadrature(gain, monkeypatch)
-        assert float((weights @ guide.draw(len(weights)).kl).detach()) == pytest.approx(1.306853, abs=1e-6)
+        assert float((weights @ guide.draw(len(weights)).kl).detach()) == pytest.approx(
+            1.306853, abs=1e-6
+        )
 
 
 def affine_parameters(transform: nn.Module) -> tuple[Tensor, Tensor]:
     named = dict(transform.named_parameters())
-    shift = next(p for name, p in named.items() if "shift" in name or "bias" in name or "loc" in name)
+    shift = next(
+        p for name, p in named.items() if "shift" in name or "bias" in name or "loc" in name
+    )
     log_scale = next(p for name, p in named.items() if "scale" in name)
     return shift, log_scale
 
@@ -365,7 +436,9 @@ def number_2(auxiliary: str = "conjugate") -> Guide:
 
 
 def test_mnf_conjugate_auxiliary_closes_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Number 2: exact KL 2.901481; with r = q(z) 3.984418; the conjugate r closes the gap of 1.082937 completely."""
+    """Number 2: exact KL 2.901481; with r = q(z) 3.984418; the conjugate r closes the gap of
+    1.082937 completely.
+    """
     guide = number_2()
     assert guide.kl_kind is KL.bound
     mean = guide.center.detach()[:, 0]
@@ -409,7 +482,9 @@ def test_mnf_conjugate_expectation_against_sampled_weights() -> None:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_mnf_published_auxiliary_is_a_bound(local: bool) -> None:
-    """One weight: the bound by Monte Carlo, by quadrature over (z, W), and the exact KL below both."""
+    """One weight: the bound by Monte Carlo, by quadrature over (z, W), and the exact KL below
+    both.
+    """
     guide = guide_of(bayou.MNF(None, std=0.4, z_std=0.6, auxiliary="paper"), nn.Linear(1, 1))
     assert isinstance(guide.auxiliary, Published)
     with torch.no_grad():
@@ -424,15 +499,21 @@ def test_mnf_published_auxiliary_is_a_bound(local: bool) -> None:
     w = z * 1.3 + 0.4 * eps.T  # (K, K)
     summary = (0.8 * w).tanh()
     log_r = distributions.Normal(1.1 * summary, (-0.25 * summary).exp()).log_prob(z)
-    log_q = distributions.Normal(D(1.0), D(0.6)).log_prob(z) + distributions.Normal(z * 1.3, 0.4).log_prob(w)
-    bound = float(weights @ (log_q - log_r - distributions.Normal(D(0.0), D(1.0)).log_prob(w)) @ weights)
+    log_q = distributions.Normal(D(1.0), D(0.6)).log_prob(z) + distributions.Normal(
+        z * 1.3, 0.4
+    ).log_prob(w)
+    bound = float(
+        weights @ (log_q - log_r - distributions.Normal(D(0.0), D(1.0)).log_prob(w)) @ weights
+    )
     assert bound > exact + 0.01
     near(guide.draw(N, seed=0, local=local).kl.detach(), bound)
 
 
 @pytest.mark.slow
 def test_mnf_bounds_the_kl_of_a_flow() -> None:
-    """One weight, q(z) a flow: E of the bound lies above the KL of the marginal q(W), found by quadrature."""
+    """One weight, q(z) a flow: E of the bound lies above the KL of the marginal q(W), found by
+    quadrature.
+    """
     torch.manual_seed(0)
     for auxiliary in ("conjugate", "paper"):
         guide = guide_of(bayou.MNF(std=0.3, z_std=0.5, auxiliary=auxiliary), nn.Linear(1, 1))
@@ -444,12 +525,20 @@ def test_mnf_bounds_the_kl_of_a_flow() -> None:
             eps = torch.linspace(-8, 8, 1001, dtype=DOUBLE).unsqueeze(1)
             u, _ = guide.gain.transform._forward(eps, None)
             z = guide.gain.base.mean + guide.gain.base.log_std.exp() * u
-            mass = distributions.Normal(D(0.0), D(1.0)).log_prob(eps[:, 0]).exp() * (eps[1, 0] - eps[0, 0])
+            mass = distributions.Normal(D(0.0), D(1.0)).log_prob(eps[:, 0]).exp() * (
+                eps[1, 0] - eps[0, 0]
+            )
             centers = 1.2 * z[:, 0]
-            w = torch.linspace(float(centers.min()) - 3, float(centers.max()) + 3, 8001, dtype=DOUBLE)
-            density = torch.stack([mass @ distributions.Normal(centers, 0.3).log_prob(x).exp() for x in w])
+            w = torch.linspace(
+                float(centers.min()) - 3, float(centers.max()) + 3, 8001, dtype=DOUBLE
+            )
+            density = torch.stack(
+                [mass @ distributions.Normal(centers, 0.3).log_prob(x).exp() for x in w]
+            )
             assert float(density.sum() * (w[1] - w[0])) == pytest.approx(1, abs=1e-4)
-            log_ratio = density.clamp_min(1e-300).log() - distributions.Normal(D(0.0), D(1.0)).log_prob(w)
+            log_ratio = density.clamp_min(1e-300).log() - distributions.Normal(
+                D(0.0), D(1.0)
+            ).log_prob(w)
             exact = float((density * log_ratio).sum() * (w[1] - w[0]))
             for local in (True, False):
                 kl = guide.draw(N, seed=0, local=local).kl
@@ -465,7 +554,10 @@ def test_gained_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
     std = 0.1 + rng.uniform(1, shape, like, seed=1)[0]
     z = 1 + rng.normal(5, (shape[axis],), like, seed=2)
     cases = {
-        "tensors": (rng.normal(1, shape, like, seed=3)[0], 0.3 * rng.normal(1, shape, like, seed=4)[0]),
+        "tensors": (
+            rng.normal(1, shape, like, seed=3)[0],
+            0.3 * rng.normal(1, shape, like, seed=4)[0],
+        ),
         "scalars": (torch.tensor(0.4, dtype=DOUBLE), torch.tensor(-0.2, dtype=DOUBLE)),
         "mixed": (torch.tensor(0.4, dtype=DOUBLE), 0.3 * rng.normal(1, shape, like, seed=4)[0]),
     }
@@ -481,8 +573,12 @@ def test_gained_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
 @pytest.mark.parametrize("auxiliary", ["conjugate", "paper"])
 @pytest.mark.parametrize("kind", ["dense", "convolution", "vector"])
 def test_mnf_local_and_sampled_kl_agree(auxiliary: str, kind: str) -> None:
-    """The KL of a draw has the same expectation whether the weights were sampled or not, for any prior."""
-    net = {"dense": nn.Linear(3, 4), "convolution": nn.Conv1d(2, 3, 2), "vector": nn.Linear(3, 4)}[kind]
+    """The KL of a draw has the same expectation whether the weights were sampled or not, for any
+    prior.
+    """
+    net = {"dense": nn.Linear(3, 4), "convolution": nn.Conv1d(2, 3, 2), "vector": nn.Linear(3, 4)}[
+        kind
+    ]
     name = "bias" if kind == "vector" else "weight"
     for prior in (bayou.Normal(0.5), bayou.priors.StudentT(3.0, 0.3)):
         guide = guide_of(bayou.MNF(std=0.2, z_std=0.3, auxiliary=auxiliary), net, prior, name)
@@ -494,7 +590,9 @@ def test_mnf_local_and_sampled_kl_agree(auxiliary: str, kind: str) -> None:
                 near(sampled - local, 0.0)
             else:
                 local = torch.cat([guide.draw(1, local=True).kl for _ in range(300)])
-                error = math.hypot(float(sampled.std()) / math.sqrt(N), float(local.std()) / math.sqrt(300))
+                error = math.hypot(
+                    float(sampled.std()) / math.sqrt(N), float(local.std()) / math.sqrt(300)
+                )
                 assert abs(float(sampled.mean() - local.mean())) < 5 * error
 
 

@@ -28,24 +28,49 @@ OPERATIONS = {
     "linear": (lambda b: layer(nn.Linear, 5, 4, bias=b), (5,)),
     "linear, 3-D input": (lambda b: layer(nn.Linear, 5, 4, bias=b), (3, 5)),
     "conv1d": (lambda b: layer(nn.Conv1d, 2, 4, 3, bias=b), (2, 7)),
-    "conv1d, stride, padding": (lambda b: layer(nn.Conv1d, 2, 4, 3, stride=2, padding=1, bias=b), (2, 7)),
-    "conv1d, circular": (lambda b: layer(nn.Conv1d, 2, 4, 3, padding=2, padding_mode="circular", bias=b), (2, 6)),
+    "conv1d, stride, padding": (
+        lambda b: layer(nn.Conv1d, 2, 4, 3, stride=2, padding=1, bias=b),
+        (2, 7),
+    ),
+    "conv1d, circular": (
+        lambda b: layer(nn.Conv1d, 2, 4, 3, padding=2, padding_mode="circular", bias=b),
+        (2, 6),
+    ),
     "conv1d, groups": (lambda b: layer(nn.Conv1d, 4, 6, 3, groups=2, bias=b), (4, 5)),
     "conv2d": (lambda b: layer(nn.Conv2d, 2, 3, 3, bias=b), (2, 4, 5)),
     "conv2d, oblong": (
-        lambda b: layer(nn.Conv2d, 2, 3, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1), bias=b),
+        lambda b: layer(
+            nn.Conv2d, 2, 3, (2, 3), stride=(1, 2), padding=(1, 0), dilation=(2, 1), bias=b
+        ),
         (2, 5, 6),
     ),
     "conv2d, same": (lambda b: layer(nn.Conv2d, 2, 3, 3, padding="same", bias=b), (2, 4, 3)),
-    "conv2d, reflect": (lambda b: layer(nn.Conv2d, 2, 3, 3, padding=1, padding_mode="reflect", bias=b), (2, 4, 4)),
-    "conv2d, replicate": (lambda b: layer(nn.Conv2d, 1, 2, 3, padding=1, padding_mode="replicate", bias=b), (1, 4, 4)),
+    "conv2d, reflect": (
+        lambda b: layer(nn.Conv2d, 2, 3, 3, padding=1, padding_mode="reflect", bias=b),
+        (2, 4, 4),
+    ),
+    "conv2d, replicate": (
+        lambda b: layer(nn.Conv2d, 1, 2, 3, padding=1, padding_mode="replicate", bias=b),
+        (1, 4, 4),
+    ),
     "conv2d, depthwise": (lambda b: layer(nn.Conv2d, 4, 4, 2, groups=4, bias=b), (4, 3, 3)),
     "conv2d, many channels": (lambda b: layer(nn.Conv2d, 16, 2, 3, bias=b), (16, 3, 4)),
-    "conv3d": (lambda b: layer(nn.Conv3d, 2, 2, 2, stride=2, dilation=2, padding=1, bias=b), (2, 4, 3, 4)),
-    "transposed 1d": (lambda b: layer(nn.ConvTranspose1d, 3, 2, 3, stride=2, padding=1, bias=b), (3, 4)),
-    "transposed 1d, groups": (lambda b: layer(nn.ConvTranspose1d, 4, 6, 2, groups=2, bias=b), (4, 3)),
+    "conv3d": (
+        lambda b: layer(nn.Conv3d, 2, 2, 2, stride=2, dilation=2, padding=1, bias=b),
+        (2, 4, 3, 4),
+    ),
+    "transposed 1d": (
+        lambda b: layer(nn.ConvTranspose1d, 3, 2, 3, stride=2, padding=1, bias=b),
+        (3, 4),
+    ),
+    "transposed 1d, groups": (
+        lambda b: layer(nn.ConvTranspose1d, 4, 6, 2, groups=2, bias=b),
+        (4, 3),
+    ),
     "transposed 2d": (
-        lambda b: layer(nn.ConvTranspose2d, 2, 3, 3, stride=2, output_padding=1, dilation=2, bias=b),
+        lambda b: layer(
+            nn.ConvTranspose2d, 2, 3, 3, stride=2, output_padding=1, dilation=2, bias=b
+        ),
         (2, 2, 3),
     ),
     "transposed 3d": (lambda b: layer(nn.ConvTranspose3d, 2, 2, 2, bias=b), (2, 2, 2, 2)),
@@ -63,9 +88,11 @@ def example(net: nn.Module, shape: tuple[int, ...]) -> Tensor:
 def exact_moments(
     net: nn.Module, x: Tensor, parts: dict[str, Weight], fixed: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of every output under sampled weights, row by row, from the Jacobian in the weights.
+    """Mean and variance of every output under sampled weights, row by row, from the Jacobian in the
+    weights.
 
-    The output is linear in (weight, bias), so E = f(E W) and Var = Σ (∂f/∂W)²·std², with the gains of each row.
+    The output is linear in (weight, bias), so E = f(E W) and Var = Σ (∂f/∂W)²·std², with the gains
+    of each row.
     """
 
     def moments(row: Tensor, factors: dict[str, list[Tensor]]) -> tuple[Tensor, Tensor]:
@@ -86,22 +113,34 @@ def exact_moments(
             variance = variance + (jacobian[name].square() * part.std.square()).sum(axes)
         return mean, variance
 
-    rows = {name: [gain.z.expand(len(x), -1) for gain in part.gains] for name, part in parts.items()}
+    rows = {
+        name: [gain.z.expand(len(x), -1) for gain in part.gains] for name, part in parts.items()
+    }
     return torch.func.vmap(moments)(x, rows)
 
 
-def local_output(net: nn.Module, x: Tensor, parts: dict[str, Weight], fixed: dict[str, Tensor]) -> Tensor:
+def local_output(
+    net: nn.Module, x: Tensor, parts: dict[str, Weight], fixed: dict[str, Tensor]
+) -> Tensor:
     mode = LocalReparameterization(parts)
     with mode:
-        out = torch.func.functional_call(net, fixed | {name: part.mean for name, part in parts.items()}, (x,))
+        out = torch.func.functional_call(
+            net, fixed | {name: part.mean for name, part in parts.items()}, (x,)
+        )
     mode.finish()
     return out
 
 
 def local_moments(
-    monkeypatch: pytest.MonkeyPatch, net: nn.Module, x: Tensor, parts: dict[str, Weight], fixed: dict[str, Tensor]
+    monkeypatch: pytest.MonkeyPatch,
+    net: nn.Module,
+    x: Tensor,
+    parts: dict[str, Weight],
+    fixed: dict[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the local draw: the output with noise 0, and what noise 1 adds, squared."""
+    """Mean and variance of the local draw: the output with noise 0, and what noise 1 adds,
+    squared.
+    """
     monkeypatch.setattr(rng, "normal_like", torch.zeros_like)
     mean = local_output(net, x, parts, fixed)
     monkeypatch.setattr(rng, "normal_like", torch.ones_like)
@@ -126,7 +165,12 @@ def test_mean_and_variance_are_those_of_sampled_weights(
     operation: str, gains: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, shape = OPERATIONS[operation]
-    cases = (("both", True, True), ("both", True, False), ("weight", True, False), ("weight", False, False))
+    cases = (
+        ("both", True, True),
+        ("both", True, False),
+        ("weight", True, False),
+        ("weight", False, False),
+    )
     for stochastic, has_bias, needs_grad in (*cases, ("bias", True, False)):
         net = make(has_bias)
         x = example(net, shape).requires_grad_(needs_grad)
@@ -139,7 +183,11 @@ def test_mean_and_variance_are_those_of_sampled_weights(
                 factors = []
                 for where, n in GAINS[gains] if name == "weight" else []:
                     axis = out_axis(net) if where == "out" else 1 - out_axis(net)
-                    factors.append(Gain(axis, 1 + 0.5 * rng.normal(n, (value.shape[axis],), like, seed=7 + axis)))
+                    factors.append(
+                        Gain(
+                            axis, 1 + 0.5 * rng.normal(n, (value.shape[axis],), like, seed=7 + axis)
+                        )
+                    )
                 parts[name] = Weight(value, std, tuple(factors))
         fixed = {name: value for name, value in params.items() if name not in parts}
         want_mean, want_variance = exact_moments(net, x.detach(), parts, fixed)
@@ -165,7 +213,9 @@ def test_a_gain_on_the_bias_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
-def test_an_input_without_a_batch_axis(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_without_a_batch_axis(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = kind(2, 3, 2, dtype=DOUBLE)
     spatial = net.weight.ndim - 2
     x = rng.normal(1, (2, *range(3, 3 + spatial)), net.weight, seed=0)
@@ -177,7 +227,9 @@ def test_an_input_without_a_batch_axis(kind: type[nn.Module], monkeypatch: pytes
 
 
 def test_noise_is_standard_normal_and_independent_per_row_and_position() -> None:
-    """Monte Carlo: the moments of local draws and of weight samples agree, and only the latter correlate rows."""
+    """Monte Carlo: the moments of local draws and of weight samples agree, and only the latter
+    correlate rows.
+    """
     net = nn.Conv1d(2, 3, 2, dtype=DOUBLE)
     x = rng.normal(1, (2, 3), net.weight, seed=0).expand(2, -1, -1)  # two equal rows
     bnn = bayou.bayesianize(net, bayou.MeanField(std=0.3, local="positions"), example=x)
@@ -212,7 +264,9 @@ def gradient_variance(regression: bool, local: bool, repeats: int) -> tuple[floa
     for _ in range(repeats):
         out = bnn.draw()(x)
         loss = F.mse_loss(out, target) if regression else F.cross_entropy(out, target.argmax(1))
-        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(bnn.parameters()))]))
+        gradients.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(bnn.parameters()))])
+        )
     stacked = torch.stack(gradients)
     return float(stacked.var(0).sum()), stacked.mean(0)
 
@@ -287,7 +341,9 @@ class Functional(nn.Module):
 class Nested(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        inner = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)))
+        inner = nn.Sequential(
+            nn.Linear(4, 5), nn.LayerNorm(5), nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
+        )
         self.blocks = nn.ModuleDict({"a": inner, "b": nn.ModuleList([nn.Linear(5, 2)])})
 
     def forward(self, x: Tensor) -> Tensor:
@@ -342,7 +398,11 @@ NETWORKS = {
         torch.randn(6, 3, 4),
         set(),
     ),
-    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), FLOATS, {"bias"}),
+    "weight norm": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
+        FLOATS,
+        {"bias"},
+    ),
     "auxiliary head": (
         AuxiliaryHead,
         FLOATS,
@@ -391,7 +451,9 @@ def test_a_function_sample_is_the_network_with_those_weights(name: str) -> None:
                 p.copy_(sample[key][s])
         got = bnn.call({key: value[s] for key, value in sample.items()}, *inputs)
         torch.testing.assert_close(got, other(*inputs), rtol=1e-5, atol=1e-6)
-    assert not any(p.numel() for key, p in bnn.net.named_buffers() if key in bnn.names), "weights were left behind"
+    assert not any(p.numel() for key, p in bnn.net.named_buffers() if key in bnn.names), (
+        "weights were left behind"
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -460,10 +522,14 @@ class Unused(nn.Module):
 
 def test_an_unused_weight_is_an_error_with_names() -> None:
     for family in (bayou.MeanField(), bayou.MeanField(local=False), bayou.Delta()):
-        with pytest.raises(ValueError, match=r"'spare.weight', 'spare.bias' is never used by Unused"):
+        with pytest.raises(
+            ValueError, match=r"'spare.weight', 'spare.bias' is never used by Unused"
+        ):
             bayou.bayesianize(Unused(), family, example=FLOATS)
         bnn = bayou.bayesianize(Unused(), family)
-        with pytest.raises(ValueError, match=r"'spare.weight', 'spare.bias' is never used by Unused"):
+        with pytest.raises(
+            ValueError, match=r"'spare.weight', 'spare.bias' is never used by Unused"
+        ):
             bnn.draw()(FLOATS)
 
 
@@ -511,13 +577,22 @@ def test_a_frozen_parameter_stays_frozen_as_a_point() -> None:
     net = Twice()
     net.step.requires_grad_(False)
     bnn = bayou.bayesianize(net, {"head.*": bayou.MeanField(), "*": bayou.Delta()})
-    trained = {name for guide in bnn.guides for name in guide.names if any(p.requires_grad for p in guide.parameters())}
+    trained = {
+        name
+        for guide in bnn.guides
+        for name in guide.names
+        if any(p.requires_grad for p in guide.parameters())
+    }
     assert trained == {"head.weight", "head.bias"}
 
 
 def test_gains_along_a_kernel_axis() -> None:
     """One z per draw multiplies the weight; per example it cannot be local, which is an error."""
-    x, w, z = torch.randn(3, 2, 8, dtype=DOUBLE), torch.randn(4, 2, 3, dtype=DOUBLE), torch.randn(3, 3, dtype=DOUBLE)
+    x, w, z = (
+        torch.randn(3, 2, 8, dtype=DOUBLE),
+        torch.randn(4, 2, 3, dtype=DOUBLE),
+        torch.randn(3, 3, dtype=DOUBLE),
+    )
     with LocalReparameterization({"weight": Weight(w, None, (Gain(2, z[:1]),))}):
         torch.testing.assert_close(F.conv1d(x, w), F.conv1d(x, w * z[0]))
     with (
@@ -528,14 +603,21 @@ def test_gains_along_a_kernel_axis() -> None:
 
 
 def test_S_draws_at_once_have_the_moments_of_one() -> None:
-    """Rows tiled for S draws (all noise local) and looped ones (some weights sampled) are the same distribution."""
+    """Rows tiled for S draws (all noise local) and looped ones (some weights sampled) are the same
+    distribution.
+    """
     x = torch.randn(3, 2, dtype=DOUBLE)
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).to(DOUBLE)
     n = 3000
     torch.manual_seed(0)
-    rules = {"*.weight": bayou.NodeNoise(z_std=0.5, where="both"), "*.bias": bayou.MeanField(std=0.3)}
+    rules = {
+        "*.weight": bayou.NodeNoise(z_std=0.5, where="both"),
+        "*.bias": bayou.MeanField(std=0.3),
+    }
     tiled = bayou.bayesianize(net, rules, example=x)
-    looped = bayou.bayesianize(net, {**rules, "*.bias": bayou.MeanField(std=0.3, local=False)}, example=x)
+    looped = bayou.bayesianize(
+        net, {**rules, "*.bias": bayou.MeanField(std=0.3, local=False)}, example=x
+    )
     with torch.no_grad():
         a, b = (bnn.draw(n)(x).flatten(1) for bnn in (tiled, looped))
     scale = torch.maximum(a.std(0), b.std(0))

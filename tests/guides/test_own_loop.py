@@ -33,7 +33,9 @@ def test_the_snippet_trains() -> None:
     net = Net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
 
-    bnn = bayou.bayesianize(net, {"conv*.weight": bayou.MNF(), "*.weight": bayou.MeanField(), "*": bayou.Delta()})
+    bnn = bayou.bayesianize(
+        net, {"conv*.weight": bayou.MNF(), "*.weight": bayou.MeanField(), "*": bayou.Delta()}
+    )
     optimizer = torch.optim.Adam(bnn.parameters(), 1e-2)
     losses, likelihoods = [], []
     for _ in range(60):
@@ -63,7 +65,9 @@ def test_reinforce_in_a_custom_loop() -> None:
     """E[f(mask)] has the gradient of its score: the rate that the data ask for is found."""
     torch.manual_seed(0)
     bnn = bayou.bayesianize(
-        nn.Linear(4, 1, bias=False).double(), bayou.Dropout(0.3, rate="reinforce"), example=torch.ones(1, 4).double()
+        nn.Linear(4, 1, bias=False).double(),
+        bayou.Dropout(0.3, rate="reinforce"),
+        example=torch.ones(1, 4).double(),
     )
     guide = bnn.guides[0]
     x = torch.ones(1, 4, dtype=torch.float64)
@@ -109,12 +113,16 @@ def test_a_loop_of_ones_own_ends_in_the_posterior_that_fit_returns(tmp_path: Pat
     net = Adapted()
     bnn, x, y = trained_adapter(net)
     posterior = bnn.posterior(bayou.Categorical(), 20)
-    assert type(posterior) is type(bayou.fit(net, (x, y), bayou.VI(bayou.MeanField(), steps=1), progress=False))
+    assert type(posterior) is type(
+        bayou.fit(net, (x, y), bayou.VI(bayou.MeanField(), steps=1), progress=False)
+    )
     assert posterior.target.net.base[0].weight.data_ptr() == net.base[0].weight.data_ptr()  # type: ignore[union-attr]
     p = posterior.predict(x, 5, seed=0)
     stack = bnn.sample(5, seed=0)
     for s in range(5):  # running statistics of the loop, in eval mode
-        torch.testing.assert_close(p.outputs[s], posterior.call({k: v[s] for k, v in stack.items()}, x).detach())
+        torch.testing.assert_close(
+            p.outputs[s], posterior.call({k: v[s] for k, v in stack.items()}, x).detach()
+        )
     assert bool(bayou.elbo(posterior, (x, y), 4, seed=0).value < 0)
     assert bool((posterior.to_module(seed=0)(x) != net.eval()(x)).any())
     posterior.save(tmp_path / "a.bayou")
@@ -135,8 +143,12 @@ def test_a_file_holds_the_guides_and_names_its_base(tmp_path: Path) -> None:
     assert all(p.requires_grad for p in again.train().parameters())
     for name, value in bnn.sample(3, seed=0).items():
         assert torch.equal(value, again.sample(3, seed=0)[name])
-    assert torch.equal(bnn.eval()(x, seed=0, local=False)[0], again.eval()(x, seed=0, local=False)[0])
-    torch.testing.assert_close(bnn.draw(seed=0, local=False).kl, again.draw(seed=0, local=False).kl)  # the same prior
+    assert torch.equal(
+        bnn.eval()(x, seed=0, local=False)[0], again.eval()(x, seed=0, local=False)[0]
+    )
+    torch.testing.assert_close(
+        bnn.draw(seed=0, local=False).kl, again.draw(seed=0, local=False).kl
+    )  # the same prior
     with pytest.raises(FileError, match="other values of 'base"):
         bayou.load(tmp_path / "bnn.bayou", Adapted())
 

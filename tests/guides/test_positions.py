@@ -1,4 +1,6 @@
-"""One draw of a weight is the same at every position: convolutions and sequences train on the bound that predicts."""
+"""One draw of a weight is the same at every position: convolutions and sequences train on the bound
+that predicts.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def features(x: Tensor) -> Tensor:
 
 
 def closed_form(x: Tensor, y: Tensor) -> tuple[float, float, Tensor, Tensor]:
-    """Log evidence of y = Φw + ε, w ~ N(0, I); the ELBO, mean and std of the best factorized Gaussian (Bishop 10.1)."""
+    """Log evidence of y = Φw + ε, w ~ N(0, I); the ELBO, mean and std of the best factorized
+    Gaussian (Bishop 10.1).
+    """
     phi = features(x)
     covariance = phi @ phi.T + NOISE**2 * torch.eye(len(y), dtype=DOUBLE)
     zero = torch.zeros(len(y), dtype=DOUBLE)
@@ -96,7 +100,9 @@ def at_the_best(net: nn.Module, x: Tensor, family: bayou.MeanField) -> bayou.gui
 
 
 @torch.no_grad()
-def training_elbo(bnn: bayou.guides.Bayesian, x: Tensor, y: Tensor, n: int = 1000) -> tuple[float, float]:
+def training_elbo(
+    bnn: bayou.guides.Bayesian, x: Tensor, y: Tensor, n: int = 1000
+) -> tuple[float, float]:
     """What the steps of a training run would log on average, and its error."""
     torch.manual_seed(0)
     draw = bnn.draw(n)
@@ -105,7 +111,9 @@ def training_elbo(bnn: bayou.guides.Bayesian, x: Tensor, y: Tensor, n: int = 100
 
 
 @pytest.mark.parametrize("make", NETS)
-def test_the_training_bound_is_the_bound_of_the_network_that_predicts(make: type[nn.Module]) -> None:
+def test_the_training_bound_is_the_bound_of_the_network_that_predicts(
+    make: type[nn.Module],
+) -> None:
     x, y = images()
     evidence, best, _, _ = closed_form(x, y)
     assert best < evidence - 10
@@ -120,7 +128,9 @@ def test_the_training_bound_is_the_bound_of_the_network_that_predicts(make: type
 
 
 @pytest.mark.parametrize("make", [Pooled, Averaged])
-def test_noise_per_position_is_labeled_an_approximation(make: type[nn.Module], tmp_path: Path) -> None:
+def test_noise_per_position_is_labeled_an_approximation(
+    make: type[nn.Module], tmp_path: Path
+) -> None:
     x, y = images()
     _, best, _, _ = closed_form(x, y)
     bnn = at_the_best(make(), x, bayou.MeanField(local="positions"))
@@ -128,11 +138,15 @@ def test_noise_per_position_is_labeled_an_approximation(make: type[nn.Module], t
     value, error = training_elbo(bnn, x, y)
     assert value > best + 10 * error  # averaged over positions, the noise is all but gone
     method = bayou.VI(bayou.MeanField(local="positions"), steps=2)
-    posterior = bayou.fit(make(), (x, y), method=method, likelihood=bayou.Gaussian(NOISE), progress=False)
+    posterior = bayou.fit(
+        make(), (x, y), method=method, likelihood=bayou.Gaussian(NOISE), progress=False
+    )
     posterior.save(tmp_path / "p.bayou")
     for q in (posterior, bayou.load(tmp_path / "p.bayou", make())):
         assert "an approximation: noise per position" in repr(q)
-    plain = bayou.fit(make(), (x, y), method=bayou.VI(steps=2), likelihood=bayou.Gaussian(NOISE), progress=False)
+    plain = bayou.fit(
+        make(), (x, y), method=bayou.VI(steps=2), likelihood=bayou.Gaussian(NOISE), progress=False
+    )
     assert "approximation" not in repr(plain)
 
 
@@ -141,14 +155,19 @@ def test_a_fit_of_a_convolution_ends_at_the_best_mean_field() -> None:
     x, y = images()
     _, best, _, std = closed_form(x, y)
     method = bayou.VI(bayou.MeanField(), steps=800, samples=4, lr=2e-2, scale_lr=2e-2, log_every=10)
-    posterior = bayou.fit(Pooled(), (x, y), method=method, likelihood=bayou.Gaussian(NOISE), progress=False)
+    posterior = bayou.fit(
+        Pooled(), (x, y), method=method, likelihood=bayou.Gaussian(NOISE), progress=False
+    )
     logged = torch.tensor([row["elbo"] for row in posterior.history[-20:]], dtype=DOUBLE)
     error = float(logged.std()) / math.sqrt(len(logged))
     measured = bayou.elbo(posterior, (x, y), samples=500, seed=0)
     assert float(logged.mean()) < best + 4 * error
     assert measured.value < best + 4 * measured.standard_error
     assert measured.value > best - 4  # steps of a fixed length end near the best
-    assert abs(float(logged.mean()) - measured.value) < 4 * math.hypot(error, measured.standard_error) + 0.5
+    assert (
+        abs(float(logged.mean()) - measured.value)
+        < 4 * math.hypot(error, measured.standard_error) + 0.5
+    )
     torch.testing.assert_close(posterior.std()["conv.weight"].flatten(), std, rtol=0.25, atol=0)
 
 
@@ -160,12 +179,18 @@ def test_gains_are_the_same_at_all_positions_so_they_stay_local() -> None:
     assert bayou.bayesianize(net, bayou.Dropout(), example=x).local_names >= weights
     assert bayou.bayesianize(net, bayou.MNF(), example=x).local_names == {"2.weight", "2.bias"}
     assert bayou.bayesianize(net, bayou.SparseVD(), example=x).local_names == {"2.weight", "2.bias"}
-    assert bayou.bayesianize(net, bayou.MNF()).local_names == {"2.weight", "2.bias"}  # before the dry run
+    assert bayou.bayesianize(net, bayou.MNF()).local_names == {
+        "2.weight",
+        "2.bias",
+    }  # before the dry run
     both = bayou.bayesianize(net, bayou.MNF(local="positions"), example=x)
     assert both.local_names == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert both.position_names == {"0.weight", "0.bias"}
 
 
 def test_an_unknown_value_of_local_is_an_error() -> None:
-    with pytest.raises(ValueError, match="local of 'conv.weight' must be True, False or \"positions\", got 'position'"):
+    with pytest.raises(
+        ValueError,
+        match="local of 'conv.weight' must be True, False or \"positions\", got 'position'",
+    ):
         bayou.bayesianize(Pooled(), bayou.MeanField(local="position"))

@@ -1,4 +1,6 @@
-"""RankOne: draw i is member i mod K, a step passes each row through its member, the KL is the mean over members."""
+"""RankOne: draw i is member i mod K, a step passes each row through its member, the KL is the mean
+over members.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def by_hand(bnn: bayou.guides.Bayesian, k: int, x: Tensor) -> Tensor:
         if isinstance(guide, MemberGuide):
             z = dict(zip(guide.axes, (gain.mean[k] for gain in guide.gains), strict=True))
             rank_one = torch.outer(z[0], z[1])
-            weights[guide.name] = guide.center * rank_one.reshape(*rank_one.shape, *[1] * (guide.center.ndim - 2))
+            weights[guide.name] = guide.center * rank_one.reshape(
+                *rank_one.shape, *[1] * (guide.center.ndim - 2)
+            )
     hidden = F.conv1d(x, weights["0.weight"], mean["0.bias"]).tanh().flatten(1)
     return F.linear(hidden, weights["3.weight"], mean["3.bias"])
 
@@ -60,25 +64,38 @@ def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all() -> None
     draws = posterior.sample(K)
     for name, value in posterior.mean().items():
         torch.testing.assert_close(draws[name].mean(0), value)
-        torch.testing.assert_close(draws[name].std(0, correction=0), posterior.std()[name], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            draws[name].std(0, correction=0), posterior.std()[name], rtol=1e-6, atol=1e-9
+        )
     one = bayou.elbo(posterior, data, samples=K).log_likelihood
     each = torch.stack(
-        [posterior.predict(x).likelihood.log_prob(f, data[1]).sum() for f in posterior.predict(x).outputs]
+        [
+            posterior.predict(x).likelihood.log_prob(f, data[1]).sum()
+            for f in posterior.predict(x).outputs
+        ]
     )
     assert one == pytest.approx(float(each.mean()))
 
 
 def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_moments() -> None:
     x, _ = make_data()
-    bnn = bayou.bayesianize(make_net(), RankOne(K, std=0.2, prior_std=0.3, penalty=False), example=x)
+    bnn = bayou.bayesianize(
+        make_net(), RankOne(K, std=0.2, prior_std=0.3, penalty=False), example=x
+    )
     prior = Normal(torch.ones((), dtype=torch.float64), 0.3)
     gains = [gain for guide in bnn.guides if isinstance(guide, MemberGuide) for gain in guide.gains]
-    known = sum(kl_divergence(Normal(gain.mean, gain.variance.sqrt()), prior).sum() / K for gain in gains)
+    known = sum(
+        kl_divergence(Normal(gain.mean, gain.variance.sqrt()), prior).sum() / K for gain in gains
+    )
     torch.testing.assert_close(bnn.draw(examples=len(x)).kl, known)
     guide = next(guide for guide in bnn.guides if isinstance(guide, MemberGuide))
     n = 3000
     with torch.no_grad():
-        draws, mean, std = guide.sample(n, seed=0)[guide.name], guide.mean()[guide.name], guide.std()[guide.name]
+        draws, mean, std = (
+            guide.sample(n, seed=0)[guide.name],
+            guide.mean()[guide.name],
+            guide.std()[guide.name],
+        )
     assert ((draws.mean(0) - mean).abs() <= 5 * std / n**0.5).all()
     spread = (draws - mean).square()
     assert ((spread.mean(0) - std.square()).abs() <= 5 * spread.std(0) / n**0.5).all()
@@ -91,7 +108,9 @@ def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error() -> N
     x = torch.randint(5, (4, 2))
     with pytest.raises(ValueError, match=r"RankOne needs weights.*'0.weight'"):
         bayou.bayesianize(net, RankOne(K), example=x)
-    bayou.bayesianize(net, {"0.*": bayou.Delta(), "*.bias": bayou.Delta(), "*": RankOne(K)}, example=x)
+    bayou.bayesianize(
+        net, {"0.*": bayou.Delta(), "*.bias": bayou.Delta(), "*": RankOne(K)}, example=x
+    )
     for bad in ({"members": 0}, {"std": -1.0}, {"spread": 0.0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             RankOne(**bad)  # type: ignore[arg-type]

@@ -31,7 +31,9 @@ def gain(components: int = 1, mixing: bool = True, dim: int = 4) -> GainFlow:
 
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("mixing", [True, False])
-def test_the_density_of_a_gain_is_that_of_its_base_over_the_jacobian(components: int, mixing: bool) -> None:
+def test_the_density_of_a_gain_is_that_of_its_base_over_the_jacobian(
+    components: int, mixing: bool
+) -> None:
     """log q(z) = log q0(z0) − log|det ∂z/∂z0|, by autograd through the map of one draw."""
     made = gain(components, mixing)
     z0 = made.base.draw(3, (), seed=0).detach()
@@ -55,7 +57,9 @@ def test_the_triangular_map_correlates_gains() -> None:
     """Cov z = s ⊙ L·Lᵀ ⊙ s where the flow is the identity."""
     made = GainFlow(3, flows.Permutation(range(3)), 0.5, mixing=True).double()
     with torch.no_grad():
-        made.lower.copy_(torch.tensor([[9.0, 9.0, 9.0], [0.8, 9.0, 9.0], [-0.5, 0.4, 9.0]]))  # the upper part is unused
+        made.lower.copy_(
+            torch.tensor([[9.0, 9.0, 9.0], [0.8, 9.0, 9.0], [-0.5, 0.4, 9.0]])
+        )  # the upper part is unused
         z, _ = made.draw(100_000, seed=0)
     lower = torch.tensor([[1.0, 0.0, 0.0], [0.8, 1.0, 0.0], [-0.5, 0.4, 1.0]], dtype=F64)
     torch.testing.assert_close(torch.cov(z.mT), 0.25 * lower @ lower.mT, rtol=0, atol=0.01)
@@ -63,8 +67,8 @@ def test_the_triangular_map_correlates_gains() -> None:
 
 
 def test_rates() -> None:
-    """Scales have their own; columns that mix noise have it over the root of their length; factors at most lr, and so
-    have the matrices of a flow's networks with their inputs."""
+    """Scales have their own; columns that mix noise have it over the root of their length; factors
+    at most lr, and so have the matrices of a flow's networks with their inputs."""
     net = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 2))
     wide = nn.Linear(300, 2)
     for module in (net, wide):
@@ -72,7 +76,11 @@ def test_rates() -> None:
             bayou.MNF(), bayou.LowRank(), bayou.JointFlow(flow=None), NormalJeffreys(), HalfCauchy(),
         ):  # fmt: skip
             bnn = bayou.bayesianize(module, spec)
-            found = {id(p): group["lr"] for group in parameter_groups(bnn, 1e-3, 1e-2) for p in group["params"]}
+            found = {
+                id(p): group["lr"]
+                for group in parameter_groups(bnn, 1e-3, 1e-2)
+                for p in group["params"]
+            }
             assert len(found) == sum(1 for p in bnn.parameters() if p.requires_grad)
             for name, parameter in bnn.named_parameters():
                 leaf, mixed = name.rpartition(".")[2], 1e-2 / math.sqrt(len(parameter))
@@ -108,13 +116,17 @@ def digits(hidden: int, rows: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize(
     ("family", "lr"),
     [
-        pytest.param(family, lr, marks=[] if (family, lr) == ("MeanField", 1e-2) else pytest.mark.slow)
+        pytest.param(
+            family, lr, marks=[] if (family, lr) == ("MeanField", 1e-2) else pytest.mark.slow
+        )
         for family in FAMILIES
         for lr in (1e-3, 1e-2)
     ],
 )
 def test_no_family_diverges(family: str, lr: float) -> None:
-    """400 steps on 400 digits: what is learned predicts the very rows far better than chance, log 10 = 2.3 nats."""
+    """400 steps on 400 digits: what is learned predicts the very rows far better than chance, log
+    10 = 2.3 nats.
+    """
     net, (x, y) = digits(100, 400)
     method = bayou.VI(FAMILIES[family], steps=400, lr=lr, batch_size=100)
     prior = bayou.Normal("fan_in", gain=3.0)

@@ -1,4 +1,6 @@
-"""What is wrong with a network, its data or an argument is said in a sentence, before the first step."""
+"""What is wrong with a network, its data or an argument is said in a sentence, before the first
+step.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_no_method_fits_a_network_whose_outputs_no_gradient_leaves(name: str) -> None:
     net = Around(lambda layers, x: layers(x).detach())
-    with pytest.raises(ValueError, match=r"no gradient of the outputs of Around reaches any of its parameters.*detach"):
+    with pytest.raises(
+        ValueError,
+        match=r"no gradient of the outputs of Around reaches any of its parameters.*detach",
+    ):
         fitted(net, method=METHODS[name])
 
 
@@ -88,7 +93,10 @@ def test_every_way_to_cut_the_gradient_is_found(name: str) -> None:
 @pytest.mark.parametrize("method", [QUICK, bayou.VI(steps=2)], ids=["MAP", "VI"])
 def test_a_tensor_that_no_gradient_reaches_is_named(method: bayou.methods.Method) -> None:
     net = Around(lambda layers, x: layers[2](layers[0](x).detach()))
-    with pytest.warns(UserWarning, match=r"reaches 'layers.0.weight', 'layers.0.bias': the data do not affect them"):
+    with pytest.warns(
+        UserWarning,
+        match=r"reaches 'layers.0.weight', 'layers.0.bias': the data do not affect them",
+    ):
         fitted(net, method=method)
 
 
@@ -116,7 +124,9 @@ def test_frozen_tensors_and_those_that_training_alone_uses_are_not_missed() -> N
 
 def test_only_all_rows_need_to_reach_an_expert() -> None:
     def experts(layers: nn.Sequential, x: Tensor) -> Tensor:
-        return layers(x) if bool((x[:, 0] > 2).any()) else layers[2](layers[1](layers[0](x).detach()))
+        return (
+            layers(x) if bool((x[:, 0] > 2).any()) else layers[2](layers[1](layers[0](x).detach()))
+        )
 
     x = X.clone()
     x[5, 0] = 3.0  # neither the first row nor the last
@@ -142,7 +152,9 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("method", ["MAP", "VI", "HMC"])
-def test_a_network_that_writes_into_its_input_is_refused_and_the_data_stay(name: str, method: str) -> None:
+def test_a_network_that_writes_into_its_input_is_refused_and_the_data_stay(
+    name: str, method: str
+) -> None:
     x = X.clone()
     with pytest.raises(ValueError, match="modifies its input x by an in-place operation"):
         fitted(Around(WRITERS[name]), (x, Y), method=METHODS[method])
@@ -150,12 +162,14 @@ def test_a_network_that_writes_into_its_input_is_refused_and_the_data_stay(name:
 
 
 def test_the_probe_neither_changes_the_network_nor_the_stream() -> None:
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)).train()
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)
+    ).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    bayou.inference.point.PointModel(QUICK, bayou.target.Target.build(net, NOISE, None, 24)).check_first_batch(
-        bayou.training.data.as_data((X, Y))
-    )
+    bayou.inference.point.PointModel(
+        QUICK, bayou.target.Target.build(net, NOISE, None, 24)
+    ).check_first_batch(bayou.training.data.as_data((X, Y)))
     assert torch.equal(torch.get_rng_state(), state)
     assert net.training
     assert net[1].training
@@ -168,7 +182,9 @@ def test_batch_norm_with_a_batch_of_one_row_is_a_sentence(kind: Any, rows: int, 
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     options = {"start": None} if kind is bayou.SWAG else {}
     method = kind(steps=48, batch_size=size, **options)
-    with pytest.raises(ValueError, match="batch norm needs more than one row in every batch, and of"):
+    with pytest.raises(
+        ValueError, match="batch norm needs more than one row in every batch, and of"
+    ):
         fitted(net, (X[:rows], Y[:rows]), method=method)
 
 
@@ -182,12 +198,16 @@ def test_batch_norm_of_one_image_is_fine() -> None:
 
 @pytest.mark.parametrize("method", [bayou.MAP, bayou.MLE])
 def test_a_run_that_ends_worse_than_it_began_names_the_learning_rate(method: Any) -> None:
-    with pytest.warns(ConvergenceWarning, match=r"ended worse than it started: .* lr=1e\+10 is too large"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"ended worse than it started: .* lr=1e\+10 is too large"
+    ):
         fitted(method=method(lr=1e10, steps=20))
 
 
 def test_members_that_diverge_together_are_told_too() -> None:
-    with pytest.warns(ConvergenceWarning, match=r"2 × MAP ended worse than it started: .* lr=1e\+10"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"2 × MAP ended worse than it started: .* lr=1e\+10"
+    ):
         fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), parallel="vmap"))
 
 
@@ -207,8 +227,14 @@ def complex_net() -> nn.Module:
 
 
 NETWORKS: dict[str, tuple[Callable[[], Any], str]] = {
-    "meta": (lambda: make_net().to("meta"), "'0.weight' of Sequential is on the meta device and has no values; use"),
-    "complex": (complex_net, "'2.bias' of Sequential is torch.complex64; parameters must be real and dense"),
+    "meta": (
+        lambda: make_net().to("meta"),
+        "'0.weight' of Sequential is on the meta device and has no values; use",
+    ),
+    "complex": (
+        complex_net,
+        "'2.bias' of Sequential is torch.complex64; parameters must be real and dense",
+    ),
     "sparse": (sparse_net, r"'0.weight' of Sequential is torch.sparse_coo.*use to_dense\(\)"),
     "lazy": (
         lambda: nn.Sequential(nn.LazyLinear(1)),
@@ -230,10 +256,19 @@ def test_what_is_no_network_of_real_dense_tensors_is_refused(name: str) -> None:
 
 
 OUTPUTS = {
-    "a tuple": (lambda layers, x: (layers(x), x), r"must return one tensor, got tuple; select .*output=0"),
-    "a dict": (lambda layers, x: {"a": layers(x), "b": x}, "must return one tensor, got dict of a, b; select"),
+    "a tuple": (
+        lambda layers, x: (layers(x), x),
+        r"must return one tensor, got tuple; select .*output=0",
+    ),
+    "a dict": (
+        lambda layers, x: {"a": layers(x), "b": x},
+        "must return one tensor, got dict of a, b; select",
+    ),
     "nothing": (lambda layers, x: (layers(x), None)[1], "must return one tensor, got NoneType"),
-    "a mean": (lambda layers, x: layers(x).mean(), r"outputs \(\) for a batch of 24 rows; their first axis"),
+    "a mean": (
+        lambda layers, x: layers(x).mean(),
+        r"outputs \(\) for a batch of 24 rows; their first axis",
+    ),
 }
 
 
@@ -248,12 +283,18 @@ def test_outputs_that_no_likelihood_takes_are_refused(name: str, method: str) ->
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"prior": 1.0}, r"prior must be a Prior such as Normal\(1.0\).* got 1.0; .* write Normal\(1.0\)"),
+    (
+        {"prior": 1.0},
+        r"prior must be a Prior such as Normal\(1.0\).* got 1.0; .* write Normal\(1.0\)",
+    ),
     ({"prior": {"*": 2}}, r"got 2; for a standard deviation of 2 write Normal\(2\)"),
     ({"prior": bayou.Normal}, "prior must be a Prior such as .* got <class"),
     ({"method": "laplac"}, r"there is no method 'laplac' \(did you mean 'laplace'\?\)"),
     ({"method": bayou.VI}, r"call it: VI\(\)"),
-    ({"method": 3}, r"method must be a name such as 'mnf' or a Method such as VI\(MNF\(\)\), got 3$"),
+    (
+        {"method": 3},
+        r"method must be a name such as 'mnf' or a Method such as VI\(MNF\(\)\), got 3$",
+    ),
     ({"likelihood": "gaussian"}, r"likelihood must be a Likelihood such as .* got 'gaussian'"),
 ]
 
@@ -266,7 +307,9 @@ def test_wrong_arguments_of_fit_are_sentences(options: dict[str, Any], message: 
 
 def test_wrong_arguments_of_bayesianize_are_sentences() -> None:
     for rules in (3.0, bayou.MeanField, "ffg", {"*": 3.0}):
-        with pytest.raises(ValueError, match=r"rules must be a family such as MeanField\(\), .* got"):
+        with pytest.raises(
+            ValueError, match=r"rules must be a family such as MeanField\(\), .* got"
+        ):
             bayou.bayesianize(make_net(), rules)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"prior must be a Prior .* got 3.0"):
         bayou.bayesianize(make_net(), bayou.MeanField(), prior=3.0)  # type: ignore[arg-type]
@@ -276,7 +319,9 @@ def test_wrong_arguments_of_load_are_sentences(tmp_path: Path) -> None:
     path = tmp_path / "point.bayou"
     fitted().save(path)
     for arguments in ((None,), (None, make_net()), (path,), (path, None), (make_net(), path)):
-        with pytest.raises(ValueError, match=r"load needs the name of a file and the network .* load\('post"):
+        with pytest.raises(
+            ValueError, match=r"load needs the name of a file and the network .* load\('post"
+        ):
             bayou.load(*arguments)  # type: ignore[arg-type]
 
 
@@ -296,14 +341,23 @@ class Items(Dataset[Any]):
 
 NAMED = Items(lambda i: ({"a": X[i]}, Y[i]))
 DATA: list[tuple[Any, str]] = [
-    (({"a": X}, Y), r"cannot take x = float32 \(24, 3\), named a: .* unexpected keyword argument 'a'"),
+    (
+        ({"a": X}, Y),
+        r"cannot take x = float32 \(24, 3\), named a: .* unexpected keyword argument 'a'",
+    ),
     (NAMED, "unexpected keyword argument 'a'"),
     (DataLoader(NAMED, batch_size=8), "unexpected keyword argument 'a'"),
     ((X.to_sparse(), Y), r"x is a sparse tensor .*; use to_dense\(\)"),
-    ((X.double(), Y), r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)"),
+    (
+        (X.double(), Y),
+        r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)",
+    ),
     ((X.long(), Y), r"cannot take x = int64 \(24, 3\): .* use x.float\(\)"),
     ((X.numpy(), Y), "got x of type ndarray; use torch.as_tensor"),
-    ((X, Y[:, 0]), r"y has shape \(24,\), but outputs of shape \(24, 1\) need \(24, 1\); use y.unsqueeze\(-1\)"),
+    (
+        (X, Y[:, 0]),
+        r"y has shape \(24,\), but outputs of shape \(24, 1\) need \(24, 1\); use y.unsqueeze\(-1\)",
+    ),
     ((X, np.array(["a"] * 24)), "got y of type ndarray"),
     ((X[:0], Y[:0]), "data has no rows"),
     ((X[:, :2], Y), r"cannot take x = float32 \(24, 2\)"),
@@ -319,7 +373,11 @@ def test_data_that_do_not_fit_are_sentences(data: Any, message: str) -> None:
 CLASSES: list[tuple[int, Tensor, str]] = [
     (3, LABELS.float(), r"needs class indices .* got torch.float32; .* pass y.long\(\)"),
     (3, LABELS + 1, r"y must lie in 0 .. 2 for 3 classes, got 1 .. 3; count the classes from 0"),
-    (1, LABELS % 2, r"y must lie in 0 .. 0 for 1 classes, got 0 .. 1; use Bernoulli\(\) for one output"),
+    (
+        1,
+        LABELS % 2,
+        r"y must lie in 0 .. 0 for 1 classes, got 0 .. 1; use Bernoulli\(\) for one output",
+    ),
 ]
 
 
@@ -348,7 +406,9 @@ def test_what_cannot_be_predicted_is_a_sentence() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             posterior.predict(x)
-    with pytest.raises(ValueError, match=r"y must be a tensor, got ndarray; use torch.as_tensor\(y\)"):
+    with pytest.raises(
+        ValueError, match=r"y must be a tensor, got ndarray; use torch.as_tensor\(y\)"
+    ):
         posterior.predict(X).log_prob(Y.numpy())
 
 

@@ -1,4 +1,6 @@
-"""What a fit finds out about itself: no worse than its mode, no better than a constant; cold where it is told to be."""
+"""What a fit finds out about itself: no worse than its mode, no better than a constant; cold where
+it is told to be.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ def rows(n: int, seed: int) -> Rows:
 def trained(data: Rows) -> nn.Module:
     """A network of more weights than rows, with batch norm, fitted in the plain way."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    net = nn.Sequential(
+        nn.Linear(8, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 3),
+    )
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
     for _ in range(80):
         optimizer.zero_grad()
@@ -59,7 +68,9 @@ def test_laplace_at_a_trained_network_is_no_worse_than_the_network() -> None:
     assert tried == pytest.approx(SCALES)
     assert found.checks["mode"].status == "ok"
     loader = DataLoader(TensorDataset(*data), batch_size=50)
-    by_batches = laplace(net, loader)  # a DataLoader cannot be split by rows: its last batches are held out
+    by_batches = laplace(
+        net, loader
+    )  # a DataLoader cannot be split by rows: its last batches are held out
     assert nll(by_batches.predict(test[0], seed=0), test[1]) < mode + 0.02
 
 
@@ -68,7 +79,10 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
     net = trained(data)
     with torch.no_grad():
         mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
-    with pytest.warns(bayou.methods.WorseThanModeWarning, match="worse than its own mode: NLL .* 256 training rows"):
+    with pytest.warns(
+        bayou.methods.WorseThanModeWarning,
+        match="worse than its own mode: NLL .* 256 training rows",
+    ):
         found = laplace(net, data, prior=bayou.Normal(1.0))
     assert nll(found.predict(test[0], seed=0), test[1]) > mode + 0.1
     assert not any("prior_scale" in record for record in found.history)
@@ -83,15 +97,27 @@ def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few() -> 
     found = bayou.fit(net, data, method=bayou.Laplace("full", start=None), **options)
     assert "converged" not in found.checks
     short = bayou.Laplace("full", start=bayou.MAP(steps=5))
-    assert bayou.fit(net, data, method=short, **options).checks["converged"].text.startswith("5 steps are too few")
+    assert (
+        bayou.fit(net, data, method=short, **options)
+        .checks["converged"]
+        .text.startswith("5 steps are too few")
+    )
 
 
 def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
-    """Few data, many weights, a linear model: exact, and up to ½·log 2 behind its mode on the rows it learned from."""
+    """Few data, many weights, a linear model: exact, and up to ½·log 2 behind its mode on the rows
+    it learned from.
+    """
     torch.manual_seed(0)
     x = torch.randn(40, 60, dtype=torch.float64)
-    y = (x @ torch.randn(60, 1, dtype=torch.float64)) + 0.5 * torch.randn(40, 1, dtype=torch.float64)
-    options: dict[str, Any] = {"likelihood": bayou.Gaussian(0.5), "prior": bayou.Normal(1.0), "progress": False}
+    y = (x @ torch.randn(60, 1, dtype=torch.float64)) + 0.5 * torch.randn(
+        40, 1, dtype=torch.float64
+    )
+    options: dict[str, Any] = {
+        "likelihood": bayou.Gaussian(0.5),
+        "prior": bayou.Normal(1.0),
+        "progress": False,
+    }
     net = nn.Linear(60, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         precision = torch.eye(60, dtype=torch.float64) + x.T @ x / 0.25
@@ -101,7 +127,9 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
         found = bayou.fit(net, (x, y), method=bayou.Laplace("full", start=None), **options)
     last, check = found.history[-1], found.checks["mode"]
     assert 0.1 < last["nll"] - last["mode_nll"] < 0.5 * math.log(2)
-    assert last["nll"] - last["mode_nll"] > 2.5 * last["nll_error"]  # and ok all the same: so the limit is said
+    assert (
+        last["nll"] - last["mode_nll"] > 2.5 * last["nll_error"]
+    )  # and ok all the same: so the limit is said
     assert last["mode_allowance"] == pytest.approx(0.5 * math.log(2) + 2 * last["nll_error"])
     assert check.status == "ok"
     assert check.text.endswith(f"; up to {last['mode_allowance']:+.3f} is not flagged)")
@@ -120,16 +148,26 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
         ({"start": None, "prior": "evidence"}, 300, 0),
     ],
 )
-def test_rows_are_held_out_where_the_prior_is_a_guess(options: dict[str, Any], n: int, held: int) -> None:
+def test_rows_are_held_out_where_the_prior_is_a_guess(
+    options: dict[str, Any], n: int, held: int
+) -> None:
     net = nn.Sequential(nn.Linear(8, 100), nn.ReLU(), nn.Linear(100, 3))
-    method, data = bayou.Laplace(**options), as_data((torch.zeros(n, 8), torch.zeros(n, dtype=torch.long)), 128)
+    method, data = (
+        bayou.Laplace(**options),
+        as_data((torch.zeros(n, 8), torch.zeros(n, dtype=torch.long)), 128),
+    )
     rest, found = method._split(Target.build(net, Categorical(), None, n), data, seed=0)
     assert (0 if found is None else found.n, rest.n) == (held, n - held)
-    assert method._split(Target.build(net, Categorical(), bayou.Normal(1.0), n), data, seed=0)[1] is None
+    assert (
+        method._split(Target.build(net, Categorical(), bayou.Normal(1.0), n), data, seed=0)[1]
+        is None
+    )
 
 
 def test_the_last_batches_of_a_loader() -> None:
-    data = as_data(DataLoader(TensorDataset(torch.arange(50.0)[:, None], torch.arange(50)), batch_size=10), 128)
+    data = as_data(
+        DataLoader(TensorDataset(torch.arange(50.0)[:, None], torch.arange(50)), batch_size=10), 128
+    )
     rest, held = last_batches(data, 0.1)
     assert held is not None
     assert [int(y[0]) for _, y in rest.ordered()] == [0, 10, 20, 30]
@@ -141,7 +179,9 @@ def test_the_last_batches_of_a_loader() -> None:
 
 def test_the_best_constant_is_the_frequencies() -> None:
     y = torch.tensor([0, 0, 0, 1, 2, 2])
-    each = constant_nll(Categorical().bind(), torch.zeros(6, 3, dtype=torch.float64), [y[:4], y[4:]])
+    each = constant_nll(
+        Categorical().bind(), torch.zeros(6, 3, dtype=torch.float64), [y[:4], y[4:]]
+    )
     share = torch.tensor([3, 1, 2], dtype=torch.float64) / 6
     assert torch.allclose(each, -share.log()[y], atol=1e-4)
 
@@ -156,7 +196,8 @@ def deep() -> nn.Module:
 def test_a_collapse_is_said_and_a_cold_posterior_learns() -> None:
     data, options = rows(60, 1), {"progress": False, "prior": bayou.Normal(1.0)}
     with pytest.warns(
-        bayou.methods.CollapseWarning, match=r"no better than a constant: NLL 1\.\d+ on 60 training rows"
+        bayou.methods.CollapseWarning,
+        match=r"no better than a constant: NLL 1\.\d+ on 60 training rows",
     ):
         flat = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02), **options)
     assert flat.checks["collapse"].status == "failed"
@@ -171,13 +212,17 @@ def test_the_kl_is_tempered_where_that_is_asked_for_alone() -> None:
         return method.tempering(Target.build(deep(), Categorical(), None, n))
 
     assert tempering(bayou.VI(), 150) == tempering(bayou.IVON(), 150) == 1
-    assert tempering(bayou.VI(cold=True), 150) == tempering(bayou.IVON(cold=True), 150) == 150 / 5703
+    assert (
+        tempering(bayou.VI(cold=True), 150) == tempering(bayou.IVON(cold=True), 150) == 150 / 5703
+    )
     assert tempering(bayou.VI(cold=True), 10_000) == 1
 
 
 @pytest.mark.slow
 def test_ivon_and_vi_agree_on_what_cold_means() -> None:
-    """One weight, y ~ N(w, σ²): the best tempered q has precision P + N/(β·σ²), and is what both find."""
+    """One weight, y ~ N(w, σ²): the best tempered q has precision P + N/(β·σ²), and is what both
+    find.
+    """
     torch.manual_seed(0)
     n, noise = 20, 1.0
     x = torch.zeros(n, 30, dtype=torch.float64)  # 29 weights that the data say nothing about
@@ -214,8 +259,12 @@ def test_a_path_that_leaves_its_start_for_worse_says_so(lr: float, worse: bool) 
     assert (posterior.checks["mode"].status == "failed") == worse
 
 
-def test_rows_with_many_outputs_are_checked_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs of 50 draws of all rows of a language model, S·B·T·C numbers, need not be held at once."""
+def test_rows_with_many_outputs_are_checked_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Outputs of 50 draws of all rows of a language model, S·B·T·C numbers, need not be held at
+    once.
+    """
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 30)), torch.randint(30, (20, 6))
     seen: list[int] = []
@@ -230,7 +279,11 @@ def test_rows_with_many_outputs_are_checked_a_few_at_a_time(monkeypatch: pytest.
     for most in (own_rows.MAX_OUTPUTS, own_rows.CHECK_DRAWS * 6 * 30 * 3):
         monkeypatch.setattr(own_rows, "MAX_OUTPUTS", most)
         method = bayou.Laplace("diagonal", where="last", start=None)
-        options: dict[str, Any] = {"likelihood": Categorical(shift=1), "prior": bayou.Normal(), "progress": False}
+        options: dict[str, Any] = {
+            "likelihood": Categorical(shift=1),
+            "prior": bayou.Normal(),
+            "progress": False,
+        }
         found.append(bayou.fit(net, (x, x), method, **options).history[-1])
     assert seen == [20] + [3] * 6 + [2]
     assert found[0] == pytest.approx(found[1], rel=1e-5)

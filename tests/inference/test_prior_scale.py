@@ -51,7 +51,9 @@ def rare_class() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "rows"), [(moons, 200), (rare_class, 300)])
 def test_laplace_by_name_of_classes_is_not_a_point(make: object, rows: int) -> None:
-    """Before, the mutual information was below 1e-4 nats; fresh rows have the NLL of the mode up to its error."""
+    """Before, the mutual information was below 1e-4 nats; fresh rows have the NLL of the mode up to
+    its error.
+    """
     assert callable(make)
     x, y = make()
     x = (x - x[:rows].mean(0)) / x[:rows].std(0)

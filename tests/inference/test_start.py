@@ -1,4 +1,6 @@
-"""Methods that begin at what another method finds: its own settings count, and Ctrl-C there ends the run."""
+"""Methods that begin at what another method finds: its own settings count, and Ctrl-C there ends
+the run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def fit(method: Method, **options: Any) -> bayou.Posterior:
     with torch.no_grad():
         net.weight.fill_(0.5)
         net.bias.fill_(0.0)
-    return bayou.fit(net, (x, 2 * x), method=method, likelihood=bayou.Gaussian(0.5), progress=False, **options)
+    return bayou.fit(
+        net, (x, 2 * x), method=method, likelihood=bayou.Gaussian(0.5), progress=False, **options
+    )
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
@@ -73,7 +77,11 @@ def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(
 @pytest.mark.parametrize("prior", [FREE, {"weight": FREE, "bias": bayou.Normal(0.5)}])
 def test_vi_starts_at_the_mode_of_a_prior_that_it_then_learns(prior: Any) -> None:
     mode = fit(bayou.MAP(steps=30), prior=bayou.Normal(0.5), seed=3)
-    q = fit(bayou.VI(bayou.MeanField(), start=bayou.MAP(steps=30), steps=1, lr=1e-12), prior=prior, seed=3)
+    q = fit(
+        bayou.VI(bayou.MeanField(), start=bayou.MAP(steps=30), steps=1, lr=1e-12),
+        prior=prior,
+        seed=3,
+    )
     for name, value in mode.mean().items():
         torch.testing.assert_close(q.mean()[name], value, rtol=0, atol=1e-9)
     assert q.target.learned_priors

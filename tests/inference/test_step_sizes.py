@@ -1,4 +1,6 @@
-"""Samplers without a step size: they find one in the burn-in, and say whether the chains have mixed."""
+"""Samplers without a step size: they find one in the burn-in, and say whether the chains have
+mixed.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,25 @@ SGLD_FIRST = [bayou.SGLD, *(pytest.param(make, marks=pytest.mark.slow) for make 
 
 
 def linear_data() -> tuple[Tensor, Tensor]:
-    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=F64) * torch.tensor([3.0, 1.0, 0.3])
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=F64) * torch.tensor(
+        [3.0, 1.0, 0.3]
+    )
     return x, x.sum(1, keepdim=True)
 
 
 def logistic_data(weights: list[float], rows: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(rows, len(weights), generator=generator, dtype=F64) * torch.linspace(1, 2, len(weights), dtype=F64)
+    x = torch.randn(rows, len(weights), generator=generator, dtype=F64) * torch.linspace(
+        1, 2, len(weights), dtype=F64
+    )
     odds = x @ torch.tensor(weights, dtype=F64).unsqueeze(1)
     return x, torch.bernoulli(torch.sigmoid(odds), generator=generator)
 
 
 def fitted(method: Any, net: nn.Module, data: Any, likelihood: Any, **options: Any) -> Empirical:
-    found = bayou.fit(net, data, method=method, likelihood=likelihood, **{"progress": False} | options)
+    found = bayou.fit(
+        net, data, method=method, likelihood=likelihood, **{"progress": False} | options
+    )
     assert isinstance(found, Empirical)
     return found
 
@@ -65,7 +73,9 @@ def test_the_curvature_is_the_largest_eigenvalue() -> None:
     for batch_size in (40, 7):
         probe = Probe(joint, as_data((x, y), batch_size), 0, w)
         for found, matrix in ((probe.curvature(w, 0), hessian), (probe.curvature(w, 0, g), scaled)):
-            torch.testing.assert_close(found, torch.linalg.eigvalsh(matrix)[-1].expand(4), rtol=1e-3, atol=0)
+            torch.testing.assert_close(
+                found, torch.linalg.eigvalsh(matrix)[-1].expand(4), rtol=1e-3, atol=0
+            )
 
 
 @pytest.mark.parametrize(("batch_size", "share"), [(40, 0.5), (30, 0.5), (8, 8 / 32)])
@@ -76,12 +86,21 @@ def test_the_step_follows_from_curvature_and_batches(batch_size: int, share: flo
     p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
     assert p.history[-1]["lr"] * largest == pytest.approx(share, rel=1e-3)
-    heavy = fitted(bayou.SGHMC(steps=20, draws=2, batch_size=8, friction=0.2), linear(3), (x, y), bayou.Gaussian(0.5))
+    heavy = fitted(
+        bayou.SGHMC(steps=20, draws=2, batch_size=8, friction=0.2),
+        linear(3),
+        (x, y),
+        bayou.Gaussian(0.5),
+    )
     assert heavy.history[-1]["lr"] * largest == pytest.approx(0.2 * 8 / 32, rel=1e-3)
 
 
-def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curvature that is 40 times too small means h = 20/λ, where SGLD runs away; it must halve to below 4/λ."""
+def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A curvature that is 40 times too small means h = 20/λ, where SGLD runs away; it must halve to
+    below 4/λ.
+    """
     x, y = linear_data()
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
     true = Probe.curvature
@@ -107,7 +126,9 @@ def test_a_killed_run_goes_on_bit_for_bit_in_the_middle_of_its_burn_in(
             raise Stop
 
     rows = logistic_data([1.0, -0.5], 30)
-    method = bayou.PSGLD(steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10, start=None)
+    method = bayou.PSGLD(
+        steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10, start=None
+    )
     whole = fitted(method, linear(2), rows, bayou.Bernoulli())
     monkeypatch.setattr(Progress, "update", stop)
     with pytest.raises(Stop):
@@ -138,7 +159,12 @@ def test_steps_that_were_found_sample_a_logistic_regression(make: Any) -> None:
     """A shorter run of more chains than the default, against the sum over a grid."""
     x, y = logistic_data([1.0, -0.7], 60)
     start = bayou.MAP(steps=100, lr=0.05)
-    p = fitted(make(steps=900, draws=45, chains=25, batch_size=30, start=start), linear(2), (x, y), bayou.Bernoulli())
+    p = fitted(
+        make(steps=900, draws=45, chains=25, batch_size=30, start=start),
+        linear(2),
+        (x, y),
+        bayou.Bernoulli(),
+    )
     mean, std = exact_logistic(x, y)
     w = p.stack["weight"][:, 0]
     assert float(((w.mean(0) - mean) / std).abs().max()) < 0.2
@@ -179,7 +205,9 @@ def sine() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     ("make", "steps"),
     [(bayou.SGLD, 200), pytest.param(bayou.SGHMC, None, marks=pytest.mark.slow)],
 )
-@pytest.mark.filterwarnings("ignore::bayou.MixingWarning")  # 151 weights do not mix in so few steps, and it says so
+@pytest.mark.filterwarnings(
+    "ignore::bayou.MixingWarning"
+)  # 151 weights do not mix in so few steps, and it says so
 def test_the_network_of_the_readme_does_not_run_away(make: Any, steps: int | None) -> None:
     net, (x, y) = sine()
     p = fitted(make(steps=steps, chains=2), net, (x, y), bayou.Gaussian(0.1))
@@ -190,10 +218,17 @@ def test_the_network_of_the_readme_does_not_run_away(make: Any, steps: int | Non
 
 
 def friedman(seed: int, rows: int) -> tuple[Tensor, Tensor]:
-    """y = 10·sin(π·x₁x₂) + 20·(x₃ − ½)² + 10·x₄ + 5·x₅ + ε, in units of its standard deviation (Friedman 1991)."""
+    """y = 10·sin(π·x₁x₂) + 20·(x₃ − ½)² + 10·x₄ + 5·x₅ + ε, in units of its standard deviation
+    (Friedman 1991).
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(rows, 10, generator=generator)
-    y = 10 * torch.sin(math.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5).square() + 10 * x[:, 3] + 5 * x[:, 4]
+    y = (
+        10 * torch.sin(math.pi * x[:, 0] * x[:, 1])
+        + 20 * (x[:, 2] - 0.5).square()
+        + 10 * x[:, 3]
+        + 5 * x[:, 4]
+    )
     y = y + torch.randn(rows, generator=generator)
     return (x - 0.5) * math.sqrt(12), ((y - 14.4) / 4.9).unsqueeze(1)
 
@@ -203,14 +238,20 @@ def linear_rmse(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> fl
     return float((x @ torch.linalg.lstsq(a, b).solution - y).square().mean().sqrt())
 
 
-def regression(make: Any, hidden: int, rows: int, **options: Any) -> tuple[float, float, float, float]:
-    """Error, −log p and the coverage of 90 % intervals of a learned noise on new rows, and the error of a line."""
+def regression(
+    make: Any, hidden: int, rows: int, **options: Any
+) -> tuple[float, float, float, float]:
+    """Error, −log p and the coverage of 90 % intervals of a learned noise on new rows, and the
+    error of a line.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(10, hidden), nn.Tanh(), nn.Linear(hidden, 1))
     train, (x, y) = friedman(0, rows), friedman(1, 1000)
     prior = bayou.Normal("fan_in", gain=2.0)
-    found = fitted(make(**options), net, train, bayou.Gaussian(0.5, learn=True), prior=prior).predict(x)
+    found = fitted(
+        make(**options), net, train, bayou.Gaussian(0.5, learn=True), prior=prior
+    ).predict(x)
     low, high = found.interval(0.9)
     error = float((found.mean - y).square().mean().sqrt())
     covered = float(((low <= y) & (y <= high)).double().mean())
@@ -218,7 +259,9 @@ def regression(make: Any, hidden: int, rows: int, **options: Any) -> tuple[float
 
 
 def test_a_learned_noise_does_not_start_at_interpolation() -> None:
-    """601 weights go through 60 rows: chains from a joint mode of weights and noise cover .48 of .9, −log p is 3.4."""
+    """601 weights go through 60 rows: chains from a joint mode of weights and noise cover .48 of
+    .9, −log p is 3.4.
+    """
     _, nll, covered, _ = regression(bayou.SGLD, 50, 60, steps=250, chains=1, draws=10)
     assert covered > 0.75
     assert nll < 1.3  # a constant with its own spread has 1.42
@@ -230,7 +273,9 @@ def test_a_learned_noise_does_not_start_at_interpolation() -> None:
 def test_a_regression_with_a_learned_noise_is_better_than_a_line(make: Any) -> None:
     error, nll, covered, line = regression(make, 50, 200, steps=2000)
     assert error < 0.8 * line
-    assert nll < 0.5 * math.log(2 * math.pi * math.e * line**2) - 0.2  # a line that knows its error on these rows
+    assert (
+        nll < 0.5 * math.log(2 * math.pi * math.e * line**2) - 0.2
+    )  # a line that knows its error on these rows
     assert covered > 0.75
 
 
@@ -265,10 +310,14 @@ def test_no_verdict_on_a_handful_of_draws() -> None:
 def test_chains_that_stand_still_and_chains_that_are_lost_are_named() -> None:
     x, y = linear_data()
     still = bayou.SGLD(steps=60, draws=30, lr=1e-9, dispersal=1.0)
-    with pytest.warns(bayou.MixingWarning, match=r"SGLD have not mixed: R-hat is \d+.*effective sample size is \d"):
+    with pytest.warns(
+        bayou.MixingWarning, match=r"SGLD have not mixed: R-hat is \d+.*effective sample size is \d"
+    ):
         p = fitted(still, linear(3), (x, y), bayou.Gaussian(0.5))
     assert repr(p).endswith("not mixed)")
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
-    wild = bayou.SGLD(steps=400, draws=100, lr=3.96 / largest, start=bayou.MAP(steps=300, lr=0.05), batch_size=40)
+    wild = bayou.SGLD(
+        steps=400, draws=100, lr=3.96 / largest, start=bayou.MAP(steps=300, lr=0.05), batch_size=40
+    )
     with pytest.warns(bayou.MixingWarning, match="nats below the start"):
         fitted(wild, linear(3), (x, y), bayou.Gaussian(0.5))

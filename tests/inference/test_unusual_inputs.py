@@ -1,4 +1,6 @@
-"""Networks, data and settings that cannot be fitted as they are: a sentence that says so, or support."""
+"""Networks, data and settings that cannot be fitted as they are: a sentence that says so, or
+support.
+"""
 
 import math
 import warnings
@@ -38,16 +40,26 @@ NOISE = Gaussian(0.3)
 STEPS = 3
 
 
-def fit(net: nn.Module, data: Any, method: Method | str | None = None, **options: Any) -> bayou.Posterior:
+def fit(
+    net: nn.Module, data: Any, method: Method | str | None = None, **options: Any
+) -> bayou.Posterior:
     method = MAP(steps=STEPS) if method is None else method
     return bayou.fit(net, data, method, progress=False, **options)
 
 
-@pytest.mark.parametrize("method", [MAP(steps=STEPS), VI(steps=STEPS), Laplace(), Ensemble(2, MAP(steps=STEPS)), "map"])
+@pytest.mark.parametrize(
+    "method", [MAP(steps=STEPS), VI(steps=STEPS), Laplace(), Ensemble(2, MAP(steps=STEPS)), "map"]
+)
 def test_fit_without_gradients_names_the_block(method: Any) -> None:
-    with torch.no_grad(), pytest.raises(ValueError, match=r"needs gradients, which torch.no_grad\(\) switches off"):
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"needs gradients, which torch.no_grad\(\) switches off"),
+    ):
         fit(nn.Linear(3, 1), (X, Y), method, likelihood=NOISE)
-    with torch.inference_mode(), pytest.raises(ValueError, match=r"torch.inference_mode\(\) switches off"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(ValueError, match=r"torch.inference_mode\(\) switches off"),
+    ):
         fit(nn.Linear(3, 1), (X, Y), method, likelihood=NOISE)
 
 
@@ -78,7 +90,9 @@ class Words(nn.Module):
 
     def __init__(self, bag: bool) -> None:
         super().__init__()
-        self.table: nn.Module = nn.EmbeddingBag(7, 4, sparse=True) if bag else nn.Embedding(7, 4, sparse=True)
+        self.table: nn.Module = (
+            nn.EmbeddingBag(7, 4, sparse=True) if bag else nn.Embedding(7, 4, sparse=True)
+        )
         self.bag = bag
         self.head = nn.Linear(4, 2)
 
@@ -114,7 +128,9 @@ def test_sparse_embeddings_have_dense_gradients_in_a_fit(method: Method, bag: bo
 def test_exported_program_is_refused_with_a_sentence() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     program = torch.export.export(net, (X,)).module()
-    with pytest.raises(ValueError, match=r"program of torch.export.*pass the module that was exported"):
+    with pytest.raises(
+        ValueError, match=r"program of torch.export.*pass the module that was exported"
+    ):
         fit(program, (X, Y), likelihood=NOISE)
     with pytest.raises(ValueError, match=r"program of torch.export"):
         fit(nn.Sequential(program, nn.Linear(1, 1)), (X, Y), likelihood=NOISE)
@@ -138,7 +154,9 @@ class EncoderDecoder(nn.Module):
         self.table = nn.Embedding(7, 4)
         self.head = nn.Linear(4, 7)
 
-    def forward(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor | None = None) -> dict[str, Any]:
+    def forward(
+        self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor | None = None
+    ) -> dict[str, Any]:
         if decoder_input_ids is None:
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         z = self.table(decoder_input_ids) + self.table(input_ids).mean(1, keepdim=True)
@@ -147,7 +165,9 @@ class EncoderDecoder(nn.Module):
 
 def test_encoder_decoder_with_labels_only_asks_for_the_inputs_of_the_decoder() -> None:
     data = {"input_ids": IDS, "labels": IDS}
-    with pytest.raises(ValueError, match="decoder_input_ids=net.prepare_decoder_input_ids_from_labels"):
+    with pytest.raises(
+        ValueError, match="decoder_input_ids=net.prepare_decoder_input_ids_from_labels"
+    ):
         fit(EncoderDecoder(), data)
     complete = data | {"decoder_input_ids": IDS.roll(1, 1)}
     assert fit(EncoderDecoder(), complete).predict(complete).outputs.shape == (1, 20, 3, 7)
@@ -157,14 +177,21 @@ def test_encoder_decoder_with_labels_only_asks_for_the_inputs_of_the_decoder() -
 def test_void_label_names_ignore_index(void: int) -> None:
     y = CLASSES.clone()
     y[0] = void
-    with pytest.raises(ValueError, match=rf"if {void} marks labels to leave out, Categorical\(ignore_index={void}\)"):
+    with pytest.raises(
+        ValueError,
+        match=rf"if {void} marks labels to leave out, Categorical\(ignore_index={void}\)",
+    ):
         fit(nn.Linear(3, 2), (X, y))
-    assert fit(nn.Linear(3, 2), (X, y), likelihood=Categorical(ignore_index=void)).predict(X).mean.shape == (20, 2)
+    assert fit(nn.Linear(3, 2), (X, y), likelihood=Categorical(ignore_index=void)).predict(
+        X
+    ).mean.shape == (20, 2)
     with pytest.raises(ValueError, match="or give more outputs$"):
         fit(nn.Linear(3, 2), (X, torch.arange(20)))
 
 
-@pytest.mark.parametrize("method", [MAP(steps=STEPS), VI(steps=STEPS), Laplace(start=MAP(steps=STEPS)), "laplace"])
+@pytest.mark.parametrize(
+    "method", [MAP(steps=STEPS), VI(steps=STEPS), Laplace(start=MAP(steps=STEPS)), "laplace"]
+)
 def test_labels_that_are_all_ignored_are_refused(method: Any) -> None:
     y = torch.full((20,), -100)
     likelihood = Categorical(ignore_index=-100)
@@ -174,7 +201,9 @@ def test_labels_that_are_all_ignored_are_refused(method: Any) -> None:
     with pytest.raises(ValueError, match="no label to learn from"):
         fit(nn.Linear(3, 2), loader, MAP(steps=STEPS), likelihood=likelihood)
     y[-1] = 1  # the first batch may have none
-    assert fit(nn.Linear(3, 2), loader, MAP(steps=STEPS), likelihood=likelihood).stopped == "finished"
+    assert (
+        fit(nn.Linear(3, 2), loader, MAP(steps=STEPS), likelihood=likelihood).stopped == "finished"
+    )
 
 
 @pytest.mark.parametrize("output", ["zz", 3])
@@ -189,7 +218,9 @@ def test_output_that_means_the_only_tensor_is_accepted(output: Any) -> None:
 
 
 def test_ivon_refuses_a_rate_beyond_a_newton_step() -> None:
-    with pytest.raises(ValueError, match=r"IVON lr must be at most 1/hessian = 10, .* got lr=10000000000.0"):
+    with pytest.raises(
+        ValueError, match=r"IVON lr must be at most 1/hessian = 10, .* got lr=10000000000.0"
+    ):
         IVON(lr=1e10)
     with pytest.raises(ValueError, match="at most 1/hessian = 2"):
         IVON(lr=3.0, hessian=0.5)

@@ -1,4 +1,6 @@
-"""Kernels on densities known in closed form: single steps by hand, stationary moments, reversibility, adaptation."""
+"""Kernels on densities known in closed form: single steps by hand, stationary moments,
+reversibility, adaptation.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_the_leapfrog_goes_back_and_keeps_volume() -> None:
     def once(z: Tensor) -> Tensor:
         at = z[:2].unsqueeze(0)
         value, gradient = banana(at)
-        out = hmc.leapfrog(hmc.Point(at, z[2:].unsqueeze(0), gradient, value), banana, step[:1], mass)
+        out = hmc.leapfrog(
+            hmc.Point(at, z[2:].unsqueeze(0), gradient, value), banana, step[:1], mass
+        )
         return torch.cat((out.position[0], out.momentum[0]))
 
     jacobian = torch.func.jacrev(once)(normal(4, seed=2))
@@ -102,8 +106,12 @@ def test_the_energy_error_is_of_second_order() -> None:
     for size in (0.02, 0.01):
         first = point = hmc.start(state, normal(1, 2, seed=1), torch.ones(2, dtype=F64))
         for _ in range(round(1 / size)):
-            point = hmc.leapfrog(point, banana, torch.full((1, 1), size, dtype=F64), torch.ones(2, dtype=F64))
-        errors.append(abs(float(hmc.energy(point, torch.ones(2)) - hmc.energy(first, torch.ones(2)))))
+            point = hmc.leapfrog(
+                point, banana, torch.full((1, 1), size, dtype=F64), torch.ones(2, dtype=F64)
+            )
+        errors.append(
+            abs(float(hmc.energy(point, torch.ones(2)) - hmc.energy(first, torch.ones(2))))
+        )
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
 
 
@@ -111,7 +119,9 @@ def test_a_divergent_trajectory_is_rejected_and_counted() -> None:
     density = gaussian(PRECISION)
     state = hmc.init(normal(3, 2), density)
     size = torch.tensor([0.1, 50.0, 1e200], dtype=F64)
-    after, info = hmc.step(state, density, normal(3, 2, seed=1), torch.zeros(3), size, torch.ones(2, dtype=F64), 5)
+    after, info = hmc.step(
+        state, density, normal(3, 2, seed=1), torch.zeros(3), size, torch.ones(2, dtype=F64), 5
+    )
     assert info.divergent.tolist() == [False, True, True]
     assert torch.equal(after.position[1:], state.position[1:])
     assert not torch.equal(after.position[0], state.position[0])
@@ -147,10 +157,14 @@ def test_a_reasonable_step_has_an_acceptance_near_four_fifths() -> None:
 
 
 def test_a_turn_of_the_velocity_by_its_formula() -> None:
-    """D = 3, u = e₁, ∇U = 2·e₂, ε = 0.1; and the hyperbolic functions themselves, in any direction."""
+    """D = 3, u = e₁, ∇U = 2·e₂, ε = 0.1; and the hyperbolic functions themselves, in any
+    direction.
+    """
     u, g = torch.tensor([[1.0, 0, 0]], dtype=F64), torch.tensor([[0, -2.0, 0]], dtype=F64)
     velocity, gain = mclmc.turn(u, g, torch.tensor([[0.1]], dtype=F64))
-    torch.testing.assert_close(velocity, torch.tensor([[0.995021, -0.099668, 0]], dtype=F64), atol=5e-7, rtol=0)
+    torch.testing.assert_close(
+        velocity, torch.tensor([[0.995021, -0.099668, 0]], dtype=F64), atol=5e-7, rtol=0
+    )
     assert float(gain) == pytest.approx(0.009983, abs=5e-7)
     u, g = mclmc.unit(normal(5, 4)), 3 * normal(5, 4, seed=1)
     velocity, gain = mclmc.turn(u, g, torch.full((5, 1), 0.7, dtype=F64))
@@ -166,7 +180,9 @@ def test_a_turn_of_the_velocity_by_its_formula() -> None:
 
 
 def test_the_microcanonical_integrator_goes_back_and_has_the_energy_of_the_flow() -> None:
-    """Reversed by −u; the error of ΔE over a fixed time falls with ε² at least, and the step keeps its volume."""
+    """Reversed by −u; the error of ΔE over a fixed time falls with ε² at least, and the step keeps
+    its volume.
+    """
     scales = torch.tensor([0.5, 2.0, 1.0], dtype=F64)
     precision = torch.diag(torch.tensor([1.0, 3.0, 0.5], dtype=F64))
     density = gaussian(precision)
@@ -175,12 +191,16 @@ def test_the_microcanonical_integrator_goes_back_and_has_the_energy_of_the_flow(
     for count in (10, 20):
         state, total = first, torch.zeros(4, dtype=F64)
         for _ in range(count):
-            state, error = mclmc.integrate(state, density, torch.full((4,), 2 / count, dtype=F64), scales)
+            state, error = mclmc.integrate(
+                state, density, torch.full((4,), 2 / count, dtype=F64), scales
+            )
             total = total + error
         errors.append(total.abs())
         back = state._replace(velocity=-state.velocity)
         for _ in range(count):
-            back, error = mclmc.integrate(back, density, torch.full((4,), 2 / count, dtype=F64), scales)
+            back, error = mclmc.integrate(
+                back, density, torch.full((4,), 2 / count, dtype=F64), scales
+            )
             total = total + error
         torch.testing.assert_close(back.position, first.position, rtol=0, atol=1e-11)
         assert float(total.abs().max()) < 1e-11
@@ -188,7 +208,9 @@ def test_the_microcanonical_integrator_goes_back_and_has_the_energy_of_the_flow(
 
 
 def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
-    """N(0, I) in 30 dimensions: 64 chains of 60 draws; the Metropolis test corrects a step with an error of 0.3."""
+    """N(0, I) in 30 dimensions: 64 chains of 60 draws; the Metropolis test corrects a step with an
+    error of 0.3.
+    """
     d, chains = 30, 64
     density = gaussian(torch.eye(d, dtype=F64))
     start = normal(chains, d)
@@ -205,7 +227,8 @@ def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
         found.append(state.position.square().mean(-1))
         assert not divergent.any()
     assert float(error.mean()) < 1e-5
-    # a mean square has variance 2/D; draws of a chain are correlated, so chains alone are counted as independent
+    # a mean square has variance 2/D; draws of a chain are correlated, so chains alone are counted
+    # as independent
     assert float(torch.stack(found).mean()) == pytest.approx(1, abs=4.5 * math.sqrt(2 / d / chains))
     state, found, steps = first, [], torch.full((chains,), 2)
     for _ in range(60):
@@ -220,7 +243,9 @@ def test_a_divergent_microcanonical_chain_stays() -> None:
     density = gaussian(PRECISION)
     first = mclmc.State(*hmc.init(normal(3, 2), density), mclmc.unit(normal(3, 2, seed=1)))
     size, ones = torch.tensor([0.1, 200.0, math.inf], dtype=F64), torch.ones(3, 2, dtype=F64)
-    state, _, divergent = mclmc.step(first, density, lambda i: normal(3, 2, seed=i), size, ones, ones[:, 0], 5)
+    state, _, divergent = mclmc.step(
+        first, density, lambda i: normal(3, 2, seed=i), size, ones, ones[:, 0], 5
+    )
     assert divergent.tolist() == [False, True, True]
     assert torch.equal(state.position[1:], first.position[1:])
     assert state.velocity.isfinite().all()
@@ -233,7 +258,9 @@ def test_a_divergent_microcanonical_chain_stays() -> None:
 
 @pytest.mark.peers
 def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None:
-    """One step of the minimal-norm scheme in scaled coordinates, its energy error, and a partial refreshment."""
+    """One step of the minimal-norm scheme in scaled coordinates, its energy error, and a partial
+    refreshment.
+    """
     import jax
     from blackjax.mcmc import integrators
 
@@ -244,7 +271,9 @@ def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None
     ours, error = mclmc.integrate(first, density, sizes, scales)
     with jax.enable_x64(True):
         P = jax.numpy.array(precision.numpy())
-        integrate = integrators.isokinetic_mclachlan(lambda w: -0.5 * w @ P @ w, scales.square().numpy())
+        integrate = integrators.isokinetic_mclachlan(
+            lambda w: -0.5 * w @ P @ w, scales.square().numpy()
+        )
         keys = jax.random.split(jax.random.key(0), 4)
         noise = torch.tensor(np.array(jax.vmap(lambda key: jax.random.normal(key, (3,)))(keys)))
         refreshed = mclmc.refresh(first.velocity, noise, sizes, length)
@@ -257,20 +286,31 @@ def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None
                 (ours.log_prob[c], state.logdensity),
                 (ours.gradient[c], state.logdensity_grad),
                 (error[c], kinetic - state.logdensity + begin.logdensity),
-                (refreshed[c], integrators.partially_refresh_momentum(begin.momentum, keys[c], float(sizes[c]), 1.7)),
+                (
+                    refreshed[c],
+                    integrators.partially_refresh_momentum(
+                        begin.momentum, keys[c], float(sizes[c]), 1.7
+                    ),
+                ),
             ):
                 np.testing.assert_allclose(mine.numpy(), np.asarray(theirs), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.peers
 def test_microcanonical_variances_are_those_of_blackjax() -> None:
-    """128 chains on N(0, diag(v)), at a small step, where they are v, and at a large one, where both have one bias."""
+    """128 chains on N(0, diag(v)), at a small step, where they are v, and at a large one, where
+    both have one bias.
+    """
     import blackjax
     import jax
 
     variances, chains, steps, burn = torch.logspace(-1, 1, 10, dtype=F64), 128, 300, 50
     density, length = gaussian(variances.reciprocal().diag()), 3.0
-    one, scales, generator = torch.ones(chains, dtype=F64), torch.ones(10, dtype=F64), torch.Generator().manual_seed(3)
+    one, scales, generator = (
+        torch.ones(chains, dtype=F64),
+        torch.ones(10, dtype=F64),
+        torch.Generator().manual_seed(3),
+    )
     begin = normal(chains, 10) * variances.sqrt()
 
     def ours(size: float) -> Tensor:
@@ -280,7 +320,9 @@ def test_microcanonical_variances_are_those_of_blackjax() -> None:
         for number in range(steps):
             state, _ = mclmc.integrate(state, density, size * one, scales)
             noise = torch.randn(chains, 10, generator=generator, dtype=F64)
-            state = state._replace(velocity=mclmc.refresh(state.velocity, noise, size * one, length * one))
+            state = state._replace(
+                velocity=mclmc.refresh(state.velocity, noise, size * one, length * one)
+            )
             if number >= burn:
                 found.append(state.position.square())
         return torch.stack(found).mean(0) / variances
@@ -297,7 +339,9 @@ def test_microcanonical_variances_are_those_of_blackjax() -> None:
     for size, biased in ((0.5, False), (2.0, True)):
         mine = ours(size)
         with jax.enable_x64(True):
-            theirs = torch.tensor(np.array(run(jax.random.split(jax.random.key(0), chains), begin.numpy(), size)))
+            theirs = torch.tensor(
+                np.array(run(jax.random.split(jax.random.key(0), chains), begin.numpy(), size))
+            )
         error = ((mine.var(0) + theirs.var(0)) / chains).sqrt()
         assert float(((mine.mean(0) - theirs.mean(0)) / error).abs().max()) < 4
         off = (mine.mean(0) - 1) / (mine.var(0) / chains).sqrt()
@@ -308,9 +352,16 @@ def test_microcanonical_variances_are_those_of_blackjax() -> None:
 
 
 def reference_nuts(
-    q: np.ndarray, p: np.ndarray, eps: float, mass: np.ndarray, uniforms: list[np.ndarray], most: int
+    q: np.ndarray,
+    p: np.ndarray,
+    eps: float,
+    mass: np.ndarray,
+    uniforms: list[np.ndarray],
+    most: int,
 ) -> np.ndarray:
-    """One chain by the recursive definition: whole trees in lists, every subtree tested when it is complete."""
+    """One chain by the recursive definition: whole trees in lists, every subtree tested when it is
+    complete.
+    """
 
     def log_joint(q: np.ndarray, p: np.ndarray) -> float:
         return float(banana(torch.from_numpy(q)[None])[0]) - 0.5 * float((p * p * mass).sum())
@@ -322,7 +373,9 @@ def reference_nuts(
         return q, p + 0.5 * e * banana(torch.from_numpy(q)[None])[1][0].numpy()
 
     def straight(tree: list[tuple[np.ndarray, np.ndarray]]) -> bool:
-        """The criterion of Stan on a list of leaves: the whole, and each half with one leaf of the other."""
+        """The criterion of Stan on a list of leaves: the whole, and each half with one leaf of the
+        other.
+        """
         half = len(tree) // 2
         for part in (tree, tree[: half + 1], tree[half - 1 :]):
             rho = sum(leaf[1] for leaf in part) * mass
@@ -367,16 +420,34 @@ def reference_nuts(
 def test_the_loop_over_leaves_is_the_recursive_tree(size: float) -> None:
     """40 chains at once against one chain at a time, on trees of different depths."""
     chains, most = 40, 6
-    q, noise, mass = normal(chains, 2), normal(chains, 2, seed=1), torch.tensor([0.7, 1.5], dtype=F64)
+    q, noise, mass = (
+        normal(chains, 2),
+        normal(chains, 2, seed=1),
+        torch.tensor([0.7, 1.5], dtype=F64),
+    )
     uniforms = [
-        torch.rand(chains, 2**d + 2, generator=torch.Generator().manual_seed(d), dtype=F64) for d in range(most)
+        torch.rand(chains, 2**d + 2, generator=torch.Generator().manual_seed(d), dtype=F64)
+        for d in range(most)
     ]
     state, info = nuts.step(
-        hmc.init(q, banana), banana, noise, lambda d: uniforms[d], torch.full((chains,), size, dtype=F64), mass, most
+        hmc.init(q, banana),
+        banana,
+        noise,
+        lambda d: uniforms[d],
+        torch.full((chains,), size, dtype=F64),
+        mass,
+        most,
     )
     momentum = noise / mass.sqrt()
     expected = [
-        reference_nuts(q[c].numpy(), momentum[c].numpy(), size, mass.numpy(), [u[c].numpy() for u in uniforms], most)
+        reference_nuts(
+            q[c].numpy(),
+            momentum[c].numpy(),
+            size,
+            mass.numpy(),
+            [u[c].numpy() for u in uniforms],
+            most,
+        )
         for c in range(chains)
     ]
     np.testing.assert_allclose(state.position.numpy(), np.stack(expected), atol=1e-12)
@@ -387,7 +458,9 @@ def test_the_loop_over_leaves_is_the_recursive_tree(size: float) -> None:
 
 
 def test_nuts_and_hmc_leave_a_curved_density_invariant() -> None:
-    """20,000 exact draws stay exact after one transition: E x², E y = E x² = 1, Var y = 2 + ¼ within 4.5 errors."""
+    """20,000 exact draws stay exact after one transition: E x², E y = E x² = 1, Var y = 2 + ¼
+    within 4.5 errors.
+    """
     count = 20_000
     x = normal(count, seed=1)
     start = hmc.init(torch.stack((x, x.square() + 0.5 * normal(count, seed=2)), -1), banana)
@@ -401,24 +474,44 @@ def test_nuts_and_hmc_leave_a_curved_density_invariant() -> None:
     moved = [
         hmc.step(start, banana, noise, u, size, mass, 6)[0].position,
         nuts.step(
-            start, banana, noise, lambda d: torch.rand(count, 2**d + 2, generator=generator, dtype=F64), size, mass, 5
+            start,
+            banana,
+            noise,
+            lambda d: torch.rand(count, 2**d + 2, generator=generator, dtype=F64),
+            size,
+            mass,
+            5,
         )[0].position,
     ]
     for position in moved:
         assert not torch.allclose(position, start.position, atol=0.1)
         a, b = position.T
-        for values, exact in ((a, 0.0), (a.square(), 1.0), (b, 1.0), ((b - 1).square(), 2.25), (a * b, 0.0)):
+        for values, exact in (
+            (a, 0.0),
+            (a.square(), 1.0),
+            (b, 1.0),
+            ((b - 1).square(), 2.25),
+            (a * b, 0.0),
+        ):
             assert abs(float(values.mean()) - exact) < 4.5 * float(values.std()) / math.sqrt(count)
 
 
 def test_chains_of_different_numbers_of_leapfrogs_are_those_of_each_alone() -> None:
     q, noise, u = normal(3, 2), normal(3, 2, seed=1), torch.full((3,), 0.3, dtype=F64)
-    size, mass, counts = torch.full((3,), 0.2, dtype=F64), torch.tensor([0.5, 2.0], dtype=F64), [1, 7, 3]
-    together, info = hmc.step(hmc.init(q, banana), banana, noise, u, size, mass, torch.tensor(counts, dtype=F64))
+    size, mass, counts = (
+        torch.full((3,), 0.2, dtype=F64),
+        torch.tensor([0.5, 2.0], dtype=F64),
+        [1, 7, 3],
+    )
+    together, info = hmc.step(
+        hmc.init(q, banana), banana, noise, u, size, mass, torch.tensor(counts, dtype=F64)
+    )
     assert info.leapfrogs.tolist() == counts
     for c, count in enumerate(counts):
         one = slice(c, c + 1)
-        alone, _ = hmc.step(hmc.init(q[one], banana), banana, noise[one], u[one], size[one], mass, count)
+        alone, _ = hmc.step(
+            hmc.init(q[one], banana), banana, noise[one], u[one], size[one], mass, count
+        )
         torch.testing.assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
 
 
@@ -429,9 +522,17 @@ def test_the_gain_of_a_jump_is_the_derivative_of_its_square_by_time() -> None:
 
     def jump(time: float) -> tuple[float, hmc.Info]:
         moved, info = hmc.step(
-            hmc.init(first, banana), banana, noise, torch.zeros(1, dtype=F64), time / steps, mass, steps
+            hmc.init(first, banana),
+            banana,
+            noise,
+            torch.zeros(1, dtype=F64),
+            time / steps,
+            mass,
+            steps,
         )
-        return float(((moved.position - first).square() / mass).sum()) * time ** (-math.pi / 2), info
+        return float(((moved.position - first).square() / mass).sum()) * time ** (
+            -math.pi / 2
+        ), info
 
     up, info = jump(0.801)
     down, _ = jump(0.799)
@@ -449,7 +550,13 @@ def test_chains_are_independent() -> None:
         torch.ones(5, 2, dtype=F64),
     )
     together, info = nuts.step(
-        hmc.init(q, banana), banana, noise, lambda d: rng.uniform(5, (2**d + 2,), q, d), size, mass, 6
+        hmc.init(q, banana),
+        banana,
+        noise,
+        lambda d: rng.uniform(5, (2**d + 2,), q, d),
+        size,
+        mass,
+        6,
     )
     for c in range(5):
         alone, one = nuts.step(
@@ -473,7 +580,9 @@ def test_dual_averaging_finds_the_rate() -> None:
 
 
 def test_the_length_is_a_quarter_of_a_period() -> None:
-    """The exact squared jump 2σ²·(1 − cos(t/σ)) of normal distributions: T = π·σ/2, whatever the scale of the gains."""
+    """The exact squared jump 2σ²·(1 − cos(t/σ)) of normal distributions: T = π·σ/2, whatever the
+    scale of the gains.
+    """
     sd = torch.tensor([0.2, 1.0, 5.0], dtype=F64)
     state = adaptation.init(torch.zeros(3, 1, dtype=F64), torch.full((3,), 0.05, dtype=F64))
     assert state.log_length.exp().tolist() == pytest.approx([1.0] * 3)  # of 20 steps
@@ -481,10 +590,14 @@ def test_the_length_is_a_quarter_of_a_period() -> None:
         t = state.log_length.exp() / sd
         gain = sd.square() * (2 * t * t.sin() - math.pi * (1 - t.cos()))
         state = adaptation.lengthen(state._replace(tuned=tuned), gain, 1000)
-    torch.testing.assert_close(state.log_average_length.exp(), 0.5 * math.pi * sd, rtol=0.05, atol=0)
+    torch.testing.assert_close(
+        state.log_average_length.exp(), 0.5 * math.pi * sd, rtol=0.05, atol=0
+    )
     for _ in range(100):
         state = adaptation.lengthen(state, torch.ones(3, dtype=F64), 10)
-    torch.testing.assert_close(state.log_length.exp(), torch.full((3,), 0.5, dtype=F64))  # at most ten steps
+    torch.testing.assert_close(
+        state.log_length.exp(), torch.full((3,), 0.5, dtype=F64)
+    )  # at most ten steps
 
 
 def test_the_mass_is_the_regularized_variance_of_a_window() -> None:
@@ -495,7 +608,9 @@ def test_the_mass_is_the_regularized_variance_of_a_window() -> None:
     state = adaptation.settle(state)
     torch.testing.assert_close(state.inverse_mass, draws.var(0) * (30 / 35) + 1e-3 * (5 / 35))
     assert state.seen == 0
-    length = 20 * state.inverse_mass.log().mean(-1).mul(-0.5).exp()  # the same 20 in units of the new mass
+    length = (
+        20 * state.inverse_mass.log().mean(-1).mul(-0.5).exp()
+    )  # the same 20 in units of the new mass
     torch.testing.assert_close(state.log_average_length.exp(), length)
 
 

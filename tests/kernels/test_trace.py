@@ -1,4 +1,6 @@
-"""A traced density equals the density: at other points, with constants, in-place operations, and failed traces."""
+"""A traced density equals the density: at other points, with constants, in-place operations, and
+failed traces.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def graded(log_prob: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Ten
 
 
 def writing(w: Tensor) -> Tensor:
-    """Constants that are computed, and a tensor that is written into: it must be new in every call."""
+    """Constants that are computed, and a tensor that is written into: it must be new in every
+    call.
+    """
     total = torch.zeros(3, dtype=F64) + torch.arange(3, dtype=F64).exp()
     moved = w * 2
     moved.add_(total)
@@ -59,12 +63,21 @@ def test_a_trace_is_right_at_other_points_and_again(function: Callable[[Tensor],
 def test_a_trace_of_a_network_with_convolutions_and_statistics() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, 2)
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3, 2),
     ).to(F64)
     net(points(5, 1, 4, 4))  # statistics of its own
     target = Target.build(net, bayou.Categorical(), None, 6)
     joint = Joint(target, Network(net), target.start())
-    x, y, w = points(6, 1, 4, 4), torch.arange(6) % 2, joint.start + 0.1 * points(3, len(joint.start))
+    x, y, w = (
+        points(6, 1, 4, 4),
+        torch.arange(6) % 2,
+        joint.start + 0.1 * points(3, len(joint.start)),
+    )
     run = joint.density([(x, y)], w)
     for shift in (0.0, 0.3):
         for found, expected in zip(run(w + shift), joint(w + shift, x, y), strict=True):
@@ -78,7 +91,9 @@ def test_a_function_that_cannot_be_traced_is_returned_unchanged() -> None:
     assert traced(branching, points(2, 3)) is branching
 
 
-def test_a_density_that_is_called_a_few_times_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_density_that_is_called_a_few_times_is_not_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     net = nn.Linear(2, 1, dtype=F64)
     target = Target.build(net, bayou.Gaussian(0.5), None, 6)
     joint = Joint(target, Network(net), target.start())
@@ -86,6 +101,8 @@ def test_a_density_that_is_called_a_few_times_is_not_traced(monkeypatch: pytest.
     seen = []
     monkeypatch.setattr("bayou.kernels.joint.traced", lambda part, like: seen.append(part) or part)
     for calls, traces in ((20, 0), (20_000, 1)):
-        for found, expected in zip(joint.density([batch], w, calls=calls)(w), joint(w, *batch), strict=True):
+        for found, expected in zip(
+            joint.density([batch], w, calls=calls)(w), joint(w, *batch), strict=True
+        ):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         assert len(seen) == traces

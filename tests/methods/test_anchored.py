@@ -51,7 +51,11 @@ def test_the_mean_of_few_members_is_that_of_the_posterior() -> None:
     randomized = bayou.Ensemble(count, anchored=0.5).randomize(target, y, 0)
     assert randomized is not None
     masks = torch.ones(count, len(y), dtype=torch.bool)
-    weights = Modes(target, (x, y), masks, [{}] * count, 1e-14, None, *randomized).run(300)["weight"].squeeze(1)
+    weights = (
+        Modes(target, (x, y), masks, [{}] * count, 1e-14, None, *randomized)
+        .run(300)["weight"]
+        .squeeze(1)
+    )
     covariance = torch.linalg.inv(x.T @ x / NOISE**2 + torch.eye(3, dtype=F64) / PRIOR**2)
     mean = (covariance @ x.T @ y / NOISE**2).squeeze(1)
     assert torch.allclose(weights.mean(0), mean, atol=1e-4)
@@ -86,11 +90,15 @@ def test_a_member_is_the_mode_around_its_anchor() -> None:
     for member in range(2):
         seed = member_seed(3, member)
         anchor = draw_anchor(target, seed)["weight"].T / PRIOR**2
-        expected.append(torch.linalg.solve(precision, x.T @ draw_targets(target, y, seed) / NOISE**2 + anchor).T)
+        expected.append(
+            torch.linalg.solve(precision, x.T @ draw_targets(target, y, seed) / NOISE**2 + anchor).T
+        )
     distance = torch.cdist(weights.flatten(1), torch.stack(expected).flatten(1)).amin(0)
     assert float(distance.max()) < 1e-2
     assert float((expected[0] - expected[1]).norm()) > 0.05
-    assert float(posterior.target.priors["weight"].mean.abs().max()) == 0.0  # that of the posterior is not moved
+    assert (
+        float(posterior.target.priors["weight"].mean.abs().max()) == 0.0
+    )  # that of the posterior is not moved
 
 
 def test_classes_have_anchors_and_keep_their_labels() -> None:
@@ -111,7 +119,9 @@ def test_what_cannot_be_anchored_is_named() -> None:
     with pytest.raises(ValueError, match="anchored must be True, False or between 0 and 1"):
         bayou.Ensemble(2, anchored=1.5)
     method = bayou.Ensemble(2, of=bayou.MAP(steps=2), init="keep", anchored=True)
-    learned = Target.build(target.net, bayou.Gaussian(NOISE, learn=True), bayou.Normal(PRIOR), len(y))
+    learned = Target.build(
+        target.net, bayou.Gaussian(NOISE, learn=True), bayou.Normal(PRIOR), len(y)
+    )
     with pytest.raises(ValueError, match="whose size must be known"):
         method.fit(learned, (x, y), progress=False)
     with pytest.raises(ValueError, match=r"needs tensors \(x, y\)"):

@@ -1,4 +1,6 @@
-"""Draws that are annealed into the posterior: against a regression whose evidence and posterior are known exactly."""
+"""Draws that are annealed into the posterior: against a regression whose evidence and posterior are
+known exactly.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,20 @@ def exact() -> tuple[float, Tensor, Tensor]:
     """log evidence, mean and covariance of the weights under N(0, 1)."""
     _, (x, y) = regression()
     eye = torch.eye(30, dtype=torch.float64)
-    evidence = MultivariateNormal(torch.zeros(30, dtype=torch.float64), x @ x.mT + NOISE**2 * eye).log_prob(y[:, 0])
+    evidence = MultivariateNormal(
+        torch.zeros(30, dtype=torch.float64), x @ x.mT + NOISE**2 * eye
+    ).log_prob(y[:, 0])
     covariance = torch.linalg.inv(x.mT @ x / NOISE**2 + torch.eye(3, dtype=torch.float64))
     return float(evidence), covariance @ (x.mT @ y / NOISE**2)[:, 0], covariance
 
 
 def fitted(method: Method, **options: Any) -> bayou.Posterior:
     net, data = regression()
-    options = {"likelihood": bayou.Gaussian(NOISE), "prior": bayou.Normal(1.0), "progress": False} | options
+    options = {
+        "likelihood": bayou.Gaussian(NOISE),
+        "prior": bayou.Normal(1.0),
+        "progress": False,
+    } | options
     return bayou.fit(net, data, method=method, **options)
 
 
@@ -73,7 +81,9 @@ REACHED = [
 
 @pytest.mark.parametrize("name", REACHED)
 def test_the_evidence_and_the_posterior_are_those_of_the_regression(name: str) -> None:
-    """log 1/C Σ w is known to its error, E[log w] is below it, and the draws have the moments of the posterior."""
+    """log 1/C Σ w is known to its error, E[log w] is below it, and the draws have the moments of
+    the posterior.
+    """
     evidence, mean, covariance = exact()
     posterior = fitted(Annealed(FAMILIES[name](), draws=200, temperatures=50, leapfrogs=5))
     assert isinstance(posterior, Empirical)
@@ -89,18 +99,26 @@ def test_the_evidence_and_the_posterior_are_those_of_the_regression(name: str) -
         torch.linalg.cholesky(covariance), (draws - mean).mT, upper=False
     )  # standard normal
     assert (error.mean(1).abs() < 5 / math.sqrt(200)).all()
-    assert (error @ error.mT / 200 - torch.eye(3, dtype=torch.float64)).abs().max() < 5 * math.sqrt(2 / 200)
+    assert (error @ error.mT / 200 - torch.eye(3, dtype=torch.float64)).abs().max() < 5 * math.sqrt(
+        2 / 200
+    )
 
 
 def test_the_evidence_stays_where_the_mass_follows_the_pilots() -> None:
-    found = fitted(Annealed(FAMILIES["MeanField"](), draws=200, temperatures=50, leapfrogs=5, adapt=True)).mixing  # type: ignore[attr-defined]
+    found = fitted(
+        Annealed(FAMILIES["MeanField"](), draws=200, temperatures=50, leapfrogs=5, adapt=True)
+    ).mixing  # type: ignore[attr-defined]
     assert abs(found["log_evidence"] - exact()[0]) < 4 * found["log_evidence_error"]
     assert found["ess"] > 80
 
 
 @pytest.mark.parametrize(
     "name",
-    ["MeanField", "MNF", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MNF, published", "Inducing"))],
+    [
+        "MeanField",
+        "MNF",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("MNF, published", "Inducing")),
+    ],
 )
 def test_with_one_temperature_the_bound_is_the_elbo_of_the_family(name: str) -> None:
     method = replace(FAMILIES[name](), steps=30)  # type: ignore[call-arg]  # the identity holds of any q
@@ -108,11 +126,17 @@ def test_with_one_temperature_the_bound_is_the_elbo_of_the_family(name: str) -> 
     q = fitted(method, seed=part_seed(0, "start"))
     bound = bayou.elbo(q, regression()[1], samples=300, seed=3)  # type: ignore[arg-type]
     mixing = one.mixing  # type: ignore[attr-defined]
-    assert abs(mixing["elbo"] - bound.value) < 4 * math.hypot(mixing["elbo_error"], bound.standard_error)
+    assert abs(mixing["elbo"] - bound.value) < 4 * math.hypot(
+        mixing["elbo_error"], bound.standard_error
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"flow": "iaf"}, {"flow": None, "components": 3}, {"auxiliary": "paper"}])
-def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_gives(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"flow": "iaf"}, {"flow": None, "components": 3}, {"auxiliary": "paper"}]
+)
+def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_gives(
+    options: dict[str, Any],
+) -> None:
     """log q(W, z) by the coordinates, and by log q(z) through the inverse and log N(W; zM, σ²)."""
     posterior = fitted(bayou.VI(bayou.MNF(**options), steps=20))
     assert isinstance(posterior, Guided)
@@ -133,14 +157,23 @@ def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_give
 @pytest.mark.slow
 def test_more_temperatures_are_a_better_bound_and_too_few_are_said_to_be() -> None:
     method = bayou.VI(bayou.MeanField(), steps=200, lr=1e-2)  # which has not arrived
-    found = [fitted(Annealed(method, draws=200, temperatures=count, leapfrogs=5)) for count in (1, 5, 400)]
+    found = [
+        fitted(Annealed(method, draws=200, temperatures=count, leapfrogs=5))
+        for count in (1, 5, 400)
+    ]
     bounds = [posterior.mixing["elbo"] for posterior in found]  # type: ignore[attr-defined]
     assert bounds[0] < bounds[1] < bounds[2] < exact()[0]
-    assert [posterior.checks["annealing"].status for posterior in found] == ["warning", "warning", "ok"]
+    assert [posterior.checks["annealing"].status for posterior in found] == [
+        "warning",
+        "warning",
+        "ok",
+    ]
 
 
 def test_what_was_learned_stays_and_what_is_frozen_stays(tmp_path: Path) -> None:
-    """The noise and the prior of VI are those of the draws, in a file too; a frozen bias is the network's."""
+    """The noise and the prior of VI are those of the draws, in a file too; a frozen bias is the
+    network's.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     net[0].bias.requires_grad_(False)
@@ -150,7 +183,9 @@ def test_what_was_learned_stays_and_what_is_frozen_stays(tmp_path: Path) -> None
         "likelihood": bayou.Gaussian(0.5, learn=True),
         "prior": bayou.Normal("fan_in", learn="units"),
     }
-    posterior = bayou.fit(net, data, method=Annealed(of, draws=6, temperatures=4), progress=False, **options)
+    posterior = bayou.fit(
+        net, data, method=Annealed(of, draws=6, temperatures=4), progress=False, **options
+    )
     q = bayou.fit(net, data, method=of, progress=False, seed=part_seed(0, "start"), **options)
     assert torch.equal(posterior.target.likelihood.log_scale, q.target.likelihood.log_scale)  # type: ignore[union-attr]
     assert not posterior.target.learned_priors
@@ -162,11 +197,15 @@ def test_what_was_learned_stays_and_what_is_frozen_stays(tmp_path: Path) -> None
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", net)
     assert loaded.mixing == posterior.mixing  # type: ignore[attr-defined]
-    assert torch.equal(loaded.predict(data[0], seed=0).outputs, posterior.predict(data[0], seed=0).outputs)
+    assert torch.equal(
+        loaded.predict(data[0], seed=0).outputs, posterior.predict(data[0], seed=0).outputs
+    )
 
 
 def test_the_acceptance_rate_is_that_of_the_whole_way() -> None:
-    posterior = fitted(Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, log_every=1))
+    posterior = fitted(
+        Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, log_every=1)
+    )
     rates = [record["accept"] for record in posterior.history]
     assert posterior.mixing["accept"] == pytest.approx(sum(rates) / 6)  # type: ignore[attr-defined]
     assert len({round(rate, 6) for rate in rates}) > 1
@@ -176,14 +215,19 @@ def test_the_acceptance_rate_is_that_of_the_whole_way() -> None:
     ("of", "words"),
     [
         (lambda: bayou.VI(bayou.NodeFlow()), "NodeFlow has none"),
-        (lambda: bayou.VI({"weight": bayou.MeanField(), "*": bayou.guides.SIVI()}), "SIVI has none"),
+        (
+            lambda: bayou.VI({"weight": bayou.MeanField(), "*": bayou.guides.SIVI()}),
+            "SIVI has none",
+        ),
         (lambda: bayou.VI(bayou.SparseVD()), "SparseVD has none"),
         (bayou.MAP, "whose posterior has a density"),
         (lambda: bayou.Laplace(where="last"), "whose posterior has a density"),
         (bayou.Ensemble, "whose posterior has a density"),
     ],
 )
-def test_families_without_a_density_are_refused_before_any_work(of: Callable[[], Method], words: str) -> None:
+def test_families_without_a_density_are_refused_before_any_work(
+    of: Callable[[], Method], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         Annealed(of())
 
@@ -193,7 +237,9 @@ def test_a_learned_prior_that_cannot_be_kept_is_refused_before_any_work() -> Non
         fitted(Annealed(bayou.VI(steps=10**9)), prior=bayou.priors.ScaleMixture(learn=True))
 
 
-@pytest.mark.parametrize("options", [{"draws": 1}, {"temperatures": 0}, {"leapfrogs": 0}, {"accept": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"draws": 1}, {"temperatures": 0}, {"leapfrogs": 0}, {"accept": 1.0}]
+)
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Annealed(**options)
@@ -209,7 +255,9 @@ def test_a_flow_whose_density_is_an_estimate_is_refused() -> None:
         fitted(Annealed(bayou.VI(bayou.MNF(estimated), steps=2), draws=2, temperatures=2))
 
 
-def test_ctrl_c_returns_the_family_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_returns_the_family_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method = Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, checkpoint_every=2)
     whole = fitted(method)
     plain = annealed.schedule

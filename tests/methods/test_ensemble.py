@@ -38,10 +38,15 @@ def make_data(rows: int = ROWS) -> tuple[Tensor, Tensor]:
     return x, (x[:, :1] * 2).sin() + 0.1 * x[:, 1:]
 
 
-def fitted(method: bayou.Ensemble, net: nn.Module | None = None, data: Any = None, **options: Any) -> Any:
+def fitted(
+    method: bayou.Ensemble, net: nn.Module | None = None, data: Any = None, **options: Any
+) -> Any:
     options = {"likelihood": bayou.Gaussian(0.1), "progress": False, "seed": 3} | options
     return bayou.fit(
-        make_net() if net is None else net, make_data() if data is None else data, method=method, **options
+        make_net() if net is None else net,
+        make_data() if data is None else data,
+        method=method,
+        **options,
     )
 
 
@@ -71,14 +76,21 @@ class Items(Dataset):
 
 
 def test_a_member_is_the_run_of_its_seed() -> None:
-    """With the network's own weights kept, member i is a plain MAP fit whose seed is fold(seed, "member", i)."""
+    """With the network's own weights kept, member i is a plain MAP fit whose seed is fold(seed,
+    "member", i).
+    """
     posterior = fitted(bayou.Ensemble(3, of=SHORT, init="keep"))
     assert isinstance(posterior, Empirical)
     assert posterior.draws == 3
     for member in range(3):
         seed = rng.fold(3, "member", member)
         alone = bayou.fit(
-            make_net(), make_data(), method=SHORT, likelihood=bayou.Gaussian(0.1), seed=seed, progress=False
+            make_net(),
+            make_data(),
+            method=SHORT,
+            likelihood=bayou.Gaussian(0.1),
+            seed=seed,
+            progress=False,
         )
         same({name: value[member] for name, value in posterior.stack.items()}, alone.like())
     assert {record["member"] for record in posterior.history} == {0.0, 1.0, 2.0}
@@ -100,7 +112,10 @@ def test_members_start_at_weights_of_their_own() -> None:
     assert torch.equal(halved.stack["0.weight"][1], before["0.weight"] / 2)
     drawn = fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net)
     assert not torch.equal(drawn.stack["0.weight"][0], drawn.stack["0.weight"][1])
-    same(fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net).stack, drawn.stack)
+    same(
+        fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net).stack,
+        drawn.stack,
+    )
 
 
 class Adapted(nn.Module):
@@ -120,11 +135,15 @@ class Adapted(nn.Module):
 def worn(kind: str) -> nn.Module:
     if kind == "adapter":
         return Adapted()
-    net = nn.Sequential(nn.Linear(2, 50, dtype=F64), nn.BatchNorm1d(50, dtype=F64), nn.Linear(50, 1, dtype=F64))
+    net = nn.Sequential(
+        nn.Linear(2, 50, dtype=F64), nn.BatchNorm1d(50, dtype=F64), nn.Linear(50, 1, dtype=F64)
+    )
     if kind == "trained":
         net[1] = nn.Tanh()
         options = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(9.0), "progress": False}
-        return bayou.fit(net, make_data(), method=bayou.MAP(steps=100, lr=0.1), **options).to_module()
+        return bayou.fit(
+            net, make_data(), method=bayou.MAP(steps=100, lr=0.1), **options
+        ).to_module()
     if kind == "statistics":
         net(make_data()[0])
     elif kind == "norm":
@@ -147,7 +166,8 @@ WORN = {
 def test_weights_that_were_trained_loaded_or_set_are_not_replaced_unasked(kind: str) -> None:
     still = bayou.MAP(steps=1, lr=1e-300)
     with pytest.raises(
-        ValueError, match=rf"'{WORN[kind]}' is not as drawn by reset_parameters.*init='keep'.*init='reset'"
+        ValueError,
+        match=rf"'{WORN[kind]}' is not as drawn by reset_parameters.*init='keep'.*init='reset'",
     ):
         fitted(bayou.Ensemble(2, of=still), worn(kind))
     if kind in ("adapter", "trained"):
@@ -193,13 +213,21 @@ def test_a_file_of_the_default_start_is_that_of_a_reset(tmp_path: Path) -> None:
 
 
 def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -> None:
-    net = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "norm": nn.BatchNorm1d(3), "last": nn.Linear(4, 2)})
+    net = nn.ModuleDict(
+        {
+            "attention": nn.MultiheadAttention(4, 2),
+            "norm": nn.BatchNorm1d(3),
+            "last": nn.Linear(4, 2),
+        }
+    )
     net["last"].bias.requires_grad_(False)
     with torch.no_grad():
         for tensor in [*net.parameters(), net["norm"].running_mean]:
             tensor.fill_(7.0)
     members.reset(net)
-    assert bool((net["attention"].out_proj.bias == 0).all())  # what attention sets, after its Linear set it otherwise
+    assert bool(
+        (net["attention"].out_proj.bias == 0).all()
+    )  # what attention sets, after its Linear set it otherwise
     assert bool((net["norm"].weight == 1).all())
     assert bool((net["norm"].running_mean == 0).all())
     assert bool((net["last"].bias == 7).all())
@@ -239,11 +267,16 @@ class Positions(nn.Module):
 
 
 def test_members_of_a_last_layer_share_the_rest() -> None:
-    """A sub-ensemble (Valdenegro-Toro 2019): where="last" keeps the body, and each member resets its own last layer."""
+    """A sub-ensemble (Valdenegro-Toro 2019): where="last" keeps the body, and each member resets
+    its own last layer.
+    """
     net = make_net()
     trained = fitted(SHORT, net).to_module()
     posterior = fitted(bayou.Ensemble(3, SHORT, init="reset"), trained, where="last")
-    assert {name: value.shape for name, value in posterior.stack.items()} == {"2.weight": (3, 1, 5), "2.bias": (3, 1)}
+    assert {name: value.shape for name, value in posterior.stack.items()} == {
+        "2.weight": (3, 1, 5),
+        "2.bias": (3, 1),
+    }
     x, features = make_data()[0], trained[:2](make_data()[0]).detach()
     each = zip(posterior.stack["2.weight"], posterior.stack["2.bias"], strict=True)
     known = torch.stack([nn.functional.linear(features, weight, bias) for weight, bias in each])
@@ -261,7 +294,9 @@ def test_weights_that_nothing_resets_are_an_error() -> None:
 
 
 def test_positional_parameters_are_drawn_anew_and_constants_kept() -> None:
-    """Positions beside layers that can be reset: members start at other draws of the same values."""
+    """Positions beside layers that can be reset: members start at other draws of the same
+    values.
+    """
     torch.manual_seed(0)
     net = Positions()
     target = Target.build(net, bayou.Gaussian(0.1), None, 8)
@@ -289,7 +324,9 @@ def test_positional_parameters_are_drawn_anew_and_constants_kept() -> None:
         (lambda: torch.randn(4), False),
     ],
 )
-def test_independent_entries_are_told_from_tables(values: Callable[[], Tensor], independent: bool) -> None:
+def test_independent_entries_are_told_from_tables(
+    values: Callable[[], Tensor], independent: bool
+) -> None:
     torch.manual_seed(0)
     assert members.look_independent(values()) is independent
 
@@ -310,20 +347,34 @@ def test_settings_are_checked(options: dict[str, Any]) -> None:
 
 
 def test_statistics_and_learned_noise_are_the_members_own() -> None:
-    """Predictions are the mixture of what each member predicts by itself, with its own batch norm and noise."""
+    """Predictions are the mixture of what each member predicts by itself, with its own batch norm
+    and noise.
+    """
     net, (x, y) = make_net(nn.BatchNorm1d(5)), make_data(9)
     noise = bayou.Gaussian(0.3, learn=True)
     posterior = fitted(bayou.Ensemble(3, of=SHORT, init="keep"), net, likelihood=noise)
     assert {"1.running_mean", "1.running_var", "likelihood.log_scale"} <= posterior.stack.keys()
     alone = [
-        bayou.fit(net, make_data(), method=SHORT, likelihood=noise, seed=rng.fold(3, "member", i), progress=False)
+        bayou.fit(
+            net,
+            make_data(),
+            method=SHORT,
+            likelihood=noise,
+            seed=rng.fold(3, "member", i),
+            progress=False,
+        )
         for i in range(3)
     ]
     one = [member.predict(x) for member in alone]
     p = posterior.predict(x, seed=0)
-    expected = torch.stack([member.log_prob(y) for member in one]).logsumexp(0) - torch.tensor(3.0, dtype=F64).log()
+    expected = (
+        torch.stack([member.log_prob(y) for member in one]).logsumexp(0)
+        - torch.tensor(3.0, dtype=F64).log()
+    )
     torch.testing.assert_close(p.log_prob(y), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(p.mean, torch.stack([member.mean for member in one]).mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        p.mean, torch.stack([member.mean for member in one]).mean(0), rtol=1e-12, atol=1e-12
+    )
     assert len({member.target.likelihood.log_scale.item() for member in alone}) == 3
 
 
@@ -339,7 +390,9 @@ def test_members_that_are_distributions_make_a_mixture() -> None:
         component = posterior.components[member]
         assert isinstance(component, Guided)
         weights = {name: value[draw] for name, value in sample.items() if name != "member"}
-        torch.testing.assert_close(outputs[draw], component.call(weights, x), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            outputs[draw], component.call(weights, x), rtol=1e-12, atol=1e-12
+        )
     assert sorted(sample["member"].tolist()) == [0, 0, 0, 1, 1, 1]
 
 
@@ -353,7 +406,10 @@ LONG = {"steps": 15, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7
     ("of", "options"),
     [
         (bayou.MAP(**LONG), {}),
-        (bayou.MLE(**LONG, clip=0.5, schedule="cosine"), {"likelihood": bayou.Gaussian(0.3, learn=True)}),
+        (
+            bayou.MLE(**LONG, clip=0.5, schedule="cosine"),
+            {"likelihood": bayou.Gaussian(0.3, learn=True)},
+        ),
         (bayou.MAP(**LONG, l2=0.01), {}),
         (bayou.MAP(**(LONG | {"batch_size": 100})), {"init": "keep"}),
         (bayou.MAP(**LONG), {"data": "dataset", "frozen": True}),
@@ -374,16 +430,22 @@ def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any
     assert torch.equal(two.target.net[0].weight, net[0].weight)  # type: ignore[index, union-attr, arg-type]
     torch.testing.assert_close(two.target.log_prior(two.like()), one.target.log_prior(one.like()))
     x, y = make_data(5)
-    torch.testing.assert_close(two.predict(x).log_prob(y), one.predict(x).log_prob(y), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        two.predict(x).log_prob(y), one.predict(x).log_prob(y), rtol=1e-5, atol=1e-5
+    )
     if "init" not in settings:
-        assert float(one.stack["0.weight"].std(0).min()) > 1e-3  # members that differ, or the test would say nothing
+        assert (
+            float(one.stack["0.weight"].std(0).min()) > 1e-3
+        )  # members that differ, or the test would say nothing
 
 
 def test_clipping_is_per_member() -> None:
     """One member with a huge gradient must not shorten the steps of the others."""
     start = iter([1e3, 1.0, 1e3, 1.0])
     method = bayou.Ensemble(
-        2, of=bayou.MLE(**(LONG | {"steps": 3, "clip": 1.0})), init=lambda n: n[2].weight.mul_(next(start))
+        2,
+        of=bayou.MLE(**(LONG | {"steps": 3, "clip": 1.0})),
+        init=lambda n: n[2].weight.mul_(next(start)),
     )
     one = fitted(method)
     two = fitted(bayou.Ensemble(**(vars(method) | {"parallel": "vmap"})))
@@ -439,10 +501,15 @@ def test_stacked_members_drop_units_of_their_own() -> None:
     method = bayou.Ensemble(3, of=bayou.MLE(steps=3), parallel="vmap", init="keep")
     for extra, different in (((), 1), ((nn.Dropout(0.5),), 3)):
         found = fitted(method, make_net(*extra)).stack["0.weight"]
-        assert len({tuple(weight.flatten().round(decimals=9).tolist()) for weight in found}) == different
+        assert (
+            len({tuple(weight.flatten().round(decimals=9).tolist()) for weight in found})
+            == different
+        )
 
 
-def test_ctrl_c_stops_stacked_training_and_the_same_call_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+def test_ctrl_c_stops_stacked_training_and_the_same_call_goes_on_in_the_middle_of_an_epoch(
+    tmp_path: Path,
+) -> None:
     method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), parallel="vmap")
     whole = fitted(method, data=Items())
     data = Items(at=120, event=lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -468,7 +535,10 @@ def test_the_folder_holds_finished_members_and_nothing_is_trained_twice(
     member = bayou.load(folder / "member-001.bayou", make_net())
     same(member.like(), {name: value[1] for name, value in whole.stack.items()})
     monkeypatch.setattr(PointModel, "loss", None)  # no step can be made
-    again = fitted(bayou.Ensemble(3, of=bayou.MAP(**(vars(SHORT) | {"checkpoint_every": 5}))), checkpoint=folder)
+    again = fitted(
+        bayou.Ensemble(3, of=bayou.MAP(**(vars(SHORT) | {"checkpoint_every": 5}))),
+        checkpoint=folder,
+    )
     same(again.stack, whole.stack)
     assert again.history == whole.history
     assert again.stopped == "finished"
@@ -499,12 +569,16 @@ def test_a_damaged_member_is_an_error(tmp_path: Path) -> None:
     fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
     file = tmp_path / "run" / "member-001.bayou"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(bayou.posteriors.FileError, match="member-001.bayou is not a whole bayou file"):
+    with pytest.raises(
+        bayou.posteriors.FileError, match="member-001.bayou is not a whole bayou file"
+    ):
         fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
 
 
 def test_members_with_functions_in_them_come_back_from_their_runs(tmp_path: Path) -> None:
-    """A posterior with a density as its prior cannot be loaded without it; its run can be finished again at once."""
+    """A posterior with a density as its prior cannot be loaded without it; its run can be finished
+    again at once.
+    """
     prior = {
         "*.weight": bayou.priors.DensityPrior(lambda w: -w.square().sum((-1, -2)) / 2),
         "*": bayou.priors.DensityPrior(lambda w: -w.square().sum(-1) / 2),
@@ -516,7 +590,10 @@ def test_members_with_functions_in_them_come_back_from_their_runs(tmp_path: Path
 
 
 def test_ctrl_c_returns_the_finished_members(tmp_path: Path) -> None:
-    method, items = bayou.Ensemble(3, of=SHORT), 12 * 8 + 8 * 6  # a run asks for 8 rows at each of 12 steps
+    method, items = (
+        bayou.Ensemble(3, of=SHORT),
+        12 * 8 + 8 * 6,
+    )  # a run asks for 8 rows at each of 12 steps
     whole = fitted(method, data=Items())
     data = Items(at=items, event=lambda: os.kill(os.getpid(), signal.SIGINT))
     some = fitted(method, data=data, checkpoint=tmp_path / "run")
@@ -548,7 +625,8 @@ def spoiled(*bad: int) -> Callable[[nn.Module], None]:
 def test_a_member_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
     whole = fitted(bayou.Ensemble(3, of=SHORT))
     with pytest.raises(
-        bayou.methods.EnsembleError, match="1 of 3 members did not finish. member 1: Floating.*posterior"
+        bayou.methods.EnsembleError,
+        match="1 of 3 members did not finish. member 1: Floating.*posterior",
     ) as raised:
         fitted(bayou.Ensemble(3, of=SHORT, init=spoiled(1)), checkpoint=tmp_path / "run")
     assert list(raised.value.failures) == [1]
@@ -566,7 +644,9 @@ def test_a_member_that_fails_does_not_take_the_others_along(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("shift", [0.0, 0.02, 3.0])
 def test_the_elbo_of_a_mixture_is_that_of_its_members_less_what_they_share(shift: float) -> None:
-    """ELBO[1/2 (q_1 + q_2)] − mean of ELBO[q_c] is their Jensen–Shannon divergence, from 0 to log 2."""
+    """ELBO[1/2 (q_1 + q_2)] − mean of ELBO[q_c] is their Jensen–Shannon divergence, from 0 to log
+    2.
+    """
     data, parts = make_data(), []
     for sign in (-1, 1):
         net = nn.Linear(2, 1, bias=False).to(F64)
@@ -574,15 +654,23 @@ def test_the_elbo_of_a_mixture_is_that_of_its_members_less_what_they_share(shift
         target = Target.build(net, bayou.Gaussian(1.0), bayou.Normal(1.0), ROWS)
         parts.append(Guided(target, Bayesian(net, bayou.MeanField(std=0.02), target.prior)))
     each = [bayou.elbo(part, data, samples=50, seed=c) for c, part in enumerate(parts)]
-    value, error = (sum(getattr(one, name) for one in each) / 2 for name in ("value", "standard_error"))
+    value, error = (
+        sum(getattr(one, name) for one in each) / 2 for name in ("value", "standard_error")
+    )
     (x, y), count = data, 2000
     w = torch.cat([part.sample(count, seed=c)["weight"] for c, part in enumerate(parts)])
     with torch.no_grad():
-        own, other = (part.bayesian.log_prob({"weight": w}).unflatten(0, (2, count)) for part in parts)
+        own, other = (
+            part.bayesian.log_prob({"weight": w}).unflatten(0, (2, count)) for part in parts
+        )
     log_q = torch.logaddexp(own, other) - math.log(2)
     divergence = float((torch.stack([own[0], other[1]]) - log_q).mean())
-    assert divergence == pytest.approx({0.0: 0.0, 3.0: math.log(2)}.get(shift, divergence), abs=1e-6)
-    log_joint = -0.5 * ((x @ w.mT - y).square().sum((1, 2)) + w.square().sum((1, 2)) + 26 * math.log(2 * math.pi))
+    assert divergence == pytest.approx(
+        {0.0: 0.0, 3.0: math.log(2)}.get(shift, divergence), abs=1e-6
+    )
+    log_joint = -0.5 * (
+        (x @ w.mT - y).square().sum((1, 2)) + w.square().sum((1, 2)) + 26 * math.log(2 * math.pi)
+    )
     exact = log_joint.unflatten(0, (2, count)) - log_q
     tolerance = 4 * (error + float(exact.std(1).mean()) / (2 * count) ** 0.5)
     assert float(exact.mean()) == pytest.approx(value + divergence, abs=tolerance)

@@ -1,4 +1,6 @@
-"""IVON: its fixed point is the best factorized Gaussian, for any Normal prior; and what it refuses."""
+"""IVON: its fixed point is the best factorized Gaussian, for any Normal prior; and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def fitted(method: bayou.IVON, **options: object) -> Guided:
 
 
 def check_mean_field(posterior: Guided, scale: float, center: float) -> None:
-    """Conjugate regression (METHODS number 1): mean of the exact posterior, the diagonal of its precision."""
+    """Conjugate regression (METHODS number 1): mean of the exact posterior, the diagonal of its
+    precision.
+    """
     precision = np.eye(4) / scale**2 + PHI.T @ PHI / NOISE**2
     mean = np.linalg.solve(precision, center / scale**2 * np.ones(4) + PHI.T @ Y / NOISE**2)
     guide = posterior.bayesian.guides[0]
-    np.testing.assert_allclose(guide.log_std.detach().exp().numpy()[0], 1 / np.sqrt(np.diag(precision)), rtol=0.02)
+    np.testing.assert_allclose(
+        guide.log_std.detach().exp().numpy()[0], 1 / np.sqrt(np.diag(precision)), rtol=0.02
+    )
     np.testing.assert_allclose(guide.center.detach().numpy()[0], mean, atol=0.02)
 
 
@@ -39,13 +45,17 @@ def check_mean_field(posterior: Guided, scale: float, center: float) -> None:
 def test_it_reaches_the_mean_field_posterior() -> None:
     posterior = fitted(bayou.IVON(steps=1500, samples=16, lr=0.2, local=True))
     check_mean_field(posterior, 1.0, 0.0)
-    bound = bayou.elbo(posterior, (torch.from_numpy(PHI), torch.from_numpy(Y).unsqueeze(1)), samples=500, seed=0)
+    bound = bayou.elbo(
+        posterior, (torch.from_numpy(PHI), torch.from_numpy(Y).unsqueeze(1)), samples=500, seed=0
+    )
     assert bound.value == pytest.approx(5.145762, abs=0.02 + 4 * bound.standard_error)
 
 
 @pytest.mark.slow
 def test_another_prior() -> None:
-    posterior = fitted(bayou.IVON(steps=1000, samples=64, lr=0.2, local=True), prior=bayou.Normal(0.15, mean=0.5))
+    posterior = fitted(
+        bayou.IVON(steps=1000, samples=64, lr=0.2, local=True), prior=bayou.Normal(0.15, mean=0.5)
+    )
     check_mean_field(posterior, 0.15, 0.5)
 
 
@@ -56,7 +66,9 @@ def test_a_warm_up_ends_in_the_same_posterior() -> None:
 
 
 def test_a_prior_is_learned_where_the_bound_is_largest() -> None:
-    """For q = Π N(m, σ²) the best scale is s² = mean(m² + σ²), and q is the best mean field under it."""
+    """For q = Π N(m, σ²) the best scale is s² = mean(m² + σ²), and q is the best mean field under
+    it.
+    """
     method = bayou.IVON(steps=500, samples=64, lr=0.4, local=True, plain_lr=0.004)
     posterior = fitted(method, prior=bayou.Normal(0.3, learn=True))
     guide = posterior.bayesian.guides[0]
@@ -103,7 +115,10 @@ class Adapted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base, self.head = nn.Linear(16, 32).requires_grad_(False), nn.Linear(32, 4).requires_grad_(False)
+        self.base, self.head = (
+            nn.Linear(16, 32).requires_grad_(False),
+            nn.Linear(32, 4).requires_grad_(False),
+        )
         self.lora_A, self.lora_B = nn.Linear(16, 32, bias=False), nn.Linear(32, 32, bias=False)
         nn.init.zeros_(self.lora_B.weight)
 
@@ -126,13 +141,17 @@ def test_an_adapter_with_more_weights_than_rows_learns_if_q_is_cold(cold: bool) 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5])
 def test_a_narrow_prior_does_not_make_it_diverge(scale: float) -> None:
-    """A step is lr·(h₀ + δ) natural gradients, and δ grows with 1/scale²: it ends at one Newton step."""
+    """A step is lr·(h₀ + δ) natural gradients, and δ grows with 1/scale²: it ends at one Newton
+    step.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 2, generator=generator, dtype=torch.float64)
     prior = bayou.priors.UnitNormal(1.0, inputs=(1.0, scale))
     method = bayou.IVON(steps=300, start="network")
     net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
-    p = bayou.fit(net, (x, x[:, :1]), method, likelihood=bayou.Gaussian(0.5), prior=prior, progress=False)
+    p = bayou.fit(
+        net, (x, x[:, :1]), method, likelihood=bayou.Gaussian(0.5), prior=prior, progress=False
+    )
     mean = p.mean()["weight"].flatten()
     assert abs(float(mean[1])) < 0.3
     assert mean.isfinite().all()

@@ -16,7 +16,9 @@ from bayou.methods.ivon import IVONOptimizer, OnlineNewton
 
 F64 = torch.float64
 X = torch.linspace(-1, 1, 21, dtype=F64)
-PHI = torch.linalg.qr(torch.stack([X**k for k in range(4)], 1)).Q * 21**0.5  # ΦᵀΦ = 21·I: a well-conditioned problem
+PHI = (
+    torch.linalg.qr(torch.stack([X**k for k in range(4)], 1)).Q * 21**0.5
+)  # ΦᵀΦ = 21·I: a well-conditioned problem
 Y = torch.sin(3 * X).unsqueeze(1)
 NOISE = 0.1
 
@@ -45,7 +47,9 @@ def test_its_steps_are_those_of_the_method() -> None:
             drawn = net.weight.detach().clone()
             loss(net).backward()
         assert torch.equal(net.weight, mean)
-        weight = guide.center + guide.log_std.exp() * ((drawn - mean) / guide.log_std.detach().exp())
+        weight = guide.center + guide.log_std.exp() * (
+            (drawn - mean) / guide.log_std.detach().exp()
+        )
         reference.zero_grad()
         (0.5 * ((PHI @ weight.mT - Y) / NOISE).square().mean()).backward()
         optimizer.step()
@@ -54,7 +58,9 @@ def test_its_steps_are_those_of_the_method() -> None:
         torch.testing.assert_close(net.weight, guide.center, rtol=1e-12, atol=1e-12)
     posterior = optimizer.posterior(net, bayou.Gaussian(NOISE))
     assert torch.equal(posterior.mean()["weight"], net.weight.detach())
-    torch.testing.assert_close(posterior.std()["weight"], guide.log_std.detach().exp(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        posterior.std()["weight"], guide.log_std.detach().exp(), rtol=1e-12, atol=0
+    )
     assert posterior.bound_priors()["weight"].log_scale.exp() == pytest.approx(0.5)
 
 
@@ -72,9 +78,12 @@ def test_it_reaches_the_mean_field_posterior_and_is_saved_as_one(tmp_path: Path)
     posterior = optimizer.posterior(net, bayou.Gaussian(NOISE))
     precision = torch.eye(4, dtype=F64) + PHI.T @ PHI / NOISE**2
     std = precision.diagonal().rsqrt()
-    # ĥ has the variance of (ĝ·ε/σ), about 2·h², averaged over 1/(1 − β₂) steps of 4 blocks: std within 5 % · ½
+    # ĥ has the variance of (ĝ·ε/σ), about 2·h², averaged over 1/(1 − β₂) steps of 4 blocks: std
+    # within 5 % · ½
     torch.testing.assert_close(posterior.std()["weight"][0], std, rtol=0.15, atol=0)
-    error = (posterior.mean()["weight"][0] - torch.linalg.solve(precision, PHI.T @ Y[:, 0] / NOISE**2)) / std
+    error = (
+        posterior.mean()["weight"][0] - torch.linalg.solve(precision, PHI.T @ Y[:, 0] / NOISE**2)
+    ) / std
     assert float(error.abs().max()) < 1.0
     posterior.save(tmp_path / "a.bayou")
     again = bayou.load(tmp_path / "a.bayou", linear()).predict(PHI, 5, seed=0)
@@ -87,10 +96,15 @@ def small() -> nn.Module:
 
 
 def groups(net: Any) -> list[dict[str, Any]]:
-    return [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[2].parameters(), "prior_std": 0.3}]
+    return [
+        {"params": net[0].parameters(), "lr": 0.01},
+        {"params": net[2].parameters(), "prior_std": 0.3},
+    ]
 
 
-def trained(net: nn.Module, optimizer: IVONOptimizer, steps: int, closure: bool = False) -> nn.Module:
+def trained(
+    net: nn.Module, optimizer: IVONOptimizer, steps: int, closure: bool = False
+) -> nn.Module:
     def run() -> Tensor:
         optimizer.zero_grad()
         value = loss(net)
@@ -108,7 +122,10 @@ def trained(net: nn.Module, optimizer: IVONOptimizer, steps: int, closure: bool 
 
 
 def test_a_closure_is_called_at_a_draw() -> None:
-    nets = [trained(net := small(), IVONOptimizer(groups(net), n=21), 4, closure) for closure in (True, False)]
+    nets = [
+        trained(net := small(), IVONOptimizer(groups(net), n=21), 4, closure)
+        for closure in (True, False)
+    ]
     for a, b in zip(*(net.parameters() for net in nets), strict=True):
         assert torch.equal(a, b)
 
@@ -120,7 +137,9 @@ def test_its_state_resumes_bit_for_bit() -> None:
     again = copy.deepcopy(net)
     other = IVONOptimizer(groups(again), n=1)  # settings are those of the state
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for a, b in zip(trained(net, optimizer, 3).parameters(), trained(again, other, 3).parameters(), strict=True):
+    for a, b in zip(
+        trained(net, optimizer, 3).parameters(), trained(again, other, 3).parameters(), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -145,5 +164,8 @@ def test_misuse_is_an_error() -> None:
     loss(net).backward()
     with pytest.raises(RuntimeError, match="inside a block of sampled_params"):
         optimizer.step()
-    with optimizer.sampled_params(train=True), pytest.raises(RuntimeError, match=r"step\(\) after it"):
+    with (
+        optimizer.sampled_params(train=True),
+        pytest.raises(RuntimeError, match=r"step\(\) after it"),
+    ):
         optimizer.step()

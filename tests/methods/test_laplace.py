@@ -27,7 +27,9 @@ N, CLASSES = 24, 3
 def net(*extra: nn.Module, bias: bool = True) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 5, bias=bias), nn.Tanh(), *extra, nn.Linear(5, CLASSES, bias=bias)).double()
+        return nn.Sequential(
+            nn.Linear(4, 5, bias=bias), nn.Tanh(), *extra, nn.Linear(5, CLASSES, bias=bias)
+        ).double()
 
 
 def rows(n: int = N) -> tuple[Tensor, Tensor]:
@@ -36,11 +38,17 @@ def rows(n: int = N) -> tuple[Tensor, Tensor]:
 
 
 def fitted(model: nn.Module | None = None, data: Any = None, **options: Any) -> GaussianPosterior:
-    settings = {k: options.pop(k) for k in ("likelihood", "prior_rules", "checkpoint", "seed") if k in options}
+    settings = {
+        k: options.pop(k)
+        for k in ("likelihood", "prior_rules", "checkpoint", "seed")
+        if k in options
+    }
     if "prior_rules" in settings:
         settings["prior"] = settings.pop("prior_rules")
     method = bayou.Laplace(**({"structure": "full", "start": None} | options))
-    posterior = bayou.fit(model or net(), rows() if data is None else data, method=method, progress=False, **settings)
+    posterior = bayou.fit(
+        model or net(), rows() if data is None else data, method=method, progress=False, **settings
+    )
     assert isinstance(posterior, GaussianPosterior)
     return posterior
 
@@ -48,8 +56,13 @@ def fitted(model: nn.Module | None = None, data: Any = None, **options: Any) -> 
 def jacobian(model: nn.Module, x: Tensor, names: list[str]) -> Tensor:
     """(B, K, D), by autograd."""
     own = [dict(model.named_parameters())[name] for name in names]
-    each = [[torch.autograd.grad(f, own, retain_graph=True) for f in row.reshape(-1)] for row in model(x)]
-    return torch.stack([torch.stack([torch.cat([g.reshape(-1) for g in row]) for row in one]) for one in each])
+    each = [
+        [torch.autograd.grad(f, own, retain_graph=True) for f in row.reshape(-1)]
+        for row in model(x)
+    ]
+    return torch.stack(
+        [torch.stack([torch.cat([g.reshape(-1) for g in row]) for row in one]) for one in each]
+    )
 
 
 def dense(posterior: GaussianPosterior) -> Tensor:
@@ -100,7 +113,9 @@ def test_frozen_tensors_stay_points() -> None:
     model = net()
     model[0].requires_grad_(False)
     assert list(fitted(model).covariance.shapes) == ["2.weight", "2.bias"]
-    with pytest.raises(ValueError, match=r"'0\.\*' matches no name; the names are '2\.weight', '2\.bias'"):
+    with pytest.raises(
+        ValueError, match=r"'0\.\*' matches no name; the names are '2\.weight', '2\.bias'"
+    ):
         fitted(model, where="0.*")
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="frozen"):
@@ -129,7 +144,9 @@ def test_the_function_has_the_variance_of_its_linearization(structure: str, wher
     torch.testing.assert_close(covariance, expected, rtol=1e-8, atol=1e-10)
     for options in ({"batch_size": 1}, {"batch_size": 3}):
         torch.testing.assert_close(posterior.function(x, **options)[1], covariance)
-    torch.testing.assert_close(posterior.function(x, diagonal=True)[1], covariance.diagonal(dim1=1, dim2=2))
+    torch.testing.assert_close(
+        posterior.function(x, diagonal=True)[1], covariance.diagonal(dim1=1, dim2=2)
+    )
 
 
 def test_linearized_draws_are_linear_in_the_weights() -> None:
@@ -144,8 +161,12 @@ def test_linearized_draws_are_linear_in_the_weights() -> None:
     torch.testing.assert_close(p.outputs, expected.detach(), rtol=1e-9, atol=1e-9)
 
 
-def test_linearized_draws_do_not_depend_on_how_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows at a time, and by forward mode where an operation cannot be differentiated twice."""
+def test_linearized_draws_do_not_depend_on_how_they_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few rows at a time, and by forward mode where an operation cannot be differentiated
+    twice.
+    """
     posterior = fitted()
     x, _ = rows(5)
     expected = posterior.predict(x, 4, seed=3).outputs
@@ -198,7 +219,9 @@ def test_probit_over_positions() -> None:
     model = nn.Sequential(nn.Conv1d(2, CLASSES, 1)).double()
     x = rows()[0].reshape(N, 2, 2)
     y = torch.arange(2 * N).reshape(N, 2) % CLASSES
-    posterior = fitted(model, (x, y), likelihood=bayou.Categorical(class_axis=-2), predictive="probit")
+    posterior = fitted(
+        model, (x, y), likelihood=bayou.Categorical(class_axis=-2), predictive="probit"
+    )
     assert posterior.predict(x[:3]).mean.shape == (3, 2, CLASSES)
     mean, covariance = posterior.function(x[:3])
     assert mean.shape == (3, CLASSES, 2)
@@ -253,7 +276,9 @@ def test_recurrent_networks_are_linearized_too() -> None:
 def test_every_likelihood(likelihood: Any, outputs: int, structure: str) -> None:
     x, y = rows()
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
-    posterior = fitted(model, (x, (y % 2).double().unsqueeze(1)), likelihood=likelihood, structure=structure)
+    posterior = fitted(
+        model, (x, (y % 2).double().unsqueeze(1)), likelihood=likelihood, structure=structure
+    )
     p = posterior.predict(x, 4, seed=0)
     assert p.mean.isfinite().all()
     assert posterior.log_evidence is not None
@@ -268,11 +293,15 @@ def test_temperature_divides_the_precision() -> None:
 
 
 def test_the_priors_of_the_target_count() -> None:
-    """A posterior over all, less one under another prior: the difference of the prior precisions."""
+    """A posterior over all, less one under another prior: the difference of the prior
+    precisions.
+    """
     rules = {"0.*": bayou.Normal(0.5), "*": bayou.Normal("fan_in")}
     a, b = fitted(), fitted(prior_rules=rules)
     expected = torch.cat([torch.full((25,), 3.0), torch.full((18,), 4.0)]).double()
-    torch.testing.assert_close(torch.linalg.inv(dense(b)) - torch.linalg.inv(dense(a)), torch.diag(expected))
+    torch.testing.assert_close(
+        torch.linalg.inv(dense(b)) - torch.linalg.inv(dense(a)), torch.diag(expected)
+    )
 
 
 def test_a_mean_field_posterior_as_the_prior() -> None:
@@ -289,7 +318,9 @@ def test_a_mean_field_posterior_as_the_prior() -> None:
 def test_a_validated_prior_predicts_best() -> None:
     x, y = rows(80)
     start = bayou.MAP(steps=100, lr=0.02)
-    posterior = fitted(net(), (x, y), start=start, prior="validation", validation=0.25, structure="diagonal")
+    posterior = fitted(
+        net(), (x, y), start=start, prior="validation", validation=0.25, structure="diagonal"
+    )
     tried = [record for record in posterior.history if "prior_scale" in record]
     assert len(tried) == len(module.SCALES)
     lowest = min(record["validation"] for record in tried)
@@ -342,7 +373,12 @@ def test_the_start_is_a_run_of_its_own() -> None:
     steps = [record["step"] for record in posterior.history]
     assert steps == [*map(float, range(7)), 7.0]
     parts = posterior.history[-1]
-    formula = parts["log_likelihood"] + parts["log_prior"] + 43 / 2 * math.log(2 * math.pi) - parts["log_det"] / 2
+    formula = (
+        parts["log_likelihood"]
+        + parts["log_prior"]
+        + 43 / 2 * math.log(2 * math.pi)
+        - parts["log_det"] / 2
+    )
     assert posterior.log_evidence == pytest.approx(formula)
 
 
@@ -354,7 +390,9 @@ def test_the_prior_of_weight_decay_is_the_prior_of_laplace() -> None:
 
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_pretrained_networks_with_norms_and_dropout(structure: str) -> None:
-    """In eval mode, whatever mode they are handed over in; neither weights nor running statistics move."""
+    """In eval mode, whatever mode they are handed over in; neither weights nor running statistics
+    move.
+    """
     model = net(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.LayerNorm(5))
     x, y = rows()
     for _ in range(3):
@@ -376,7 +414,11 @@ def test_datasets_and_loaders_give_the_same_curvature() -> None:
             return rows()[0][index], index % CLASSES
 
     expected = dense(fitted())
-    for data in (Pairs(), DataLoader(Pairs(), 7), DataLoader(TensorDataset(*rows()), 5, shuffle=True)):
+    for data in (
+        Pairs(),
+        DataLoader(Pairs(), 7),
+        DataLoader(TensorDataset(*rows()), 5, shuffle=True),
+    ):
         torch.testing.assert_close(dense(fitted(data=data)), expected)
 
 
@@ -387,7 +429,9 @@ def test_rows_that_a_loader_drops_are_made_up_for() -> None:
     few = fitted(data=(x[:20], y[:20]))
     eye = torch.eye(43, dtype=F64)
     data = torch.linalg.inv(dense(few)) - eye
-    torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 20, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        torch.linalg.inv(dense(posterior)) - eye, data * N / 20, rtol=1e-8, atol=1e-9
+    )
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -427,14 +471,18 @@ def test_ctrl_c_keeps_the_curvature_so_far() -> None:
             return super().__getitem__(index)
 
     fitted(data=Counting(10**6), batch_size=8)
-    before = reads - 2 * N  # before the curvature; all rows are read again to compare the posterior with its mode
+    before = (
+        reads - 2 * N
+    )  # before the curvature; all rows are read again to compare the posterior with its mode
     posterior = fitted(data=Stopping(before + 16), batch_size=8)
     assert posterior.stopped == "interrupted"
     x, y = rows()
     few = fitted(data=(x[:16], y[:16]))
     eye = torch.eye(43, dtype=F64)
     data = torch.linalg.inv(dense(few)) - eye
-    torch.testing.assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 16, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        torch.linalg.inv(dense(posterior)) - eye, data * N / 16, rtol=1e-8, atol=1e-9
+    )
     with pytest.raises(KeyboardInterrupt):
         fitted(data=Stopping(before), batch_size=8)
 
@@ -473,22 +521,30 @@ def test_many_outputs_do_not_cost_a_backward_pass_each(structure: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 101)).double()
     model[1].register_full_backward_hook(lambda *_: calls.append(1))
     x, y = torch.randn(8, 3, dtype=torch.float64), torch.arange(8)
-    bayou.fit(model, (x, y), bayou.Laplace(structure, start=None), prior=bayou.Normal(), progress=False)
+    bayou.fit(
+        model, (x, y), bayou.Laplace(structure, start=None), prior=bayou.Normal(), progress=False
+    )
     assert len(calls) <= 2  # with a check of the first batch
 
 
 def test_a_full_covariance_has_a_limit() -> None:
     model = nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, CLASSES)).double()
-    with pytest.raises(ValueError, match=r"16,003 weights has 256,096,009 entries; at most 5,000.*where='last'"):
+    with pytest.raises(
+        ValueError, match=r"16,003 weights has 256,096,009 entries; at most 5,000.*where='last'"
+    ):
         fitted(model, start=bayou.MAP(steps=10**6))  # before the start is run
 
 
 def test_priors_must_be_normal() -> None:
-    with pytest.raises(ValueError, match=r"needs Normal priors, and the prior of '0\.weight' is a BoundStudentT"):
+    with pytest.raises(
+        ValueError, match=r"needs Normal priors, and the prior of '0\.weight' is a BoundStudentT"
+    ):
         fitted(prior_rules=bayou.priors.StudentT())
     fitted(prior_rules={"0.*": bayou.priors.StudentT(), "*": bayou.Normal()}, where="2.*")
     with pytest.raises(ValueError, match="BoundDensity"):
-        fitted(prior_rules=DensityPrior(lambda w: -w.square().flatten(-2).sum(-1)), where="*.weight")
+        fitted(
+            prior_rules=DensityPrior(lambda w: -w.square().flatten(-2).sum(-1)), where="*.weight"
+        )
 
 
 def test_a_flat_prior_over_directions_without_data_is_an_error() -> None:
@@ -522,7 +578,9 @@ def test_outputs_must_be_one_tensor() -> None:
         fitted(Pair().double())
 
 
-@pytest.mark.filterwarnings("ignore:no gradient of the outputs")  # an error follows, unless it is left out
+@pytest.mark.filterwarnings(
+    "ignore:no gradient of the outputs"
+)  # an error follows, unless it is left out
 def test_a_tensor_that_is_never_used_is_an_error() -> None:
     model = net()
     model.register_parameter("idle", nn.Parameter(torch.zeros(3, dtype=F64)))
@@ -543,9 +601,14 @@ def test_curvature_that_is_not_finite_is_named(structure: str) -> None:
     model[0] = nn.Identity()
     model[1] = nn.Identity()
     model[2] = nn.Linear(4, CLASSES).double()
-    with pytest.raises(FloatingPointError, match=r"the curvature of .* is not finite at this point"):
+    with pytest.raises(
+        FloatingPointError, match=r"the curvature of .* is not finite at this point"
+    ):
         fitted(
-            model, (x, (y % 2).double().unsqueeze(1).expand(-1, 3)), structure=structure, likelihood=bayou.Gaussian()
+            model,
+            (x, (y % 2).double().unsqueeze(1).expand(-1, 3)),
+            structure=structure,
+            likelihood=bayou.Gaussian(),
         )
 
 
@@ -558,10 +621,14 @@ def test_probit_is_for_classes() -> None:
 
 
 def test_a_wide_prior_in_float32_has_a_positive_precision() -> None:
-    """JᵀJ of 20 rows has 61 − 20 zero eigenvalues, which rounding to float32 would move below −1/30²."""
+    """JᵀJ of 20 rows has 61 − 20 zero eigenvalues, which rounding to float32 would move below
+    −1/30².
+    """
     torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     x = torch.linspace(-10, 10, 20)[:, None]
     method, prior = bayou.Laplace("full", start=None), bayou.Normal(30.0)
-    posterior = bayou.fit(wide, (x, x.sin()), method, likelihood=bayou.Gaussian(1e-3), prior=prior, progress=False)
+    posterior = bayou.fit(
+        wide, (x, x.sin()), method, likelihood=bayou.Gaussian(1e-3), prior=prior, progress=False
+    )
     assert bool(posterior.predict(x, 10, seed=0).mean.isfinite().all())

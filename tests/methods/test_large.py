@@ -1,4 +1,6 @@
-"""Networks of 5,000 weights or more with few data: q learns at β = 1 without being told how; others see no change."""
+"""Networks of 5,000 weights or more with few data: q learns at β = 1 without being told how; others
+see no change.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def deep(width: int = 50) -> nn.Module:
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so short
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [bayou.VI(), bayou.IVON()])
-def test_a_large_network_with_few_rows_learns(method: Variational, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_with_few_rows_learns(
+    method: Variational, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: self.steps or 500)
     monkeypatch.setattr(loop, "BUDGET", 1)
     data, test = rows(200, 1), rows(500, 2)
@@ -70,13 +74,20 @@ def test_who_has_a_small_network_or_gives_a_prior_or_a_length_sees_no_change(
 def test_what_was_given_stays() -> None:
     target = Target.build(deep(), Categorical(), None, 200)
     method, changed = bayou.VI(lr=0.002, warmup=0.1, start=bayou.MAP(steps=2)).suited(target)
-    assert (method.lr, method.scale_lr, method.warmup, method.start) == (0.002, 0.01, 0.1, bayou.MAP(steps=2))
+    assert (method.lr, method.scale_lr, method.warmup, method.start) == (
+        0.002,
+        0.01,
+        0.1,
+        bayou.MAP(steps=2),
+    )
     assert changed.prior == BY_UNIT
     assert bayou.VI(cold=True, samples=3).suited(target)[0].cold
 
 
 def test_wide_layers_learn_more_slowly() -> None:
-    """LeNet on MNIST: with the rate of narrow layers MNF collapsed there (mnist-lenet-choice), at 3e-3 it did not."""
+    """LeNet on MNIST: with the rate of narrow layers MNF collapsed there (mnist-lenet-choice), at
+    3e-3 it did not.
+    """
     wide = nn.Sequential(nn.Linear(10, 800), nn.ReLU(), nn.Linear(800, 10))
     for net, lr in ((deep(), 0.01), (wide, 0.0032)):
         method, _ = bayou.VI().suited(Target.build(net, Categorical(), None, 200))
@@ -94,7 +105,9 @@ def test_frozen_weights_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 3, 7, 50, 199, 1000])
-def test_the_first_question_whether_it_is_flat_is_about_what_came_after_the_warm_up(batches: int) -> None:
+def test_the_first_question_whether_it_is_flat_is_about_what_came_after_the_warm_up(
+    batches: int,
+) -> None:
     plan = max(2000, 10 * batches)
     width, turn = cell_width(plan, batches), bayou.VI().turn(plan)
     cells = turn // width

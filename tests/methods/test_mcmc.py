@@ -1,4 +1,6 @@
-"""Samplers as methods: the log joint of all chains, what is kept, what is sampled, how a run ends."""
+"""Samplers as methods: the log joint of all chains, what is kept, what is sampled, how a run
+ends.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def joint(net: nn.Module, noise: bayou.Gaussian | None = None, **options: Any) -
     return Joint(t, Network(net), t.start(), **options)
 
 
-def fitted(method: Any, net: nn.Module | None = None, rows: Any = None, **options: Any) -> Empirical:
+def fitted(
+    method: Any, net: nn.Module | None = None, rows: Any = None, **options: Any
+) -> Empirical:
     options = {"likelihood": bayou.Gaussian(0.3), "progress": False} | options
     found = bayou.fit(net or mlp(), data() if rows is None else rows, method=method, **options)
     assert isinstance(found, Empirical)
@@ -67,8 +71,12 @@ def positions(j: Joint, chains: int = 3) -> Tensor:
 
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("learn", [False, True])
-def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(loop: bool, learn: bool) -> None:
-    """A batch of 8 of 24, shared and one for each chain; a learned noise has its own value in every chain."""
+def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(
+    loop: bool, learn: bool
+) -> None:
+    """A batch of 8 of 24, shared and one for each chain; a learned noise has its own value in every
+    chain.
+    """
     net, noise = mlp(nn.Dropout(0.5)), bayou.Gaussian(0.3, learn=learn)
     net.train()
     j = joint(net, noise, loop=loop)
@@ -81,13 +89,16 @@ def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(loop:
     for c in range(len(w)):
         draw = {name: value[c] for name, value in stacked.items()}
         t = target(
-            mlp(nn.Dropout(0.5)).eval(), bayou.Gaussian(float(draw.pop("likelihood.log_scale").exp()) if learn else 0.3)
+            mlp(nn.Dropout(0.5)).eval(),
+            bayou.Gaussian(float(draw.pop("likelihood.log_scale").exp()) if learn else 0.3),
         )
         for found, batch in ((own, batches[c]), (shared, batches[0])):
             params = {name: value.clone().requires_grad_() for name, value in draw.items()}
             value = t.log_joint(params, *batch)
             torch.testing.assert_close(found[0][c], value.detach(), rtol=1e-12, atol=1e-12)
-            gradient = dict(zip(params, torch.autograd.grad(value, list(params.values())), strict=True))
+            gradient = dict(
+                zip(params, torch.autograd.grad(value, list(params.values())), strict=True)
+            )
             unflat = {k: v[c] for k, v in j.tensors(found[1]).items()}
             for name in gradient:
                 torch.testing.assert_close(unflat[name], gradient[name], rtol=1e-10, atol=1e-10)
@@ -113,7 +124,10 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.rnn, self.head = nn.LSTM(3, 2, batch_first=True, dtype=F64), nn.Linear(2, 1, dtype=F64)
+            self.rnn, self.head = (
+                nn.LSTM(3, 2, batch_first=True, dtype=F64),
+                nn.Linear(2, 1, dtype=F64),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             out = self.head(self.rnn(x.unsqueeze(1))[0][:, -1])
@@ -124,7 +138,10 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
     j = joint(net)
     j.density([data()], positions(j))
     assert j.loop
-    for method in (bayou.SGLD(steps=6, draws=2, chains=2, batch_size=8), bayou.NUTS(draws=4, warmup=4, max_depth=2)):
+    for method in (
+        bayou.SGLD(steps=6, draws=2, chains=2, batch_size=8),
+        bayou.NUTS(draws=4, warmup=4, max_depth=2),
+    ):
         assert fitted(method, net).stack["rnn.weight_hh_l0"].isfinite().all()
 
 
@@ -138,13 +155,19 @@ METHODS = {
     "HMC, adapted": bayou.HMC(chains=3, draws=4, warmup=24, most_leapfrogs=9, start=None),
     "NUTS": bayou.NUTS(chains=3, draws=3, warmup=8, max_depth=3, start=None),
     "MCLMC": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=1, start=None),
-    "MCLMC, stochastic": bayou.MCLMC(chains=3, draws=3, warmup=10, steps=2, start=None, stochastic=True, batch_size=8),
+    "MCLMC, stochastic": bayou.MCLMC(
+        chains=3, draws=3, warmup=10, steps=2, start=None, stochastic=True, batch_size=8
+    ),
     "MCLMC, adjusted": bayou.MCLMC(chains=3, draws=3, warmup=6, steps=1, start=None, adjusted=True),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("PSGLD", "SGHMC"))) for name in METHODS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("PSGLD", "SGHMC")))
+        for name in METHODS
+    ],
 )
 def test_chains_together_are_chains_one_by_one(name: str) -> None:
     """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
@@ -160,11 +183,18 @@ def test_chains_together_are_chains_one_by_one(name: str) -> None:
 
 
 def test_an_ensemble_starts_one_chain_at_each_member() -> None:
-    """MILE: without a dispersal and with steps that do not move, the draws are the members, also their noise."""
+    """MILE: without a dispersal and with steps that do not move, the draws are the members, also
+    their noise.
+    """
     members = bayou.Ensemble(3, of=bayou.MAP(steps=5), init="reset")
-    method = bayou.MCLMC(chains=3, draws=1, warmup=0, step_size=1e-9, adapt=False, start=members, dispersal=0.0)
+    method = bayou.MCLMC(
+        chains=3, draws=1, warmup=0, step_size=1e-9, adapt=False, start=members, dispersal=0.0
+    )
     noise = {"likelihood": bayou.Gaussian(0.3, learn=True)}
-    found, points = fitted(method, seed=3, **noise), fitted(members, seed=part_seed(3, "start"), **noise)
+    found, points = (
+        fitted(method, seed=3, **noise),
+        fitted(members, seed=part_seed(3, "start"), **noise),
+    )
     assert found.stack.keys() == points.stack.keys()
     for name, value in points.stack.items():
         torch.testing.assert_close(found.stack[name], value, rtol=0, atol=1e-6)
@@ -176,7 +206,11 @@ def test_an_ensemble_starts_one_chain_at_each_member() -> None:
 def test_draws_lie_chain_by_chain_and_in_order() -> None:
     """A chain that forgets nothing between two draws: its neighbors in the stack are its own."""
     with pytest.warns(bayou.MixingWarning, match="R-hat"):
-        p = fitted(bayou.SGLD(chains=2, steps=40, draws=40, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0))
+        p = fitted(
+            bayou.SGLD(
+                chains=2, steps=40, draws=40, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0
+            )
+        )
     assert (p.chains, p.draws) == (2, 80)
     w = p.stack["0.weight"].flatten(1)
     assert float((w[:40] - w[0]).abs().max()) < 1e-2 < float((w[40] - w[39]).abs().max())
@@ -239,7 +273,9 @@ def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
         assert abs(float(values.mean()) - exact) < 4.5 * float(measures.mcse(values))
     predicted = p.predict(torch.zeros(2, 1, dtype=F64), seed=0)
     spread = p.sample(100, seed=0)["likelihood.log_scale"].exp()
-    assert float(predicted.std.mean()) == pytest.approx(float(spread.square().mean().sqrt()), rel=0.01)
+    assert float(predicted.std.mean()) == pytest.approx(
+        float(spread.square().mean().sqrt()), rel=0.01
+    )
 
 
 def test_a_noise_that_was_frozen_stays() -> None:
@@ -251,28 +287,41 @@ def test_a_noise_that_was_frozen_stays() -> None:
 
 
 def test_a_start_brings_its_weights_its_statistics_and_its_noise() -> None:
-    """Batch norm runs on the statistics of the start; without one, on those of the network, even in train mode."""
+    """Batch norm runs on the statistics of the start; without one, on those of the network, even in
+    train mode.
+    """
     net = mlp(nn.BatchNorm1d(4))
     x, _ = data()
-    started = bayou.SGLD(start=bayou.MAP(steps=50, lr=0.01), steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=2)
+    started = bayou.SGLD(
+        start=bayou.MAP(steps=50, lr=0.01), steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=2
+    )
     p = fitted(started, net, likelihood=bayou.Gaussian(0.3, learn=True), seed=5)
     assert p.network.net[1].running_mean.abs().sum() > 0
     assert float(net[1].running_mean.abs().sum()) == 0
     seed = part_seed(5, "start")
     again = fitted(started.start, net, likelihood=bayou.Gaussian(0.3, learn=True), seed=seed)
-    torch.testing.assert_close(p.predict(x).outputs[0, ..., 0], again.predict(x).outputs[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        p.predict(x).outputs[0, ..., 0], again.predict(x).outputs[0], rtol=1e-4, atol=1e-4
+    )
     noise = again.target.likelihood.log_scale.detach()
-    torch.testing.assert_close(p.stack["likelihood.log_scale"], noise.expand(2), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        p.stack["likelihood.log_scale"], noise.expand(2), rtol=1e-4, atol=1e-4
+    )
     assert float(noise) != pytest.approx(np.log(0.3))
     plain = fitted(bayou.SGLD(steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=1), net.train())
-    torch.testing.assert_close(plain.predict(x).outputs[0], net.eval()(x).detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        plain.predict(x).outputs[0], net.eval()(x).detach(), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_chains_begin_around_a_point_or_at_the_prior() -> None:
     short = {"steps": 1, "draws": 1, "burn_in": 0, "lr": 1e-14, "chains": 2000}
     near = fitted(bayou.SGLD(dispersal=0.05, **short)).stack["2.bias"]
     assert float(near.std()) == pytest.approx(0.05, rel=0.1)
-    prior = fitted(bayou.SGLD(dispersal="prior", **short), prior={"2.*": bayou.Normal(3.0), "*": bayou.Normal(0.1)})
+    prior = fitted(
+        bayou.SGLD(dispersal="prior", **short),
+        prior={"2.*": bayou.Normal(3.0), "*": bayou.Normal(0.1)},
+    )
     assert float(prior.stack["2.bias"].std()) == pytest.approx(3, rel=0.1)
     assert float(prior.stack["0.bias"].std()) == pytest.approx(0.1, rel=0.1)
 
@@ -288,8 +337,14 @@ def test_which_steps_are_kept() -> None:
     cyclical = bayou.SGLD(schedule=bayou.methods.Cyclical(cycles=2, explore=0.5), draws=4)._kept(20)
     assert cyclical == [7, 9, 17, 19]
     for steps, draws in ((100, 37), (50, 25), (1000, 100)):
-        for schedule in (Constant(), bayou.methods.Decaying(b=5, gamma=1.0), bayou.methods.Cyclical(cycles=3)):
-            kept = bayou.SGLD(schedule=schedule, draws=min(draws, steps // 10), burn_in=0)._kept(steps)
+        for schedule in (
+            Constant(),
+            bayou.methods.Decaying(b=5, gamma=1.0),
+            bayou.methods.Cyclical(cycles=3),
+        ):
+            kept = bayou.SGLD(schedule=schedule, draws=min(draws, steps // 10), burn_in=0)._kept(
+                steps
+            )
             assert len(set(kept)) == len(kept) == min(draws, steps // 10)
             assert kept == sorted(kept)
             assert 0 <= kept[0] <= kept[-1] < steps
@@ -330,7 +385,8 @@ def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble() -> None:
         dispersal=0.0,
     )
     found = [
-        bayou.fit(net, (x, y), method, seed=seed, progress=False, likelihood=bayou.Gaussian(1.0)) for seed in (0, 1)
+        bayou.fit(net, (x, y), method, seed=seed, progress=False, likelihood=bayou.Gaussian(1.0))
+        for seed in (0, 1)
     ]
     w, snapshots = torch.cat([net.weight.flatten(), net.bias]).detach(), []
     for step in range(30):
@@ -341,7 +397,9 @@ def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble() -> None:
     for posterior in found:
         draws = posterior.stack
         assert draws is not None
-        torch.testing.assert_close(torch.cat((draws["weight"].flatten(1), draws["bias"]), 1), torch.stack(snapshots))
+        torch.testing.assert_close(
+            torch.cat((draws["weight"].flatten(1), draws["bias"]), 1), torch.stack(snapshots)
+        )
 
 
 def test_epochs_count_batches() -> None:
@@ -367,12 +425,17 @@ def test_from_a_mode_few_rows_are_taken_whole_in_fewer_steps(method: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "method", [bayou.SGLD, *(pytest.param(m, marks=pytest.mark.slow) for m in (bayou.PSGLD, bayou.SGHMC))]
+    "method",
+    [bayou.SGLD, *(pytest.param(m, marks=pytest.mark.slow) for m in (bayou.PSGLD, bayou.SGHMC))],
 )
-def test_a_step_over_all_rows_is_that_of_their_one_batch(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_over_all_rows_is_that_of_their_one_batch(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes = []
     plain = Joint.__call__
-    monkeypatch.setattr(Joint, "__call__", lambda *args, **options: passes.append(1) or plain(*args, **options))
+    monkeypatch.setattr(
+        Joint, "__call__", lambda *args, **options: passes.append(1) or plain(*args, **options)
+    )
     method = method(chains=2, steps=600, burn_in=0, draws=5, lr=1e-4, batch_size=N)
     whole = fitted(method, rows=data())
     assert len(passes) == 6  # the log joints of draws and start: no step is one
@@ -385,7 +448,9 @@ def test_a_step_over_all_rows_is_that_of_their_one_batch(method: Any, monkeypatc
 def test_the_history_of_a_run() -> None:
     p = fitted(bayou.NUTS(chains=2, draws=10, warmup=10, log_every=5, max_depth=3))
     assert [record["step"] for record in p.history] == [0, 5, 10, 15, 19]
-    assert {"log_joint", "accept", "step_size", "leapfrogs", "divergences", "seconds"} <= p.history[0].keys()
+    assert {"log_joint", "accept", "step_size", "leapfrogs", "divergences", "seconds"} <= p.history[
+        0
+    ].keys()
     exact = target(mlp())
     last = {k: v[:, -1] for k, v in p.by_chain().items()}
     each = [{name: value[c] for name, value in last.items()} for c in range(2)]
@@ -464,7 +529,9 @@ def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
     assert kept.stack["w"].isfinite().all()
     _, step, _, chain, *_ = str(caught.value).replace(":", "").split()
     assert kept.by_chain()["w"].shape[1] == int(step)  # one draw for each step before
-    alone = bayou.SGLD(chains=6, steps=int(step), draws=int(step), burn_in=0, lr=0.05, dispersal=4.0)
+    alone = bayou.SGLD(
+        chains=6, steps=int(step), draws=int(step), burn_in=0, lr=0.05, dispersal=4.0
+    )
     before = fitted(alone, Square(), (x, x), likelihood=bayou.Gaussian(1.0), seed=2).by_chain()["w"]
     others = [c for c in range(6) if c != int(chain)]
     assert kept.chains < 6

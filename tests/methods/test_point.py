@@ -1,4 +1,6 @@
-"""MLE and MAP: closed forms of linear models, and each of the classical regularizers by what it must do."""
+"""MLE and MAP: closed forms of linear models, and each of the classical regularizers by what it
+must do.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,16 @@ def linear(bias: bool = False) -> nn.Linear:
         return nn.Linear(D, 1, bias=bias, dtype=F64)
 
 
-def fitted(method: bayou.MAP | bayou.MLE, likelihood: bayou.Gaussian | None = None, **options: object) -> Empirical:
+def fitted(
+    method: bayou.MAP | bayou.MLE, likelihood: bayou.Gaussian | None = None, **options: object
+) -> Empirical:
     posterior = bayou.fit(
-        linear(), regression(), method=method, likelihood=likelihood or bayou.Gaussian(0.3), progress=False, **options
+        linear(),
+        regression(),
+        method=method,
+        likelihood=likelihood or bayou.Gaussian(0.3),
+        progress=False,
+        **options,
     )
     assert isinstance(posterior, Empirical)
     return posterior
@@ -75,7 +84,9 @@ def test_l2_is_weight_decay_on_the_mean_loss_and_the_prior_that_goes_with_it() -
 
 
 def test_max_norm_is_the_best_point_on_the_sphere() -> None:
-    posterior = fitted(bayou.MLE(max_norm=1.0, steps=300, lr=0.02, schedule="constant", optimizer=torch.optim.SGD))
+    posterior = fitted(
+        bayou.MLE(max_norm=1.0, steps=300, lr=0.02, schedule="constant", optimizer=torch.optim.SGD)
+    )
     found = weights(posterior)
     assert np.linalg.norm(found) == pytest.approx(1.0, abs=1e-9)
     gradient = X.T @ (X @ found - Y[:, 0])  # at the optimum it points along the weights
@@ -114,20 +125,29 @@ def test_gradient_noise_has_the_standard_deviation_it_says() -> None:
 def test_frozen_parameters_stay_and_have_no_prior() -> None:
     net = linear(bias=True)
     net.bias.requires_grad_(False)
-    posterior = bayou.fit(net, regression(), method=bayou.MAP(**QUICK), likelihood=bayou.Gaussian(0.3), progress=False)
+    posterior = bayou.fit(
+        net, regression(), method=bayou.MAP(**QUICK), likelihood=bayou.Gaussian(0.3), progress=False
+    )
     assert isinstance(posterior, Empirical)
     assert list(posterior.stack) == ["weight"]
     alone = torch.distributions.Normal(0.0, 1.0).log_prob(posterior.stack["weight"]).sum()
     assert posterior.history[-1]["log_prior"] == pytest.approx(float(alone), rel=1e-4)
     net.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="frozen"):
-        bayou.fit(net, regression(), method=bayou.MAP(), likelihood=bayou.Gaussian(0.3), progress=False)
+        bayou.fit(
+            net, regression(), method=bayou.MAP(), likelihood=bayou.Gaussian(0.3), progress=False
+        )
 
 
 def test_transposed_convolutions_are_constrained_by_output() -> None:
     net = nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten(), nn.Linear(27, 2)).double()
-    x, y = torch.randn(12, 2, 2, 2, dtype=F64, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
-    posterior = bayou.fit(net, (x, y), method=bayou.MLE(steps=60, lr=0.1, max_norm=0.4), progress=False)
+    x, y = (
+        torch.randn(12, 2, 2, 2, dtype=F64, generator=torch.Generator().manual_seed(0)),
+        torch.arange(12) % 2,
+    )
+    posterior = bayou.fit(
+        net, (x, y), method=bayou.MLE(steps=60, lr=0.1, max_norm=0.4), progress=False
+    )
     assert isinstance(posterior, Empirical)
     by_output = posterior.stack["0.weight"][0].movedim(1, 0).flatten(1).norm(dim=1)
     assert float(by_output.max()) <= 0.4 + 1e-9

@@ -33,7 +33,9 @@ def enumerated(monkeypatch, loss, bayesian, x, y, masks):
         assert shape == masks[guide]
         drawn.append(guide)
         begin = sum(sizes[: len(drawn) - 1])
-        return torch.tensor(bits[begin : begin + sizes[len(drawn) - 1]], dtype=torch.float64).reshape(shape)
+        return torch.tensor(
+            bits[begin : begin + sizes[len(drawn) - 1]], dtype=torch.float64
+        ).reshape(shape)
 
     monkeypatch.setattr("bayou.guides.dropout.rng.uniform", uniform)
     mean, second = 0.0, 0.0
@@ -52,17 +54,23 @@ def enumerated(monkeypatch, loss, bayesian, x, y, masks):
 
 
 def exact(loss, bayesian, guides, value):
-    """The gradient of −ELBO/N in the rates, through E[log-likelihood] = Σ_masks P(mask)·log-likelihood(mask).
+    """The gradient of −ELBO/N in the rates, through E[log-likelihood] = Σ_masks
+    P(mask)·log-likelihood(mask).
 
     ``value(masks, kept)``: the log-likelihood of all data for one mask (units,) per guide.
     """
     logits = [guide.logit_p.detach().clone().requires_grad_() for guide in guides]
     kept = [torch.sigmoid(-logit) for logit in logits]
-    units = [guide.center.numel() if guide.axis is None else guide.center.shape[guide.axis] for guide in guides]
+    units = [
+        guide.center.numel() if guide.axis is None else guide.center.shape[guide.axis]
+        for guide in guides
+    ]
     total = 0.0
     for bits in itertools.product([0.0, 1.0], repeat=sum(units)):
         masks = torch.tensor(bits, dtype=torch.float64).split(units)
-        prob = math.prod(torch.prod(k**m * (1 - k) ** (1 - m)) for k, m in zip(kept, masks, strict=True))
+        prob = math.prod(
+            torch.prod(k**m * (1 - k) ** (1 - m)) for k, m in zip(kept, masks, strict=True)
+        )
         total = total + prob * value(masks, kept)
     kl = sum(guide._kl(count) for guide, count in zip(guides, units, strict=True))
     of_kl = torch.stack(torch.autograd.grad(kl, [guide.logit_p for guide in guides]))
@@ -70,13 +78,17 @@ def exact(loss, bayesian, guides, value):
 
 
 def dropped(per, samples, rows=8, features=3):
-    loss, bayesian, x, y = objective(bayou.Dropout(0.3, per=per, rate="reinforce"), samples, net=nn.Linear(features, 1))
+    loss, bayesian, x, y = objective(
+        bayou.Dropout(0.3, per=per, rate="reinforce"), samples, net=nn.Linear(features, 1)
+    )
     x, y = x[:rows], y[:rows]
     guide, bias = bayesian.guides
 
     def value(masks, kept):
         weight = guide.center.detach() * masks[0] / kept[0]
-        return loss.target.log_likelihood(bayesian.call({"weight": weight, "bias": bias.value.detach()}, x), y)
+        return loss.target.log_likelihood(
+            bayesian.call({"weight": weight, "bias": bias.value.detach()}, x), y
+        )
 
     return loss, bayesian, x, y, exact(loss, bayesian, [guide], value)
 
@@ -91,11 +103,17 @@ def test_the_score_function_gradient_of_the_rate_is_unbiased(samples, monkeypatc
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(1, 2), (2, 1), (1, 1)])
-def test_the_score_function_gradient_is_unbiased_with_a_mask_per_example(samples, rows, monkeypatch):
+def test_the_score_function_gradient_is_unbiased_with_a_mask_per_example(
+    samples, rows, monkeypatch
+):
     loss, bayesian, x, y, truth = dropped("unit", samples, rows)
     assert bayesian.per_example
-    mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples * rows, 3)})
-    assert torch.allclose(mean, truth, atol=1e-12)  # rows are independent, so a mask for each is the same on average
+    mean, _ = enumerated(
+        monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples * rows, 3)}
+    )
+    assert torch.allclose(
+        mean, truth, atol=1e-12
+    )  # rows are independent, so a mask for each is the same on average
 
 
 def test_masks_per_example_and_per_draw_go_together(monkeypatch):
@@ -111,7 +129,9 @@ def test_masks_per_example_and_per_draw_go_together(monkeypatch):
 
     def value(masks, kept):
         first, last = means["0.weight"] * masks[0] / kept[0], means["2.weight"] * masks[1] / kept[1]
-        return loss.target.log_likelihood(bayesian.call(means | {"0.weight": first, "2.weight": last}, x), y)
+        return loss.target.log_likelihood(
+            bayesian.call(means | {"0.weight": first, "2.weight": last}, x), y
+        )
 
     one, two = bayesian.guides[0], bayesian.guides[2]
     truth = exact(loss, bayesian, [one, two], value)
@@ -133,7 +153,10 @@ def test_rows_that_touch_one_another_share_their_reward(monkeypatch):
         f = (x * mask / kept) @ guide.center.detach().T + bayesian.guides[1].value.detach()
         f = (f - f.mean(0)) / (f.var(0, unbiased=False) + 1e-5).sqrt()
         total = total + prob * loss.target.log_likelihood(f, y)
-    truth = -torch.autograd.grad(total, logit)[0] / 8 + torch.autograd.grad(guide._kl(2), guide.logit_p)[0] / 8
+    truth = (
+        -torch.autograd.grad(total, logit)[0] / 8
+        + torch.autograd.grad(guide._kl(2), guide.logit_p)[0] / 8
+    )
     mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {guide: (3, 2)})
     assert torch.allclose(mean, truth, atol=1e-10)
 
@@ -147,7 +170,9 @@ def test_the_baseline_lowers_the_variance(monkeypatch):
             for reward in rewards:
                 loss.baseline.observe(reward)
         with monkeypatch.context() as patch:
-            return float(enumerated(patch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})[1])
+            return float(
+                enumerated(patch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})[1]
+            )
 
     assert variance(1, True) < 0.5 * variance(1, False)
     assert variance(2, False) < 0.5 * variance(1, False)

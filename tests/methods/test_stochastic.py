@@ -53,7 +53,9 @@ class Functional(nn.Module):
 class Wrapped(nn.Module):
     """Some layer between two linear ones."""
 
-    def __init__(self, layer: nn.Module, width: int = 4, call: Any = None, **attributes: Any) -> None:
+    def __init__(
+        self, layer: nn.Module, width: int = 4, call: Any = None, **attributes: Any
+    ) -> None:
         super().__init__()
         self.first, self.layer, self.last = nn.Linear(2, width), layer, nn.Linear(width, 1)
         self.call = call or (lambda layer, x: layer(x))
@@ -109,14 +111,18 @@ def test_builtin_functions_are_reached_too() -> None:
 
 
 def test_a_network_without_dropout_is_refused() -> None:
-    with pytest.raises(ValueError, match="Sequential calls no dropout in eval mode; put nn.Dropout"):
+    with pytest.raises(
+        ValueError, match="Sequential calls no dropout in eval mode; put nn.Dropout"
+    ):
         fitted(nn.Sequential(nn.Linear(2, 1)), bayou.MCDropout(SHORT))
 
 
 @pytest.mark.parametrize("start", [SHORT, None])
 def test_dropout_that_drops_nothing_is_refused(start: Any) -> None:
     net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.0), nn.Linear(8, 1))
-    with pytest.raises(ValueError, match=r"Sequential has only dropout with a rate of 0; put nn.Dropout"):
+    with pytest.raises(
+        ValueError, match=r"Sequential has only dropout with a rate of 0; put nn.Dropout"
+    ):
         fitted(net, bayou.MCDropout(start))
     assert fitted(net, bayou.MCDropout(start, p=0.5)).p == 0.5
     net[1].p = 0.5
@@ -124,7 +130,9 @@ def test_dropout_that_drops_nothing_is_refused(start: Any) -> None:
 
 
 def test_dropout_that_writes_into_the_input_of_the_network_is_refused() -> None:
-    """With masks it would write at every draw, and the next draw would see what the last one left."""
+    """With masks it would write at every draw, and the next draw would see what the last one
+    left.
+    """
     net = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(2, 1))
     with pytest.raises(ValueError, match="modifies its input x"):
         fitted(net, bayou.MCDropout(None))
@@ -151,8 +159,16 @@ def first_of(layer: nn.Module, x: Tensor) -> Tensor:
     ("layer", "call", "words"),
     [
         (lambda: Hidden(), None, r"layer \(Hidden, attention_dropout=0.2\)"),
-        (lambda: nn.LSTM(4, 4, 2, dropout=0.3, batch_first=True), first_of, r"layer \(LSTM, dropout=0.3\)"),
-        (lambda: nn.Dropout(0.4), lambda layer, x: layer(x) if layer.training else x, r"layer \(Dropout, p=0.4\)"),
+        (
+            lambda: nn.LSTM(4, 4, 2, dropout=0.3, batch_first=True),
+            first_of,
+            r"layer \(LSTM, dropout=0.3\)",
+        ),
+        (
+            lambda: nn.Dropout(0.4),
+            lambda layer, x: layer(x) if layer.training else x,
+            r"layer \(Dropout, p=0.4\)",
+        ),
     ],
 )
 def test_dropout_out_of_reach_is_named(layer: Any, call: Any, words: str) -> None:
@@ -168,7 +184,9 @@ def test_dropout_out_of_reach_is_named(layer: Any, call: Any, words: str) -> Non
 def test_rates_that_are_used_by_a_part_or_not_at_all_are_no_error() -> None:
     net = Wrapped(nn.Dropout(0.5), dropout_rate=0.5)  # the parent keeps the rate that its part has
     fitted(net, bayou.MCDropout(None))
-    single = nn.Sequential(nn.Dropout(0.5), Wrapped(nn.LSTM(4, 4, 1, batch_first=True), call=first_of))
+    single = nn.Sequential(
+        nn.Dropout(0.5), Wrapped(nn.LSTM(4, 4, 1, batch_first=True), call=first_of)
+    )
     single[1].layer.dropout = 0.3  # between layers, of which there is one
     fitted(single, bayou.MCDropout(None))
 
@@ -198,7 +216,10 @@ def attend(layer: nn.MultiheadAttention, need_weights: bool) -> tuple[Tensor, Te
     """The attention of 6 rows with 4 queries and 5 keys, with the rows first."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"query": (6, 4, 8), "key": (6, 5, layer.kdim), "value": (6, 5, layer.vdim)}
-    parts = {name: torch.randn(size, generator=generator, dtype=torch.float64) for name, size in sizes.items()}
+    parts = {
+        name: torch.randn(size, generator=generator, dtype=torch.float64)
+        for name, size in sizes.items()
+    }
     if not layer.batch_first:
         parts = {name: part.transpose(0, 1) for name, part in parts.items()}
     padding = torch.zeros(6, 5, dtype=torch.bool)
@@ -208,9 +229,13 @@ def attend(layer: nn.MultiheadAttention, need_weights: bool) -> tuple[Tensor, Te
 
 
 @pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION.keys())
-def test_attention_with_masks_is_that_of_torch_where_nothing_is_dropped(options: dict[str, Any]) -> None:
+def test_attention_with_masks_is_that_of_torch_where_nothing_is_dropped(
+    options: dict[str, Any],
+) -> None:
     torch.manual_seed(0)
-    layer = nn.MultiheadAttention(8, 2, dropout=0.5, **{"batch_first": True} | options).double().eval()
+    layer = (
+        nn.MultiheadAttention(8, 2, dropout=0.5, **{"batch_first": True} | options).double().eval()
+    )
     expected, expected_weights = attend(layer, need_weights=True)
     keys = expected_weights.shape[-1]
     keep_all = torch.ones(2, 4, keys, dtype=torch.bool)
@@ -237,7 +262,9 @@ def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate() -> N
     torch.testing.assert_close(weights[~dropped], full[~dropped] / 0.75)
     assert average.shape == (6, 50, 50)
     with Masks(3):
-        out, none = attend(nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True).double(), need_weights=False)
+        out, none = attend(
+            nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True).double(), need_weights=False
+        )
     assert none is None
     assert out.shape == (6, 4, 8)
     with Masks(0), pytest.raises(ValueError, match="takes for one example"):
@@ -247,7 +274,11 @@ def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate() -> N
 def test_rows_must_come_first() -> None:
     call = lambda layer, x: layer(x.unsqueeze(0))[0]  # noqa: E731
     with pytest.raises(ValueError, match=r"dropout call 0 sees \(1, 20, 4\).*batch_first"):
-        fitted(Wrapped(nn.Dropout(0.5), call=call), bayou.MCDropout(SHORT), DataLoader(TensorDataset(*make_data()), 20))
+        fitted(
+            Wrapped(nn.Dropout(0.5), call=call),
+            bayou.MCDropout(SHORT),
+            DataLoader(TensorDataset(*make_data()), 20),
+        )
     with pytest.raises(ValueError, match=r"dropout1d got an input \(8, 4\).*one example"):
         fitted(Wrapped(nn.Dropout1d(0.5)), bayou.MCDropout(SHORT))
 
@@ -260,7 +291,9 @@ def test_settings_of_dropout_are_checked(options: dict[str, Any]) -> None:
 
 def test_rate_masks_noise_and_statistics_survive_a_file(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Dropout(0.1), nn.Linear(6, 1))
-    posterior = fitted(net, bayou.MCDropout(SHORT, p=0.7), likelihood=bayou.Gaussian(0.3, learn=True))
+    posterior = fitted(
+        net, bayou.MCDropout(SHORT, p=0.7), likelihood=bayou.Gaussian(0.3, learn=True)
+    )
     assert isinstance(posterior, Masked)
     x, y = make_data(5)
     p = posterior.predict(x, samples=8, seed=2)
@@ -271,4 +304,6 @@ def test_rate_masks_noise_and_statistics_survive_a_file(tmp_path: Path) -> None:
     again = loaded.predict(x, samples=8, seed=2)
     assert torch.equal(again.outputs, p.outputs)
     assert torch.equal(again.log_prob(y), p.log_prob(y))
-    assert loaded.target.likelihood.log_scale.item() != pytest.approx(torch.tensor(0.3).log().item(), abs=1e-4)
+    assert loaded.target.likelihood.log_scale.item() != pytest.approx(
+        torch.tensor(0.3).log().item(), abs=1e-4
+    )

@@ -1,4 +1,6 @@
-"""MCLMC with minibatches: the noise of its gradients is measured, limited and reported (exact: linear regression)."""
+"""MCLMC with minibatches: the noise of its gradients is measured, limited and reported (exact:
+linear regression).
+"""
 
 import pytest
 import torch
@@ -13,9 +15,13 @@ NOISE = 0.5
 
 
 def regression() -> tuple[nn.Linear, Tensor, Tensor, Tensor]:
-    """A linear network at the posterior mean, its data and the exact covariance of weights and bias."""
+    """A linear network at the posterior mean, its data and the exact covariance of weights and
+    bias.
+    """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(ROWS, 5, generator=generator, dtype=torch.float64) * torch.linspace(0.3, 2, 5, dtype=torch.float64)
+    x = torch.randn(ROWS, 5, generator=generator, dtype=torch.float64) * torch.linspace(
+        0.3, 2, 5, dtype=torch.float64
+    )
     design = torch.cat([x, torch.ones(ROWS, 1, dtype=torch.float64)], 1)
     weights = torch.randn(6, 1, generator=generator, dtype=torch.float64)
     y = design @ weights + NOISE * torch.randn(ROWS, 1, generator=generator, dtype=torch.float64)
@@ -31,14 +37,18 @@ def regression() -> tuple[nn.Linear, Tensor, Tensor, Tensor]:
 def sample(method: MCLMC) -> tuple[bayou.Posterior, Tensor]:
     """The posterior, and the draws of weights and bias: (draws, 6)."""
     net, x, y, _ = regression()
-    posterior = bayou.fit(net, (x, y), method, likelihood=Gaussian(NOISE), prior=Normal(1.0), progress=False)
+    posterior = bayou.fit(
+        net, (x, y), method, likelihood=Gaussian(NOISE), prior=Normal(1.0), progress=False
+    )
     assert posterior.stack is not None
     draws = torch.cat([posterior.stack["weight"].flatten(1), posterior.stack["bias"]], 1)
     return posterior, draws
 
 
 def test_noise_of_gradients_is_that_of_minibatches() -> None:
-    """λ is the largest eigenvalue of N²/M·(N − M)/(N − 1) times the covariance of the rows' gradients."""
+    """λ is the largest eigenvalue of N²/M·(N − M)/(N − 1) times the covariance of the rows'
+    gradients.
+    """
     net, x, y, _ = regression()
     step_size = 1e-6  # stays at the start, with unit scales
     method = MCLMC(
@@ -48,10 +58,14 @@ def test_noise_of_gradients_is_that_of_minibatches() -> None:
     posterior, _ = sample(method)
     design = torch.cat([x, torch.ones(ROWS, 1, dtype=torch.float64)], 1)
     gradients = design * (y - net(x)).detach() / NOISE**2
-    covariance = torch.cov(gradients.T, correction=0) * ROWS**2 / BATCH * (ROWS - BATCH) / (ROWS - 1)
+    covariance = (
+        torch.cov(gradients.T, correction=0) * ROWS**2 / BATCH * (ROWS - BATCH) / (ROWS - 1)
+    )
     exact = float(torch.linalg.eigvalsh(covariance)[-1])
     measured = posterior.history[-1]["gradient_noise"] / step_size**2
-    assert 0.4 < measured / exact < 2.0  # two halves of 16 minibatches: a standard error of about 0.26
+    assert (
+        0.4 < measured / exact < 2.0
+    )  # two halves of 16 minibatches: a standard error of about 0.26
 
 
 @pytest.mark.parametrize(("batch_size", "status"), [(BATCH, "warning"), (ROWS, "ok")])
@@ -68,21 +82,35 @@ def test_large_noise_of_gradients_is_a_warning(batch_size: int, status: str) -> 
 
 
 def test_gradients_of_all_rows_report_no_noise() -> None:
-    posterior, _ = sample(MCLMC(chains=2, draws=3, warmup=0, adapt=False, steps=1, step_size=0.01, start=None))
+    posterior, _ = sample(
+        MCLMC(chains=2, draws=3, warmup=0, adapt=False, steps=1, step_size=0.01, start=None)
+    )
     assert "gradient_noise" not in posterior.history[-1]
     assert "gradient noise" not in posterior.checks
 
 
 @pytest.mark.slow
 def test_variances_with_a_third_of_the_rows_are_those_of_linear_regression() -> None:
-    """At the adapted step size; without the limit on its noise, eigenvalues were 0.65 to 1.1 of the exact ones."""
+    """At the adapted step size; without the limit on its noise, eigenvalues were 0.65 to 1.1 of the
+    exact ones.
+    """
     posterior, draws = sample(
-        MCLMC(chains=64, draws=150, warmup=150, start=None, dispersal=0.01, stochastic=True, batch_size=BATCH)
+        MCLMC(
+            chains=64,
+            draws=150,
+            warmup=150,
+            start=None,
+            dispersal=0.01,
+            stochastic=True,
+            batch_size=BATCH,
+        )
     )
     assert posterior.checks["gradient noise"].status == "ok"
     covariance = regression()[3]
     root = torch.linalg.cholesky(covariance)
-    whitened = torch.linalg.solve_triangular(root, draws.T - draws.T.mean(1, keepdim=True), upper=False)
+    whitened = torch.linalg.solve_triangular(
+        root, draws.T - draws.T.mean(1, keepdim=True), upper=False
+    )
     eigenvalues = torch.linalg.eigvalsh(whitened @ whitened.T / len(draws.T[0]))
     assert float(eigenvalues[0]) > 0.85
     assert float(eigenvalues[-1]) < 1.15

@@ -1,4 +1,6 @@
-"""SWAG: moments of a path that is known, its covariance against a dense one, statistics of batch norm."""
+"""SWAG: moments of a path that is known, its covariance against a dense one, statistics of batch
+norm.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_the_moments_of_the_path_of_gradient_descent() -> None:
     net = nn.Linear(2, 1, bias=False, dtype=F64)
     w0 = net.weight.detach().numpy()[0].copy()
     method = bayou.SWAG(start=None, steps=40, every=4, rank=5, lr=0.05, momentum=0.8, batch_size=30)
-    posterior = bayou.fit(net, (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False)
+    posterior = bayou.fit(
+        net, (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False
+    )
     assert isinstance(posterior, GaussianPosterior)
     features, target = x.numpy(), y.numpy()[:, 0]
     w, v, path = w0, np.zeros(2), []
@@ -45,9 +49,13 @@ def test_the_moments_of_the_path_of_gradient_descent() -> None:
     draws = posterior.sample(50_000, seed=0)["weight"][:, 0].numpy()
     error = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / 50_000)
     assert np.abs((np.cov(draws.T) - covariance) / error).max() < 4.5
-    dense = torch.distributions.MultivariateNormal(torch.from_numpy(mean), torch.from_numpy(covariance))
+    dense = torch.distributions.MultivariateNormal(
+        torch.from_numpy(mean), torch.from_numpy(covariance)
+    )
     at = {"weight": torch.from_numpy(draws[:5]).unsqueeze(1)}
-    torch.testing.assert_close(posterior.log_prob(at), dense.log_prob(torch.from_numpy(draws[:5])), rtol=1e-8, atol=0)
+    torch.testing.assert_close(
+        posterior.log_prob(at), dense.log_prob(torch.from_numpy(draws[:5])), rtol=1e-8, atol=0
+    )
 
 
 @pytest.mark.slow
@@ -61,15 +69,23 @@ def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
     covariance = LowRankPlusDiagonal(shapes, tensors)
     std = torch.cat([tensors[f"std.{name}"].flatten() for name in shapes])
     factor = torch.cat([tensors[f"factor.{name}"].reshape(3, -1) for name in shapes], 1)
-    dense = torch.distributions.MultivariateNormal(torch.zeros(11, dtype=F64), std.square().diag() + factor.mT @ factor)
+    dense = torch.distributions.MultivariateNormal(
+        torch.zeros(11, dtype=F64), std.square().diag() + factor.mT @ factor
+    )
     draws = covariance.sample(20_000, seed=1)
     flat = torch.cat([draws[name].reshape(20_000, -1) for name in shapes], 1)
-    torch.testing.assert_close(covariance.log_prob(draws)[:9], dense.log_prob(flat[:9]), rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        covariance.log_prob(draws)[:9], dense.log_prob(flat[:9]), rtol=1e-10, atol=0
+    )
     one = {name: value[0] for name, value in draws.items()}
-    torch.testing.assert_close(covariance.log_prob(one), dense.log_prob(flat[0]), rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        covariance.log_prob(one), dense.log_prob(flat[0]), rtol=1e-10, atol=0
+    )
     rows = torch.randn(2, 11, generator=generator, dtype=F64)
     jacobian = dict(zip(shapes, rows.split([6, 1, 4], 1), strict=True))
-    spread = covariance.spread({name: value.reshape(2, *shapes[name]) for name, value in jacobian.items()})
+    spread = covariance.spread(
+        {name: value.reshape(2, *shapes[name]) for name, value in jacobian.items()}
+    )
     torch.testing.assert_close(spread @ spread.mT, rows @ dense.covariance_matrix @ rows.mT)
     found, exact = torch.cov(flat.mT), dense.covariance_matrix
     error = torch.sqrt((exact.diagonal().outer(exact.diagonal()) + exact.square()) / 20_000)
@@ -79,17 +95,27 @@ def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
 def test_batch_norm_gets_the_statistics_of_every_draw() -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
-    method = bayou.SWAG(start=bayou.MAP(steps=20), steps=20, every=2, rank=3, lr=0.05, draws=4, batch_size=15)
-    posterior = bayou.fit(net, (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False)
+    method = bayou.SWAG(
+        start=bayou.MAP(steps=20), steps=20, every=2, rank=3, lr=0.05, draws=4, batch_size=15
+    )
+    posterior = bayou.fit(
+        net, (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False
+    )
     assert isinstance(posterior, Empirical)
     assert posterior.draws == 4
     for draw in range(4):
         w, b = posterior.stack["0.weight"][draw], posterior.stack["0.bias"][draw]
         hidden = x @ w.T + b
-        torch.testing.assert_close(posterior.stack["1.running_mean"][draw], hidden.mean(0), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            posterior.stack["1.running_mean"][draw], hidden.mean(0), rtol=1e-9, atol=1e-12
+        )
         halves = torch.stack([half.var(0) for half in hidden.split(15)]).mean(0)
-        torch.testing.assert_close(posterior.stack["1.running_var"][draw], halves, rtol=1e-9, atol=1e-12)
-    assert not torch.equal(posterior.stack["1.running_mean"][0], posterior.stack["1.running_mean"][1])
+        torch.testing.assert_close(
+            posterior.stack["1.running_var"][draw], halves, rtol=1e-9, atol=1e-12
+        )
+    assert not torch.equal(
+        posterior.stack["1.running_mean"][0], posterior.stack["1.running_mean"][1]
+    )
 
 
 @pytest.mark.parametrize(

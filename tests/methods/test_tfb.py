@@ -1,4 +1,6 @@
-"""TFB: the spread of B·A is σ·U·Z, σ is the largest that the anchor rows tolerate, and adapters are found by name."""
+"""TFB: the spread of B·A is σ·U·Z, σ is the largest that the anchor rows tolerate, and adapters are
+found by name.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Adapted(nn.Module):
         return x @ self.lora_A.T @ self.lora_B.T
 
 
-def fitted(outputs: int = 3, rank: int = 2, **options: float) -> tuple[Adapted, tuple[Tensor, Tensor], bayou.Posterior]:
+def fitted(
+    outputs: int = 3, rank: int = 2, **options: float
+) -> tuple[Adapted, tuple[Tensor, Tensor], bayou.Posterior]:
     torch.manual_seed(0)
     net = Adapted(4, outputs, rank)
     x = torch.randn(30, 4, dtype=torch.float64)
@@ -35,7 +39,9 @@ def fitted(outputs: int = 3, rank: int = 2, **options: float) -> tuple[Adapted, 
     return net, data, bayou.fit(net, data, method, likelihood=bayou.Gaussian(NOISE), progress=False)
 
 
-@pytest.mark.parametrize(("outputs", "rank"), [(3, 2), (2, 3)])  # of B with full column rank, and without
+@pytest.mark.parametrize(
+    ("outputs", "rank"), [(3, 2), (2, 3)]
+)  # of B with full column rank, and without
 def test_the_point_is_the_same_function_and_the_spread_is_isotropic_in_the_columns_of_b(
     outputs: int, rank: int
 ) -> None:
@@ -46,11 +52,17 @@ def test_the_point_is_the_same_function_and_the_spread_is_isotropic_in_the_colum
     assert not posterior.std()["lora_B"].any()
     u, d, _ = torch.linalg.svd(net.lora_B.detach(), full_matrices=False)
     known = d > 1e-8
-    rows = (mean["lora_B"].square().sum(0).sqrt() * posterior.std()["lora_A"][:, 0]).sort(descending=True).values
+    rows = (
+        (mean["lora_B"].square().sum(0).sqrt() * posterior.std()["lora_A"][:, 0])
+        .sort(descending=True)
+        .values
+    )
     torch.testing.assert_close(
         rows[known.sum() :], torch.zeros(rank - int(known.sum())).double(), atol=1e-3 * std, rtol=0
     )
-    torch.testing.assert_close(rows[: known.sum()], torch.full_like(d[known], std))  # |b_i|·(σ/d_i) = σ
+    torch.testing.assert_close(
+        rows[: known.sum()], torch.full_like(d[known], std)
+    )  # |b_i|·(σ/d_i) = σ
     draws = posterior.sample(4000, seed=0)
     change = draws["lora_B"] @ draws["lora_A"] - before
     covariance = torch.einsum("noi,npi->op", change, change) / (4000 * 4)
@@ -58,8 +70,12 @@ def test_the_point_is_the_same_function_and_the_spread_is_isotropic_in_the_colum
     torch.testing.assert_close(covariance, expected, rtol=0, atol=5 * std**2 * math.sqrt(2 / 16000))
 
 
-def test_the_largest_std_that_the_anchor_rows_tolerate_has_a_closed_form_in_a_linear_model() -> None:
-    """f ~ N(f̂, σ²·|x|²·u·uᵀ) with one output: y ~ N(f̂, noise² + σ²·|x|²), whose NLL may rise by the tolerance."""
+def test_the_largest_std_that_the_anchor_rows_tolerate_has_a_closed_form_in_a_linear_model() -> (
+    None
+):
+    """f ~ N(f̂, σ²·|x|²·u·uᵀ) with one output: y ~ N(f̂, noise² + σ²·|x|²), whose NLL may rise by
+    the tolerance.
+    """
     _, (x, y), posterior = fitted(outputs=1, rank=1, samples=200, tolerance=0.5)
     mean = posterior.mean()
     residual = y - x @ mean["lora_A"].T @ mean["lora_B"].T
@@ -71,8 +87,11 @@ def test_the_largest_std_that_the_anchor_rows_tolerate_has_a_closed_form_in_a_li
     found = posterior.history[-1]
     assert found["point_nll"] == pytest.approx(nll(0.0), rel=1e-10)
     assert found["anchor_nll"] <= 1.5 * nll(0.0)
-    # 200 draws, the same for all rows, each with a standard deviation of about 0.2 nats of the mean NLL
-    assert nll(found["std"]) - nll(0.0) == pytest.approx(0.5 * nll(0.0), abs=5 * 0.2 / math.sqrt(200))
+    # 200 draws, the same for all rows, each with a standard deviation of about 0.2 nats of the mean
+    # NLL
+    assert nll(found["std"]) - nll(0.0) == pytest.approx(
+        0.5 * nll(0.0), abs=5 * 0.2 / math.sqrt(200)
+    )
 
 
 def test_rows_of_a_start_are_not_anchors_and_a_convolution_has_adapters_too() -> None:
@@ -80,7 +99,10 @@ def test_rows_of_a_start_are_not_anchors_and_a_convolution_has_adapters_too() ->
         def __init__(self) -> None:
             super().__init__()
             self.base, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 2)
-            self.lora_A, self.lora_B = nn.Conv2d(1, 2, 3, bias=False), nn.Conv2d(2, 3, 1, bias=False)
+            self.lora_A, self.lora_B = (
+                nn.Conv2d(1, 2, 3, bias=False),
+                nn.Conv2d(2, 3, 1, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.head((self.base(x) + self.lora_B(self.lora_A(x))).flatten(1))

@@ -1,4 +1,6 @@
-"""VBLL: the bound and its gradient against dense formulas, exact evidences, predictions in closed form, errors."""
+"""VBLL: the bound and its gradient against dense formulas, exact evidences, predictions in closed
+form, errors.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ every_rank = pytest.mark.parametrize("rank", [None, 2, 0], ids=["full", "low ran
 
 def make_net(outputs: int = 2, bias: bool = True, features: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, features), nn.Tanh(), nn.Linear(features, outputs, bias)).double()
+    return nn.Sequential(
+        nn.Linear(3, features), nn.Tanh(), nn.Linear(features, outputs, bias)
+    ).double()
 
 
 def make_data(outputs: int = 2, rows: int = 30) -> tuple[Tensor, Tensor]:
@@ -33,9 +37,13 @@ def make_data(outputs: int = 2, rows: int = 30) -> tuple[Tensor, Tensor]:
     return x, torch.sin(x[:, :outputs]) + NOISE * torch.randn(rows, outputs, dtype=torch.float64)
 
 
-def make_problem(net: nn.Module, data: Any, likelihood: Any, rank: int | None, **options: Any) -> LastLayer:
+def make_problem(
+    net: nn.Module, data: Any, likelihood: Any, rank: int | None, **options: Any
+) -> LastLayer:
     rows = as_data(data, 128)
-    problem = VBLL(rank, **options)._problem(Target.build(net, likelihood, None, rows.n), rows, None, 0)
+    problem = VBLL(rank, **options)._problem(
+        Target.build(net, likelihood, None, rows.n), rows, None, 0
+    )
     torch.manual_seed(2)
     for parameter in (problem.log_std, problem.mixing):
         parameter.data.copy_(-1 + 0.5 * torch.randn_like(parameter))
@@ -46,7 +54,10 @@ def dense(problem: LastLayer) -> Tensor:
     """S of the rows (inputs, bias) of all outputs, one after another: (K·D, K·D)."""
     std, u = problem.log_std.exp(), problem.mixing
     if problem.full:
-        roots = [torch.diag(s) @ (torch.eye(len(s)).to(s) + a.triu(1)) for s, a in zip(std, u, strict=True)]
+        roots = [
+            torch.diag(s) @ (torch.eye(len(s)).to(s) + a.triu(1))
+            for s, a in zip(std, u, strict=True)
+        ]
         return torch.block_diag(*[root @ root.T for root in roots])
     root = torch.cat((torch.eye(std.numel()).to(std), u.flatten(0, 1)), 1)
     return std.flatten().diag() @ root @ root.T @ std.flatten().diag()
@@ -54,7 +65,9 @@ def dense(problem: LastLayer) -> Tensor:
 
 @every_rank
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_bound_and_its_gradient_are_those_of_dense_gaussians(rank: int | None, bias: bool) -> None:
+def test_the_bound_and_its_gradient_are_those_of_dense_gaussians(
+    rank: int | None, bias: bool
+) -> None:
     """Gaussian noise: log N(y | f, σ²) − ½·φᵀSφ/σ² − KL(N(w̄, S) ‖ N(0, I)) + log p of the rest."""
     data = x, y = make_data()
     problem = make_problem(make_net(bias=bias), data, bayou.Gaussian(NOISE), rank)
@@ -62,7 +75,9 @@ def test_the_bound_and_its_gradient_are_those_of_dense_gaussians(rank: int | Non
     assert isinstance(net, nn.Sequential)
     features = torch.cat((net[:2](x), torch.ones(len(x), int(bias), dtype=x.dtype)), 1)
     blocks = s.unflatten(0, (2, -1)).unflatten(2, (2, -1))
-    v = torch.stack([torch.einsum("bd,de,be->b", features, blocks[k, :, k], features) for k in range(2)], 1)
+    v = torch.stack(
+        [torch.einsum("bd,de,be->b", features, blocks[k, :, k], features) for k in range(2)], 1
+    )
     expected = (Normal(net(x), NOISE).log_prob(y) - 0.5 * v / NOISE**2).sum()
     mean = torch.cat((net[2].weight, *([net[2].bias.unsqueeze(1)] if bias else [])), 1).flatten()
     prior = MultivariateNormal(torch.zeros_like(mean), torch.eye(len(mean)).to(mean))
@@ -72,12 +87,16 @@ def test_the_bound_and_its_gradient_are_those_of_dense_gaussians(rank: int | Non
     torch.testing.assert_close(numbers["elbo"], bound.detach(), rtol=1e-10, atol=0)
     parameters = [problem.log_std, *([problem.mixing] if rank != 0 else []), *net.parameters()]
     found = torch.autograd.grad(loss, parameters)
-    torch.testing.assert_close(found, torch.autograd.grad(-(bound + rest) / len(x), parameters), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        found, torch.autograd.grad(-(bound + rest) / len(x), parameters), rtol=1e-8, atol=1e-10
+    )
 
 
 def maximize(problem: LastLayer, x: Tensor, y: Tensor) -> float:
     free = [parameter for parameter in problem.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.LBFGS(free, max_iter=500, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        free, max_iter=500, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -90,7 +109,9 @@ def maximize(problem: LastLayer, x: Tensor, y: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("rank", "value"), [(None, 6.465824), (0, 5.145762)])
-def test_with_fixed_features_the_maximum_is_the_evidence_or_that_of_mean_field(rank: int | None, value: float) -> None:
+def test_with_fixed_features_the_maximum_is_the_evidence_or_that_of_mean_field(
+    rank: int | None, value: float
+) -> None:
     x = torch.linspace(-1, 1, 21, dtype=torch.float64)
     data = torch.stack([x**k for k in range(4)], 1), torch.sin(3 * x).unsqueeze(1)
     net = nn.Linear(4, 1, bias=False, dtype=torch.float64)
@@ -98,7 +119,9 @@ def test_with_fixed_features_the_maximum_is_the_evidence_or_that_of_mean_field(r
     posterior = bayou.fit(net, data, method, likelihood=bayou.Gaussian(0.1), progress=False)
     assert posterior.log_evidence == pytest.approx(value, abs=2e-6)
     known = torch.tensor(
-        [0.032737, 0.089850, 0.066598, 0.125263] if rank is None else [0.021817, 0.036014, 0.044383, 0.050209]
+        [0.032737, 0.089850, 0.066598, 0.125263]
+        if rank is None
+        else [0.021817, 0.036014, 0.044383, 0.050209]
     )
     torch.testing.assert_close(posterior.std()["weight"][0], known.double(), rtol=0, atol=1e-4)
 
@@ -111,28 +134,42 @@ def test_a_learned_noise_is_that_of_the_largest_evidence() -> None:
     bound = maximize(problem, x, y)
     features = torch.cat((net[:2](x), torch.ones_like(x[:, :1])), 1)
     noise = torch.linspace(-3, 1, 4001, dtype=torch.float64).exp()
-    covariance = features @ features.T + noise.square().reshape(-1, 1, 1) * torch.eye(len(x)).double()
+    covariance = (
+        features @ features.T + noise.square().reshape(-1, 1, 1) * torch.eye(len(x)).double()
+    )
     evidence = MultivariateNormal(torch.zeros(len(x)).double(), covariance).log_prob(y[:, 0])
     assert bound == pytest.approx(float(evidence.max()), abs=1e-5)
-    assert problem.likelihood.gaussian_noise == pytest.approx(float(noise[evidence.argmax()]), rel=2e-3)
+    assert problem.likelihood.gaussian_noise == pytest.approx(
+        float(noise[evidence.argmax()]), rel=2e-3
+    )
 
 
 def test_predictions_in_closed_form_are_the_limit_of_draws() -> None:
     data = make_data()
     method = VBLL(steps=30, lr=0.02)
-    posterior = bayou.fit(make_net(), data, method, likelihood=bayou.Gaussian(NOISE), progress=False)
+    posterior = bayou.fit(
+        make_net(), data, method, likelihood=bayou.Gaussian(NOISE), progress=False
+    )
     x = data[0][:5]
     f, variance = posterior.function(x, diagonal=True)  # type: ignore[attr-defined]
-    p, many, truth = posterior.predict(x), posterior.predict(x, 2000, seed=0), Normal(f, (variance + NOISE**2).sqrt())
+    p, many, truth = (
+        posterior.predict(x),
+        posterior.predict(x, 2000, seed=0),
+        Normal(f, (variance + NOISE**2).sqrt()),
+    )
     y = data[1][:5]
     torch.testing.assert_close(p.mean, f)
     torch.testing.assert_close(p.std, truth.scale)
     torch.testing.assert_close(p.epistemic_std, variance.sqrt())
     torch.testing.assert_close(p.aleatoric_std, torch.full_like(f, NOISE))
     torch.testing.assert_close(p.log_prob(y), truth.log_prob(y).sum(1))
-    torch.testing.assert_close(p.interval(0.8)[1], truth.icdf(torch.tensor(0.9).double()), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        p.interval(0.8)[1], truth.icdf(torch.tensor(0.9).double()), rtol=1e-6, atol=1e-6
+    )
     torch.testing.assert_close(p.entropy, truth.entropy().sum(1), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(p.mutual_information, (truth.scale / NOISE).log().sum(1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        p.mutual_information, (truth.scale / NOISE).log().sum(1), rtol=1e-5, atol=1e-6
+    )
     error = 5 / math.sqrt(2000)
     torch.testing.assert_close(many.epistemic_std, variance.sqrt(), rtol=error, atol=0)
     assert ((many.mean - f).abs() <= error * variance.sqrt()).all()
@@ -142,7 +179,9 @@ def test_predictions_in_closed_form_are_the_limit_of_draws() -> None:
     scale = torch.tensor(3.0).double()
     wide = bayou.Predictive(*p.likelihood.rescaled(p.outputs, scale, scale))  # type: ignore[misc]
     torch.testing.assert_close(wide.mean, 3 + 3 * f)
-    torch.testing.assert_close(torch.stack((wide.std, wide.epistemic_std)), 3 * torch.stack((p.std, p.epistemic_std)))
+    torch.testing.assert_close(
+        torch.stack((wide.std, wide.epistemic_std)), 3 * torch.stack((p.std, p.epistemic_std))
+    )
 
 
 @every_rank
@@ -156,7 +195,9 @@ def test_classes_are_predicted_by_draws_of_the_last_layer_and_a_file_keeps_the_p
     assert not std["0.weight"].any()
     assert (std["2.weight"] > 0).all()
     draws = posterior.sample(2000, seed=0)
-    torch.testing.assert_close(draws["2.weight"].std(0), std["2.weight"], rtol=5 / math.sqrt(2 * 2000), atol=0)
+    torch.testing.assert_close(
+        draws["2.weight"].std(0), std["2.weight"], rtol=5 / math.sqrt(2 * 2000), atol=0
+    )
     assert posterior.predict(x, 7, seed=0).outputs.shape == (7, 30, 2)
     mean, variance = posterior.function(x, diagonal=True)  # type: ignore[attr-defined]
     many = posterior.predict(x, 4000, seed=0).outputs
@@ -164,13 +205,19 @@ def test_classes_are_predicted_by_draws_of_the_last_layer_and_a_file_keeps_the_p
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", make_net())
     assert loaded.log_evidence == posterior.log_evidence
-    assert torch.equal(loaded.sample(3, seed=1)["2.weight"], posterior.sample(3, seed=1)["2.weight"])
+    assert torch.equal(
+        loaded.sample(3, seed=1)["2.weight"], posterior.sample(3, seed=1)["2.weight"]
+    )
 
 
 def test_the_rest_stays_where_it_is_frozen_and_an_output_may_be_reshaped() -> None:
     x, y = make_data(1)
     net = nn.Sequential(*make_net(1), nn.Flatten(0))
-    options: dict[str, Any] = {"likelihood": bayou.likelihoods.StudentT(3.0, NOISE), "where": "last", "progress": False}
+    options: dict[str, Any] = {
+        "likelihood": bayou.likelihoods.StudentT(3.0, NOISE),
+        "where": "last",
+        "progress": False,
+    }
     posterior = bayou.fit(net, (x, y[:, 0]), VBLL(steps=20, validation=0.2), **options)
     assert set(posterior.mean()) == {"2.weight", "2.bias"}
     assert {"log_likelihood", "kl", "elbo", "validation"} <= posterior.history[-1].keys()
@@ -199,7 +246,9 @@ def test_what_it_cannot_do_is_an_error() -> None:
     with pytest.raises(ValueError, match="probit predictions are for classes"):
         bayou.fit(net, data, VBLL(steps=1, predictive="probit"), **gaussian)
     with pytest.raises(ValueError, match="exact predictions need Gaussian noise"):
-        bayou.fit(net, (x, y[:, 0].long().abs() % 2), VBLL(steps=1, predictive="exact"), progress=False)
+        bayou.fit(
+            net, (x, y[:, 0].long().abs() % 2), VBLL(steps=1, predictive="exact"), progress=False
+        )
     with pytest.raises(ValueError, match="vmap"):
         bayou.fit(net, data, bayou.Ensemble(2, of=VBLL(steps=1), parallel="vmap"), **gaussian)
     for bad in ({"rank": -1}, {"rank": 1.5}, {"predictive": "mode"}, {"weight_noise": 0.1}):
@@ -210,7 +259,9 @@ def test_what_it_cannot_do_is_an_error() -> None:
 @pytest.mark.peers
 @pytest.mark.parametrize(("rank", "name"), [(None, "dense"), (0, "diagonal")])
 def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, name: str) -> None:
-    """Their covariance of the same weights, with a lower triangular root and a noise of the logits, here 0."""
+    """Their covariance of the same weights, with a lower triangular root and a noise of the logits,
+    here 0.
+    """
     import vbll
 
     x, y = make_data()
@@ -218,7 +269,9 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
     problem = make_problem(make_net(bias=False), (x, labels), bayou.Categorical(), rank)
     net, s = problem.net, dense(problem).detach()
     assert isinstance(net, nn.Sequential)
-    theirs = vbll.DiscClassification(4, 2, 1.0, name, prior_scale=2.0).double()  # their variance is 2/inputs times this
+    theirs = vbll.DiscClassification(
+        4, 2, 1.0, name, prior_scale=2.0
+    ).double()  # their variance is 2/inputs times this
     roots = torch.stack([torch.linalg.cholesky(s[k : k + 4, k : k + 4]) for k in (0, 4)])
     with torch.no_grad():
         theirs.W_mean.copy_(net[2].weight)
@@ -228,7 +281,9 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
             theirs.W_offdiag.copy_(roots)
         found = theirs.jensen_bound(net[:2](x), labels)
         torch.testing.assert_close(problem.expected(x, labels), found, rtol=1e-6, atol=1e-9)
-        kl = vbll.layers.classification.gaussian_kl(theirs.W(), theirs.prior_scale) - 0.5 * 8  # of the constant
+        kl = (
+            vbll.layers.classification.gaussian_kl(theirs.W(), theirs.prior_scale) - 0.5 * 8
+        )  # of the constant
         torch.testing.assert_close(problem.kl(), kl, rtol=1e-6, atol=0)
 
 

@@ -13,13 +13,20 @@ CALLS = []
 
 
 class Net(nn.Module):
-    """Three layers, of which the second and third are recomputed: not at all, without or with a second graph."""
+    """Three layers, of which the second and third are recomputed: not at all, without or with a
+    second graph.
+    """
 
     def __init__(self, reentrant: bool | None) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.reentrant = reentrant
-        self.one, self.two, self.three, self.drop = nn.Linear(3, 6), nn.Linear(6, 5), nn.Linear(5, 1), nn.Dropout(0.2)
+        self.one, self.two, self.three, self.drop = (
+            nn.Linear(3, 6),
+            nn.Linear(6, 5),
+            nn.Linear(5, 1),
+            nn.Dropout(0.2),
+        )
         self.double()
 
     def block(self, h):
@@ -55,7 +62,9 @@ def test_the_posterior_is_that_of_the_network_without(method, reentrant):
     CALLS.clear()
     found = fit(Net(reentrant), method)
     steps = [rows for rows in CALLS if rows == len(X)]
-    torch.testing.assert_close(found.predict(X, 3, seed=0).outputs, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        found.predict(X, 3, seed=0).outputs, expected, rtol=1e-10, atol=1e-10
+    )
     assert len(steps) >= 2 * 4  # the layers were computed again in every step
 
 
@@ -78,7 +87,9 @@ def test_laplace_has_the_same_curvature_and_linearized_functions(structure):
         lambda posterior: posterior.covariance.variance(),
         lambda posterior: posterior.function(X),
         lambda posterior: posterior.predict(X, 2, seed=0).outputs,
-        lambda posterior: posterior.call({k: v[0] for k, v in posterior.sample(1, seed=0).items()}, X),
+        lambda posterior: posterior.call(
+            {k: v[0] for k, v in posterior.sample(1, seed=0).items()}, X
+        ),
     ):
         torch.testing.assert_close(of(two), of(one), rtol=1e-10, atol=1e-10)
     with pytest.raises(ValueError, match="uses 'two.weight' without.*use_reentrant=False"):

@@ -1,4 +1,6 @@
-"""What the tensors of a network are to their layers: which axis counts inputs, and how many feed an output."""
+"""What the tensors of a network are to their layers: which axis counts inputs, and how many feed an
+output.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_conv1d_has_the_prior_of_the_linear_layer_that_it_is() -> None:
     layout = layouts(nn.Sequential(layer), ["0.weight"])["0.weight"]
     assert layout.axes == (0, 1)
     assert not layout.convolution
-    target = bayou.target.Target.build(nn.Sequential(layer), bayou.Gaussian(0.1), bayou.Normal("fan_in"), 5)
+    target = bayou.target.Target.build(
+        nn.Sequential(layer), bayou.Gaussian(0.1), bayou.Normal("fan_in"), 5
+    )
     draws = target.priors["0.weight"].sample(2000, seed=0)
     assert float(draws.std()) == pytest.approx(1 / math.sqrt(12), rel=0.02)
 

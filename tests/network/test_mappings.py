@@ -1,4 +1,6 @@
-"""Networks that take their inputs by keyword and give several outputs, as those of transformers do."""
+"""Networks that take their inputs by keyword and give several outputs, as those of transformers
+do.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from bayou.files import FileError
 from bayou.training.data import as_data
 
 N = 24
-X, SCALE = torch.randn(N, 3, generator=torch.Generator().manual_seed(0)), torch.linspace(0.5, 1.5, N).unsqueeze(1)
+X, SCALE = (
+    torch.randn(N, 3, generator=torch.Generator().manual_seed(0)),
+    torch.linspace(0.5, 1.5, N).unsqueeze(1),
+)
 Y = (X[:, 0] > 0).long()
 BATCH = {"scale": SCALE, "features": X, "labels": Y}
 
@@ -41,9 +46,13 @@ class Plain(nn.Module):
 
 
 class Named(Plain):
-    """The same network by keyword; labels must not reach it, since its loss would be computed for nothing."""
+    """The same network by keyword; labels must not reach it, since its loss would be computed for
+    nothing.
+    """
 
-    def __init__(self, made: Callable[[Tensor], Any] = lambda logits: Outputs(loss=None, logits=logits)) -> None:
+    def __init__(
+        self, made: Callable[[Tensor], Any] = lambda logits: Outputs(loss=None, logits=logits)
+    ) -> None:
         super().__init__()
         self.made = made
 
@@ -160,16 +169,22 @@ def test_one_of_several_outputs_is_taken_and_remembered_by_files(name: str, tmp_
     assert not {**net._forward_hooks, **net._forward_pre_hooks}  # the network is not changed
     posterior.save(tmp_path / "a.bayou")
     if callable(output):
-        with pytest.raises(FileError, match=r"pass the output it was fitted with: load\(..., output=...\)"):
+        with pytest.raises(
+            FileError, match=r"pass the output it was fitted with: load\(..., output=...\)"
+        ):
             bayou.load(tmp_path / "a.bayou", net)
     loaded = bayou.load(tmp_path / "a.bayou", net, **{"output": output} if callable(output) else {})
     assert torch.equal(loaded.predict(BATCH, 4, seed=0).outputs, expected)
 
 
 def test_an_output_is_a_name_an_index_or_a_function() -> None:
-    with pytest.raises(ValueError, match=r"output must be a name, an index or a function of the outputs, got 1.5"):
+    with pytest.raises(
+        ValueError, match=r"output must be a name, an index or a function of the outputs, got 1.5"
+    ):
         bayou.fit(Named(), BATCH, POINT, output=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must return one tensor, got Outputs of loss, logits; select"):
+    with pytest.raises(
+        ValueError, match="must return one tensor, got Outputs of loss, logits; select"
+    ):
         bayou.fit(Named(), BATCH, POINT, output="other", progress=False)
 
 
@@ -209,7 +224,10 @@ def test_inputs_that_are_no_tensors_are_sentences() -> None:
         ),
         ({"features": X, "scale": SCALE}, "a batch with the keys features, scale has no labels"),
         ({"features": X[:3], "labels": Y}, "x has 3 rows but y has 24"),
-        (BATCH | {"odd": X}, r"float32 \(24, 3\), named scale, features, odd: .*unexpected keyword argument 'odd'"),
+        (
+            BATCH | {"odd": X},
+            r"float32 \(24, 3\), named scale, features, odd: .*unexpected keyword argument 'odd'",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             bayou.fit(Named(), data, POINT, progress=False)
@@ -227,7 +245,9 @@ def test_flags_are_passed_on() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run")
+@pytest.mark.skipif(
+    torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run"
+)
 def test_exported_programs_take_tensors_by_position() -> None:
     from bayou.operations.export import export
 

@@ -1,4 +1,6 @@
-"""Networks whose ``state_dict`` holds more than parameters and buffers: extra state and quantized layers."""
+"""Networks whose ``state_dict`` holds more than parameters and buffers: extra state and quantized
+layers.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,9 @@ class Quantized(nn.Module):
         layer.set_weight_bias(packed, torch.zeros(8))
         layer.scale = 0.05
         layer.zero_point = 64
-        self.body = nn.Sequential(quantized.Quantize(0.02, 64, torch.quint8), layer, quantized.DeQuantize())
+        self.body = nn.Sequential(
+            quantized.Quantize(0.02, 64, torch.quint8), layer, quantized.DeQuantize()
+        )
         self.head = nn.Linear(8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -113,8 +117,12 @@ def test_network_with_quantized_layers_below_a_head_is_fitted_and_saved(
     check_round_trip(Quantized(), METHODS[name], tmp_path / "posterior")
 
 
-def test_posterior_on_quantized_layers_refuses_other_packed_weights(tmp_path: Path, engine: None) -> None:
-    posterior = bayou.fit(Quantized(), (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False)
+def test_posterior_on_quantized_layers_refuses_other_packed_weights(
+    tmp_path: Path, engine: None
+) -> None:
+    posterior = bayou.fit(
+        Quantized(), (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False
+    )
     posterior.save(tmp_path / "posterior")
     with pytest.raises(FileError, match="packed_params"):
         bayou.load(tmp_path / "posterior", Quantized(scale=0.02))
@@ -122,7 +130,9 @@ def test_posterior_on_quantized_layers_refuses_other_packed_weights(tmp_path: Pa
 
 @pytest.mark.parametrize("make", [WithExtraState, Quantized])
 @pytest.mark.parametrize("kind", [MAP, VI])
-def test_interrupted_run_resumes_with_packed_state(kind: Any, make: Any, tmp_path: Path, engine: None) -> None:
+def test_interrupted_run_resumes_with_packed_state(
+    kind: Any, make: Any, tmp_path: Path, engine: None
+) -> None:
     """A checkpoint holds the tensors, and the best epoch of a validation split is restored."""
     torch.manual_seed(0)
     net = make()

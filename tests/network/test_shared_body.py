@@ -24,7 +24,9 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+        self.body = nn.Sequential(
+            nn.Linear(2, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        )
         self.head = nn.Linear(WIDTH, CLASSES)
         self.double()
 
@@ -76,11 +78,14 @@ def test_predictions_compute_the_body_once(name: str, monkeypatch: pytest.Monkey
     stack = posterior.sample(6, 0)
     each = [posterior.call({k: v[s] for k, v in stack.items()}, X) for s in range(6)]
     torch.testing.assert_close(p.outputs, torch.stack(each).detach(), rtol=1e-12, atol=1e-12)
-    # However large the body is, and however many rows there are, only random weights limit the draws at a time.
+    # However large the body is, and however many rows there are, only random weights limit the
+    # draws at a time.
     monkeypatch.setattr("bayou.posteriors.posterior.CHUNK_NUMBERS", 1)
     monkeypatch.setattr("bayou.posteriors.posterior.CHUNK_OUTPUTS", 1)
     assert calls(lambda: posterior.predict(X, 6, seed=0)) == 1
-    torch.testing.assert_close(posterior.predict(X, 6, seed=0).outputs, p.outputs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        posterior.predict(X, 6, seed=0).outputs, p.outputs, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_network_that_is_random_throughout_is_called_for_every_draw() -> None:
@@ -123,9 +128,13 @@ def test_draws_of_a_training_step_compute_the_body_once(family: str) -> None:
     def gradient(shares: bool) -> tuple[Tensor, list[Tensor | None]]:
         bnn.shares = shares
         out = bnn.draw(5, seed=0)(X)
-        return out, list(torch.autograd.grad(out.square().sum(), bnn.guides.parameters(), allow_unused=True))
+        return out, list(
+            torch.autograd.grad(out.square().sum(), bnn.guides.parameters(), allow_unused=True)
+        )
 
-    torch.testing.assert_close(gradient(True), gradient(False), rtol=1e-6, atol=1e-6)  # noise at an output is 1e-9
+    torch.testing.assert_close(
+        gradient(True), gradient(False), rtol=1e-6, atol=1e-6
+    )  # noise at an output is 1e-9
 
 
 def test_local_noise_above_a_shared_body_has_the_moments_of_the_layer() -> None:

@@ -27,7 +27,9 @@ def information(p: Predictive, rows: tuple[int, ...]) -> float:
     """I[y_1 .. y_b; w] by its definition: every outcome of these rows, one by one."""
     probabilities = p.outputs.softmax(-1)  # (S, B, K)
     joint = [
-        torch.stack([probabilities[:, row, k] for row, k in zip(rows, outcome, strict=True)]).prod(0)
+        torch.stack([probabilities[:, row, k] for row, k in zip(rows, outcome, strict=True)]).prod(
+            0
+        )
         for outcome in itertools.product(range(p.outputs.shape[-1]), repeat=len(rows))
     ]
     table = torch.stack(joint)  # (K^b, S)
@@ -43,7 +45,9 @@ def test_batchbald_is_the_greedy_choice_of_enumeration(seed: int) -> None:
     for row, gain in zip(found.indices.tolist(), found.scores.tolist(), strict=True):
         every = {r: information(p, (*chosen, r)) for r in range(7) if r not in chosen}
         assert row == max(every, key=lambda r: every[r])
-        assert gain == pytest.approx(every[row] - (information(p, chosen) if chosen else 0.0), abs=1e-12)
+        assert gain == pytest.approx(
+            every[row] - (information(p, chosen) if chosen else 0.0), abs=1e-12
+        )
         chosen = (*chosen, row)
     assert float(found.scores.sum()) == pytest.approx(information(p, chosen), abs=1e-12)
     best = max(information(p, rows) for rows in itertools.combinations(range(7), 4))
@@ -58,7 +62,9 @@ def test_the_first_row_is_that_of_bald() -> None:
 
 
 def test_sampled_outcomes_agree_with_all_of_them() -> None:
-    """Where one row is left to choose, 100 of 243 outcomes before it give its information without a bias."""
+    """Where one row is left to choose, 100 of 243 outcomes before it give its information without a
+    bias.
+    """
     p = made(rows=6)
     exact = batch_bald(p, 6, seed=0, limit=243)
     found = [batch_bald(p, 6, seed=k, limit=100) for k in range(400)]
@@ -67,12 +73,16 @@ def test_sampled_outcomes_agree_with_all_of_them() -> None:
     last = torch.stack([one.scores[5] for one in found])
     assert float(last.std()) > 0
     assert abs(float(last.mean() - exact.scores[5])) < 4.5 * float(last.std()) / 400**0.5
-    few = [float(batch_bald(p, 6, seed=k, limit=20).scores.sum()) for k in range(20)]  # sampled three times over
+    few = [
+        float(batch_bald(p, 6, seed=k, limit=20).scores.sum()) for k in range(20)
+    ]  # sampled three times over
     assert few == pytest.approx([float(exact.scores.sum())] * 20, rel=0.1)
 
 
 def test_two_rows_alike_are_not_both_taken() -> None:
-    """BALD takes the best row and its copy; given the label, a copy of a row without noise has nothing left to say."""
+    """BALD takes the best row and its copy; given the label, a copy of a row without noise has
+    nothing left to say.
+    """
     p = made(rows=5)
     sure = 40 * p.outputs
     best = int(Predictive(p.likelihood, sure).mutual_information.argmax())
@@ -104,14 +114,20 @@ def fitted(method: Any, task: str = "classes") -> tuple[bayou.Posterior, Tensor]
     y = (x[:, 0] > 0).long() if task == "classes" else x[:, :1].sin()
     net = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 2 if task == "classes" else 1))
     likelihood = bayou.Categorical() if task == "classes" else bayou.Gaussian(0.1)
-    return bayou.fit(net, (x[:30], y[:30]), method=method, likelihood=likelihood, progress=False, seed=0), x[30:]
+    return bayou.fit(
+        net, (x[:30], y[:30]), method=method, likelihood=likelihood, progress=False, seed=0
+    ), x[30:]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_asked(method: str) -> None:
     posterior, pool = fitted(METHODS[method])
     p = posterior.predict(pool, seed=0)
-    scores = {"bald": p.mutual_information, "variance": p.means.var(0, correction=0).sum(-1), "entropy": p.entropy}
+    scores = {
+        "bald": p.mutual_information,
+        "variance": p.means.var(0, correction=0).sum(-1),
+        "entropy": p.entropy,
+    }
     for how in SCORES:
         found = bayou.acquire(posterior, pool, 5, how)
         assert len({*found.indices.tolist()}) == len(found.scores) == 5
@@ -138,9 +154,13 @@ def test_bad_input_is_a_sentence() -> None:
     for call, said in {
         lambda: acquire(posterior, pool, 61): "the pool has 60 rows, but n = 61",
         lambda: acquire(posterior, pool, 0): "n must be a whole number of at least 1, got 0",
-        lambda: acquire(posterior, pool, 2, "best"): "score must be one of bald, batchbald, .*, got 'best'",
+        lambda: acquire(
+            posterior, pool, 2, "best"
+        ): "score must be one of bald, batchbald, .*, got 'best'",
         lambda: acquire(posterior, pool[:, :1], 2): "the network cannot take x",
-        lambda: acquire(numbers, pool, 2, "batchbald"): "batchbald is for classes, and y has BoundHomoscedastic",
+        lambda: acquire(
+            numbers, pool, 2, "batchbald"
+        ): "batchbald is for classes, and y has BoundHomoscedastic",
         lambda: acquire(point, pool, 2): "this posterior has one; use score='entropy'",
     }.items():
         with pytest.raises(ValueError, match=said):

@@ -1,4 +1,6 @@
-"""A temperature and a scale of the noise: closed forms, stationarity by autograd, files, every way to predict."""
+"""A temperature and a scale of the noise: closed forms, stationarity by autograd, files, every way
+to predict.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,17 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def tempered(f: Tensor, t: Any) -> Tensor:
-    """log p_s of every class at a temperature: p_s^(1/T), or below 1 p_s·(Π_r p_r^(1/S))^(1/T − 1), normalized."""
+    """log p_s of every class at a temperature: p_s^(1/T), or below 1 p_s·(Π_r p_r^(1/S))^(1/T − 1),
+    normalized.
+    """
     log_p = f.log_softmax(-1)
     return (log_p / t if t >= 1 else log_p + (1 / t - 1) * log_p.mean(0)).log_softmax(-1)
 
 
 def test_a_temperature_in_closed_form() -> None:
-    """Logits (f, 0) everywhere and a share a of right rows: softmax(f/T) = a at T = f/log(a/(1 − a))."""
+    """Logits (f, 0) everywhere and a share a of right rows: softmax(f/T) = a at T = f/log(a/(1 −
+    a)).
+    """
     f, rows, right = 4.0, 100, 80
     logits = torch.tensor([f, 0.0], dtype=F64).expand(1, rows, 2)
     y = (torch.arange(rows) >= right).long()
@@ -63,7 +69,9 @@ def test_a_temperature_in_closed_form() -> None:
 def test_a_scale_of_the_noise_in_closed_form(paired: bool) -> None:
     """T² = mean ((y − f)/σ)², whether σ is one for all or of the network."""
     f, y = normal(50, 1), normal(50, 1, seed=1)
-    log_variance = 0.3 * normal(50, 1, seed=2) if paired else torch.full((50, 1), math.log(0.04), dtype=F64)
+    log_variance = (
+        0.3 * normal(50, 1, seed=2) if paired else torch.full((50, 1), math.log(0.04), dtype=F64)
+    )
     spec = bayou.HeteroscedasticGaussian() if paired else bayou.Gaussian(0.2)
     outputs = torch.cat([f, log_variance], -1) if paired else f
     p = Predictive(spec.bind(dtype=F64), outputs.unsqueeze(0))
@@ -110,14 +118,23 @@ def test_of_a_mixture_it_is_stationary_and_the_best_of_many(kind: str, doubt: fl
     if kind in ("categorical", "bernoulli"):
         assert (found.temperature > 1) == (doubt > 1)
     assert found.after == pytest.approx(float(nll(log_t.detach())), rel=1e-9)
-    assert found.after <= min(float(nll(torch.tensor(k / 50, dtype=F64))) for k in range(-240, 241)) + 1e-9
+    assert (
+        found.after
+        <= min(float(nll(torch.tensor(k / 50, dtype=F64))) for k in range(-240, 241)) + 1e-9
+    )
 
 
-def fitted(method: str, task: str, seed: int = 0) -> tuple[bayou.Posterior, Tensor, Tensor, nn.Module]:
+def fitted(
+    method: str, task: str, seed: int = 0
+) -> tuple[bayou.Posterior, Tensor, Tensor, nn.Module]:
     torch.manual_seed(seed)
     x = torch.randn(160, 2)
     noise = torch.randn(160, 1)
-    y = (x[:, :1] * x[:, 1:] + 0.7 * noise > 0).long()[:, 0] if task == "classes" else x[:, :1] + 0.5 * noise
+    y = (
+        (x[:, :1] * x[:, 1:] + 0.7 * noise > 0).long()[:, 0]
+        if task == "classes"
+        else x[:, :1] + 0.5 * noise
+    )
     outputs = 1 if task == "numbers" else 2
     net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Dropout(0.1), nn.Linear(30, outputs))
     options: Any = {"likelihood": LIKELIHOODS[task], "progress": False, "seed": 0}
@@ -147,9 +164,13 @@ def test_predictions_and_files_have_it(method: str, task: str, tmp_path: Path) -
     again = bayou.load(tmp_path / "p.bayou", net)
     assert again.temperature == found.temperature
     assert torch.equal(again.predict(x[100:], seed=0).log_prob(y[100:]), p.log_prob(y[100:]))
-    assert bayou.calibrate(posterior, (x[40:100], y[40:100])) == found  # from what it was, not from what it is
+    assert (
+        bayou.calibrate(posterior, (x[40:100], y[40:100])) == found
+    )  # from what it was, not from what it is
     posterior.temperature = 1.0
-    assert torch.equal(posterior.predict(x[100:], seed=0).log_prob(y[100:]), before.log_prob(y[100:]))
+    assert torch.equal(
+        posterior.predict(x[100:], seed=0).log_prob(y[100:]), before.log_prob(y[100:])
+    )
 
 
 def test_a_probit_prediction_has_it_too() -> None:
@@ -159,7 +180,9 @@ def test_a_probit_prediction_has_it_too() -> None:
     torch.testing.assert_close(posterior.using("probit").predict(x).outputs, before.outputs / 2)
 
 
-@pytest.mark.parametrize("task", ["classes", "numbers", pytest.param("heteroscedastic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "task", ["classes", "numbers", pytest.param("heteroscedastic", marks=pytest.mark.slow)]
+)
 def test_the_exported_program_has_it(task: str) -> None:
     posterior, x, y, _ = fitted("ensemble" if task == "classes" else "map", task)
     bayou.calibrate(posterior, (x[40:100], y[40:100]))
@@ -176,7 +199,9 @@ def test_files_of_before_load_and_odd_ones_are_refused(tmp_path: Path) -> None:
     assert bayou.load(tmp_path / "plain.bayou", net).temperature == 1.0
     for odd in (0.0, -1.0, math.inf, math.nan, "warm"):
         write_file(tmp_path / "odd.bayou", tensors, config | {"temperature": odd})
-        with pytest.raises(bayou.posteriors.FileError, match="temperature.*expected a positive number"):
+        with pytest.raises(
+            bayou.posteriors.FileError, match="temperature.*expected a positive number"
+        ):
             bayou.load(tmp_path / "odd.bayou", net)
 
 
@@ -195,7 +220,9 @@ def test_what_cannot_be_calibrated_says_so_and_changes_nothing() -> None:
         bayou.calibrate(posterior, (x, 1 - right))
     assert posterior.temperature == 1.0
     count = nn.Sequential(nn.Linear(2, 1))
-    counts = bayou.fit(count, (x, y.unsqueeze(1)), method=START, likelihood=bayou.Poisson(), progress=False)
+    counts = bayou.fit(
+        count, (x, y.unsqueeze(1)), method=START, likelihood=bayou.Poisson(), progress=False
+    )
     with pytest.raises(ValueError, match="neither logits nor a noise scale"):
         bayou.calibrate(counts, (x, y.unsqueeze(1)))
     found = bayou.calibrate(posterior, (x[40:], y[40:]), train=(x[:40], y[:40]))

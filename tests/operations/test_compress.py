@@ -21,11 +21,17 @@ IMAGES = torch.randn(3, 2, 8, 8, generator=ROWS, dtype=torch.float64)
 
 
 def compressed(make, x, spoil):
-    """A network with weights that ``spoil`` sets to 0, and what compress makes of a posterior that is this point."""
+    """A network with weights that ``spoil`` sets to 0, and what compress makes of a posterior that
+    is this point.
+    """
     torch.manual_seed(1)
     net = make().double().eval()
     fitted = bayou.fit(
-        net, (x, net(x).detach()), method=bayou.MAP(steps=1), likelihood=bayou.Gaussian(1.0), progress=False
+        net,
+        (x, net(x).detach()),
+        method=bayou.MAP(steps=1),
+        likelihood=bayou.Gaussian(1.0),
+        progress=False,
     )
     with torch.no_grad():
         for module in net.modules():
@@ -48,11 +54,17 @@ def test_units_that_nothing_reads_or_that_read_nothing_go():
         net[4].weight[:, 1] = 0
 
     def make():
-        return nn.Sequential(nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2, bias=False))
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2, bias=False)
+        )
 
     before, after = compressed(make, X, spoil)
     same(before, after, X)
-    assert after.compression.layers == {"0": ((8, 6), (5, 6)), "2": ((4, 8), (3, 5)), "4": ((2, 4), (2, 3))}
+    assert after.compression.layers == {
+        "0": ((8, 6), (5, 6)),
+        "2": ((4, 8), (3, 5)),
+        "4": ((2, 4), (2, 3)),
+    }
     assert after.compression.multiply_adds == (48 + 32 + 8, 30 + 15 + 6)
     assert after.compression.numbers == (8 * 7 + 4 * 9 + 8, 5 * 7 + 3 * 6 + 6)
     assert after[0].out_features == 5 == after[2].in_features
@@ -61,11 +73,17 @@ def test_units_that_nothing_reads_or_that_read_nothing_go():
 
 def test_a_removal_makes_others_possible():
     def spoil(net):
-        net[4].weight[:, 0] = 0  # so nothing reads unit 0 of layer 2, the only reader of unit 6 of layer 0
+        net[4].weight[:, 0] = (
+            0  # so nothing reads unit 0 of layer 2, the only reader of unit 6 of layer 0
+        )
         net[2].weight[1:, 6] = 0
 
     before, after = compressed(
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), X, spoil
+        lambda: nn.Sequential(
+            nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)
+        ),
+        X,
+        spoil,
     )
     same(before, after, X)
     assert after.compression.layers["0"][1] == (7, 6)
@@ -74,7 +92,10 @@ def test_a_removal_makes_others_possible():
 class Images(nn.Module):
     def __init__(self, padding):
         super().__init__()
-        self.a, self.b = nn.Conv2d(2, 6, 3, padding=padding, bias=False), nn.Conv2d(6, 5, 3, padding=padding)
+        self.a, self.b = (
+            nn.Conv2d(2, 6, 3, padding=padding, bias=False),
+            nn.Conv2d(6, 5, 3, padding=padding),
+        )
         self.norm = nn.BatchNorm2d(6)
         self.last = nn.Linear(5 * (4 if padding else 2) ** 2, 3)
 
@@ -97,7 +118,11 @@ def test_convolution_batch_norm_and_flattening(padding):
     assert after.compression.layers["a"][1][0] == after.norm.num_features == (5 if padding else 3)
     assert after.compression.layers["b"][1][0] == 3
     assert after.last.in_features == 3 * (16 if padding else 4)
-    adds = 64 * (5 * 2 * 9 + 3 * 5 * 9) + 3 * 48 if padding else 36 * 3 * 2 * 9 + 16 * 3 * 3 * 9 + 3 * 12
+    adds = (
+        64 * (5 * 2 * 9 + 3 * 5 * 9) + 3 * 48
+        if padding
+        else 36 * 3 * 2 * 9 + 16 * 3 * 3 * 9 + 3 * 12
+    )
     assert after.compression.multiply_adds[1] == adds
 
 
@@ -105,7 +130,11 @@ class Space(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Conv2d(2, 5, 3), nn.ConvTranspose2d(5, 6, 3, stride=2)
-        self.pool, self.c, self.last = nn.AvgPool2d(3, padding=1), nn.Conv2d(6, 4, 1), nn.Linear(4, 2)
+        self.pool, self.c, self.last = (
+            nn.AvgPool2d(3, padding=1),
+            nn.Conv2d(6, 4, 1),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         x = self.pool(torch.sigmoid(self.b(self.a(x)) * 2))
@@ -174,7 +203,11 @@ class Skip(nn.Module):
             nn.Conv2d(inputs, units, 3, stride, 1, bias=False),
             nn.Conv2d(units, units, 3, 1, 1, bias=False),
         )
-        self.na, self.nb, self.relu = nn.BatchNorm2d(units), nn.BatchNorm2d(units), nn.ReLU(inplace=True)
+        self.na, self.nb, self.relu = (
+            nn.BatchNorm2d(units),
+            nn.BatchNorm2d(units),
+            nn.ReLU(inplace=True),
+        )
         self.short = nn.Identity() if stride == 1 else nn.Conv2d(inputs, units, 1, stride)
 
     def forward(self, x):
@@ -188,7 +221,9 @@ def test_a_residual_network_with_zeros_anywhere():
 
     def make():
         blocks = [Skip(5, 5, 1), Skip(5, 6, 2), Skip(6, 6, 1)]
-        return nn.Sequential(nn.Conv2d(2, 5, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+        return nn.Sequential(
+            nn.Conv2d(2, 5, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+        )
 
     def spoil(net):
         layers = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
@@ -203,18 +238,25 @@ def test_a_residual_network_with_zeros_anywhere():
     same(before, after, IMAGES)
     found = after.compression
     assert found.numbers[1] < 0.9 * found.numbers[0]
-    assert found.layers["2.b"][1][0] == found.layers["2.short"][1][0] == found.layers["3.b"][1][0] < 6
+    assert (
+        found.layers["2.b"][1][0] == found.layers["2.short"][1][0] == found.layers["3.b"][1][0] < 6
+    )
     assert not found.whole
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.block = nn.Linear(6, 4), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.embed, self.block = (
+            nn.Linear(6, 4),
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+        )
         self.hidden, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
 
     def forward(self, x):
-        return self.last(torch.relu(self.hidden(self.block(torch.relu(self.embed(x)).unsqueeze(1)).squeeze(1))))
+        return self.last(
+            torch.relu(self.hidden(self.block(torch.relu(self.embed(x)).unsqueeze(1)).squeeze(1)))
+        )
 
 
 def test_a_transformer_block_is_left_whole_and_named():
@@ -279,7 +321,9 @@ def separable(padding, bias=True):
 @pytest.mark.parametrize("padding", [0, 1])
 def test_depthwise_network_shrinks(padding, bias):
     def spoil(net):
-        net[0].weight[0] = 0  # the input of filter 0 is a constant: only without zeros around it is its output one
+        net[0].weight[0] = (
+            0  # the input of filter 0 is a constant: only without zeros around it is its output one
+        )
         net[3].weight[[1, 2]] = 0  # the outputs of filters 1 and 2 are constants
         net[6].weight[:, 3] = 0  # the output of filter 3 is read by none
         net[9].weight[5] = 0
@@ -352,13 +396,19 @@ class Shared(nn.Module):
 
 @pytest.mark.parametrize("bits", [False, True])
 def test_irrelevant_weights_of_every_layer_are_set_to_zero(bits):
-    """Weights whose spread is large are 0 in grouped, depthwise and tied layers, too; units that stay are named."""
+    """Weights whose spread is large are 0 in grouped, depthwise and tied layers, too; units that
+    stay are named.
+    """
     torch.manual_seed(0)
     for net in (Shared(), separable(1)):
         net = net.eval()
         data = (IMAGES.float(), torch.zeros(3, 2))
         posterior = bayou.fit(
-            net, data, method=bayou.VI(steps=1, batch_size=3), likelihood=bayou.Gaussian(1.0), progress=False
+            net,
+            data,
+            method=bayou.VI(steps=1, batch_size=3),
+            likelihood=bayou.Gaussian(1.0),
+            progress=False,
         )
         expected = {}
         with torch.no_grad():
@@ -382,7 +432,9 @@ def test_irrelevant_weights_of_every_layer_are_set_to_zero(bits):
         if bits:
             assert kept.keys() <= after.compression.bits.keys()
     whole = bayou.compress(
-        bayou.fit(Shared(), data, method=bayou.VI(steps=1), likelihood=bayou.Gaussian(1.0), progress=False)
+        bayou.fit(
+            Shared(), data, method=bayou.VI(steps=1), likelihood=bayou.Gaussian(1.0), progress=False
+        )
     ).compression.whole
     assert "grouped" in whole
     assert "one" in whole
@@ -399,7 +451,9 @@ def test_sparse_vd_shrinks_and_keeps_what_it_learned():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 1)).double()
     method = bayou.VI(bayou.SparseVD(), steps=400, lr=0.03)
-    posterior = bayou.fit(net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net, (x[:300], y[:300]), method=method, likelihood=bayou.Gaussian(0.1), progress=False
+    )
     small, full, pruned = bayou.compress(posterior), posterior.to_module(), posterior.to_module()
     with torch.no_grad():
         for guide in posterior.bayesian.guides:
@@ -409,18 +463,28 @@ def test_sparse_vd_shrinks_and_keeps_what_it_learned():
     before, after = small.compression.numbers
     assert after < before / 3
     kept = (small[0].weight != 0).double()
-    assert float(kept[:, :2].mean()) > float(kept[:, 2:].mean()) + 0.3  # two inputs say all there is
+    assert (
+        float(kept[:, :2].mean()) > float(kept[:, 2:].mean()) + 0.3
+    )  # two inputs say all there is
     error = [(f(x[300:]) - y[300:]).square().mean().item() for f in (full, small)]
     assert error[1] < error[0] + 0.01 * float(y.var())
 
 
 @pytest.mark.parametrize(
-    "family", [bayou.MNF(), bayou.NodeNoise(), bayou.MeanField(0.1)], ids=["MNF", "node", "MeanField"]
+    "family",
+    [bayou.MNF(), bayou.NodeNoise(), bayou.MeanField(0.1)],
+    ids=["MNF", "node", "MeanField"],
 )
 def test_units_of_any_family(family):
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()
-    posterior = bayou.fit(net, (x, y), method=bayou.VI(family, steps=5), likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net,
+        (x, y),
+        method=bayou.VI(family, steps=5),
+        likelihood=bayou.Gaussian(0.1),
+        progress=False,
+    )
     small = bayou.compress(posterior, 1e9, samples=20)
     assert small(x).shape == (600, 1)
     assert small[0].out_features == 1  # at least one
@@ -439,7 +503,9 @@ METHODS = {
 def test_any_method_with_a_mean_and_a_spread(name):
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 1)).double()
-    posterior = bayou.fit(net, (x, y), method=METHODS[name], likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net, (x, y), method=METHODS[name], likelihood=bayou.Gaussian(0.1), progress=False
+    )
     small = bayou.compress(posterior, 0.0, bits=True)
     assert 1 <= small[0].out_features <= 10  # rounding may empty some
     assert {*small.compression.bits} == {"0.weight", "0.bias", "2.weight", "2.bias"}
@@ -453,7 +519,9 @@ def spread_over(sizes=(12, 10, 1), seed=0):
     y = x[:, :1]
     net = nn.Sequential(nn.Linear(*sizes[:2]), nn.Tanh(), nn.Linear(*sizes[1:])).double()
     method = bayou.VI(bayou.MeanField(), steps=1, start="network")
-    posterior = bayou.fit(net, (x, y), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net, (x, y), method=method, likelihood=bayou.Gaussian(0.1), progress=False
+    )
     with torch.no_grad():
         for guide in posterior.bayesian.guides:
             guide.center.copy_(torch.randn_like(guide.center))
@@ -507,7 +575,9 @@ def test_rounding_to_zero_removes_units_and_points_are_not_rounded():
 def test_errors_say_the_way_out():
     x, y = problem()
     net = nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 1)).double()
-    posterior = bayou.fit(net, (x, y), method=bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net, (x, y), method=bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False
+    )
     with pytest.raises(ValueError, match="threshold"):
         bayou.compress(posterior, -1.0)
 
@@ -546,9 +616,13 @@ BETWEEN = {
     "cosine": lambda: Between(lambda _, x: x.cos()),
     "centered": lambda: Between(lambda _, x: x - x.mean(1, keepdim=True)),
     "scaled sum": lambda: Between(lambda _, x: torch.sub(x, x, alpha=3)),
-    "called twice": lambda: Between(lambda net, x: net.c(torch.relu(net.c(x))), c=nn.Conv2d(6, 6, 1)),
+    "called twice": lambda: Between(
+        lambda net, x: net.c(torch.relu(net.c(x))), c=nn.Conv2d(6, 6, 1)
+    ),
     "concatenated": lambda: Between(
-        lambda net, x: net.d(torch.cat([x, net.c(x)], 1)), c=nn.Conv2d(6, 3, 1), d=nn.Conv2d(9, 6, 1)
+        lambda net, x: net.d(torch.cat([x, net.c(x)], 1)),
+        c=nn.Conv2d(6, 3, 1),
+        d=nn.Conv2d(9, 6, 1),
     ),
     "added": lambda: Between(lambda net, x: x + net.c(x), c=nn.Conv2d(6, 6, 3, padding=1)),
     "one plane for all": lambda: Between(lambda net, x: x * net.c(x), c=nn.Conv2d(6, 1, 1)),
@@ -561,13 +635,21 @@ def some_zeros(net):
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d):
             for axis in (0, 1):
-                zero = (torch.rand(module.weight.shape[axis], generator=generator) < 0.35).nonzero()[:, 0]
+                zero = (
+                    torch.rand(module.weight.shape[axis], generator=generator) < 0.35
+                ).nonzero()[:, 0]
                 module.weight.index_fill_(axis, zero, 0.0)
 
 
 def around(name):
     """Units that are constants other than 0 before what is in between."""
-    head = (nn.Conv2d(6, 4, 1), nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    head = (
+        nn.Conv2d(6, 4, 1),
+        nn.Sigmoid(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    )
     return nn.Sequential(nn.Conv2d(2, 6, 3), nn.Sigmoid(), BETWEEN[name](), *head)
 
 
@@ -576,7 +658,9 @@ def test_whatever_is_between_layers_the_outputs_stay(name):
     before, after = compressed(lambda: around(name), IMAGES, some_zeros)
     same(before, after, IMAGES)
     assert after.compression.difference < 1e-12
-    assert not any("differ" in why or "raises" in why for why in after.compression.whole.values())  # known, not tried
+    assert not any(
+        "differ" in why or "raises" in why for why in after.compression.whole.values()
+    )  # known, not tried
 
 
 SEQUENCES = torch.randn(4, 8, 5, generator=ROWS, dtype=torch.float64)
@@ -603,11 +687,18 @@ def test_a_batch_norm_of_places_is_no_batch_norm_of_units():
 @pytest.mark.parametrize(
     ("make", "x", "wrong", "fault"),
     [
-        (lambda: around("divisor"), IMAGES, ("_changes_means", lambda module: False), "the outputs differ by 0.0"),
+        (
+            lambda: around("divisor"),
+            IMAGES,
+            ("_changes_means", lambda module: False),
+            "the outputs differ by 0.0",
+        ),
         (norm_of_places, SEQUENCES, None, "the network raises RuntimeError: "),
     ],
 )
-def test_a_layer_without_whose_units_the_outputs_are_others_stays_whole(make, x, wrong, fault, monkeypatch):
+def test_a_layer_without_whose_units_the_outputs_are_others_stays_whole(
+    make, x, wrong, fault, monkeypatch
+):
     if wrong is not None:
         monkeypatch.setattr(follow, *wrong)
     else:

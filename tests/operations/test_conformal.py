@@ -1,4 +1,6 @@
-"""Intervals and sets hold y as often as they say: 1,000 resamplings, as coordinates with thresholds of their own."""
+"""Intervals and sets hold y as often as they say: 1,000 resamplings, as coordinates with thresholds
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ R = 400  # resamplings
 
 
 class Linear:
-    """Three networks that are wrong on purpose: x and twice x, with too little noise; logits that are too large."""
+    """Three networks that are wrong on purpose: x and twice x, with too little noise; logits that
+    are too large.
+    """
 
     def __init__(self, likelihood: bayou.likelihoods.Likelihood) -> None:
         self.likelihood = likelihood.bind(dtype=F64)
@@ -40,12 +44,18 @@ def numbers(rows: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def classes(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     x = 2 * normal(rows, R, 4, seed=seed)
-    gumbel = -torch.empty(rows, R, 4, dtype=F64).exponential_(generator=torch.Generator().manual_seed(seed + 1)).log()
+    gumbel = (
+        -torch.empty(rows, R, 4, dtype=F64)
+        .exponential_(generator=torch.Generator().manual_seed(seed + 1))
+        .log()
+    )
     return x, (0.7 * x + gumbel).argmax(-1)
 
 
 def agrees_with_the_theorem(hits: Tensor, n: int, level: float) -> None:
-    """Coverage given what was held out is Beta(k, n + 1 − k), k = ⌈(n + 1)·level⌉ (Vovk 2012): its mean, to 4.5 sd."""
+    """Coverage given what was held out is Beta(k, n + 1 − k), k = ⌈(n + 1)·level⌉ (Vovk 2012): its
+    mean, to 4.5 sd.
+    """
     k = math.ceil(round((n + 1) * level, 6))
     expected = k / (n + 1)
     assert level - 1e-12 <= expected <= level + 1 / (n + 1)
@@ -79,12 +89,18 @@ def test_sets_hold_y_with_the_level(score: Any, options: dict[str, Any]) -> None
 
 
 def test_a_group_has_a_guarantee_of_its_own() -> None:
-    """Rows of two kinds, one with ten times the noise: over all they are held, each by itself only by group."""
+    """Rows of two kinds, one with ten times the noise: over all they are held, each by itself only
+    by group.
+    """
     n, posterior = 40, Linear(bayou.Gaussian(0.3))
 
     def made(rows: int, seed: int) -> tuple[Tensor, Tensor, list[str]]:
         x, wide = normal(rows, R, seed=seed), torch.arange(rows) % 2
-        return x, x + (0.3 + 2.7 * wide).unsqueeze(-1) * normal(rows, R, seed=seed + 1), ["ab"[k] for k in wide]
+        return (
+            x,
+            x + (0.3 + 2.7 * wide).unsqueeze(-1) * normal(rows, R, seed=seed + 1),
+            ["ab"[k] for k in wide],
+        )
 
     (x, y, groups), (new, truth, kinds) = made(2 * n, 1), made(30, 5)
     both = conformal(posterior, (x, y), 0.8).interval(new)
@@ -119,13 +135,19 @@ def test_thresholds_by_hand() -> None:
         low, high = conformal(posterior, (x, y), level, score="split").interval(x[:2])
         torch.testing.assert_close(high, torch.full((2, 1), reach, dtype=F64))
         torch.testing.assert_close(low, -high)
-    low, high = conformal(posterior, (x, 0 * y), 0.9).interval(x[:1])  # quantiles that were too wide shrink to y
-    torch.testing.assert_close(torch.cat([low, high]), torch.zeros(2, 1, dtype=F64), atol=1e-12, rtol=0)
+    low, high = conformal(posterior, (x, 0 * y), 0.9).interval(
+        x[:1]
+    )  # quantiles that were too wide shrink to y
+    torch.testing.assert_close(
+        torch.cat([low, high]), torch.zeros(2, 1, dtype=F64), atol=1e-12, rtol=0
+    )
 
 
 def test_counts_are_not_negative() -> None:
     x = torch.zeros(20, 1, dtype=F64)
-    low, high = conformal(Linear(bayou.Poisson()), (x, torch.arange(20).unsqueeze(1)), 0.9).interval(x)
+    low, high = conformal(
+        Linear(bayou.Poisson()), (x, torch.arange(20).unsqueeze(1)), 0.9
+    ).interval(x)
     assert float(low.min()) == 0.0
     assert float(high.min()) >= 18.0
 
@@ -144,10 +166,16 @@ METHODS = {
 def fitted(method: str, task: str) -> tuple[bayou.Posterior, Tensor, Tensor, nn.Module]:
     torch.manual_seed(0)
     x = torch.randn(240, 2)
-    y = (x[:, 0] * x[:, 1] > 0).long() if task == "classes" else x[:, :1] + 0.3 * torch.randn(240, 1)
+    y = (
+        (x[:, 0] * x[:, 1] > 0).long()
+        if task == "classes"
+        else x[:, :1] + 0.3 * torch.randn(240, 1)
+    )
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2 if task == "classes" else 1))
     likelihood = bayou.Categorical() if task == "classes" else bayou.Gaussian(0.1, learn=True)
-    fit = bayou.fit(net, (x[:60], y[:60]), method=METHODS[method], likelihood=likelihood, progress=False, seed=0)
+    fit = bayou.fit(
+        net, (x[:60], y[:60]), method=METHODS[method], likelihood=likelihood, progress=False, seed=0
+    )
     return fit, x, y, net
 
 
@@ -173,7 +201,9 @@ def test_every_method_is_guaranteed_and_saved(method: str, task: str, tmp_path: 
         assert torch.equal(high, other[1])
         assert low.dtype == torch.float32
         hits = (low <= y[140:]) & (y[140:] <= high)
-    spread = math.sqrt(0.16 * (1 / 40 + 1 / 100))  # of one set of held-out rows, the smaller group counted
+    spread = math.sqrt(
+        0.16 * (1 / 40 + 1 / 100)
+    )  # of one set of held-out rows, the smaller group counted
     assert 0.8 - 3 * spread < float(hits.double().mean()) < 0.8 + 3 * spread
 
 
@@ -183,20 +213,32 @@ def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
     held = (x[60:100], y[60:100])
     c = bayou.conformal(posterior, held)
     for call, said in {
-        lambda: bayou.conformal(posterior, (x[60:68], y[60:68])): "8 held-out rows are too few for level=0.9.*least 9",
+        lambda: bayou.conformal(
+            posterior, (x[60:68], y[60:68])
+        ): "8 held-out rows are too few for level=0.9.*least 9",
         lambda: bayou.conformal(posterior, held, 0.99): "at least 99, or a lower level",
-        lambda: bayou.conformal(posterior, held, groups=["a"] * 35 + ["b"] * 5): "5 held-out rows of the group 'b'",
+        lambda: bayou.conformal(
+            posterior, held, groups=["a"] * 35 + ["b"] * 5
+        ): "5 held-out rows of the group 'b'",
         lambda: bayou.conformal(posterior, held, groups=["a"]): "1 labels for 40 rows",
         lambda: bayou.conformal(posterior, held, 1.0): "strictly between 0 and 1, got 1.0",
-        lambda: bayou.conformal(posterior, held, score="cqr"): "lac, aps where y are classes, got 'cqr'",
+        lambda: bayou.conformal(
+            posterior, held, score="cqr"
+        ): "lac, aps where y are classes, got 'cqr'",
         lambda: bayou.conformal(posterior, (x[60:100], x[60:100])): "needs class indices",
         lambda: bayou.conformal(posterior, (x[60:100], y[60:99])): "x has 40 rows but y has 39",
         lambda: bayou.conformal(posterior, (x[60:100, :1], y[60:100])): "the network cannot take x",
-        lambda: bayou.conformal(posterior, (x[40:100], y[40:100]), train=(x[:60], y[:60])): "20 of 60 held-out rows",
+        lambda: bayou.conformal(
+            posterior, (x[40:100], y[40:100]), train=(x[:60], y[:60])
+        ): "20 of 60 held-out rows",
         lambda: c.interval(x): "classes, which have no order: use set",
         lambda: c.set(x, groups=["a"] * 240): "not for the held-out rows",
-        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x): "pass the group of each row",
-        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(x[:1], [2]): "no held-out row is in the group 2",
+        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(
+            x
+        ): "pass the group of each row",
+        lambda: bayou.conformal(posterior, held, groups=[1] * 40).set(
+            x[:1], [2]
+        ): "no held-out row is in the group 2",
         lambda: bayou.load(tmp_path / "c.bayou", net): "holds a 'conformal', not a posterior",
     }.items():
         c.save(tmp_path / "c.bayou")

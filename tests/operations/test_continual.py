@@ -33,7 +33,9 @@ def line() -> nn.Module:
 
 
 def reference(*parts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Mean field over a sequence of rows: a Gaussian keeps the exact mean and the diagonal of the precision."""
+    """Mean field over a sequence of rows: a Gaussian keeps the exact mean and the diagonal of the
+    precision.
+    """
     mean, precision = np.zeros(4), np.eye(4)
     for which in parts:
         phi, full = PHI[which], precision + PHI[which].T @ PHI[which] / 0.01
@@ -44,14 +46,19 @@ def reference(*parts: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
-    """Number 8. In a linear model the mode and the diagonal of the curvature are the best factorized Gaussian."""
+    """Number 8. In a linear model the mode and the diagonal of the curvature are the best
+    factorized Gaussian.
+    """
     first, second = slice(0, 11), slice(11, 21)
     found = bayou.continual(line(), [rows(first), rows(second)], ONLINE, **LINE)
     last = found.posteriors[-1]
     assert isinstance(last, GaussianPosterior)
     assert found.final == [last, last]
     np.testing.assert_allclose(
-        last.mean()["weight"][0].numpy(), [-0.116412, 2.298160, 0.451637, -2.101316], rtol=0, atol=1e-6
+        last.mean()["weight"][0].numpy(),
+        [-0.116412, 2.298160, 0.451637, -2.101316],
+        rtol=0,
+        atol=1e-6,
     )
     mean, precision = reference(first, second)
     np.testing.assert_allclose(last.mean()["weight"][0].numpy(), mean, atol=1e-7)
@@ -62,15 +69,21 @@ def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
 def test_a_coreset_is_learned_last() -> None:
     tasks = [rows(slice(0, 11)), rows(slice(11, 21))]
     found = bayou.continual(line(), tasks, ONLINE, coreset=3, seed=1, **LINE)
-    held = [[int(np.flatnonzero(PHI[:, 1] == float(row[1]))[0]) for row in x] for x, _ in found.coresets]
+    held = [
+        [int(np.flatnonzero(PHI[:, 1] == float(row[1]))[0]) for row in x] for x, _ in found.coresets
+    ]
     assert [len(part) for part in held] == [3, 3]
-    rest = [[i for i in part if i not in held[t]] for t, part in enumerate((range(11), range(11, 21)))]
+    rest = [
+        [i for i in part if i not in held[t]] for t, part in enumerate((range(11), range(11, 21)))
+    ]
     mean, _ = reference(*rest)
     np.testing.assert_allclose(found.posteriors[-1].mean()["weight"][0].numpy(), mean, atol=1e-6)
     mean, precision = reference(*rest, held[0] + held[1])
     assert found.final[0] is found.final[1] is not found.posteriors[-1]
     np.testing.assert_allclose(found.final[0].mean()["weight"][0].numpy(), mean, atol=1e-6)
-    np.testing.assert_allclose(found.final[0].std()["weight"][0].numpy() ** -2, precision, rtol=1e-6)
+    np.testing.assert_allclose(
+        found.final[0].std()["weight"][0].numpy() ** -2, precision, rtol=1e-6
+    )
 
 
 def test_centers_are_the_farthest_rows() -> None:
@@ -80,9 +93,9 @@ def test_centers_are_the_farthest_rows() -> None:
         gaps = (x[found] - x.T).abs().min(0).values
         assert gaps.max() <= 2 * 0.1 + 1e-6  # {0.1 or 0, 10, 5}: at most twice the best radius
     assert sorted(k_center(x, 6).tolist()) == list(range(6))
-    with_two = bayou.continual(line(), [rows(slice(0, 21))], SHORT, coreset=2, selection="k-center", **LINE).coresets[
-        0
-    ][0]
+    with_two = bayou.continual(
+        line(), [rows(slice(0, 21))], SHORT, coreset=2, selection="k-center", **LINE
+    ).coresets[0][0]
     assert -1.0 in with_two[:, 1] or 1.0 in with_two[:, 1]
 
 
@@ -97,10 +110,14 @@ def two_heads() -> list[nn.Module]:
 
 
 @pytest.mark.parametrize(
-    "method", [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT], ids=["MeanField", "Laplace"]
+    "method",
+    [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT],
+    ids=["MeanField", "Laplace"],
 )
 def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
-    found = bayou.continual(two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False)
+    found = bayou.continual(
+        two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False
+    )
     first, last = found.posteriors
     priors = last.bound_priors()
     assert torch.equal(priors["0.weight"].mean, first.mean()["0.weight"])  # type: ignore[arg-type]
@@ -110,7 +127,9 @@ def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
     assert same is last
     if isinstance(first, Guided):  # draws of both
         assert isinstance(again, Empirical)
-        expected = last.sample(100, seed=0) | {k: v for k, v in first.sample(100, seed=1).items() if k[0] == "2"}
+        expected = last.sample(100, seed=0) | {
+            k: v for k, v in first.sample(100, seed=1).items() if k[0] == "2"
+        }
         assert all(torch.equal(value, expected[name]) for name, value in again.stack.items())
     else:
         assert torch.equal(again.mean()["0.bias"], last.mean()["0.bias"])
@@ -120,12 +139,16 @@ def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
 
 def test_coresets_of_heads_are_learned_apart() -> None:
     method = bayou.VI(bayou.MeanField(0.1), steps=5, start=None)
-    found = bayou.continual(two_heads(), TASKS, method, heads=["2.*"], coreset=4, selection="k-center", progress=False)
+    found = bayou.continual(
+        two_heads(), TASKS, method, heads=["2.*"], coreset=4, selection="k-center", progress=False
+    )
     (first, last), (again, _) = found.posteriors, found.final
     priors = again.bound_priors()
     assert torch.equal(priors["0.weight"].mean, last.mean()["0.weight"])  # type: ignore[arg-type]
     assert torch.equal(priors["2.weight"].mean, first.mean()["2.weight"])  # type: ignore[arg-type]
-    assert [(len(x), q.target.n) for (x, _), q in zip(found.coresets, found.final, strict=True)] == [(4, 4), (4, 4)]
+    assert [
+        (len(x), q.target.n) for (x, _), q in zip(found.coresets, found.final, strict=True)
+    ] == [(4, 4), (4, 4)]
 
 
 def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
@@ -133,19 +156,30 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     nets = two_heads()
     options: dict[str, Any] = {"heads": "2.*", "coreset": 4, "checkpoint": file, "progress": False}
     found, again = (bayou.continual(nets, TASKS, method, **options) for _ in range(2))
-    assert {path.name for path in tmp_path.iterdir()} >= {"run.task0", "run.task1", "run.coreset0", "run.coreset1"}
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "run.task0",
+        "run.task1",
+        "run.coreset0",
+        "run.coreset1",
+    }
     for a, b in zip(found.final, again.final, strict=True):
         assert all(torch.equal(value, b.mean()[name]) for name, value in a.mean().items())
 
 
 def test_a_diagonal_laplace_is_a_prior() -> None:
-    posterior = bayou.fit(two_heads()[0], TASKS[0], method=SHORT, prior=bayou.Normal(1.0), progress=False)
+    posterior = bayou.fit(
+        two_heads()[0], TASKS[0], method=SHORT, prior=bayou.Normal(1.0), progress=False
+    )
     assert isinstance(posterior, GaussianPosterior)
-    target = bayou.target.Target.build(two_heads()[0], bayou.Categorical(), posterior.as_prior(), 40)
+    target = bayou.target.Target.build(
+        two_heads()[0], bayou.Categorical(), posterior.as_prior(), 40
+    )
     draws = posterior.sample(3, seed=0)
     torch.testing.assert_close(target.log_prior(draws), posterior.log_prob(draws))
     part = bayou.Laplace(structure="diagonal", where="2.*", start=bayou.MAP(steps=3))
-    kept = bayou.fit(two_heads()[0], TASKS[0], method=part, prior=bayou.Normal(0.3), progress=False).as_prior()
+    kept = bayou.fit(
+        two_heads()[0], TASKS[0], method=part, prior=bayou.Normal(0.3), progress=False
+    ).as_prior()
     assert kept["0.weight"] == bayou.Normal(0.3)
 
 
@@ -167,7 +201,10 @@ def test_what_is_wrong_is_said_before_the_first_task() -> None:
             bayou.continual(line(), tasks, method, **LINE, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="1 networks for 2 tasks"):
         bayou.continual([line()], [good, good], method, **LINE)
-    with pytest.raises(ValueError, match=r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1"):
+    with pytest.raises(
+        ValueError,
+        match=r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1",
+    ):
         bayou.continual(two_heads(), TASKS, method, heads="2.weight", progress=False)
 
 
@@ -189,13 +226,17 @@ def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_heads_of_one_network_begin_apart() -> None:
-    """With one start for all heads a second task is learned by the features of the first, which is then forgotten."""
+    """With one start for all heads a second task is learned by the features of the first, which is
+    then forgotten.
+    """
     net = two_heads()[0]
     still = bayou.VI(bayou.MeanField(0.1), steps=1, lr=1e-300, start="network")
     found = bayou.continual(net, [TASKS[0]] * 3, still, heads="2.*", seed=1, progress=False)
     first, second, third = (q.mean() for q in found.posteriors)
     assert torch.equal(first["2.weight"], net[2].weight)  # type: ignore[index]
     for name in ("2.weight", "2.bias"):
-        assert torch.equal(second[name].flatten().sort().values, first[name].flatten().sort().values)
+        assert torch.equal(
+            second[name].flatten().sort().values, first[name].flatten().sort().values
+        )
     assert len({tuple(q["2.weight"].flatten().tolist()) for q in (first, second, third)}) == 3
     assert torch.equal(second["0.weight"], first["0.weight"])

@@ -1,4 +1,6 @@
-"""Bounded weights, random features and densities of features against singular values, kernels and scipy."""
+"""Bounded weights, random features and densities of features against singular values, kernels and
+scipy.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.network.layout import fan_ins
-from bayou.operations import FeatureDensity, feature_density, random_feature_head, spectral_normalized
+from bayou.operations import (
+    FeatureDensity,
+    feature_density,
+    random_feature_head,
+    spectral_normalized,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +53,18 @@ def norm(weight: Tensor) -> float:
 
 
 def test_the_spectral_norm_is_bounded_and_smaller_weights_stay() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 5), nn.Linear(5, 4))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 5), nn.Linear(5, 4)
+    )
     with torch.no_grad():
         net[0].weight *= 10
         net[4].weight *= 0.1
     before = {name: value.clone() for name, value in net.state_dict().items()}
     made = spectral_normalized(net, 0.7)
     for place in (0, 3):
-        assert 0.7 * 8 ** (-1 / 258) - 1e-12 <= norm(made[place].weight) <= 0.7 + 1e-12  # an upper bound
+        assert (
+            0.7 * 8 ** (-1 / 258) - 1e-12 <= norm(made[place].weight) <= 0.7 + 1e-12
+        )  # an upper bound
     torch.testing.assert_close(made[4].weight, net[4].weight, rtol=0, atol=0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert torch.equal(made[0].parametrizations.weight.original, net[0].weight)
@@ -83,9 +94,13 @@ def test_a_residual_block_keeps_distances_within_its_bounds() -> None:
 
 
 def test_priors_by_fan_in_know_parametrized_weights() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 6, 2), nn.Flatten(), nn.Linear(6, 2))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 6, 2), nn.Flatten(), nn.Linear(6, 2)
+    )
     plain, made = fan_ins(net), fan_ins(spectral_normalized(net))
-    assert {n.replace("parametrizations.weight.original", "weight"): v for n, v in made.items()} == plain
+    assert {
+        n.replace("parametrizations.weight.original", "weight"): v for n, v in made.items()
+    } == plain
 
 
 @pytest.mark.parametrize("features", [400, 40_000])
@@ -94,7 +109,9 @@ def test_random_features_have_the_kernel(features: int) -> None:
     phi = random_feature_head(nn.Linear(3, 1), features, 1.7)[0][0](x).detach()  # type: ignore[index]
     expected = (-0.5 * torch.cdist(x, x).square() / 1.7**2).exp()
     error = (phi @ phi.mT - expected).abs().max()
-    assert float(error) < 4 / math.sqrt(features)  # of 78 pairs; a term 2·cos·cos has a standard deviation of 1 at most
+    assert float(error) < 4 / math.sqrt(
+        features
+    )  # of 78 pairs; a term 2·cos·cos has a standard deviation of 1 at most
 
 
 def test_the_head_is_the_last_linear_layer_and_its_seed_counts() -> None:
@@ -119,7 +136,12 @@ def test_sngp_is_the_gaussian_process_and_knows_distance(tmp_path: Path) -> None
     body = spectral_normalized(nn.Sequential(Residual(2), nn.Linear(2, 1)), 0.9)
     net = random_feature_head(body, 2000, 1.0)
     method = bayou.Laplace("full", where="last", start=None, predictive="exact")
-    given = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(1.5), "progress": False, "seed": 0}
+    given = {
+        "likelihood": bayou.Gaussian(0.1),
+        "prior": bayou.Normal(1.5),
+        "progress": False,
+        "seed": 0,
+    }
     posterior = bayou.fit(net, (x, y), method, **given)  # type: ignore[arg-type]
 
     def phi(rows: Tensor) -> Tensor:
@@ -128,7 +150,9 @@ def test_sngp_is_the_gaussian_process_and_knows_distance(tmp_path: Path) -> None
 
     new = torch.randn(8, 2)
     k, cross = 1.5**2 * phi(x) @ phi(x).mT + 0.01 * torch.eye(30), 1.5**2 * phi(new) @ phi(x).mT
-    expected = 1.5**2 * phi(new).square().sum(-1) - (cross @ torch.linalg.solve(k, cross.mT)).diagonal()
+    expected = (
+        1.5**2 * phi(new).square().sum(-1) - (cross @ torch.linalg.solve(k, cross.mT)).diagonal()
+    )
     torch.testing.assert_close(posterior.function(new)[1].flatten(), expected)
     assert float(posterior.function(x)[1].max()) < 0.1**2
     far = 100 * nn.functional.normalize(torch.randn(50, 2), dim=-1)
@@ -147,7 +171,9 @@ def test_sngp_is_the_gaussian_process_and_knows_distance(tmp_path: Path) -> None
 
 
 def test_the_last_layer_of_relu_units_does_not_know_distance() -> None:
-    """Far from the data its variance grows without bound, or is that of the data where all units are off."""
+    """Far from the data its variance grows without bound, or is that of the data where all units
+    are off.
+    """
     net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1))
     x = torch.linspace(-1, 1, 30).unsqueeze(-1)
     posterior = bayou.fit(
@@ -176,7 +202,9 @@ def test_densities_are_those_of_scipy(tmp_path: Path) -> None:
     ]
     np.testing.assert_allclose(density(x).numpy(), np.logaddexp.reduce(terms), rtol=1e-9)
     single = feature_density(net, (x, x[:, :1]), jitter=0.0)
-    np.testing.assert_allclose(single(x).numpy(), stats.multivariate_normal(z.mean(0), np.cov(z.T)).logpdf(z))
+    np.testing.assert_allclose(
+        single(x).numpy(), stats.multivariate_normal(z.mean(0), np.cov(z.T)).logpdf(z)
+    )
 
     save_file(density.state_dict(), tmp_path / "density.safetensors")
     again = FeatureDensity(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), 3)
@@ -201,4 +229,6 @@ def test_rows_without_a_density_are_errors() -> None:
     with pytest.raises(ValueError, match="two rows of each class"):
         feature_density(nn.Linear(4, 3), (x, torch.tensor([2] + 29 * [0])))
     with pytest.raises(ValueError, match=r"features \(B, D\), got \(30, 4, 1\)"):
-        feature_density(nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Linear(1, 1), nn.Flatten()), (x, y))
+        feature_density(
+            nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Linear(1, 1), nn.Flatten()), (x, y)
+        )

@@ -1,4 +1,6 @@
-"""A posterior in one network: the optimum of a linear student is known, and so are the densities that it is told by."""
+"""A posterior in one network: the optimum of a linear student is known, and so are the densities
+that it is told by.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from bayou.posteriors.empirical import Empirical
 from bayou.target import Target
 
 F64 = torch.float64
-EYE = torch.eye(4, dtype=F64)  # a row for each of four x: a linear student can say anything of each of them
+EYE = torch.eye(
+    4, dtype=F64
+)  # a row for each of four x: a linear student can say anything of each of them
 
 
 def teacher(outputs: int, likelihood: Likelihood, draws: int = 2) -> Posterior:
@@ -31,13 +35,17 @@ def student(outputs: int) -> nn.Module:
     return nn.Linear(4, outputs, bias=False, dtype=F64)
 
 
-def distilled(posterior: Posterior, outputs: int, keep: str | None = None, steps: int = 800) -> object:
+def distilled(
+    posterior: Posterior, outputs: int, keep: str | None = None, steps: int = 800
+) -> object:
     options = {"steps": steps, "lr": 0.05, "batch_size": 4, "progress": False}
     return bayou.distill(posterior, student(outputs), EYE, keep=keep, **options)  # type: ignore[arg-type]
 
 
 def test_a_student_of_classes_ends_at_the_mixture_of_the_draws() -> None:
-    """min −Σ_c p_teacher·log p_student is p_student = p_teacher; with the two swapped it would be a vertex."""
+    """min −Σ_c p_teacher·log p_student is p_student = p_teacher; with the two swapped it would be a
+    vertex.
+    """
     posterior = teacher(3, Categorical())
     found = distilled(posterior, 3)
     assert isinstance(found, Empirical)
@@ -51,7 +59,9 @@ def test_a_student_of_classes_ends_at_the_mixture_of_the_draws() -> None:
 def test_a_student_of_yes_and_no() -> None:
     posterior = teacher(2, bayou.Bernoulli())
     expected = posterior.stack["weight"].mT.sigmoid().mean(0)  # type: ignore[attr-defined]
-    torch.testing.assert_close(distilled(posterior, 2).predict(EYE).mean, expected, atol=1e-6, rtol=0)  # type: ignore[attr-defined]
+    torch.testing.assert_close(
+        distilled(posterior, 2).predict(EYE).mean, expected, atol=1e-6, rtol=0
+    )  # type: ignore[attr-defined]
 
 
 def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None:
@@ -59,7 +69,9 @@ def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None
     found = distilled(posterior, 4).predict(EYE)  # type: ignore[attr-defined]
     draws = posterior.stack["weight"].mT  # type: ignore[attr-defined]
     torch.testing.assert_close(found.mean, draws.mean(0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.std.square(), draws.var(0, correction=0) + 0.25, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found.std.square(), draws.var(0, correction=0) + 0.25, atol=1e-6, rtol=0
+    )
 
 
 def test_two_variances_are_kept_apart() -> None:
@@ -72,14 +84,20 @@ def test_two_variances_are_kept_apart() -> None:
     torch.testing.assert_close(between.exp(), draws.var(0, correction=0), atol=1e-5, rtol=0)
     torch.testing.assert_close(within.exp(), torch.full_like(within, 0.25), atol=1e-5, rtol=0)
     said = found.predict(EYE, 20_000)
-    torch.testing.assert_close(said.aleatoric_std, torch.full((4, 1), 0.5, dtype=F64), atol=1e-5, rtol=0)
-    torch.testing.assert_close(said.epistemic_std, (0.5 * between).exp(), atol=0, rtol=0.03)  # std of a std: 0.005
+    torch.testing.assert_close(
+        said.aleatoric_std, torch.full((4, 1), 0.5, dtype=F64), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        said.epistemic_std, (0.5 * between).exp(), atol=0, rtol=0.03
+    )  # std of a std: 0.005
     with pytest.raises(ValueError, match="concentration is for classes"):
         found.concentration(EYE)
 
 
 def test_a_dirichlet_has_the_mean_and_the_variance_of_its_draws() -> None:
-    """At the optimum E p and Σ_c Var p_c of the Dirichlet are the teacher's; the gradients of both vanish there."""
+    """At the optimum E p and Σ_c Var p_c of the Dirichlet are the teacher's; the gradients of both
+    vanish there.
+    """
     posterior = teacher(3, Categorical(), draws=6)
     p = posterior.stack["weight"].mT.softmax(-1)  # type: ignore[attr-defined]
     mean, variance = p.mean(0), p.var(0, correction=0).sum(-1)
@@ -110,14 +128,18 @@ def test_gaussian_losses_are_expectations() -> None:
     moments = torch.cat((draws.mean(0), draws.var(0, correction=0)), -1)
     expected = -normal.log_prob(draws).mean(0)[:, 0]
     torch.testing.assert_close(gaussian_nll(f[:, :2], moments), expected)
-    noise = -torch.distributions.Normal(0.0, (0.5 * t).exp()).log_prob(torch.full((4, 1), 0.3, dtype=F64))[:, 0]
+    noise = -torch.distributions.Normal(0.0, (0.5 * t).exp()).log_prob(
+        torch.full((4, 1), 0.3, dtype=F64)
+    )[:, 0]
     all_three = torch.cat((moments, torch.full((4, 1), 0.09, dtype=F64)), -1)
     torch.testing.assert_close(two_variances_nll(f, all_three), expected + noise)
 
 
 def test_what_does_not_fit_says_so() -> None:
     classes, numbers = teacher(3, Categorical()), teacher(1, Gaussian(0.5))
-    with pytest.raises(ValueError, match=r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)"):
+    with pytest.raises(
+        ValueError, match=r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)"
+    ):
         distilled(classes, 4)
     with pytest.raises(ValueError, match=r"needs \(B, \*\(3,\)\).*two log-variances"):
         distilled(numbers, 2, "epistemic")
@@ -133,7 +155,9 @@ def test_what_does_not_fit_says_so() -> None:
         distilled(one, 3, "epistemic")
     with pytest.raises(ValueError, match="keep must be None or 'epistemic'"):
         distilled(classes, 3, "all")
-    with pytest.raises(ValueError, match="classes and real numbers, got the likelihood BoundPoisson"):
+    with pytest.raises(
+        ValueError, match="classes and real numbers, got the likelihood BoundPoisson"
+    ):
         distilled(teacher(1, bayou.Poisson()), 1)
 
 
@@ -147,7 +171,9 @@ def test_students_are_kept_in_files_and_repeat(tmp_path: Path) -> None:
     whole.point.save(tmp_path / "student")
     loaded = bayou.load(tmp_path / "student", student(3))
     assert isinstance(loaded, Empirical)
-    assert torch.equal(bayou.operations.Distilled(loaded).predict(EYE).outputs, whole.predict(EYE).outputs)
+    assert torch.equal(
+        bayou.operations.Distilled(loaded).predict(EYE).outputs, whole.predict(EYE).outputs
+    )
     again = bayou.distill(posterior, net, EYE, steps=40, **options)  # type: ignore[arg-type]
     assert torch.equal(again.outputs(EYE), whole.outputs(EYE))  # type: ignore[union-attr]
 
@@ -165,7 +191,9 @@ def test_whatever_made_the_teacher(method: bayou.methods.Method) -> None:
     x, y = torch.randn(20, 2), torch.randint(3, (20,))
     posterior = bayou.fit(nn.Linear(2, 3), (x, y), method=method, progress=False)
     for keep in (None, "epistemic"):
-        found = bayou.distill(posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False)  # type: ignore[arg-type]
+        found = bayou.distill(
+            posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False
+        )  # type: ignore[arg-type]
         assert found.predict(x).mean.shape == (20, 3)
 
 
@@ -175,9 +203,11 @@ FAST = {"lr": 0.1, "batch_size": 4, "progress": False}
 
 @pytest.mark.parametrize("keep", [None, "epistemic"])
 def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
-    """The student ends, but for the noise of its steps, at the expectation over all draws, which is known here.
+    """The student ends, but for the noise of its steps, at the expectation over all draws, which is
+    known here.
 
-    Rows are one-hot, so that columns of the weight are independent: p(w_i | y_i) ∝ N(w_i; 0, 1)·softmax(w_i)[y_i].
+    Rows are one-hot, so that columns of the weight are independent: p(w_i | y_i) ∝ N(w_i; 0,
+    1)·softmax(w_i)[y_i].
     """
     torch.manual_seed(0)
     y, w = torch.tensor([0, 1, 2, 0]), torch.randn(100_000, 3, dtype=F64)
@@ -186,9 +216,12 @@ def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
     weights = weights / weights.sum(1, keepdim=True)
     data, prior = (EYE, y), bayou.Normal(1.0)
     found = bayou.distill(CHAIN, student(3), data, prior=prior, keep=keep, **FAST)  # type: ignore[arg-type]
-    # the rate falls over the last 25 steps, each with 64 draws: the student is a mean over some 400 of them at least
+    # the rate falls over the last 25 steps, each with 64 draws: the student is a mean over some 400
+    # of them at least
     if not keep:
-        spread = (weights @ log_p.exp().square() - (weights @ log_p.exp()).square()).sqrt() / 400**0.5
+        spread = (
+            weights @ log_p.exp().square() - (weights @ log_p.exp()).square()
+        ).sqrt() / 400**0.5
         assert bool(((found.predict(EYE).mean - weights @ log_p.exp()).abs() < 5 * spread).all())
         return
     assert isinstance(found, bayou.operations.Distilled)
@@ -203,20 +236,31 @@ def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
 
 
 def test_numbers_are_distilled_from_a_running_chain() -> None:
-    """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a weight is 1/5."""
+    """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a
+    weight is 1/5.
+    """
     y = torch.tensor([[1.0], [-1.0], [0.0], [2.0]], dtype=F64)
-    found = bayou.distill(CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST)  # type: ignore[arg-type]
+    found = bayou.distill(
+        CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST
+    )  # type: ignore[arg-type]
     said = found.predict(EYE)
     torch.testing.assert_close(said.mean, 0.8 * y, atol=5 * (0.2 / 400) ** 0.5, rtol=0)
-    torch.testing.assert_close(said.std.square(), torch.full_like(y, 0.45), atol=5 * 0.2 * (2 / 400) ** 0.5, rtol=0)
+    torch.testing.assert_close(
+        said.std.square(), torch.full_like(y, 0.45), atol=5 * 0.2 * (2 / 400) ** 0.5, rtol=0
+    )
 
 
 def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
     data = (EYE, torch.tensor([0, 1, 2, 0]))
     method = bayou.SGLD(steps=30, draws=3, chains=2, lr=1e-3, start=None)
     net = student(3)
-    stored = method.fit(Target.build(net, Categorical(), None, 4), data, progress=False).stack["weight"]
-    drawn = [d.stack["weight"] for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)]
+    stored = method.fit(Target.build(net, Categorical(), None, 4), data, progress=False).stack[
+        "weight"
+    ]
+    drawn = [
+        d.stack["weight"]
+        for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)
+    ]
     assert torch.equal(torch.stack(drawn, 1).flatten(0, 1), stored)
 
 
@@ -229,4 +273,6 @@ def test_what_belongs_to_a_chain_is_said() -> None:
     with pytest.raises(ValueError, match=r"a chain to run such as SGLD\(\), got VI"):
         bayou.distill(bayou.VI(), student(3), data)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the student gives"):
-        bayou.distill(bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False)
+        bayou.distill(
+            bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False
+        )

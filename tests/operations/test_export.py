@@ -29,7 +29,13 @@ NETS = {
         nn.Linear(16, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, out)
     ),
     "conv": lambda out: nn.Sequential(
-        *(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout2d(0.3)),
+        *(
+            nn.Unflatten(1, (1, 4, 4)),
+            nn.Conv2d(1, 3, 3, padding=1),
+            nn.BatchNorm2d(3),
+            nn.ReLU(),
+            nn.Dropout2d(0.3),
+        ),
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, out)),
     ),
 }
@@ -56,11 +62,18 @@ def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-
 
 
 CASES = [(net, name) for net in NETS for name in METHODS]
-QUICK = {("mlp", "mnf"), ("mlp", "last layer"), ("mlp", "dropout"), ("mlp", "ensemble of VI"), ("conv", "gaussian")}
+QUICK = {
+    ("mlp", "mnf"),
+    ("mlp", "last layer"),
+    ("mlp", "dropout"),
+    ("mlp", "ensemble of VI"),
+    ("conv", "gaussian"),
+}
 
 
 @pytest.mark.parametrize(
-    ("net", "method"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+    ("net", "method"),
+    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_program_is_predict(net: str, method: str) -> None:
     posterior = fitted(net, method)
@@ -74,7 +87,9 @@ def test_program_is_predict(net: str, method: str) -> None:
         assert not torch.allclose(program.module()(x)["outputs"], other)
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch up to 2.11
+@pytest.mark.filterwarnings(
+    "ignore:The given buffer is not writable:UserWarning"
+)  # of torch up to 2.11
 def test_file_without_bayou(tmp_path: Path) -> None:
     posterior, x = fitted("mlp", "mnf"), data()[0]
     torch.export.save(export(posterior, x[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
@@ -87,25 +102,37 @@ def test_file_without_bayou(tmp_path: Path) -> None:
     "likelihood",
     [
         bayou.Gaussian(0.3, learn=True),
-        *(pytest.param(other, marks=pytest.mark.slow) for other in (bayou.HeteroscedasticGaussian(), bayou.Poisson())),
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in (bayou.HeteroscedasticGaussian(), bayou.Poisson())
+        ),
     ],
 )
 def test_regression(likelihood: Any) -> None:
     x, _ = data()
     net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
     method = bayou.Ensemble(2, of=START)  # each member has its own noise
-    posterior = bayou.fit(net, (x, x[:, :1].abs().round()), method=method, likelihood=likelihood, progress=False)
+    posterior = bayou.fit(
+        net, (x, x[:, :1].abs().round()), method=method, likelihood=likelihood, progress=False
+    )
     program = export(posterior, x[:2])
     compare(program, posterior.predict(x, 2, seed=0), x)
     assert set(program.module()(x)) == {"outputs", "mean", "std"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("likelihood", [bayou.Gaussian(0.3, learn=True), bayou.HeteroscedasticGaussian()])
+@pytest.mark.parametrize(
+    "likelihood", [bayou.Gaussian(0.3, learn=True), bayou.HeteroscedasticGaussian()]
+)
 def test_all_that_can_be_said_of_numbers(likelihood: Any) -> None:
-    x, names = data()[0], ("mean", "epistemic_std", "aleatoric_std", "entropy", "mutual_information")
+    x, names = (
+        data()[0],
+        ("mean", "epistemic_std", "aleatoric_std", "entropy", "mutual_information"),
+    )
     net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
-    posterior = bayou.fit(net, (x, x[:, :1]), method=METHODS["ensemble"], likelihood=likelihood, progress=False)
+    posterior = bayou.fit(
+        net, (x, x[:, :1]), method=METHODS["ensemble"], likelihood=likelihood, progress=False
+    )
     found = export(posterior, x[:2], answers=names).module()(x)
     p = posterior.predict(x, 3, seed=0)
     assert tuple(found) == names
@@ -122,7 +149,9 @@ class Two(nn.Module):
         return self.left(x) + self.right(z)
 
 
-@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run")
+@pytest.mark.skipif(
+    torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run"
+)
 def test_several_inputs() -> None:
     x, y = data()
     pair = (x, x.flip(1))
@@ -143,10 +172,16 @@ class Branch(nn.Module):
 
 def test_refusals_help() -> None:
     x, y = data()
-    linearized = bayou.fit(NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False)
+    linearized = bayou.fit(
+        NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False
+    )
     with pytest.raises(ValueError, match=r"using\('sampled'\)"):
         export(linearized, x)
-    compare(export(linearized.using("sampled"), x, 3), linearized.predict(x, 3, seed=0, predictive="sampled"), x)
+    compare(
+        export(linearized.using("sampled"), x, 3),
+        linearized.predict(x, 3, seed=0, predictive="sampled"),
+        x,
+    )
     with pytest.raises(ValueError, match="probit"):
         export(linearized.using("probit"), x)
     with pytest.raises(ValueError, match="samples must be a whole number of at least 1"):
@@ -168,13 +203,21 @@ def test_an_onnx_file_says_what_predict_says(case: str, tmp_path: Path) -> None:
     if case == "regression":  # each member has its own noise
         gaussian = bayou.Gaussian(0.3, learn=True)
         posterior = bayou.fit(
-            NETS["mlp"](1), (x, x[:, :1]), method=METHODS["ensemble"], likelihood=gaussian, progress=False
+            NETS["mlp"](1),
+            (x, x[:, :1]),
+            method=METHODS["ensemble"],
+            likelihood=gaussian,
+            progress=False,
         )
         posterior.temperature = 1.3
     elif case == "two inputs":
         posterior = bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
     else:
-        net, method = {"vi": ("mlp", "mnf"), "dropout": ("mlp", "dropout"), "conv": ("conv", "gaussian")}[case]
+        net, method = {
+            "vi": ("mlp", "mnf"),
+            "dropout": ("mlp", "dropout"),
+            "conv": ("conv", "gaussian"),
+        }[case]
         posterior = fitted(net, method)
     given = (x, x.flip(1)) if case == "two inputs" else (x,)
     example = tuple(item[:2] for item in given) if len(given) > 1 else x[:2]
@@ -187,9 +230,13 @@ def test_an_onnx_file_says_what_predict_says(case: str, tmp_path: Path) -> None:
         some = tuple(item[:rows] for item in given)
         keys = ["x"] if len(some) == 1 else ["x0", "x1"]
         found = session.run(None, {key: item.numpy() for key, item in zip(keys, some, strict=True)})
-        p = posterior.predict(some if len(some) > 1 else some[0], min(5, posterior.draws or 5), seed=7)
+        p = posterior.predict(
+            some if len(some) > 1 else some[0], min(5, posterior.draws or 5), seed=7
+        )
         for out, value in zip(session.get_outputs(), found, strict=True):
-            torch.testing.assert_close(torch.from_numpy(value), getattr(p, out.name), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                torch.from_numpy(value), getattr(p, out.name), rtol=1e-5, atol=1e-5
+            )
 
 
 def test_onnx_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A posterior over several tensors as their prior: exact where a Gaussian is, and never another density."""
+"""A posterior over several tensors as their prior: exact where a Gaussian is, and never another
+density.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ F64 = torch.float64
 X = torch.linspace(-1, 1, 21, dtype=F64)
 PHI, Y = torch.stack([X, X**2, X**3], 1), torch.sin(3 * X)[:, None]
 FIRST, SECOND = (PHI[:11], Y[:11]), (PHI[11:], Y[11:])
-LINE: dict[str, Any] = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(1.0), "progress": False}
+LINE: dict[str, Any] = {
+    "likelihood": bayou.Gaussian(0.1),
+    "prior": bayou.Normal(1.0),
+    "progress": False,
+}
 
 
 def line() -> nn.Module:
@@ -48,7 +54,9 @@ def mode(*parts: tuple[torch.Tensor, torch.Tensor]) -> nn.Module:
 
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
 def test_laplace_of_two_tasks_is_that_of_all_rows(structure: Any) -> None:
-    """Number 8. Of a linear model with one output the Kronecker factors add up exactly too; so do the evidences."""
+    """Number 8. Of a linear model with one output the Kronecker factors add up exactly too; so do
+    the evidences.
+    """
     method = bayou.Laplace(structure, curvature="ggn", start=None)
     one = bayou.fit(mode(FIRST), FIRST, method=method, **LINE)
     two = bayou.fit(mode(FIRST, SECOND), SECOND, method=method, **{**LINE, "prior": one.as_prior()})
@@ -60,10 +68,15 @@ def test_laplace_of_two_tasks_is_that_of_all_rows(structure: Any) -> None:
     torch.testing.assert_close(
         two.covariance.mahalanobis(names), batch.covariance.mahalanobis(names), rtol=1e-12, atol=0
     )
-    target, start = two.target, {name: value.clone().requires_grad_() for name, value in batch.mean().items()}
+    target, start = (
+        two.target,
+        {name: value.clone().requires_grad_() for name, value in batch.mean().items()},
+    )
     slopes = torch.autograd.grad(target.log_joint(start, *SECOND), list(start.values()))
     scale = max(float(slope.abs().max()) for slope in slopes)
-    assert scale < 1e-8  # of curvatures of 2,000: the mode of the two tasks is the batch mean to 1e-11
+    assert (
+        scale < 1e-8
+    )  # of curvatures of 2,000: the mode of the two tasks is the batch mean to 1e-11
     assert one.log_evidence + two.log_evidence == pytest.approx(6.465824, abs=5e-7)  # type: ignore[operator]
 
 
@@ -87,14 +100,18 @@ def test_the_prior_is_the_density_of_the_posterior(name: str) -> None:
     torch.testing.assert_close(target.log_prior(moved), posterior.log_prob(moved))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("family", [bayou.MeanField(0.4), bayou.LowRank(2, std=0.4)], ids=["MeanField", "LowRank"])
+@pytest.mark.parametrize(
+    "family", [bayou.MeanField(0.4), bayou.LowRank(2, std=0.4)], ids=["MeanField", "LowRank"]
+)
 def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
     posterior = first(bayou.Laplace("full", start=bayou.MAP(steps=5)))
     assert isinstance(posterior, GaussianPosterior)
     bayesian = Bayesian(line(), {"*": family}, posterior.as_prior(), PHI[:2])
     assert not bayesian.local_names
     names = list(posterior.covariance.shapes)
-    prior = _normal({name: posterior.mean()[name] for name in names}, posterior.covariance.tensors["root"])
+    prior = _normal(
+        {name: posterior.mean()[name] for name in names}, posterior.covariance.tensors["root"]
+    )
     mean = bayesian.mean()
     if isinstance(family, bayou.LowRank):
         guide = bayesian.guides[0]
@@ -110,7 +127,9 @@ def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
     assert abs(float(kl.mean()) - expected) < 5 * float(kl.std()) / 20**0.5
 
 
-def _normal(mean: dict[str, torch.Tensor], root: torch.Tensor) -> torch.distributions.MultivariateNormal:
+def _normal(
+    mean: dict[str, torch.Tensor], root: torch.Tensor
+) -> torch.distributions.MultivariateNormal:
     center, root = torch.cat([value.flatten() for value in mean.values()]).detach(), root.detach()
     return torch.distributions.MultivariateNormal(center, root @ root.mT)
 
@@ -129,7 +148,9 @@ def test_the_nearest_product_is_the_first_singular_pair_of_the_rearranged_sum() 
         assert float(torch.linalg.eigvalsh(a[group]).min()) > 0
         assert float(torch.linalg.eigvalsh(g[group]).min()) > 0
     a, g = nearest_product([pairs[0], (2 * pairs[0][0], pairs[0][1])])
-    torch.testing.assert_close(torch.kron(a[0], g[0]), 3 * torch.kron(pairs[0][0][0], pairs[0][1][0]))
+    torch.testing.assert_close(
+        torch.kron(a[0], g[0]), 3 * torch.kron(pairs[0][0][0], pairs[0][1][0])
+    )
 
 
 TASKS = [(PHI, (PHI[:, 0] > 0).long()), (PHI, (PHI[:, 1] > 0.3).long())]
@@ -139,7 +160,9 @@ TASKS = [(PHI, (PHI[:, 0] > 0).long()), (PHI, (PHI[:, 1] > 0.3).long())]
 def test_heads_of_a_laplace_with_correlations(structure: Any) -> None:
     """The body is what the last task left of it, without the head that it was correlated with."""
     method = bayou.Laplace(structure, start=bayou.MAP(steps=10))
-    found = bayou.continual(two_layers(), TASKS, method, heads="2.*", prior=bayou.Normal(1.0), progress=False)
+    found = bayou.continual(
+        two_layers(), TASKS, method, heads="2.*", prior=bayou.Normal(1.0), progress=False
+    )
     (one, two), joined = found.posteriors, found.final[0]
     assert isinstance(joined, GaussianPosterior)
     for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
@@ -152,12 +175,16 @@ def test_heads_of_a_laplace_with_correlations(structure: Any) -> None:
     draws = one.sample(20_000, seed=1)
     drawn = torch.cat([draws[name].flatten(1) for name in coupling.density.names], 1)
     normal = torch.distributions.MultivariateNormal(drawn.mean(0), drawn.mT.cov())
-    torch.testing.assert_close(coupling.density.log_prob(body), normal.log_prob(flat), atol=0.3, rtol=0)
+    torch.testing.assert_close(
+        coupling.density.log_prob(body), normal.log_prob(flat), atol=0.3, rtol=0
+    )
     assert joined.predict(PHI, seed=0).mean.shape == (21, 2)
 
 
 def test_families_go_on_from_each_other() -> None:
-    """A chain, an MNF and a point with the prior that a full Laplace left, under local noise or not."""
+    """A chain, an MNF and a point with the prior that a full Laplace left, under local noise or
+    not.
+    """
     prior = first(bayou.Laplace("full", start=bayou.MAP(steps=3))).as_prior()
     options = {**LINE, "prior": prior}
     for method in (
@@ -169,7 +196,10 @@ def test_families_go_on_from_each_other() -> None:
 
 
 def test_what_cannot_go_on_says_so() -> None:
-    full, rank = first(POSTERIORS["Laplace, full"]).as_prior(), first(POSTERIORS["LowRank"]).as_prior()
+    full, rank = (
+        first(POSTERIORS["Laplace, full"]).as_prior(),
+        first(POSTERIORS["LowRank"]).as_prior(),
+    )
     for method, prior, message in [
         (
             bayou.Laplace("kronecker"),
@@ -191,9 +221,14 @@ def test_what_cannot_go_on_says_so() -> None:
             bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})
     frozen = line()
     frozen.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
-    with pytest.raises(ValueError, match="has no density of weight alone, as heads and frozen tensors need"):
+    with pytest.raises(
+        ValueError, match="has no density of weight alone, as heads and frozen tensors need"
+    ):
         bayou.fit(
-            frozen, SECOND, method=bayou.MAP(steps=1), **{**LINE, "prior": first(POSTERIORS["Inducing"]).as_prior()}
+            frozen,
+            SECOND,
+            method=bayou.MAP(steps=1),
+            **{**LINE, "prior": first(POSTERIORS["Inducing"]).as_prior()},
         )
     flow = bayou.VI(bayou.JointFlow("realnvp"), steps=2)
     with pytest.raises(ValueError, match="has no density of .* alone, as heads"):
@@ -207,6 +242,8 @@ def test_files_of_a_posterior_with_a_joint_prior_want_that_prior_again(tmp_path:
         posterior.save(tmp_path / "second.bayou")
         again = bayou.load(tmp_path / "second.bayou", line(), prior=prior)
         expected = posterior.predict(PHI, 3, seed=0).outputs
-        torch.testing.assert_close(again.predict(PHI, 3, seed=0).outputs, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            again.predict(PHI, 3, seed=0).outputs, expected, rtol=1e-12, atol=0
+        )
         with pytest.raises(ValueError, match="prior"):
             bayou.load(tmp_path / "second.bayou", line())

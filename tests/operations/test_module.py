@@ -27,17 +27,25 @@ METHODS = {
 
 def net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 5), nn.LayerNorm(5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 1)).double()
+    return nn.Sequential(
+        nn.Linear(2, 5), nn.LayerNorm(5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 1)
+    ).double()
 
 
 def fit(method, network=None):
-    return bayou.fit(network or net(), (X, Y), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    return bayou.fit(
+        network or net(), (X, Y), method=method, likelihood=bayou.Gaussian(0.1), progress=False
+    )
 
 
 def test_the_mean_of_a_mixture_has_the_noise_that_its_members_learned():
     members = bayou.Ensemble(2, bayou.VI(bayou.MeanField(0.3), steps=5))
-    posterior = bayou.fit(net(), (X, Y), method=members, likelihood=bayou.Gaussian(0.1, learn=True), progress=False)
-    noise = torch.stack([member.target.likelihood.log_scale.detach() for member in posterior.components])
+    posterior = bayou.fit(
+        net(), (X, Y), method=members, likelihood=bayou.Gaussian(0.1, learn=True), progress=False
+    )
+    noise = torch.stack(
+        [member.target.likelihood.log_scale.detach() for member in posterior.components]
+    )
     key = "likelihood.log_scale"
     assert {*posterior.sample(2, seed=0)} - {*posterior.mean()} == {"member"}
     assert noise[0] != noise[1]
@@ -45,7 +53,9 @@ def test_the_mean_of_a_mixture_has_the_noise_that_its_members_learned():
     torch.testing.assert_close(posterior.std()[key], (noise[0] - noise[1]).abs() / 2)
 
 
-@pytest.mark.parametrize("name", ["MAP", "MeanField", "LowRank", "IVON", "SWAG", "diagonal", "dropout"])
+@pytest.mark.parametrize(
+    "name", ["MAP", "MeanField", "LowRank", "IVON", "SWAG", "diagonal", "dropout"]
+)
 def test_a_plain_network_predicts_as_the_posterior_at_its_mean(name):
     posterior = fit(bayou.MCDropout(START) if name == "dropout" else METHODS[name])
     plain = posterior.to_module()
@@ -66,7 +76,9 @@ def test_of_several_networks_one_is_chosen_by_a_draw(name):
     for s in range(3):
         draw = {key: value[0] for key, value in posterior.sample(1, seed=4, start=s).items()}
         before = copy.deepcopy(network.state_dict())
-        expected = posterior.call({k: v for k, v in draw.items() if not k.startswith("likelihood.")}, X)
+        expected = posterior.call(
+            {k: v for k, v in draw.items() if not k.startswith("likelihood.")}, X
+        )
         torch.testing.assert_close(posterior.to_module(draw)(X), expected, rtol=1e-12, atol=1e-12)
         assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 

@@ -1,4 +1,6 @@
-"""The files around the code agree with one another: versions, addresses, workflow, changelog, citation."""
+"""The files around the code agree with one another: versions, addresses, workflow, changelog,
+citation.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ import bayou
 from bayou.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 HOME = "https://github.com/bayou-ml/bayou"
 
 
@@ -26,7 +30,10 @@ def read(name: str) -> str:
 
 
 def pythons() -> list[str]:
-    found = (re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line) for line in PROJECT["classifiers"])
+    found = (
+        re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
+        for line in PROJECT["classifiers"]
+    )
     return [match[1] for match in found if match]
 
 
@@ -40,7 +47,9 @@ def commands(job: dict[str, Any]) -> list[str]:
     """The commands of a job, once for each value of its matrix that they name."""
     found = [step["run"] for step in job["steps"] if "run" in step]
     for name, values in job["strategy"]["matrix"].items():
-        found = [line.replace(f"${{{{ matrix.{name} }}}}", value) for line in found for value in values]
+        found = [
+            line.replace(f"${{{{ matrix.{name} }}}}", value) for line in found for value in values
+        ]
     return found
 
 
@@ -52,7 +61,10 @@ def test_the_workflow_runs_make_targets_only(jobs: dict[str, Any]) -> None:
         assert match, f"{line!r} is not a make target"
         called.add(match[1])
     assert called <= targets
-    needed = set(re.findall(r"^make ([a-z-]+)", read(".ci/run"), re.MULTILINE)) | {"test-peers", "test-oldest"}
+    needed = set(re.findall(r"^make ([a-z-]+)", read(".ci/run"), re.MULTILINE)) | {
+        "test-peers",
+        "test-oldest",
+    }
     assert called >= needed
 
 
@@ -62,9 +74,17 @@ def test_the_workflow_covers_pythons_and_platforms(jobs: dict[str, Any]) -> None
     assert f">={pythons()[0]}" == PROJECT["requires-python"]
     for job in ("test", "oldest-torch"):
         systems = jobs[job]["strategy"]["matrix"]["os"]
-        assert [re.sub(r"-[\d.]+", "", system) for system in systems] == ["ubuntu", "ubuntu-arm", "macos"]
+        assert [re.sub(r"-[\d.]+", "", system) for system in systems] == [
+            "ubuntu",
+            "ubuntu-arm",
+            "macos",
+        ]
     for job in jobs.values():
-        (setup,) = (step["with"] for step in job["steps"] if str(step.get("uses")).startswith("actions/setup-python@"))
+        (setup,) = (
+            step["with"]
+            for step in job["steps"]
+            if str(step.get("uses")).startswith("actions/setup-python@")
+        )
         assert setup["python-version"] in ("${{ matrix.python }}", *pythons())
         assert setup["cache"] == "pip"
         assert all((ROOT / name).is_file() for name in setup["cache-dependency-path"].split())
@@ -76,7 +96,11 @@ def test_the_oldest_torch_is_the_one_that_is_allowed() -> None:
 
 
 def test_every_pin_is_there_once() -> None:
-    names = [line.partition("==")[0].lower() for line in read("constraints.txt").splitlines() if "==" in line]
+    names = [
+        line.partition("==")[0].lower()
+        for line in read("constraints.txt").splitlines()
+        if "==" in line
+    ]
     assert sorted(names) == sorted(set(names))
 
 
@@ -93,14 +117,22 @@ def test_addresses_are_those_of_one_repository() -> None:
         _, _, path = address.partition("/main/")
         assert (ROOT / path).exists()
     citation = yaml.safe_load(read("CITATION.cff"))
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format requires
+    assert {"cff-version", "message", "title", "authors"} <= set(
+        citation
+    )  # what the format requires
     assert (citation["repository-code"], citation["license"]) == (HOME, PROJECT["license"])
     assert f"{HOME}/security/advisories/new" in read("SECURITY.md")
 
 
 def test_python_m_bayou_is_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "bayou", "list", "methods"], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-m", "bayou", "list", "methods"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
-    assert done.stdout == CliRunner().invoke(app, ["list", "methods"], catch_exceptions=False).output
+    assert (
+        done.stdout == CliRunner().invoke(app, ["list", "methods"], catch_exceptions=False).output
+    )
     assert "laplace" in done.stdout

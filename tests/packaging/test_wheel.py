@@ -1,4 +1,6 @@
-"""The wheel, built from the sdist and installed where there are torch, numpy and safetensors and nothing else."""
+"""The wheel, built from the sdist and installed where there are torch, numpy and safetensors and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,14 @@ pytestmark = pytest.mark.slow
 
 def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     """A command that sees no PYTHONPATH."""
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "MYPY", "PIP_"))}
-    done = subprocess.run([*map(str, words)], cwd=cwd, env=plain, capture_output=True, text=True, timeout=600)
+    plain = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "MYPY", "PIP_"))
+    }
+    done = subprocess.run(
+        [*map(str, words)], cwd=cwd, env=plain, capture_output=True, text=True, timeout=600
+    )
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -47,7 +55,9 @@ def required(names: tuple[str, ...]) -> dict[str, Distribution]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """sdist and wheel by suffix; ``build`` makes the wheel from the sdist, which must therefore be enough."""
+    """sdist and wheel by suffix; ``build`` makes the wheel from the sdist, which must therefore be
+    enough.
+    """
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
     return {path.suffix: path for path in folder.iterdir() if path.suffix in (".gz", ".whl")}
@@ -55,7 +65,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def python(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has the wheel; what it depends on is linked, since torch is large."""
+    """The interpreter of an environment that has the wheel; what it depends on is linked, since
+    torch is large.
+    """
     folder = tmp_path_factory.mktemp("env")
     venv.create(folder, with_pip=False, symlinks=True)
     interpreter = folder / "bin" / "python"
@@ -65,7 +77,16 @@ def python(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
             link, target = site / top, Path(str(one.locate_file(top)))
             if not link.exists() and target.exists():
                 link.symlink_to(target)
-    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        interpreter,
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     run(*pip, "--no-deps", "--no-index", built[".whl"], cwd=folder)
     return interpreter
 
@@ -73,8 +94,12 @@ def python(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_archives_hold_what_they_need(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built[".whl"]) as wheel:
         names = set(wheel.namelist())
-        (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
-    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "bayou").rglob("*.py")}
+        (metadata,) = (
+            wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")
+        )
+    source = {
+        path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "bayou").rglob("*.py")
+    }
     others = {"bayou/py.typed", "bayou/report/page.html.j2", "bayou/report/style.css"} | {
         f"bayou/cli/play.{kind}" for kind in ("html", "json")
     }
@@ -84,7 +109,15 @@ def test_the_archives_hold_what_they_need(built: dict[str, Path]) -> None:
     assert "Project-URL: Changelog, https://" in metadata
     with tarfile.open(built[".gz"]) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
-    files = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "constraints.txt")
+    files = (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "SECURITY.md",
+        "constraints.txt",
+    )
     assert held >= {*files, "src/bayou/py.typed", "tests/conftest.py"}
     assert not any(name.startswith((".ci", ".git/", ".venv", "demo-output")) for name in held)
 
@@ -99,7 +132,10 @@ def test_each_missing_extra_says_how_to_install_it(python: Path, tmp_path: Path)
     for command in ([python.with_name("bayou")], [python, "-m", "bayou"]):
         done = run(*command, "--help", cwd=tmp_path, check=False)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "The command line needs typer, which is not installed: pip install 'bayou[lab]'\n"
+        assert (
+            done.stderr
+            == "The command line needs typer, which is not installed: pip install 'bayou[lab]'\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -110,15 +146,22 @@ def test_each_missing_extra_says_how_to_install_it(python: Path, tmp_path: Path)
     ],
     ids=lambda words: words[0],
 )
-def test_a_program_of_a_user_has_no_type_errors(checker: tuple[str, ...], python: Path, tmp_path: Path) -> None:
+def test_a_program_of_a_user_has_no_type_errors(
+    checker: tuple[str, ...], python: Path, tmp_path: Path
+) -> None:
     """Types are those of the installed wheel (py.typed), and a wrong one is found."""
     program = tmp_path / "program.py"
     text = (HERE / "user_program.py").read_text(encoding="utf-8")
     name, *options = checker
     command = [Path(sys.executable).with_name(name), *options, python, program]
-    program.write_text(text + 'assert_type(bayou.load("a", net()), int)\nbayou.MAP(steps="many")\n', encoding="utf-8")
+    program.write_text(
+        text + 'assert_type(bayou.load("a", net()), int)\nbayou.MAP(steps="many")\n',
+        encoding="utf-8",
+    )
     found = run(*command, cwd=tmp_path, check=False)
     lines = text.count("\n") + 1, text.count("\n") + 2
     errors = [line for line in found.stdout.splitlines() if "error:" in line]
     assert len(errors) == 2, found.stdout + found.stderr
-    assert all(f"program.py:{line}:" in error for line, error in zip(lines, errors, strict=True)), found.stdout
+    assert all(f"program.py:{line}:" in error for line, error in zip(lines, errors, strict=True)), (
+        found.stdout
+    )

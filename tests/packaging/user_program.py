@@ -1,4 +1,6 @@
-"""A program as a user writes it, for type checkers (``assert_type``) and to run: the interface of the README."""
+"""A program as a user writes it, for type checkers (``assert_type``) and to run: the interface of
+the README.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ methods: dict[str, bayou.methods.Method] = {
     "mnf": bayou.VI(bayou.MNF(), steps=20),
 }
 for name, method in methods.items():
-    posterior = bayou.fit(net(), (x, y), method=method, likelihood=bayou.Gaussian(0.1), seed=0, progress=False)
+    posterior = bayou.fit(
+        net(), (x, y), method=method, likelihood=bayou.Gaussian(0.1), seed=0, progress=False
+    )
     assert_type(posterior, bayou.Posterior)
     p = posterior.predict(x, samples=10, seed=0)
     low, high = p.interval(0.9)

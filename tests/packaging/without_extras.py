@@ -1,4 +1,6 @@
-"""Run where bayou is installed with its dependencies alone: each extra that is missing is one sentence."""
+"""Run where bayou is installed with its dependencies alone: each extra that is missing is one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import bayou
 from bayou import *  # noqa: F403  all public names must be importable
 
 x = torch.ones(4, 1)
-posterior = bayou.fit(torch.nn.Linear(1, 1), (x, x), bayou.MAP(steps=2), likelihood=bayou.Gaussian(1.0), seed=0)
+posterior = bayou.fit(
+    torch.nn.Linear(1, 1), (x, x), bayou.MAP(steps=2), likelihood=bayou.Gaussian(1.0), seed=0
+)
 
 
 def onnx() -> None:
@@ -65,7 +69,10 @@ for module, extra, use in MISSING:
         use()
     except (ImportError, ValueError) as error:
         sentence = str(error)
-        if f"pip install 'bayou[{extra}]'" not in sentence or module not in sentence.lower().replace("scikit-", "sk"):
+        if (
+            f"pip install 'bayou[{extra}]'" not in sentence
+            or module not in sentence.lower().replace("scikit-", "sk")
+        ):
             problems.append(f"{module}: {sentence}")
     else:
         problems.append(f"{module}: no error")

@@ -1,4 +1,6 @@
-"""Transformers: fused attention has no second derivative and no batching rule, and nobody has to know."""
+"""Transformers: fused attention has no second derivative and no batching rule, and nobody has to
+know.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,11 @@ class Encoder(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-        self.into, self.encoder, self.out = nn.Linear(3, 4), nn.TransformerEncoder(layer, 1), nn.Linear(4, 2)
+        self.into, self.encoder, self.out = (
+            nn.Linear(3, 4),
+            nn.TransformerEncoder(layer, 1),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         return self.out(self.encoder(self.into(x)).mean(1))
@@ -55,7 +61,10 @@ def test_every_method_takes_a_transformer(name, make):
     posterior = bayou.fit(make(), (X, Y), method=METHODS[name], progress=False)
     p = posterior.predict(X, None if name == "probit" else 3, seed=0)
     assert bool(p.mean.isfinite().all())
-    assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_enabled()) == (flash, fast)
+    assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_enabled()) == (
+        flash,
+        fast,
+    )
 
 
 @pytest.mark.parametrize("make", [Encoder, Direct])
@@ -86,8 +95,13 @@ def test_masks_mean_what_they_mean(kind):
 @pytest.mark.parametrize("causal", [True, False])
 def test_weights_are_given_where_they_are_asked_for(need, causal):
     torch.manual_seed(0)
-    layer, x = nn.MultiheadAttention(4, 2, batch_first=True).double().eval(), torch.randn(2, 5, 4, dtype=torch.float64)
-    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64) if causal else None
+    layer, x = (
+        nn.MultiheadAttention(4, 2, batch_first=True).double().eval(),
+        torch.randn(2, 5, 4, dtype=torch.float64),
+    )
+    mask = (
+        nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64) if causal else None
+    )
 
     def call():
         return layer(x, x, x, need_weights=need, attn_mask=mask, is_causal=causal)
@@ -106,7 +120,10 @@ def test_the_linearized_function_of_an_encoder_is_its_jacobian():
     net, x = Encoder().double(), X[:3].double()
     method = bayou.Laplace("diagonal", start=None)
     posterior = bayou.fit(net, (X.double(), Y), method=method, progress=False)
-    mean, draw = posterior.mean(), {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
+    mean, draw = (
+        posterior.mean(),
+        {name: value[0] for name, value in posterior.sample(1, seed=0).items()},
+    )
     network = Network(net)
     with PlainAttention():
         tangents = {name: draw[name] - value for name, value in mean.items()}

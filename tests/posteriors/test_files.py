@@ -67,10 +67,14 @@ class Adapter(nn.Module):
         self.aside = nn.Linear(1, 3)
 
     def forward(self, x):
-        return self.base(x).float().sum(-1, keepdim=True) + self.aside(x.float()).sum(-1, keepdim=True)
+        return self.base(x).float().sum(-1, keepdim=True) + self.aside(x.float()).sum(
+            -1, keepdim=True
+        )
 
 
-@pytest.mark.parametrize("method", [bayou.VI(steps=2), bayou.MAP(steps=2), bayou.Laplace("diagonal", start=None)])
+@pytest.mark.parametrize(
+    "method", [bayou.VI(steps=2), bayou.MAP(steps=2), bayou.Laplace("diagonal", start=None)]
+)
 def test_every_tensor_comes_back_in_its_own_dtype(method, tmp_path):
     torch.manual_seed(0)
     data = X.bfloat16(), Y.float()
@@ -82,7 +86,9 @@ def test_every_tensor_comes_back_in_its_own_dtype(method, tmp_path):
     assert after["aside.weight"].dtype == torch.float32
     for name, value in before.items():
         assert torch.equal(value, after[name]), name
-    assert torch.equal(made.predict(data[0], 3, seed=1).outputs, back.predict(data[0], 3, seed=1).outputs)
+    assert torch.equal(
+        made.predict(data[0], 3, seed=1).outputs, back.predict(data[0], 3, seed=1).outputs
+    )
     draw = {name: value[0] for name, value in after.items()}
     plain = dict(back.to_module(draw).named_parameters())
     assert plain["base.weight"].dtype == torch.bfloat16
@@ -157,13 +163,19 @@ def test_float64_running_statistics_and_tied_weights_come_back(tmp_path):
     torch.manual_seed(0)
     method = bayou.VI(steps=4, batch_size=5)
     one = bayou.fit(
-        Tied().double(), (X.double(), Y.double()), method=method, likelihood=bayou.Gaussian(), progress=False
+        Tied().double(),
+        (X.double(), Y.double()),
+        method=method,
+        likelihood=bayou.Gaussian(),
+        progress=False,
     )
     one.save(tmp_path / "a")
     for network in (Tied(), Tied().double()):
         two = bayou.load(tmp_path / "a", network)
         assert two.predict(X.double(), 2, seed=0).outputs.dtype == torch.float64
-        assert torch.equal(two.predict(X.double(), 2, seed=0).outputs, one.predict(X.double(), 2, seed=0).outputs)
+        assert torch.equal(
+            two.predict(X.double(), 2, seed=0).outputs, one.predict(X.double(), 2, seed=0).outputs
+        )
 
 
 @pytest.mark.parametrize("kind", ["guided", "empirical", "gaussian", "masked", "mixture"])
@@ -173,7 +185,9 @@ def test_a_file_that_was_written_before_is_still_read(kind):
     posterior = bayou.load(folder / f"{kind}.bayou", dropping())
     assert posterior.kind == kind
     expected = torch.tensor(json.loads((folder / "files.json").read_text())[kind])
-    torch.testing.assert_close(posterior.predict(X[:3], 2, seed=0).outputs.flatten(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        posterior.predict(X[:3], 2, seed=0).outputs.flatten(), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 # --- what can be wrong with a file -----------------------------------------------------------------------------------
@@ -243,7 +257,9 @@ def foreign(kind, path):
         path.write_bytes(sealed + files.hashlib.sha256(sealed).hexdigest().encode())
 
 
-@pytest.mark.parametrize("kind", ["random", "empty", "zip", "pickle", "torch", "safetensors", "sealed"])
+@pytest.mark.parametrize(
+    "kind", ["random", "empty", "zip", "pickle", "torch", "safetensors", "sealed"]
+)
 def test_a_foreign_file_is_refused(kind, tmp_path):
     foreign(kind, tmp_path / "file")
     with pytest.raises(bayou.posteriors.FileError, match="foreign"):
@@ -262,7 +278,8 @@ def test_a_file_of_a_later_format_says_so(file, monkeypatch, posterior):
     posterior.save(file)
     monkeypatch.undo()
     with pytest.raises(
-        bayou.posteriors.FileError, match="has format 2, this bayou reads 1; use the version that wrote it"
+        bayou.posteriors.FileError,
+        match="has format 2, this bayou reads 1; use the version that wrote it",
     ):
         bayou.load(file, net())
 
@@ -278,7 +295,10 @@ def test_a_checkpoint_is_no_posterior(tmp_path):
     [
         (net(4), r"'0.weight' is \[3, 1\] in the file and \[4, 1\] here"),
         (nn.Linear(1, 1), r"'0.weight' is \[3, 1\] in the file and not here"),
-        (nn.Sequential(*net(), nn.Linear(1, 1)), r"'3.weight' is not in the file and \[1, 1\] here"),
+        (
+            nn.Sequential(*net(), nn.Linear(1, 1)),
+            r"'3.weight' is not in the file and \[1, 1\] here",
+        ),
     ],
 )
 def test_the_wrong_network_is_named(network, message, file):
@@ -287,9 +307,9 @@ def test_the_wrong_network_is_named(network, message, file):
 
 
 def test_other_buffers_are_another_network_too(tmp_path):
-    fitted(network=nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 1))).save(
-        tmp_path / "a"
-    )
+    fitted(
+        network=nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 1))
+    ).save(tmp_path / "a")
     with pytest.raises(bayou.posteriors.FileError, match="does not fit this network"):
         bayou.load(tmp_path / "a", nn.Sequential(nn.Linear(1, 2), nn.Identity(), nn.Linear(2, 1)))
 
@@ -348,7 +368,9 @@ def sealed(tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("sealed"), {}
     for kind, method in methods.items():
         torch.manual_seed(0)
-        one = bayou.fit(dropping(), (X, Y), method=method, likelihood=bayou.Gaussian(0.2), progress=False)
+        one = bayou.fit(
+            dropping(), (X, Y), method=method, likelihood=bayou.Gaussian(0.2), progress=False
+        )
         one.save(folder / kind)
         found[kind] = read_file(folder / kind)
         assert found[kind][1]["kind"] == kind
@@ -383,8 +405,14 @@ def test_missing_keys_and_tensors_and_wrong_shapes_are_refused(sealed, tmp_path)
             with pytest.raises(bayou.posteriors.FileError):
                 bayou.load(tmp_path / "odd", dropping())
         floating = next(name for name, value in tensors.items() if value.is_floating_point())
-        write_file(tmp_path / "odd", tensors | {floating: torch.full_like(tensors[floating], torch.nan)}, config)
-        with pytest.raises(bayou.posteriors.FileError, match=f"NaN in '{floating.removeprefix('0.')}'|NaN in"):
+        write_file(
+            tmp_path / "odd",
+            tensors | {floating: torch.full_like(tensors[floating], torch.nan)},
+            config,
+        )
+        with pytest.raises(
+            bayou.posteriors.FileError, match=f"NaN in '{floating.removeprefix('0.')}'|NaN in"
+        ):
             bayou.load(tmp_path / "odd", dropping())
         assert kind == config["kind"]
 
@@ -398,7 +426,9 @@ def test_missing_keys_and_tensors_and_wrong_shapes_are_refused(sealed, tmp_path)
         (lambda value: value > 0, "torch.bool in"),
     ],
 )
-def test_tensors_that_are_no_finite_numbers_with_fractions_are_refused(change, words, sealed, tmp_path):
+def test_tensors_that_are_no_finite_numbers_with_fractions_are_refused(
+    change, words, sealed, tmp_path
+):
     for tensors, config in sealed.values():
         for name, value in tensors.items():
             if value.is_floating_point():
@@ -411,7 +441,9 @@ def test_float8_is_refused_at_loading(sealed, tmp_path):
     for tensors, config in sealed.values():
         name, value = next((n, v) for n, v in tensors.items() if v.is_floating_point() and v.ndim)
         write_file(tmp_path / "odd", tensors | {name: value.to(torch.float8_e4m3fn)}, config)
-        with pytest.raises(bayou.posteriors.FileError, match="odd has torch.float8_e4m3fn in .* does not write"):
+        with pytest.raises(
+            bayou.posteriors.FileError, match="odd has torch.float8_e4m3fn in .* does not write"
+        ):
             bayou.load(tmp_path / "odd", dropping())
 
 
@@ -422,7 +454,9 @@ def test_mixed_dtypes_are_refused_at_loading(dtype, sealed, tmp_path):
     for kind, name in names.items():
         tensors, config = sealed[kind]
         write_file(tmp_path / "odd", tensors | {name: tensors[name].to(dtype)}, config)
-        with pytest.raises(bayou.posteriors.FileError, match="odd has torch.float.* and torch.float.* in '"):
+        with pytest.raises(
+            bayou.posteriors.FileError, match="odd has torch.float.* and torch.float.* in '"
+        ):
             bayou.load(tmp_path / "odd", dropping())
 
 
@@ -431,17 +465,25 @@ def test_a_buffer_in_another_dtype_is_refused_at_loading(tmp_path):
         return nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
     torch.manual_seed(0)
-    one = bayou.fit(norm(), (X, Y), method=bayou.MAP(steps=2), likelihood=bayou.Gaussian(0.2), progress=False)
+    one = bayou.fit(
+        norm(), (X, Y), method=bayou.MAP(steps=2), likelihood=bayou.Gaussian(0.2), progress=False
+    )
     one.save(tmp_path / "a")
     tensors, config = read_file(tmp_path / "a")
     name = "net.1.running_mean"
     write_file(tmp_path / "odd", tensors | {name: tensors[name].half()}, config)
-    with pytest.raises(bayou.posteriors.FileError, match="odd has torch.float16 in '1.running_mean'"):
+    with pytest.raises(
+        bayou.posteriors.FileError, match="odd has torch.float16 in '1.running_mean'"
+    ):
         bayou.load(tmp_path / "odd", norm())
 
 
 def test_an_axis_too_many_is_refused_at_loading(sealed, tmp_path):
-    names = {"empirical": "stack.0.weight", "gaussian": "mean.0.weight", "masked": "weights.0.weight"}
+    names = {
+        "empirical": "stack.0.weight",
+        "gaussian": "mean.0.weight",
+        "masked": "weights.0.weight",
+    }
     for kind, name in names.items():
         tensors, config = sealed[kind]
         write_file(tmp_path / "odd", tensors | {name: tensors[name].unsqueeze(0)}, config)
@@ -460,19 +502,27 @@ def test_an_axis_too_many_is_refused_at_loading(sealed, tmp_path):
 def test_odd_tensors_of_a_checkpoint_are_a_sentence(method, change, tmp_path):
     def run():
         torch.manual_seed(0)
-        setting = {"likelihood": bayou.Gaussian(0.2), "checkpoint": tmp_path / "c", "progress": False}
+        setting = {
+            "likelihood": bayou.Gaussian(0.2),
+            "checkpoint": tmp_path / "c",
+            "progress": False,
+        }
         bayou.fit(net(), (X, Y), method=method, **setting)
 
     run()
     tensors, config = read_file(tmp_path / "c")
     axes = 2 if isinstance(method, bayou.HMC) else 1
-    names = [name for name, value in tensors.items() if value.is_floating_point() and value.ndim >= axes]
+    names = [
+        name for name, value in tensors.items() if value.is_floating_point() and value.ndim >= axes
+    ]
     assert len(names) >= 2
     for name in names:
         if change(tensors[name]).is_floating_point() and name.startswith("optimizer."):
             continue  # torch broadcasts nothing there: it is replaced by the next step
         write_file(tmp_path / "c", tensors | {name: change(tensors[name])}, config)
-        with pytest.raises(bayou.posteriors.FileError, match="the checkpoint .*c has .* in .*, expected.*delete it"):
+        with pytest.raises(
+            bayou.posteriors.FileError, match="the checkpoint .*c has .* in .*, expected.*delete it"
+        ):
             run()
 
 
@@ -493,21 +543,30 @@ def test_a_kind_that_is_none_is_named(kind, sealed, tmp_path):
 def test_a_checkpoint_that_lacks_something_is_a_sentence(method, keys, tmp_path):
     def run():
         torch.manual_seed(0)
-        setting = {"likelihood": bayou.Gaussian(0.2), "checkpoint": tmp_path / "c", "progress": False}
+        setting = {
+            "likelihood": bayou.Gaussian(0.2),
+            "checkpoint": tmp_path / "c",
+            "progress": False,
+        }
         bayou.fit(net(), (X, Y), method=method, **setting)
 
     run()
     tensors, config = read_file(tmp_path / "c")
     for key in keys:
         write_file(tmp_path / "c", tensors, {k: value for k, value in config.items() if k != key})
-        with pytest.raises(bayou.posteriors.FileError, match="c .*(delete it|no run like this one can be made of it)"):
+        with pytest.raises(
+            bayou.posteriors.FileError,
+            match="c .*(delete it|no run like this one can be made of it)",
+        ):
             run()
 
 
 def test_a_config_that_is_no_object_is_foreign(tmp_path):
     for config in ([1], "text", None):
         write_file(tmp_path / "odd", {}, config)
-        with pytest.raises(bayou.posteriors.FileError, match="foreign file: ValueError: config.json is a"):
+        with pytest.raises(
+            bayou.posteriors.FileError, match="foreign file: ValueError: config.json is a"
+        ):
             bayou.load(tmp_path / "odd", net())
 
 
@@ -533,13 +592,17 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(posterior, tmp_path, monkey
     }
     assert seal(tmp_path / "bomb", members, zipfile.ZIP_DEFLATED) < 2**20
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *args: pytest.fail("unpacked"))
-    with pytest.raises(bayou.posteriors.FileError, match="bomb is a foreign file.*bayou packs nothing"):
+    with pytest.raises(
+        bayou.posteriors.FileError, match="bomb is a foreign file.*bayou packs nothing"
+    ):
         bayou.load(tmp_path / "bomb", net())
 
 
 def test_a_header_that_promises_more_than_there_is_is_refused(posterior, tmp_path):
     _, config = posterior.state()
-    header = json.dumps({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+    header = json.dumps(
+        {"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
+    ).encode()
     members = {
         files.MANIFEST: json.dumps({"format": files.FORMAT}),
         files.CONFIG: json.dumps(config),
@@ -558,7 +621,11 @@ def test_the_next_save_or_load_removes_what_a_killed_save_left(how, posterior, t
     posterior.save(tmp_path / "m[1].bayou")
     left = tmp_path / f".m[1].bayou.{'a' * 16}.part"
     left.write_bytes(b"half a file")
-    others = [tmp_path / f".other.bayou.{'a' * 16}.part", tmp_path / ".m[1].bayou.part", tmp_path / "m[1].bayou.part"]
+    others = [
+        tmp_path / f".other.bayou.{'a' * 16}.part",
+        tmp_path / ".m[1].bayou.part",
+        tmp_path / "m[1].bayou.part",
+    ]
     for other in others:
         other.write_bytes(b"not of this name")
     if how == "save":
@@ -611,12 +678,16 @@ def test_a_file_with_a_callable_is_refused_with_the_way_out(tmp_path):
         likelihood=bayou.HeteroscedasticGaussian(),
     )
     one.save(tmp_path / "a")
-    with pytest.raises(bayou.posteriors.FileError, match=r"custom 'crooked'.*runs no code.*load\(..., rules=...\)"):
+    with pytest.raises(
+        bayou.posteriors.FileError, match=r"custom 'crooked'.*runs no code.*load\(..., rules=...\)"
+    ):
         bayou.load(tmp_path / "a", network)
     rules = {"2.weight": bayou.MNF(flow=crooked), "*": bayou.Delta()}
     two = bayou.load(tmp_path / "a", network, rules=rules)
     assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
-    with pytest.raises(bayou.posteriors.FileError, match="does not fit this network and these rules"):
+    with pytest.raises(
+        bayou.posteriors.FileError, match="does not fit this network and these rules"
+    ):
         bayou.load(tmp_path / "a", network, rules=bayou.MeanField())
 
 
@@ -649,8 +720,12 @@ def test_loading_runs_nothing_that_a_file_names(posterior, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("fails", ["replace", "fsync", "write"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(fails, error, file, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(
+    fails, error, file, monkeypatch
+):
     before = file.read_bytes()
 
     def fail(*args, **kwargs):
@@ -686,7 +761,9 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(fails, error
 
 
 def test_a_folder_that_is_not_there_or_not_writable_is_named(posterior, tmp_path, monkeypatch):
-    with pytest.raises(bayou.posteriors.FileError, match="the folder .*missing does not exist; create it first"):
+    with pytest.raises(
+        bayou.posteriors.FileError, match="the folder .*missing does not exist; create it first"
+    ):
         posterior.save(tmp_path / "missing" / "a")
     with pytest.raises(bayou.posteriors.FileError, match="it is a folder"):
         posterior.save(tmp_path)

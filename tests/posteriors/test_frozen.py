@@ -1,4 +1,6 @@
-"""Frozen parameters, by requires_grad=False or by where=, are constants: shared, never copied, drawn or stored."""
+"""Frozen parameters, by requires_grad=False or by where=, are constants: shared, never copied,
+drawn or stored.
+"""
 
 import pytest
 import torch
@@ -85,14 +87,18 @@ class Spare(nn.Module):
 
 def test_a_frozen_tensor_that_is_never_used_is_no_error():
     network = Spare()
-    with pytest.raises(ValueError, match="'spare.bias' is never used by Spare; remove it .* or freeze it"):
+    with pytest.raises(
+        ValueError, match="'spare.bias' is never used by Spare; remove it .* or freeze it"
+    ):
         bayou.bayesianize(network, bayou.MeanField(), example=X)
     network.spare.requires_grad_(False)
     posterior = bayou.fit(network, (X, Y), method=bayou.VI(steps=2), progress=False)
     assert set(posterior.sample(1)) == {"used.weight", "used.bias"}
 
 
-@pytest.mark.parametrize("method", [bayou.VI(steps=2), bayou.VI({"*": bayou.MNF()}, steps=2), bayou.IVON(steps=2)])
+@pytest.mark.parametrize(
+    "method", [bayou.VI(steps=2), bayou.VI({"*": bayou.MNF()}, steps=2), bayou.IVON(steps=2)]
+)
 def test_a_network_that_is_frozen_altogether_is_a_clear_error(method):
     with pytest.raises(ValueError, match="every parameter of Sequential is frozen"):
         bayou.fit(net().requires_grad_(False), (X, Y), method=method, progress=False)
@@ -100,10 +106,16 @@ def test_a_network_that_is_frozen_altogether_is_a_clear_error(method):
 
 def test_a_file_is_what_it_was_whatever_is_frozen_now(tmp_path):
     """The file decides which parameters are random."""
-    for fitted, loaded in ((half_frozen(), net()), (net(), half_frozen()), (half_frozen(), half_frozen())):
+    for fitted, loaded in (
+        (half_frozen(), net()),
+        (net(), half_frozen()),
+        (half_frozen(), half_frozen()),
+    ):
         one = bayou.fit(fitted, (X, Y), method=bayou.VI(bayou.MNF(), steps=2), progress=False)
         one.save(tmp_path / "a")
         for network in (loaded, net().requires_grad_(False)):
             for rules in (None, bayou.MNF()):
                 two = bayou.load(tmp_path / "a", network, **({"rules": rules} if rules else {}))
-                assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
+                assert torch.equal(
+                    two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs
+                )

@@ -41,17 +41,24 @@ def untrained(net: nn.Module, x: Tensor) -> Guided:
     return Guided(target, bayou.bayesianize(net, bayou.MeanField(), example=x))
 
 
-@pytest.mark.parametrize(("net", "takes"), [(flat(), True), (Viewed(*layers()), False), (Random(*flat()), False)])
-def test_images_are_laid_out_channels_last_where_the_network_takes_them(net: nn.Module, takes: bool) -> None:
+@pytest.mark.parametrize(
+    ("net", "takes"), [(flat(), True), (Viewed(*layers()), False), (Random(*flat()), False)]
+)
+def test_images_are_laid_out_channels_last_where_the_network_takes_them(
+    net: nn.Module, takes: bool
+) -> None:
     x = torch.randn(5, 1, 8, 8)
     orders = []
 
     def note(module: nn.Module, inputs: tuple[Tensor]) -> None:
         orders.append((len(inputs[0]), inputs[0].stride(1) == 1))
 
-    next(module for module in net.modules() if isinstance(module, nn.Conv2d)).register_forward_pre_hook(note)
+    next(
+        module for module in net.modules() if isinstance(module, nn.Conv2d)
+    ).register_forward_pre_hook(note)
     posterior = Guided(
-        Target.build(net, bayou.Categorical(), None, 100), bayou.bayesianize(net, bayou.MeanField(), example=x)
+        Target.build(net, bayou.Categorical(), None, 100),
+        bayou.bayesianize(net, bayou.MeanField(), example=x),
     )
     posterior.predict(x, samples=3, seed=0)
     assert [last for rows, last in orders if rows == len(x)][-3:] == [takes] * 3
@@ -60,10 +67,13 @@ def test_images_are_laid_out_channels_last_where_the_network_takes_them(net: nn.
 def test_the_order_of_memory_changes_no_output() -> None:
     net, x = flat().double(), torch.randn(5, 1, 8, 8, dtype=torch.float64)
     posterior = Guided(
-        Target.build(net, bayou.Categorical(), None, 100), bayou.bayesianize(net, bayou.MeanField(), example=x)
+        Target.build(net, bayou.Categorical(), None, 100),
+        bayou.bayesianize(net, bayou.MeanField(), example=x),
     )
     outputs = posterior.predict(x, samples=3, seed=0).outputs
     stack = posterior.sample(3, seed=0)
     for s, out in enumerate(outputs):
-        expected = torch.func.functional_call(net, {name: value[s] for name, value in stack.items()}, x)
+        expected = torch.func.functional_call(
+            net, {name: value[s] for name, value in stack.items()}, x
+        )
         assert torch.allclose(out, expected.detach(), rtol=0, atol=1e-12)

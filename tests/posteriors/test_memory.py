@@ -1,4 +1,6 @@
-"""Predictions in little memory: some draws and rows at a time, fewer where it runs out, and the same answer."""
+"""Predictions in little memory: some draws and rows at a time, fewer where it runs out, and the
+same answer.
+"""
 
 import os
 from pathlib import Path
@@ -17,7 +19,9 @@ ERRORS = [
     RuntimeError("alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory"),
     torch.OutOfMemoryError("CUDA out of memory"),
 ]
-LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of the process from /proc")
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="reads the memory of the process from /proc"
+)
 
 
 def untrained(net, x, guide=None, out=1):
@@ -32,7 +36,9 @@ def resident():
 
 @LINUX
 def test_many_functions_of_many_rows_take_little_more_memory_than_their_outputs():
-    """200 functions × 10,000 rows: 8 MB of outputs. They took 400 MB, one layer of every function."""
+    """200 functions × 10,000 rows: 8 MB of outputs. They took 400 MB, one layer of every
+    function.
+    """
     net, x = nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, 1)), torch.randn(10_000, 4)
     posterior = untrained(net, x)
     posterior.predict(x, 2, seed=0)
@@ -54,7 +60,9 @@ def test_rows_are_cut_where_a_layer_makes_much_of_them_and_the_answer_stays(monk
     posterior = untrained(net, x)
     rows = []
     posterior.predict(x[:2], 1)
-    posterior.network._shells[0].net.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    posterior.network._shells[0].net.register_forward_pre_hook(
+        lambda module, args: rows.append(len(args[0]))
+    )
     cut = posterior.predict(x, 3, seed=0).outputs
     assert set(rows) == {76, 73}  # at most 5,000 numbers / 50 units, in equal parts
     whole = posterior.predict(x, 3, seed=0, batch_size=301).outputs
@@ -65,10 +73,14 @@ def test_masks_are_shared_by_rows_that_are_cut(monkeypatch):
     net = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.4), nn.Tanh(), nn.Linear(50, 2)).double()
     x = torch.randn(200, 4, dtype=torch.float64)
     method = bayou.MCDropout(None)
-    posterior = bayou.fit(net, (x, x[:, :2]), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net, (x, x[:, :2]), method=method, likelihood=bayou.Gaussian(0.1), progress=False
+    )
     whole = posterior.predict(x, 3, seed=0).outputs
     monkeypatch.setitem(evaluation.ACTIVATIONS, "cpu", 5000)
-    torch.testing.assert_close(posterior.predict(x, 3, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        posterior.predict(x, 3, seed=0).outputs, whole, rtol=1e-12, atol=1e-12
+    )
 
 
 class Centered(nn.Module):
@@ -83,7 +95,9 @@ def test_rows_that_see_one_another_are_not_cut(together, monkeypatch):
     x = torch.randn(200, 4)
     posterior = untrained(net, x)
     params = {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
-    torch.testing.assert_close(posterior.predict(x, 1, seed=0).outputs[0], posterior.call(params, x))
+    torch.testing.assert_close(
+        posterior.predict(x, 1, seed=0).outputs[0], posterior.call(params, x)
+    )
 
 
 @pytest.mark.parametrize("error", [*ERRORS, MemoryError()])
@@ -99,13 +113,17 @@ def test_rows_are_halved_where_memory_runs_out_whatever_it_is_called(error, monk
         return plain(self, x)
 
     monkeypatch.setattr(nn.Linear, "forward", small)
-    torch.testing.assert_close(posterior.predict(x, 3, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        posterior.predict(x, 3, seed=0).outputs, whole, rtol=1e-12, atol=1e-12
+    )
 
     def never(self, x):
         raise error
 
     monkeypatch.setattr(nn.Linear, "forward", never)
-    with pytest.raises(torch.OutOfMemoryError, match="runs out of memory with one function and 1 rows of x"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match="runs out of memory with one function and 1 rows of x"
+    ):
         posterior.predict(x, 3, seed=0)
 
 

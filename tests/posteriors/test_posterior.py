@@ -27,7 +27,9 @@ def net(out=2, extra=()):
 
 def fitted(guide=None, network=None, data=(X, Y), steps=20, **options):
     torch.manual_seed(0)
-    method = bayou.VI(guide or bayou.MeanField(0.2), steps=steps, batch_size=20, lr=0.01, log_every=5)
+    method = bayou.VI(
+        guide or bayou.MeanField(0.2), steps=steps, batch_size=20, lr=0.01, log_every=5
+    )
     return bayou.fit(network or net(), data, method=method, progress=False, **options)
 
 
@@ -48,7 +50,13 @@ def gaussian_posterior(network, x, y, guide, noise=0.1, **options):
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so short
 def test_what_a_user_can_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    net, x, y, x_new, n = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)), X, Y, X[:5], 40
+    net, x, y, x_new, n = (
+        nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)),
+        X,
+        Y,
+        X[:5],
+        40,
+    )
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 30)  # instead of 2,000
 
     posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MNF()), likelihood=bayou.Categorical(), prior=bayou.Normal(1.0), seed=0)  # noqa: E501  # fmt: skip
@@ -69,7 +77,9 @@ def test_what_a_user_can_write(tmp_path, monkeypatch):
     }
     assert e.value == pytest.approx(e.log_likelihood - e.kl)
     assert e.standard_error > 0
-    assert torch.equal(loaded.sample(3, seed=0)["0.weight"], posterior.sample(3, seed=0)["0.weight"])
+    assert torch.equal(
+        loaded.sample(3, seed=0)["0.weight"], posterior.sample(3, seed=0)["0.weight"]
+    )
 
     class Conv(nn.Module):
         def __init__(self):
@@ -80,7 +90,9 @@ def test_what_a_user_can_write(tmp_path, monkeypatch):
             return self.fc(self.conv1(x.unsqueeze(1)).flatten(1))
 
     net = Conv()
-    bnn = bayou.bayesianize(net, {"conv*.weight": bayou.MNF(), "*.weight": bayou.MeanField(), "*": bayou.Delta()})
+    bnn = bayou.bayesianize(
+        net, {"conv*.weight": bayou.MNF(), "*.weight": bayou.MeanField(), "*": bayou.Delta()}
+    )
     draw = bnn.draw(); loss = F.cross_entropy(draw(x), y) + draw.kl / n  # noqa: E702  # fmt: skip
     loss.backward()
     assert all(p.grad is not None for p in bnn.parameters() if p.requires_grad)
@@ -102,7 +114,9 @@ def test_a_classifier_learns():
 # --- predict ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guide", [bayou.MeanField(0.2), bayou.MNF(), bayou.Dropout(0.3), bayou.LowRank(2)])
+@pytest.mark.parametrize(
+    "guide", [bayou.MeanField(0.2), bayou.MNF(), bayou.Dropout(0.3), bayou.LowRank(2)]
+)
 def test_neither_chunk_nor_batch_size_changes_a_prediction(guide):
     posterior = fitted(guide, steps=2)
     whole = posterior.predict(X, 11, seed=5).outputs
@@ -164,7 +178,9 @@ def test_predictions_are_made_in_eval_mode_and_every_mode_comes_back():
     bayou.elbo(posterior, (X, Y), 2)
     posterior.sample(2)
     assert modes == [module.training for module in posterior.bayesian.modules()]
-    assert all(torch.equal(value, before[name]) for name, value in posterior.bayesian.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in posterior.bayesian.state_dict().items()
+    )
 
 
 def test_modes_come_back_after_an_error():
@@ -186,7 +202,11 @@ def test_modes_come_back_after_an_error():
 @pytest.mark.parametrize(
     ("x", "options", "message"),
     [
-        (X.double(), {}, r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)"),
+        (
+            X.double(),
+            {},
+            r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)",
+        ),
         (X * math.nan, {}, "x has NaN or infinite values"),
         (X.long(), {}, r"the network cannot take x = int64 \(40, 3\)"),
         (X[:, :2], {}, r"the network cannot take x = float32 \(40, 2\): .*shapes"),
@@ -240,7 +260,9 @@ def test_a_posterior_says_what_it_is():
     )
     untrained = gaussian_posterior(nn.Linear(3, 1), X, X, bayou.MeanField())
     assert repr(untrained) == "Guided(Linear: MeanField over 4 of 4 weights)"
-    assert repr(fitted(bayou.JointFlow(), steps=2)).startswith("Guided(Sequential: JointFlow over 38 of 38 weights")
+    assert repr(fitted(bayou.JointFlow(), steps=2)).startswith(
+        "Guided(Sequential: JointFlow over 38 of 38 weights"
+    )
 
 
 # --- the bound -------------------------------------------------------------------------------------------------------
@@ -253,7 +275,9 @@ def test_elbo_is_log_likelihood_minus_kl_in_nats_over_all_data(posterior):
     average = posterior.target.likelihood.log_prob(p.outputs, Y).sum(1).mean()
     assert e.log_likelihood == pytest.approx(float(average), rel=0.1)
     with torch.no_grad():
-        assert e.kl == pytest.approx(float(posterior.bayesian.draw().kl), rel=1e-5)  # closed form: the same every time
+        assert e.kl == pytest.approx(
+            float(posterior.bayesian.draw().kl), rel=1e-5
+        )  # closed form: the same every time
     assert str(e).startswith(f"ELBO {e.value:.4f} ± ")
 
 
@@ -317,7 +341,9 @@ def test_a_learned_prior_scale_maximizes_the_elbo():
     """KL(N(m, s²) ‖ N(0, c²)) over D weights is least at c² = (Σ m² + s²)/D."""
     torch.manual_seed(0)
     x, y = X, X @ torch.randn(3, 4)
-    method = bayou.VI(bayou.MeanField(), steps=300, lr=0.02, scale_lr=0.05, batch_size=40, samples=8)
+    method = bayou.VI(
+        bayou.MeanField(), steps=300, lr=0.02, scale_lr=0.05, batch_size=40, samples=8
+    )
     posterior = bayou.fit(
         nn.Linear(3, 4, bias=False), (x, y), method=method, likelihood=bayou.Gaussian(0.5),
         prior=bayou.Normal(0.1, learn=True), progress=False,
@@ -339,10 +365,18 @@ def test_learned_noise_recovers_the_noise():
     y = 2 * x - 1 + 0.3 * torch.randn(400, 1, generator=generator)
     method = bayou.VI(bayou.MeanField(), steps=250, lr=0.03, scale_lr=0.03, batch_size=400)
     posterior = bayou.fit(
-        nn.Linear(1, 1), (x, y), method=method, likelihood=bayou.Gaussian(1.0, learn=True), progress=False
+        nn.Linear(1, 1),
+        (x, y),
+        method=method,
+        likelihood=bayou.Gaussian(1.0, learn=True),
+        progress=False,
     )
-    assert float(posterior.target.likelihood.log_scale.detach().exp()) == pytest.approx(0.3, rel=0.1)
-    fixed = bayou.fit(nn.Linear(1, 1), (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False)
+    assert float(posterior.target.likelihood.log_scale.detach().exp()) == pytest.approx(
+        0.3, rel=0.1
+    )
+    fixed = bayou.fit(
+        nn.Linear(1, 1), (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False
+    )
     assert float(fixed.target.likelihood.log_scale) == 0
 
 
@@ -354,9 +388,17 @@ NOISE = torch.randn(60, 1, generator=torch.Generator().manual_seed(1))
     ("likelihood", "y", "out"),
     [
         (bayou.HeteroscedasticGaussian(0.01), LINE + (0.05 + 0.3 * LINE.abs()) * NOISE, 2),
-        (bayou.Poisson(), torch.poisson(torch.exp(1 + LINE), generator=torch.Generator().manual_seed(0)), 1),
+        (
+            bayou.Poisson(),
+            torch.poisson(torch.exp(1 + LINE), generator=torch.Generator().manual_seed(0)),
+            1,
+        ),
         (bayou.Bernoulli(), (LINE + 0.2 * NOISE > 0).float(), 1),
-        (bayou.likelihoods.StudentT(3.0, 0.1, learn=True), LINE + 0.1 * NOISE + 3.0 * (NOISE > 1.8), 1),
+        (
+            bayou.likelihoods.StudentT(3.0, 0.1, learn=True),
+            LINE + 0.1 * NOISE + 3.0 * (NOISE > 1.8),
+            1,
+        ),
         (bayou.Gaussian(0.1), torch.sin(3 * LINE), 1),
     ],
 )
@@ -371,17 +413,26 @@ def test_every_likelihood_fits_and_improves(likelihood, y, out):
     p = posterior.predict(LINE, 50, seed=0)
     assert p.mean.shape == p.std.shape == y.shape
     assert bool((p.std > 0).all())
-    assert not any(t.requires_grad for t in (p.std, p.outputs, p.log_prob(y), p.entropy))  # a learned noise too
+    assert not any(
+        t.requires_grad for t in (p.std, p.outputs, p.log_prob(y), p.entropy)
+    )  # a learned noise too
     untrained = Guided(
-        Target.build(network, likelihood, None, 60), Bayesian(network, bayou.MeanField(), bayou.Normal(1.0), (LINE,))
+        Target.build(network, likelihood, None, 60),
+        Bayesian(network, bayou.MeanField(), bayou.Normal(1.0), (LINE,)),
     )
-    assert float(p.log_prob(y).mean()) > float(untrained.predict(LINE, 50, seed=0).log_prob(y).mean())
+    assert float(p.log_prob(y).mean()) > float(
+        untrained.predict(LINE, 50, seed=0).log_prob(y).mean()
+    )
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 12])
 def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
-    """A device that holds ``most`` draws × rows at a time gives the same answer as one that holds them all."""
-    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()
+    """A device that holds ``most`` draws × rows at a time gives the same answer as one that holds
+    them all.
+    """
+    net = torch.nn.Sequential(
+        torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)
+    ).double()
     x, y = torch.randn(9, 2, dtype=torch.float64), torch.arange(9) % 2
     posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
     whole = posterior.predict(x, samples=5, seed=0).outputs
@@ -395,7 +446,9 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
         return functions(inputs, loop=True)(stack, *inputs)
 
     monkeypatch.setattr(posterior, "_functions", lambda inputs, loop: small)
-    torch.testing.assert_close(posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12
+    )
     assert sum(sizes) == 45
 
 

@@ -29,13 +29,19 @@ def net(columns: int = 6) -> nn.Sequential:
         return nn.Sequential(nn.Linear(columns, 10), nn.Tanh(), nn.Linear(10, 1)).to(DOUBLE)
 
 
-def fit(method: bayou.methods.Method, prior: object = BY_UNIT, **options: object) -> bayou.Posterior:
+def fit(
+    method: bayou.methods.Method, prior: object = BY_UNIT, **options: object
+) -> bayou.Posterior:
     likelihood = bayou.Gaussian(0.1)
-    return bayou.fit(net(), table(), method=method, prior=prior, likelihood=likelihood, progress=False, **options)
+    return bayou.fit(
+        net(), table(), method=method, prior=prior, likelihood=likelihood, progress=False, **options
+    )
 
 
 def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
-    """Three answers, of which two columns out of four matter; the network is at the least squares."""
+    """Three answers, of which two columns out of four matter; the network is at the least
+    squares.
+    """
     x, y = table(4, 50)
     y = torch.cat([y, 2 * y, 0.5 * y + x[:, :1]], 1)
     found = nn.Linear(4, 3, bias=False, dtype=DOUBLE)
@@ -47,7 +53,9 @@ def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
 def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     """a_i² = mean_j (m² + σ²)/s²: the scales that make the KL of the fitted q smallest."""
     net, data = linear()
-    method = bayou.VI(bayou.MeanField(local=False), steps=200, samples=2, lr=2e-2, scale_lr=5e-2, batch_size=50)
+    method = bayou.VI(
+        bayou.MeanField(local=False), steps=200, samples=2, lr=2e-2, scale_lr=5e-2, batch_size=50
+    )
     options = {"likelihood": bayou.Gaussian(0.5), "progress": False}
     posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn="in"), **options)
     second = posterior.mean()["weight"].square() + posterior.std()["weight"].square()
@@ -58,11 +66,15 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
     flat = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn=True), **options)
     with_units, without = (bayou.elbo(q, data, samples=100, seed=0) for q in (posterior, flat))
-    assert with_units.value > without.value + 4 * (with_units.standard_error + without.standard_error)
+    assert with_units.value > without.value + 4 * (
+        with_units.standard_error + without.standard_error
+    )
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", net)
     assert torch.equal(loaded.relevance()["weight"], relevance)
-    assert bayou.elbo(loaded, data, samples=3, seed=0) == bayou.elbo(posterior, data, samples=3, seed=0)
+    assert bayou.elbo(loaded, data, samples=3, seed=0) == bayou.elbo(
+        posterior, data, samples=3, seed=0
+    )
 
 
 @pytest.mark.slow
@@ -87,10 +99,17 @@ def test_vi_finds_the_columns_that_matter_to_a_network() -> None:
 def test_every_family_learns_a_prior_by_unit(guide: object, tmp_path: Path) -> None:
     posterior = fit(bayou.VI(guide, steps=3))
     relevance = posterior.relevance("*.weight")
-    assert {name: value.shape for name, value in relevance.items()} == {"0.weight": (6,), "2.weight": (10,)}
-    assert all(len(value.unique()) == len(value) for value in relevance.values())  # each of them has moved
+    assert {name: value.shape for name, value in relevance.items()} == {
+        "0.weight": (6,),
+        "2.weight": (10,),
+    }
+    assert all(
+        len(value.unique()) == len(value) for value in relevance.values()
+    )  # each of them has moved
     posterior.save(tmp_path / "p.bayou")
-    assert torch.equal(bayou.load(tmp_path / "p.bayou", net()).relevance()["0.weight"], relevance["0.weight"])
+    assert torch.equal(
+        bayou.load(tmp_path / "p.bayou", net()).relevance()["0.weight"], relevance["0.weight"]
+    )
 
 
 def test_an_ensemble_says_the_mean_of_its_members() -> None:
@@ -101,11 +120,15 @@ def test_an_ensemble_says_the_mean_of_its_members() -> None:
 
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
 def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str, tmp_path: Path) -> None:
-    """Over s and a: for every input α_i·Σ_j (w_ji² + Σ_ji,ji) = number of its weights, α_i = 1/(s·a_i)²."""
+    """Over s and a: for every input α_i·Σ_j (w_ji² + Σ_ji,ji) = number of its weights, α_i =
+    1/(s·a_i)².
+    """
     net, data = linear()
     method = bayou.Laplace(structure, start=None)
     prior, likelihood = bayou.Normal(1.0, learn="in"), bayou.Gaussian(0.5)
-    posterior = bayou.fit(net, data, method=method, prior=prior, likelihood=likelihood, progress=False)
+    posterior = bayou.fit(
+        net, data, method=method, prior=prior, likelihood=likelihood, progress=False
+    )
     learned = posterior.target.prior["weight"]
     assert isinstance(learned, UnitNormal)
     bound = posterior.target.priors["weight"]
@@ -115,7 +138,12 @@ def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str, tmp_p
     relevance = posterior.relevance()["weight"]
     assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
     flat = bayou.fit(
-        net, data, method=method, prior=bayou.Normal(1.0, learn=True), likelihood=likelihood, progress=False
+        net,
+        data,
+        method=method,
+        prior=bayou.Normal(1.0, learn=True),
+        likelihood=likelihood,
+        progress=False,
     )
     assert posterior.log_evidence > flat.log_evidence + 1
     posterior.save(tmp_path / "p.bayou")
@@ -131,29 +159,45 @@ def test_a_unit_without_weights_has_a_small_scale_not_none() -> None:
         net.weight.copy_(torch.tensor([[1.0, 0.9, 0.0, 0.0]]))
         net.bias.fill_(0.1)
     method = bayou.Laplace("full", start=None)
-    options = {"prior": bayou.Normal(1.0, learn="in"), "likelihood": bayou.Gaussian(0.5), "progress": False}
+    options = {
+        "prior": bayou.Normal(1.0, learn="in"),
+        "likelihood": bayou.Gaussian(0.5),
+        "progress": False,
+    }
     relevance = bayou.fit(net, (x, y), method=method, **options).relevance()["weight"]
     assert relevance.isfinite().all()
     assert float(relevance[2:].max()) < 0.02 < float(relevance[:2].min())
 
 
-def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_full_one_does() -> None:
+def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_full_one_does() -> (
+    None
+):
     """One output and Gaussian noise: A ⊗ G is the whole curvature."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
     y = x @ torch.tensor([[1.0], [0.3], [0.05]], dtype=torch.float64) + 0.3
     y = y + 0.2 * torch.randn(50, 1, generator=generator, dtype=torch.float64)
     design = torch.cat([x, torch.ones(50, 1, dtype=torch.float64)], 1)
-    mode = torch.linalg.solve(design.mT @ design + 0.04 * torch.eye(4, dtype=torch.float64), design.mT @ y)
+    mode = torch.linalg.solve(
+        design.mT @ design + 0.04 * torch.eye(4, dtype=torch.float64), design.mT @ y
+    )
     net = nn.Linear(3, 1, dtype=torch.float64)
     with torch.no_grad():
         net.weight.copy_(mode[:3].mT)
         net.bias.copy_(mode[3])
-    options = {"prior": bayou.Normal(1.0, learn="in"), "likelihood": bayou.Gaussian(0.2), "progress": False}
-    kronecker = bayou.fit(net, (x, y), method=bayou.Laplace("kronecker", curvature="ggn", start=None), **options)
+    options = {
+        "prior": bayou.Normal(1.0, learn="in"),
+        "likelihood": bayou.Gaussian(0.2),
+        "progress": False,
+    }
+    kronecker = bayou.fit(
+        net, (x, y), method=bayou.Laplace("kronecker", curvature="ggn", start=None), **options
+    )
     relevance = kronecker.relevance()["weight"]
     assert relevance.argsort(descending=True).tolist() == [0, 1, 2]
-    options["prior"] = kronecker.target.prior  # which a full one would tie otherwise: a bias has a scale of its own
+    options["prior"] = (
+        kronecker.target.prior
+    )  # which a full one would tie otherwise: a bias has a scale of its own
     full = bayou.fit(net, (x, y), method=bayou.Laplace("full", start=None), **options)
     assert kronecker.log_evidence == pytest.approx(full.log_evidence, rel=1e-9)
     for name, std in full.std().items():
@@ -162,11 +206,15 @@ def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_ful
 
 def test_what_cannot_be_said_is_an_error_with_the_way_out() -> None:
     posterior = fit(bayou.VI(steps=2), bayou.Normal("fan_in", learn=True))
-    with pytest.raises(ValueError, match=r"'0.weight' has no factor for each of its inputs.*learn=\"units\""):
+    with pytest.raises(
+        ValueError, match=r"'0.weight' has no factor for each of its inputs.*learn=\"units\""
+    ):
         posterior.relevance()
     with pytest.raises(ValueError, match="matches no name"):
         fit(bayou.VI(steps=2)).relevance("first.*")
-    with pytest.raises(ValueError, match="Kronecker-factored posterior has one prior scale for all of '0.weight'"):
+    with pytest.raises(
+        ValueError, match="Kronecker-factored posterior has one prior scale for all of '0.weight'"
+    ):
         fit(bayou.Laplace("kronecker", start=bayou.MAP(steps=2)))
     with pytest.raises(ValueError, match=r"MAP cannot learn a prior"):
         fit(bayou.MAP(steps=2))

@@ -75,7 +75,10 @@ def test_predictions_in_threads_are_the_serial_ones_to_the_bit(kind, busy):
 
     def work(thread):
         order = [(seed + 7 * thread) % CALLS for seed in range(CALLS)]
-        return all(torch.equal(posterior.predict(x, 4, seed=seed).outputs, expected[seed]) for seed in order)
+        return all(
+            torch.equal(posterior.predict(x, 4, seed=seed).outputs, expected[seed])
+            for seed in order
+        )
 
     with ThreadPoolExecutor(THREADS) as pool:
         assert all(pool.map(work, range(THREADS)))
@@ -85,7 +88,10 @@ def test_predictions_in_threads_are_the_serial_ones_to_the_bit(kind, busy):
     ("method", "extra"),
     [
         (bayou.VI(bayou.MNF(), steps=12), ()),
-        (bayou.VI(bayou.MeanField(), steps=12), (nn.Dropout(0.3),)),  # masks come from torch's global stream
+        (
+            bayou.VI(bayou.MeanField(), steps=12),
+            (nn.Dropout(0.3),),
+        ),  # masks come from torch's global stream
         (bayou.SGLD(steps=12, draws=4), ()),
     ],
     ids=["MNF", "dropout", "SGLD"],
@@ -178,7 +184,9 @@ def test_a_shell_shares_the_tensors_and_leaves_the_network_alone():
     assert shell[0].weight.numel() == 0  # the weights are let go
     network.net.double()  # buffers that are exchanged are seen
     double = {name: value.double() for name, value in params.items()}
-    torch.testing.assert_close(network.evaluate(double, x.double()), expected.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        network.evaluate(double, x.double()), expected.double(), rtol=1e-5, atol=1e-6
+    )
     network.net[1].running_mean.fill_(1.0)
     assert not torch.allclose(network.evaluate(double, x.double()), expected.double(), atol=1e-2)
 

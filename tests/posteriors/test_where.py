@@ -81,7 +81,9 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.base = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
+        self.base = {
+            tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())
+        }
         self.found: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -109,7 +111,11 @@ def test_the_base_is_never_copied_stacked_changed_or_stored(name, tmp_path):
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert all(parameter.requires_grad for parameter in net.parameters())
     known = {"likelihood.", "member", "dropout.seed", "head.weight", "head.bias"}
-    assert all(any(key.startswith(start) for start in known) for key in posterior.sample(2, seed=0) if "run" not in key)
+    assert all(
+        any(key.startswith(start) for start in known)
+        for key in posterior.sample(2, seed=0)
+        if "run" not in key
+    )
     assert os.path.getsize(tmp_path / "p.bayou") < LARGE
     back = bayou.load(tmp_path / "p.bayou", make(**options))
     assert torch.equal(back.predict(X, 4, seed=0).outputs, outputs)
@@ -132,7 +138,9 @@ def test_it_is_the_posterior_of_the_same_network_with_the_rest_frozen(name):
     frozen = make()
     frozen.body.requires_grad_(False)
     by_hand = bayou.fit(frozen, (X, Y), method=METHODS[name], progress=False)
-    assert torch.equal(by_hand.predict(X, 3, seed=0).outputs, fit(METHODS[name]).predict(X, 3, seed=0).outputs)
+    assert torch.equal(
+        by_hand.predict(X, 3, seed=0).outputs, fit(METHODS[name]).predict(X, 3, seed=0).outputs
+    )
 
 
 def test_patterns_lists_and_the_last_layer():
@@ -143,10 +151,17 @@ def test_patterns_lists_and_the_last_layer():
     for laplace in (bayou.Laplace(where="last", start=START), bayou.Laplace(start=START)):
         assert list(fit(laplace).covariance.shapes) == ["head.weight", "head.bias"]
     rest: dict
-    for rest in ({"body.*": bayou.MeanField()}, {}):  # a frozen tensor needs no family and no prior, but may have one
+    for rest in (
+        {"body.*": bayou.MeanField()},
+        {},
+    ):  # a frozen tensor needs no family and no prior, but may have one
         prior = dict.fromkeys(rest, bayou.Normal(0.1)) | {"head.*": bayou.Normal(2.0)}
         posterior = fit(bayou.VI(rest | {"head.*": bayou.MeanField()}, steps=2), prior=prior)
-        assert list(posterior.bound_priors()) == list(posterior.as_prior()) == ["head.weight", "head.bias"]
+        assert (
+            list(posterior.bound_priors())
+            == list(posterior.as_prior())
+            == ["head.weight", "head.bias"]
+        )
 
 
 def test_bad_input_is_one_sentence_before_the_first_step():
@@ -155,14 +170,28 @@ def test_bad_input_is_one_sentence_before_the_first_step():
     for net, where, words in [
         (None, "tail.*", r"pattern 'tail\.\*' matches no name; the names are 'body"),
         (None, ["head.*", "tail.*"], r"pattern 'tail\.\*' matches no name"),
-        (None, [], "where must be a pattern of names such as 'head.\\*', a list of them or 'last', got \\[\\]"),
+        (
+            None,
+            [],
+            "where must be a pattern of names such as 'head.\\*', a list of them or 'last', got \\[\\]",
+        ),
         (None, 3, "where must be a pattern"),
-        (frozen, ["body.*", "head.*"], r"'head\.\*' matches only frozen parameters such as 'head\.weight'"),
-        (frozen, "last", "where='last' selects head.weight, head.bias, and 'head.weight' is frozen; unfreeze it"),
+        (
+            frozen,
+            ["body.*", "head.*"],
+            r"'head\.\*' matches only frozen parameters such as 'head\.weight'",
+        ),
+        (
+            frozen,
+            "last",
+            "where='last' selects head.weight, head.bias, and 'head.weight' is frozen; unfreeze it",
+        ),
     ]:
         with pytest.raises(ValueError, match=words):
             fit(START, net, where)
-    with pytest.raises(ValueError, match=r"pattern 'body\.\*' matches no name; the names are 'head"):
+    with pytest.raises(
+        ValueError, match=r"pattern 'body\.\*' matches no name; the names are 'head"
+    ):
         fit(bayou.Laplace(where="body.*"))
 
 
@@ -203,13 +232,17 @@ def test_another_base_is_refused_and_what_differs_is_named(tmp_path):
     posterior.save(tmp_path / "p.bayou")
     other = make()
     other.body[2].weight.data[3, 5] += 1e-6
-    with pytest.raises(FileError, match=r"other values of 'body\.2\.weight' \(1 of \d+ frozen tensors differ\)"):
+    with pytest.raises(
+        FileError, match=r"other values of 'body\.2\.weight' \(1 of \d+ frozen tensors differ\)"
+    ):
         bayou.load(tmp_path / "p.bayou", other)
     other = make()
     other.body[3].running_mean += 1.0
     with pytest.raises(FileError, match=r"other values of 'body\.3\.running_mean'"):
         bayou.load(tmp_path / "p.bayou", other)
-    with pytest.raises(FileError, match=r"'body\.0\.weight' is \[1024, 64\] in the file and \[32, 64\] here"):
+    with pytest.raises(
+        FileError, match=r"'body\.0\.weight' is \[1024, 64\] in the file and \[32, 64\] here"
+    ):
         bayou.load(tmp_path / "p.bayou", Net(32))
     head = make()
     nn.init.ones_(head.head.weight)  # was fitted, so that its value does not matter
@@ -223,7 +256,9 @@ def test_statistics_that_the_fit_changed_are_stored(tmp_path):
     changed = posterior.network.buffers()["body.3.running_mean"]
     assert not torch.equal(changed, net.body[3].running_mean)
     posterior.save(tmp_path / "p.bayou")
-    assert torch.equal(bayou.load(tmp_path / "p.bayou", net).network.buffers()["body.3.running_mean"], changed)
+    assert torch.equal(
+        bayou.load(tmp_path / "p.bayou", net).network.buffers()["body.3.running_mean"], changed
+    )
 
 
 @pytest.mark.parametrize("method", [bayou.MAP(steps=6), bayou.VI(steps=6)])
@@ -232,7 +267,9 @@ def test_a_run_does_not_continue_on_another_base(method, tmp_path):
     fit(method, checkpoint=file)
     assert os.path.getsize(file) < LARGE
     again = fit(method, checkpoint=file)
-    assert torch.equal(again.sample(1, seed=0)["head.weight"], fit(method).sample(1, seed=0)["head.weight"])
+    assert torch.equal(
+        again.sample(1, seed=0)["head.weight"], fit(method).sample(1, seed=0)["head.weight"]
+    )
     other = make()
     other.body[0].bias.data += 1.0
     with pytest.raises(FileError, match="another run: another base"):
@@ -267,7 +304,9 @@ class Speaker(nn.Module):
 def test_a_drawn_network_has_the_methods_of_the_users_class():
     net, tokens = make(Speaker), torch.arange(21).reshape(3, 7) % 7
     data = tokens, torch.tensor([0, 1, 2])
-    posterior = bayou.fit(net, data, bayou.VI(bayou.MeanField(0.5), steps=2), where="last", progress=False)
+    posterior = bayou.fit(
+        net, data, bayou.VI(bayou.MeanField(0.5), steps=2), where="last", progress=False
+    )
     drawn = posterior.to_module(seed=3)
     assert drawn.generate(tokens=tokens).shape == (3, 10)
     assert torch.equal(drawn(tokens), posterior.predict(tokens, 1, seed=3).outputs[0])

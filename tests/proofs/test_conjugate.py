@@ -1,7 +1,8 @@
-"""Families against a posterior known in closed form: conjugate linear regression, METHODS numbers 1 and 8.
+"""Families against a posterior known in closed form: conjugate linear regression, METHODS numbers 1
+and 8.
 
-x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x, noise 0.1, prior N(0, I). The references below are
-computed with numpy, independently of bayou.
+x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x, noise 0.1, prior N(0, I). The
+references below are computed with numpy, independently of bayou.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ PHI = np.stack([X**k for k in range(4)], 1)
 Y = np.sin(3 * X)
 
 
-def posterior_of(phi: np.ndarray, y: np.ndarray, prior_mean: Any, prior_precision: np.ndarray) -> tuple[Any, Any]:
+def posterior_of(
+    phi: np.ndarray, y: np.ndarray, prior_mean: Any, prior_precision: np.ndarray
+) -> tuple[Any, Any]:
     """Mean and precision of the exact posterior."""
     precision = prior_precision + phi.T @ phi / NOISE**2
-    return np.linalg.solve(precision, prior_precision @ prior_mean + phi.T @ y / NOISE**2), precision
+    return np.linalg.solve(
+        precision, prior_precision @ prior_mean + phi.T @ y / NOISE**2
+    ), precision
 
 
 def gaussian_elbo(mean: np.ndarray, covariance: np.ndarray) -> float:
@@ -52,7 +57,9 @@ def log_evidence() -> float:
 
 
 MEAN, PRECISION = posterior_of(PHI, Y, np.zeros(4), np.eye(4))
-MEAN_FIELD_STD = 1 / np.sqrt(np.diag(PRECISION))  # the best factorized Gaussian has the precision's diagonal
+MEAN_FIELD_STD = 1 / np.sqrt(
+    np.diag(PRECISION)
+)  # the best factorized Gaussian has the precision's diagonal
 MEAN_FIELD = gaussian_elbo(MEAN, np.diag(MEAN_FIELD_STD**2))
 EVIDENCE = log_evidence()
 
@@ -61,13 +68,21 @@ def rows(which: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(PHI[which].copy()), torch.from_numpy(Y[which].copy()).unsqueeze(1)
 
 
-def fitted(spec: GuideSpec, which: slice = slice(None), prior: Any = None, **options: Any) -> Guided:
+def fitted(
+    spec: GuideSpec, which: slice = slice(None), prior: Any = None, **options: Any
+) -> Guided:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Linear(4, 1, bias=False, dtype=F64)
     method = bayou.VI(spec, schedule="cosine", **options)
     posterior = bayou.fit(
-        net, rows(which), method=method, likelihood=bayou.Gaussian(NOISE), prior=prior, seed=0, progress=False
+        net,
+        rows(which),
+        method=method,
+        likelihood=bayou.Gaussian(NOISE),
+        prior=prior,
+        seed=0,
+        progress=False,
     )
     assert isinstance(posterior, Guided)
     return posterior
@@ -101,7 +116,9 @@ def mnf() -> Guided:
 def test_the_references_are_the_numbers_of_methods() -> None:
     np.testing.assert_allclose(MEAN, [0, 2.532311, 0, -2.470425], atol=5e-7)
     np.testing.assert_allclose(
-        np.sqrt(np.diag(np.linalg.inv(PRECISION))), [0.032737, 0.089850, 0.066598, 0.125263], atol=5e-7
+        np.sqrt(np.diag(np.linalg.inv(PRECISION))),
+        [0.032737, 0.089850, 0.066598, 0.125263],
+        atol=5e-7,
     )
     np.testing.assert_allclose(MEAN_FIELD_STD, [0.021817, 0.036014, 0.044383, 0.050209], atol=5e-7)
     assert pytest.approx(5.145762, abs=5e-7) == MEAN_FIELD
@@ -128,12 +145,20 @@ def test_the_factorized_gaussian_is_the_mean_field_optimum(mean_field: Guided) -
 
 @pytest.mark.slow
 def test_low_rank_reaches_the_evidence(low_rank: Guided) -> None:
-    """Rank 3 plus a diagonal is every covariance in four dimensions, so the optimum is the posterior itself."""
-    mean, std, factor = state(low_rank, "center"), np.exp(state(low_rank, "log_std")), state(low_rank, "factor")
+    """Rank 3 plus a diagonal is every covariance in four dimensions, so the optimum is the
+    posterior itself.
+    """
+    mean, std, factor = (
+        state(low_rank, "center"),
+        np.exp(state(low_rank, "log_std")),
+        state(low_rank, "factor"),
+    )
     covariance = np.diag(std**2) + factor @ factor.T
     exact = gaussian_elbo(mean, covariance)
     assert EVIDENCE - 0.02 < exact <= EVIDENCE + 1e-9
-    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), np.sqrt(np.diag(np.linalg.inv(PRECISION))), rtol=0.1)
+    np.testing.assert_allclose(
+        np.sqrt(np.diag(covariance)), np.sqrt(np.diag(np.linalg.inv(PRECISION))), rtol=0.1
+    )
     measured = bayou.elbo(low_rank, rows(), samples=500, seed=1)
     assert measured.kind == "exact"
     assert abs(measured.value - exact) < 3 * measured.standard_error < 0.3
@@ -148,8 +173,14 @@ def test_low_rank_reaches_the_evidence(low_rank: Guided) -> None:
     ],
 )
 def test_a_joint_flow_reaches_the_evidence(flow: str | None, options: dict[str, Any]) -> None:
-    """Its KL is of the very draw, so at the optimum every draw gives the evidence and the error is small."""
-    joint = fitted(bayou.JointFlow(flow=flow, options={"layers": 2} if flow else {}, std=0.05), samples=8, **options)
+    """Its KL is of the very draw, so at the optimum every draw gives the evidence and the error is
+    small.
+    """
+    joint = fitted(
+        bayou.JointFlow(flow=flow, options={"layers": 2} if flow else {}, std=0.05),
+        samples=8,
+        **options,
+    )
     measured = bayou.elbo(joint, rows(), samples=1000, seed=1)
     assert measured.kind == "exact"
     assert measured.standard_error < 0.006
@@ -157,10 +188,12 @@ def test_a_joint_flow_reaches_the_evidence(flow: str | None, options: dict[str, 
 
 
 def test_mnf_lies_between_mean_field_and_the_evidence(mnf: Guided) -> None:
-    """One output, so each gain moves one weight, and a flow over the gains can have any correlation.
+    """One output, so each gain moves one weight, and a flow over the gains can have any
+    correlation.
 
-    The conjugate r(z|W) factorizes; it is exact where the noise is far smaller than the spread of the gain, since then
-    W tells z. So the spread must come from the gain: the noise starts small, and learns no faster than the rest.
+    The conjugate r(z|W) factorizes; it is exact where the noise is far smaller than the spread of
+    the gain, since then W tells z. So the spread must come from the gain: the noise starts small,
+    and learns no faster than the rest.
     """
     measured = bayou.elbo(mnf, rows(), samples=500, seed=1)
     assert measured.kind == "bound"
@@ -171,7 +204,9 @@ def test_mnf_lies_between_mean_field_and_the_evidence(mnf: Guided) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", ["lu_linear", "realnvp"])
 def test_mnf_with_other_flows_lies_between_too(flow: str) -> None:
-    """The gated flow of the paper is not here: from the same start it ends at 5.08 or 5.43, as the rates are."""
+    """The gated flow of the paper is not here: from the same start it ends at 5.08 or 5.43, as the
+    rates are.
+    """
     measured = bayou.elbo(multiplicative(flow), rows(), samples=1000, seed=1)
     assert measured.value - 3 * measured.standard_error > MEAN_FIELD + 0.8
     assert measured.value < EVIDENCE + 3 * measured.standard_error
@@ -179,20 +214,30 @@ def test_mnf_with_other_flows_lies_between_too(flow: str) -> None:
 
 @pytest.mark.slow
 def test_mnf_whose_noise_starts_large_stays_near_mean_field() -> None:
-    """The noise takes up the spread before the gain can, and the gain has little left to say: what defaults avoid."""
+    """The noise takes up the spread before the gain can, and the gain has little left to say: what
+    defaults avoid.
+    """
     posterior = fitted(bayou.MNF(std=0.01, z_std=0.1, mixing=0), steps=1500, lr=0.01, samples=16)
     measured = bayou.elbo(posterior, rows(), samples=1000, seed=1)
-    assert MEAN_FIELD - 0.1 < measured.value < MEAN_FIELD + 0.7  # 5.54 ± .04; the evidence is 1.32 above
+    assert (
+        MEAN_FIELD - 0.1 < measured.value < MEAN_FIELD + 0.7
+    )  # 5.54 ± .04; the evidence is 1.32 above
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spec", "least"), [(bayou.MNF(), 6.3), (bayou.JointFlow(), 6.4), (bayou.LowRank(), 6.4)], ids=lambda v: str(v)[:9]
+    ("spec", "least"),
+    [(bayou.MNF(), 6.3), (bayou.JointFlow(), 6.4), (bayou.LowRank(), 6.4)],
+    ids=lambda v: str(v)[:9],
 )
 def test_default_settings_find_more_than_mean_field(spec: GuideSpec, least: float) -> None:
-    """A fit that is told nothing begins at the mode, where two weights are 0 and a gain on them says nothing."""
+    """A fit that is told nothing begins at the mode, where two weights are 0 and a gain on them
+    says nothing.
+    """
     net = nn.Linear(4, 1, bias=False, dtype=F64)
-    posterior = bayou.fit(net, rows(), method=bayou.VI(spec), likelihood=bayou.Gaussian(NOISE), progress=False)
+    posterior = bayou.fit(
+        net, rows(), method=bayou.VI(spec), likelihood=bayou.Gaussian(NOISE), progress=False
+    )
     assert isinstance(posterior, Guided)
     if isinstance(spec, bayou.LowRank):
         std, factor = np.exp(state(posterior, "log_std")), state(posterior, "factor")
@@ -210,7 +255,9 @@ FIRST, SECOND = slice(0, 11), slice(11, None)
 
 
 def two_tasks(keep: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The mean after both tasks, where ``keep`` is what is kept of the precision after the first."""
+    """The mean after both tasks, where ``keep`` is what is kept of the precision after the
+    first.
+    """
     mean, precision = posterior_of(PHI[FIRST], Y[FIRST], np.zeros(4), np.eye(4))
     return posterior_of(PHI[SECOND], Y[SECOND], mean, keep(precision))[0]
 
@@ -218,14 +265,21 @@ def two_tasks(keep: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
 def test_the_references_of_the_two_tasks_are_the_numbers_of_methods() -> None:
     np.testing.assert_allclose(two_tasks(lambda precision: precision), MEAN, atol=1e-12)
     np.testing.assert_allclose(
-        two_tasks(lambda precision: np.diag(np.diag(precision))), [-0.116412, 2.298160, 0.451637, -2.101316], atol=5e-7
+        two_tasks(lambda precision: np.diag(np.diag(precision))),
+        [-0.116412, 2.298160, 0.451637, -2.101316],
+        atol=5e-7,
     )
 
 
 @pytest.mark.slow
 def test_a_mean_field_posterior_is_the_prior_of_the_next_task() -> None:
     """Variational continual learning (Nguyen et al. 2018)."""
-    options = {"steps": 1000, "lr": 0.3, "scale_lr": 0.1, "samples": 128}  # half the line leaves a soft direction
+    options = {
+        "steps": 1000,
+        "lr": 0.3,
+        "scale_lr": 0.1,
+        "samples": 128,
+    }  # half the line leaves a soft direction
     first = fitted(bayou.MeanField(), FIRST, **options)
     second = fitted(bayou.MeanField(), SECOND, prior=first.as_prior(), **options)
     expected = two_tasks(lambda precision: np.diag(np.diag(precision)))
@@ -236,9 +290,13 @@ def test_a_mean_field_posterior_is_the_prior_of_the_next_task() -> None:
 
 
 def test_a_full_covariance_prior_gives_the_batch_posterior_exactly() -> None:
-    """With LowRank at the first posterior as the second prior, a Newton step from 0 ends at the batch mean."""
+    """With LowRank at the first posterior as the second prior, a Newton step from 0 ends at the
+    batch mean.
+    """
     mean, precision = posterior_of(PHI[FIRST], Y[FIRST], np.zeros(4), np.eye(4))
-    values, vectors = np.linalg.eigh(np.linalg.inv(precision))  # Σ = least·I + F·Fᵀ with F of rank 3
+    values, vectors = np.linalg.eigh(
+        np.linalg.inv(precision)
+    )  # Σ = least·I + F·Fᵀ with F of rank 3
     first = fitted(bayou.LowRank(rank=3), FIRST, steps=1)
     guide = first.bayesian.guides[0]
     with torch.no_grad():
@@ -260,7 +318,9 @@ def test_a_full_covariance_prior_gives_the_batch_posterior_exactly() -> None:
 
 @pytest.mark.slow
 def test_a_full_covariance_loses_nothing_between_tasks() -> None:
-    """Over one tensor, LowRank gives a density that can be a prior, and both tasks together are the batch."""
+    """Over one tensor, LowRank gives a density that can be a prior, and both tasks together are the
+    batch.
+    """
     options = {"steps": 800, "lr": 0.05, "scale_lr": 0.05, "samples": 8}
     first = fitted(bayou.LowRank(rank=3, std=0.05), FIRST, **options)
     second = fitted(bayou.LowRank(rank=3, std=0.05), SECOND, prior=first.as_prior(), **options)
@@ -274,22 +334,31 @@ def test_mnf_is_a_prior_by_the_moments_of_each_weight(mnf: Guided) -> None:
     assert isinstance(prior, bayou.priors.BoundNormal)
     draws = mnf.sample(20_000, seed=1)["weight"]
     std = prior.log_scale.exp()
-    assert bool(((prior.mean - draws.mean(0)).abs() < 5 * std * (1 / 4096 + 1 / 20_000) ** 0.5).all())
-    torch.testing.assert_close(std, draws.std(0), rtol=0.1, atol=0)  # 4,096 draws of z, whose tails need not be normal
+    assert bool(
+        ((prior.mean - draws.mean(0)).abs() < 5 * std * (1 / 4096 + 1 / 20_000) ** 0.5).all()
+    )
+    torch.testing.assert_close(
+        std, draws.std(0), rtol=0.1, atol=0
+    )  # 4,096 draws of z, whose tails need not be normal
 
 
 def test_as_prior_says_which_family_has_no_density() -> None:
     node = fitted(bayou.NodeFlow(), FIRST, steps=1)
     with pytest.raises(
-        ValueError, match="NodeFlow over weight has no density; use MeanField, LowRank or MNF to continue"
+        ValueError,
+        match="NodeFlow over weight has no density; use MeanField, LowRank or MNF to continue",
     ):
         node.as_prior()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "steps"), [(bayou.guides.SIVI, 500), (bayou.guides.UIVI, 1500)])
-def test_implicit_posteriors_leave_mean_field_behind(family: Callable[..., GuideSpec], steps: int) -> None:
-    """Between mean field and the evidence, by their lower bound of the ELBO; UIVI has noisier gradients."""
+def test_implicit_posteriors_leave_mean_field_behind(
+    family: Callable[..., GuideSpec], steps: int
+) -> None:
+    """Between mean field and the evidence, by their lower bound of the ELBO; UIVI has noisier
+    gradients.
+    """
     spec = family(latent=4, draws=200, std=0.02, spread=2.0)
     posterior = fitted(spec, steps=steps, lr=0.02, scale_lr=0.02, samples=16)
     found = bayou.elbo(posterior, rows(), samples=400, seed=0)

@@ -1,7 +1,7 @@
 """Families against HMC: the posterior of a 1-20-1 tanh network on a cubic.
 
-``experiments.toy`` has the problem, ``benchmarks/cubic.py`` makes the whole table. Here the target is
-shown to be the one that HMC had, and a few families are fitted again, shortly.
+``experiments.toy`` has the problem, ``benchmarks/cubic.py`` makes the whole table. Here the target
+is shown to be the one that HMC had, and a few families are fitted again, shortly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def script() -> ModuleType:
 
 cubic = script()
 PROBLEM = Problem.load()
-REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "reference" / "cubic_hmc.json").read_text())
+REFERENCE: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "reference" / "cubic_hmc.json").read_text()
+)
 TABLE: dict[str, dict[str, Any]] = json.loads(cubic.NUMBERS.read_text())["rows"]
 
 
@@ -54,12 +56,18 @@ def test_the_target_is_the_one_that_hmc_sampled() -> None:
     params = {name: part.view_as(named[name]) for name, part in zip(named, parts, strict=True)}
     outputs = torch.func.functional_call(net, params, PROBLEM.u)
     likelihood = bayou.Gaussian(PROBLEM.noise).bind(dtype=F64)
-    assert float(likelihood.log_prob(outputs, PROBLEM.t).sum()) == pytest.approx(check["log_likelihood"], rel=1e-12)
-    prior = sum(float(bayou.Normal(1.0).bind(p.shape, dtype=F64).log_prob(p)) for p in params.values())
+    assert float(likelihood.log_prob(outputs, PROBLEM.t).sum()) == pytest.approx(
+        check["log_likelihood"], rel=1e-12
+    )
+    prior = sum(
+        float(bayou.Normal(1.0).bind(p.shape, dtype=F64).log_prob(p)) for p in params.values()
+    )
     assert prior == pytest.approx(check["log_prior"], rel=1e-12)
     x = torch.tensor(cubic.KEY_POINTS, dtype=F64).unsqueeze(1) / PROBLEM.x_scale
     f = PROBLEM.y_scale * torch.func.functional_call(net, params, x).squeeze(1)
-    torch.testing.assert_close(f, torch.tensor(check["f_at_key_points"], dtype=F64), rtol=1e-12, atol=1e-10)
+    torch.testing.assert_close(
+        f, torch.tensor(check["f_at_key_points"], dtype=F64), rtol=1e-12, atol=1e-10
+    )
     assert len(flatten(params)) == REFERENCE["model"]["parameters"]
 
 
@@ -74,7 +82,9 @@ def test_the_package_ships_what_the_reference_says() -> None:
 
 
 def test_the_table_is_whole_and_in_order() -> None:
-    """What holds of the committed numbers: the same optimum by two estimators, and richer families nearer to HMC."""
+    """What holds of the committed numbers: the same optimum by two estimators, and richer families
+    nearer to HMC.
+    """
     rows = {name: TABLE[name]["0"] for name in cubic.FAMILIES}
     for name, row in rows.items():
         assert row["steps"] == cubic.FAMILIES[name].method.steps, (
@@ -105,7 +115,8 @@ def check_ffg(row: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["NodeFlow", "SparseVD", "Dropout, concrete"])
 def test_a_family_reproduces_its_row_of_the_table(name: str) -> None:
-    """One family of each kind; the table of methods reproduces Delta and FFG, smaller problems test the others.
+    """One family of each kind; the table of methods reproduces Delta and FFG, smaller problems test
+    the others.
 
     Within 40 %: a change of the gate's range moved NodeFlow at ±6 by a third, its ELBO by 0.2.
     """

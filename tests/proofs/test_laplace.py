@@ -1,7 +1,9 @@
-"""Laplace against the posterior, the evidence and the best prior of conjugate regression (METHODS number 1).
+"""Laplace against the posterior, the evidence and the best prior of conjugate regression (METHODS
+number 1).
 
-x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x, noise 0.1, prior N(0, I). The references are computed with
-numpy and scipy, independently of bayou. Curvature is compared with curvlinops too.
+x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x, noise 0.1, prior N(0, I). The
+references are computed with numpy and scipy, independently of bayou. Curvature is compared with
+curvlinops too.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def evidence_at(w: np.ndarray, precision: np.ndarray, noise: float) -> float:
     """The Laplace evidence at fixed weights."""
     residual = Y - PHI @ w
     fit = -0.5 * len(Y) * math.log(2 * math.pi * noise**2) - 0.5 * residual @ residual / noise**2
-    prior = 0.5 * np.log(precision).sum() - 0.5 * (precision * w**2).sum() - 2 * math.log(2 * math.pi)
+    prior = (
+        0.5 * np.log(precision).sum() - 0.5 * (precision * w**2).sum() - 2 * math.log(2 * math.pi)
+    )
     log_det = np.linalg.slogdet(np.diag(precision) + PHI.T @ PHI / noise**2)[1]
     return float(fit + prior + 2 * math.log(2 * math.pi) - 0.5 * log_det)
 
@@ -73,7 +77,9 @@ def regression(weight: np.ndarray | None = None) -> nn.Linear:
     return net
 
 
-def fitted(structure: str, weight: np.ndarray | None = MEAN, noise: Any = None, **options: Any) -> GaussianPosterior:
+def fitted(
+    structure: str, weight: np.ndarray | None = MEAN, noise: Any = None, **options: Any
+) -> GaussianPosterior:
     options = {"start": None} | options
     posterior = bayou.fit(
         regression(weight), rows(), method=bayou.Laplace(structure, **options),  # type: ignore[arg-type]
@@ -90,7 +96,9 @@ def covariance_of(posterior: GaussianPosterior) -> np.ndarray:
 
 def test_the_references_are_the_numbers_of_methods() -> None:
     np.testing.assert_allclose(MEAN, [0, 2.532311, 0, -2.470425], atol=5e-7)
-    np.testing.assert_allclose(np.sqrt(np.diag(COVARIANCE)), [0.032737, 0.089850, 0.066598, 0.125263], atol=5e-7)
+    np.testing.assert_allclose(
+        np.sqrt(np.diag(COVARIANCE)), [0.032737, 0.089850, 0.066598, 0.125263], atol=5e-7
+    )
     assert pytest.approx(6.465824, abs=5e-7) == EVIDENCE
     assert evidence_at(MEAN, ONE, NOISE) == pytest.approx(EVIDENCE, abs=1e-9)
 
@@ -108,7 +116,9 @@ def test_post_hoc_at_the_mode_is_the_posterior_and_its_evidence(structure: str) 
 def test_a_converged_map_is_the_posterior_and_its_evidence() -> None:
     posterior = fitted("full", None, start=CONVERGED)
     np.testing.assert_allclose(posterior.mean()["weight"][0].numpy(), MEAN, atol=1e-8)
-    np.testing.assert_allclose(np.sqrt(np.diag(covariance_of(posterior))), np.sqrt(np.diag(COVARIANCE)), atol=1e-6)
+    np.testing.assert_allclose(
+        np.sqrt(np.diag(covariance_of(posterior))), np.sqrt(np.diag(COVARIANCE)), atol=1e-6
+    )
     assert posterior.log_evidence == pytest.approx(EVIDENCE, abs=1e-6)
 
 
@@ -123,7 +133,10 @@ def test_the_diagonal_is_that_of_the_precision() -> None:
 def test_prior_scales_of_tensors_are_added_exactly() -> None:
     """Weight and bias with priors of their own, in every structure that is exact here."""
     net = nn.Linear(3, 1, dtype=F64)
-    net.weight.data, net.bias.data = torch.from_numpy(MEAN[None, 1:].copy()), torch.from_numpy(MEAN[:1].copy())
+    net.weight.data, net.bias.data = (
+        torch.from_numpy(MEAN[None, 1:].copy()),
+        torch.from_numpy(MEAN[:1].copy()),
+    )
     x, y = rows()
     expected = np.linalg.inv(np.diag([1 / 0.09, 4, 4, 4]) + PHI.T @ PHI / NOISE**2)
     rules = {"bias": bayou.Normal(0.3), "weight": bayou.Normal(0.5)}
@@ -137,7 +150,10 @@ def test_prior_scales_of_tensors_are_added_exactly() -> None:
         spread = posterior.covariance.spread({"bias": eye[:, :1], "weight": eye[:, None, 1:]})
         np.testing.assert_allclose((spread @ spread.mT).numpy(), expected, rtol=1e-8, atol=1e-12)
         np.testing.assert_allclose(
-            float(posterior.covariance.log_det), np.linalg.slogdet(expected)[1], rtol=1e-10, err_msg=structure
+            float(posterior.covariance.log_det),
+            np.linalg.slogdet(expected)[1],
+            rtol=1e-10,
+            err_msg=structure,
         )
 
 
@@ -146,7 +162,9 @@ def test_the_linearized_predictive_is_the_exact_one() -> None:
     x, _ = rows()
     mean, covariance = posterior.function(x)
     np.testing.assert_allclose(mean[:, 0].numpy(), PHI @ MEAN, atol=1e-10)
-    np.testing.assert_allclose(covariance[:, 0, 0].numpy(), np.einsum("ni,ij,nj->n", PHI, COVARIANCE, PHI), rtol=1e-8)
+    np.testing.assert_allclose(
+        covariance[:, 0, 0].numpy(), np.einsum("ni,ij,nj->n", PHI, COVARIANCE, PHI), rtol=1e-8
+    )
     drawn = posterior.predict(x, 4000, seed=0)
     expected = np.sqrt(covariance[:, 0, 0].numpy() + NOISE**2)
     np.testing.assert_allclose(drawn.std[:, 0].numpy(), expected, rtol=5 / math.sqrt(2 * 4000))
@@ -156,7 +174,9 @@ def test_the_linearized_predictive_is_the_exact_one() -> None:
 
 
 def best(function: Any, size: int) -> np.ndarray:
-    """exp of the maximum of a function of log parameters, by Nelder-Mead: no gradient, no code in common."""
+    """exp of the maximum of a function of log parameters, by Nelder-Mead: no gradient, no code in
+    common.
+    """
     found = minimize(
         lambda t: -function(np.exp(t)), np.zeros(size), method="Nelder-Mead",
         options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 20_000, "maxfev": 20_000},
@@ -174,16 +194,23 @@ def test_the_evidence_at_fixed_weights_is_maximized(structure: str) -> None:
     posterior = fitted(structure, curvature="ggn", prior="evidence")
     (expected,) = best(lambda t: evidence_at(MEAN, t * ONE, NOISE), 1)
     assert prior_precision(posterior) == pytest.approx(expected, rel=1e-5)
-    assert posterior.log_evidence == pytest.approx(evidence_at(MEAN, expected * ONE, NOISE), abs=1e-8)
+    assert posterior.log_evidence == pytest.approx(
+        evidence_at(MEAN, expected * ONE, NOISE), abs=1e-8
+    )
 
 
 def test_prior_and_noise_at_fixed_weights_are_maximized_together() -> None:
     posterior = fitted("full", noise=bayou.Gaussian(0.5, learn=True), prior="evidence")
     expected = best(lambda t: evidence_at(MEAN, t[0] * ONE, t[1]), 2)
     assert prior_precision(posterior) == pytest.approx(expected[0], rel=1e-5)
-    assert math.exp(float(posterior.target.likelihood.log_scale.detach())) == pytest.approx(expected[1], rel=1e-5)
+    assert math.exp(float(posterior.target.likelihood.log_scale.detach())) == pytest.approx(
+        expected[1], rel=1e-5
+    )
     np.testing.assert_allclose(
-        covariance_of(posterior), posterior_of(expected[0] * ONE, expected[1])[1], rtol=1e-4, atol=1e-10
+        covariance_of(posterior),
+        posterior_of(expected[0] * ONE, expected[1])[1],
+        rtol=1e-4,
+        atol=1e-10,
     )
 
 
@@ -213,7 +240,10 @@ def test_one_scale_for_each_tensor(structure: str) -> None:
     )  # fmt: skip
     assert isinstance(posterior, GaussianPosterior)
     expected = best(lambda t: evidence_at(w, np.array([t[0], t[1], t[0], t[1]]), NOISE), 2)
-    found = [math.exp(-2 * float(posterior.target.priors[f"{part}.weight"].log_scale)) for part in ("even", "odd")]
+    found = [
+        math.exp(-2 * float(posterior.target.priors[f"{part}.weight"].log_scale))
+        for part in ("even", "odd")
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -224,7 +254,9 @@ def test_only_what_may_be_learned_is() -> None:
         net, (x, y), method=bayou.Laplace("kronecker", start=None, curvature="ggn"), likelihood=bayou.Gaussian(NOISE),
         prior=rules, progress=False,
     )  # fmt: skip
-    scales = {name: math.exp(float(prior.log_scale)) for name, prior in posterior.target.priors.items()}
+    scales = {
+        name: math.exp(float(prior.log_scale)) for name, prior in posterior.target.priors.items()
+    }
     assert scales["even.weight"] == pytest.approx(0.7)
     assert abs(scales["odd.weight"] - 1.0) > 0.1
 
@@ -269,7 +301,10 @@ def test_ggn_and_empirical_fisher_are_those_of_curvlinops() -> None:
 
     net, x, y = network()
     loss, params = nn.CrossEntropyLoss(reduction="sum"), list(net.parameters())
-    for kind, operator in (("ggn", curvlinops.GGNLinearOperator), ("fisher", curvlinops.EFLinearOperator)):
+    for kind, operator in (
+        ("ggn", curvlinops.GGNLinearOperator),
+        ("fisher", curvlinops.EFLinearOperator),
+    ):
         expected = dense(operator(net, loss, params, [(x[:7], y[:7]), (x[7:], y[7:])]))
         torch.testing.assert_close(swept(FullSum, kind)["matrix"], expected, rtol=1e-8, atol=1e-10)
 
@@ -284,7 +319,13 @@ def test_kronecker_factors_are_those_of_curvlinops() -> None:
     loss, params = nn.CrossEntropyLoss(reduction="sum"), list(net.parameters())
     expected = dense(
         curvlinops.KFACLinearOperator(
-            net, loss, params, [(x, y)], fisher_type="type-2", kfac_approx="expand", separate_weight_and_bias=False
+            net,
+            loss,
+            params,
+            [(x, y)],
+            fisher_type="type-2",
+            kfac_approx="expand",
+            separate_weight_and_bias=False,
         )
     )
     found = swept(KroneckerSum, "ggn")
@@ -293,7 +334,9 @@ def test_kronecker_factors_are_those_of_curvlinops() -> None:
         weight, bias = net[int(layer)].weight, net[int(layer)].bias
         outputs, inputs = len(weight), weight[0].numel()
         a, g = (found[f"{part}|{layer}.weight|{layer}.bias"][0] for part in ("in", "out"))
-        block = torch.kron(g.contiguous(), a.contiguous())  # order (output, input), the bias last of each
+        block = torch.kron(
+            g.contiguous(), a.contiguous()
+        )  # order (output, input), the bias last of each
         place = torch.arange(outputs * (inputs + 1)).reshape(outputs, inputs + 1)
         order = torch.cat((place[:, :-1].reshape(-1), place[:, -1]))
         size = weight.numel() + bias.numel()

@@ -1,4 +1,6 @@
-"""Every method against HMC on the cubic: what holds of the committed table, and (slowly) that it can be made again."""
+"""Every method against HMC on the cubic: what holds of the committed table, and (slowly) that it
+can be made again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_the_table_has_every_method_and_the_page_and_the_picture_show_it() -> No
     for name, row in ROWS.items():
         cells = " | ".join(f"{value:.2f}" for value in row["ratio"])
         errors = f"{row['mean_error_inside']:.2f}, {row['mean_error_outside']:.2f}"
-        assert f"| {name} | {cells} | {errors} |" in page, f"docs/methods.md has other numbers for {name}"
+        assert f"| {name} | {cells} | {errors} |" in page, (
+            f"docs/methods.md has other numbers for {name}"
+        )
 
 
 @pytest.mark.parametrize("name", ["NUTS", "HMC", "SGHMC"])
@@ -55,7 +59,8 @@ def test_what_the_page_says_about_the_others() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    "ignore::bayou.inference.probe.MixingWarning", "ignore::bayou.inference.own_rows.WorseThanModeWarning"
+    "ignore::bayou.inference.probe.MixingWarning",
+    "ignore::bayou.inference.own_rows.WorseThanModeWarning",
 )
 @pytest.mark.parametrize("name", [name for name in METHODS if ROWS[name]["seconds"] < 20])
 def test_a_row_of_less_than_20_seconds_is_reproduced(name: str) -> None:

@@ -1,8 +1,8 @@
 """Simulation-based calibration (Talts et al. 2018) of the exact samplers.
 
-Draw θ from the prior and y from the model, sample θ_1..θ_L | y, and rank θ among them: the rank is uniform on 0..L
-if and only if (in expectation over y) the sampler is right. The 1,000 simulations are 1,000 chains of one kernel,
-each with data of its own.
+Draw θ from the prior and y from the model, sample θ_1..θ_L | y, and rank θ among them: the rank is
+uniform on 0..L if and only if (in expectation over y) the sampler is right. The 1,000 simulations
+are 1,000 chains of one kernel, each with data of its own.
 """
 
 from __future__ import annotations
@@ -49,17 +49,23 @@ def joint(y: Tensor) -> hmc.Density:
 
 
 def p_value(theta: Tensor, draws: Tensor) -> float:
-    """The smallest p-value of χ² tests that ranks of θ among draws (L, S, D) are uniform, Bonferroni over D."""
+    """The smallest p-value of χ² tests that ranks of θ among draws (L, S, D) are uniform,
+    Bonferroni over D.
+    """
     rank = (draws < theta).sum(0)  # 0 .. L
     found = []
     for i in range(theta.shape[1]):
         counts = torch.bincount(rank[:, i] * BINS // (DRAWS + 1), minlength=BINS).double()
         expected = SIMULATIONS / BINS
-        found.append(float(chi2.sf(float(((counts - expected).square() / expected).sum()), BINS - 1)))
+        found.append(
+            float(chi2.sf(float(((counts - expected).square() / expected).sum()), BINS - 1))
+        )
     return min(1.0, min(found) * theta.shape[1])
 
 
-def run(y: Tensor, transition: Callable[[hmc.State, hmc.Density, Tensor, int], hmc.State], thin: int) -> Tensor:
+def run(
+    y: Tensor, transition: Callable[[hmc.State, hmc.Density, Tensor, int], hmc.State], thin: int
+) -> Tensor:
     """Draws (L, S, 3): from the origin, 30 transitions of burn-in, then every ``thin``-th."""
     density = joint(y)
     state = hmc.init(torch.zeros(SIMULATIONS, 3, dtype=F64), density)
@@ -92,7 +98,9 @@ def by_nuts(state: hmc.State, density: hmc.Density, noise: Tensor, t: int) -> hm
 
 
 @pytest.mark.parametrize(
-    ("transition", "thin"), [(by_hmc, 3), pytest.param(by_nuts, 2, marks=pytest.mark.slow)], ids=["HMC", "NUTS"]
+    ("transition", "thin"),
+    [(by_hmc, 3), pytest.param(by_nuts, 2, marks=pytest.mark.slow)],
+    ids=["HMC", "NUTS"],
 )
 def test_ranks_of_exact_samplers_are_uniform(
     transition: Callable[[hmc.State, hmc.Density, Tensor, int], hmc.State], thin: int
@@ -102,16 +110,22 @@ def test_ranks_of_exact_samplers_are_uniform(
 
 
 def exact(y: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
-    """Draws of the conjugate posterior with its standard deviations scaled and its mean shifted by so many of them."""
+    """Draws of the conjugate posterior with its standard deviations scaled and its mean shifted by
+    so many of them.
+    """
     precision = torch.eye(3, dtype=F64) + PHI.T @ PHI / NOISE**2
     factor = torch.linalg.cholesky(torch.linalg.inv(precision))
     mean = torch.linalg.solve(precision, (y @ PHI / NOISE**2).T).T
-    noise = torch.randn(DRAWS, SIMULATIONS, 3, generator=torch.Generator().manual_seed(2), dtype=F64)
+    noise = torch.randn(
+        DRAWS, SIMULATIONS, 3, generator=torch.Generator().manual_seed(2), dtype=F64
+    )
     return mean + shift * factor.square().sum(-1).sqrt() + scale * noise @ factor.T
 
 
 def test_the_test_accepts_the_posterior_and_rejects_what_is_not() -> None:
-    """A spread of 0.8, or 1.25, or a shift by 0.3 standard deviations is found by the same test at the same level."""
+    """A spread of 0.8, or 1.25, or a shift by 0.3 standard deviations is found by the same test at
+    the same level.
+    """
     theta, y = simulate()
     assert p_value(theta, exact(y)) > LEVEL
     assert p_value(theta, exact(y, scale=0.8)) < LEVEL

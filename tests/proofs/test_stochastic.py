@@ -41,7 +41,9 @@ def numbers(net: nn.Module) -> dict[str, np.ndarray]:
 def pretrained(net: nn.Module, method: bayou.methods.Method, rows: int = 6) -> Any:
     """The posterior of a network as it is, which must not be touched."""
     before, modes = numbers(net), [module.training for module in net.modules()]
-    posterior = bayou.fit(net, data(rows), method=method, likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(
+        net, data(rows), method=method, likelihood=bayou.Gaussian(0.1), progress=False
+    )
     for name, value in net.state_dict().items():
         assert value.numpy().tobytes() == before[name].tobytes(), name
     assert [module.training for module in net.modules()] == modes
@@ -51,15 +53,23 @@ def pretrained(net: nn.Module, method: bayou.methods.Method, rows: int = 6) -> A
     return posterior
 
 
-def moments_agree(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray, effective: float) -> None:
-    """Mean and variance of (draws, rows) against values (outcomes, rows) with probabilities, within their errors."""
+def moments_agree(
+    outputs: np.ndarray, values: np.ndarray, weights: np.ndarray, effective: float
+) -> None:
+    """Mean and variance of (draws, rows) against values (outcomes, rows) with probabilities, within
+    their errors.
+    """
     mean = weights @ values
     central = values - mean
     variance, fourth = weights @ central**2, weights @ central**4
     assert (variance > 1e-3).all()
-    np.testing.assert_array_less(abs(outputs.mean(0) - mean), SIGMAS * np.sqrt(variance / effective))
+    np.testing.assert_array_less(
+        abs(outputs.mean(0) - mean), SIGMAS * np.sqrt(variance / effective)
+    )
     error = np.sqrt((fourth - variance**2) / effective)
-    np.testing.assert_array_less(abs(outputs.var(0) - variance), SIGMAS * error + variance / effective)
+    np.testing.assert_array_less(
+        abs(outputs.var(0) - variance), SIGMAS * error + variance / effective
+    )
 
 
 def nearest(outputs: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -76,8 +86,12 @@ def dropout_network() -> nn.Sequential:
     return frozen(nn.Dropout(0.2), nn.Linear(2, 4), nn.Tanh(), nn.Dropout(0.4), nn.Linear(4, 1))
 
 
-def by_hand(x: np.ndarray, rates: tuple[float, float] = (0.2, 0.4)) -> tuple[np.ndarray, np.ndarray]:
-    """The outputs for all 2⁶ masks over two inputs and four hidden units, (64, rows), and their probabilities."""
+def by_hand(
+    x: np.ndarray, rates: tuple[float, float] = (0.2, 0.4)
+) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs for all 2⁶ masks over two inputs and four hidden units, (64, rows), and their
+    probabilities.
+    """
     w = numbers(dropout_network())
     values, weights = [], []
     for mask in itertools.product((0.0, 1.0), repeat=6):
@@ -91,7 +105,9 @@ def by_hand(x: np.ndarray, rates: tuple[float, float] = (0.2, 0.4)) -> tuple[np.
 
 
 def test_mc_dropout_is_the_sum_over_all_masks() -> None:
-    """Gal & Ghahramani 2016: every draw is the network with one mask, and masks come as often as they should."""
+    """Gal & Ghahramani 2016: every draw is the network with one mask, and masks come as often as
+    they should.
+    """
     posterior = pretrained(dropout_network(), bayou.MCDropout(start=None))
     assert isinstance(posterior, Masked)
     x, _ = data(5)
@@ -99,9 +115,14 @@ def test_mc_dropout_is_the_sum_over_all_masks() -> None:
     outputs = posterior.predict(x, samples=DRAWS, seed=0).outputs[..., 0].numpy()
     which = nearest(outputs, values)
     moments_agree(outputs, values, weights, DRAWS)
-    dead = np.arange(64) % 16 == 0  # without any hidden unit the inputs do not matter: four masks, one outcome
+    dead = (
+        np.arange(64) % 16 == 0
+    )  # without any hidden unit the inputs do not matter: four masks, one outcome
     which[dead[which]] = 0
-    weights = np.where(dead, np.arange(64) == 0, 1) * weights + (np.arange(64) == 0) * weights[dead][1:].sum()
+    weights = (
+        np.where(dead, np.arange(64) == 0, 1) * weights
+        + (np.arange(64) == 0) * weights[dead][1:].sum()
+    )
     assert weights.sum() == pytest.approx(1, abs=1e-12)
     frequency = np.bincount(which, minlength=64) / DRAWS
     np.testing.assert_array_less(
@@ -133,9 +154,13 @@ def test_another_rate_is_the_sum_over_all_masks_too() -> None:
 def test_every_dropout_layer_has_the_outcomes_that_torch_has(
     layer: nn.Module, shape: tuple[int, ...], outcomes: int
 ) -> None:
-    """Torch's own layer in training mode, many times on one row, against the draws of the posterior."""
+    """Torch's own layer in training mode, many times on one row, against the draws of the
+    posterior.
+    """
     count = int(np.prod(shape))
-    net = nn.Sequential(nn.Unflatten(1, shape), layer, nn.Flatten(), nn.Linear(count, count, bias=False, dtype=F64))
+    net = nn.Sequential(
+        nn.Unflatten(1, shape), layer, nn.Flatten(), nn.Linear(count, count, bias=False, dtype=F64)
+    )
     with torch.no_grad():
         net[3].weight.copy_(torch.eye(count))
     x = torch.randn(2, count, generator=torch.Generator().manual_seed(0), dtype=F64)

@@ -1,7 +1,8 @@
-"""Calls of the public interface at fixed seeds, whose results must not change while the code is reorganized.
+"""Calls of the public interface at fixed seeds, whose results must not change while the code is
+reorganized.
 
-Each case returns named tensors. ``record.py`` writes them to a file and compares two files; ``test_recorded.py``
-compares them with the results of an earlier version.
+Each case returns named tensors. ``record.py`` writes them to a file and compares two files;
+``test_recorded.py`` compares them with the results of an earlier version.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def image_rows() -> tuple[Tensor, Tensor]:
 
 
 def summarize(posterior: bayou.Posterior, x: Tensor) -> Results:
-    """Return the predictions of a posterior, those after saving and loading it, and the end of its history."""
+    """Return the predictions of a posterior, those after saving and loading it, and the end of its
+    history.
+    """
     results = {"outputs": posterior.predict(x, samples=3, seed=0).outputs}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "posterior.bayou"
@@ -73,18 +76,26 @@ def summarize(posterior: bayou.Posterior, x: Tensor) -> Results:
     again = loaded.predict(x, samples=3, seed=0).outputs
     if not torch.equal(again, results["outputs"]):
         raise AssertionError("the loaded posterior predicts other numbers")
-    tensors = [value.detach().double().flatten() for _, value in sorted(posterior.state()[0].items())]
+    tensors = [
+        value.detach().double().flatten() for _, value in sorted(posterior.state()[0].items())
+    ]
     state = torch.cat(tensors) if tensors else torch.zeros(0, dtype=torch.float64)
     weights = torch.cos(torch.arange(len(state), dtype=torch.float64))
     results["state"] = torch.stack([state.sum(), state @ weights, state.abs().sum()])
     if posterior.history:
         last = posterior.history[-1]
-        numbers = [float(last[key]) for key in sorted(last) if isinstance(last[key], float) and "second" not in key]
+        numbers = [
+            float(last[key])
+            for key in sorted(last)
+            if isinstance(last[key], float) and "second" not in key
+        ]
         results["history"] = torch.tensor(numbers, dtype=torch.float64)
     return results
 
 
-def fit_regression(method: Callable[[], Any], *extra: nn.Module, **options: Any) -> Callable[[], Results]:
+def fit_regression(
+    method: Callable[[], Any], *extra: nn.Module, **options: Any
+) -> Callable[[], Results]:
     """Return a case that fits the regression."""
 
     def case() -> Results:
@@ -96,12 +107,16 @@ def fit_regression(method: Callable[[], Any], *extra: nn.Module, **options: Any)
     return case
 
 
-def fit_classes(method: Callable[[], Any], *extra: nn.Module, **options: Any) -> Callable[[], Results]:
+def fit_classes(
+    method: Callable[[], Any], *extra: nn.Module, **options: Any
+) -> Callable[[], Results]:
     """Return a case that fits the classes."""
 
     def case() -> Results:
         x, y = class_rows()
-        return summarize(bayou.fit(network(3, *extra), (x, y), method(), progress=False, **options), x[:5])
+        return summarize(
+            bayou.fit(network(3, *extra), (x, y), method(), progress=False, **options), x[:5]
+        )
 
     return case
 
@@ -111,12 +126,16 @@ def fit_images(method: Callable[[], Any], **options: Any) -> Callable[[], Result
 
     def case() -> Results:
         x, y = image_rows()
-        return summarize(bayou.fit(image_network(), (x, y), method(), progress=False, **options), x[:3])
+        return summarize(
+            bayou.fit(image_network(), (x, y), method(), progress=False, **options), x[:3]
+        )
 
     return case
 
 
-def fit_by_name(name: str, rows: Callable[[], tuple[Tensor, Tensor]], outputs: int) -> Callable[[], Results]:
+def fit_by_name(
+    name: str, rows: Callable[[], tuple[Tensor, Tensor]], outputs: int
+) -> Callable[[], Results]:
     """Return a case that fits a method by its name, in the units of the rows."""
 
     def case() -> Results:
@@ -138,7 +157,9 @@ def map_short() -> bayou.MAP:
 METHODS: dict[str, Callable[[], Any]] = {
     "mle": lambda: bayou.MLE(**SHORT),
     "map": map_short,
-    "map-constrained": lambda: bayou.MAP(**SHORT, max_norm=1.0, input_noise=0.1, gradient_noise=0.1),
+    "map-constrained": lambda: bayou.MAP(
+        **SHORT, max_norm=1.0, input_noise=0.1, gradient_noise=0.1
+    ),
     "map-lbfgs": lambda: bayou.MAP(),
     "map-validation": lambda: bayou.MAP(steps=12, batch_size=16, validation=0.2),
     "vi-meanfield": lambda: bayou.VI(bayou.MeanField(), **SHORT),
@@ -153,10 +174,14 @@ METHODS: dict[str, Callable[[], Any]] = {
     "vi-jeffreys": lambda: bayou.VI(bayou.guides.NormalJeffreys(), **SHORT),
     "vi-halfcauchy": lambda: bayou.VI(bayou.guides.HalfCauchy(), **SHORT),
     "vi-rankone": lambda: bayou.VI(bayou.guides.RankOne(), **SHORT),
-    "vi-jointflow": lambda: bayou.VI(bayou.JointFlow(options={"layers": 1, "hidden": [8]}), **SHORT),
+    "vi-jointflow": lambda: bayou.VI(
+        bayou.JointFlow(options={"layers": 1, "hidden": [8]}), **SHORT
+    ),
     "vi-inducing": lambda: bayou.VI(bayou.Inducing(points=4), **SHORT),
     "vi-sivi": lambda: bayou.VI(bayou.guides.SIVI(draws=20, latent=4, hidden=(6,)), **SHORT),
-    "vi-uivi": lambda: bayou.VI(bayou.guides.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3), **SHORT),
+    "vi-uivi": lambda: bayou.VI(
+        bayou.guides.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3), **SHORT
+    ),
     "vi-patterns": lambda: bayou.VI({"0.*": bayou.Delta(), "*": bayou.MNF()}, **SHORT),
     "ivon": lambda: bayou.IVON(**SHORT),
     "ivon-local": lambda: bayou.IVON(**SHORT, local=True, samples=2),
@@ -167,19 +192,29 @@ METHODS: dict[str, Callable[[], Any]] = {
     "psgld": lambda: bayou.PSGLD(steps=12, batch_size=16, draws=3, chains=2, lr=1e-3),
     "sghmc": lambda: bayou.SGHMC(steps=12, batch_size=16, draws=5, start=map_short(), lr=1e-3),
     "cyclical": lambda: bayou.SGLD(
-        steps=12, batch_size=16, draws=4, lr=1e-3, schedule=bayou.methods.Cyclical(cycles=2, explore=0.5)
+        steps=12,
+        batch_size=16,
+        draws=4,
+        lr=1e-3,
+        schedule=bayou.methods.Cyclical(cycles=2, explore=0.5),
     ),
     "hmc": lambda: bayou.HMC(draws=5, warmup=10, most_leapfrogs=3),
     "nuts": lambda: bayou.NUTS(draws=5, warmup=10, max_depth=2, chains=2),
     "mclmc": lambda: bayou.MCLMC(draws=5, warmup=10, steps=2),
-    "mclmc-stochastic": lambda: bayou.MCLMC(draws=5, warmup=10, steps=2, stochastic=True, batch_size=16),
+    "mclmc-stochastic": lambda: bayou.MCLMC(
+        draws=5, warmup=10, steps=2, stochastic=True, batch_size=16
+    ),
     "laplace-full": lambda: bayou.Laplace("full", start=map_short()),
     "laplace-diagonal": lambda: bayou.Laplace("diagonal", start=map_short()),
     "laplace-kronecker": lambda: bayou.Laplace("kronecker", start=map_short()),
-    "laplace-last": lambda: bayou.Laplace("full", where="last", start=map_short(), prior="evidence"),
+    "laplace-last": lambda: bayou.Laplace(
+        "full", where="last", start=map_short(), prior="evidence"
+    ),
     "laplace-validation": lambda: bayou.Laplace("full", start=map_short(), prior="validation"),
     "vbll": lambda: bayou.methods.VBLL(**SHORT),
-    "annealed": lambda: bayou.Annealed(bayou.VI(bayou.MeanField(), **SHORT), draws=4, temperatures=5, leapfrogs=2),
+    "annealed": lambda: bayou.Annealed(
+        bayou.VI(bayou.MeanField(), **SHORT), draws=4, temperatures=5, leapfrogs=2
+    ),
 }
 LEARNED_PRIOR = bayou.Normal("fan_in", learn="units")
 
@@ -208,10 +243,14 @@ def flow_case(name: str, entry: Any) -> Callable[[], Results]:
         if base is not None:
             x = flows.Flow(base, transform).double().base.draw(5, seed=0).double()
         else:
-            x = torch.randn(5, *[side or 2 for side in shape], generator=generator, dtype=torch.float64)
+            x = torch.randn(
+                5, *[side or 2 for side in shape], generator=generator, dtype=torch.float64
+            )
         options: dict[str, Any] = {"seed": 0} if transform.takes_noise else {}
         if transform.context_dim > 0:
-            options["context"] = torch.randn(5, transform.context_dim, generator=generator, dtype=torch.float64)
+            options["context"] = torch.randn(
+                5, transform.context_dim, generator=generator, dtype=torch.float64
+            )
         y, term = transform.forward(x, **options)
         return {"forward": y, "term": term}
 
@@ -219,21 +258,43 @@ def flow_case(name: str, entry: Any) -> Callable[[], Results]:
 
 
 def run_case() -> Results:
-    """Train a run folder from the command line's functions, and return its scores and the shape of its report."""
+    """Train a run folder from the command line's functions, and return its scores and the shape of
+    its report.
+    """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         out = Path(folder) / "run"
-        arguments = ["compare", "digits-few", "--methods", "map,ffg", "--steps", "20", "--quiet", "--out", str(out)]
+        arguments = [
+            "compare",
+            "digits-few",
+            "--methods",
+            "map,ffg",
+            "--steps",
+            "20",
+            "--quiet",
+            "--out",
+            str(out),
+        ]
         subprocess.run([sys.executable, "-m", "bayou", *arguments], check=True)
         scores = json.loads((out / "metrics.json").read_text())
         page = (out / "report.html").read_text()
-    text = re.sub(r"<svg.*?</svg>|<script.*?</script>|<style.*?</style>|<[^>]*>|data:[^\"]*", " ", page, flags=re.S)
+    text = re.sub(
+        r"<svg.*?</svg>|<script.*?</script>|<style.*?</style>|<[^>]*>|data:[^\"]*",
+        " ",
+        page,
+        flags=re.S,
+    )
     words = re.findall(r"[A-Za-z]+", text)
-    return {"scores": torch.tensor(numbers_of(scores)), "words": torch.tensor([len(words), len(set(words))])}
+    return {
+        "scores": torch.tensor(numbers_of(scores)),
+        "words": torch.tensor([len(words), len(set(words))]),
+    }
 
 
 def numbers_of(value: Any, name: str = "") -> list[float]:
-    """Return all numbers of nested lists and dictionaries but times and sizes, in the order of their keys."""
+    """Return all numbers of nested lists and dictionaries but times and sizes, in the order of
+    their keys.
+    """
     if isinstance(value, dict):
         return [number for key in sorted(value) for number in numbers_of(value[key], key)]
     if isinstance(value, list):
@@ -259,6 +320,9 @@ CASES: dict[str, Callable[[], Results]] = {
     "images/ivon": fit_images(METHODS["ivon"]),
     **{f"flows/{name}": flow_case(name, entry) for name, entry in flows.registry().items()},
     "run/compare": run_case,
-    **{f"names/regression/{name}": fit_by_name(name, regression_rows, 1) for name in bayou.list_methods()},
+    **{
+        f"names/regression/{name}": fit_by_name(name, regression_rows, 1)
+        for name in bayou.list_methods()
+    },
     **{f"names/classes/{name}": fit_by_name(name, class_rows, 3) for name in bayou.list_methods()},
 }

@@ -3,8 +3,8 @@
     python -m tests.recorded.record write FILE [PREFIX]
     python -m tests.recorded.record compare FILE [PREFIX]
 
-On one machine with the same torch, an unchanged computation gives the same bits. PREFIX selects cases by the beginning
-of their names, such as ``flows/`` or ``regression/vi``.
+On one machine with the same torch, an unchanged computation gives the same bits. PREFIX selects
+cases by the beginning of their names, such as ``flows/`` or ``regression/vi``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from tests.recorded.cases import CASES
 
 
 def compute(prefix: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the results of the cases whose names begin with a prefix, and the names of those that failed."""
+    """Return the results of the cases whose names begin with a prefix, and the names of those that
+    failed.
+    """
     results = {}
     failed = []
     for name, case in CASES.items():
@@ -60,7 +62,9 @@ def main(action: str, file: str, prefix: str = "") -> int:
         elif before.shape != after.shape:
             print(f"shape: {name}: {tuple(before.shape)} before, {tuple(after.shape)} now")
         elif not torch.equal(before.nan_to_num(nan=1e300), after.nan_to_num(nan=1e300)):
-            print(f"differs: {name}: by at most {float((before.double() - after.double()).abs().max()):.3g}")
+            print(
+                f"differs: {name}: by at most {float((before.double() - after.double()).abs().max()):.3g}"
+            )
         else:
             continue
         differences += 1

@@ -1,6 +1,8 @@
-"""Write arviz_chains.json: draws and what ArviZ says of them. Needs arviz 0.2x; run from this folder, no arguments.
+"""Write arviz_chains.json: draws and what ArviZ says of them. Needs arviz 0.2x; run from this
+folder, no arguments.
 
-The draws are autoregressive chains of several shapes: mixed, sticky, apart, antithetic, with ties, odd in number.
+The draws are autoregressive chains of several shapes: mixed, sticky, apart, antithetic, with ties,
+odd in number.
 """
 
 import json
@@ -39,7 +41,9 @@ def main():
             warnings.simplefilter("ignore")
             found[name] = {
                 "draws": draws.tolist(),
-                "rhat": float(arviz.rhat(draws, method="rank")) if len(draws) > 1 else None,  # it wants two chains
+                "rhat": float(arviz.rhat(draws, method="rank"))
+                if len(draws) > 1
+                else None,  # it wants two chains
                 "ess_bulk": float(arviz.ess(draws, method="bulk")),
                 "ess_tail": float(arviz.ess(draws, method="tail")),
                 "ess_mean": float(arviz.ess(draws, method="mean")),

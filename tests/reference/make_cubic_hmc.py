@@ -1,4 +1,5 @@
-"""Makes ``cubic_hmc.json``: the posterior of a small tanh network on a cubic, by two samplers independent of bayou.
+"""Makes ``cubic_hmc.json``: the posterior of a small tanh network on a cubic, by two samplers
+independent of bayou.
 
 The problem, complete, so that any implementation can restate it
 ----------------------------------------------------------------
@@ -9,31 +10,38 @@ Data, i = 0 … 19, original units::
 
 so the noise is the 20 mid-quantiles of N(0, 3²), each used once, in the fixed order
 r = 3 10 17 4 11 18 5 12 19 6 13 0 7 14 1 8 15 2 9 16.  Nothing is drawn at random.
-Since r_i + r_(19-i) = 19 the data are exactly odd, y(-x) = -y(x), and with this prior so is the law of the posterior:
-f(x) and -f(-x) are equal in distribution, hence mean(0) = 0 and sd(-x) = sd(x) exactly. A free check of any sampler.
+Since r_i + r_(19-i) = 19 the data are exactly odd, y(-x) = -y(x), and with this prior so is the law
+of the posterior: f(x) and -f(-x) are equal in distribution, hence mean(0) = 0 and sd(-x) = sd(x)
+exactly. A free check of any sampler.
 
 Model, scaled units u = x/4 (so u in [-1, 1]) and t = y/32 (so t in about [-2, 2])::
 
-    f(u) = sum_k v_k tanh(w_k u + b_k) + c,     k = 1 … 20        (61 parameters: Linear(1,20), Tanh, Linear(20,1))
-    every w, b, v, c ~ N(0, 1)
-    t_i ~ N(f(u_i), (3/32)²)                                      (noise sd 3 in original units, known)
+    f(u) = sum_k v_k tanh(w_k u + b_k) + c,     k = 1 … 20        (61 parameters: Linear(1,20),
+    Tanh, Linear(20,1)) every w, b, v, c ~ N(0, 1)
+    t_i ~ N(f(u_i), (3/32)²)                                      (noise sd 3 in original units,
+    known)
 
-All values of f, means and sds in the JSON are in ORIGINAL units (32·f); noise is not part of them: "sd" is epistemic.
-``log_joint_check`` holds log-likelihood and log-prior (scaled units, constants included) at one fixed parameter vector,
-to make sure that another implementation has the same target before it compares posteriors.
+All values of f, means and sds in the JSON are in ORIGINAL units (32·f); noise is not part of them:
+"sd" is epistemic. ``log_joint_check`` holds log-likelihood and log-prior (scaled units, constants
+included) at one fixed parameter vector, to make sure that another implementation has the same
+target before it compares posteriors.
 
-Weights are only identified up to 20!·2^20 symmetries, so convergence is judged in function space: R-hat
-(rank-normalized, split) and ESS (bulk and tail) of f at every reported point, and of the log-likelihood.
+Weights are only identified up to 20!·2^20 symmetries, so convergence is judged in function space:
+R-hat (rank-normalized, split) and ESS (bulk and tail) of f at every reported point, and of the
+log-likelihood.
 
 Samplers
 --------
-``nuts``   NumPyro's NUTS, float64, diagonal mass matrix, chains started at independent prior draws. The reference.
-``plain``  HMC written out below in NumPy with a hand-derived gradient: identity mass, jittered step, random path
-           length, many chains in lockstep. The cross-check; it shares the data, the evaluation of f at the reported
-           points and the diagnostics with the first, no sampling code.
+``nuts``   NumPyro's NUTS, float64, diagonal mass matrix, chains started at independent prior draws.
+The reference.
+``plain``  HMC written out below in NumPy with a hand-derived gradient: identity mass, jittered
+step, random path
+           length, many chains in lockstep. The cross-check; it shares the data, the evaluation of f
+           at the reported points and the diagnostics with the first, no sampling code.
 
-The JSON gives the NUTS numbers on the whole grid, both samplers at the key points, and z = difference / combined
-Monte-Carlo standard error (its largest values over the grid too). Monte-Carlo standard errors are ArviZ's (ESS based).
+The JSON gives the NUTS numbers on the whole grid, both samplers at the key points, and z =
+difference / combined Monte-Carlo standard error (its largest values over the grid too). Monte-Carlo
+standard errors are ArviZ's (ESS based).
 
 Commands
 --------
@@ -61,7 +69,14 @@ HIDDEN, X_SCALE, Y_SCALE, NOISE = 20, 4.0, 32.0, 3.0
 KEY_POINTS = [-6.0, -5.0, -4.0, 0.0, 4.0, 5.0, 6.0]
 GRID = [round(-6.0 + 0.2 * i, 10) for i in range(61)]  # contains the key points
 
-NUTS = {"chains": 4, "warmup": 400, "draws": 1000, "target_accept": 0.9, "max_tree_depth": 12, "seed": 20240}
+NUTS = {
+    "chains": 4,
+    "warmup": 400,
+    "draws": 1000,
+    "target_accept": 0.9,
+    "max_tree_depth": 12,
+    "seed": 20240,
+}
 PLAIN = {
     "chains": 32,
     "warmup": 300,
@@ -95,12 +110,16 @@ def functions(w, b, v, c):
 def log_likelihood(w, b, v, c):
     u, t, s = scaled()
     f = (v[..., :, None] * np.tanh(w[..., :, None] * u + b[..., :, None])).sum(-2) + c[..., None]
-    return -0.5 * (((t - f) / s) ** 2).sum(-1) - len(t) * (math.log(s) + 0.5 * math.log(2 * math.pi))
+    return -0.5 * (((t - f) / s) ** 2).sum(-1) - len(t) * (
+        math.log(s) + 0.5 * math.log(2 * math.pi)
+    )
 
 
 def log_prior(w, b, v, c):
     n = 3 * HIDDEN + 1
-    return -0.5 * ((w**2).sum(-1) + (b**2).sum(-1) + (v**2).sum(-1) + c**2) - 0.5 * n * math.log(2 * math.pi)
+    return -0.5 * ((w**2).sum(-1) + (b**2).sum(-1) + (v**2).sum(-1) + c**2) - 0.5 * n * math.log(
+        2 * math.pi
+    )
 
 
 # --- sampler 1: NumPyro ----------------------------------------------------------------------------------------------
@@ -126,7 +145,10 @@ def run_nuts(path):
 
     k = NUTS
     kernel = Kernel(
-        model, target_accept_prob=k["target_accept"], max_tree_depth=k["max_tree_depth"], init_strategy=init_to_sample
+        model,
+        target_accept_prob=k["target_accept"],
+        max_tree_depth=k["max_tree_depth"],
+        init_strategy=init_to_sample,
     )
     mcmc = MCMC(
         kernel,
@@ -138,7 +160,8 @@ def run_nuts(path):
     )
     start = time.time()
     mcmc.run(
-        jax.random.PRNGKey(k["seed"]), extra_fields=("diverging", "num_steps", "accept_prob", "adapt_state.step_size")
+        jax.random.PRNGKey(k["seed"]),
+        extra_fields=("diverging", "num_steps", "accept_prob", "adapt_state.step_size"),
     )
     p = {n: np.asarray(a) for n, a in mcmc.get_samples(group_by_chain=True).items()}
     extra = {n: np.asarray(a) for n, a in mcmc.get_extra_fields(group_by_chain=True).items()}
@@ -149,7 +172,8 @@ def run_nuts(path):
         at_max_tree_depth=int((extra["num_steps"] >= 2 ** k["max_tree_depth"] - 1).sum()),
         mean_acceptance=float(extra["accept_prob"].mean()),
         step_size_per_chain=[round(float(a), 6) for a in extra["adapt_state.step_size"][:, -1]],
-        versions={n: version(n) for n in ("numpyro", "jax", "jaxlib", "numpy")} | {"python": platform.python_version()},
+        versions={n: version(n) for n in ("numpyro", "jax", "jaxlib", "numpy")}
+        | {"python": platform.python_version()},
     )
     p = [p[n] for n in "wbvc"]
     np.savez(path, f=functions(*p), ll=log_likelihood(*p), info=json.dumps(info))
@@ -166,7 +190,9 @@ def run_plain(path):
     n, h = k["chains"], HIDDEN
 
     def potential_and_gradient(q):
-        """U = -log p(t, q) up to a constant, and its gradient, for q of shape (chains, 61) = (w, b, v, c)."""
+        """U = -log p(t, q) up to a constant, and its gradient, for q of shape (chains, 61) = (w, b,
+        v, c).
+        """
         w, b, v, c = q[:, :h], q[:, h : 2 * h], q[:, 2 * h : 3 * h], q[:, 3 * h]
         a = np.tanh(w[:, :, None] * u + b[:, :, None])  # chains, hidden, data
         e = (np.matmul(v[:, None, :], a)[:, 0] + c[:, None] - t) / s**2  # chains, data: dU/df
@@ -180,7 +206,10 @@ def run_plain(path):
 
     q = rng.standard_normal((n, 3 * h + 1))
     probe, direction = q[:4], rng.standard_normal((4, 3 * h + 1))  # the gradient is right
-    up, down = (potential_and_gradient(np.concatenate([probe + z * direction, q[4:]]))[0][:4] for z in (1e-6, -1e-6))
+    up, down = (
+        potential_and_gradient(np.concatenate([probe + z * direction, q[4:]]))[0][:4]
+        for z in (1e-6, -1e-6)
+    )
     exact = (potential_and_gradient(q)[1][:4] * direction).sum(1)
     assert np.allclose((up - down) / 2e-6, exact, rtol=1e-5, atol=1e-4), "gradient"
 
@@ -201,9 +230,14 @@ def run_plain(path):
         dH = np.where(np.isfinite(dH), dH, np.inf)
         prob = np.exp(-np.maximum(dH, 0.0))
         take = rng.uniform(size=n) < prob
-        q, U, g = np.where(take[:, None], qn, q), np.where(take, Un, U), np.where(take[:, None], gn, g)
+        q, U, g = (
+            np.where(take[:, None], qn, q),
+            np.where(take, Un, U),
+            np.where(take[:, None], gn, g),
+        )
         if i < k["warmup"]:
-            # pooled Robbins-Monro on the log step, averaged over the last half of the warm-up, then frozen
+            # pooled Robbins-Monro on the log step, averaged over the last half of the warm-up, then
+            # frozen
             log_step += (prob.mean() - k["target_accept"]) / (1.0 + i) ** 0.6 * 2.0
             if i >= k["warmup"] // 2:
                 average, count = average + log_step, count + 1
@@ -211,8 +245,15 @@ def run_plain(path):
                 log_step = average / count
         else:
             z = q[:, :h], q[:, h : 2 * h], q[:, 2 * h : 3 * h], q[:, 3 * h]
-            keep_f[:, i - k["warmup"]], keep_ll[:, i - k["warmup"]] = functions(*z), log_likelihood(*z)
-            steps_total, accepted, bad = steps_total + steps, accepted + prob.mean(), bad + int((dH > 1000).sum())
+            keep_f[:, i - k["warmup"]], keep_ll[:, i - k["warmup"]] = (
+                functions(*z),
+                log_likelihood(*z),
+            )
+            steps_total, accepted, bad = (
+                steps_total + steps,
+                accepted + prob.mean(),
+                bad + int((dH > 1000).sum()),
+            )
         if i % 100 == 0:
             print(
                 f"{i} {time.time() - start:.0f} s step {math.exp(log_step):.5f} steps {steps} accept {prob.mean():.3f}",
@@ -287,7 +328,12 @@ def write(nuts_path, plain_path, out):
     zs = [compare(p, q) for p, q in zip(a, b, strict=True)]
     log_lik_a, log_lik_b = summary(la), summary(lb)
     theta = np.sin(np.arange(1, 3 * HIDDEN + 2))
-    split = theta[:HIDDEN], theta[HIDDEN : 2 * HIDDEN], theta[2 * HIDDEN : 3 * HIDDEN], theta[3 * HIDDEN]
+    split = (
+        theta[:HIDDEN],
+        theta[HIDDEN : 2 * HIDDEN],
+        theta[2 * HIDDEN : 3 * HIDDEN],
+        theta[3 * HIDDEN],
+    )
     at = lambda rows: [rows[GRID.index(k)] for k in KEY_POINTS]  # noqa: E731
     extremes = lambda rows: {  # noqa: E731
         "max_rhat": max(r["rhat"] for r in rows),
@@ -352,8 +398,14 @@ def write(nuts_path, plain_path, out):
     # one line per row of numbers: small, and diffs stay readable
     import re
 
-    text = re.sub(r"\{\s+(\"x\": [^{}\[\]]*?)\s+\}", lambda m: "{" + re.sub(r"\s+", " ", m.group(1)) + "}", text)
-    text = re.sub(r"\[\s+([-\d.eE,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m.group(1)) + "]", text)
+    text = re.sub(
+        r"\{\s+(\"x\": [^{}\[\]]*?)\s+\}",
+        lambda m: "{" + re.sub(r"\s+", " ", m.group(1)) + "}",
+        text,
+    )
+    text = re.sub(
+        r"\[\s+([-\d.eE,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m.group(1)) + "]", text
+    )
     assert json.loads(text) == result
     with open(out, "w", encoding="utf-8") as file:
         file.write(text + "\n")
@@ -363,7 +415,9 @@ def write(nuts_path, plain_path, out):
             print(f"  {name:5s}", {n: v for n, v in row.items() if not n.startswith(("x", "q"))})
         print("  agreement", r)
     print(result["nuts"]["worst"], result["plain"]["worst"], result["agreement"]["log_likelihood"])
-    print({n: v for n, v in result["agreement"].items() if n.startswith("grid")}, result["symmetry"])
+    print(
+        {n: v for n, v in result["agreement"].items() if n.startswith("grid")}, result["symmetry"]
+    )
 
 
 if __name__ == "__main__":

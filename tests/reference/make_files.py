@@ -1,6 +1,8 @@
-"""Writes the small files of posteriors that later versions must still read, with what they predicted at the time.
+"""Writes the small files of posteriors that later versions must still read, with what they
+predicted at the time.
 
-``python make_files.py``, once, by the version that they stand for: 1.0.0rc1 wrote those in ``files/``.
+``python make_files.py``, once, by the version that they stand for: 1.0.0rc1 wrote those in
+``files/``.
 """
 
 import json
@@ -31,7 +33,9 @@ def main():
     }
     said = {}
     for kind, (method, network) in methods.items():
-        posterior = bayou.fit(network, (X, X**2), method=method, likelihood=bayou.Gaussian(0.2), progress=False)
+        posterior = bayou.fit(
+            network, (X, X**2), method=method, likelihood=bayou.Gaussian(0.2), progress=False
+        )
         posterior.save(HERE / f"{kind}.bayou")
         said[kind] = posterior.predict(X[:3], 2, seed=0).outputs.flatten().tolist()
     (HERE / "files.json").write_text(json.dumps(said))

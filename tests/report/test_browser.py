@@ -1,4 +1,6 @@
-"""The page of a run in a real browser: no errors, no requests, nothing cut off, and enough contrast for everyone."""
+"""The page of a run in a real browser: no errors, no requests, nothing cut off, and enough contrast
+for everyone.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from bayou.report.page import Report
 from bayou.runs.folder import Run
 
 pytestmark = pytest.mark.peers  # Playwright and a browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 WIDTHS = {"phone": 390, "desk": 1200}
 CONTRAST = """() => {
   const linear = (x) => x <= 10 ? x / 255 / 12.92 : ((x / 255 + .055) / 1.055) ** 2.4;
@@ -44,11 +48,20 @@ def browser() -> Iterator[Any]:
 
 
 def regression() -> Report:
-    """Six methods on numbers, with long names: all kinds of tables and more curves than there are dashes."""
+    """Six methods on numbers, with long names: all kinds of tables and more curves than there are
+    dashes.
+    """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(40, generator=generator).double()
     grid = [k / 10 for k in range(30)]
-    mixing = {"draws": 300, "chains": 2, "r_hat": 1.012, "r_hat_median": 1.0, "ess": 210.0, "ess_median": 400.0}
+    mixing = {
+        "draws": 300,
+        "chains": 2,
+        "r_hat": 1.012,
+        "r_hat_median": 1.0,
+        "ess": 210.0,
+        "ess_median": 400.0,
+    }
     trials = [{"scale": 1.0, "nll": 0.5}, {"scale": 2.0, "nll": 0.4}]
     results = [
         {
@@ -66,13 +79,20 @@ def regression() -> Report:
         }
         for k in range(6)
     ]  # fmt: skip
-    return Report(results, {"data": "houses.csv", "command": "bayou compare " + "a" * 200, "facts": {"train": 90}})
+    return Report(
+        results,
+        {"data": "houses.csv", "command": "bayou compare " + "a" * 200, "facts": {"train": 90}},
+    )
 
 
 @pytest.fixture(scope="module", params=["classes", "numbers"])
-def file(request: pytest.FixtureRequest, digits: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(
+    request: pytest.FixtureRequest, digits: Run, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text((digits.report() if request.param == "classes" else regression()).html(), encoding="utf-8")
+    path.write_text(
+        (digits.report() if request.param == "classes" else regression()).html(), encoding="utf-8"
+    )
     return path
 
 
@@ -83,7 +103,10 @@ def opened(request: pytest.FixtureRequest, browser: Any, file: Path) -> Iterator
     tab, problems = context.new_page(), list[str]()
     tab.on("console", lambda message: problems.append(message.text))
     tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    tab.on(
+        "request",
+        lambda request: problems.append(request.url) if request.url.startswith("http") else None,
+    )
     tab.goto(file.as_uri())
     yield tab
     assert problems == []
@@ -92,20 +115,28 @@ def opened(request: pytest.FixtureRequest, browser: Any, file: Path) -> Iterator
 
 def test_the_conclusion_comes_first_and_nothing_is_cut_off(opened: Any) -> None:
     assert opened.locator("main h2").first.inner_text() == "Conclusion"
-    assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the page scrolls sideways"
+    assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
+        "the page scrolls sideways"
+    )
     tables = opened.locator(".scroll")
     for k in range(tables.count()):
         table = tables.nth(k)
         wide = table.evaluate("e => e.scrollWidth > e.clientWidth")
-        assert not wide or opened.viewport_size["width"] == WIDTHS["phone"]  # on a desk every column is visible
+        assert (
+            not wide or opened.viewport_size["width"] == WIDTHS["phone"]
+        )  # on a desk every column is visible
         if wide:
-            assert table.evaluate("e => e.nextElementSibling.checkVisibility()"), "nothing says that the table scrolls"
+            assert table.evaluate("e => e.nextElementSibling.checkVisibility()"), (
+                "nothing says that the table scrolls"
+            )
             table.focus()
             for _ in range(60):
                 opened.keyboard.press("ArrowRight")
             opened.wait_for_timeout(300)
         last, box = table.locator("thead th").last.bounding_box(), table.bounding_box()
-        assert last["x"] + last["width"] <= box["x"] + box["width"] + 1, "the last column cannot be reached"
+        assert last["x"] + last["width"] <= box["x"] + box["width"] + 1, (
+            "the last column cannot be reached"
+        )
 
 
 def test_everything_has_a_label_and_enough_contrast(opened: Any) -> None:
@@ -139,8 +170,12 @@ def test_curves_differ_without_color(opened: Any) -> None:
 def test_it_is_printed_in_light_without_scrolling(opened: Any) -> None:
     opened.set_viewport_size({"width": 703, "height": 1000})  # A4 less its margins
     opened.emulate_media(media="print", color_scheme="dark")
-    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    )
     assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    cut = opened.evaluate("[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1)")
+    cut = opened.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
+    )
     assert cut == []
     assert opened.pdf(format="A4").startswith(b"%PDF")

@@ -25,10 +25,14 @@ def test_methods_are_compared_with_baselines_and_failures_are_flagged(digits: Ru
     assert found["constant"]["metrics"]["nll"] == pytest.approx(2.303, abs=0.02)  # log 10
     assert found["linear"]["metrics"]["accuracy"] > 0.9
     result = digits.results()[2]
-    assert sum(result["rows"]) / len(result["rows"]) == pytest.approx(result["metrics"]["nll"], rel=1e-4)
+    assert sum(result["rows"]) / len(result["rows"]) == pytest.approx(
+        result["metrics"]["nll"], rel=1e-4
+    )
     hits = result["metrics"]["accuracy"]
     binomial = (hits * (1 - hits) / len(result["rows"])) ** 0.5
-    assert result["errors"]["accuracy"] == pytest.approx(binomial, rel=0.1)  # 1,000 resamples: 2 % by chance
+    assert result["errors"]["accuracy"] == pytest.approx(
+        binomial, rel=0.1
+    )  # 1,000 resamples: 2 % by chance
     flags = {check["name"]: check for check in result["checks"] if check["status"] != "ok"}
     assert flags["linear"]["status"] == "failed"
     page = (digits.folder / "report.html").read_text()
@@ -53,7 +57,11 @@ def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> No
 
     noise = 0.1 * torch.randn(200, generator=generator).double()
     best, near, far = result("A", rows), result("B", rows + noise), result("C", rows + 1 + noise)
-    facts = {"baselines": {"linear": {"rows": (rows + 0.5 + noise).tolist(), "metrics": {}, "errors": {}}}}
+    facts = {
+        "baselines": {
+            "linear": {"rows": (rows + 0.5 + noise).tolist(), "metrics": {}, "errors": {}}
+        }
+    }
     said = verdict(Results([near, far, best], facts, {}))
     lead = float(noise.mean())
     assert said[0].startswith(f"{'A' if lead > 0 else 'B'} is the best by NLL")
@@ -71,7 +79,9 @@ def test_the_conclusion_has_the_best_method_its_lead_and_its_uncertainty() -> No
 @pytest.mark.slow
 def test_flags_are_printed_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = bayou_command("train", "moons", "--method", "map", "--steps", "5", "--out", "run", "--samples", "5")
+    done = bayou_command(
+        "train", "moons", "--method", "map", "--steps", "5", "--out", "run", "--samples", "5"
+    )
     assert done.exit_code == 0, done.output
     assert "linear: baseline  nll 0.2" in done.stderr
     assert "map-0: failed a check: it is worse than a linear model" in done.stderr
@@ -85,7 +95,9 @@ def test_flags_are_printed_in_the_terminal(tmp_path: Path, monkeypatch: pytest.M
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_auto_selects_by_held_out_rows_and_explains_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_by_held_out_rows_and_explains_its_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a network that never learns, one that does and one that cannot be fitted, the second."""
     from bayou.select import Auto
 
@@ -93,7 +105,13 @@ def test_auto_selects_by_held_out_rows_and_explains_its_choice(tmp_path: Path, m
         def fit(self, *args: Any, **options: Any) -> Any:
             raise FloatingPointError("it went to infinity")
 
-    made = Auto({"idle": bayou.MAP(steps=1, lr=1e-9), "map": bayou.MAP(steps=150, lr=0.01), "broken": Broken()})
+    made = Auto(
+        {
+            "idle": bayou.MAP(steps=1, lr=1e-9),
+            "map": bayou.MAP(steps=150, lr=0.01),
+            "broken": Broken(),
+        }
+    )
     monkeypatch.setitem(named.METHODS, "auto", named.Named("auto", "Auto", "", lambda config: made))
     monkeypatch.chdir(tmp_path)
     done = bayou_command("train", "moons", "--method", "auto", "--out", "run", "--samples", "5")
@@ -128,7 +146,9 @@ def test_splits_have_equal_weights_and_the_larger_standard_error() -> None:
     found = average([(0, 1.0, 0.3), (0, 1.8, 0.3), (1, 2.0, 0.1)])
     assert found.value == pytest.approx((1.4 + 2.0) / 2)
     assert found.error == pytest.approx(((0.5**2 + 0.1**2) / 2) ** 0.5)
-    assert average([(0, 1.0, 0.1), (1, 2.0, 0.1)]).error == pytest.approx(0.5)  # over splits: s/√2 = |a − b|/2 of two
+    assert average([(0, 1.0, 0.1), (1, 2.0, 0.1)]).error == pytest.approx(
+        0.5
+    )  # over splits: s/√2 = |a − b|/2 of two
 
 
 def scored(label: str, nll: torch.Tensor, **more: Any) -> dict[str, Any]:
@@ -190,18 +210,25 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
     part = page[page.index("Mixing of the chains") :]
     assert '<th scope="row">NUTS</th><td>mixed</td><td>1.012</td>' in part
     assert (
-        '<th scope="row" class="failed">SGLD</th><td class="failed">not mixed</td><td>1.730</td>' in part
+        '<th scope="row" class="failed">SGLD</th><td class="failed">not mixed</td><td>1.730</td>'
+        in part
     )  # the worst seed
     assert "<td>4</td><td>400</td><td>2 × 300</td>" in part
     assert "Mixing of the chains" not in Report(results[-1:], {"data": "d"}).html()
 
 
-def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from bayou.cli.live import Board
     from bayou.report.results import Average
 
     board = Board(["sgld-0", "ffg-0"])
-    board.tell("sgld-0", "done", {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "beside_map": None})
+    board.tell(
+        "sgld-0",
+        "done",
+        {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "beside_map": None},
+    )
     board.tell("ffg-0", "done", {"nll": 0.5, "beside_map": Average(0.04, 0.01)})
     board.tell("ffg-1", "failed", {"error": "words"})
     text = capsys.readouterr().err
@@ -210,7 +237,9 @@ def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(capsys: py
     assert "words" not in text
 
 
-def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from bayou.cli import live
 
     board = live.Board(["mle-0", "map-0"])
@@ -226,7 +255,9 @@ def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(capsys: py
     ]
 
 
-def classified(label: str, nll: float, accuracy: float, kept: float, auroc: float, **more: Any) -> dict[str, Any]:
+def classified(
+    label: str, nll: float, accuracy: float, kept: float, auroc: float, **more: Any
+) -> dict[str, Any]:
     """A result of 100 test rows; ``kept``: the accuracy without the least certain fifth."""
     metrics = {"nll": nll, "accuracy": accuracy, "auroc_entropy": auroc}
     curve = {"rejected": [0.0, 0.2, 0.4], "error": [1 - accuracy, 1 - kept, 0.0]}
@@ -256,20 +287,34 @@ def test_the_first_sentence_is_for_a_manager_and_has_the_worst_number() -> None:
         "often (90 of 100). Use it with care: it may not have converged."
     )
     assert "has a warning (converged)" not in " ".join(said)
-    assert verdict(Results([classified("MNF", 0.1, 1.0, 1.0, 0.8)], {}, {}))[0] == "MNF is right in all test cases."
+    assert (
+        verdict(Results([classified("MNF", 0.1, 1.0, 1.0, 0.8)], {}, {}))[0]
+        == "MNF is right in all test cases."
+    )
 
 
-def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in_the_intervals() -> None:
+def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in_the_intervals() -> (
+    None
+):
     from bayou.report.results import Results
     from bayou.report.verdict import verdict
 
     rows = torch.zeros(5).double()
     metrics = {"nll": 0.0, "rmse": 3.0, "coverage": 0.88}
     result = scored(
-        "Laplace", rows, metrics=metrics, losses=[1.0, 2.0, 1.26e6, 9e6, 9e6], observed={"y_label": "price"}
+        "Laplace",
+        rows,
+        metrics=metrics,
+        losses=[1.0, 2.0, 1.26e6, 9e6, 9e6],
+        observed={"y_label": "price"},
     )
     constant = {"rows": (rows + 1).tolist(), "metrics": {}, "errors": {}, "losses": [4e6] * 5}
-    linear = {"rows": (rows + 1).tolist(), "metrics": {"rmse": 2.5}, "errors": {}, "losses": [1e6] * 5}
+    linear = {
+        "rows": (rows + 1).tolist(),
+        "metrics": {"rmse": 2.5},
+        "errors": {},
+        "losses": [1e6] * 5,
+    }
     facts = {"baselines": {"constant": constant, "linear": linear}}
     said = verdict(Results([result], facts, {}))
     assert said[0] == (
@@ -299,8 +344,12 @@ def test_settings_are_spelled_for_their_reader() -> None:
 
 def test_a_command_names_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = bayou_command("train", "moons", "--method", "mle", "--steps", "5", "--out", "run", "--samples", "5")
-    warning = "mle-0: the check 'converged' gives a WARNING: 5 steps are too few to judge convergence"
+    done = bayou_command(
+        "train", "moons", "--method", "mle", "--steps", "5", "--out", "run", "--samples", "5"
+    )
+    warning = (
+        "mle-0: the check 'converged' gives a WARNING: 5 steps are too few to judge convergence"
+    )
     assert f"{warning}; give more --steps or --epochs" in done.stderr
     assert "steps=" not in done.stderr
     assert "steps=" not in Path("run/report.html").read_text()

@@ -33,7 +33,10 @@ def test_the_report_is_one_self_contained_page(digits: Run) -> None:
 
 def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("a,b,price\n" + "".join(f"{i % 7},{i % 5},{i % 7 + 2 * (i % 5) + i / 60}\n" for i in range(60)))
+    path.write_text(
+        "a,b,price\n"
+        + "".join(f"{i % 7},{i % 5},{i % 7 + 2 * (i % 5) + i / 60}\n" for i in range(60))
+    )
     run = Run.create(tmp_path / "run", Config(str(path), ("ffg",), target="price", **QUICK))  # type: ignore[arg-type]
     (result,) = run.work()
     shown = result["observed"]
@@ -42,12 +45,19 @@ def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
     data, (posterior, _, _) = run.load_data(), run.posterior()
     p = posterior.predict(data.test[0], samples=result["samples"], seed=0)
     order = p.mean[:, 0].argsort()
-    for name, expected in zip(("low", "high"), p.interval(0.9), strict=True):  # the level of the coverage in the table
+    for name, expected in zip(
+        ("low", "high"), p.interval(0.9), strict=True
+    ):  # the level of the coverage in the table
         torch.testing.assert_close(
-            torch.tensor(shown[name]), data.preprocessor.original(expected[order, 0]), atol=1e-4, rtol=0
+            torch.tensor(shown[name]),
+            data.preprocessor.original(expected[order, 0]),
+            atol=1e-4,
+            rtol=0,
         )
     width = torch.tensor(shown["epistemic_high"]) - torch.tensor(shown["epistemic_low"])
-    torch.testing.assert_close(width, 2 * 1.64485 * data.y_scale * p.epistemic_std[order, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        width, 2 * 1.64485 * data.y_scale * p.epistemic_std[order, 0], atol=1e-4, rtol=1e-4
+    )
     assert shown["points"]["of"] == 12
     seen = data.preprocessor.original(data.test[1][:, 0]).sort().values
     torch.testing.assert_close(torch.tensor(sorted(shown["points"]["y"])), seen, atol=1e-4, rtol=0)
@@ -58,8 +68,16 @@ def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
     (first, *_, last) = stages(run.report().results).table.rows  # type: ignore[union-attr]
     tried = result["selection"][0]
     best = min(trial["mse"] for trial in tried["trials"])
-    assert [cell.text for cell in first[:4]] == ["FFG", tried["stage"], str(len(tried["trials"])), f"mse {best:.4g}"]
-    assert (last[1].text, last[-1].text) == ("evaluation on the test data", f"{result['seconds_to_evaluate']:.1f}")
+    assert [cell.text for cell in first[:4]] == [
+        "FFG",
+        tried["stage"],
+        str(len(tried["trials"])),
+        f"mse {best:.4g}",
+    ]
+    assert (last[1].text, last[-1].text) == (
+        "evaluation on the test data",
+        f"{result['seconds_to_evaluate']:.1f}",
+    )
     assert sum(stage["seconds"] for stage in result["selection"]) <= result["seconds"]
 
 
@@ -90,8 +108,18 @@ def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
     from bayou.report.results import Results
     from bayou.report.sections import calibration
 
-    found = {"count": [1, 0, 5, 2, 20], "confidence": [0.1, 0.0, 0.4, 0.6, 0.9], "accuracy": [1.0, 0.0, 0.4, 0.5, 1.0]}
-    result = {"label": "A", "seed": 0, "task": "classification", "metrics": {}, "reliability": found}
+    found = {
+        "count": [1, 0, 5, 2, 20],
+        "confidence": [0.1, 0.0, 0.4, 0.6, 0.9],
+        "accuracy": [1.0, 0.0, 0.4, 0.5, 1.0],
+    }
+    result = {
+        "label": "A",
+        "seed": 0,
+        "task": "classification",
+        "metrics": {},
+        "reliability": found,
+    }
     section = calibration(Results([result], {}, {}))
     assert section is not None
     assert sum(mark.css.startswith("dot") for mark in section.figures[0].chart.marks) == 2
@@ -101,7 +129,15 @@ def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
 def test_ticks_of_an_axis_are_readable_and_fit() -> None:
     from bayou.report.charts import Axes, tick_labels, ticks
 
-    assert tick_labels(ticks(0, 16e6)) == ["0", "2.5M", "5.0M", "7.5M", "10.0M", "12.5M", "15.0M"]  # it was 1.5e+04k
+    assert tick_labels(ticks(0, 16e6)) == [
+        "0",
+        "2.5M",
+        "5.0M",
+        "7.5M",
+        "10.0M",
+        "12.5M",
+        "15.0M",
+    ]  # it was 1.5e+04k
     assert tick_labels(ticks(0, 25_000)) == ["0", "5k", "10k", "15k", "20k", "25k"]
     assert tick_labels(ticks(-3, 3)) == ["−3", "−2", "−1", "0", "1", "2", "3"]
     assert tick_labels([0.0, 1e-5, 2e-5]) == ["0", "1e−5", "2e−5"]

@@ -1,4 +1,6 @@
-"""Ctrl-C at every stage of a run: nothing is lost, and what goes on ends as if nothing had happened."""
+"""Ctrl-C at every stage of a run: nothing is lost, and what goes on ends as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ pytestmark = pytest.mark.usefixtures("short_search")
 def same(*runs: Run) -> None:
     """Scores and tensors of two runs of one job are equal to the bit."""
     (first, tensors), (second, others) = (
-        (run.results()[0]["metrics"], read_file(run.place(run.jobs[0]) / "posterior.bayou")[0]) for run in runs
+        (run.results()[0]["metrics"], read_file(run.place(run.jobs[0]) / "posterior.bayou")[0])
+        for run in runs
     )
     assert first == second
     assert tensors.keys() == others.keys()
@@ -38,18 +41,27 @@ def same(*runs: Run) -> None:
         "map",
         "laplace",
         "sgld",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mnf", "ensemble", "ffg", "swag", "ivon")),
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("mnf", "ensemble", "ffg", "swag", "ivon")
+        ),
     ],
 )
 def test_ctrl_c_at_any_stage_of_a_regression_by_name(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evidence, its start, the method and its start: each is interrupted once, at its second step."""
+    """The evidence, its start, the method and its start: each is interrupted once, at its second
+    step.
+    """
     monkeypatch.setattr(progress, "REDRAW", 0.0)
     config = Config("two-bumps", (method,), **QUICK)
     stages: list[str] = []
     plain = Run.create(tmp_path / "plain", config)
-    plain.work(show=lambda title, step, total, numbers: stages.append(title) if step == min(2, total) else None)
+    plain.work(
+        show=lambda title, step, total, numbers: (
+            stages.append(title) if step == min(2, total) else None
+        )
+    )
     run = Run.create(tmp_path / "run", config)
 
     def press(at: str, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
@@ -66,10 +78,25 @@ def test_ctrl_c_at_any_stage_of_a_regression_by_name(
 
 
 @pytest.mark.parametrize("stage", ["MAP", "judging"])
-def test_the_command_says_so_and_resume_goes_on(stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the start of a chain, which once went on from half a start and said it was done; and between two stages."""
+def test_the_command_says_so_and_resume_goes_on(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the start of a chain, which once went on from half a start and said it was done; and
+    between two stages.
+    """
     monkeypatch.setattr(progress, "REDRAW", 0.0)
-    words = ["train", "two-bumps", "--method", "sgld", "--steps", "12", "--samples", "4", "-q", "--out"]
+    words = [
+        "train",
+        "two-bumps",
+        "--method",
+        "sgld",
+        "--steps",
+        "12",
+        "--samples",
+        "4",
+        "-q",
+        "--out",
+    ]
     assert CliRunner().invoke(app, [*words, str(tmp_path / "plain")]).exit_code == 0
 
     def press(self: Board, title: str, what: Any, *rest: Any) -> None:

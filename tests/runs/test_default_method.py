@@ -1,4 +1,6 @@
-"""What a user gets without an option: one default in all places, which covers and finishes without a warning."""
+"""What a user gets without an option: one default in all places, which covers and finishes without
+a warning.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_the_command_a_config_and_the_estimators_have_the_same_default() -> None
 
 
 @pytest.mark.parametrize(("rows", "planned"), [(40, 300), (600, 600)])
-def test_variational_methods_run_from_a_mode_until_they_have_converged(rows: int, planned: int) -> None:
+def test_variational_methods_run_from_a_mode_until_they_have_converged(
+    rows: int, planned: int
+) -> None:
     data = as_data((torch.zeros(rows, 1), torch.zeros(rows, 1)), 128)
     method = bayou.VI(bayou.MNF()).at_mode(0.3, data)
     assert method.start == "network"
@@ -44,7 +48,10 @@ def write_table(path: Path, rows: int, seed: int) -> None:
     x = torch.randn(rows, 3, generator=generator)
     level = torch.randint(12, (rows,), generator=generator)
     y = x[:, 0] - x[:, 1] * (level % 3) + 0.5 * torch.randn(rows, generator=generator)
-    lines = [f"{a:.6f},{b:.6f},{c:.6f},level {k},{z:.6f}" for (a, b, c), k, z in zip(x, level, y, strict=True)]
+    lines = [
+        f"{a:.6f},{b:.6f},{c:.6f},level {k},{z:.6f}"
+        for (a, b, c), k, z in zip(x, level, y, strict=True)
+    ]
     path.write_text("\n".join(["a,b,c,group,y", *lines]) + "\n")
 
 
@@ -55,12 +62,22 @@ def test_a_table_is_fitted_without_a_warning(method: str, rows: int, tmp_path: P
     """The intervals contain 90 % of 1,000 fresh rows, up to the noise of so few training rows."""
     write_table(tmp_path / "table.csv", rows, 0)
     write_table(tmp_path / "fresh.csv", 1000, 1)
-    run = Run.create(tmp_path / "run", Config(data=str(tmp_path / "table.csv"), target="y", methods=(method,)))
+    run = Run.create(
+        tmp_path / "run", Config(data=str(tmp_path / "table.csv"), target="y", methods=(method,))
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", BayouWarning)
         (result,) = run.work()
-    assert [check for check in result["checks"] if check["name"] in ("converged", "mode", "collapse")]
-    assert not [check for check in result["checks"] if check["name"] == "converged" and check["status"] != "ok"]
+    assert [
+        check for check in result["checks"] if check["name"] in ("converged", "mode", "collapse")
+    ]
+    assert not [
+        check
+        for check in result["checks"]
+        if check["name"] == "converged" and check["status"] != "ok"
+    ]
     ((scores,), _) = use.evaluate(run.folder, str(tmp_path / "fresh.csv"))
-    chance = 3 * 0.25 / (0.8 * rows) ** 0.5  # the noise of n rows is known to 1/√(2n), and with it the coverage
+    chance = (
+        3 * 0.25 / (0.8 * rows) ** 0.5
+    )  # the noise of n rows is known to 1/√(2n), and with it the coverage
     assert 0.9 - chance < scores["coverage"] < 0.9 + min(chance, 0.09)

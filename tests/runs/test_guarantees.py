@@ -1,4 +1,6 @@
-"""``bayou predict --conformal``: columns that hold y, by a file of rows that the run has not seen."""
+"""``bayou predict --conformal``: columns that hold y, by a file of rows that the run has not
+seen.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +41,41 @@ def test_conformal_columns_hold_y(task: str, tmp_path: Path) -> None:
     kind = np.where(a * b + 0.3 * generator.normal(size=260) > 0, "yes", "no")
     target = [*(kind.tolist() if task == "classes" else y.tolist())]
     columns: dict[str, list[object]] = {"a": [*a.tolist()], "b": [*b.tolist()], "y": target}
-    source, held = write(tmp_path / "s.csv", columns, slice(60)), write(tmp_path / "h.csv", columns, slice(60, 160))
+    source, held = (
+        write(tmp_path / "s.csv", columns, slice(60)),
+        write(tmp_path / "h.csv", columns, slice(60, 160)),
+    )
     new, out = write(tmp_path / "n.csv", columns, slice(160, 260)), tmp_path / "p.csv"
-    Run.create(tmp_path / "run", Config(data=str(source), target="y", methods=("map",), steps=60)).work()
+    Run.create(
+        tmp_path / "run", Config(data=str(source), target="y", methods=("map",), steps=60)
+    ).work()
     with pytest.raises(ValueError, match="held-out rows are also training rows"):
         use.predict(tmp_path / "run", new, out, conformal=source)
     assert not out.exists()
-    with pytest.raises(ValueError, match="100 held-out rows are too few for level=0.995; it needs at least 199"):
+    with pytest.raises(
+        ValueError, match="100 held-out rows are too few for level=0.995; it needs at least 199"
+    ):
         use.predict(tmp_path / "run", new, out, conformal=held, level=0.995)
-    words = ["predict", tmp_path / "run", "--input", new, "--out", out, "--conformal", held, "--level", 0.8]
+    words = [
+        "predict",
+        tmp_path / "run",
+        "--input",
+        new,
+        "--out",
+        out,
+        "--conformal",
+        held,
+        "--level",
+        0.8,
+    ]
     done = CliRunner().invoke(app, list(map(str, words)))
     assert done.exit_code == 0, done.output
     found = read(out)
     if task == "classes":
-        hits = [str(truth) in said.split("|") for truth, said in zip(target[160:], found["conformal_set"], strict=True)]
+        hits = [
+            str(truth) in said.split("|")
+            for truth, said in zip(target[160:], found["conformal_set"], strict=True)
+        ]
     else:
         ends = np.array([found["conformal_lower"], found["conformal_upper"]], dtype=float)
         truth = np.array(target[160:], dtype=float)

@@ -24,7 +24,9 @@ def test_every_network_gives_its_outputs_or_says_why_not(name: str, shape: tuple
         assert built.eval()(x).shape == (2, 7)
         assert all(p.requires_grad for p in built.parameters())
     else:
-        with pytest.raises(ValueError, match="use mlp" if len(shape) == 1 else "these fit: linear, mlp"):
+        with pytest.raises(
+            ValueError, match="use mlp" if len(shape) == 1 else "these fit: linear, mlp"
+        ):
             build(name, shape, 7)
 
 
@@ -51,13 +53,17 @@ def test_sizes_are_those_of_the_papers(name: str, shape: tuple[int, ...], parame
 
 
 def test_dropout_is_where_it_should_be() -> None:
-    rates = [m.p for m in build("lenet-dropout", (1, 28, 28), 10).modules() if isinstance(m, nn.Dropout)]
+    rates = [
+        m.p for m in build("lenet-dropout", (1, 28, 28), 10).modules() if isinstance(m, nn.Dropout)
+    ]
     assert rates == [0.25, 0.25, 0.5]
     assert not [m for m in build("lenet", (1, 28, 28), 10).modules() if isinstance(m, nn.Dropout)]
 
 
 def test_images_are_moved_while_training_and_only_then() -> None:
-    """Every moved image is the image or its mirror image, shifted by up to two pixels; all fifty ways occur."""
+    """Every moved image is the image or its mirror image, shifted by up to two pixels; all fifty
+    ways occur.
+    """
     first = build("lenet-cifar-moved", (3, 32, 32), 5)[0]  # type: ignore[index]
     x = torch.arange(1.0, 1 + 3 * 9 * 8).reshape(1, 3, 9, 8).repeat(2000, 1, 1, 1)
     assert first.eval()(x) is x
@@ -72,7 +78,9 @@ def test_images_are_moved_while_training_and_only_then() -> None:
                 way = padded[0, :, down : down + 9, right : right + 8].contiguous()
                 ways[way.numpy().tobytes()] = 0
     for image in moved:
-        ways[image.contiguous().numpy().tobytes()] += 1  # a KeyError is an image that is none of them
+        ways[image.contiguous().numpy().tobytes()] += (
+            1  # a KeyError is an image that is none of them
+        )
     assert len(ways) == 50
     assert min(ways.values()) > 0
     assert max(ways.values()) < 40 + 5 * 40**0.5
@@ -88,16 +96,25 @@ def test_first_weights_follow_from_the_seed_and_leave_the_stream_alone() -> None
 
 
 def test_the_network_of_the_hmc_reference_has_its_names() -> None:
-    assert list(build("tanh-20", (1,), 1).state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(build("tanh-20", (1,), 1).state_dict()) == [
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "silu-50"), ("two-bumps", "silu-50")]
+    ("name", "expected"),
+    [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "silu-50"), ("two-bumps", "silu-50")],
 )
 def test_default_networks(name: str, expected: str) -> None:
     data = load(name)
     assert default_net(data) == expected
-    assert build(expected, data.input_shape, data.output_size)(data.test[0][:3]).shape == (3, data.output_size)
+    assert build(expected, data.input_shape, data.output_size)(data.test[0][:3]).shape == (
+        3,
+        data.output_size,
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +160,10 @@ def test_the_digits_network_learns_the_digits() -> None:
     data = load("digits")
     (x, y), (x_test, y_test) = data.train, data.test
     net = build(default_net(data), data.input_shape, data.output_size, seed=0)
-    optimizer, generator = torch.optim.Adam(net.parameters(), 2e-3), torch.Generator().manual_seed(0)
+    optimizer, generator = (
+        torch.optim.Adam(net.parameters(), 2e-3),
+        torch.Generator().manual_seed(0),
+    )
     for _ in range(20):
         for rows in torch.randperm(len(x), generator=generator).split(64):
             optimizer.zero_grad()

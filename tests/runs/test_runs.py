@@ -30,9 +30,13 @@ pytestmark = pytest.mark.usefixtures("short_search")
 
 
 @pytest.mark.parametrize("half", [0, 1])  # for two processes
-def test_every_method_runs_on_the_digits(half: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_runs_on_the_digits(
+    half: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(probe, "ITERATIONS", 2)  # any step of a sampler will do here
-    names = tuple(name for name in named.METHODS if name not in ("hmc", "nuts", "mclmc", "annealed"))[half::2]
+    names = tuple(
+        name for name in named.METHODS if name not in ("hmc", "nuts", "mclmc", "annealed")
+    )[half::2]
     run = Run.create(tmp_path / "run", Config("digits-few", names, **(QUICK | {"steps": 30})))  # type: ignore[arg-type]
     results = run.work()
     assert not run.failures()
@@ -64,16 +68,32 @@ def test_exact_samplers_run_on_the_digits_too(method: Any, digits: Run) -> None:
 
 def test_a_run_folder_has_everything(digits: Run) -> None:
     names = {path.name for path in digits.folder.iterdir()}
-    assert {"config.json", "data.json", "metrics.json", "report.html", "map-0", "map-1", "mnf-0", "mnf-1"} <= names
+    assert {
+        "config.json",
+        "data.json",
+        "metrics.json",
+        "report.html",
+        "map-0",
+        "map-1",
+        "mnf-0",
+        "mnf-1",
+    } <= names
     metrics = json.loads((digits.folder / "metrics.json").read_text())
-    assert [(row["method"], row["seed"]) for row in metrics] == [("map", 0), ("map", 1), ("mnf", 0), ("mnf", 1)]
+    assert [(row["method"], row["seed"]) for row in metrics] == [
+        ("map", 0),
+        ("map", 1),
+        ("mnf", 0),
+        ("mnf", 1),
+    ]
     result = digits.results()[2]
     assert {"metrics", "rotation", "entropy", "reliability", "error_rejection"} <= set(result)
     assert Config.read(digits.folder / "config.json") == digits.config
 
 
 @pytest.mark.slow
-def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_repeats_itself_and_goes_on_where_it_was(
+    digits: Run, tmp_path: Path, monkeypatch: Any
+) -> None:
     again = Run.create(tmp_path / "again", digits.config)
     told: list[str] = []
 
@@ -91,7 +111,9 @@ def test_a_run_repeats_itself_and_goes_on_where_it_was(digits: Run, tmp_path: Pa
     resumed = Run.create(tmp_path / "again", digits.config, resume=True)
     results = resumed.work()
     for one, other in zip(results, digits.results(), strict=True):
-        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)  # torch may change kernels within a process
+        assert one["metrics"] == pytest.approx(
+            other["metrics"], rel=1e-5
+        )  # torch may change kernels within a process
 
 
 def test_numbers_of_an_interrupted_run_have_a_note(tmp_path: Path) -> None:
@@ -125,7 +147,9 @@ def test_numbers_of_an_interrupted_fit_have_a_note(tmp_path: Path) -> None:
     posterior.stopped = "interrupted"
     posterior.save(run.place(job) / "posterior.bayou")
     start = "mle-0: its fit was interrupted before its end"
-    assert [note.startswith(start) for note in use.predict(run.folder, source, tmp_path / "b.csv")] == [True]
+    assert [
+        note.startswith(start) for note in use.predict(run.folder, source, tmp_path / "b.csv")
+    ] == [True]
     assert any(note.startswith(start) for note in use.evaluate(run.folder, None)[1])
 
 
@@ -139,7 +163,9 @@ def test_the_time_of_a_run_is_estimated_by_its_methods_and_its_length() -> None:
     assert estimate("mnf") == pytest.approx(3.5 * 2 + 8.2)  # and of steps on a batch
     assert estimate("map", "mnf") == pytest.approx(estimate("map") + estimate("mnf"))
     assert estimate("mnf", steps=2400) == pytest.approx(3.5 * 2 + 2 * 8.2)
-    assert estimate("mnf", epochs=600) == pytest.approx(estimate("mnf", steps=2400))  # four batches an epoch
+    assert estimate("mnf", epochs=600) == pytest.approx(
+        estimate("mnf", steps=2400)
+    )  # four batches an epoch
     assert estimate("mnf", effort=10.0) == pytest.approx(10 * estimate("mnf"))
     assert estimate("mle", steps=12) == pytest.approx(0.01 * estimate("mle"))
     assert estimate("hmc") == 0
@@ -164,18 +190,38 @@ def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None
     config = Config("moons", ("ffg", "map"), split=1, splits=2, **QUICK)  # type: ignore[arg-type]
     plain = Run.create(tmp_path / "plain", config)
     told: list[str] = []
-    results = plain.work(tell=lambda name, what, numbers: told.append(name) if what == "fitting" else None)
-    assert told == ["map-0", "ffg-0", "map-0-split-2", "ffg-0-split-2"]  # MAP first: others are held against it
-    assert [(r["method"], r["split"]) for r in results] == [("ffg", 1), ("map", 1), ("ffg", 2), ("map", 2)]
+    results = plain.work(
+        tell=lambda name, what, numbers: told.append(name) if what == "fitting" else None
+    )
+    assert told == [
+        "map-0",
+        "ffg-0",
+        "map-0-split-2",
+        "ffg-0-split-2",
+    ]  # MAP first: others are held against it
+    assert [(r["method"], r["split"]) for r in results] == [
+        ("ffg", 1),
+        ("map", 1),
+        ("ffg", 2),
+        ("map", 2),
+    ]
     single = Run.create(tmp_path / "single", Config("moons", ("map",), split=2, **QUICK))  # type: ignore[arg-type]
-    assert single.work()[0]["metrics"] == results[3]["metrics"]  # a split of several is that split alone
+    assert (
+        single.work()[0]["metrics"] == results[3]["metrics"]
+    )  # a split of several is that split alone
     assert single.facts()["baselines"] == plain.facts()["splits"]["2"]["baselines"]
     page = (plain.folder / "report.html").read_text()
-    assert "Means over 2 splits of the data, one seed each, ± the larger of two standard errors: of a single" in page
+    assert (
+        "Means over 2 splits of the data, one seed each, ± the larger of two standard errors: of a single"
+        in page
+    )
     assert "1 seed · 2 splits" in page
     mean = sum(r["metrics"]["nll"] for r in results if r["method"] == "ffg") / 2
     assert f"{mean:.4f} <span" in page
-    assert [job.name for job in plain.finished()] == ["ffg-0", "map-0"]  # new rows go through the first split's scales
+    assert [job.name for job in plain.finished()] == [
+        "ffg-0",
+        "map-0",
+    ]  # new rows go through the first split's scales
     run = Run.create(tmp_path / "run", config)
 
     def interrupt(name: str, what: str, numbers: dict[str, Any]) -> None:
@@ -192,7 +238,9 @@ def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None
     assert not (tmp_path / "cubic").exists()
 
 
-def test_a_failing_method_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_method_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(plan: Config) -> Any:
         raise FloatingPointError("it went to infinity")
 
@@ -240,9 +288,14 @@ def test_a_second_process_gets_a_sentence_and_no_results_are_lost(tmp_path: Path
         for seed in (0, 1)
     )
     if files.fcntl is not None:
-        with files.locked(tmp_path / "run" / ".lock"), pytest.raises(RunError, match="another process .*another --out"):
+        with (
+            files.locked(tmp_path / "run" / ".lock"),
+            pytest.raises(RunError, match="another process .*another --out"),
+        ):
             first.work()
-        assert os.listdir(tmp_path / "run") == [".lock"]  # which is no run: the folder is as good as empty
+        assert os.listdir(tmp_path / "run") == [
+            ".lock"
+        ]  # which is no run: the folder is as good as empty
     first = Run.create(tmp_path / "run", first.config)
     (result,) = first.work()
     with pytest.raises(RunError, match="contains a run with other settings"):
@@ -269,19 +322,49 @@ def test_a_file_of_a_run_that_was_edited_says_so(name: str, digits: Run, tmp_pat
 
 
 ODD: list[tuple[str, list[str | int], Any, str]] = [
-    ("data.json", ["preprocessor", "fields", "scale", "tuple", 0], -5, "scale must be positive and finite, got -5"),
+    (
+        "data.json",
+        ["preprocessor", "fields", "scale", "tuple", 0],
+        -5,
+        "scale must be positive and finite, got -5",
+    ),
     (
         "data.json",
         ["preprocessor", "fields", "scale", "tuple", 0],
         None,
         "Number scale must be a finite number, got None",
     ),
-    ("data.json", ["preprocessor", "fields", "scale"], {"tuple": []}, "a mean and a scale for each channel"),
-    ("data.json", ["preprocessor", "fields", "white"], "bright", "white must be a finite number, got 'bright'"),
+    (
+        "data.json",
+        ["preprocessor", "fields", "scale"],
+        {"tuple": []},
+        "a mean and a scale for each channel",
+    ),
+    (
+        "data.json",
+        ["preprocessor", "fields", "white"],
+        "bright",
+        "white must be a finite number, got 'bright'",
+    ),
     ("data.json", ["preprocessor", "fields", "shape"], {"tuple": [1, -8, 8]}, "images of shape"),
-    ("data.json", ["preprocessor", "fields", "task"], [], "task must be one of classification, regression"),
-    ("data.json", ["preprocessor", "fields", "class_names", "tuple", 0], "1", "class_names must be different words"),
-    ("data.json", ["preprocessor", "fields", "class_names", "tuple", 0], {}, "does not describe a preprocessor"),
+    (
+        "data.json",
+        ["preprocessor", "fields", "task"],
+        [],
+        "task must be one of classification, regression",
+    ),
+    (
+        "data.json",
+        ["preprocessor", "fields", "class_names", "tuple", 0],
+        "1",
+        "class_names must be different words",
+    ),
+    (
+        "data.json",
+        ["preprocessor", "fields", "class_names", "tuple", 0],
+        {},
+        "does not describe a preprocessor",
+    ),
     ("data.json", ["preprocessor", "fields", "y_scale"], 0, "y_scale must be positive"),
     ("data.json", ["preprocessor", "spec"], "Tree", "names 'Tree', which is unknown"),
     ("data.json", ["preprocessor"], [], "preprocessor = .*expected dict"),
@@ -295,7 +378,9 @@ ODD: list[tuple[str, list[str | int], Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "keys", "value", "says"), ODD)
-def test_odd_json_of_a_run_is_a_sentence(name: str, keys: list[Any], value: Any, says: str, digits: Run) -> None:
+def test_odd_json_of_a_run_is_a_sentence(
+    name: str, keys: list[Any], value: Any, says: str, digits: Run
+) -> None:
     """Without a digest, as after an edit, keys and types are checked."""
     path = digits.folder / name
     text = path.read_text()
@@ -364,7 +449,9 @@ def test_a_fit_does_not_write_through_symbolic_links(name: str, tmp_path: Path) 
     run = Run.create(folder, config)
     (folder / name).parent.mkdir(parents=True)
     (folder / name).symlink_to(tmp_path / "target")
-    with pytest.raises(RunError, match=f"{name} is a symbolic link to .*target; a fit would write through it"):
+    with pytest.raises(
+        RunError, match=f"{name} is a symbolic link to .*target; a fit would write through it"
+    ):
         run.work()
     assert not list((tmp_path / "target").iterdir())
 
@@ -383,7 +470,9 @@ def test_texts_that_spreadsheets_run_are_escaped_in_predictions(tmp_path: Path) 
     escaped = {"'=1+1", "'-dash", "plain"}
     assert {row["class"] for row in rows} <= escaped
     assert all(float(row["p(=1+1)"]) >= 0 for row in rows)
-    assert reading.read_file(tmp_path / "out.csv").columns["'+name"].levels == [row["'+name"].strip() for row in rows]
+    assert reading.read_file(tmp_path / "out.csv").columns["'+name"].levels == [
+        row["'+name"].strip() for row in rows
+    ]
 
 
 @pytest.mark.parametrize("name", ["seeds", "splits"])

@@ -1,4 +1,6 @@
-"""A run over HTTP, by a real socket: what it answers is what ``bayou predict`` writes, and what it refuses, and how."""
+"""A run over HTTP, by a real socket: what it answers is what ``bayou predict`` writes, and what it
+refuses, and how.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,18 @@ HEADER = ["name", "height", "color"]
 
 def rows(count: int) -> list[dict[str, Any]]:
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0)).tolist()
-    return [{"name": f"n{i}", "height": round(a, 4), "color": "red" if b > 0 else "blue"} for i, (a, b) in enumerate(x)]
+    return [
+        {"name": f"n{i}", "height": round(a, 4), "color": "red" if b > 0 else "blue"}
+        for i, (a, b) in enumerate(x)
+    ]
 
 
 def made(folder: Path, task: str) -> Path:
     """A run on a table."""
-    target = {"classes": lambda row: "yes" if row["height"] > 0 else "no", "numbers": lambda row: 1e3 + row["height"]}
+    target = {
+        "classes": lambda row: "yes" if row["height"] > 0 else "no",
+        "numbers": lambda row: 1e3 + row["height"],
+    }
     with open(folder / "table.csv", "w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow([*HEADER, "y"])
@@ -87,11 +95,15 @@ def server(classes: Path) -> Iterator[Server]:
         yield found
 
 
-def ask(server: Server, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+def ask(
+    server: Server, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any, Any]:
     connection = http.client.HTTPConnection(*server.address, timeout=30)
     try:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, data, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read() or b"null"), answer.headers
     finally:
@@ -99,7 +111,9 @@ def ask(server: Server, method: str, path: str, body: Any = None, **headers: str
 
 
 def send(server: Server, data: bytes) -> tuple[int, bytes]:
-    """The status of the answer to these bytes, and all of it; -1 where the connection is closed without one."""
+    """The status of the answer to these bytes, and all of it; -1 where the connection is closed
+    without one.
+    """
     with socket.create_connection(server.address, timeout=10) as connection:
         connection.sendall(data)
         found = b""
@@ -109,7 +123,9 @@ def send(server: Server, data: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers"])
-def test_responses_equal_the_file_of_predict(task: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_responses_equal_the_file_of_predict(
+    task: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     folder = request.getfixturevalue(task)
     new = [*rows(5), {"name": "far", "height": 50.0, "color": None}]
     with open(tmp_path / "new.csv", "w", newline="") as stream:
@@ -133,7 +149,9 @@ def test_responses_equal_the_file_of_predict(task: str, request: pytest.FixtureR
             if isinstance(value, str):
                 assert value == line[name]
             else:
-                assert value == pytest.approx(float(line[name]), rel=1e-3 if name == "distance" else 1e-6, abs=1e-6)
+                assert value == pytest.approx(
+                    float(line[name]), rel=1e-3 if name == "distance" else 1e-6, abs=1e-6
+                )
     assert answer["predictions"][-1]["distance"] > 1
 
 
@@ -144,8 +162,13 @@ def predicted(service: Service, request: Any) -> Any:
 
 def test_images_and_lists_of_numbers() -> None:
     x = [[float((i * k) % 17) for k in range(64)] for i in range(3)]
-    net, classes = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), [str(k) for k in range(10)]
-    posterior = bayou.fit(net, (torch.tensor(x), torch.arange(3)), method=bayou.MAP(steps=2), progress=False)
+    net, classes = (
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
+        [str(k) for k in range(10)],
+    )
+    posterior = bayou.fit(
+        net, (torch.tensor(x), torch.arange(3)), method=bayou.MAP(steps=2), progress=False
+    )
     images = ImagePreprocessor.fit(np.array(x).reshape(3, 1, 8, 8), classes, white=16.0)
     service = Service(posterior, images, "digits", 1)
     answers = predicted(service, {"rows": x})["predictions"]
@@ -178,12 +201,24 @@ REFUSED: list[tuple[int, str, str, Any, str]] = [
     (400, "POST", "/predict", b"[" * 5000, "the body is not valid JSON"),
     (400, "POST", "/predict", b'{"rows": [{"height": NaN}]}', "use null for a missing value"),
     (400, "POST", "/predict", b'{"rows": [{"height": -Infinity}]}', "use null for a missing value"),
-    (400, "POST", "/predict", b'{"rows": [{"height": ' + b"1" * 5000 + b"}]}", "the body is not valid JSON"),
+    (
+        400,
+        "POST",
+        "/predict",
+        b'{"rows": [{"height": ' + b"1" * 5000 + b"}]}",
+        "the body is not valid JSON",
+    ),
     (400, "POST", "/predict", b'{"rows": ' + b'[{"a":' * 1500, "the body is not valid JSON"),
     (400, "POST", "/predict", b"\xff\xfe\x00", "the body is not valid JSON"),
     (400, "POST", "/predict", [ROW], "send an object with a list of rows"),
     (400, "POST", "/predict", {"rows": [ROW], "samples": 3}, "not 'samples'"),
-    (400, "POST", "/predict", {"rows": [ROW], "level": 2}, "level must be a number between 0 and 1, got 2"),
+    (
+        400,
+        "POST",
+        "/predict",
+        {"rows": [ROW], "level": 2},
+        "level must be a number between 0 and 1, got 2",
+    ),
     (404, "GET", "/nothing", None, "there is no GET /nothing; there are POST /predict"),
     (405, "GET", "/predict", None, "there is no GET /predict; there are POST /predict"),
     (405, "DELETE", "/", None, "there is no DELETE /; there are POST /predict, GET /"),
@@ -199,10 +234,28 @@ REFUSED: list[tuple[int, str, str, Any, str]] = [
         {"rows": [{"heigth": 1, "color": "red"}]},
         "row 1 has 'heigth', which is not a column of this run .did you mean 'height'",
     ),
-    (422, "POST", "/predict", {"rows": [{"height": [1], "color": "red"}]}, "'height' of row 1 is neither a number"),
+    (
+        422,
+        "POST",
+        "/predict",
+        {"rows": [{"height": [1], "color": "red"}]},
+        "'height' of row 1 is neither a number",
+    ),
     (422, "POST", "/predict", {"rows": [{"color": "red"}]}, "no column 'height'"),
-    (422, "POST", "/predict", b'{"rows": [{"height": 1e999, "color": "red"}]}', "too large for a number: Infinity"),
-    (422, "POST", "/predict", b'{"rows": [{"height": 1%s}]}' % (b"0" * 400), "too large for a number: 1000"),
+    (
+        422,
+        "POST",
+        "/predict",
+        b'{"rows": [{"height": 1e999, "color": "red"}]}',
+        "too large for a number: Infinity",
+    ),
+    (
+        422,
+        "POST",
+        "/predict",
+        b'{"rows": [{"height": 1%s}]}' % (b"0" * 400),
+        "too large for a number: 1000",
+    ),
     (
         422,
         "POST",
@@ -222,10 +275,23 @@ def test_an_invalid_request_has_a_status_and_an_error_message(server: Server) ->
         assert (got, [*found]) == (status, ["error"]), words
         assert re.search(words, found["error"]), found
         assert ("Allow" in headers) == (status == 405)
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+    ):
         status, found, _ = ask(server, "POST", "/predict", {"rows": [ROW]}, Content_Type=kind)
         assert (status, "Content-Type: application/json" in found["error"]) == (415, True)
-    assert ask(server, "POST", "/predict", {"rows": [ROW]}, Content_Type="application/json; charset=utf-8")[0] == 200
+    assert (
+        ask(
+            server,
+            "POST",
+            "/predict",
+            {"rows": [ROW]},
+            Content_Type="application/json; charset=utf-8",
+        )[0]
+        == 200
+    )
     assert ask(server, "GET", "/healthz")[0] == 200
 
 
@@ -250,7 +316,9 @@ SMUGGLED = {
 
 def test_a_minimal_http_request_is_answered(server: Server) -> None:
     assert send(server, HEAD + LENGTH + CLOSE + BODY)[0] == 200
-    chunks = b"Transfer-Encoding: chunked\r\n" + CLOSE + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    chunks = (
+        b"Transfer-Encoding: chunked\r\n" + CLOSE + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    )
     assert send(server, HEAD + chunks)[0] == 200
 
 
@@ -271,7 +339,10 @@ def test_rows_with_keys_of_their_own_cost_no_more_than_their_bytes(classes: Path
         start = time.perf_counter()
         status, found, _ = ask(server, "POST", "/predict", {"rows": rows})
         assert (status, time.perf_counter() - start < 1) == (422, True)
-    assert "row 1 has 'k0_0', which is not a column of this run; a row has 'height', 'color'" in found["error"]
+    assert (
+        "row 1 has 'k0_0', which is not a column of this run; a row has 'height', 'color'"
+        in found["error"]
+    )
 
 
 def test_rows_times_columns_are_limited(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,10 +362,15 @@ def test_nesting_of_any_depth_is_refused(classes: Path) -> None:
 
 
 def test_slow_clients_are_disconnected_while_others_are_answered(server: Server) -> None:
-    """Heads and bodies that come byte by byte, connections without a byte, bodies that end early."""
+    """Heads and bodies that come byte by byte, connections without a byte, bodies that end
+    early.
+    """
     starts = (HEAD, b"", HEAD + LENGTH + b"\r\n{", b"POST")
     with ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(server.address, timeout=10)) for _ in range(300)]
+        slow = [
+            stack.enter_context(socket.create_connection(server.address, timeout=10))
+            for _ in range(300)
+        ]
         start = time.perf_counter()
         for n, one in enumerate(slow):
             one.sendall(starts[n % 4])
@@ -317,7 +393,10 @@ def test_slow_clients_are_disconnected_while_others_are_answered(server: Server)
 
 def test_a_response_that_is_not_read_closes_the_connection(classes: Path) -> None:
     rows = json.dumps({"rows": [ROW] * 10_000}).encode()
-    with serving(Service.of(classes), limits=Limits(read_timeout=0.2)) as server, socket.socket() as connection:
+    with (
+        serving(Service.of(classes), limits=Limits(read_timeout=0.2)) as server,
+        socket.socket() as connection,
+    ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(server.address)
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(rows) + rows)
@@ -342,13 +421,17 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         go.set()
 
 
-def test_504_after_the_timeout_and_503_of_the_health_check(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_504_after_the_timeout_and_503_of_the_health_check(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batching, "STALL_SECONDS", 0.1)
     service = Service.of(classes)
     with serving(service, limits=Limits(timeout=0.4)) as server, blocked(monkeypatch) as go:
         status, found, _ = ask(server, "POST", "/predict", {"rows": [ROW]})
         assert (status, "no answer within 0.4 s" in found["error"]) == (504, True)
-        status, found, headers = ask(server, "GET", "/healthz")  # nobody waits, but the thread still computes
+        status, found, headers = ask(
+            server, "GET", "/healthz"
+        )  # nobody waits, but the thread still computes
         assert (status, headers["Retry-After"]) == (503, "1")
         assert "a computation has lasted more than 0.1 s" in found["error"]
         go.set()
@@ -361,7 +444,9 @@ def body_of(count: int) -> bytes:
     return json.dumps({"rows": [ROW] * count}).encode()
 
 
-def test_rows_that_wait_are_limited_and_health_says_so(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_wait_are_limited_and_health_says_so(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         service = replace(Service.of(classes, max_rows=60), batch_rows=16)
         batches = Batches(service, Limits(max_waiting=80))
@@ -381,7 +466,9 @@ def test_rows_that_wait_are_limited_and_health_says_so(classes: Path, monkeypatc
                 assert isinstance(refused, Refused)
                 assert (refused.status, refused.headers) == (503, {"Retry-After": "1"})
                 assert str(refused).startswith("45 rows wait before these 60, the limit is 80 rows")
-                assert isinstance(await small, bytes)  # it does not wait for those of the large request
+                assert isinstance(
+                    await small, bytes
+                )  # it does not wait for those of the large request
                 assert len(json.loads(await large)["predictions"]) == 60
                 assert batches.health()["status"] == "ok"
 
@@ -414,13 +501,17 @@ def test_a_small_request_is_answered_before_large_ones_that_came_first(
                 alone = await small
                 rows = [await one for one in large]
                 assert [len(one) for one in rows] == [400] * 5
-                assert rows[0][-1]["probability"] == pytest.approx(alone[0]["probability"], rel=1e-5)
+                assert rows[0][-1]["probability"] == pytest.approx(
+                    alone[0]["probability"], rel=1e-5
+                )
 
     asyncio.run(main())
     assert finished[0] == "small"
 
 
-def test_small_requests_do_not_starve_a_large_one(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_requests_do_not_starve_a_large_one(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stream of small requests never ends, and fills every batch."""
 
     async def main() -> None:
@@ -440,7 +531,9 @@ def test_small_requests_do_not_starve_a_large_one(classes: Path, monkeypatch: py
     asyncio.run(main())
 
 
-def test_a_batch_has_fewer_rows_if_each_takes_longer(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_fewer_rows_if_each_takes_longer(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast = Service.of(classes)
     assert 16 <= fast.batch_rows <= use.ROWS
     whole = Service._predictions
@@ -488,7 +581,11 @@ def test_requests_that_wait_are_computed_together_with_the_answers_of_each_alone
         for a, b in zip(together["predictions"], alone["predictions"], strict=True):
             assert {*a} == {*b}
             for name in a:
-                assert a[name] == (b[name] if isinstance(b[name], str) else pytest.approx(b[name], rel=1e-4, abs=1e-5))
+                assert a[name] == (
+                    b[name]
+                    if isinstance(b[name], str)
+                    else pytest.approx(b[name], rel=1e-4, abs=1e-5)
+                )
     assert "mauve" in json.loads(found[3])["notes"][0]
 
 
@@ -498,7 +595,9 @@ def test_a_single_request_does_not_wait(classes: Path, monkeypatch: pytest.Monke
     async def main() -> float:
         batches = Batches(Service.of(classes), Limits())
         async with batches.running():
-            await asyncio.gather(*(batches.answer(BODY) for _ in range(4)))  # a batch, after which one may wait
+            await asyncio.gather(
+                *(batches.answer(BODY) for _ in range(4))
+            )  # a batch, after which one may wait
             await batches.answer(BODY)
             await asyncio.sleep(0.6)
             start = time.perf_counter()
@@ -508,7 +607,9 @@ def test_a_single_request_does_not_wait(classes: Path, monkeypatch: pytest.Monke
     assert asyncio.run(main()) < 0.4
 
 
-def test_an_invalid_request_does_not_fail_its_batch(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_request_does_not_fail_its_batch(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, whole = Service.of(classes), Service._predictions
 
     def fails_beyond_one(self: Service, x: torch.Tensor, level: float) -> Any:
@@ -527,19 +628,25 @@ def test_an_invalid_request_does_not_fail_its_batch(classes: Path, monkeypatch: 
     assert json.loads(one.response())["predictions"]
 
 
-def test_dependent_rows_are_computed_separately(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_rows_are_computed_separately(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert Service.of(classes).together
     whole = Service._predict
 
     def mixed(self: Service, x: torch.Tensor) -> Any:
         found = whole(self, x)
-        return bayou.Predictive(found.likelihood, found.outputs - found.outputs.mean(1, keepdim=True))
+        return bayou.Predictive(
+            found.likelihood, found.outputs - found.outputs.mean(1, keepdim=True)
+        )
 
     monkeypatch.setattr(Service, "_predict", mixed)
     assert not Service.of(classes).together
 
 
-def test_a_missing_extra_says_how_to_install_it(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_says_how_to_install_it(
+    classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from typer.testing import CliRunner
 
     from bayou.cli.app import app
@@ -548,10 +655,18 @@ def test_a_missing_extra_says_how_to_install_it(classes: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "bayou.runs.serve")
     found = CliRunner().invoke(app, ["serve", str(classes)])
     assert found.exit_code == 2
-    assert "bayou serve needs uvicorn, which is not installed: pip install 'bayou[serve]'" in found.output
+    assert (
+        "bayou serve needs uvicorn, which is not installed: pip install 'bayou[serve]'"
+        in found.output
+    )
 
 
-BAD = (b"[" * 9000, b"1" * 9000, b'{"rows": [%s' % (b" " * 9000), b'{"rows": [{"other": "%s"}]}' % (b"a" * 9000))
+BAD = (
+    b"[" * 9000,
+    b"1" * 9000,
+    b'{"rows": [%s' % (b" " * 9000),
+    b'{"rows": [{"other": "%s"}]}' % (b"a" * 9000),
+)
 
 
 @contextmanager
@@ -565,7 +680,9 @@ def traced() -> Iterator[None]:
 
 def test_memory_is_constant_over_invalid_requests(server: Server) -> None:
     """10,000 of them are in benchmarks/results."""
-    bad = [HEAD + b"Content-Length: %d\r\n" % len(body) + CLOSE + body for body in BAD] + [*SMUGGLED.values()][:4]
+    bad = [HEAD + b"Content-Length: %d\r\n" % len(body) + CLOSE + body for body in BAD] + [
+        *SMUGGLED.values()
+    ][:4]
 
     def several(count: int) -> int:
         for n in range(count):
@@ -620,7 +737,9 @@ def test_one_connection_many_requests_and_many_connections(server: Server) -> No
     assert [status for status, _ in found] == [200, 405, 200, 405]
     assert found[0] == found[2]
     with ThreadPoolExecutor(8) as pool:
-        several = list(pool.map(lambda _: ask(server, "POST", "/predict", {"rows": [ROW]})[1], range(16)))
+        several = list(
+            pool.map(lambda _: ask(server, "POST", "/predict", {"rows": [ROW]})[1], range(16))
+        )
     assert all(one == found[0][1] for one in several)
 
 
@@ -633,12 +752,19 @@ def test_invalid_options_of_the_server_are_errors(classes: Path, server: Server)
     ):
         with pytest.raises(ValueError, match=words):
             Service.of(classes, **options)
-    for name, value in (("max_waiting", 0), ("timeout", 0.0), ("max_bytes", 0), ("read_timeout", float("nan"))):
+    for name, value in (
+        ("max_waiting", 0),
+        ("timeout", 0.0),
+        ("max_bytes", 0),
+        ("read_timeout", float("nan")),
+    ):
         with pytest.raises(RunError, match=f"{name} must be a finite number"):
             Limits(**{name: value})
     port = server.address[1]
     for other in (port, 99_999):
-        with pytest.raises(RunError, match=rf"cannot listen at 127\.0\.0\.1:{other}.*another --host or --port"):
+        with pytest.raises(
+            RunError, match=rf"cannot listen at 127\.0\.0\.1:{other}.*another --host or --port"
+        ):
             Server(Service.of(classes), port=other, quiet=True)
 
 

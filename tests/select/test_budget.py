@@ -1,4 +1,6 @@
-"""The search for noise and prior costs at most two fits, counted in passes of a network, and says what it does."""
+"""The search for noise and prior costs at most two fits, counted in passes of a network, and says
+what it does.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from torch import Tensor, nn
 import bayou
 from bayou.inference.modes import Modes
 from bayou.select import by_name
-from bayou.select.budget import SEARCH_FITS, affordable_passes, affordable_scales, shares_passes, shortened_start
+from bayou.select.budget import (
+    SEARCH_FITS,
+    affordable_passes,
+    affordable_scales,
+    shares_passes,
+    shortened_start,
+)
 from bayou.select.folds import LOG_PROB_PASSES, PASSES, SCALE_FACTOR
 from bayou.select.held_out import NOISE_STEPS
 from bayou.target import Target
@@ -76,7 +84,9 @@ def classes(*shape: int) -> tuple[Tensor, Tensor]:
 
 
 class Counter:
-    """Counts what a fit does: passes over all rows of every search by L-BFGS, and steps of every run by minibatches."""
+    """Counts what a fit does: passes over all rows of every search by L-BFGS, and steps of every
+    run by minibatches.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.searches: list[Modes] = []
@@ -134,18 +144,24 @@ def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(
     assert "choosing the prior" in counter.titles[0]
 
 
-def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     counter = Counter(monkeypatch)
     bayou.fit(Recurrent(), numbers(6, 3), "laplace", progress=counter.show)
-    fit = len(NOISE_STEPS) * PASSES  # the mode of all rows, at the end of its path, which is part of the search
+    fit = (
+        len(NOISE_STEPS) * PASSES
+    )  # the mode of all rows, at the end of its path, which is part of the search
     assert sum(counter.passes()) <= SEARCH_FITS * fit
     assert counter.titles_at_first_pass == 1
     assert "choosing noise and prior" in counter.titles[0]
 
 
 @pytest.mark.parametrize("method", ["laplace", "dropout"])
-def test_the_search_with_batch_norm_costs_at_most_two_fits(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_with_batch_norm_costs_at_most_two_fits(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     net = with_batch_norm()
     if method == "dropout":
@@ -159,7 +175,9 @@ def test_the_search_with_batch_norm_costs_at_most_two_fits(method: str, monkeypa
     assert not counter.searches
 
 
-def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     counter = Counter(monkeypatch)
     method = by_name("mnf", steps=STEPS)
@@ -168,11 +186,15 @@ def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(monkeypat
     search, mode = counter.passes()
     assert mode <= LOG_PROB_PASSES
     assert search <= SEARCH_FITS * LOG_PROB_PASSES
-    assert counter.runs == [STEPS]  # MNF starts at the mode that L-BFGS found: there is no other run
+    assert counter.runs == [
+        STEPS
+    ]  # MNF starts at the mode that L-BFGS found: there is no other run
     assert counter.titles_at_first_pass == 1
 
 
-def target_of(net: nn.Module, data: tuple[Tensor, Tensor], likelihood: bayou.likelihoods.Likelihood) -> Target:
+def target_of(
+    net: nn.Module, data: tuple[Tensor, Tensor], likelihood: bayou.likelihoods.Likelihood
+) -> Target:
     return Target.build(net, likelihood, bayou.Normal("fan_in"), len(data[1]))
 
 
@@ -185,10 +207,14 @@ def test_only_modes_of_small_linear_layers_share_passes() -> None:
     assert not shares_passes(target_of(wide, classes(4), bayou.Categorical()), rows)
     images = as_data(classes(1, 6, 6))
     assert isinstance(images, Rows)
-    assert not shares_passes(target_of(convolutional(), classes(1, 6, 6), bayou.Categorical()), images)
+    assert not shares_passes(
+        target_of(convolutional(), classes(1, 6, 6), bayou.Categorical()), images
+    )
     real = as_data(numbers(4))
     assert isinstance(real, Rows)
-    assert not shares_passes(target_of(two_outputs(), numbers(4), bayou.HeteroscedasticGaussian()), real)
+    assert not shares_passes(
+        target_of(two_outputs(), numbers(4), bayou.HeteroscedasticGaussian()), real
+    )
 
 
 def test_what_a_search_can_afford() -> None:
@@ -200,5 +226,7 @@ def test_what_a_search_can_afford() -> None:
     assert isinstance(rows, Rows)
     start = bayou.MAP()
     assert shortened_start(start, rows, 3).steps == math.floor(2 * start.total_steps(rows) / 3)
-    assert shortened_start(start, rows, 1).steps == start.total_steps(rows)  # never more than the fit
+    assert shortened_start(start, rows, 1).steps == start.total_steps(
+        rows
+    )  # never more than the fit
     assert shortened_start(bayou.MAP(epochs=30), rows, 3).steps == 2 * 30 * rows.batches // 3

@@ -31,7 +31,9 @@ NOISE = 0.5
 def table(rows: int) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
     x = torch.randn(rows, 3, dtype=torch.float64)
-    return x, x @ x.new_tensor([[1.0], [-0.5], [0.0]]) + NOISE * torch.randn(rows, 1, dtype=torch.float64)
+    return x, x @ x.new_tensor([[1.0], [-0.5], [0.0]]) + NOISE * torch.randn(
+        rows, 1, dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("name", ["map", "laplace", "ensemble", "ensemble of default length"])
@@ -47,12 +49,18 @@ def test_the_noise_is_the_likeliest_for_held_out_rows(name: str) -> None:
     squares, spread = (float(value.mean()) for value in residuals(posterior, held, 3))
     noise = posterior.target.likelihood.gaussian_noise
     assert noise is not None
-    assert noise**2 + spread == pytest.approx(squares, rel=1e-2)  # equal where all rows have the same variance
+    assert noise**2 + spread == pytest.approx(
+        squares, rel=1e-2
+    )  # equal where all rows have the same variance
     found = Residuals.of(posterior, held, 3)
     total = found.variances + noise**2
-    assert abs(float(((found.squares - total) / total.square()).mean())) < 1e-6  # the derivative of the log density
+    assert (
+        abs(float(((found.squares - total) / total.square()).mean())) < 1e-6
+    )  # the derivative of the log density
     assert abs(noise - NOISE) < 5 * NOISE / math.sqrt(2 * 1000)  # 1,000 held-out rows
-    assert posterior.predict(x[:4], seed=0).aleatoric_std.square().mean().item() == pytest.approx(noise**2, rel=1e-9)
+    assert posterior.predict(x[:4], seed=0).aleatoric_std.square().mean().item() == pytest.approx(
+        noise**2, rel=1e-9
+    )
     assert match_noise(posterior, held, 3) == pytest.approx(noise, rel=1e-9)
 
 
@@ -62,32 +70,51 @@ def test_default_settings_are_those_for_many_rows_and_given_ones_are_kept() -> N
     method = with_large_steps(by_name("ensemble"), data)
     assert isinstance(method, HeldOut)
     assert method.start == method.method.of  # type: ignore[attr-defined]
-    assert (method.start.batch_size, method.start.steps) == (LARGE_BATCH, 40 * math.ceil(20_000 / LARGE_BATCH))
+    assert (method.start.batch_size, method.start.steps) == (
+        LARGE_BATCH,
+        40 * math.ceil(20_000 / LARGE_BATCH),
+    )
     short = with_large_steps(by_name("map", effort=0.1), data)
     assert short.start.steps == method.start.steps // 10
-    for name, settings in (("map", {"steps": 7}), ("ffg", {"epochs": 2}), ("mnf", {"batch_size": 32})):
+    for name, settings in (
+        ("map", {"steps": 7}),
+        ("ffg", {"epochs": 2}),
+        ("mnf", {"batch_size": 32}),
+    ):
         given = by_name(name, **settings)
         assert with_large_steps(given, data) == given
 
 
 @pytest.mark.parametrize(("rows", "large"), [(5000, False), (5001, True)])
-def test_the_default_network_grows_with_the_rows_of_a_regression(rows: int, large: bool, tmp_path: Path) -> None:
+def test_the_default_network_grows_with_the_rows_of_a_regression(
+    rows: int, large: bool, tmp_path: Path
+) -> None:
     x, y = (value.numpy() for value in table(rows))
     model = BayesRegressor("mle", steps=2, random_state=0).fit(x, y[:, 0])
-    widths = [len(value) for name, value in model.posterior_.target.net.named_parameters() if name.endswith("weight")]
+    widths = [
+        len(value)
+        for name, value in model.posterior_.target.net.named_parameters()
+        if name.endswith("weight")
+    ]
     assert widths == ([128, 128, 1] if large else [50, 1])
     model.save(tmp_path / "model.bayou")
     again = BayesRegressor.load(tmp_path / "model.bayou")
     assert np.array_equal(model.predict(x[:5]), again.predict(x[:5]))
     for given in ({"hidden": (7,)}, {"activation": "Tanh"}):
-        own = BayesRegressor("mle", steps=1, random_state=0, **given).fit(x, y[:, 0]).posterior_.target.net
+        own = (
+            BayesRegressor("mle", steps=1, random_state=0, **given)
+            .fit(x, y[:, 0])
+            .posterior_.target.net
+        )
         assert next(own.parameters()).shape == (given.get("hidden", (50,))[0], 3)
     classes = BayesClassifier("mle", steps=1, random_state=0).fit(x, y[:, 0] > 0)
     assert next(classes.posterior_.target.net.parameters()).shape == (50, 3)
 
 
 def uneven_rows() -> Residuals:
-    """Residuals of 2,000 rows of noise 1, of which 20 have functions with a variance of 400 that they do not need."""
+    """Residuals of 2,000 rows of noise 1, of which 20 have functions with a variance of 400 that
+    they do not need.
+    """
     generator = torch.Generator().manual_seed(0)
     squares = torch.randn(2000, 1, generator=generator, dtype=torch.float64).square()
     variances = torch.zeros(2000, 1, dtype=torch.float64)
@@ -100,7 +127,8 @@ def test_rows_with_a_large_variance_do_not_make_the_intervals_of_the_others_too_
     noise = found.likeliest_noise()
     assert abs(noise - 1) < 5 / math.sqrt(2 * 1980)
     assert abs(found.coverage(noise) - LEVEL) < 5 * math.sqrt(LEVEL * (1 - LEVEL) / 2000)
-    # by the means of both, the noise would be at the bound of the variances, and the intervals too narrow
+    # by the means of both, the noise would be at the bound of the variances, and the intervals too
+    # narrow
     assert float(found.variances.mean()) > float(found.squares.mean())
     assert found.coverage(0.5 * math.sqrt(float(found.squares.mean()))) < 0.7
 
@@ -115,7 +143,9 @@ def test_a_posterior_that_is_worse_than_its_mode_or_covers_too_little_is_seen() 
     worse = judge(Residuals((1.3 * noise).square(), torch.full_like(noise, 0.01)), mode)
     assert worse.is_worse_than_mode
     assert worse.history()["worse_than_mode"] == pytest.approx(math.log(1.3), abs=1e-6)
-    far = torch.where(torch.arange(1000) < 200, 3.0, 0.01).double().unsqueeze(1)  # a fifth of the rows far outside
+    far = (
+        torch.where(torch.arange(1000) < 200, 3.0, 0.01).double().unsqueeze(1)
+    )  # a fifth of the rows far outside
     narrow = Residuals(far, torch.where(far > 1, 0.0, 10.0).double())
     assert narrow.coverage(narrow.covering_noise()) >= LEVEL
     assert narrow.coverage(0.9 * narrow.covering_noise()) < LEVEL
@@ -132,13 +162,17 @@ class WideDraws(Method):
         return self.last_layer
 
     def fit(self, target: Target, data: Any, **options: Any) -> Posterior:
-        stack = {name: value.expand(2, *value.shape).clone() for name, value in target.start().items()}
+        stack = {
+            name: value.expand(2, *value.shape).clone() for name, value in target.start().items()
+        }
         stack["bias"] += self.shift
         return Empirical(target, Network(target.net), stack, [{"step": 0.0}])
 
 
 @pytest.mark.parametrize("last_layer", [None, WideDraws()])
-def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(last_layer: Method | None) -> None:
+def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(
+    last_layer: Method | None,
+) -> None:
     x, y = table(6000)
     method = HeldOut(WideDraws(0.4, last_layer), start=bayou.MAP(steps=80, lr=0.05))
     data = as_data((x, y), 512)

@@ -35,13 +35,17 @@ def _one_search_for_all_methods() -> Iterator[None]:
     plain, known = HeldOut._searched, dict[str, Any]()
     plain_scale, scales = held_out.best_scale, dict[str, Any]()
 
-    def searched(self: HeldOut, target: Target, rows: Rows, folds: Any, seed: int, progress: Any) -> Any:
+    def searched(
+        self: HeldOut, target: Target, rows: Rows, folds: Any, seed: int, progress: Any
+    ) -> Any:
         key = str(identity(self.start, target, rows, 0))
         if key not in known:
             known[key] = plain(self, target, rows, folds, seed, progress)
         return known[key]
 
-    def scale(target: Target, rows: Rows, folds: Any, progress: Any, most: int, effort: float) -> Any:
+    def scale(
+        target: Target, rows: Rows, folds: Any, progress: Any, most: int, effort: float
+    ) -> Any:
         key = str((identity(bayou.MAP(), target, rows, 0), most))
         if key not in scales:
             scales[key] = plain_scale(target, rows, folds, progress, most, effort)
@@ -77,7 +81,9 @@ def fit_numbers(name: str, x: Tensor, y: Tensor, steps: int = 200, **options: An
     net = named.find(name).prepare(dense(x.shape[1], y.shape[1]))
     method = by_name(name, steps=steps, **options)
     likelihood = bayou.Gaussian(0.5, learn=True)
-    return bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
+    return bayou.fit(
+        net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False
+    )
 
 
 def noise_of(posterior: Posterior) -> float:
@@ -87,7 +93,9 @@ def noise_of(posterior: Posterior) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ffg", "mnf", "ivon"])
 def test_a_signal_is_not_called_noise(name: str) -> None:
-    """The best ELBO over weights and noise together is a flat function in this problem; held-out rows know better."""
+    """The best ELBO over weights and noise together is a flat function in this problem; held-out
+    rows know better.
+    """
     x, y, f = waves()
     posterior = fit_numbers(name, x, y)
     p = posterior.predict(x, samples=50, seed=0)
@@ -101,7 +109,9 @@ def test_a_signal_is_not_called_noise(name: str) -> None:
 def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a regression grow with 1/noise²: steps that do not follow them diverge."""
     x, y, f = waves(noise=0.03)
-    monkeypatch.setattr(HeldOut, "_searched", lambda *args: (Choice(0.03, fold=0.03**2), {}, []))  # as a search finds
+    monkeypatch.setattr(
+        HeldOut, "_searched", lambda *args: (Choice(0.03, fold=0.03**2), {}, [])
+    )  # as a search finds
     p = fit_numbers(name, x, y, steps=120).predict(x, samples=50, seed=0)
     assert float((p.mean - f).square().mean().sqrt()) < 0.3
 
@@ -118,10 +128,14 @@ def test_classes_that_no_line_divides(name: str) -> None:
 
 
 def tilted(n: int, test: int = 2000, noise: float = 0.2) -> tuple[Tensor, ...]:
-    """A plane in ten dimensions under noise, standardized: what a network of 601 weights interpolates."""
+    """A plane in ten dimensions under noise, standardized: what a network of 601 weights
+    interpolates.
+    """
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n + test, 10, generator=generator, dtype=torch.float64)
-    y = x[:, :4].sum(1, keepdim=True) / 2 + noise * torch.randn(n + test, 1, generator=generator, dtype=torch.float64)
+    y = x[:, :4].sum(1, keepdim=True) / 2 + noise * torch.randn(
+        n + test, 1, generator=generator, dtype=torch.float64
+    )
     return x[:n], y[:n], x[n:], y[n:]
 
 
@@ -130,26 +144,32 @@ def tilted(n: int, test: int = 2000, noise: float = 0.2) -> tuple[Tensor, ...]:
 def test_intervals_cover_what_they_promise_where_the_network_can_interpolate(name: str) -> None:
     """The noise of the largest evidence covers .69, .98, .81 and .67 here.
 
-    By n = 200 residuals a noise is known to 1/√(2n) = 5 %, and a coverage of .9 by it to .34 times that, .017; the
-    spread of a method is judged by the 40 rows of one fold, .038.
+    By n = 200 residuals a noise is known to 1/√(2n) = 5 %, and a coverage of .9 by it to .34 times
+    that, .017; the spread of a method is judged by the 40 rows of one fold, .038.
     """
     x, y, x_test, y_test = tilted(200)
     posterior = fit_numbers(name, x, y, steps=250)
     p = posterior.predict(x_test, samples=50 if posterior.draws is None else None, seed=0)
     lower, upper = p.interval(0.9)
     error = 3 * 0.017 if name == "map" else 2 * 0.038
-    assert float(((lower < y_test) & (y_test < upper)).double().mean()) == pytest.approx(0.9, abs=error)
+    assert float(((lower < y_test) & (y_test < upper)).double().mean()) == pytest.approx(
+        0.9, abs=error
+    )
     assert float((p.mean - y_test).square().mean().sqrt()) < 1.5 * 0.2
 
 
 @pytest.mark.parametrize("extra", [(), pytest.param((nn.Dropout(0.0),), marks=pytest.mark.slow)])
 def test_one_fifth_of_many_rows_says_how_noisy_they_are(extra: tuple[nn.Module, ...]) -> None:
-    """Also where full passes cannot follow the loss: 120 residuals say a noise to 6.5 %, of a mode that is good."""
+    """Also where full passes cannot follow the loss: 120 residuals say a noise to 6.5 %, of a mode
+    that is good.
+    """
     x, y, _ = waves(600)
     net = nn.Sequential(*dense(1, 1), *extra)
     method: Method = by_name("map", steps=200)
     likelihood = bayou.Gaussian(0.5, learn=True)
-    posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False)
+    posterior = bayou.fit(
+        net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False
+    )
     assert noise_of(posterior) == pytest.approx(NOISE, rel=3 * 0.065)
 
 
@@ -161,12 +181,16 @@ def test_the_path_is_searched_where_full_passes_can_follow(monkeypatch: pytest.M
         told = stages[net] = list[str]()
         method, likelihood = by_name("map", steps=4), bayou.Gaussian(0.5, learn=True)
         show = lambda title, *rest, told=told: told.append(title)  # noqa: E731
-        bayou.fit(net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=show)
+        bayou.fit(
+            net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=show
+        )
     assert ["1 of 2: choosing noise and prior" in told for told in stages.values()] == [True, False]
 
 
 def test_a_method_pays_for_its_own_spread() -> None:
-    """Functions with variance v at every row, whose mean is right: with all rows, 0.64·v and the noise are σ²."""
+    """Functions with variance v at every row, whose mean is right: with all rows, 0.64·v and the
+    noise are σ².
+    """
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(20_000, 1, generator=generator, dtype=torch.float64)
     rows = Rows((torch.zeros_like(y), y), torch.arange(len(y)), 4096)
@@ -174,7 +198,12 @@ def test_a_method_pays_for_its_own_spread() -> None:
     made = Target.build(net, bayou.Gaussian(1.0), bayou.Normal(1.0), len(y))
     spread = 0.8 * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     stack = {"weight": torch.zeros(2, 1, 1, dtype=torch.float64), "bias": spread}
-    choice = checked(Choice(1.0, 2.0, fold=float(y.square().mean())), Empirical(made, Network(net), stack), rows, 0)
+    choice = checked(
+        Choice(1.0, 2.0, fold=float(y.square().mean())),
+        Empirical(made, Network(net), stack),
+        rows,
+        0,
+    )
     assert choice.checked
     assert choice.noise**2 == pytest.approx(1 / (1 + 0.64 * 0.8**2), rel=1e-3)
     assert choice.scale == pytest.approx(2 * choice.noise, rel=1e-12)
@@ -187,18 +216,24 @@ def test_a_fit_is_saved_with_its_noise(tmp_path: Path) -> None:
     posterior.save(tmp_path / "p.bayou")
     again = bayou.load(tmp_path / "p.bayou", dense(1, 1))
     assert noise_of(again) == noise_of(posterior)
-    assert again.predict(x, samples=3, seed=0).mean.equal(posterior.predict(x, samples=3, seed=0).mean)
+    assert again.predict(x, samples=3, seed=0).mean.equal(
+        posterior.predict(x, samples=3, seed=0).mean
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_search")
 def test_a_file_of_swag_can_be_read_by_a_new_process(tmp_path: Path) -> None:
-    """Covariances are found among the classes that were imported, and nobody imports SWAG to load a file."""
+    """Covariances are found among the classes that were imported, and nobody imports SWAG to load a
+    file.
+    """
     x, y, _ = waves(40)
     fit_numbers("swag", x, y, steps=20).save(tmp_path / "p.bayou")
     build = "nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1)).double()"
     code = f"import bayou, sys; from torch import nn; print(bayou.load(sys.argv[1], {build}))"
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "p.bayou"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "p.bayou"], capture_output=True, text=True
+    )
     assert "GaussianPosterior" in done.stdout, done.stderr
 
 
@@ -227,12 +262,18 @@ def overlapping(n: int, distance: float) -> tuple[Tensor, Tensor]:
 def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where_not(
     distance: float, wider: bool, tmp_path: Path
 ) -> None:
-    rows, net, prior = overlapping(60, distance), dense(10, 2, width=20), bayou.Normal("fan_in", gain=3.0)
+    rows, net, prior = (
+        overlapping(60, distance),
+        dense(10, 2, width=20),
+        bayou.Normal("fan_in", gain=3.0),
+    )
     method = by_name("map", steps=100)
     posterior = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
     first = posterior.target.priors["0.weight"]
     assert isinstance(first, BoundNormal)
-    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(folds.SCALE_FACTOR)
+    step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(
+        folds.SCALE_FACTOR
+    )
     assert step == pytest.approx(round(step))
     assert step >= 1 if wider else step <= -1
     kept = bayou.fit(net, rows, method, prior=prior, progress=False)
@@ -241,7 +282,10 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     new = [p.predict(test[0][60:]).log_prob(test[1][60:]).mean() for p in (posterior, kept)]
     assert new[0] > new[1]
     again = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
-    assert all(torch.equal(a, b) for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -249,12 +293,16 @@ def test_held_out_rows_narrow_the_prior_of_a_network_that_says_its_noise() -> No
     """A wide prior lets the variance head learn its rows by heart, and new rows cost nats."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(1060, 10, generator=generator, dtype=torch.float64)
-    y = x[:, :1] + (0.5 * x[:, 1:2]).exp() * torch.randn(1060, 1, generator=generator, dtype=torch.float64)
+    y = x[:, :1] + (0.5 * x[:, 1:2]).exp() * torch.randn(
+        1060, 1, generator=generator, dtype=torch.float64
+    )
     net, prior = dense(10, 2, width=20), bayou.Normal("fan_in", gain=3.0)
     options: dict[str, Any] = {"likelihood": bayou.HeteroscedasticGaussian(), "progress": False}
     new = []
     for given in (None, prior):
-        posterior = bayou.fit(net, (x[:60], y[:60]), by_name("map", steps=100), prior=given, **options)
+        posterior = bayou.fit(
+            net, (x[:60], y[:60]), by_name("map", steps=100), prior=given, **options
+        )
         assert (posterior.target.prior == prior) == (given is not None)
         new.append(float(posterior.predict(x[60:]).log_prob(y[60:]).mean()))
     assert new[0] > new[1] + 0.1
@@ -276,7 +324,9 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
 
     method, rows = by_name(name, steps=20), overlapping(30, 1.0)
     posterior = bayou.fit(dense(10, 2, 5), rows, method, progress=False)
-    assert float(scale(posterior.target)) == pytest.approx(3 / math.sqrt(10) * folds.SCALE_FACTOR**steps)
+    assert float(scale(posterior.target)) == pytest.approx(
+        3 / math.sqrt(10) * folds.SCALE_FACTOR**steps
+    )
 
 
 @pytest.mark.usefixtures("short_search")
@@ -337,19 +387,31 @@ def test_a_plan_reaches_every_part() -> None:
 
 @pytest.mark.parametrize("effort", [0.1, 10.0])
 def test_effort_multiplies_the_length_that_a_method_has_by_default(effort: float) -> None:
-    rows = Rows(torch.utils.data.TensorDataset(torch.zeros(640, 1), torch.zeros(640, 1)), torch.arange(640), 2)
-    mnf, sgld, nuts, annealed, swag = (by_name(n, effort=effort) for n in ("mnf", "sgld", "nuts", "annealed", "swag"))
+    rows = Rows(
+        torch.utils.data.TensorDataset(torch.zeros(640, 1), torch.zeros(640, 1)),
+        torch.arange(640),
+        2,
+    )
+    mnf, sgld, nuts, annealed, swag = (
+        by_name(n, effort=effort) for n in ("mnf", "sgld", "nuts", "annealed", "swag")
+    )
     for part in (mnf.start, mnf.method.method, annealed.method.method.of):  # type: ignore[attr-defined]
         assert part.total_steps(rows) == effort * 10 * 320
     few, many = sgld.method.large.method, sgld.method.small.method  # type: ignore[attr-defined]
-    assert [(one.chains, one._plan(rows)[0]) for one in (few, many)] == [(2, effort * 10_000), (8, effort * 5000)]
+    assert [(one.chains, one._plan(rows)[0]) for one in (few, many)] == [
+        (2, effort * 10_000),
+        (8, effort * 5000),
+    ]
     assert by_name("sgld", chains=3).method.method.chains == 3  # type: ignore[attr-defined]
     assert nuts.method.draws == nuts.method.warmup == effort * 250  # type: ignore[attr-defined]
     assert annealed.method.method.temperatures == effort * 40  # type: ignore[attr-defined]
     assert swag.method.total_steps(rows) == max(effort, 0.2) * 3200  # type: ignore[attr-defined]
     assert by_name("mnf", effort=effort, steps=7).start.total_steps(rows) == 7  # type: ignore[attr-defined]
     short = Rows(rows.source, torch.arange(100), 2)
-    assert [len(folds.parts(one, 0, effort)) for one in (short, rows)] == [1 if effort < 1 else 5, 1]
+    assert [len(folds.parts(one, 0, effort)) for one in (short, rows)] == [
+        1 if effort < 1 else 5,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
@@ -383,11 +445,15 @@ def test_straight_priors_are_narrow_in_the_first_layer_and_wide_behind() -> None
         for one in (made, Choice(0.3, scale=3.0, biases=5.0, straight=2.0).applied(made))
     ]
     factors = {name: scales[1][name] / scales[0][name] for name in made.free}
-    assert factors == pytest.approx({"0.weight": 1.5, "0.bias": 7.5, "2.weight": 6.0, "2.bias": 30.0})
+    assert factors == pytest.approx(
+        {"0.weight": 1.5, "0.bias": 7.5, "2.weight": 6.0, "2.bias": 30.0}
+    )
 
 
 class Residual(nn.Module):
-    """A block whose activation is one layer that is called twice, as in many networks for images."""
+    """A block whose activation is one layer that is called twice, as in many networks for
+    images.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -405,7 +471,9 @@ def test_dropout_is_added_to_any_network_with_activation_layers() -> None:
     thin = bayou.select.with_dropout(net, 0.4)
     assert list(thin.state_dict()) == list(net.state_dict())
     assert isinstance(block.relu, nn.ReLU), "the network that was given is changed"
-    assert [module.p for module in thin.modules() if isinstance(module, nn.Dropout)] == [0.4]  # a shared block: once
+    assert [module.p for module in thin.modules() if isinstance(module, nn.Dropout)] == [
+        0.4
+    ]  # a shared block: once
 
     x, y = torch.randn(30, 4), torch.randint(4, (30,))
     method = bayou.MCDropout(bayou.MAP(steps=5))
@@ -419,16 +487,27 @@ def test_dropout_is_added_to_any_network_with_activation_layers() -> None:
 def test_dropout_of_a_sequential_is_behind_its_own_activations() -> None:
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), Residual(), nn.Linear(4, 1))
     thin = bayou.select.with_dropout(net, 0.1)
-    assert [name for name, module in thin.named_modules() if isinstance(module, nn.Dropout)] == ["1.1"]
+    assert [name for name, module in thin.named_modules() if isinstance(module, nn.Dropout)] == [
+        "1.1"
+    ]
     assert list(thin.state_dict()) == list(net.state_dict())
     assert bayou.select.with_dropout(thin) is thin
     nested = bayou.select.with_dropout(nn.Sequential(Residual(), nn.Linear(4, 1)))
-    assert [name for name, module in nested.named_modules() if isinstance(module, nn.Dropout)] == ["0.relu.1"]
+    assert [name for name, module in nested.named_modules() if isinstance(module, nn.Dropout)] == [
+        "0.relu.1"
+    ]
     shared = nn.Tanh()
-    twice = bayou.select.with_dropout(nn.Sequential(nn.Linear(2, 4), shared, nn.Linear(4, 4), shared))
-    assert [name for name, module in twice.named_modules() if isinstance(module, nn.Dropout)] == ["1.1", "3.1"]
+    twice = bayou.select.with_dropout(
+        nn.Sequential(nn.Linear(2, 4), shared, nn.Linear(4, 4), shared)
+    )
+    assert [name for name, module in twice.named_modules() if isinstance(module, nn.Dropout)] == [
+        "1.1",
+        "3.1",
+    ]
 
 
 def test_a_network_without_activation_layers_gets_no_dropout() -> None:
-    with pytest.raises(ValueError, match=r"Linear has no layer like nn\.ReLU .* put nn\.Dropout\(p\)"):
+    with pytest.raises(
+        ValueError, match=r"Linear has no layer like nn\.ReLU .* put nn\.Dropout\(p\)"
+    ):
         bayou.select.with_dropout(nn.Linear(2, 1))

@@ -25,7 +25,8 @@ def table(kind: str, path: Path) -> Path:
     names = ",".join(f"x{column}" for column in range(4))
     lines = [f"{names},y"]
     lines += [
-        ",".join(f"{v:.6g}" for v in X[row, :4]) + (f",{y[row]:g}" if kind == NUMBERS else f",c{y[row]}")
+        ",".join(f"{v:.6g}" for v in X[row, :4])
+        + (f",{y[row]:g}" if kind == NUMBERS else f",c{y[row]}")
         for row in rows
     ]
     path.write_text("\n".join(lines))
@@ -41,13 +42,19 @@ def moments(posterior: bayou.Posterior, x: Tensor) -> Tensor:
 @pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(NUMBERS, "laplace"), (CLASSES, "laplace"), pytest.param(NUMBERS, "ffg", marks=pytest.mark.slow)],
+    [
+        (NUMBERS, "laplace"),
+        (CLASSES, "laplace"),
+        pytest.param(NUMBERS, "ffg", marks=pytest.mark.slow),
+    ],
 )
 def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
     kind: str, name: str, tmp_path: Path
 ) -> None:
     settings = {"steps": 40}
-    config = Config(str(table(kind, tmp_path / "t.csv")), (name,), target="y", precision="float64", **settings)  # type: ignore[arg-type]
+    config = Config(
+        str(table(kind, tmp_path / "t.csv")), (name,), target="y", precision="float64", **settings
+    )  # type: ignore[arg-type]
     run = Run.create(tmp_path / "run", config)
     run.work()
     data = run.load_data()
@@ -79,6 +86,8 @@ def test_the_likelihood_of_a_name_follows_from_y() -> None:
     assert fitted.learn
     assert fitted.noise == 0.5
     assert fitted.units == pytest.approx(y.std(0, correction=0).tolist())
-    assert isinstance(bayou.fit(net, (x, y), method, progress=False).target.likelihood_spec, bayou.Gaussian)
+    assert isinstance(
+        bayou.fit(net, (x, y), method, progress=False).target.likelihood_spec, bayou.Gaussian
+    )
     with pytest.raises(ValueError, match="default likelihood"):  # an object means what it says
         bayou.fit(net, (x, y), bayou.MAP(steps=3), progress=False)

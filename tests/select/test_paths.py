@@ -43,7 +43,9 @@ def test_many_rosenbrock_valleys_are_minimized_at_once() -> None:
 
     start = torch.tensor([[-1.2, 1.0], [0.5, 0.25], [30.0, -30.0], [0.0, 0.0]], dtype=F64)
     optimizer = Lbfgs(function, start, torch.full((4,), 1e-20, dtype=F64))
-    torch.testing.assert_close(optimizer.run(1000), torch.stack([a, a.square()], 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        optimizer.run(1000), torch.stack([a, a.square()], 1), rtol=1e-5, atol=1e-6
+    )
     assert optimizer.evaluations < 4 * 400  # ended problems take part no longer
     assert torch.equal(optimizer.points[1], start[1])  # it began at its minimum
 
@@ -53,7 +55,12 @@ def test_modes_are_those_of_ridge_regression() -> None:
     masks = torch.ones(4, len(y), dtype=torch.bool)
     masks[1, ::3] = masks[2, 5:] = False
     by_input = torch.linspace(0.1, 5.0, 8, dtype=F64)
-    factors: list[dict[str, float | Tensor]] = [{}, {"weight": 4.0}, {"weight": 0.01}, {"weight": by_input}]
+    factors: list[dict[str, float | Tensor]] = [
+        {},
+        {"weight": 4.0},
+        {"weight": 0.01},
+        {"weight": by_input},
+    ]
     modes = Modes(target, (x, y), masks, factors, 1e-12)
     weights = modes.run(300)["weight"]
     for mask, factor, weight in zip(masks, factors, weights, strict=True):
@@ -72,7 +79,9 @@ def test_frozen_tensors_stay_and_a_network_that_vmap_cannot_take_is_looped_over(
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.first(x).tanh()
-            return self.last(h if float(h.sum()) > -1e9 else -h)  # a branch on data: no batching rule
+            return self.last(
+                h if float(h.sum()) > -1e9 else -h
+            )  # a branch on data: no batching rule
 
     _, (x, y) = ridge()
     net = Branching()
@@ -84,12 +93,16 @@ def test_frozen_tensors_stay_and_a_network_that_vmap_cannot_take_is_looped_over(
 
 
 def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
-    """The same choice as a closed form at every step; clearly worse factors are dropped on the way."""
+    """The same choice as a closed form at every step; clearly worse factors are dropped on the
+    way.
+    """
     target, (x, y) = ridge()
     rows = as_data((x, y), 32)
     several = parts(rows, 0)
     held = held_out(rows, several)
-    assert bool((held.sum(0) == 1).all())  # every row is held out once, and the last mode holds out none
+    assert bool(
+        (held.sum(0) == 1).all()
+    )  # every row is held out once, and the last mode holds out none
     assert not bool(held[-1].any())
     steps = [4.0**k for k in range(5, -6, -1)]
     factors = [[{}] * 6, [{"weight": 1e4}] * 6]  # the second keeps the weights at zero far too long
@@ -113,7 +126,9 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
 
 
 def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The price of a selection, by count and not by the clock: at most 40 passes of a mode at a step of a path."""
+    """The price of a selection, by count and not by the clock: at most 40 passes of a mode at a
+    step of a path.
+    """
     _, (x, y) = ridge()
     walked: list[Path] = []
     plain = Path.__init__
@@ -127,7 +142,9 @@ def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = bayou.fit(net, (x, y), "map", progress=False)
     assert posterior.draws == 1
     (selection,) = walked  # it has the mode of all rows, too
-    assert selection.passes <= 6 * 6 * 9 * folds.PASSES  # shapes of the prior × (folds + all rows) × steps
+    assert (
+        selection.passes <= 6 * 6 * 9 * folds.PASSES
+    )  # shapes of the prior × (folds + all rows) × steps
     inputs, stage = posterior.selection
     assert inputs["stage"] == "prior by input"
     assert stage["stage"] == "noise and prior"
@@ -146,7 +163,9 @@ def test_a_network_that_collapsed_under_a_narrow_prior_begins_again() -> None:
     y = (x[:, 0] * x[:, 1] > 0).long()
     torch.manual_seed(1)
     layers = [nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)]
-    target = Target.build(nn.Sequential(*layers).double(), bayou.Categorical(), bayou.Normal("fan_in", gain=3.0), 80)
+    target = Target.build(
+        nn.Sequential(*layers).double(), bayou.Categorical(), bayou.Normal("fan_in", gain=3.0), 80
+    )
     rows = as_data((x, y), 80)
     factors = [dict.fromkeys(target.free, 1.0)]
     path = Path(target, rows, torch.ones(1, 80, dtype=torch.bool), factors, [1e4, 1e3, 1.0])

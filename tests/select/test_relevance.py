@@ -33,7 +33,9 @@ def network(columns: int = 5) -> nn.Module:
 
 @pytest.fixture
 def processes() -> WideNetworks:
-    """Two processes of some of 20 rows with two outputs: one scale for all inputs, and one for each."""
+    """Two processes of some of 20 rows with two outputs: one scale for all inputs, and one for
+    each.
+    """
     x, y = table(20)
     masks = torch.ones(2, 20, dtype=torch.bool)
     masks[:, ::4] = False
@@ -45,14 +47,23 @@ def test_the_kernel_is_that_of_many_erf_units(processes: WideNetworks) -> None:
     logs = torch.full((2, 9), 0.3, dtype=F64)
     k, _ = processes._kernel(logs, torch.arange(2))
     draws = torch.randn(10**5, 6, generator=torch.Generator().manual_seed(1), dtype=F64)
-    for own, factor in zip(k, (1.0, math.exp(0.3)), strict=True):  # differences of scales count in the second only
+    for own, factor in zip(
+        k, (1.0, math.exp(0.3)), strict=True
+    ):  # differences of scales count in the second only
         w, v = math.exp(0.3) * factor * draws[:, :5], math.exp(0.3) * draws[:, 5:]
         units = torch.erf(processes.x[:3] @ w.T + v.T)
-        torch.testing.assert_close(own[:3, :3], math.exp(0.6) * units @ units.T / 10**5, rtol=0, atol=0.03)
+        torch.testing.assert_close(
+            own[:3, :3], math.exp(0.6) * units @ units.T / 10**5, rtol=0, atol=0.03
+        )
 
 
-def test_evidence_gradient_and_predictions_are_those_of_gaussian_processes(processes: WideNetworks) -> None:
-    points = (processes.first + 0.3 * torch.randn(2, 9, generator=torch.Generator().manual_seed(2), dtype=F64)).clone()
+def test_evidence_gradient_and_predictions_are_those_of_gaussian_processes(
+    processes: WideNetworks,
+) -> None:
+    points = (
+        processes.first
+        + 0.3 * torch.randn(2, 9, generator=torch.Generator().manual_seed(2), dtype=F64)
+    ).clone()
     values, gradients = processes._evaluate(points, torch.arange(2))
     processes.logs, own = points, processes.masks[0] > 0
     errors = processes.errors()
@@ -61,10 +72,14 @@ def test_evidence_gradient_and_predictions_are_those_of_gaussian_processes(proce
         k = processes._kernel(logs[None], torch.tensor([number]))[0][0]
         noise = (logs[-1].exp().square() + JITTER) * torch.eye(int(own.sum()), dtype=F64)
         covariance, y = k[own][:, own] + noise, processes.y[own]
-        log_prob = MultivariateNormal(torch.zeros(len(y), dtype=F64), covariance).log_prob(y.T).sum()
+        log_prob = (
+            MultivariateNormal(torch.zeros(len(y), dtype=F64), covariance).log_prob(y.T).sum()
+        )
         loss = 0.5 * ((logs - processes.first) / LOG_STD).square().sum() - log_prob
         (gradient,) = torch.autograd.grad(loss, logs)
-        torch.testing.assert_close(values[number], loss.detach() - y.numel() / 2 * math.log(2 * math.pi))
+        torch.testing.assert_close(
+            values[number], loss.detach() - y.numel() / 2 * math.log(2 * math.pi)
+        )
         torch.testing.assert_close(gradients[number], gradient)
         mean = k[:, own] @ torch.linalg.solve(covariance, y)
         torch.testing.assert_close(errors[number], (processes.y - mean).square().mean(1).detach())
@@ -94,7 +109,9 @@ def test_inputs_of_equal_effect_keep_one_scale() -> None:
 
 
 def test_the_prior_of_a_choice_has_the_precisions_of_its_search() -> None:
-    target = Target.build(network(), bayou.Gaussian(0.5, learn=True), Normal("fan_in", gain=2.0), 80)
+    target = Target.build(
+        network(), bayou.Gaussian(0.5, learn=True), Normal("fan_in", gain=2.0), 80
+    )
     choice = Choice(0.2, scale=1.3, biases=10.0, straight=2.0, inputs=(2.0, 0.5, 0.1, 1.0, 3.0))
     applied = choice.applied(target)
     for name, factor in choice.precisions(target).items():
@@ -105,10 +122,17 @@ def test_the_prior_of_a_choice_has_the_precisions_of_its_search() -> None:
         torch.testing.assert_close(torch.exp(-2 * after.log_scale).expand(before.shape), expected)
 
 
-def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(tmp_path: Path, short_search: None) -> None:
+def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(
+    tmp_path: Path, short_search: None
+) -> None:
     x, y = table(60)
-    posterior = bayou.fit(network(), (x, y), bayou.select.by_name("map", effort=0.25), progress=False)
-    assert [record["stage"] for record in posterior.selection] == ["prior by input", "noise and prior"]
+    posterior = bayou.fit(
+        network(), (x, y), bayou.select.by_name("map", effort=0.25), progress=False
+    )
+    assert [record["stage"] for record in posterior.selection] == [
+        "prior by input",
+        "noise and prior",
+    ]
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", network())
     prior = loaded.target.priors["0.weight"]
@@ -127,6 +151,9 @@ def test_only_networks_with_a_weight_for_each_column_are_asked() -> None:
     single = Target.build(network(1), bayou.Gaussian(0.5, learn=True), Normal("fan_in"), 60)
     assert not takes_columns(single, x[:, :1])
     given = Target.build(
-        network(), bayou.Gaussian(0.5, learn=True), {"0.weight": UnitNormal(inputs=(1, 2, 3, 4, 5)), "*": Normal()}, 60
+        network(),
+        bayou.Gaussian(0.5, learn=True),
+        {"0.weight": UnitNormal(inputs=(1, 2, 3, 4, 5)), "*": Normal()},
+        60,
     )
     assert not takes_columns(given, x)

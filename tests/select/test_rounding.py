@@ -42,7 +42,9 @@ def perturb(values: Tensor, seed: int) -> Tensor:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["map", "laplace"])
 def test_a_fit_by_name_does_not_move_with_the_last_digits_of_its_rows(name: str, seed: int) -> None:
-    """Before, means moved by up to 5 standard deviations of y, and standard deviations by a factor of three."""
+    """Before, means moved by up to 5 standard deviations of y, and standard deviations by a factor
+    of three.
+    """
     x, y = table(seed)
     grid = torch.randn(200, 2, generator=torch.Generator().manual_seed(9), dtype=F64)
 
@@ -64,7 +66,9 @@ def test_one_search_does_not_move_with_the_last_digits_of_its_rows() -> None:
     x, y = table(0, 40)
     method = bayou.select.by_name("map", effort=0.1)
     first = bayou.fit(small_network(0), (x, y), method, seed=0, progress=False)
-    second = bayou.fit(small_network(0), (standardize(x), standardize(y)), method, seed=0, progress=False)
+    second = bayou.fit(
+        small_network(0), (standardize(x), standardize(y)), method, seed=0, progress=False
+    )
     assert torch.equal(first.sample(1)["0.weight"], second.sample(1)["0.weight"])
 
 

@@ -1,4 +1,6 @@
-"""Methods by name standardize x and y themselves, and what they return speaks the units of the user."""
+"""Methods by name standardize x and y themselves, and what they return speaks the units of the
+user.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def network(inputs: int = 3, outputs: int = 1) -> nn.Module:
         return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
 
 
-def fitted(x: Tensor, y: Tensor, method: str = "map", net: nn.Module | None = None, **options: object):
+def fitted(
+    x: Tensor, y: Tensor, method: str = "map", net: nn.Module | None = None, **options: object
+):
     net = network(x.shape[1], y.shape[1]) if net is None else net
     return bayou.fit(net, (x, y), method, progress=False, **options)
 
@@ -126,7 +130,9 @@ def test_operations_take_rows_in_the_units_of_y() -> None:
     intervals = bayou.operations.conformal(posterior, (x[60:], prices[60:]), 0.8)
     low, high = intervals.interval(x)
     assert float(((low <= prices) & (prices <= high)).double().mean()) > 0.6
-    student = bayou.operations.distill(posterior, network(outputs=2), (x, prices), steps=400, progress=False)
+    student = bayou.operations.distill(
+        posterior, network(outputs=2), (x, prices), steps=400, progress=False
+    )
     error = (student.predict(x).mean - posterior.predict(x).mean).square().mean().sqrt()
     assert error < 0.2 * prices.std()
 
@@ -249,7 +255,9 @@ def test_a_pretrained_network_keeps_its_units() -> None:
     prices = 100 * y + 500
     net = nn.Linear(3, 1).double()
     assert not is_pretrained(net, (x,), prices, None)
-    solution = torch.linalg.lstsq(torch.cat([x, torch.ones(ROWS, 1, dtype=torch.float64)], 1), prices).solution
+    solution = torch.linalg.lstsq(
+        torch.cat([x, torch.ones(ROWS, 1, dtype=torch.float64)], 1), prices
+    ).solution
     with torch.no_grad():
         net.weight.copy_(solution[:3].T)
         net.bias.copy_(solution[3])
@@ -352,7 +360,9 @@ class TestChecks:
     @pytest.mark.filterwarnings("ignore:the chains of HMC")
     def test_every_fit_is_compared_with_baselines(self, method) -> None:
         x, y = linear_rows()
-        posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+        posterior = bayou.fit(
+            network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False
+        )
         checks = posterior.checks
         assert {"constant", "linear"} <= {check.name for check in checks}
         assert f"{ROWS} training rows" in checks["linear"].text
@@ -366,20 +376,26 @@ class TestChecks:
 
     def test_a_failed_fit_is_seen(self) -> None:
         x, y = linear_rows()
-        posterior = bayou.fit(network(), (x, y), bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False)
+        posterior = bayou.fit(
+            network(), (x, y), bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False
+        )
         assert posterior.checks.status == "failed"
         assert posterior.checks["linear"].status == "failed"
 
     def test_rows_held_out_for_validation_are_used(self) -> None:
         x, y = linear_rows(100)
         method = bayou.MAP(steps=300, validation=0.2)
-        posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+        posterior = bayou.fit(
+            network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False
+        )
         assert "20 held-out rows" in posterior.checks["linear"].text
         assert "coverage" in posterior.checks
 
     def test_checks_are_saved(self, tmp_path) -> None:
         x, y = linear_rows()
-        posterior = bayou.fit(network(), (x, y), bayou.MAP(steps=20), likelihood=bayou.Gaussian(0.1), progress=False)
+        posterior = bayou.fit(
+            network(), (x, y), bayou.MAP(steps=20), likelihood=bayou.Gaussian(0.1), progress=False
+        )
         posterior.save(tmp_path / "a.bayou")
         loaded = bayou.load(tmp_path / "a.bayou", network())
         assert loaded.checks == posterior.checks

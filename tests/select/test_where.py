@@ -27,16 +27,24 @@ def several_classes() -> tuple[Tensor, Tensor, nn.Module]:
     x = torch.randn(240, 6, generator=generator)
     y = (x[:, :3].sum(1) > 0).long() + 2 * (x[:, 3] > 0).long()
     torch.manual_seed(0)
-    return x, y, nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4))
+    return (
+        x,
+        y,
+        nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4)),
+    )
 
 
 START = bayou.MAP(steps=100, lr=5e-3)
 
 
-@pytest.mark.parametrize("name", ["ffg", "ivon", "sgld", pytest.param("mnf", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["ffg", "ivon", "sgld", pytest.param("mnf", marks=pytest.mark.slow)]
+)
 @pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning")
 def test_the_last_layer_is_random_where_all_layers_predict_worse(name: str, tmp_path: Path) -> None:
-    """Forty rows for 1,264 weights: over all of them a family collapses, and chains lose what the mode has learned."""
+    """Forty rows for 1,264 weights: over all of them a family collapses, and chains lose what the
+    mode has learned.
+    """
     x, y, net = several_classes()
     named: Any = by_name(name, steps=80, chains=2)
     method, prior = replace(named.method, start=START), bayou.Normal("fan_in", gain=3.0)
@@ -46,10 +54,16 @@ def test_the_last_layer_is_random_where_all_layers_predict_worse(name: str, tmp_
     tried = ["last layer", *learned, "all layers", "mode"]  # and no wider prior than the given one
     assert [trial["method"] for trial in posterior.selection[0]["trials"]] == tried
     draws = posterior.sample(4, seed=0)
-    assert {name for name, value in draws.items() if bool((value.std(0) > 0).any())} == {"4.weight", "4.bias"}
+    assert {name for name, value in draws.items() if bool((value.std(0) > 0).any())} == {
+        "4.weight",
+        "4.bias",
+    }
     if name in ("ivon", "sgld"):
         mode = bayou.fit(net, (x[:40], y[:40]), START, prior=prior, progress=False).sample(1)
-        assert all(torch.equal(draws[name][:1], mode[name]) for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
+        assert all(
+            torch.equal(draws[name][:1], mode[name])
+            for name in ("0.weight", "0.bias", "2.weight", "2.bias")
+        )
     p = posterior.predict(x[40:], samples=50, seed=0)
     assert -float(p.log_prob(y[40:]).mean()) < math.log(4) - 0.3
     posterior.save(tmp_path / "p.bayou")
@@ -66,7 +80,9 @@ def test_a_choice_of_layers_starts_at_the_mode_of_all_rows() -> None:
     mode = bayou.fit(net, (x[:40], y[:40]), START, progress=False).sample(1)
     for name, value in posterior.mean().items():
         assert torch.allclose(value, mode[name][0], atol=1e-6)
-    numbers = bayou.fit(net, (x[:40], x[:40, :4]), method, likelihood=bayou.Gaussian(0.3), progress=False)
+    numbers = bayou.fit(
+        net, (x[:40], x[:40, :4]), method, likelihood=bayou.Gaussian(0.3), progress=False
+    )
     assert not numbers.choice
 
 
@@ -78,17 +94,25 @@ def test_a_wider_prior_is_that_of_the_last_layer() -> None:
     for name, prior in posterior.target.priors.items():
         assert isinstance(prior, BoundNormal)
         wider = prior.log_scale - target.priors[name].log_scale  # type: ignore[attr-defined]
-        assert float(wider.detach()) == pytest.approx(math.log(2.0) if name[0] == "4" else 0.0, abs=1e-6)
+        assert float(wider.detach()) == pytest.approx(
+            math.log(2.0) if name[0] == "4" else 0.0, abs=1e-6
+        )
 
 
 def test_chains_of_classes_have_half_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a mode have a third of 10,000 steps: half of that where layers are selected, in all three fits."""
+    """Those of a mode have a third of 10,000 steps: half of that where layers are selected, in all
+    three fits.
+    """
     x, y, net = several_classes()
     steps: list[int | None] = []
 
     def still(self: bayou.SGLD, target: Target, data: Any, **options: Any) -> Posterior:
         steps.append(self.steps)
-        return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+        return Empirical(
+            target,
+            target.network,
+            {name: value.unsqueeze(0) for name, value in target.start().items()},
+        )
 
     monkeypatch.setattr(bayou.SGLD, "fit", still)
     method = bayou.select.Where(bayou.SGLD(start=None), start=START)
@@ -98,7 +122,9 @@ def test_chains_of_classes_have_half_the_length(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("family", [bayou.VI, bayou.IVON])
-def test_fits_that_are_compared_have_half_of_the_steps(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fits_that_are_compared_have_half_of_the_steps(
+    family: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a mode a default run plans 300 steps over all rows, and more until it has converged.
 
     A comparison of layers has 150 for each candidate.
@@ -108,7 +134,11 @@ def test_fits_that_are_compared_have_half_of_the_steps(family: Any, monkeypatch:
 
     def still(self: Any, target: Target, data: Any, **options: Any) -> Posterior:
         steps.append((self.total_steps(as_data(data, self.batch_size)), self.open_ended))
-        return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+        return Empirical(
+            target,
+            target.network,
+            {name: value.unsqueeze(0) for name, value in target.start().items()},
+        )
 
     monkeypatch.setattr(family, "fit", still)
     bayou.fit(net, (x, y), bayou.select.Where(family(), start=START), progress=False)
@@ -118,14 +148,26 @@ def test_fits_that_are_compared_have_half_of_the_steps(family: Any, monkeypatch:
     assert set(steps) == {(60, False)}  # a number that was given is kept
 
 
-def test_annealing_that_is_compared_has_half_of_the_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annealing_that_is_compared_has_half_of_the_temperatures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     x, y, net = several_classes()
     tried: list[tuple[int, int, bool]] = []
 
     def still(self: bayou.Annealed, target: Target, data: Any, **options: Any) -> Posterior:
         start: Any = self.of
-        tried.append((self.temperatures, start.total_steps(as_data(data, start.batch_size)), start.open_ended))
-        return Empirical(target, target.network, {name: value.unsqueeze(0) for name, value in target.start().items()})
+        tried.append(
+            (
+                self.temperatures,
+                start.total_steps(as_data(data, start.batch_size)),
+                start.open_ended,
+            )
+        )
+        return Empirical(
+            target,
+            target.network,
+            {name: value.unsqueeze(0) for name, value in target.start().items()},
+        )
 
     monkeypatch.setattr(bayou.Annealed, "fit", still)
     method = bayou.select.Where(bayou.Annealed(temperatures=30), start=START)
@@ -134,7 +176,9 @@ def test_annealing_that_is_compared_has_half_of_the_temperatures(monkeypatch: py
 
 
 def test_all_prior_scales_and_folds_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The price of a search, by count: 120 evaluations of five scales in five folds, and as many of the mode."""
+    """The price of a search, by count: 120 evaluations of five scales in five folds, and as many of
+    the mode.
+    """
     x, y, _ = several_classes()
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     made: list[folds.Modes] = []
@@ -154,8 +198,12 @@ def test_all_prior_scales_and_folds_are_one_batch(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("name", "modes"), [("map", 1), ("laplace", 1), ("ffg", 2), ("ivon", 2)])
-def test_modes_of_classes_are_found_by_full_passes(name: str, modes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The price of a selection, by count: 30 passes for each of five gains and for each further mode, no steps."""
+def test_modes_of_classes_are_found_by_full_passes(
+    name: str, modes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price of a selection, by count: 30 passes for each of five gains and for each further
+    mode, no steps.
+    """
     x, y, _ = several_classes()
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     walked: list[folds.Path] = []
@@ -194,15 +242,22 @@ def test_the_first_method_within_the_standard_errors_is_selected() -> None:
     """Both rows have class 1; the second method is better in even rows and worse in odd ones."""
     x = torch.tensor([1.0, -1.0]).repeat(50).unsqueeze(1)
     rows = (x, torch.ones(100, dtype=torch.long))
-    methods = {"equal": Sure(1.0, 1.0), "better on average": Sure(5.0, 0.8), "bad": Sure(-9.0, -9.0)}
+    methods = {
+        "equal": Sure(1.0, 1.0),
+        "better on average": Sure(5.0, 0.8),
+        "bad": Sure(-9.0, -9.0),
+    }
 
     def choice(errors: float) -> str:
         auto = bayou.select.Auto(methods, errors=errors)
-        return (bayou.fit(nn.Linear(1, 2), rows, auto, progress=False).choice or "").partition(" was")[0]
+        return (bayou.fit(nn.Linear(1, 2), rows, auto, progress=False).choice or "").partition(
+            " was"
+        )[0]
 
     assert choice(0.0) == "better on average"
     assert choice(1.0) == "better on average"  # by .12 ± .04 nats, with as many even as odd rows
     assert choice(100.0) == "equal"
-    # "varied" has the lowest NLL and large errors; "better" is better than "equal" in every row, by as much
+    # "varied" has the lowest NLL and large errors; "better" is better than "equal" in every row, by
+    # as much
     methods = {"equal": Sure(1.0, 1.0), "better": Sure(1.2, 1.2), "varied": Sure(9.0, 0.4)}
     assert choice(2.0) == "better"

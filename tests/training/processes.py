@@ -1,7 +1,8 @@
-"""Fits that several processes share: ``python processes.py FOLDER [--die STEP]``, started as by torchrun.
+"""Fits that several processes share: ``python processes.py FOLDER [--die STEP]``, started as by
+torchrun.
 
-Every process writes what it got to FOLDER/RANK.pt. With ``--die``, process 1 kills itself in this step of the run
-"vi", unless there is a checkpoint already.
+Every process writes what it got to FOLDER/RANK.pt. With ``--die``, process 1 kills itself in this
+step of the run "vi", unless there is a checkpoint already.
 """
 
 import argparse
@@ -48,7 +49,9 @@ def mlp(outputs=1, *extra):
 
 
 class Adapted(nn.Module):
-    """A frozen network with an adapter and a head; the weights of ``out`` are used without a call of it."""
+    """A frozen network with an adapter and a head; the weights of ``out`` are used without a call
+    of it.
+    """
 
     def __init__(self):
         torch.manual_seed(1)
@@ -68,7 +71,9 @@ def sharded():
     """The network whose frozen part is spread over the processes, block by block."""
     net, mesh = Adapted(), init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(net.block, mesh=mesh)
-    return fully_shard(net, mesh=mesh, ignored_params={p for p in net.parameters() if p.requires_grad})
+    return fully_shard(
+        net, mesh=mesh, ignored_params={p for p in net.parameters() if p.requires_grad}
+    )
 
 
 def drawn(net):
@@ -88,9 +93,14 @@ def forward(bayesian):
 
 
 def run(name, **changes):
-    """One of the fits whose noise, if any, is the same for all rows: several processes end where one does."""
+    """One of the fits whose noise, if any, is the same for all rows: several processes end where
+    one does.
+    """
     x, y, label = data()
-    classes, curve = {"net": mlp(2), "data": (x, label)}, {"net": mlp(), "data": (x, y), "likelihood": NOISE}
+    classes, curve = (
+        {"net": mlp(2), "data": (x, label)},
+        {"net": mlp(), "data": (x, y), "likelihood": NOISE},
+    )
     named = {"input": x, "labels": label}
     runs = {
         "map": curve | {"method": bayou.MAP(clip=0.5, **SHORT)},
@@ -105,8 +115,16 @@ def run(name, **changes):
         "vmap": classes | {"method": bayou.Ensemble(2, bayou.MAP(**SHORT), parallel="vmap")},
         "laplace": classes | {"method": bayou.Laplace(start=bayou.MAP(**SHORT))},
         "hmc": classes | {"method": bayou.HMC(draws=2, chains=2, warmup=2)},
-        "dropout": {"net": mlp(2, nn.Dropout(0.3)), "data": (x, label), "method": bayou.MAP(**SHORT)},
-        "batch norm": {"net": mlp(2, nn.BatchNorm1d(6)), "data": (x[:36], label[:36]), "method": bayou.MAP(**SHORT)},
+        "dropout": {
+            "net": mlp(2, nn.Dropout(0.3)),
+            "data": (x, label),
+            "method": bayou.MAP(**SHORT),
+        },
+        "batch norm": {
+            "net": mlp(2, nn.BatchNorm1d(6)),
+            "data": (x[:36], label[:36]),
+            "method": bayou.MAP(**SHORT),
+        },
         "local": curve | {"method": bayou.VI(**SHORT)},
         "mnf": curve | {"method": bayou.VI(bayou.MNF(), **SHORT)},
     }
@@ -116,7 +134,11 @@ def run(name, **changes):
 NOISE = bayou.Gaussian(0.3)
 EXACT = ["map", "mle", "loader", "vi", "ivon", "sgld"]
 SLOW_EXACT = ["sghmc", "swag", "ensemble", "vmap", "laplace", "hmc"]
-RANDOM = ["dropout", "batch norm", "local"]  # with noise of rows, or statistics of a batch: equal in all processes
+RANDOM = [
+    "dropout",
+    "batch norm",
+    "local",
+]  # with noise of rows, or statistics of a batch: equal in all processes
 SLOW_RANDOM = ["mnf"]
 DRAWS = ["vi", "mle"]  # with draws to share, and without any
 SHARDED = ["map", "vi", "sgld"]
@@ -127,7 +149,9 @@ def loader(columns):
     rows = TensorDataset(*columns.values())
 
     def named(items):
-        return dict(zip(columns, (torch.stack(column) for column in zip(*items, strict=True)), strict=True))
+        return dict(
+            zip(columns, (torch.stack(column) for column in zip(*items, strict=True)), strict=True)
+        )
 
     return DataLoader(rows, batch_size=9, shuffle=True, collate_fn=named)
 
@@ -139,13 +163,17 @@ def tensors(posterior):
 def calls():
     """How often the run "vi" calls the network in this process, dry runs included."""
     net, found = mlp(), []
-    net[0].register_forward_hook(lambda *_: found.append(1))  # copies of the network share the function
+    net[0].register_forward_hook(
+        lambda *_: found.append(1)
+    )  # copies of the network share the function
     run("vi", net=net)
     return len(found)
 
 
 def predicted(posterior):
-    """The outputs for 37 rows, of which every process computes some; the seed of the first process is that of all."""
+    """The outputs for 37 rows, of which every process computes some; the seed of the first process
+    is that of all.
+    """
     with sharing():
         return posterior.predict(data()[0], samples=4, seed=5).outputs, posterior.predict(
             data()[0][:1], 2, seed=None
@@ -205,7 +233,9 @@ def quick(folder, rank):
         found["tensors"][name] = tensors(posterior)
         if name == "vi":
             found["predicted"] = predicted(posterior)
-            found["records"] = [{k: v for k, v in one.items() if k != "seconds"} for one in posterior.history]
+            found["records"] = [
+                {k: v for k, v in one.items() if k != "seconds"} for one in posterior.history
+            ]
     x, y, _ = data()
     other = mlp()
     nn.init.constant_(other[0].bias, rank)
@@ -225,7 +255,10 @@ def quick(folder, rank):
     found["calls"] = calls()
     with sharing(False):
         found["alone"] = tensors(run("vi", seed=rank))
-    checkpoints.write_file = lambda path, *args: (found["written"].append(str(path)), write(path, *args))
+    checkpoints.write_file = lambda path, *args: (
+        found["written"].append(str(path)),
+        write(path, *args),
+    )
     dying(8)
     try:
         run("vi", checkpoint=folder / "vi.run")
@@ -242,10 +275,16 @@ def quick(folder, rank):
         found["sharded"][name] = tensors(posterior), *predicted(posterior)
         posterior.save(folder / f"{rank}.bayou")  # every process, since it needs the parts of all
         again = bayou.load(folder / f"{rank}.bayou", net)
-        torch.testing.assert_close(predicted(again)[0], predicted(posterior)[0], rtol=1e-12, atol=1e-12)
-        assert is_sharded(posterior.net.get_buffer("block.weight"))  # no process has a copy of the whole
+        torch.testing.assert_close(
+            predicted(again)[0], predicted(posterior)[0], rtol=1e-12, atol=1e-12
+        )
+        assert is_sharded(
+            posterior.net.get_buffer("block.weight")
+        )  # no process has a copy of the whole
     found["drawn"] = drawn(sharded())
-    bayesian = fully_shard(bayou.bayesianize(mlp(), bayou.MeanField()), mesh=init_device_mesh("cpu", (2,)))
+    bayesian = fully_shard(
+        bayou.bayesianize(mlp(), bayou.MeanField()), mesh=init_device_mesh("cpu", (2,))
+    )
     found["forward"] = forward(bayesian)
     try:
         bayesian.draw()

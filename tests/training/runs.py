@@ -1,6 +1,8 @@
-"""Runs that tests kill and start again: ``python runs.py NAME CHECKPOINT RESULT [--die STEP] [--slow]``.
+"""Runs that tests kill and start again:
+``python runs.py NAME CHECKPOINT RESULT [--die STEP] [--slow]``.
 
-And what the tests of the training loop share: ways to let a run die or go wrong, a quick fit, a loss.
+And what the tests of the training loop share: ways to let a run die or go wrong, a quick fit, a
+loss.
 """
 
 import argparse
@@ -26,7 +28,9 @@ N = 60
 
 
 class Augmented(Dataset):
-    """Rows with a little torch noise each time they are asked for: what random crops are to images."""
+    """Rows with a little torch noise each time they are asked for: what random crops are to
+    images.
+    """
 
     def __init__(self, x, y):
         self.x, self.y = x, y
@@ -54,7 +58,13 @@ def mlp(i=3, o=2, extra=()):
 
 
 def base(**changes):
-    return {"steps": 22, "batch_size": 16, "log_every": 5, "checkpoint_every": 3, "lr": 0.01} | changes
+    return {
+        "steps": 22,
+        "batch_size": 16,
+        "log_every": 5,
+        "checkpoint_every": 3,
+        "lr": 0.01,
+    } | changes
 
 
 def _adam_dropout():
@@ -65,7 +75,11 @@ def _sgd_momentum_batchnorm():
     def sgd(groups):
         return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
 
-    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": bayou.VI(optimizer=sgd, clip=1.0, **base())}
+    return (
+        mlp(extra=[nn.BatchNorm1d(8)]),
+        classes(),
+        {"method": bayou.VI(optimizer=sgd, clip=1.0, **base())},
+    )
 
 
 def _mnf_scheduler():
@@ -82,7 +96,11 @@ def _one_cycle():
     def adamw(groups):
         return torch.optim.AdamW(groups, amsgrad=True)
 
-    return mlp(), classes(), {"method": bayou.VI(schedule=cycle, optimizer=adamw, warmup=0.5, **base())}
+    return (
+        mlp(),
+        classes(),
+        {"method": bayou.VI(schedule=cycle, optimizer=adamw, warmup=0.5, **base())},
+    )
 
 
 def _validation():
@@ -101,18 +119,29 @@ def _loader():
 
 def _loader_generator():
     loader = DataLoader(
-        Augmented(*classes()), batch_size=16, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(5)
+        Augmented(*classes()),
+        batch_size=16,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(5),
     )
     return mlp(), loader, {"method": bayou.VI(**base())}
 
 
 def _learned():
-    options = {"prior": bayou.Normal(1.0, learn=True), "likelihood": bayou.Gaussian(0.3, learn=True)}
+    options = {
+        "prior": bayou.Normal(1.0, learn=True),
+        "likelihood": bayou.Gaussian(0.3, learn=True),
+    }
     return mlp(1, 1), curve(), {"method": bayou.VI(**base()), **options}
 
 
 def _reinforce():
-    return mlp(), classes(), {"method": bayou.VI(bayou.Dropout(per="weight", rate="reinforce"), **base())}
+    return (
+        mlp(),
+        classes(),
+        {"method": bayou.VI(bayou.Dropout(per="weight", rate="reinforce"), **base())},
+    )
 
 
 def _joint():
@@ -120,7 +149,11 @@ def _joint():
 
 
 def _inducing():
-    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": bayou.VI(bayou.Inducing(20), **base())}
+    return (
+        mlp(extra=[nn.BatchNorm1d(8)]),
+        classes(),
+        {"method": bayou.VI(bayou.Inducing(20), **base())},
+    )
 
 
 RUNS = {
@@ -133,7 +166,9 @@ RUNS = {
 def fit(name, checkpoint=None, seed=3, **changes):
     torch.manual_seed(0)
     net, data, options = RUNS[name]()
-    return bayou.fit(net, data, seed=seed, checkpoint=checkpoint, progress=False, **(options | changes))
+    return bayou.fit(
+        net, data, seed=seed, checkpoint=checkpoint, progress=False, **(options | changes)
+    )
 
 
 def result(posterior):
@@ -203,10 +238,17 @@ def small(net=None, **changes):
     """A quick classification fit."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) if net is None else net
-    options = {"data": classes(), "seed": 0, "progress": False, "checkpoint": None, "likelihood": None}
+    options = {
+        "data": classes(),
+        "seed": 0,
+        "progress": False,
+        "checkpoint": None,
+        "likelihood": None,
+    }
     options |= {key: changes.pop(key) for key in list(changes) if key in options or key == "prior"}
     method = bayou.VI(
-        changes.pop("guide", bayou.MeanField()), **({"steps": 12, "batch_size": 16, "log_every": 1} | changes)
+        changes.pop("guide", bayou.MeanField()),
+        **({"steps": 12, "batch_size": 16, "log_every": 1} | changes),
     )
     return bayou.fit(net, options.pop("data"), method=method, **options)
 

@@ -54,21 +54,29 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("method", [bayou.MAP(), bayou.VI(bayou.MeanField())], ids=["MAP", "MeanField"])
+@pytest.mark.parametrize(
+    "method", [bayou.MAP(), bayou.VI(bayou.MeanField())], ids=["MAP", "MeanField"]
+)
 def test_a_second_run_of_the_same_network_and_method_finds_its_step_compiled(method, traced):
     def run(seed, **options):
         fitted = replace(method, steps=2, compile=True, **options)
-        bayou.fit(mlp(0), DATA, likelihood=bayou.Gaussian(0.1), method=fitted, seed=seed, progress=False)
+        bayou.fit(
+            mlp(0), DATA, likelihood=bayou.Gaussian(0.1), method=fitted, seed=seed, progress=False
+        )
 
     run(0)
     first = traced()
     run(1, lr=0.01)
-    again = 1 if torch.__version__.startswith("2.9.") else 0  # torch 2.9 traces the step of a second run once more
+    again = (
+        1 if torch.__version__.startswith("2.9.") else 0
+    )  # torch 2.9 traces the step of a second run once more
     assert 0 < first <= traced() <= first + again
 
 
 def test_a_step_of_swag_can_be_compiled(traced):
-    """Its target is made anew at the start, and the priors of a target cannot be created in a compiled loss."""
+    """Its target is made anew at the start, and the priors of a target cannot be created in a
+    compiled loss.
+    """
     method = bayou.SWAG(start=None, steps=4, every=2, compile=True)
     bayou.fit(mlp(0), DATA, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
     assert traced() > 0
@@ -87,14 +95,18 @@ DATA = torch.linspace(-1, 1, 40)[:, None], torch.linspace(-1, 1, 40)[:, None].si
 
 
 def mlp(layers):
-    return nn.Sequential(nn.Linear(1, 2), *[nn.Linear(2, 2) for _ in range(layers)], nn.Linear(2, 1))
+    return nn.Sequential(
+        nn.Linear(1, 2), *[nn.Linear(2, 2) for _ in range(layers)], nn.Linear(2, 1)
+    )
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", ["adam_dropout", "mnf_scheduler", "validation", "learned", "reinforce", "inducing"])
+@pytest.mark.parametrize(
+    "name", ["adam_dropout", "mnf_scheduler", "validation", "learned", "reinforce", "inducing"]
+)
 def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeypatch):
     def fit(checkpoint=None):
         torch.manual_seed(0)
@@ -114,7 +126,9 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
     assert whole.predict(x, 5, seed=0).outputs.is_cuda
     if name == "adam_dropout":
         poisoned(monkeypatch, 7, "gradient", guide=0)
-        with pytest.raises(FloatingPointError, match="step 7: the gradient of log_std of '0.weight'"):
+        with pytest.raises(
+            FloatingPointError, match="step 7: the gradient of log_std of '0.weight'"
+        ):
             fit()
 
 
@@ -129,13 +143,17 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
     ],
 )
 def test_a_replayed_step_is_the_step(method):
-    """Compiled and replayed as one CUDA graph: the losses of an eager run, epoch ends of another shape included."""
+    """Compiled and replayed as one CUDA graph: the losses of an eager run, epoch ends of another
+    shape included.
+    """
     x, y = (part.cuda() for part in runs["classes"]())
     torch.manual_seed(0)
     net = runs["mlp"]().cuda()
     options = {"log_every": 1, "batch_size": 16}
     eager, graph, again = (
-        bayou.fit(net, (x, y), method=replace(method, compile=compiled, **options), seed=3, progress=False)
+        bayou.fit(
+            net, (x, y), method=replace(method, compile=compiled, **options), seed=3, progress=False
+        )
         for compiled in (False, True, True)
     )
     for one, two, same in zip(eager.history, graph.history, again.history, strict=True):
@@ -146,7 +164,9 @@ def test_a_replayed_step_is_the_step(method):
 
 @needs_cuda
 def test_a_single_row_of_a_flow_is_the_same_when_compiled():
-    """A compiled row of a GPU is written as a sum instead of a product: values and gradients of the eager flow."""
+    """A compiled row of a GPU is written as a sum instead of a product: values and gradients of the
+    eager flow.
+    """
     torch.manual_seed(0)
     flow = bayou.flows.gated(7, layers=2).double().cuda()
     with torch.no_grad():
@@ -161,7 +181,9 @@ def test_a_single_row_of_a_flow_is_the_same_when_compiled():
     inputs = [x, *flow.parameters()]
     (loss, y), (fast_loss, fast_y) = value(x), torch.compile(value, fullgraph=True)(x)
     torch.testing.assert_close(fast_y, y)
-    for one, two in zip(torch.autograd.grad(fast_loss, inputs), torch.autograd.grad(loss, inputs), strict=True):
+    for one, two in zip(
+        torch.autograd.grad(fast_loss, inputs), torch.autograd.grad(loss, inputs), strict=True
+    ):
         torch.testing.assert_close(one, two)
 
 
@@ -174,7 +196,9 @@ def test_a_replayed_step_that_goes_wrong_is_noticed():
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize("method", [bayou.MAP(steps=60, lr=0.05), bayou.VI(bayou.MNF(), steps=60, lr=0.02)])
+@pytest.mark.parametrize(
+    "method", [bayou.MAP(steps=60, lr=0.05), bayou.VI(bayou.MNF(), steps=60, lr=0.02)]
+)
 def test_autocast_rounds_the_products_of_the_network_alone(method):
     torch.manual_seed(0)
     net, data = runs["mlp"](), runs["classes"]()
@@ -207,7 +231,9 @@ def test_autocast_rounds_the_products_of_the_network_alone(method):
         ),
     ],
 )  # fmt: skip
-def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compile, module, method, monkeypatch):
+def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(
+    device, compile, module, method, monkeypatch
+):
     """Two batches of one size and a smaller one in each epoch."""
     if device == "cpu":
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -219,7 +245,9 @@ def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compil
         net = mlp(0).to(device, torch.float64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.MixingWarning)
-            return bayou.fit(net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1), progress=False).stack
+            return bayou.fit(
+                net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1), progress=False
+            ).stack
 
     calls = itertools.count()
 
@@ -229,8 +257,12 @@ def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(device, compil
     with monkeypatch.context() as patch:
         patch.setattr(place, counted)
         found = draws(replace(method, compile=compile))
-    if compile or device == "cuda":  # 13 of 40 batches have five rows; the others are traced once, or run three times
-        noise = 12 if module == "mclmc" else 0  # gradients of small batches that measure their noise
+    if (
+        compile or device == "cuda"
+    ):  # 13 of 40 batches have five rows; the others are traced once, or run three times
+        noise = (
+            12 if module == "mclmc" else 0
+        )  # gradients of small batches that measure their noise
         assert next(calls) <= 13 * (3 if module == "mclmc" else 1) + 4 + noise
     monkeypatch.setattr(place, lambda function, compile: function)
     for name, expected in draws(method).items():

@@ -1,4 +1,6 @@
-"""Runs without a given length: they go on until their objective is flat, and say so where it was not."""
+"""Runs without a given length: they go on until their objective is flat, and say so where it was
+not.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,25 @@ CASES = {
 def cases(*quick: str) -> pytest.MarkDecorator:
     """Runs of thousands of steps: some cases stand for all, the others are slow."""
     return pytest.mark.parametrize(
-        "case", [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+        "case",
+        [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
     )
 
 
 class Linear:
-    """A regression with three weights: its exact posterior and the ELBO of any factorized Gaussian."""
+    """A regression with three weights: its exact posterior and the ELBO of any factorized
+    Gaussian.
+    """
 
     def __init__(self, case: str) -> None:
         a, b, u, v, bias, self.noise = CASES[case]
         generator = torch.Generator().manual_seed(len(case))
         x = torch.randn(60, 2, generator=generator) * torch.tensor([a, b])
-        y = x @ torch.tensor([[u], [v]]) + bias + self.noise * torch.randn(60, 1, generator=generator)
+        y = (
+            x @ torch.tensor([[u], [v]])
+            + bias
+            + self.noise * torch.randn(60, 1, generator=generator)
+        )
         self.data = x, y
         self.features = torch.cat([x, torch.ones(60, 1)], 1).double()
         self.y = y.double().squeeze(1)
@@ -49,18 +58,29 @@ class Linear:
     def fit(self, method: bayou.methods.Method) -> bayou.Posterior:
         torch.manual_seed(0)
         return bayou.fit(
-            nn.Linear(2, 1), self.data, method=method, likelihood=bayou.Gaussian(self.noise), progress=False
+            nn.Linear(2, 1),
+            self.data,
+            method=method,
+            likelihood=bayou.Gaussian(self.noise),
+            progress=False,
         )
 
     def off(self, w: Tensor) -> float:
-        """The largest distance of weights (..., 3) from the exact mean, in posterior standard deviations."""
+        """The largest distance of weights (..., 3) from the exact mean, in posterior standard
+        deviations.
+        """
         return float(((w - self.mean) / self.sd).abs().max())
 
     def elbo(self, mean: Tensor, std: Tensor) -> float:
         residual = self.y - self.features @ mean
         square = residual.square().sum() + (self.features.square() @ std.square()).sum()
-        log_likelihood = -0.5 * len(self.y) * math.log(2 * math.pi * self.noise**2) - 0.5 * square / self.noise**2
-        return float(log_likelihood - 0.5 * (mean.square() + std.square() - 1).sum() + std.log().sum())
+        log_likelihood = (
+            -0.5 * len(self.y) * math.log(2 * math.pi * self.noise**2)
+            - 0.5 * square / self.noise**2
+        )
+        return float(
+            log_likelihood - 0.5 * (mean.square() + std.square() - 1).sum() + std.log().sum()
+        )
 
 
 def vector(params: dict[str, Tensor]) -> Tensor:
@@ -85,7 +105,10 @@ def test_laplace_is_the_exact_posterior(case: str) -> None:
     problem = Linear(case)
     posterior = problem.fit(bayou.Laplace("full"))
     assert isinstance(posterior, bayou.posteriors.GaussianPosterior)
-    assert problem.off(vector({name: value.unsqueeze(0) for name, value in posterior.mean().items()})) < 0.02
+    assert (
+        problem.off(vector({name: value.unsqueeze(0) for name, value in posterior.mean().items()}))
+        < 0.02
+    )
     draws = vector(posterior.sample(40_000, seed=0))
     assert problem.off(draws.mean(0)) < 0.12
     torch.testing.assert_close(draws.std(0), problem.sd, rtol=0.05, atol=0)
@@ -96,7 +119,9 @@ def test_mean_field_ends_at_the_best_mean_field(case: str) -> None:
     problem = Linear(case)
     posterior = problem.fit(bayou.VI())
     assert isinstance(posterior, bayou.posteriors.Guided)
-    mean = vector({name: value.unsqueeze(0) for name, value in posterior.bayesian.mean().items()})[0]
+    mean = vector({name: value.unsqueeze(0) for name, value in posterior.bayesian.mean().items()})[
+        0
+    ]
     stds = {guide.names[0]: guide.log_std.exp().unsqueeze(0) for guide in posterior.bayesian.guides}
     best = problem.elbo(problem.mean, problem.precision.diag().rsqrt())
     assert best - 0.1 < problem.elbo(mean, vector(stds)[0]) <= best
@@ -105,7 +130,9 @@ def test_mean_field_ends_at_the_best_mean_field(case: str) -> None:
 def test_the_finish_is_for_functions_of_the_weights_alone() -> None:
     target = bayou.target.Target.build(nn.Linear(2, 1), bayou.Gaussian(1.0), None, 10)
     assert PointModel(bayou.MAP(), target).smooth
-    noisy = bayou.target.Target.build(nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.1)), bayou.Gaussian(1.0), None, 10)
+    noisy = bayou.target.Target.build(
+        nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.1)), bayou.Gaussian(1.0), None, 10
+    )
     assert not PointModel(bayou.MAP(), noisy).smooth
     assert not PointModel(bayou.MAP(input_noise=0.1), target).smooth
     learned = bayou.target.Target.build(nn.Linear(2, 1), bayou.Gaussian(1.0, learn=True), None, 10)
@@ -118,7 +145,9 @@ def test_a_budget_that_ends_too_early_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(newton, "passes_for", lambda settings, data: 3)
     monkeypatch.setattr("bayou.inference.point.passes_for", lambda settings, data: 3)
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 2)
-    with pytest.warns(ConvergenceWarning, match=r"MAP used up its budget of 3 passes .* rising by .* nats"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"MAP used up its budget of 3 passes .* rising by .* nats"
+    ):
         posterior = Linear("large weights").fit(bayou.MAP())
     assert posterior.history[-1]["rising"] > 0
 
@@ -130,11 +159,16 @@ def test_trend() -> None:
     flat, rising = noise.tolist(), (noise + 0.02 * torch.arange(300)).tolist()
     found = trend(rising, 10)
     assert found is not None
-    assert (found.gain, found.error) == (pytest.approx(1.2, abs=0.55), pytest.approx(math.sqrt(2 / 60), rel=0.25))
+    assert (found.gain, found.error) == (
+        pytest.approx(1.2, abs=0.55),
+        pytest.approx(math.sqrt(2 / 60), rel=0.25),
+    )
     assert found.steps == 600
     assert found.rate == pytest.approx(found.gain / 0.6)
     assert not found.flat(3)
-    assert found.flat(2000)  # the log joint of so many weights varies by more than ten times as much
+    assert found.flat(
+        2000
+    )  # the log joint of so many weights varies by more than ten times as much
     still = trend(flat, 10)
     assert still is not None
     assert still.flat(3)
@@ -142,7 +176,8 @@ def test_trend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "epoch", "width"), [(2000, 1, 41), (2000, 12, 36), (2000, 100, 100), (2000, 200, 41), (20, 3, 1)]
+    ("plan", "epoch", "width"),
+    [(2000, 1, 41), (2000, 12, 36), (2000, 100, 100), (2000, 200, 41), (20, 3, 1)],
 )
 def test_cells_hold_whole_epochs(plan: int, epoch: int, width: int) -> None:
     assert cell_width(plan, epoch) == width
@@ -161,7 +196,9 @@ class Slow(nn.Module):
 
 def slow_fit(checkpoint: Path | None = None) -> bayou.Posterior:
     x = torch.linspace(-1, 1, 40).unsqueeze(1)
-    rows = Listed(list(zip(x, 2 * x, strict=True)))  # a Dataset, whose rows might change: no finish by L-BFGS
+    rows = Listed(
+        list(zip(x, 2 * x, strict=True))
+    )  # a Dataset, whose rows might change: no finish by L-BFGS
     return bayou.fit(
         Slow(), rows, method=bayou.MAP(lr=0.01, batch_size=10, log_every=10, checkpoint_every=7),
         likelihood=bayou.Gaussian(0.5), progress=False, checkpoint=checkpoint,
@@ -191,16 +228,23 @@ def test_a_run_goes_on_until_it_is_flat(monkeypatch: pytest.MonkeyPatch) -> None
     assert "rising" not in posterior.history[-1]
 
 
-def test_a_run_that_used_up_its_budget_says_how_fast_it_was_rising(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_used_up_its_budget_says_how_fast_it_was_rising(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 100)
     monkeypatch.setattr("bayou.training.loop.BUDGET", 2)
-    with pytest.warns(ConvergenceWarning, match=r"budget of 200 steps .* rising by [0-9.e+]+ nats in a thousand steps"):
+    with pytest.warns(
+        ConvergenceWarning,
+        match=r"budget of 200 steps .* rising by [0-9.e+]+ nats in a thousand steps",
+    ):
         posterior = slow_fit()
     assert posterior.history[-1]["step"] == 199
     assert posterior.history[-1]["rising"] > 100
 
 
-def test_a_run_that_planned_more_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_planned_more_goes_on_where_it_was_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 100)
     whole, calls, plain = slow_fit(), 0, PointModel.loss
 
@@ -223,7 +267,11 @@ def test_a_run_that_planned_more_goes_on_where_it_was_killed(monkeypatch: pytest
 def test_a_given_length_is_kept() -> None:
     x = torch.linspace(-1, 1, 40).unsqueeze(1)
     posterior = bayou.fit(
-        Slow(), (x, 3 * x), method=bayou.MAP(steps=60), likelihood=bayou.Gaussian(0.1), progress=False
+        Slow(),
+        (x, 3 * x),
+        method=bayou.MAP(steps=60),
+        likelihood=bayou.Gaussian(0.1),
+        progress=False,
     )
     assert posterior.history[-1]["step"] == 59
     assert posterior.history[-1]["rising"] > 0
@@ -264,11 +312,18 @@ def test_a_variational_run_that_was_lost_says_so(monkeypatch: pytest.MonkeyPatch
 
     def rates(later: float) -> bayou.VI:
         return bayou.VI(
-            steps=160, lr=0.1, scale_lr=0.02, schedule=lambda done: 1.0 if done < 0.625 else later, log_every=3
+            steps=160,
+            lr=0.1,
+            scale_lr=0.02,
+            schedule=lambda done: 1.0 if done < 0.625 else later,
+            log_every=3,
         )
 
     assert "fallen" not in case.fit(rates(1.0)).history[-1]
-    with pytest.warns(ConvergenceWarning, match=r"VI\(MeanField\) ended .* nats below the maximum of its objective"):
+    with pytest.warns(
+        ConvergenceWarning,
+        match=r"VI\(MeanField\) ended .* nats below the maximum of its objective",
+    ):
         posterior = case.fit(rates(-0.5))  # uphill
     assert posterior.checks["converged"].status == "failed"
     assert "nats below" in posterior.checks["converged"].text

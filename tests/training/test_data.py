@@ -55,7 +55,10 @@ ROWS = list(zip(X, Y, strict=True))
 
 
 def fit(net=None, data=(X, Y), **options):
-    options = {"likelihood": bayou.Categorical(), "method": bayou.VI(steps=2, batch_size=4)} | options
+    options = {
+        "likelihood": bayou.Categorical(),
+        "method": bayou.VI(steps=2, batch_size=4),
+    } | options
     return bayou.fit(nn.Linear(2, 10) if net is None else net, data, progress=False, **options)
 
 
@@ -91,7 +94,9 @@ def test_what_is_left_of_an_epoch_is_what_the_whole_one_would_have_given(kind, w
     data = {
         "dataset": lambda: rows,
         "loader": lambda: DataLoader(rows, 2, shuffle=True, num_workers=workers),
-        "generator": lambda: DataLoader(rows, 2, shuffle=True, generator=torch.Generator(), num_workers=workers),
+        "generator": lambda: DataLoader(
+            rows, 2, shuffle=True, generator=torch.Generator(), num_workers=workers
+        ),
         "weighted": lambda: DataLoader(rows, 2, sampler=sampler, num_workers=workers),
     }[kind]()
     found = as_data(data, 2)
@@ -160,7 +165,10 @@ def test_other_lengths_of_sequences_in_later_batches_are_fine():
 def test_the_fingerprint_tells_data_apart():
     other = X.clone()
     other[9, 1] += 1e-6
-    prints = [as_data(d, 4).fingerprint() for d in ((X, Y), (other, Y), (X, Y.flip(0)), Items(ROWS), Items(ROWS[:9]))]
+    prints = [
+        as_data(d, 4).fingerprint()
+        for d in ((X, Y), (other, Y), (X, Y.flip(0)), Items(ROWS), Items(ROWS[:9]))
+    ]
     assert len({str(p) for p in prints}) == 5
     assert as_data((X.clone(), Y.clone()), 4).fingerprint() == prints[0]
     assert as_data(Noisy(ROWS)).fingerprint() == as_data(Noisy(ROWS)).fingerprint()
@@ -201,10 +209,16 @@ NAN[3, 1] = math.nan
         (Counted(), "cannot be indexed"),
         (iter(ROWS), "got a "),
         (DataLoader(Items([])), "the DataLoader is empty"),
-        (DataLoader(Items(ROWS), 11, drop_last=True), "gives no batch: drop_last with a batch_size of 11"),
+        (
+            DataLoader(Items(ROWS), 11, drop_last=True),
+            "gives no batch: drop_last with a batch_size of 11",
+        ),
         (Items([(x, y, y) for x, y in ROWS]), r"pairs \(x, y\).*got a list of 3"),
         (Items([{"x": x, "z": y} for x, y in ROWS]), "a batch with the keys x, z has no labels"),
-        (Items([{"x": x.tolist(), "y": y} for x, y in ROWS]), "'x' of x is a list, expected a tensor"),
+        (
+            Items([{"x": x.tolist(), "y": y} for x, y in ROWS]),
+            "'x' of x is a list, expected a tensor",
+        ),
         (DataLoader(Items(list(X)), 2), r"pairs \(x, y\).*got a Tensor of 2"),
         ((X.clone().requires_grad_(), Y), "use detach"),
     ],
@@ -230,7 +244,12 @@ def test_data_that_cannot_be_are_refused_by_name(data, message):
             None,
             r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)",
         ),
-        (None, ((X, X), Y), None, r"the network cannot take x = float32 \(4, 2\), float32 \(4, 2\): .*positional"),
+        (
+            None,
+            ((X, X), Y),
+            None,
+            r"the network cannot take x = float32 \(4, 2\), float32 \(4, 2\): .*positional",
+        ),
         (None, (X, Y.float()), None, "needs class indices .* pass likelihood=bayou.Gaussian"),
         (None, (X, Y + 1), None, r"y must lie in 0 .. 9 for 10 classes, got 1 .. 10"),
         (None, (X, nn.functional.one_hot(Y)), None, "class indices, not one-hot"),
@@ -246,7 +265,9 @@ def test_data_that_cannot_be_are_refused_by_name(data, message):
 def test_data_that_do_not_fit_network_or_likelihood_are_refused_before_the_first_step(
     net, data, likelihood, message, monkeypatch
 ):
-    monkeypatch.setattr("bayou.methods.vi.fit_module", lambda *a, **k: pytest.fail("a step was taken"))
+    monkeypatch.setattr(
+        "bayou.methods.vi.fit_module", lambda *a, **k: pytest.fail("a step was taken")
+    )
     with pytest.raises(ValueError, match=message):
         fit(net, (X, Y) if data is None else data, likelihood=likelihood or bayou.Categorical())
 
@@ -266,7 +287,9 @@ def test_a_network_that_gives_other_things_than_rows_is_refused():
         fit(Odd(lambda out: out.sum(0)))
 
 
-@pytest.mark.parametrize("wrap", [Items, lambda items: DataLoader(Items(items), 2)], ids=["dataset", "loader"])
+@pytest.mark.parametrize(
+    "wrap", [Items, lambda items: DataLoader(Items(items), 2)], ids=["dataset", "loader"]
+)
 @pytest.mark.parametrize(
     ("odd", "message"),
     [

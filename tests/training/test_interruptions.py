@@ -28,7 +28,8 @@ SCRIPT = Path(__file__).with_name("runs.py")
 runs = runpy.run_path(str(SCRIPT))
 fit_run = runs["fit"]
 Died, RUNS, digest, dying, poisoned, result, same, small = (
-    runs[name] for name in ("Died", "RUNS", "digest", "dying", "poisoned", "result", "same", "small")
+    runs[name]
+    for name in ("Died", "RUNS", "digest", "dying", "poisoned", "result", "same", "small")
 )
 
 
@@ -74,7 +75,9 @@ def test_a_process_that_is_sigkilled_at_any_moment_goes_on_bit_for_bit(kills, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["loader", "mnf_scheduler", "reinforce"])  # all of them die in this process, above
+@pytest.mark.parametrize(
+    "name", ["loader", "mnf_scheduler", "reinforce"]
+)  # all of them die in this process, above
 def test_a_process_that_kills_itself_inside_an_epoch_goes_on_bit_for_bit(name, tmp_path):
     file, out = tmp_path / "run.ckpt", tmp_path / "result.pt"
     assert spawn(name, file, out, "--die", 11).wait() == -signal.SIGKILL
@@ -117,7 +120,9 @@ def test_a_checkpoint_of_another_run_is_refused_and_named(change, named, tmp_pat
     else:
         small(checkpoint=file)
     before = digest(file)
-    with pytest.raises(bayou.posteriors.FileError, match=f"another run: another .*{named}.*delete it") as error:
+    with pytest.raises(
+        bayou.posteriors.FileError, match=f"another run: another .*{named}.*delete it"
+    ) as error:
         small(**({} | change), checkpoint=file)
     assert str(file) in str(error.value)
     assert digest(file) == before
@@ -126,7 +131,11 @@ def test_a_checkpoint_of_another_run_is_refused_and_named(change, named, tmp_pat
 def test_how_often_a_run_is_saved_and_where_its_weights_started_do_not_make_it_another(tmp_path):
     file = tmp_path / "run.ckpt"
     one = small(checkpoint=file)
-    two = small(net=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), checkpoint=file, checkpoint_every=7)
+    two = small(
+        net=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        checkpoint=file,
+        checkpoint_every=7,
+    )
     same(result(one), result(two))
 
 
@@ -150,7 +159,9 @@ def test_a_damaged_checkpoint_is_refused_and_kept(damage, tmp_path):
     assert digest(file) == before
 
 
-def test_a_checkpoint_in_a_folder_that_is_not_there_is_an_error_before_the_first_step(tmp_path, monkeypatch):
+def test_a_checkpoint_in_a_folder_that_is_not_there_is_an_error_before_the_first_step(
+    tmp_path, monkeypatch
+):
     dying(monkeypatch, 1)
     with pytest.raises(bayou.posteriors.FileError, match="does not exist; create it"):
         small(checkpoint=tmp_path / "no" / "run.ckpt")
@@ -162,9 +173,15 @@ def test_a_checkpoint_in_a_folder_that_is_not_there_is_an_error_before_the_first
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize(
     ("how", "named"),
-    [("gradient", "gradient of log_std of '2.weight'"), ("loss", "gradient of"), ("detached", "the loss itself")],
+    [
+        ("gradient", "gradient of log_std of '2.weight'"),
+        ("loss", "gradient of"),
+        ("detached", "the loss itself"),
+    ],
 )
-def test_a_nan_names_tensor_and_step_and_leaves_the_checkpoint_alone(how, named, clip, tmp_path, monkeypatch):
+def test_a_nan_names_tensor_and_step_and_leaves_the_checkpoint_alone(
+    how, named, clip, tmp_path, monkeypatch
+):
     file, kept = tmp_path / "run.ckpt", []
     plain = Checkpoint.save
 
@@ -196,7 +213,9 @@ class Overflow(torch.optim.SGD):
 
 def test_a_parameter_that_overflows_is_never_saved_nor_handed_out(tmp_path):
     file = tmp_path / "run.ckpt"
-    with pytest.raises(FloatingPointError, match="step 2: the parameter log_std of '0.bias' is not finite"):
+    with pytest.raises(
+        FloatingPointError, match="step 2: the parameter log_std of '0.bias' is not finite"
+    ):
         small(optimizer=Overflow, checkpoint=file, checkpoint_every=1)
     assert read_file(file)[1]["state"]["step"] == 2
     with pytest.raises(FloatingPointError, match="step 2: the parameter log_std of '0.bias'"):
@@ -224,7 +243,9 @@ def test_data_that_turn_nan_during_the_run_are_named():
             self.reads += 1
             return x[i] * (math.nan if self.reads > 200 else 1.0), y[i]
 
-    with pytest.raises(FloatingPointError, match=r"step \d+: the input x of this batch is not finite"):
+    with pytest.raises(
+        FloatingPointError, match=r"step \d+: the input x of this batch is not finite"
+    ):
         small(data=Rotting())
 
 
@@ -259,7 +280,9 @@ def test_a_keyboard_interrupt_returns_the_posterior_so_far_and_saves(name, tmp_p
     same(result(fit_run(name, file)), result(fit_run(name)))
 
 
-def test_an_interrupt_between_forward_and_update_does_not_move_running_statistics_twice(tmp_path, monkeypatch):
+def test_an_interrupt_between_forward_and_update_does_not_move_running_statistics_twice(
+    tmp_path, monkeypatch
+):
     file = tmp_path / "run.ckpt"
     calls, plain = itertools.count(1), vi.EvidenceBound.loss
 
@@ -289,7 +312,10 @@ def test_an_interrupt_inside_an_update_is_not_saved(tmp_path):
 
     assert small(optimizer=Torn, checkpoint=file, checkpoint_every=4).stopped == "interrupted"
     assert read_file(file)[1]["state"]["step"] == 4
-    same(result(small(optimizer=Torn, checkpoint=file, checkpoint_every=4)), result(small(optimizer=Torn)))
+    same(
+        result(small(optimizer=Torn, checkpoint=file, checkpoint_every=4)),
+        result(small(optimizer=Torn)),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Independent fits in the workers of an executor: the results of one process, also if workers die."""
+"""Independent fits in the workers of an executor: the results of one process, also if workers
+die.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,11 @@ def test_members_whose_worker_died_are_trained_here() -> None:
 
 def sampled(net: nn.Module | None = None, method: Any = bayou.HMC, **options: Any) -> Any:
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    length = {"draws": 4, "warmup": 2, "leapfrogs": 2} if method is bayou.HMC else {"steps": 20, "draws": 4, "lr": 1e-4}
+    length = (
+        {"draws": 4, "warmup": 2, "leapfrogs": 2}
+        if method is bayou.HMC
+        else {"steps": 20, "draws": 4, "lr": 1e-4}
+    )
     own = method(chains=3, start=SHORT, parallel=options.pop("parallel", None), **length)
     options = {"likelihood": bayou.Gaussian(0.3), "progress": False, "seed": 3} | options
     return bayou.fit((net or make_net()).double(), (x, x[:, :1].sin()), own, **options)
@@ -111,36 +117,57 @@ def test_chains_of_workers_are_those_of_one_process(method: Any, tmp_path: Path)
 def test_a_chain_that_diverges_in_a_worker_leaves_the_draws_of_the_others() -> None:
     class Square(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.weight.square() * x  # quartic tails, where a step that is too large runs away
+            return (
+                self.weight.square() * x
+            )  # quartic tails, where a step that is too large runs away
 
     x, found = torch.ones(4, 1), {}
     for parallel in (None, Mortal()):
-        method = bayou.SGLD(chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0, parallel=parallel)
-        with pytest.raises(bayou.methods.DivergenceError, match=r"chain \d of SGLD is not finite") as caught:
-            bayou.fit(Square(1, 1, bias=False), (x, x), method, likelihood=bayou.Gaussian(1.0), seed=2, progress=False)
+        method = bayou.SGLD(
+            chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0, parallel=parallel
+        )
+        with pytest.raises(
+            bayou.methods.DivergenceError, match=r"chain \d of SGLD is not finite"
+        ) as caught:
+            bayou.fit(
+                Square(1, 1, bias=False),
+                (x, x),
+                method,
+                likelihood=bayou.Gaussian(1.0),
+                seed=2,
+                progress=False,
+            )
         found[parallel] = caught.value.posterior
     whole, apart = found.values()
     assert apart is not None
     assert apart.stopped == "diverged"
     assert 0 < apart.draws == 50 * apart.chains  # chains that are finite to the end
     assert apart.chains <= whole.chains
-    with pytest.raises(ValueError, match="SGLD parallel must be an executor or None, got 'threads'"):
+    with pytest.raises(
+        ValueError, match="SGLD parallel must be an executor or None, got 'threads'"
+    ):
         bayou.SGLD(parallel="threads")  # type: ignore[arg-type]
 
 
 def test_a_member_that_fails_in_a_worker_is_named() -> None:
-    with pytest.raises(EnsembleError, match="3 of 3 members did not finish. member 0: FloatingPointError"):
+    with pytest.raises(
+        EnsembleError, match="3 of 3 members did not finish. member 0: FloatingPointError"
+    ):
         fitted(parallel=Mortal(), of=bayou.MAP(steps=30, lr=1e30, batch_size=8))
 
 
 def test_what_is_no_executor_and_what_cannot_be_sent() -> None:
-    with pytest.raises(ValueError, match="parallel must be 'vmap', an executor or None, got 'threads'"):
+    with pytest.raises(
+        ValueError, match="parallel must be 'vmap', an executor or None, got 'threads'"
+    ):
         bayou.Ensemble(parallel="threads")  # type: ignore[arg-type]
     net = make_net()
     net.note = lambda: None  # type: ignore[assignment]
     with (
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
-        pytest.raises(ValueError, match=r"cannot be sent to a worker: .*pickle.*top level of a module"),
+        pytest.raises(
+            ValueError, match=r"cannot be sent to a worker: .*pickle.*top level of a module"
+        ),
     ):
         fitted(net, parallel=pool)
 
@@ -154,7 +181,11 @@ def test_rows_of_a_comparison_in_workers(tmp_path: Path) -> None:
         results = shared.work(executor=executor)
     assert executor.jobs == 2
     for one, two in zip(whole.work(), results, strict=True):
-        assert (one["name"], one["metrics"], one["rows"]) == (two["name"], two["metrics"], two["rows"])
+        assert (one["name"], one["metrics"], one["rows"]) == (
+            two["name"],
+            two["metrics"],
+            two["rows"],
+        )
     shared.work(executor=executor)
     assert executor.jobs == 2  # nothing is left
 
@@ -236,7 +267,9 @@ def test_a_pool_of_processes(deadly: bool, deadly_net: nn.Sequential, tmp_path: 
 
 
 @pytest.mark.slow
-def test_chains_of_a_pool_of_processes_with_a_killed_one(deadly_net: nn.Sequential, tmp_path: Path) -> None:
+def test_chains_of_a_pool_of_processes_with_a_killed_one(
+    deadly_net: nn.Sequential, tmp_path: Path
+) -> None:
     whole = sampled(deadly_net)  # no worker, so that nothing is killed
     with (
         ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), begin_worker) as pool,
@@ -250,7 +283,9 @@ def test_chains_of_a_pool_of_processes_with_a_killed_one(deadly_net: nn.Sequenti
 
 @pytest.mark.slow
 @pytest.mark.peers
-def test_a_cluster_of_dask_does_the_jobs_of_a_killed_worker_again(deadly_net: nn.Sequential, tmp_path: Path) -> None:
+def test_a_cluster_of_dask_does_the_jobs_of_a_killed_worker_again(
+    deadly_net: nn.Sequential, tmp_path: Path
+) -> None:
     import distributed
 
     with distributed.Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:

@@ -1,4 +1,6 @@
-"""The training loop: what a step does, when it stops, what it refuses, and that it repeats itself."""
+"""The training loop: what a step does, when it stops, what it refuses, and that it repeats
+itself.
+"""
 
 import itertools
 import math
@@ -73,7 +75,9 @@ def recorded(monkeypatch):
     class Recorder(torch.optim.SGD):
         def step(self, closure=None):
             rates.append([group["lr"] for group in self.param_groups])
-            gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            gradients = [
+                p.grad for g in self.param_groups for p in g["params"] if p.grad is not None
+            ]
             norms.append(float(torch.nn.utils.get_total_norm(gradients)))
             return super().step(closure)
 
@@ -120,7 +124,11 @@ def test_scale_lr_is_ten_times_lr_and_moves_the_log_stds_only():
     [
         (bayou.Dropout(rate="concrete"), bayou.Normal(1.0), {"logit_p"}),
         (bayou.MeanField(), bayou.Normal(1.0, learn=True), {"log_std", "log_scale"}),
-        (bayou.MeanField(), bayou.priors.ScaleMixture(learn=True), {"log_std", "log_scale1", "log_scale2"}),
+        (
+            bayou.MeanField(),
+            bayou.priors.ScaleMixture(learn=True),
+            {"log_std", "log_scale1", "log_scale2"},
+        ),
     ],
 )
 def test_rates_and_scales_of_priors_are_scale_parameters_too(guide, prior, scales):
@@ -143,7 +151,10 @@ def test_any_optimizer_trains_and_resumes(optimizer, tmp_path, monkeypatch):
         dying(patch, 8)
         with pytest.raises(Died):
             small(optimizer=optimizer, lr=1e-3, checkpoint=tmp_path / "c", checkpoint_every=5)
-    same(result(small(optimizer=optimizer, lr=1e-3, checkpoint=tmp_path / "c", checkpoint_every=5)), result(whole))
+    same(
+        result(small(optimizer=optimizer, lr=1e-3, checkpoint=tmp_path / "c", checkpoint_every=5)),
+        result(whole),
+    )
 
 
 def test_optimizers_that_cannot_be_used_are_refused():
@@ -187,14 +198,18 @@ def test_an_epoch_of_unequal_batches_is_unbiased_too():
     assert (counts - 1).abs().max() < 6 * math.sqrt(4 / 600)
 
 
-@pytest.mark.parametrize("guide", [bayou.MeanField(std=0.3), bayou.MeanField(std=0.3, local=False), bayou.MNF(std=0.3)])
+@pytest.mark.parametrize(
+    "guide", [bayou.MeanField(std=0.3), bayou.MeanField(std=0.3, local=False), bayou.MNF(std=0.3)]
+)
 def test_beta_scales_the_kl_in_the_loss_and_never_in_the_report(guide):
     loss, _, x, y = objective(guide, samples=3)
     values = []
     for beta in (0.0, 0.5, 1.0):
         torch.manual_seed(1)
         value, report = loss(x, y, torch.tensor(beta, dtype=torch.float64))
-        assert float(report["elbo"]) == pytest.approx(float(report["log_likelihood"] - report["kl"]), rel=1e-12)
+        assert float(report["elbo"]) == pytest.approx(
+            float(report["log_likelihood"] - report["kl"]), rel=1e-12
+        )
         assert float(-8 * value.detach()) == pytest.approx(
             float(report["log_likelihood"] - beta * report["kl"]), rel=1e-12
         )
@@ -251,7 +266,9 @@ def test_history_has_log_likelihood_kl_and_elbo_in_nats_at_every_logging_step():
         assert record["seconds"] >= 0
         assert set(record) - {"rising"} == {"step", "elbo", "log_likelihood", "kl", "seconds"}
     first = posterior.history[0]
-    assert first["log_likelihood"] == pytest.approx(-60 * math.log(2), rel=0.3)  # a sum over all 60, from 16 of them
+    assert first["log_likelihood"] == pytest.approx(
+        -60 * math.log(2), rel=0.3
+    )  # a sum over all 60, from 16 of them
 
 
 # --- randomness and the user's things --------------------------------------------------------------------------------
@@ -273,7 +290,9 @@ def test_a_fit_leaves_the_global_streams_alone_and_repeats_itself(name):
     assert own is None or torch.equal(generator.get_state(), own)
     same(result(fit_run(name)), one)
     other = result(fit_run(name, seed=4))
-    assert any(not torch.equal(v, other["tensors"][k]) for k, v in one["tensors"].items() if "center" in k)
+    assert any(
+        not torch.equal(v, other["tensors"][k]) for k, v in one["tensors"].items() if "center" in k
+    )
 
 
 def test_the_same_seed_whatever_the_global_stream_says():
@@ -299,7 +318,9 @@ def test_the_users_network_is_not_changed():
     assert modes == [module.training for module in net.modules()]
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
     moved = posterior.net.state_dict()["1.running_mean"]
-    assert not torch.equal(moved, before["1.running_mean"])  # the posterior has statistics of its own
+    assert not torch.equal(
+        moved, before["1.running_mean"]
+    )  # the posterior has statistics of its own
 
 
 @pytest.mark.parametrize("seed", [None, 1.5, "0", True])
@@ -346,7 +367,9 @@ def test_arguments_that_make_no_sense_are_refused_at_once(options, message):
 
 def test_what_fit_is_given_is_checked():
     net, data = nn.Linear(3, 2), runs["classes"]()
-    with pytest.raises(ValueError, match="method must be a name such as 'mnf' or a Method such as VI"):
+    with pytest.raises(
+        ValueError, match="method must be a name such as 'mnf' or a Method such as VI"
+    ):
         bayou.fit(net, data, method=bayou.VI)
     with pytest.raises(ValueError, match="net must be an nn.Module"):
         bayou.fit(lambda x: x, data)

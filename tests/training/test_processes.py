@@ -1,4 +1,6 @@
-"""One fit in several processes: the posterior of one process, from files that any number of processes can continue."""
+"""One fit in several processes: the posterior of one process, from files that any number of
+processes can continue.
+"""
 
 import os
 import runpy
@@ -22,7 +24,9 @@ from bayou.training.ranks import LostRankError, Ranks
 
 SCRIPT = Path(__file__).with_name("processes.py")
 script = runpy.run_path(str(SCRIPT))
-EXACT, RANDOM, SLOW_EXACT, SLOW_RANDOM = (script[name] for name in ("EXACT", "RANDOM", "SLOW_EXACT", "SLOW_RANDOM"))
+EXACT, RANDOM, SLOW_EXACT, SLOW_RANDOM = (
+    script[name] for name in ("EXACT", "RANDOM", "SLOW_EXACT", "SLOW_RANDOM")
+)
 run, tensors, data, mlp = (script[name] for name in ("run", "tensors", "data", "mlp"))
 
 
@@ -38,9 +42,15 @@ def environment():
 
 def ranks(folder, *arguments, size=2):
     """The results of processes that are started as torchrun starts them."""
-    shared = environment() | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = environment() | {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), *arguments]
-    processes = [subprocess.Popen(command, env=shared | {"RANK": str(rank)}) for rank in range(size)]
+    processes = [
+        subprocess.Popen(command, env=shared | {"RANK": str(rank)}) for rank in range(size)
+    ]
     try:
         assert [process.wait(300) for process in processes] == [0] * size
     finally:
@@ -51,7 +61,9 @@ def ranks(folder, *arguments, size=2):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """The results of two processes, which the first worker of pytest-xdist that needs them starts for all."""
+    """The results of two processes, which the first worker of pytest-xdist that needs them starts
+    for all.
+    """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two"
     try:
@@ -91,10 +103,14 @@ def test_with_noise_of_rows_two_processes_end_at_the_same_posterior_and_close_to
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     whole = tensors(run(name))
     moved = {
-        key: (value - first[key]).abs().max() for key, value in whole.items() if not torch.equal(value, first[key])
+        key: (value - first[key]).abs().max()
+        for key, value in whole.items()
+        if not torch.equal(value, first[key])
     }
     assert moved  # by other noise, or other statistics
-    assert max(moved.values()) < 0.3  # 12 steps of Adam move a number by 0.012 at most, a log-std by 0.12
+    assert (
+        max(moved.values()) < 0.3
+    )  # 12 steps of Adam move a number by 0.012 at most, a log-std by 0.12
 
 
 def test_predictions_are_shared_and_equal(two):
@@ -117,7 +133,9 @@ def test_processes_that_share_draws_end_where_one_does(two):
     first, second = (found["draws"] for found in two[1])
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     close(first, [tensors(run(name)) for name in script["DRAWS"]])
-    assert all(found["calls"] - found["calls with shared draws"] == 12 for found in two[1])  # one per step, not two
+    assert all(
+        found["calls"] - found["calls with shared draws"] == 12 for found in two[1]
+    )  # one per step, not two
     assert "2 processes cannot share 3 samples" in two[1][0]["errors"]["samples"]
 
 
@@ -135,15 +153,23 @@ def test_a_draw_of_a_network_whose_frozen_part_is_sharded(two):
 
 
 def test_a_sharded_posterior_trains_by_its_forward_and_is_saved_as_a_whole(two):
-    found, whole = two[1][0]["forward"], script["forward"](bayou.bayesianize(mlp(), bayou.MeanField()))
+    found, whole = (
+        two[1][0]["forward"],
+        script["forward"](bayou.bayesianize(mlp(), bayou.MeanField())),
+    )
     close(found, whole)
-    assert all("q is sharded (fully_shard): use outputs, kl = bnn(x)" in each["errors"]["q"] for each in two[1])
+    assert all(
+        "q is sharded (fully_shard): use outputs, kl = bnn(x)" in each["errors"]["q"]
+        for each in two[1]
+    )
     bayou.load(two[0] / "q0.bayou", mlp())
 
 
 def test_scores_of_a_run_are_those_of_one_process(two):
     for found in two[1]:
-        assert found["scores"] == pytest.approx(script["scores"](two[0] / "run"), rel=1e-5)  # float32
+        assert found["scores"] == pytest.approx(
+            script["scores"](two[0] / "run"), rel=1e-5
+        )  # float32
 
 
 def test_all_processes_end_after_the_same_step_if_one_is_interrupted(two):
@@ -156,7 +182,9 @@ def test_all_processes_end_after_the_same_step_if_one_is_interrupted(two):
 
 def test_each_process_can_fit_alone(two):
     for rank, found in enumerate(two[1]):
-        torch.testing.assert_close(found["alone"], tensors(run("vi", seed=rank)), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            found["alone"], tensors(run("vi", seed=rank)), rtol=1e-12, atol=1e-12
+        )
 
 
 def test_only_the_first_process_writes_and_shows_progress(two):
@@ -195,15 +223,24 @@ def test_rows_of_a_batch_are_each_in_one_process():
 
 @pytest.fixture
 def one_process():
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
 
 def test_a_sharded_network_gets_a_sentence(one_process):
-    net = distribute_module(mlp(), init_device_mesh("cpu", (1,)))  # what fully_shard makes of parameters: DTensors
-    for call in (lambda: bayou.fit(net, data()[:2], progress=False), lambda: bayou.bayesianize(net, bayou.MeanField())):
-        with pytest.raises(ValueError, match="'0.weight' of Sequential is sharded .fully_shard.; freeze it"):
+    net = distribute_module(
+        mlp(), init_device_mesh("cpu", (1,))
+    )  # what fully_shard makes of parameters: DTensors
+    for call in (
+        lambda: bayou.fit(net, data()[:2], progress=False),
+        lambda: bayou.bayesianize(net, bayou.MeanField()),
+    ):
+        with pytest.raises(
+            ValueError, match="'0.weight' of Sequential is sharded .fully_shard.; freeze it"
+        ):
             call()
 
 
@@ -213,7 +250,9 @@ def three(monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     here = socket.gethostname()
-    monkeypatch.setattr(sharing, "_PROCESSES", {0: (here, 0), 1: (here, ended.pid), 2: (here, os.getpid())})
+    monkeypatch.setattr(
+        sharing, "_PROCESSES", {0: (here, 0), 1: (here, ended.pid), 2: (here, os.getpid())}
+    )
     monkeypatch.setattr(sharing, "_STORES", [dist.HashStore()])
 
     def fail(*args):
@@ -230,10 +269,14 @@ def test_the_error_names_the_rank_that_ended_and_the_checkpoint(three, tmp_path)
     with pytest.raises(LostRankError, match=f"^{words}; with bayou.fit") as error:
         Ranks(0, 3).mean([torch.ones(1)], 1.0)
     assert error.value.__suppress_context__  # one sentence, without that of the backend
-    with pytest.raises(LostRankError, match=f"^{words}; the checkpoint .*fit.run was not written yet"):
+    with pytest.raises(
+        LostRankError, match=f"^{words}; the checkpoint .*fit.run was not written yet"
+    ):
         Ranks(0, 3, checkpoint=file).mean([torch.ones(1)], 1.0)
     file.touch()
-    with pytest.raises(LostRankError, match=f"^{words}; start all of them again to continue from .*fit.run$"):
+    with pytest.raises(
+        LostRankError, match=f"^{words}; start all of them again to continue from .*fit.run$"
+    ):
         Ranks(2, 3, checkpoint=file).differing({"data": "0a"}, torch.device("cpu"))
 
 
@@ -307,8 +350,24 @@ def test_other_methods_in_three_processes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_torchrun_restarts_a_killed_process_and_the_run_ends_where_it_would_have(size, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--max-restarts", "2"]
-    command = [*torchrun, "--master-port", str(free_port()), str(SCRIPT), str(tmp_path), "--die", "8"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(size),
+        "--max-restarts",
+        "2",
+    ]
+    command = [
+        *torchrun,
+        "--master-port",
+        str(free_port()),
+        str(SCRIPT),
+        str(tmp_path),
+        "--die",
+        "8",
+    ]
     subprocess.run(command, env=environment(), check=True, timeout=300)
     assert read_file(tmp_path / "vi.run")[1]["state"]["step"] == 12
     for rank in range(size):
@@ -318,10 +377,16 @@ def test_torchrun_restarts_a_killed_process_and_the_run_ends_where_it_would_have
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
 def test_the_other_processes_end_with_a_sentence_if_one_is_killed(tmp_path):
-    shared = environment() | {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = environment() | {
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "--die", "8"]
     processes = [
-        subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env=shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
         for rank in range(3)
     ]
     try:

@@ -14,7 +14,9 @@ def normal(n: int = 200, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(5.0, 2.0, n)
 
 
-@pytest.mark.parametrize("sentinel", [999999999.0, -9999.0, 2147483647.0, 1e30, -1e300, 123456789.0])
+@pytest.mark.parametrize(
+    "sentinel", [999999999.0, -9999.0, 2147483647.0, 1e30, -1e300, 123456789.0]
+)
 def test_one_far_value_is_found(sentinel: float) -> None:
     values = normal()
     values[17] = sentinel
@@ -65,8 +67,12 @@ def test_an_answer_of_99_on_a_scale_from_1_to_5_is_found() -> None:
         np.eye(1, 200)[0],  # an indicator of one row
         1e9 * np.eye(1, 200)[0],
         np.where(np.arange(200) % 2, 1000.0, 0.001 * np.arange(200)),  # two regimes
-        np.where(np.arange(1000) % 25, 0.001 * np.arange(1000), 1e5 + np.arange(1000)),  # one of them rare
-        np.where(np.arange(200) < 190, 0.0, [0.001 if i == 190 else 5000.0 + i for i in range(200)]),  # mostly zeros
+        np.where(
+            np.arange(1000) % 25, 0.001 * np.arange(1000), 1e5 + np.arange(1000)
+        ),  # one of them rare
+        np.where(
+            np.arange(200) < 190, 0.0, [0.001 if i == 190 else 5000.0 + i for i in range(200)]
+        ),  # mostly zeros
         np.array([1.0, 2.0, np.nan, 3.0, 999999999.0]),  # too few to tell
         np.array([0.0, 20.0, 40.0, 60.0, 80.0, 99.0, 10.0, 999.0]),  # codes, but near the others
         np.full(50, np.nan),
@@ -90,7 +96,9 @@ def test_no_alarm(values: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("spread", "rate"), [(0.5, 0.0), (1.0, 0.0), (1.5, 0.0), (2.0, 0.002)])
 def test_no_alarm_on_incomes(spread: float, rate: float) -> None:
-    """Log-normal columns of 200 rows: at σ = 2 the ratio of the two largest exceeds 1,000 once in 10,000 columns."""
+    """Log-normal columns of 200 rows: at σ = 2 the ratio of the two largest exceeds 1,000 once in
+    10,000 columns.
+    """
     generator = np.random.default_rng(0)
     columns = np.exp(spread * generator.normal(size=(1000, 200)))
     assert np.mean([find_sentinels(column).any() for column in columns]) <= rate

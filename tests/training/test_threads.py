@@ -34,7 +34,9 @@ SEEN: list[int] = []
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("small", "expected"), [(threads.SMALL, 1), (100, 2)])
-@pytest.mark.parametrize("method", [bayou.MAP(steps=2), bayou.VI(steps=2), bayou.SGLD(steps=2, draws=1)])
+@pytest.mark.parametrize(
+    "method", [bayou.MAP(steps=2), bayou.VI(steps=2), bayou.SGLD(steps=2, draws=1)]
+)
 def test_small_work_has_one_thread(
     method: bayou.methods.Method, small: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

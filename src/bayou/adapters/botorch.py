@@ -26,13 +26,15 @@ with extra("botorch", "PosteriorModel"):
 
 @final
 class PosteriorModel(EnsembleModel):  # type: ignore[misc]
-    """S functions E[y | f_s], drawn once from a posterior: the same functions at all points and in all batches.
+    """S functions E[y | f_s], drawn once from a posterior: the same functions at all points and in
+    all batches.
 
-    X (*batch, q, d) gives values (*batch, S, q, m), differentiable in X; ``model.posterior(X).rsample`` selects among
-    the functions, so that its draws at q points are joint. They are those of ``posterior.predict(x, samples,
-    seed=seed)``, without the noise of y. ``example_x``: some rows (B, d). ``samples``: 128, or all draws if there are
-    fewer. ``outcome_transform``, ``input_transform``: of BoTorch, if y or x were transformed before the fit; the first
-    is inverted, the second applied. New observations need a new fit.
+    X (*batch, q, d) gives values (*batch, S, q, m), differentiable in X;
+    ``model.posterior(X).rsample`` selects among the functions, so that its draws at q points are
+    joint. They are those of ``posterior.predict(x, samples, seed=seed)``, without the noise of y.
+    ``example_x``: some rows (B, d). ``samples``: 128, or all draws if there are fewer.
+    ``outcome_transform``, ``input_transform``: of BoTorch, if y or x were transformed before the
+    fit; the first is inverted, the second applied. New observations need a new fit.
     """
 
     def __init__(
@@ -47,8 +49,14 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if not isinstance(example_x, Tensor) or example_x.ndim != 2:
-            got = tuple(example_x.shape) if isinstance(example_x, Tensor) else type(example_x).__name__
-            raise ValueError(f"BoTorch supports points (d,) only, so that example_x must be rows (B, d), got {got}")
+            got = (
+                tuple(example_x.shape)
+                if isinstance(example_x, Tensor)
+                else type(example_x).__name__
+            )
+            raise ValueError(
+                f"BoTorch supports points (d,) only, so that example_x must be rows (B, d), got {got}"
+            )
         self.fitted = posterior
         stack = posterior.sample(min(samples, posterior.draws or samples), rng.integer(seed))
         self.weights = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
@@ -65,7 +73,11 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
     def forward(self, X: Tensor) -> Tensor:
         """E[y | f_s] of every function: (*batch, q, d) to (*batch, S, q, m)."""
         x = X if self.to_network is None else self.to_network(X)
-        (x,) = self.fitted.place(x.reshape(-1, x.shape[-1]).to(next(iter(self.weights.values())).dtype))
-        f = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)(self.weights, x)  # (S, N, *out)
+        (x,) = self.fitted.place(
+            x.reshape(-1, x.shape[-1]).to(next(iter(self.weights.values())).dtype)
+        )
+        f = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)(
+            self.weights, x
+        )  # (S, N, *out)
         means = self.fitted.tempered(self.fitted.target.likelihood, f).means
         return means.reshape(size(self.weights), *X.shape[:-1], -1).movedim(0, -3).to(X)

@@ -1,4 +1,6 @@
-"""The base class of the scikit-learn classifier and regressor: network and method by settings, held-out rows, files."""
+"""The base class of the scikit-learn classifier and regressor: network and method by settings,
+held-out rows, files.
+"""
 
 from __future__ import annotations
 
@@ -43,32 +45,41 @@ ROWS = 8192  # predicted at a time
 HELD = ("held_x_", "held_y_")  # held-out rows
 ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD)  # of a fitted estimator
 PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_", "large_")
-FAMILIES = {"likelihood": (Likelihood,), "prior": (Prior,)}  # of the specs in these parameters of a file
+FAMILIES = {
+    "likelihood": (Likelihood,),
+    "prior": (Prior,),
+}  # of the specs in these parameters of a file
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 Net = str | nn.Module | Callable[[int, int], nn.Module] | None
 
 
 SETTINGS = Config.settings(TRAINING)
-Training: Any = make_dataclass("Training", [(name, Any, None) for name in SETTINGS], kw_only=True, eq=False, repr=False)
+Training: Any = make_dataclass(
+    "Training", [(name, Any, None) for name in SETTINGS], kw_only=True, eq=False, repr=False
+)
 
 
 @dataclass(eq=False, repr=False)
 class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     """The base class of classifier and regressor.
 
-    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for layers of ``hidden`` units with an
-    ``activation`` of torch.nn, a name (``bayou list nets``), a function (features, outputs) → module, or a module.
-    By default 50 SiLU units; in a regression of more than 5,000 rows two layers of 128 ReLU units.
-    ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals with a variance
-    proportional to 1/fan-in. ``samples``: draws averaged for a prediction. ``standardize``: shift and scale inputs (and
-    regression targets) by the training data. ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as
-    ``progress`` of ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster. ``conformal``: the fraction of
-    rows held out of the fit for conformal intervals or sets (``bayou.conformal``).
+    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for layers of ``hidden``
+    units with an ``activation`` of torch.nn, a name (``bayou list nets``), a function (features,
+    outputs) → module, or a module. By default 50 SiLU units; in a regression of more than 5,000
+    rows two layers of 128 ReLU units.
+    ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals with
+    a variance proportional to 1/fan-in. ``samples``: draws averaged for a prediction.
+    ``standardize``: shift and scale inputs (and regression targets) by the training data.
+    ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of
+    ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster. ``conformal``: the fraction
+    of rows held out of the fit for conformal intervals or sets (``bayou.conformal``).
 
-    Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, the seed of every prediction.
+    Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, the seed of every
+    prediction.
 
-    For a method by name also, with None for the default of ``bayou train``; a Method has its own settings:
+    For a method by name also, with None for the default of ``bayou train``; a Method has its own
+    settings:
     """
 
     method: str | Method = DEFAULT_METHOD
@@ -97,8 +108,12 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     held_y_: np.ndarray = field(init=False)
 
     def _hold_out(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows to fit to: all, or all but a random fraction ``conformal``, which is held out."""
-        given = plain(self.random_state)  # a whole number is the seed itself, as in bayou.fit and on the command line
+        """The rows to fit to: all, or all but a random fraction ``conformal``, which is held
+        out.
+        """
+        given = plain(
+            self.random_state
+        )  # a whole number is the seed itself, as in bayou.fit and on the command line
         whole = isinstance(given, int) and not isinstance(given, bool)
         self.seed_ = given if whole else int(check_random_state(given).randint(2**31 - 1))
         for name in HELD:
@@ -107,10 +122,14 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         if fraction is None:
             return X, y
         if isinstance(fraction, bool) or not isinstance(fraction, float) or not 0 < fraction < 1:
-            raise ValueError(f"conformal must be a fraction of the rows such as 0.2, or None, got {fraction!r}")
+            raise ValueError(
+                f"conformal must be a fraction of the rows such as 0.2, or None, got {fraction!r}"
+            )
         count = round(fraction * len(X))
         if not 0 < count < len(X):
-            raise ValueError(f"conformal={fraction} of {len(X)} rows leaves one part empty; give more rows")
+            raise ValueError(
+                f"conformal={fraction} of {len(X)} rows leaves one part empty; give more rows"
+            )
         order = rng.permutation(len(X), rng.fold(self.seed_, "conformal")).numpy()
         held, rest = np.sort(order[:count]), np.sort(order[count:])
         self.held_x_, self.held_y_ = X[held], y[held]
@@ -121,17 +140,26 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         check_is_fitted(self, "posterior_")
         check_level(level)
         if not hasattr(self, "held_x_"):
-            raise ValueError("no rows were held out for a guarantee: fit with conformal=0.2, for example")
+            raise ValueError(
+                "no rows were held out for a guarantee: fit with conformal=0.2, for example"
+            )
         rows = self._inputs(self.held_x_), self._targets(self.held_y_)
-        return conformal(self.posterior_, rows, level, samples=plain(self.samples), seed=self.seed_, **options)
+        return conformal(
+            self.posterior_, rows, level, samples=plain(self.samples), seed=self.seed_, **options
+        )
 
     def _targets(self, y: np.ndarray) -> Tensor:
         """Targets as the network expects them."""
-        return torch.as_tensor(y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device)
+        return torch.as_tensor(
+            y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device
+        )
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
-        self.outputs_, self.large_ = outputs, not hasattr(self, "classes_") and len(X) > nets.MANY_ROWS
+        self.outputs_, self.large_ = (
+            outputs,
+            not hasattr(self, "classes_") and len(X) > nets.MANY_ROWS,
+        )
         method, prior = self._method(), self._prior()
         self.posterior_ = fit(
             self._network(), (self._inputs(X), self._targets(y)), method=method, likelihood=likelihood, prior=prior,
@@ -147,11 +175,15 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         return DTYPES[self.dtype]
 
     def _method(self) -> Method:
-        given = {name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None}
+        given = {
+            name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None
+        }
         if isinstance(self.method, str):
             return by_name(self.method, **given)
         if not isinstance(self.method, Method):
-            raise ValueError(f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}")
+            raise ValueError(
+                f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}"
+            )
         if given:
             name, me = next(iter(given)), type(self.method).__name__
             raise ValueError(f"{name} is a setting of the method: {me}({name}={given[name]})")
@@ -162,7 +194,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         if prior is None:
             if isinstance(self.method, str) or self.method.chooses_prior:
                 return None
-            return Normal("fan_in", gain=GAIN_OF_CLASSES if hasattr(self, "classes_") else GAIN_OF_NUMBERS)
+            return Normal(
+                "fan_in", gain=GAIN_OF_CLASSES if hasattr(self, "classes_") else GAIN_OF_NUMBERS
+            )
         return Normal(prior) if isinstance(prior, int | float) else prior
 
     def _network(self) -> nn.Module:
@@ -170,7 +204,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         features, outputs = self.n_features_in_, self.outputs_
         shape = (features,) if self.input_shape is None else tuple(map(int, self.input_shape))
         if int(np.prod(shape)) != features:
-            raise ValueError(f"input_shape {shape} has {int(np.prod(shape))} entries, but X has {features} features")
+            raise ValueError(
+                f"input_shape {shape} has {int(np.prod(shape))} entries, but X has {features} features"
+            )
         with rng.isolated(self.seed_, torch.device("cpu")):
             if isinstance(self.net, str):
                 net = nets.build(self.net, shape, outputs)
@@ -195,36 +231,50 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         name = layers.SMOOTH if self.activation is None else self.activation
         kind = getattr(nn, name, None) if isinstance(name, str) else None
         if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-            raise ValueError(f"activation must name one of torch.nn, such as 'SiLU' or 'ReLU', got {name!r}")
+            raise ValueError(
+                f"activation must name one of torch.nn, such as 'SiLU' or 'ReLU', got {name!r}"
+            )
         return name
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        return torch.as_tensor((X - self.x_mean_) / self.x_scale_, dtype=self._dtype, device=self.device)
+        return torch.as_tensor(
+            (X - self.x_mean_) / self.x_scale_, dtype=self._dtype, device=self.device
+        )
 
     def _predictives(self, X: Any, rows: int | None = ROWS) -> Iterator[Predictive]:
         check_is_fitted(self, "posterior_")
         X = validate_data(self, X, reset=False, dtype=np.float64)
         x = self._inputs(X)
         for part in x.split(rows or len(x)):
-            yield self._in_units(self.posterior_.predict(part, samples=plain(self.samples), seed=self.seed_))
+            yield self._in_units(
+                self.posterior_.predict(part, samples=plain(self.samples), seed=self.seed_)
+            )
 
     def _in_units(self, p: Predictive) -> Predictive:
         return p
 
     def predictive(self, X: Any) -> Predictive:
-        """The predictive distribution of y, in its units: moments, quantiles, entropy, mutual information, draws."""
+        """The predictive distribution of y, in its units: moments, quantiles, entropy, mutual
+        information, draws.
+        """
         (p,) = self._predictives(X, rows=None)
         return p
 
     def save(self, path: StrPath) -> None:
-        """Write the fitted estimator to one file for ``load``: tensors and JSON, checksummed, no pickle."""
+        """Write the fitted estimator to one file for ``load``: tensors and JSON, checksummed, no
+        pickle.
+        """
         check_is_fitted(self, "posterior_")
         tensors, posterior = self.posterior_.state()
         tensors = {f"posterior.{name}": value for name, value in tensors.items()}
-        tensors |= {name: torch.as_tensor(getattr(self, name)) for name in ARRAYS if hasattr(self, name)}
+        tensors |= {
+            name: torch.as_tensor(getattr(self, name)) for name in ARRAYS if hasattr(self, name)
+        }
         params = self.get_params(deep=False)
         params["verbose"] = False if callable(params["verbose"]) else params["verbose"]
-        params["random_state"] = plain(params["random_state"]) if np.isscalar(params["random_state"]) else None
+        params["random_state"] = (
+            plain(params["random_state"]) if np.isscalar(params["random_state"]) else None
+        )
         config = {
             "kind": "estimator",
             "estimator": type(self).__name__,
@@ -243,18 +293,24 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: StrPath, **given: Any) -> Self:
-        """The estimator of a file. Parameters that a file cannot store, such as a function ``net``, are given again."""
+        """The estimator of a file. Parameters that a file cannot store, such as a function ``net``,
+        are given again.
+        """
         tensors, config = read_file(path, "estimator")
         with making("estimator", path):
             if config["estimator"] != cls.__name__:
-                raise FileError(f"{path} contains a {config['estimator']}; use {config['estimator']}.load")
+                raise FileError(
+                    f"{path} contains a {config['estimator']}; use {config['estimator']}.load"
+                )
             params = dict(given)
             for name, value in config["params"].items():
                 if name not in params:
                     try:
                         params[name] = from_json(value, *FAMILIES.get(name, (Method, GuideSpec)))
                     except ValueError as error:
-                        raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
+                        raise FileError(
+                            f"{path}: {error}; give it again: load(path, {name}=...)"
+                        ) from None
             self = cls(**params)
             for name, value in config["fitted"].items():
                 setattr(self, name, value)
@@ -268,16 +324,22 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
                 self.classes_ = np.array(classes, dtype=dtype)
             state = config["posterior"] | {"path": str(path)}
         options = {name: given[name] for name in ("prior", "likelihood") if name in given}
-        self.posterior_ = restore_any(under("posterior.", tensors), state, self._network(), **options)
+        self.posterior_ = restore_any(
+            under("posterior.", tensors), state, self._network(), **options
+        )
         return self
 
 
 if BayesEstimator.__doc__:
-    BayesEstimator.__doc__ += "".join(f"\n    ``{name}``: {one.metadata['help']}." for name, one in SETTINGS.items())
+    BayesEstimator.__doc__ += "".join(
+        f"\n    ``{name}``: {one.metadata['help']}." for name, one in SETTINGS.items()
+    )
 
 
 def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of every column, 1 where it is constant; 0 and 1 without standardization."""
+    """Mean and standard deviation of every column, 1 where it is constant; 0 and 1 without
+    standardization.
+    """
     columns = values.shape[1]
     if not wanted:
         return np.zeros(columns), np.ones(columns)

@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self, final
 
-from bayou.adapters.estimator import ROWS, BayesEstimator, moments  # first: it names missing packages
+from bayou.adapters.estimator import (
+    ROWS,
+    BayesEstimator,
+    moments,
+)  # first: it names missing packages
 
 # isort: split
 import numpy as np
@@ -26,7 +30,8 @@ from bayou.runs.config import Config
 
 @final
 class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
-    """p(y = c | x) = 1/S Σ_s softmax(f(x; w_s))_c, with w_s drawn from the posterior; see ``BayesEstimator``.
+    """p(y = c | x) = 1/S Σ_s softmax(f(x; w_s))_c, with w_s drawn from the posterior; see
+    ``BayesEstimator``.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -42,15 +47,20 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more")
+            raise ValueError(
+                f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more"
+            )
         X, codes = self._hold_out(X, codes)
         return self._fit(X, codes, len(self.classes_), Categorical())
 
-    def predict_set(self, X: Any, level: float = 0.9, *, score: str = "lac", empty: bool = True) -> np.ndarray:
-        """Sets of classes that contain y for a fraction ``level`` of all rows, with a guarantee: bool (N, C).
+    def predict_set(
+        self, X: Any, level: float = 0.9, *, score: str = "lac", empty: bool = True
+    ) -> np.ndarray:
+        """Sets of classes that contain y for a fraction ``level`` of all rows, with a guarantee:
+        bool (N, C).
 
-        This needs held-out rows: ``BayesClassifier(conformal=0.2)``. ``score``: "lac" or "aps"; ``empty=False``: no set
-        is empty (``bayou.conformal``).
+        This needs held-out rows: ``BayesClassifier(conformal=0.2)``. ``score``: "lac" or "aps";
+        ``empty=False``: no set is empty (``bayou.conformal``).
         """
         c, parts, start = self._conformal(level, score=score), [], 0
         for p in self._predictives(X):
@@ -68,9 +78,13 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         return self.classes_[best]
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval of each class probability over the draws: lower, upper, (N, C) each."""
+        """The central interval of each class probability over the draws: lower, upper, (N, C)
+        each.
+        """
         check_level(level)
-        ends = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=self._dtype, device=self.device)
+        ends = torch.tensor(
+            [0.5 - level / 2, 0.5 + level / 2], dtype=self._dtype, device=self.device
+        )
         parts = [p.means.quantile(ends, dim=0).cpu().numpy() for p in self._predictives(X)]
         lower, upper = np.concatenate(parts, axis=1)
         return lower, upper
@@ -79,10 +93,11 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
 @final
 @dataclass(eq=False, repr=False, kw_only=True)
 class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
-    """p(y | x) = 1/S Σ_s p(y | f(x; w_s)), with w_s drawn from the posterior; see ``BayesEstimator``.
+    """p(y | x) = 1/S Σ_s p(y | f(x; w_s)), with w_s drawn from the posterior; see
+    ``BayesEstimator``.
 
-    ``likelihood``: Gaussian noise with a learned standard deviation by default; a given one applies to standardized
-    targets if ``standardize`` is on.
+    ``likelihood``: Gaussian noise with a learned standard deviation by default; a given one applies
+    to standardized targets if ``standardize`` is on.
 
     >>> import numpy as np
     >>> X = np.linspace(-1, 1, 50)[:, None]
@@ -107,12 +122,20 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         self.flat_ = y.ndim == 1
         X, y = self._hold_out(X, y.reshape(len(y), -1))
         spread = 1.0 if self.standardize else float(moments(y, True)[1].mean())
-        likelihood = Gaussian(Config.noise * spread, learn=True) if self.likelihood is None else self.likelihood
+        likelihood = (
+            Gaussian(Config.noise * spread, learn=True)
+            if self.likelihood is None
+            else self.likelihood
+        )
         if not isinstance(likelihood, Likelihood):
-            raise ValueError(f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}")
+            raise ValueError(
+                f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}"
+            )
         outputs = likelihood.outputs(y.shape[1])
         units = likelihood.bind().rescaled(torch.zeros(1, outputs), torch.zeros(1), torch.ones(1))
-        self.y_mean_, self.y_scale_ = moments(y, self.standardize and units is not None)  # counts stay counts
+        self.y_mean_, self.y_scale_ = moments(
+            y, self.standardize and units is not None
+        )  # counts stay counts
         return self._fit(X, y, outputs, likelihood)
 
     def _targets(self, y: np.ndarray) -> Tensor:
@@ -120,13 +143,23 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
 
     def _in_units(self, p: Predictive) -> Predictive:
         """In the units of y: shift + scale·z for every draw, if y was standardized."""
-        shift, scale = (torch.as_tensor(value).to(p.outputs) for value in (self.y_mean_, self.y_scale_))
-        likelihood, outputs = p.likelihood.rescaled(p.outputs, shift, scale) or (p.likelihood, p.outputs)
+        shift, scale = (
+            torch.as_tensor(value).to(p.outputs) for value in (self.y_mean_, self.y_scale_)
+        )
+        likelihood, outputs = p.likelihood.rescaled(p.outputs, shift, scale) or (
+            p.likelihood,
+            p.outputs,
+        )
         return Predictive(likelihood, outputs.squeeze(2) if self.flat_ else outputs)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """E[y] of every row, (N,) or (N, D); with ``return_std`` also √Var[y], aleatoric and epistemic."""
-        found = [(p.mean.cpu().numpy(), p.std.cpu().numpy() if return_std else 0.0) for p in self._predictives(X)]
+        """E[y] of every row, (N,) or (N, D); with ``return_std`` also √Var[y], aleatoric and
+        epistemic.
+        """
+        found = [
+            (p.mean.cpu().numpy(), p.std.cpu().numpy() if return_std else 0.0)
+            for p in self._predictives(X)
+        ]
         mean = np.concatenate([mean for mean, _ in found])
         return (mean, np.concatenate([std for _, std in found])) if return_std else mean
 
@@ -135,15 +168,20 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The central interval of y with probability ``level``: lower, upper, like y each.
 
-        ``conformal``: with the guarantee that it contains y for a fraction ``level`` of all rows, by held-out rows
-        (``BayesRegressor(conformal=0.2)``); ``score``: "cqr" or "split" (``bayou.conformal``).
+        ``conformal``: with the guarantee that it contains y for a fraction ``level`` of all rows,
+        by held-out rows (``BayesRegressor(conformal=0.2)``); ``score``: "cqr" or "split"
+        (``bayou.conformal``).
         """
         check_level(level)
         if not conformal:
             parts = [[end.cpu().numpy() for end in p.interval(level)] for p in self._predictives(X)]
-            return np.concatenate([lower for lower, _ in parts]), np.concatenate([upper for _, upper in parts])
+            return np.concatenate([lower for lower, _ in parts]), np.concatenate(
+                [upper for _, upper in parts]
+            )
         c = self._conformal(level, score=score)
         x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
         pairs = [[end.double().cpu().numpy() for end in c.interval(part)] for part in x.split(ROWS)]
-        lower, upper = (np.concatenate(ends) * self.y_scale_ + self.y_mean_ for ends in zip(*pairs, strict=True))
+        lower, upper = (
+            np.concatenate(ends) * self.y_scale_ + self.y_mean_ for ends in zip(*pairs, strict=True)
+        )
         return (lower[:, 0], upper[:, 0]) if self.flat_ else (lower, upper)

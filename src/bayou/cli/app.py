@@ -1,4 +1,6 @@
-"""The commands of ``bayou``. Torch is imported only by the commands that need it, so that --help is fast."""
+"""The commands of ``bayou``. Torch is imported only by the commands that need it, so that --help is
+fast.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,22 @@ import typer
 
 from bayou import __version__
 from bayou.cli.listing import experiments, listing
-from bayou.cli.options import DataArgument, Device, Quiet, RunArgument, Samples, Workers, run_config, run_options
-from bayou.cli.process import ErrorsAsSentences, ignore_harmless_warnings, terminate_like_ctrl_c, workers
+from bayou.cli.options import (
+    DataArgument,
+    Device,
+    Quiet,
+    RunArgument,
+    Samples,
+    Workers,
+    run_config,
+    run_options,
+)
+from bayou.cli.process import (
+    ErrorsAsSentences,
+    ignore_harmless_warnings,
+    terminate_like_ctrl_c,
+    workers,
+)
 from bayou.progress import command_line_spelling
 from bayou.select.settings import DEFAULT_METHOD
 
@@ -66,7 +82,9 @@ def compare(
     ] = "map,dropout,ensemble,ffg,mnf,laplace,sgld",
     **options: Any,
 ) -> None:
-    """Train several methods on the same data and write one report: report.html in the run folder."""
+    """Train several methods on the same data and write one report: report.html in the run
+    folder.
+    """
     _start(ctx, tuple(name.strip() for name in methods.split(",") if name.strip()))
 
 
@@ -75,7 +93,9 @@ def compare(
 def train(
     ctx: typer.Context,
     data: DataArgument = "digits",
-    method: Annotated[str, typer.Option(help="name, see `bayou list methods`; auto selects one")] = DEFAULT_METHOD,
+    method: Annotated[
+        str, typer.Option(help="name, see `bayou list methods`; auto selects one")
+    ] = DEFAULT_METHOD,
     **options: Any,
 ) -> None:
     """Train one method and write the posterior, its scores and a report to the run folder."""
@@ -94,23 +114,39 @@ def resume(run: RunArgument, executor: Workers = None, quiet: Quiet = False) -> 
 def predict(
     run: RunArgument,
     input: Annotated[
-        Path, typer.Option(help="a file with the columns of the training data; the target may be missing")
+        Path,
+        typer.Option(
+            help="a file with the columns of the training data; the target may be missing"
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="where to write the predictions")] = Path("predictions.csv"),
-    method: Annotated[str | None, typer.Option(help="which method of the run; by default the first")] = None,
+    out: Annotated[Path, typer.Option(help="where to write the predictions")] = Path(
+        "predictions.csv"
+    ),
+    method: Annotated[
+        str | None, typer.Option(help="which method of the run; by default the first")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
     samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
     conformal: Annotated[
-        Path | None, typer.Option(help="labeled rows not used in training, for conformal intervals or sets")
+        Path | None,
+        typer.Option(help="labeled rows not used in training, for conformal intervals or sets"),
     ] = None,
 ) -> None:
     """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
     from bayou.runs import use
 
     notes = use.predict(
-        run, input, out, method=method, seed=seed, samples=samples, level=level, force=force, conformal=conformal
+        run,
+        input,
+        out,
+        method=method,
+        seed=seed,
+        samples=samples,
+        level=level,
+        force=force,
+        conformal=conformal,
     )
     for note in notes:
         typer.echo(note, err=True)
@@ -120,34 +156,50 @@ def predict(
 @app.command()
 def serve(
     run: RunArgument,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all addresses")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="address to listen on; 0.0.0.0 for all addresses")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8000,
-    method: Annotated[str | None, typer.Option(help="which method of the run; by default the first")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="which method of the run; by default the first")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
     samples: Samples = None,
     level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
     max_rows: Annotated[int, typer.Option(help="maximum rows per request")] = 10_000,
     max_bytes: Annotated[int, typer.Option(help="maximum bytes per request")] = 2**23,
-    max_waiting: Annotated[int, typer.Option(help="maximum waiting rows; more are answered with 503")] = 100_000,
-    read_timeout: Annotated[float, typer.Option(help="seconds for the client to send headers, and then a body")] = 15.0,
+    max_waiting: Annotated[
+        int, typer.Option(help="maximum waiting rows; more are answered with 503")
+    ] = 100_000,
+    read_timeout: Annotated[
+        float, typer.Option(help="seconds for the client to send headers, and then a body")
+    ] = 15.0,
     timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 504")] = 30.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="do not log requests")] = False,
 ) -> None:
-    """Serve predictions over HTTP: POST /predict with JSON rows returns what `bayou predict` writes."""
+    """Serve predictions over HTTP: POST /predict with JSON rows returns what `bayou predict`
+    writes.
+    """
     try:
         from bayou.runs.batches import Limits
         from bayou.runs.serve import Server
     except ModuleNotFoundError as error:
-        sentence = f"bayou serve needs {error.name}, which is not installed: pip install 'bayou[serve]'"
+        sentence = (
+            f"bayou serve needs {error.name}, which is not installed: pip install 'bayou[serve]'"
+        )
         raise ValueError(sentence) from error
     from bayou.runs.service import Service
 
     limits = Limits(max_bytes, max_waiting, read_timeout, timeout)
-    service = Service.of(run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows)
+    service = Service.of(
+        run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows
+    )
     for note in service.notes:
         typer.echo(note, err=True)
     with Server(service, host, port, limits=limits, quiet=quiet) as server:
-        typer.echo(f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C to stop")
+        typer.echo(
+            f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C to stop"
+        )
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -156,7 +208,9 @@ def serve(
 
 @app.command()
 def play(
-    out: Annotated[Path | None, typer.Option(help="write the page to this file instead of serving it")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="write the page to this file instead of serving it")
+    ] = None,
     port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8001,
 ) -> None:
     """A page to play with posteriors: draw a digit, move points, warp a flow. It works offline."""
@@ -176,8 +230,12 @@ def play(
 @app.command()
 def evaluate(
     run: RunArgument,
-    data: Annotated[str | None, typer.Option(help="a file with the target column; by default the test data")] = None,
-    method: Annotated[str | None, typer.Option(help="which method of the run; by default all")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="a file with the target column; by default the test data")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="which method of the run; by default all")
+    ] = None,
     samples: Samples = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -192,13 +250,18 @@ def evaluate(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders; the first is the reference")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="run folders; the first is the reference")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="where to write the page; by default RUN/report.html or comparison.html")
+        Path | None,
+        typer.Option(help="where to write the page; by default RUN/report.html or comparison.html"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
 ) -> None:
-    """Write the report of a run again, or one page that compares runs, paired over their common test rows."""
+    """Write the report of a run again, or one page that compares runs, paired over their common
+    test rows.
+    """
     from bayou.runs import use
 
     path, said = use.report(runs, out, force=force)
@@ -222,18 +285,39 @@ def verify() -> None:
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="toy, mnist-fc, mnist-lenet, cifar5, uci, ...; `bayou list experiments`")],
-    out: Annotated[Path, typer.Option(help="folder for table, figure and JSON")] = Path("benchmarks/results"),
-    seeds: Annotated[int | None, typer.Option(help="seeds, or splits of UCI; by default as in the experiment")] = None,
-    length: Annotated[int | None, typer.Option(help="epochs (steps for uci); by default as in the experiment")] = None,
-    jobs: Annotated[int, typer.Option(help="parallel fits: --jobs 4 is --executor processes:4")] = 1,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="toy, mnist-fc, mnist-lenet, cifar5, uci, ...; `bayou list experiments`"
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="folder for table, figure and JSON")] = Path(
+        "benchmarks/results"
+    ),
+    seeds: Annotated[
+        int | None, typer.Option(help="seeds, or splits of UCI; by default as in the experiment")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="epochs (steps for uci); by default as in the experiment")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(help="parallel fits: --jobs 4 is --executor processes:4")
+    ] = 1,
     executor: Workers = None,
-    only: Annotated[list[str] | None, typer.Option(help="run the row with this label only; repeatable")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="use this data set only; repeatable")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="run the row with this label only; repeatable")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="use this data set only; repeatable")
+    ] = None,
     device: Device = "cpu",
-    samples: Annotated[int | None, typer.Option(help="networks averaged for a prediction; 100, for toy 2,000")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="networks averaged for a prediction; 100, for toy 2,000")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="rerun existing rows")] = False,
-    redraw: Annotated[bool, typer.Option("--redraw", help="only rewrite table and figure from the JSON")] = False,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="only rewrite table and figure from the JSON")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a published experiment and write its table and figure; existing rows are kept."""
@@ -245,7 +329,9 @@ def reproduce(
             show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
         )  # fmt: skip
     except KeyboardInterrupt:
-        typer.secho("interrupted; finished rows are kept, the same command continues", fg="yellow", err=True)
+        typer.secho(
+            "interrupted; finished rows are kept, the same command continues", fg="yellow", err=True
+        )
         raise typer.Exit(130) from None
     for path in written:
         typer.echo(f"wrote {path}")
@@ -253,7 +339,9 @@ def reproduce(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="data|methods|flows|nets|experiments", help="what to list")],
+    what: Annotated[
+        str, typer.Argument(metavar="data|methods|flows|nets|experiments", help="what to list")
+    ],
 ) -> None:
     """List data sets, methods, flows, networks or experiments."""
     rows = list(listing(what))
@@ -267,7 +355,9 @@ def download(
     name: Annotated[str, typer.Argument(help="a data set, `bayou list data`")],
     to: Annotated[Path | None, typer.Option(help="folder; by default the cache")] = None,
 ) -> None:
-    """Download a public data set into the cache and verify its SHA-256. No other command downloads data."""
+    """Download a public data set into the cache and verify its SHA-256. No other command downloads
+    data.
+    """
     from bayou.data import download as fetch
 
     for path in fetch(name, root=to):
@@ -283,7 +373,11 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
     if is_path(config.data):  # so that the run can be resumed and repeated from any folder
         config = dataclasses.replace(config, data=str(Path(config.data).expanduser().resolve()))
     folder = out or Path("runs") / f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
-    _work(Run.create(folder, config, resume=ctx.params["resume"]), ctx.params["quiet"], ctx.params["executor"])
+    _work(
+        Run.create(folder, config, resume=ctx.params["resume"]),
+        ctx.params["quiet"],
+        ctx.params["executor"],
+    )
 
 
 def _work(run: Any, quiet: bool, executor: str | None) -> None:
@@ -295,12 +389,16 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
     try:
         with workers(executor) as pool, board:
             announce = None if quiet else board.announce
-            run.work(tell=board.tell, show=board.show, note=board.note, announce=announce, executor=pool)
+            run.work(
+                tell=board.tell, show=board.show, note=board.note, announce=announce, executor=pool
+            )
     except KeyboardInterrupt:
         typer.secho("interrupted before the first fit", fg="yellow", err=True)
         raise typer.Exit(130) from None
     except Interrupted:
-        typer.secho(f"interrupted; `bayou resume {run.folder}` continues the run", fg="yellow", err=True)
+        typer.secho(
+            f"interrupted; `bayou resume {run.folder}` continues the run", fg="yellow", err=True
+        )
         raise typer.Exit(130) from None
     failures = run.failures()
     for name, why in failures.items():
@@ -310,7 +408,9 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
         if result.get("choice"):
             typer.echo(f"{result['name']}: {result['choice']}", err=True)
         for check in (one for one in result.get("checks", []) if one["status"] != "ok"):
-            line = f"{result['name']}: {describe_flag(check['name'], check['status'], check['text'])}"
+            line = (
+                f"{result['name']}: {describe_flag(check['name'], check['status'], check['text'])}"
+            )
             typer.secho(line, fg="red" if check["status"] == "failed" else "yellow", err=True)
     if results:
         typer.echo(f"wrote {run.folder / 'report.html'}")
@@ -321,14 +421,18 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
 
 
 def _ending(run: Any) -> list[str]:
-    """The last lines of a run: the three numbers that matter, the conclusion in a sentence, and the next command."""
+    """The last lines of a run: the three numbers that matter, the conclusion in a sentence, and the
+    next command.
+    """
     from bayou.runs.config import DATA, MODEL, Config
 
     report, config, numbers = run.report(), run.config, []
     for head, cell in report.key_numbers:
         (name, _, unit), error = head.name.partition(", "), f" ± {cell.se}" if cell.se else ""
         numbers.append(f"{name} {cell.text}{error}{unit and f' {unit}'} ({head.hint})")
-    method = next((one["method"] for one in run.results() if one["label"] == report.best), config.methods[0])
+    method = next(
+        (one["method"] for one in run.results() if one["label"] == report.best), config.methods[0]
+    )
     which = f" --method {method}" if len(config.methods) > 1 else ""
     inputs = "new.npz" if len(run.facts()["input_shape"]) > 1 else "new.csv"
     command = f"bayou predict {shlex.quote(str(run.folder))} --input {inputs}{which}"
@@ -340,16 +444,23 @@ def _ending(run: Any) -> list[str]:
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """JSON, or columns that are as wide as they must be: a pipe and a narrow window get every digit."""
+    """JSON, or columns that are as wide as they must be: a pipe and a narrow window get every
+    digit.
+    """
     if as_json:
         import json
 
         typer.echo(json.dumps(rows, indent=1))
         return
-    lines = [list(rows[0]), *([f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows)]
+    lines = [
+        list(rows[0]),
+        *([f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows),
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
-        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        numbers = "".join(
+            f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)
+        )
         typer.echo(f"{name:<{widths[0]}}{numbers}")
 
 

@@ -32,20 +32,30 @@ def listing(what: str) -> list[tuple[str, str]]:
         return [(name, _first_line(entry.build)) for name, entry in registry("vector").items()]
     if what == "experiments":
         return [(name, study.title) for name, study in experiments().studies().items()]
-    raise ValueError(f"there is no list of {what!r}; ask for data, methods, flows, nets or experiments")
+    raise ValueError(
+        f"there is no list of {what!r}; ask for data, methods, flows, nets or experiments"
+    )
 
 
 def experiments() -> Any:
-    """The module ``experiments.reproduce`` of the clone that bayou was installed from, or of the current folder."""
+    """The module ``experiments.reproduce`` of the clone that bayou was installed from, or of the
+    current folder.
+    """
     for root in (Path(__file__).parents[3], Path.cwd()):
         if (root / "experiments" / "reproduce.py").is_file():
             if str(root) not in sys.path:
                 sys.path.insert(0, str(root))
             return importlib.import_module("experiments.reproduce")
-    raise ValueError("the experiments are not part of the package: run this command in a clone of the repository")
+    raise ValueError(
+        "the experiments are not part of the package: run this command in a clone of the repository"
+    )
 
 
 def _first_line(thing: Any) -> str:
-    options = ", ".join(f"{name}={value!r}" for name, value in getattr(thing, "keywords", {}).items())
-    text = (inspect.getdoc(getattr(thing, "func", thing)) or "").splitlines() or [""]  # func: what a partial calls
+    options = ", ".join(
+        f"{name}={value!r}" for name, value in getattr(thing, "keywords", {}).items()
+    )
+    text = (inspect.getdoc(getattr(thing, "func", thing)) or "").splitlines() or [
+        ""
+    ]  # func: what a partial calls
     return text[0] + (f" ({options})" if options else "")

@@ -15,13 +15,26 @@ from bayou.report.tables import format_number
 
 LINE = 30.0  # seconds between two lines about a job, without a terminal
 MIN_READABLE = 1e4  # numbers from which on a line has "61,234" or "1.26 million"
-SHOWN = ("error", "rmse", "nll", "beside_map", "ece", "coverage", "auroc_entropy", "r_hat", "ess", "seconds")
+SHOWN = (
+    "error",
+    "rmse",
+    "nll",
+    "beside_map",
+    "ece",
+    "coverage",
+    "auroc_entropy",
+    "r_hat",
+    "ess",
+    "seconds",
+)
 HEADS = {"beside_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}
 COLORS = {"done": "green", "failed": "red", "fitting": "dim", "baseline": "dim"}
 
 
 class Board:
-    """Lines about the jobs of a run, and on a terminal a line of progress below them; nothing if ``quiet``."""
+    """Lines about the jobs of a run, and on a terminal a line of progress below them; nothing if
+    ``quiet``.
+    """
 
     def __init__(self, names: list[str], quiet: bool = False) -> None:
         self.names, self.quiet = names, quiet
@@ -50,10 +63,18 @@ class Board:
         color = COLORS.get(what, "")
         if flags := numbers.get("flags", []):
             failed = any(flag["status"] == "failed" for flag in flags)
-            worst, color = ("failed a check", "red") if failed else ("done, with a warning", "yellow")
+            worst, color = (
+                ("failed a check", "red") if failed else ("done, with a warning", "yellow")
+            )
             what = f"{worst}: it {', '.join(concern(flag['name']) for flag in flags)}"
-        known = [key for key, value in numbers.items() if key in SHOWN and not isinstance(value, str | None)]
-        words = "  ".join(f"{HEADS.get(key, key.replace('_', ' '))} {_cell(key, numbers)}" for key in known)
+        known = [
+            key
+            for key, value in numbers.items()
+            if key in SHOWN and not isinstance(value, str | None)
+        ]
+        words = "  ".join(
+            f"{HEADS.get(key, key.replace('_', ' '))} {_cell(key, numbers)}" for key in known
+        )
         self._line(f"{name}: {what}  {words}".rstrip(), color)
 
     def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:

@@ -15,7 +15,9 @@ from bayou.files import write_text
 
 def page() -> str:
     """The page with the posteriors that ``docs/make_play.py`` fitted."""
-    text, data = ((files("bayou.cli") / name).read_text("utf-8") for name in ("play.html", "play.json"))
+    text, data = (
+        (files("bayou.cli") / name).read_text("utf-8") for name in ("play.html", "play.json")
+    )
     return text.replace("__VERSION__", __version__).replace("__DATA__", data)
 
 

@@ -1,4 +1,6 @@
-"""Curvature: generalized Gauss-Newton matrices by their structure, and Gaussians over named tensors."""
+"""Curvature: generalized Gauss-Newton matrices by their structure, and Gaussians over named
+tensors.
+"""
 
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.information import information

@@ -15,7 +15,9 @@ from bayou.params import Params
 
 
 class Covariance(ABC):
-    """Σ of a Gaussian over tensors of known shapes, made of ``tensors`` alone, so that a file can hold it."""
+    """Σ of a Gaussian over tensors of known shapes, made of ``tensors`` alone, so that a file can
+    hold it.
+    """
 
     kind: ClassVar[str]
 
@@ -31,7 +33,9 @@ class Covariance(ABC):
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Draws start .. start + n − 1 from N(0, Σ), (n, *shape) each; with an int seed, draw i depends on it alone."""
+        """Draws start .. start + n − 1 from N(0, Σ), (n, *shape) each; with an int seed, draw i
+        depends on it alone.
+        """
 
     @abstractmethod
     def mahalanobis(self, deviation: Params) -> Tensor:
@@ -44,14 +48,18 @@ class Covariance(ABC):
 
     @abstractmethod
     def spread(self, rows: Params) -> Tensor:
-        """R with R·Rᵀ = J·Σ·Jᵀ for rows J of a Jacobian, tensors (..., *shape): (..., a number of columns)."""
+        """R with R·Rᵀ = J·Σ·Jᵀ for rows J of a Jacobian, tensors (..., *shape): (..., a number of
+        columns).
+        """
 
     @abstractmethod
     def variance(self) -> Params:
         """The diagonal of Σ, (*shape) of every tensor."""
 
     def marginal(self, names: Sequence[str]) -> Covariance:
-        """Σ of some of the tensors, in this order; a ValueError if it does not have this structure."""
+        """Σ of some of the tensors, in this order; a ValueError if it does not have this
+        structure.
+        """
         raise ValueError(
             f"a {self.kind} covariance over {', '.join(self.shapes)} has no part over {', '.join(names)} of its kind; "
             "use Laplace('full'), Laplace('kronecker'), or VI with MeanField or LowRank"
@@ -71,7 +79,9 @@ class Covariance(ABC):
 
     def flat(self, params: Params) -> Tensor:
         """All tensors one after another: (..., *shape) to (..., D)."""
-        return torch.cat([flat_axes(params[name], len(shape)) for name, shape in self.shapes.items()], -1)
+        return torch.cat(
+            [flat_axes(params[name], len(shape)) for name, shape in self.shapes.items()], -1
+        )
 
     def named(self, vector: Tensor) -> Params:
         """The inverse of ``flat``: (..., D) to tensors (..., *shape)."""
@@ -101,7 +111,9 @@ class Diagonal(Covariance):
         }
 
     def mahalanobis(self, deviation: Params) -> Tensor:
-        parts = [self.sum(name, (deviation[name] / std).square()) for name, std in self.tensors.items()]
+        parts = [
+            self.sum(name, (deviation[name] / std).square()) for name, std in self.tensors.items()
+        ]
         return torch.stack(parts).sum(0)
 
     @property
@@ -135,7 +147,11 @@ class Full(Covariance):
 
     def mahalanobis(self, deviation: Params) -> Tensor:
         d = self.flat(deviation).unsqueeze(-1)
-        return torch.linalg.solve_triangular(self.tensors["root"], d, upper=True).square().sum((-2, -1))
+        return (
+            torch.linalg.solve_triangular(self.tensors["root"], d, upper=True)
+            .square()
+            .sum((-2, -1))
+        )
 
     @property
     def log_det(self) -> Tensor:
@@ -161,5 +177,7 @@ class Full(Covariance):
         root, shapes = self.tensors["root"], {name: self.shapes[name] for name in names}
         places = self.named(torch.arange(len(root), device=root.device))
         rows = root.double()[torch.cat([places[name].flatten() for name in names])]
-        flipped = torch.linalg.cholesky((rows @ rows.mT).flip(0, 1)).flip(0, 1)  # upper triangular, R·Rᵀ = Σ
+        flipped = torch.linalg.cholesky((rows @ rows.mT).flip(0, 1)).flip(
+            0, 1
+        )  # upper triangular, R·Rᵀ = Σ
         return Full(shapes, {"root": flipped.to(root)})

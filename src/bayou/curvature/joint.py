@@ -1,4 +1,6 @@
-"""A Gaussian over several tensors as the prior of the next task, and the update of its curvature by new data."""
+"""A Gaussian over several tensors as the prior of the next task, and the update of its curvature by
+new data.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from bayou.params import Params
 @final
 @dataclass(frozen=True)
 class JointNormal:
-    """N(mean, Σ) over named tensors. ``base``: the precision of the first prior, before any data, where it is known."""
+    """N(mean, Σ) over named tensors. ``base``: the precision of the first prior, before any data,
+    where it is known.
+    """
 
     mean: Params
     covariance: Covariance
@@ -30,7 +34,9 @@ class JointNormal:
 
     def log_prob(self, params: Params) -> Tensor:
         """log N(w; mean, Σ) of tensors (..., *shape): (...)."""
-        return self.covariance.log_prob({name: params[name] - self.mean[name] for name in self.names})
+        return self.covariance.log_prob(
+            {name: params[name] - self.mean[name] for name in self.names}
+        )
 
     def marginal(self, names: Sequence[str]) -> JointNormal:
         """Of some of the tensors."""
@@ -38,14 +44,20 @@ class JointNormal:
 
 
 def with_past(shapes: Mapping[str, torch.Size], tensors: Params, prior: JointNormal) -> Params:
-    """The curvature C of new data plus that of all earlier data, Σ⁻¹ − base: online Laplace (Ritter 2018).
+    """The curvature C of new data plus that of all earlier data, Σ⁻¹ − base: online Laplace (Ritter
+    2018).
 
-    Full: the sum. Kronecker: the nearest A ⊗ G to A₁⊗G₁ + A₂⊗G₂ of each layer, in the Frobenius norm.
+    Full: the sum. Kronecker: the nearest A ⊗ G to A₁⊗G₁ + A₂⊗G₂ of each layer, in the Frobenius
+    norm.
     """
     old, found = prior.covariance, dict(tensors)
     if isinstance(old, Full):
-        base = torch.cat([prior.base[n].double().expand(shape).reshape(-1) for n, shape in old.shapes.items()])
-        places = torch.arange(len(tensors["matrix"]), device=base.device).split([s.numel() for s in shapes.values()])
+        base = torch.cat(
+            [prior.base[n].double().expand(shape).reshape(-1) for n, shape in old.shapes.items()]
+        )
+        places = torch.arange(len(tensors["matrix"]), device=base.device).split(
+            [s.numel() for s in shapes.values()]
+        )
         own = torch.cat([dict(zip(shapes, places, strict=True))[name] for name in old.shapes])
         found["matrix"] = tensors["matrix"].index_put(
             (own.unsqueeze(1), own), old.precision() - torch.diag(base), accumulate=True
@@ -64,9 +76,15 @@ def with_past(shapes: Mapping[str, torch.Size], tensors: Params, prior: JointNor
 
 
 def past_factors(old: Kronecker, names: list[str], base: Tensor) -> tuple[Tensor, Tensor]:
-    """A and G of a layer with Λ = A ⊗ G + D ⊗ 1: 1/std² = s ⊗ t + multiplier of rank one but for the multiplier."""
-    root, q, v, std = (old.tensors[key(part, names)].double() for part in ("root", "in", "out", "std"))
-    data = (std**-2 - base.double().reshape(-1)[0] * root[0].square()).clamp_min(0.0)  # (groups, O, I)
+    """A and G of a layer with Λ = A ⊗ G + D ⊗ 1: 1/std² = s ⊗ t + multiplier of rank one but for
+    the multiplier.
+    """
+    root, q, v, std = (
+        old.tensors[key(part, names)].double() for part in ("root", "in", "out", "std")
+    )
+    data = (std**-2 - base.double().reshape(-1)[0] * root[0].square()).clamp_min(
+        0.0
+    )  # (groups, O, I)
     t, s = data.sum(-1), data.sum(-2)
     s = s / t.sum(-1, keepdim=True).clamp_min(torch.finfo(t.dtype).tiny)
     wide = q / root.unsqueeze(-1)
@@ -74,11 +92,15 @@ def past_factors(old: Kronecker, names: list[str], base: Tensor) -> tuple[Tensor
 
 
 def nearest_product(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """argmin ‖Σ_k A_k ⊗ G_k − A ⊗ G‖_F of stacks of matrices (groups, I, I), (groups, O, O) (Van Loan 1993).
+    """argmin ‖Σ_k A_k ⊗ G_k − A ⊗ G‖_F of stacks of matrices (groups, I, I), (groups, O, O) (Van
+    Loan 1993).
 
-    vec(A)·vec(G)ᵀ is the first singular pair of Σ_k vec(A_k)·vec(G_k)ᵀ, found in the few dimensions of the A_k, G_k.
+    vec(A)·vec(G)ᵀ is the first singular pair of Σ_k vec(A_k)·vec(G_k)ᵀ, found in the few dimensions
+    of the A_k, G_k.
     """
-    a, g = (torch.stack([pair[k].flatten(1) for pair in pairs], -1) for k in (0, 1))  # (groups, I², K), (groups, O², K)
+    a, g = (
+        torch.stack([pair[k].flatten(1) for pair in pairs], -1) for k in (0, 1)
+    )  # (groups, I², K), (groups, O², K)
     (qa, ra), (qg, rg) = torch.linalg.qr(a), torch.linalg.qr(g)
     u, size, vh = torch.linalg.svd(ra @ rg.mT)
     first = (qa @ u[..., :1]).reshape(pairs[0][0].shape)

@@ -1,4 +1,6 @@
-"""Kronecker-factored curvature: layer by layer C ≈ A ⊗ G (Martens & Grosse 2015, Ritter et al. 2018)."""
+"""Kronecker-factored curvature: layer by layer C ≈ A ⊗ G (Martens & Grosse 2015, Ritter et al.
+2018).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MAX_FACTOR = 16_384  # sides of a factor: 2 GiB, and minutes for its eigenvector
 
 
 def block_names(shapes: Shapes, tensors: Params) -> list[list[str]]:
-    """The tensors of every block, weight and bias of a layer or one of them, in the order of the shapes."""
+    """The tensors of every block, weight and bias of a layer or one of them, in the order of the
+    shapes.
+    """
     found = [key.split(SEPARATOR)[1:] for key in tensors if key.startswith(f"in{SEPARATOR}")]
     return sorted(found, key=lambda names: list(shapes).index(names[0]))
 
@@ -57,18 +61,24 @@ def widest(layer: Layer) -> int:
 
 @final
 class KroneckerSum(Sum):
-    """A = Σ a·aᵀ, G = Σ g·gᵀ over examples and positions of every layer; the squares of tensors elsewhere or too wide.
+    """A = Σ a·aᵀ, G = Σ g·gᵀ over examples and positions of every layer; the squares of tensors
+    elsewhere or too wide.
 
-    C_layer = A ⊗ G / R for R examples times positions: exact for one linear layer with a Gaussian y or for one example,
-    and else as if inputs and output gradients were independent, position by position ("expand", Eschenhagen 2023).
+    C_layer = A ⊗ G / R for R examples times positions: exact for one linear layer with a Gaussian y
+    or for one example, and else as if inputs and output gradients were independent, position by
+    position ("expand", Eschenhagen 2023).
     """
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
         layers = list(dict.fromkeys(plan.layers.values()))
-        self.layers = [layer for layer in layers if isinstance(layer, Affine) and widest(layer) <= MAX_FACTOR]
+        self.layers = [
+            layer for layer in layers if isinstance(layer, Affine) and widest(layer) <= MAX_FACTOR
+        ]
         blocked = {name for layer in self.layers for name in layer.shapes}
-        self.rest = DiagonalSum({name: shape for name, shape in shapes.items() if name not in blocked}, plan, like)
+        self.rest = DiagonalSum(
+            {name: shape for name, shape in shapes.items() if name not in blocked}, plan, like
+        )
         self.inputs: dict[Layer, Tensor] = {}
         self.outputs: dict[Layer, Tensor] = {}
         self.positions = dict.fromkeys(self.layers, 0)
@@ -92,7 +102,9 @@ class KroneckerSum(Sum):
         self.rest.others(gradients)
 
     def tensors(self, factor: float = 1.0) -> Params:
-        found = {f"square{SEPARATOR}{name}": value for name, value in self.rest.tensors(factor).items()}
+        found = {
+            f"square{SEPARATOR}{name}": value for name, value in self.rest.tensors(factor).items()
+        }
         for layer in self.layers:
             names, a = list(layer.shapes), self.inputs[layer]
             size = next(iter(layer.shapes.values()))[0] // layer.groups
@@ -103,7 +115,9 @@ class KroneckerSum(Sum):
 
 
 class Parts(NamedTuple):
-    """A layer decomposed: D^{−½} (I,), s (groups, I), Q (groups, I, I), t (groups, O), V (groups, O, O)."""
+    """A layer decomposed: D^{−½} (I,), s (groups, I), Q (groups, I, I), t (groups, O), V (groups,
+    O, O).
+    """
 
     root: Tensor
     s: Tensor
@@ -114,12 +128,14 @@ class Parts(NamedTuple):
 
 @final
 class KroneckerCurvature(Curvature):
-    """Λ = scale·A ⊗ G + D ⊗ 1 for every layer, D the prior precision of the columns (the bias is the last one).
+    """Λ = scale·A ⊗ G + D ⊗ 1 for every layer, D the prior precision of the columns (the bias is
+    the last one).
 
-    With D^{−½}·A·D^{−½} = Q·s·Qᵀ and G = V·t·Vᵀ, Λ = (D^½Q ⊗ V)·(scale·s ⊗ t + multiplier)·(...)ᵀ: the prior is added
-    exactly, even if weight and bias, or the inputs of a layer, have different ones. They share one multiplier; separate
-    multipliers of the inputs become part of D, and Q and s are computed again. A prior precision that differs by output
-    has no such form and is an error. Other tensors have a diagonal Λ.
+    With D^{−½}·A·D^{−½} = Q·s·Qᵀ and G = V·t·Vᵀ, Λ = (D^½Q ⊗ V)·(scale·s ⊗ t + multiplier)·(...)ᵀ:
+    the prior is added exactly, even if weight and bias, or the inputs of a layer, have different
+    ones. They share one multiplier; separate multipliers of the inputs become part of D, and Q and
+    s are computed again. A prior precision that differs by output has no such form and is an error.
+    Other tensors have a diagonal Λ.
     """
 
     kind = "kronecker"
@@ -156,12 +172,16 @@ class KroneckerCurvature(Curvature):
         names, parts = self.blocks[number], self.parts[number]
         more = multipliers[names[0]]
         if any(multipliers[name].numel() > 1 for name in names):
-            inputs = self._inputs(names, {name: multipliers[name] * self.prior[name] for name in names})
+            inputs = self._inputs(
+                names, {name: multipliers[name] * self.prior[name] for name in names}
+            )
             parts, more = Parts(*inputs, parts.t, parts.v), torch.ones_like(scale)
         return parts, scale * parts.t.unsqueeze(-1) * parts.s.unsqueeze(-2) + more
 
     def _rest(self, name: str, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        return scale * self.tensors[f"square{SEPARATOR}{name}"] + multipliers[name] * self.prior[name]
+        return (
+            scale * self.tensors[f"square{SEPARATOR}{name}"] + multipliers[name] * self.prior[name]
+        )
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
         found = [self._rest(name, multipliers, scale).log().sum() for name in self.rest]
@@ -190,22 +210,30 @@ class KroneckerCurvature(Curvature):
 
 @final
 class Kronecker(Covariance):
-    """Σ of every layer from W = V·(std ⊙ Z)·(root ⊙ Q)ᵀ, Z standard normal; std of all other tensors.
+    """Σ of every layer from W = V·(std ⊙ Z)·(root ⊙ Q)ᵀ, Z standard normal; std of all other
+    tensors.
 
-    ``tensors``: "in|..." Q (groups, I, I), "out|..." V (groups, O, O), "std|..." (groups, O, I) and "root|..." (I,) for
-    a layer's weight and bias, whose names follow; "std|name" for a tensor by itself.
+    ``tensors``: "in|..." Q (groups, I, I), "out|..." V (groups, O, O), "std|..." (groups, O, I) and
+    "root|..." (I,) for a layer's weight and bias, whose names follow; "std|name" for a tensor by
+    itself.
     """
 
     kind = "kronecker"
 
     def _blocks(self) -> Iterator[tuple[list[str], Tensor, Tensor, Tensor, Tensor]]:
         for names in block_names(self.shapes, self.tensors):
-            root, q, v, std = (self.tensors[key(part, names)] for part in ("root", "in", "out", "std"))
+            root, q, v, std = (
+                self.tensors[key(part, names)] for part in ("root", "in", "out", "std")
+            )
             yield names, root, q, v, std
 
     def _rest(self) -> dict[str, Tensor]:
         blocked = {name for names, *_ in self._blocks() for name in names}
-        return {name: self.tensors[f"std{SEPARATOR}{name}"] for name in self.shapes if name not in blocked}
+        return {
+            name: self.tensors[f"std{SEPARATOR}{name}"]
+            for name in self.shapes
+            if name not in blocked
+        }
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         found = {}
@@ -219,7 +247,9 @@ class Kronecker(Covariance):
         return {name: found[name] for name in self.shapes}
 
     def mahalanobis(self, deviation: Params) -> Tensor:
-        found = [self.sum(name, (deviation[name] / std).square()) for name, std in self._rest().items()]
+        found = [
+            self.sum(name, (deviation[name] / std).square()) for name, std in self._rest().items()
+        ]
         for names, root, q, v, std in self._blocks():
             d = to_blocks(self.shapes, names, len(q), deviation) / root
             found.append((v.mT @ d @ q / std).square().sum((-3, -2, -1)))
@@ -244,7 +274,11 @@ class Kronecker(Covariance):
 
     def marginal(self, names: Sequence[str]) -> Kronecker:
         """Layers are independent; weight and bias of a layer are not."""
-        kept = {key: value for key, value in self.tensors.items() if set(key.split(SEPARATOR)[1:]) <= set(names)}
+        kept = {
+            key: value
+            for key, value in self.tensors.items()
+            if set(key.split(SEPARATOR)[1:]) <= set(names)
+        }
         if set(names) != {name for key in kept for name in key.split(SEPARATOR)[1:]}:
             return super().marginal(names)  # type: ignore[return-value]
         return Kronecker({name: self.shapes[name] for name in names}, kept)
@@ -253,5 +287,8 @@ class Kronecker(Covariance):
         found = {name: std.square() for name, std in self._rest().items()}
         for names, root, q, v, std in self._blocks():
             each = v.square() @ std.square() @ q.square().mT * root.square()
-            found |= {name: value[0] for name, value in from_blocks(self.shapes, names, each.unsqueeze(0)).items()}
+            found |= {
+                name: value[0]
+                for name, value in from_blocks(self.shapes, names, each.unsqueeze(0)).items()
+            }
         return {name: found[name] for name in self.shapes}

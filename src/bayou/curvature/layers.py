@@ -1,4 +1,6 @@
-"""Gradients of every example from one backward pass: the input of a layer and the gradient at its output."""
+"""Gradients of every example from one backward pass: the input of a layer and the gradient at its
+output.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,30 @@ from torch import Tensor
 from bayou.network import Call
 from bayou.params import Params
 
-BLOCKS, BLOCKED = 8, 256  # a symmetric product of this size or more is made of blocks on and above its diagonal
+BLOCKS, BLOCKED = (
+    8,
+    256,
+)  # a symmetric product of this size or more is made of blocks on and above its diagonal
 
 
 class Layer(ABC):
     """One call of the network, y = layer(x; weight, bias), whose tensors are used nowhere else.
 
-    ``weight`` and ``bias`` are their names, None if there is none or if it is not needed. ``rows_axis``: the
-    axis of x that counts the examples. It is 0 also where x has several rows for an example, side by side.
+    ``weight`` and ``bias`` are their names, None if there is none or if it is not needed.
+    ``rows_axis``: the axis of x that counts the examples. It is 0 also where x has several rows for
+    an example, side by side.
     """
 
-    def __init__(self, call: Call, weight: str | None, bias: str | None, rows_axis: int = 0) -> None:
+    def __init__(
+        self, call: Call, weight: str | None, bias: str | None, rows_axis: int = 0
+    ) -> None:
         self.weight, self.bias, self.rows_axis = weight, bias, rows_axis
         given = {weight: call.weight, bias: call.bias}
-        self.shapes = {name: value.shape for name, value in given.items() if name is not None and value is not None}
+        self.shapes = {
+            name: value.shape
+            for name, value in given.items()
+            if name is not None and value is not None
+        }
 
     @abstractmethod
     def inputs(self, call: Call, rows: int) -> Tensor:
@@ -53,8 +65,8 @@ class Layer(ABC):
 class Affine(Layer):
     """y = W·a + b for patches a of the input: linear layers and convolutions.
 
-    The gradient of an example is Σ_p g_p·a_pᵀ over its positions p (one for a linear layer on (rows, D)). Shapes:
-    a (rows, groups, positions, I), g (rows, groups, positions, O).
+    The gradient of an example is Σ_p g_p·a_pᵀ over its positions p (one for a linear layer on
+    (rows, D)). Shapes: a (rows, groups, positions, I), g (rows, groups, positions, O).
     """
 
     def __init__(self, call: Call, *names: Any) -> None:
@@ -67,7 +79,9 @@ class Affine(Layer):
             return x.movedim(self.rows_axis, 0).reshape(rows, 1, -1, x.shape[-1])
         seen = windows(x, call)
         size = seen.shape[x.ndim :].numel()
-        return _merged(seen.reshape(len(x), self.groups, -1, size), rows).mT  # of (·, groups, I, positions)
+        return _merged(
+            seen.reshape(len(x), self.groups, -1, size), rows
+        ).mT  # of (·, groups, I, positions)
 
     def outputs(self, g: Tensor, rows: int) -> Tensor:
         if self.linear:
@@ -94,7 +108,9 @@ class Affine(Layer):
         return found
 
     def input_factor(self, a: Tensor) -> Tensor:
-        """Σ a·aᵀ over examples and positions, a with a last entry 1 for the bias: (groups, I, I)."""
+        """Σ a·aᵀ over examples and positions, a with a last entry 1 for the bias: (groups, I,
+        I).
+        """
         flat = a.movedim(1, 0).flatten(1, 2)  # (groups, rows·positions, I)
         if self.bias is None:
             return gram(flat)
@@ -121,11 +137,15 @@ class Scale(Layer):
 
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)
-        self.axes = len(next(iter(self.shapes.values()))) if call.func in (F.layer_norm, F.rms_norm) else 0
+        self.axes = (
+            len(next(iter(self.shapes.values()))) if call.func in (F.layer_norm, F.rms_norm) else 0
+        )
 
     def inputs(self, call: Call, rows: int) -> Tensor:
         with torch.no_grad():
-            plain = call.func(**{k: v for k, v in call.given.items() if k not in ("weight", "bias")})
+            plain = call.func(
+                **{k: v for k, v in call.given.items() if k not in ("weight", "bias")}
+            )
         return self.outputs(plain, rows)
 
     def outputs(self, g: Tensor, rows: int) -> Tensor:
@@ -135,7 +155,9 @@ class Scale(Layer):
         return g.reshape(rows, -1, g.shape[1], math.prod(g.shape[2:])).mT.flatten(1, 2)
 
     def gradients(self, a: Tensor, g: Tensor) -> Params:
-        parts = ((self.weight, a * g), (self.bias, g)) if self.weight is not None else ((self.bias, g),)
+        parts = (
+            ((self.weight, a * g), (self.bias, g)) if self.weight is not None else ((self.bias, g),)
+        )
         return {name: value.sum(1) for name, value in parts if name is not None}
 
     def numbers(self, call: Call, rows: int) -> int:
@@ -144,7 +166,9 @@ class Scale(Layer):
 
 @final
 class Lookup(Layer):
-    """y = W[x]: an embedding. The gradient of row v is the sum of g over the positions where x = v."""
+    """y = W[x]: an embedding. The gradient of row v is the sum of g over the positions where x =
+    v.
+    """
 
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)
@@ -157,7 +181,9 @@ class Lookup(Layer):
         return g.reshape(rows, -1, g.shape[-1])
 
     def _summed(self, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the rows of W that each example uses, and which they are: (U, D), (U,) of n·V + v."""
+        """Gradients of the rows of W that each example uses, and which they are: (U, D), (U,) of
+        n·V + v.
+        """
         assert self.weight is not None
         vocabulary = self.shapes[self.weight][0]
         key = a + vocabulary * torch.arange(len(a), device=a.device).unsqueeze(1)
@@ -165,12 +191,16 @@ class Lookup(Layer):
             keep = a != self.padding % vocabulary
             key, g = key[keep], g[keep]
         key, place = key.flatten().unique(return_inverse=True)
-        return g.new_zeros(len(key), g.shape[-1]).index_add_(0, place, g.reshape(-1, g.shape[-1])), key
+        return g.new_zeros(len(key), g.shape[-1]).index_add_(
+            0, place, g.reshape(-1, g.shape[-1])
+        ), key
 
     def gradients(self, a: Tensor, g: Tensor) -> Params:
         assert self.weight is not None
         summed, key = self._summed(a, g)
-        found = g.new_zeros(len(a) * self.shapes[self.weight][0], g.shape[-1]).index_copy_(0, key, summed)
+        found = g.new_zeros(len(a) * self.shapes[self.weight][0], g.shape[-1]).index_copy_(
+            0, key, summed
+        )
         return {self.weight: found.reshape(len(a), *self.shapes[self.weight])}
 
     def squares(self, a: Tensor, g: Tensor) -> Params:
@@ -191,7 +221,9 @@ def layer_of(call: Call, weight: str | None, bias: str | None, axis: int) -> Lay
     """The layer of a call, for its named tensors."""
     if call.func in NORMS:
         return Scale(call, weight, bias)
-    return Lookup(call, weight, bias) if call.func is F.embedding else Affine(call, weight, bias, axis)
+    return (
+        Lookup(call, weight, bias) if call.func is F.embedding else Affine(call, weight, bias, axis)
+    )
 
 
 def supported(call: Call) -> bool:
@@ -204,11 +236,18 @@ def supported(call: Call) -> bool:
         return False
     weight = call.weight
     dims = 2 if call.func is F.linear else 3 + CONVOLUTIONS.index(call.func)
-    return weight is not None and weight.ndim == dims and call.x.ndim >= dims and (dims == 2 or call.x.ndim == dims)
+    return (
+        weight is not None
+        and weight.ndim == dims
+        and call.x.ndim >= dims
+        and (dims == 2 or call.x.ndim == dims)
+    )
 
 
 def windows(x: Tensor, call: Call) -> Tensor:
-    """The part of x (B, C, *size) under the kernel at each position of a convolution: (B, C, *kernel, *positions)."""
+    """The part of x (B, C, *size) under the kernel at each position of a convolution: (B, C,
+    *kernel, *positions).
+    """
     assert call.weight is not None
     kernel = call.weight.shape[2:]
     stride, padding, dilation = [
@@ -217,7 +256,11 @@ def windows(x: Tensor, call: Call) -> Tensor:
     ]
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     sides = [
-        (pad, pad) if isinstance(pad, int) else ((span - 1) // 2, span // 2) if pad == "same" else (0, 0)
+        (pad, pad)
+        if isinstance(pad, int)
+        else ((span - 1) // 2, span // 2)
+        if pad == "same"
+        else (0, 0)
         for pad, span in zip(padding, spans, strict=True)
     ]
     pads = [pad for side in reversed(sides) for pad in side]
@@ -236,7 +279,9 @@ def per_axis(value: Any, axes: int) -> list[Any]:
 
 
 def gram(x: Tensor) -> Tensor:
-    """Σ_r x_r·x_rᵀ for x (groups, R, I): (groups, I, I); a large one by blocks, using its symmetry."""
+    """Σ_r x_r·x_rᵀ for x (groups, R, I): (groups, I, I); a large one by blocks, using its
+    symmetry.
+    """
     size = x.shape[-1]
     if size < BLOCKED:
         return x.mT @ x

@@ -1,4 +1,6 @@
-"""The curvature C = Σ_n J_nᵀ H_n J_n of the data by its structure, and the precision Λ = scale·C + P."""
+"""The curvature C = Σ_n J_nᵀ H_n J_n of the data by its structure, and the precision Λ = scale·C +
+P.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,20 @@ LIMIT = 5_000  # weights that a full matrix may be over
 class Curvature(ABC):
     """C over named tensors and the precision P of their prior: Λ = scale·C + multiplier·P.
 
-    ``prior``: the precision of every tensor, one number or one for each weight. ``multipliers`` (one number for each
-    tensor, or what broadcasts to it; of a Kronecker structure, for each input) and ``scale`` (one for the data) let an
-    evidence be maximized over the scales of the prior and the noise without another pass over the data; gradients flow
-    through ``log_det``. Everything here is float64.
+    ``prior``: the precision of every tensor, one number or one for each weight. ``multipliers``
+    (one number for each tensor, or what broadcasts to it; of a Kronecker structure, for each input)
+    and ``scale`` (one for the data) let an evidence be maximized over the scales of the prior and
+    the noise without another pass over the data; gradients flow through ``log_det``. Everything
+    here is float64.
     """
 
     kind: ClassVar[str]
 
     def __init__(self, shapes: Shapes, tensors: Params, prior: Params) -> None:
-        self.shapes, self.tensors = dict(shapes), {name: value.double() for name, value in tensors.items()}
+        self.shapes, self.tensors = (
+            dict(shapes),
+            {name: value.double() for name, value in tensors.items()},
+        )
         self.prior = {name: prior[name].double() for name in self.shapes}
         self.prepare()
 
@@ -100,9 +106,17 @@ class FullSum(Sum):
 
     def column(self) -> None:
         rows = len(next(iter(self.rows.values())))
-        zero = {name: self.like.new_zeros(rows, *s) for name, s in self.shapes.items() if name not in self.rows}
-        jacobian = torch.cat([(self.rows | zero)[name].reshape(rows, -1) for name in self.shapes], 1).double()
-        self.total += jacobian.mT @ jacobian  # rounded to float32 it could have eigenvalues below −prior precision
+        zero = {
+            name: self.like.new_zeros(rows, *s)
+            for name, s in self.shapes.items()
+            if name not in self.rows
+        }
+        jacobian = torch.cat(
+            [(self.rows | zero)[name].reshape(rows, -1) for name in self.shapes], 1
+        ).double()
+        self.total += (
+            jacobian.mT @ jacobian
+        )  # rounded to float32 it could have eigenvalues below −prior precision
         self.rows = {}
 
     def tensors(self, factor: float = 1.0) -> Params:
@@ -120,11 +134,15 @@ class FullCurvature(Curvature):
         self.values: Tensor | None = None
 
     def _matrix(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        return scale * self.tensors["matrix"] + torch.diag(self._per_weight(multipliers) * self.precision)
+        return scale * self.tensors["matrix"] + torch.diag(
+            self._per_weight(multipliers) * self.precision
+        )
 
     def _per_weight(self, values: Multipliers) -> Tensor:
         """The value of every weight, the tensors one after another: (D,)."""
-        return torch.cat([values[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()])
+        return torch.cat(
+            [values[name].expand(shape).reshape(-1) for name, shape in self.shapes.items()]
+        )
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
         first = next(iter(multipliers.values()))
@@ -187,10 +205,14 @@ class DiagonalCurvature(Curvature):
         return {n: scale * self.tensors[n] + multipliers[n] * self.prior[n] for n in self.shapes}
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        return torch.stack([p.log().sum() for p in self._precisions(multipliers, scale).values()]).sum()
+        return torch.stack(
+            [p.log().sum() for p in self._precisions(multipliers, scale).values()]
+        ).sum()
 
     def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Diagonal:
         precisions = self._precisions(multipliers, scale)
         for value in precisions.values():
             definite(value)
-        return Diagonal(self.shapes, {name: value.rsqrt().to(like.dtype) for name, value in precisions.items()})
+        return Diagonal(
+            self.shapes, {name: value.rsqrt().to(like.dtype) for name, value in precisions.items()}
+        )

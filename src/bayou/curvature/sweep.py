@@ -1,4 +1,6 @@
-"""One pass over the data: the input of each layer and the gradient at its output, a few examples at a time."""
+"""One pass over the data: the input of each layer and the gradient at its output, a few examples at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor,
 from bayou.params import Params
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
-BUDGET = 2**22, 2**27  # numbers held at a time beside the activations: on a CPU, and on devices other than GPUs of CUDA
+BUDGET = (
+    2**22,
+    2**27,
+)  # numbers held at a time beside the activations: on a CPU, and on devices other than GPUs of CUDA
 TRIED = 3  # rows that the dry run is made with
 
 
@@ -30,10 +35,13 @@ TRIED = 3  # rows that the dry run is made with
 class Plan:
     """How the gradients of each tensor are computed, from one dry run.
 
-    ``wanted``: the tensors of the curvature. ``layers``: for tensors that the network uses once, in a call with a
-    ``Layer``. ``other``: all other tensors (used twice, sliced, recurrent), with gradients example by example.
-    ``single``: examples must be passed one by one, since the dry run had only one distinct row. ``numbers``: per
-    example, in memory in addition to the activations. ``outputs``: of the network, for one example.
+    ``wanted``: the tensors of the curvature. ``layers``: for tensors that the network uses once, in
+    a call with a
+    ``Layer``. ``other``: all other tensors (used twice, sliced, recurrent), with gradients example
+    by example.
+    ``single``: examples must be passed one by one, since the dry run had only one distinct row.
+    ``numbers``: per example, in memory in addition to the activations. ``outputs``: of the network,
+    for one example.
     """
 
     wanted: list[str]
@@ -66,9 +74,11 @@ class Sink(ABC):
 
 
 class Kept(TorchFunctionMode):
-    """Inside, a graph keeps its tensors where a network would recompute them by gradient checkpointing.
+    """Inside, a graph keeps its tensors where a network would recompute them by gradient
+    checkpointing.
 
-    Unless it is ``second_order``, it keeps detached tensors: a graph that keeps those of itself is never freed.
+    Unless it is ``second_order``, it keeps detached tensors: a graph that keeps those of itself is
+    never freed.
     """
 
     def __init__(self, second_order: bool = False) -> None:
@@ -87,7 +97,9 @@ class Probe(TorchFunctionMode):
         super().__init__()
         self.plan, self.rows, self.sink = plan, rows, sink
         self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
-        self.roots: list[Tensor] = []  # zeros at which a graph begins; the weights themselves need no gradient
+        self.roots: list[
+            Tensor
+        ] = []  # zeros at which a graph begins; the weights themselves need no gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,7 +120,9 @@ class Probe(TorchFunctionMode):
             )
         out: Tensor = func(*args, **kwargs)
         if not out.requires_grad:
-            self.roots.append(torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True))
+            self.roots.append(
+                torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True)
+            )
             out = out + self.roots[-1]
         # A hook, not a reference to the output: an activation in place may overwrite it.
         out.register_hook(lambda g: self.sink.graded(layer, kept, layer.outputs(g, self.rows)))
@@ -116,10 +130,14 @@ class Probe(TorchFunctionMode):
 
 
 @torch.no_grad()
-def make_plan(network: Network, params: Params, names: Iterable[str] | None, inputs: tuple[Any, ...]) -> Plan:
-    """The plan for a network, from a dry run on a few rows. ``names``: the tensors; None for those of the last layer.
+def make_plan(
+    network: Network, params: Params, names: Iterable[str] | None, inputs: tuple[Any, ...]
+) -> Plan:
+    """The plan for a network, from a dry run on a few rows. ``names``: the tensors; None for those
+    of the last layer.
 
-    The rows are also passed in rolled order, to verify which axis of each layer counts the examples.
+    The rows are also passed in rolled order, to verify which axis of each layer counts the
+    examples.
     """
     device = next(iter(params.values())).device
     index = _distinct(inputs)
@@ -156,26 +174,36 @@ def make_plan(network: Network, params: Params, names: Iterable[str] | None, inp
         if not torch.equal(before, after):
             plan.copied.add(layer)
     plan.other = sorted(wanted - set(plan.layers))
-    plan.numbers += 2 * sum(params[name].numel() for name in plan.other)  # a copy for each example, and its gradient
+    plan.numbers += 2 * sum(
+        params[name].numel() for name in plan.other
+    )  # a copy for each example, and its gradient
     return plan
 
 
 def rows_axis(x: Tensor, rolled: Tensor, rows: int) -> int | None:
-    """The axis of x that counts the examples, from its values for rolled examples; None if there is none."""
+    """The axis of x that counts the examples, from its values for rolled examples; None if there is
+    none.
+    """
     if rows == 1:
         return 0
     if x.shape != rolled.shape or x.ndim == 0:
         return None
     if len(x) % rows == 0 and close(x.reshape(rows, -1).roll(1, 0), rolled.reshape(rows, -1)):
         return 0
-    axes = (axis for axis in range(1, x.ndim - 1) if x.shape[axis] == rows and close(x.roll(1, axis), rolled))
+    axes = (
+        axis
+        for axis in range(1, x.ndim - 1)
+        if x.shape[axis] == rows and close(x.roll(1, axis), rolled)
+    )
     return next(axes, None)
 
 
 class Quiet:
-    """Suppresses two warnings of torch: that forward mode loads torch.jit, and that vmap uses a slow fallback.
+    """Suppresses two warnings of torch: that forward mode loads torch.jit, and that vmap uses a
+    slow fallback.
 
-    Warning filters are shared by all threads: the first thread sets them, the last one restores them.
+    Warning filters are shared by all threads: the first thread sets them, the last one restores
+    them.
     """
 
     def __init__(self) -> None:
@@ -202,7 +230,11 @@ QUIET = Quiet()
 
 def _distinct(inputs: tuple[Any, ...]) -> Tensor:
     """The indices of a few rows that differ from one another."""
-    tensors = [item.flatten(1) if item.ndim > 1 else item.unsqueeze(1) for item in inputs if isinstance(item, Tensor)]
+    tensors = [
+        item.flatten(1) if item.ndim > 1 else item.unsqueeze(1)
+        for item in inputs
+        if isinstance(item, Tensor)
+    ]
     chosen = [0]
     for row in range(1, len(tensors[0])):
         if len(chosen) == TRIED:
@@ -212,11 +244,17 @@ def _distinct(inputs: tuple[Any, ...]) -> Tensor:
     return torch.tensor(chosen, device=tensors[0].device)
 
 
-def _check_rows(network: Network, params: Params, few: tuple[Any, ...], f: Tensor, rolled: Tensor) -> None:
-    """Raise a ValueError for a network that draws random numbers, or whose examples depend on each other."""
+def _check_rows(
+    network: Network, params: Params, few: tuple[Any, ...], f: Tensor, rolled: Tensor
+) -> None:
+    """Raise a ValueError for a network that draws random numbers, or whose examples depend on each
+    other.
+    """
     check_tensor(f)
     if not bool(f.isfinite().all()):
-        raise FloatingPointError("the outputs of the network are not finite; check its weights and the data")
+        raise FloatingPointError(
+            "the outputs of the network are not finite; check its weights and the data"
+        )
     device = next(iter(params.values())).device
     with rng.isolated(1, device):
         again = network(params, *few)
@@ -256,13 +294,24 @@ class Sweep:
         self.kind, self.samples, self.seed = kind, samples, seed
         device = next(iter(self.params.values())).device
         # a sixteenth of the memory of a GPU, as floats: there the number of calls is the cost
-        budget = torch.cuda.mem_get_info(device)[1] // 64 if device.type == "cuda" else BUDGET[device.type != "cpu"]
+        budget = (
+            torch.cuda.mem_get_info(device)[1] // 64
+            if device.type == "cuda"
+            else BUDGET[device.type != "cpu"]
+        )
         self.rows = 1 if plan.single else max(1, budget // max(1, plan.numbers))
 
-    def batch(self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink) -> Iterator[tuple[Tensor, Tensor]]:
-        """One batch, a few rows at a time: their outputs and y. ``number`` seeds the labels that are drawn for it."""
+    def batch(
+        self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One batch, a few rows at a time: their outputs and y. ``number`` seeds the labels that
+        are drawn for it.
+        """
         for first in range(0, len(y), self.rows):
-            part, seed = slice(first, first + self.rows), rng.fold(self.seed, "batch", number, first)
+            part, seed = (
+                slice(first, first + self.rows),
+                rng.fold(self.seed, "batch", number, first),
+            )
             yield self._rows(rows_of(inputs, part), y[part], seed, sink), y[part]
 
     def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
@@ -273,22 +322,34 @@ class Sweep:
             if probe.roots:
                 torch.autograd.grad(f, probe.roots, s, retain_graph=True, allow_unused=True)
             if own:
-                found = torch.autograd.grad(each, list(own.values()), s, retain_graph=True, materialize_grads=True)
+                found = torch.autograd.grad(
+                    each, list(own.values()), s, retain_graph=True, materialize_grads=True
+                )
                 sink.others(dict(zip(own, found, strict=True)))
             sink.column()
         return f.detach()
 
     def _apart(self, inputs: tuple[Any, ...], rows: int) -> tuple[Tensor, Params]:
-        """The outputs, with tensors without a layer that every example has for itself: (rows, *shape) each."""
-        own = {name: w.expand(rows, *w.shape).clone() for name, w in self.params.items() if name in self.plan.other}
+        """The outputs, with tensors without a layer that every example has for itself: (rows,
+        *shape) each.
+        """
+        own = {
+            name: w.expand(rows, *w.shape).clone()
+            for name, w in self.params.items()
+            if name in self.plan.other
+        }
         tensors = [i for i, item in enumerate(inputs) if isinstance(item, Tensor)]
 
         def one(own: Params, *row: Tensor) -> Tensor:
-            given = dict(enumerate(inputs)) | {i: item.unsqueeze(0) for i, item in zip(tensors, row, strict=True)}
+            given = dict(enumerate(inputs)) | {
+                i: item.unsqueeze(0) for i, item in zip(tensors, row, strict=True)
+            }
             return self.network(self.params | own, *given.values()).squeeze(0)
 
         each = VmapOrLoop(one, (0, *[0] * len(tensors)), loop=self.plan.loop)
         with torch.enable_grad(), Kept(), QUIET, PlainAttention():
-            f: Tensor = each({n: w.requires_grad_() for n, w in own.items()}, *[inputs[i] for i in tensors])
+            f: Tensor = each(
+                {n: w.requires_grad_() for n, w in own.items()}, *[inputs[i] for i in tensors]
+            )
         self.plan.loop = each.loop
         return f, own

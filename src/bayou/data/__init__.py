@@ -16,7 +16,18 @@ from bayou.data.catalogue import CATALOGUE, TABLE_SUFFIXES, DataError, Entry, Ta
 from bayou.data.dataset import DataSet
 from bayou.data.files import available, cache_dir, download
 
-__all__ = ["CATALOGUE", "DataError", "DataSet", "Entry", "Task", "available", "cache_dir", "download", "find", "load"]
+__all__ = [
+    "CATALOGUE",
+    "DataError",
+    "DataSet",
+    "Entry",
+    "Task",
+    "available",
+    "cache_dir",
+    "download",
+    "find",
+    "load",
+]
 
 
 def load(
@@ -32,20 +43,26 @@ def load(
     ood: str | None = None,
     root: str | Path | None = None,
 ) -> DataSet:
-    """A data set by name (``CATALOGUE``), or a CSV, TSV, Parquet or NPZ file with its ``target`` column.
+    """A data set by name (``CATALOGUE``), or a CSV, TSV, Parquet or NPZ file with its ``target``
+    column.
 
-    ``split`` selects one of the published splits, or of those generated from ``seed``; ``test_fraction`` of a table's
-    rows are held out. ``task`` overrides the task inferred from the target. ``drop``: columns of a table to leave out;
-    ``id``: the column that identifies rows, not an input, copied to predictions. ``ood`` names another source of
-    out-of-distribution images, or is ``"none"``. Files are looked for in ``root``, ``$BAYOU_DATA`` and the cache.
-    Unusable data raise a ``DataError``.
+    ``split`` selects one of the published splits, or of those generated from ``seed``;
+    ``test_fraction`` of a table's rows are held out. ``task`` overrides the task inferred from the
+    target. ``drop``: columns of a table to leave out;
+    ``id``: the column that identifies rows, not an input, copied to predictions. ``ood`` names
+    another source of out-of-distribution images, or is ``"none"``. Files are looked for in
+    ``root``, ``$BAYOU_DATA`` and the cache. Unusable data raise a ``DataError``.
     """
     if isinstance(name_or_path, Path) or is_path(name_or_path):
         if ood is not None:
-            raise DataError("--ood is for data sets by name; in an NPZ file, add an array x_ood to x and y")
+            raise DataError(
+                "--ood is for data sets by name; in an NPZ file, add an array x_ood to x and y"
+            )
         from bayou.data.tables import Options, load_table
 
-        return load_table(name_or_path, Options(target, task, tuple(drop), id, split, seed, test_fraction))
+        return load_table(
+            name_or_path, Options(target, task, tuple(drop), id, split, seed, test_fraction)
+        )
     entry = find(name_or_path)
     if target is not None:
         raise DataError(f"{entry.name!r} has a fixed target; --target is for a file")
@@ -76,10 +93,14 @@ def load(
 
 
 def is_path(text: str) -> bool:
-    """Whether a text names a file rather than a data set: by its suffix, a separator, or because it exists."""
+    """Whether a text names a file rather than a data set: by its suffix, a separator, or because it
+    exists.
+    """
     if text in CATALOGUE:
         return False
-    return text.lower().endswith(TABLE_SUFFIXES) or "/" in text or "\\" in text or Path(text).is_file()
+    return (
+        text.lower().endswith(TABLE_SUFFIXES) or "/" in text or "\\" in text or Path(text).is_file()
+    )
 
 
 def _no_ood(entry: Entry, ood: str | None) -> None:

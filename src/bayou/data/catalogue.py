@@ -1,4 +1,6 @@
-"""The data sets by name, with summaries and files. It needs the standard library only, so that listing is fast."""
+"""The data sets by name, with summaries and files. It needs the standard library only, so that
+listing is fast.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ from bayou.specs import nearest
 Task = Literal["classification", "regression"]
 Source = Literal["made", "images", "uci"]
 
-CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 FASHION_CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -55,7 +68,9 @@ class Entry:
     folder: str = ""  # of a UCI set, inside the archive
 
 
-def _idx(folder: str, url: str, torchvision: str, facts: dict[str, tuple[int, str]]) -> tuple[File, ...]:
+def _idx(
+    folder: str, url: str, torchvision: str, facts: dict[str, tuple[int, str]]
+) -> tuple[File, ...]:
     return tuple(
         File(
             *(f"{folder}/{stem}-ubyte.gz", size, sha256, (f"{url}/{stem}-ubyte.gz",)),
@@ -84,7 +99,10 @@ FASHION = _idx(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     "FashionMNIST",
     {
-        TRAIN_IMAGES: (26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        TRAIN_IMAGES: (
+            26421880,
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        ),
         TRAIN_LABELS: (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
         TEST_IMAGES: (4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
         TEST_LABELS: (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
@@ -118,13 +136,41 @@ CIFAR_BINARY = (
     ),
 )
 CIFAR_SHEETS = (  # the same pixels as lossless images, without a public URL; used if present
-    File("cifar10/labels.npz", 30552, "b7817019a95f42df948eef86e70b736fb1fe56fea4c40a011acb9ed0abd9ffa3"),
-    File("cifar10/data_batch_1.webp", 17067364, "300ffcf194c8f61c75b8c5953a174409b8330fab73d07248898f6ccada5e7cca"),
-    File("cifar10/data_batch_2.webp", 17110100, "4515f0ede7ffd142fddb4729acfdf1fb65d12870990ad8b1965ac4a373033807"),
-    File("cifar10/data_batch_3.webp", 17118456, "7aae7d19f0a73bff547175b943476119a8c8095bc79ac54aab0df64c8d71c719"),
-    File("cifar10/data_batch_4.webp", 17090306, "e1efb601e48cbadc2a04109457693df681bf3c45a20b535e0f0a94312fff80e5"),
-    File("cifar10/data_batch_5.webp", 17071162, "c8e9792848a0a5278c0b1a0061ed5a9075aba417cd48cc0fe9ba6f4d3da9cfa4"),
-    File("cifar10/test_batch.webp", 17098266, "b3c946666f1bd5f3d0836a282e2755dbb4192a4f7382116ee2a4139d456731b7"),
+    File(
+        "cifar10/labels.npz",
+        30552,
+        "b7817019a95f42df948eef86e70b736fb1fe56fea4c40a011acb9ed0abd9ffa3",
+    ),
+    File(
+        "cifar10/data_batch_1.webp",
+        17067364,
+        "300ffcf194c8f61c75b8c5953a174409b8330fab73d07248898f6ccada5e7cca",
+    ),
+    File(
+        "cifar10/data_batch_2.webp",
+        17110100,
+        "4515f0ede7ffd142fddb4729acfdf1fb65d12870990ad8b1965ac4a373033807",
+    ),
+    File(
+        "cifar10/data_batch_3.webp",
+        17118456,
+        "7aae7d19f0a73bff547175b943476119a8c8095bc79ac54aab0df64c8d71c719",
+    ),
+    File(
+        "cifar10/data_batch_4.webp",
+        17090306,
+        "e1efb601e48cbadc2a04109457693df681bf3c45a20b535e0f0a94312fff80e5",
+    ),
+    File(
+        "cifar10/data_batch_5.webp",
+        17071162,
+        "c8e9792848a0a5278c0b1a0061ed5a9075aba417cd48cc0fe9ba6f4d3da9cfa4",
+    ),
+    File(
+        "cifar10/test_batch.webp",
+        17098266,
+        "b3c946666f1bd5f3d0836a282e2755dbb4192a4f7382116ee2a4139d456731b7",
+    ),
 )
 UCI_ARCHIVE = File(
     "uci/uci_gal_splits.tar.xz",
@@ -135,7 +181,9 @@ UCI_ARCHIVE = File(
 )
 
 
-def _images(name: str, summary: str, files: tuple[File, ...], classes: tuple[str, ...] = (), **more: Any) -> Entry:
+def _images(
+    name: str, summary: str, files: tuple[File, ...], classes: tuple[str, ...] = (), **more: Any
+) -> Entry:
     return Entry(name, "classification", "images", summary, files, classes=classes, **more)
 
 
@@ -143,7 +191,9 @@ def _uci(name: str, folder: str, summary: str, splits: int = 20) -> Entry:
     return Entry(name, "regression", "uci", summary, (UCI_ARCHIVE,), splits=splits, folder=folder)
 
 
-def _made(name: str, task: Task, ood: str, summary: str, classes: tuple[str, ...] = (), **more: Any) -> Entry:
+def _made(
+    name: str, task: Task, ood: str, summary: str, classes: tuple[str, ...] = (), **more: Any
+) -> Entry:
     return Entry(name, task, "made", summary, ood=(ood,), classes=classes, **more)
 
 

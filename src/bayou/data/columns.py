@@ -41,7 +41,9 @@ def quote(text: str) -> str:
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
-    """A number in a common notation, ``1,234.5``, ``$12``, ``7 %``, ``3,14`` with ``decimal_comma``; else None."""
+    """A number in a common notation, ``1,234.5``,
+    ``$12``, ``7 %``, ``3,14`` with ``decimal_comma``; else None.
+    """
     text = text.strip().strip("'\"")
     try:
         return None if "_" in text else float(text)
@@ -58,13 +60,17 @@ def number(text: str, decimal_comma: bool = False) -> float | None:
 
 
 def has_decimal_commas(columns: Iterable[list[str]]) -> bool:
-    """Whether numbers are written ``3,14``: some cells have no other reading, and no number has a decimal point."""
+    """Whether numbers are written ``3,14``: some cells have no other reading, and no number has a
+    decimal point.
+    """
     found = False
     for cells in columns:
         bare = [_DRESS.sub("", cell.strip()) for cell in cells[:1000]]
         if any("." in cell and number(cell) is not None for cell in bare):
             return False
-        odd = sum(bool(_DECIMAL_COMMA.fullmatch(cell)) and not _THOUSANDS.fullmatch(cell) for cell in bare)
+        odd = sum(
+            bool(_DECIMAL_COMMA.fullmatch(cell)) and not _THOUSANDS.fullmatch(cell) for cell in bare
+        )
         found = found or odd > 0.5 * sum(cell.lower() not in MISSING_NUMBER for cell in bare)
     return found
 
@@ -84,7 +90,9 @@ def label(value: float) -> str:
 @final
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The raw cells of a column, numbers (nan if missing) or text (``""``), with their interpretations."""
+    """The raw cells of a column, numbers (nan if missing) or text (``""``), with their
+    interpretations.
+    """
 
     cells: Numbers | list[str]
     decimal_comma: bool = False
@@ -92,14 +100,20 @@ class Column:
     @staticmethod
     def of(values: Any) -> Column:
         """Any sequence."""
-        is_long = isinstance(values, list) and any(isinstance(v, str) and len(v) > MAX_NUMBER for v in values)
+        is_long = isinstance(values, list) and any(
+            isinstance(v, str) and len(v) > MAX_NUMBER for v in values
+        )
         array = np.asarray(values, dtype=object if is_long else None)
         if array.ndim != 1:
             raise ValueError(f"a column must be one-dimensional, got shape {array.shape}")
         whole = array.dtype.kind in "iu"
-        if array.dtype.kind == "f" or (whole and (not array.size or exact((int(array.min()), int(array.max()))))):
+        if array.dtype.kind == "f" or (
+            whole and (not array.size or exact((int(array.min()), int(array.max()))))
+        ):
             return Column(array.astype(np.float64))
-        return Column(["" if cell is None or cell != cell else str(cell) for cell in array.tolist()])
+        return Column(
+            ["" if cell is None or cell != cell else str(cell) for cell in array.tolist()]
+        )
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -110,7 +124,11 @@ class Column:
 
     def take(self, rows: NDArray[np.int64]) -> Column:
         """Some of the rows."""
-        cells = [self.cells[i] for i in rows.tolist()] if isinstance(self.cells, list) else self.cells[rows]
+        cells = (
+            [self.cells[i] for i in rows.tolist()]
+            if isinstance(self.cells, list)
+            else self.cells[rows]
+        )
         return Column(cells, self.decimal_comma)
 
     @cached_property
@@ -120,7 +138,9 @@ class Column:
         try:
             if isinstance(cells, list) and max(map(len, cells), default=0) > MAX_NUMBER:
                 raise ValueError("not a column of plain numbers")
-            values = np.asarray(cells, dtype=None if isinstance(cells, np.ndarray) else np.str_).astype(np.float64)
+            values = np.asarray(
+                cells, dtype=None if isinstance(cells, np.ndarray) else np.str_
+            ).astype(np.float64)
             bad = np.zeros(len(cells), bool)  # fast path: every cell is a plain number
         except ValueError:
             blank = np.array([str(cell).strip().lower() in MISSING_NUMBER for cell in cells])
@@ -155,14 +175,22 @@ class Column:
 
     @cached_property
     def rounded(self) -> bool:
-        """Whether there are whole numbers that are not exact in float64; ``levels`` keep them apart."""
+        """Whether there are whole numbers that are not exact in float64; ``levels`` keep them
+        apart.
+        """
         large = np.abs(self.values) >= EXACT
         if not (isinstance(self.cells, list) and large.any()):
             return False
-        return len({self.levels[i] for i in np.flatnonzero(large).tolist()}) > len(np.unique(self.values[large]))
+        return len({self.levels[i] for i in np.flatnonzero(large).tolist()}) > len(
+            np.unique(self.values[large])
+        )
 
     @property
     def holds_dates(self) -> bool:
         """Whether nine in ten of the first thousand present cells are dates or times of day."""
-        present = [level for level in self.levels if level][:1000] if isinstance(self.cells, list) else []
-        return bool(present) and sum(bool(_DATE.fullmatch(cell)) for cell in present) >= 0.9 * len(present)
+        present = (
+            [level for level in self.levels if level][:1000] if isinstance(self.cells, list) else []
+        )
+        return bool(present) and sum(bool(_DATE.fullmatch(cell)) for cell in present) >= 0.9 * len(
+            present
+        )

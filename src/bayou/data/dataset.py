@@ -20,8 +20,10 @@ Pair = tuple[Any, Any]  # x, y
 class DataSet:
     """Inputs and targets, ready for a network.
 
-    ``train`` and ``test`` are pairs (x, y): x float32 (N, *shape); y int64 (N,) classes, or float32 (N, 1) standardized
-    by the training rows: y in original units is y·y_scale + y_mean. ``ood``: out-of-distribution inputs of the same
+    ``train`` and ``test`` are pairs (x, y): x float32 (N, *shape); y int64 (N,) classes, or float32
+    (N, 1) standardized
+    by the training rows: y in original units is y·y_scale + y_mean. ``ood``: out-of-distribution
+    inputs of the same
     shape. ``notes``: sentences about the preprocessing.
     """
 
@@ -35,14 +37,28 @@ class DataSet:
 
     @staticmethod
     def of(
-        name: str, preprocessor: Preprocessor, train: Pair, test: Pair, ood: Any, ood_name: str | None, notes: list[str]
+        name: str,
+        preprocessor: Preprocessor,
+        train: Pair,
+        test: Pair,
+        ood: Any,
+        ood_name: str | None,
+        notes: list[str],
     ) -> DataSet:
         """Arrays of network inputs; without ``ood`` its name is ignored."""
         import torch
 
         (x, y), (x_test, y_test) = (tuple(map(torch.as_tensor, pair)) for pair in (train, test))
         away = None if ood is None else torch.as_tensor(ood)
-        return DataSet(name, (x, y), (x_test, y_test), preprocessor, away, None if ood is None else ood_name, notes)
+        return DataSet(
+            name,
+            (x, y),
+            (x_test, y_test),
+            preprocessor,
+            away,
+            None if ood is None else ood_name,
+            notes,
+        )
 
     @property
     def task(self) -> Task:
@@ -72,7 +88,9 @@ class DataSet:
     @property
     def output_size(self) -> int:
         """The number of network outputs: one per class, or one."""
-        return len(self.class_names) if self.task == "classification" else int(self.train[1].shape[1])
+        return (
+            len(self.class_names) if self.task == "classification" else int(self.train[1].shape[1])
+        )
 
     @property
     def y_mean(self) -> float:

@@ -18,10 +18,12 @@ MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 @final
 @dataclass(frozen=True)
 class Number(Checked):
-    """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for that if asked.
+    """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for
+    that if asked.
 
-    ``low`` and ``high``: the range of the training values. ``floor`` and ``ceiling``: a value outside
-    counts as missing, as 999999999 does in a column of small numbers (``bayou.training.sentinels``).
+    ``low`` and ``high``: the range of the training values. ``floor`` and ``ceiling``: a value
+    outside counts as missing, as 999999999 does in a column of small numbers
+    (``bayou.training.sentinels``).
     """
 
     name: str
@@ -93,7 +95,9 @@ class Number(Checked):
         return [scaled, lost.astype(np.float64)] if self.indicator else [scaled]
 
     def beyond(self, column: Column) -> NDArray[np.float64]:
-        """The distance of each value from the range of the training values, in standard deviations; 0 inside."""
+        """The distance of each value from the range of the training values, in standard deviations;
+        0 inside.
+        """
         values = self.values(column)
         with np.errstate(over="ignore"):
             out = np.maximum(self.low - values, values - self.high) / self.scale
@@ -104,7 +108,9 @@ class Number(Checked):
         return inside_range(column.values, self.floor, self.ceiling)
 
     def describe_sentinels(self, column: Column) -> str:
-        """A note about the values that count as missing although they are numbers; empty without any."""
+        """A note about the values that count as missing although they are numbers; empty without
+        any.
+        """
         flags = np.isnan(self.values(column)) & ~np.isnan(column.values)
         count = int(flags.sum())
         if not count:
@@ -143,7 +149,9 @@ def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
 @final
 @dataclass(frozen=True)
 class Category(Checked):
-    """A column of categories: one 0/1 column for each; a category that is not in the training rows is all zeros."""
+    """A column of categories: one 0/1 column for each; a category that is not in the training rows
+    is all zeros.
+    """
 
     name: str
     levels: tuple[str, ...]
@@ -162,7 +170,9 @@ class Category(Checked):
         index = {level: i for i, level in enumerate(self.levels)}
         found = [level or MISSING_LEVEL for level in column.levels]
         places = np.array([index.get(level, -1) for level in found])
-        unknown = sorted({level for level, place in zip(found, places.tolist(), strict=True) if place < 0})
+        unknown = sorted(
+            {level for level, place in zip(found, places.tolist(), strict=True) if place < 0}
+        )
         if unknown:
             shown = ", ".join(map(quote, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
             notes.append(

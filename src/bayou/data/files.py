@@ -1,7 +1,7 @@
 """Data files: search paths, checksums and downloads.
 
-A file is looked for in the folder ``root``, then in ``BAYOU_DATA``, then in the cache of the user. Its SHA-256 is
-checked each time it is used.
+A file is looked for in the folder ``root``, then in ``BAYOU_DATA``, then in the cache of the user.
+Its SHA-256 is checked each time it is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _PIECE = 1 << 20
 
 
 def cache_dir() -> Path:
-    """The folder for downloads and decoded files: ``$XDG_CACHE_HOME/bayou``, or the cache folder of the platform."""
+    """The folder for downloads and decoded files:
+    ``$XDG_CACHE_HOME/bayou``, or the cache folder of the platform.
+    """
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "bayou"
     if sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
@@ -51,15 +53,26 @@ def available(entry: Entry, root: str | Path | None = None) -> bool:
 
 
 def require(entry: Entry, root: str | Path | None = None) -> dict[str, Path]:
-    """The checked paths of the files of a data set, by their published path; a DataError names missing files."""
+    """The checked paths of the files of a data set, by their published path; a DataError names
+    missing files.
+    """
     for files in (entry.files, *entry.instead):
         if all(locate(file, root) for file in files):
-            return {file.path: _checked(file, path) for file in files if (path := locate(file, root))}
-    nearly = max((entry.files, *entry.instead), key=lambda files: sum(locate(file, root) is not None for file in files))
+            return {
+                file.path: _checked(file, path) for file in files if (path := locate(file, root))
+            }
+    nearly = max(
+        (entry.files, *entry.instead),
+        key=lambda files: sum(locate(file, root) is not None for file in files),
+    )
     missing = [file.path for file in nearly if locate(file, root) is None]
     where = ", ".join(str(folder) for folder in folders(root))
     public = all(file.urls for file in entry.files)
-    download = f", or run `bayou download {entry.name}`, which needs a network connection" if public else ""
+    download = (
+        f", or run `bayou download {entry.name}`, which needs a network connection"
+        if public
+        else ""
+    )
     raise DataError(
         f"the data set {entry.name!r} needs {', '.join(missing)}, looked for in {where}; "
         f"set {VARIABLE} to the folder that contains it{download}"
@@ -70,7 +83,9 @@ def _checked(file: File, path: Path) -> Path:
     """The path, or a DataError unless its size and SHA-256 are the published ones."""
     got = path.stat().st_size
     if got != file.size:
-        raise DataError(f"{path} has {got:,} bytes, not {file.size:,} as published: damaged or another file")
+        raise DataError(
+            f"{path} has {got:,} bytes, not {file.size:,} as published: damaged or another file"
+        )
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != file.sha256:
@@ -82,17 +97,22 @@ def _checked(file: File, path: Path) -> Path:
 
 
 def download(name: str, *, root: str | Path | None = None) -> list[Path]:
-    """Download the public files of a data set to ``root`` (the cache by default); nothing else in bayou does.
+    """Download the public files of a data set to ``root`` (the cache by default); nothing else in
+    bayou does.
 
-    A file is checked before it gets its final name; Ctrl-C removes it, and the next download removes what a killed
-    process left.
+    A file is checked before it gets its final name; Ctrl-C removes it, and the next download
+    removes what a killed process left.
     """
     entry = find(name)
     if not entry.files:
         raise DataError(f"{name!r} needs no files: it is generated, or part of scikit-learn")
     without = [file for file in entry.files if not file.urls]
     if without:
-        have = ", ".join(other.name for other in CATALOGUE.values() if other.files and all(f.urls for f in other.files))
+        have = ", ".join(
+            other.name
+            for other in CATALOGUE.values()
+            if other.files and all(f.urls for f in other.files)
+        )
         where = ", ".join(f"{file.path} ({file.origin})" for file in without)
         raise DataError(
             f"there is no public URL for {where}; put it below {cache_dir()}, or set {VARIABLE} to a folder that "
@@ -117,7 +137,9 @@ def _fetch(file: File, folder: Path) -> Path:
             return path
         except DataError as problem:
             failures.append(f"{url}: {problem}")
-    raise DataError(f"could not download {file.path} ({'; '.join(failures)}); download it manually and set {VARIABLE}")
+    raise DataError(
+        f"could not download {file.path} ({'; '.join(failures)}); download it manually and set {VARIABLE}"
+    )
 
 
 def _copy(url: str, out: IO[bytes], file: File) -> None:
@@ -131,13 +153,17 @@ def _copy(url: str, out: IO[bytes], file: File) -> None:
         digest.update(piece)
     got = digest.hexdigest()
     if (done, got) != (file.size, file.sha256):
-        raise DataError(f"got {done:,} bytes with SHA-256 {got[:12]}…, expected {file.size:,}, {file.sha256[:12]}…")
+        raise DataError(
+            f"got {done:,} bytes with SHA-256 {got[:12]}…, expected {file.size:,}, {file.sha256[:12]}…"
+        )
 
 
 def _pieces(url: str) -> Iterator[bytes]:
     """The chunks of a download; network errors become a DataError, disk errors do not."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "bayou"}), timeout=60) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers={"User-Agent": "bayou"}), timeout=60
+        ) as answer:
             while piece := answer.read(_PIECE):
                 yield piece
     except (OSError, http.client.HTTPException) as problem:

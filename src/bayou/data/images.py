@@ -1,4 +1,6 @@
-"""Images from published files: the idx format of MNIST and its relatives, CIFAR-10 as binary batches or as sheets."""
+"""Images from published files: the idx format of MNIST and its relatives, CIFAR-10 as binary
+batches or as sheets.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayou.data import files
-from bayou.data.catalogue import CATALOGUE, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, DataError, Entry
+from bayou.data.catalogue import (
+    CATALOGUE,
+    TEST_IMAGES,
+    TEST_LABELS,
+    TRAIN_IMAGES,
+    TRAIN_LABELS,
+    DataError,
+    Entry,
+)
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.preprocess import ImagePreprocessor
 from bayou.data.reading import unpack, unpack_archive
@@ -22,7 +32,9 @@ _RECORD = 1 + CHANNELS * SIDE * SIDE
 
 
 def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = None) -> DataSet:
-    """A data set of images, standardized by its training images, with out-of-distribution inputs if available."""
+    """A data set of images, standardized by its training images, with out-of-distribution inputs if
+    available.
+    """
     if not entry.classes:
         raise DataError(
             f"{entry.name!r} has no training images here; it serves as out-of-distribution data for others: "
@@ -39,9 +51,13 @@ def load_images(entry: Entry, ood: str | None = None, root: str | Path | None = 
     if ood is not None or not apart:
         away_name, away = _elsewhere(entry, ood, root, notes) if ood != "none" else (None, None)
     preprocessor = ImagePreprocessor.fit(train[0], entry.classes)
-    notes.append("Pixels were divided by 255 and standardized by the mean and scale of the training images.")
+    notes.append(
+        "Pixels were divided by 255 and standardized by the mean and scale of the training images."
+    )
     if away is not None and tuple(away.shape[1:]) != preprocessor.shape:
-        raise DataError(f"{ood!r} has images of {away.shape[1:]}, {entry.name!r} of {preprocessor.shape}")
+        raise DataError(
+            f"{ood!r} has images of {away.shape[1:]}, {entry.name!r} of {preprocessor.shape}"
+        )
     return preprocessor.dataset(entry.name, train, test, away, away_name, notes)
 
 
@@ -56,14 +72,22 @@ def _elsewhere(
     entry: Entry, ood: str | None, root: str | Path | None, notes: list[str]
 ) -> tuple[str | None, Bytes | None]:
     """Test images of another data set: the requested one, or the first available."""
-    wanted = ood if ood is not None else next((n for n in entry.ood if files.available(CATALOGUE[n], root)), None)
+    wanted = (
+        ood
+        if ood is not None
+        else next((n for n in entry.ood if files.available(CATALOGUE[n], root)), None)
+    )
     if wanted is None:
         if entry.ood:
-            notes.append(f"No out-of-distribution data: none of {', '.join(entry.ood)} is available.")
+            notes.append(
+                f"No out-of-distribution data: none of {', '.join(entry.ood)} is available."
+            )
         return None, None
     other = CATALOGUE.get(wanted)
     if other is None or other.source != "images":
-        names = ", ".join(e.name for e in CATALOGUE.values() if e.source == "images" and e.name != entry.name)
+        names = ", ".join(
+            e.name for e in CATALOGUE.values() if e.source == "images" and e.name != entry.name
+        )
         raise DataError(f"ood must be another set of images ({names}) or 'none', got {ood!r}")
     if wanted.startswith("cifar"):
         return wanted, cifar10(other, root)[1][0]
@@ -86,7 +110,9 @@ def _ending(paths: Mapping[str, Path], stem: str) -> Path:
 
 
 def read_idx(path: Path) -> Bytes:
-    """An idx file of bytes, gzipped: 0, 0, 8, the number of axes; their lengths (big-endian); the bytes."""
+    """An idx file of bytes, gzipped: 0, 0, 8, the number of axes; their lengths (big-endian); the
+    bytes.
+    """
     raw = unpack(path)
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
         raise DataError(f"{path} is not an idx file of bytes")
@@ -105,11 +131,16 @@ def cifar10(entry: Entry, root: str | Path | None) -> Images:
 
 def read_cifar_binary(path: Path) -> Images:
     """The canonical archive: in each record the class, then 32×32 red, green and blue bytes."""
-    names = [f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")]
+    names = [
+        f"cifar-10-batches-bin/{name}.bin"
+        for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+    ]
     found = unpack_archive(path, names)
     records = [np.frombuffer(found[name], np.uint8).reshape(-1, _RECORD) for name in names]
     train, test = np.concatenate(records[:-1]), records[-1]
-    first, second = ((part[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), part[:, 0]) for part in (train, test))
+    first, second = (
+        (part[:, 1:].reshape(-1, CHANNELS, SIDE, SIDE), part[:, 0]) for part in (train, test)
+    )
     return first, second
 
 

@@ -1,4 +1,6 @@
-"""Preprocessing from raw rows to network inputs, by statistics of the training rows only; to JSON and back."""
+"""Preprocessing from raw rows to network inputs, by statistics of the training rows only; to JSON
+and back.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ Matrix = NDArray[np.float32]
 @final
 @dataclass(frozen=True)
 class Rows:
-    """New rows as network inputs; ``kept`` are their indices in the source, y is None without a target.
+    """New rows as network inputs; ``kept`` are their indices in the source, y is None without a
+    target.
 
-    ``ids``: their identifiers, if the table has an id column. ``distance``: from the range of the training rows,
-    max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None for images.
+    ``ids``: their identifiers, if the table has an id column. ``distance``: from the range of the
+    training rows, max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None for images.
     """
 
     x: Tensor
@@ -68,7 +71,8 @@ class Preprocessor(Checked, ABC):
     def rows(self, source: Any, *, need_target: bool = False) -> Rows:
         """New rows (a path, columns, or an array): x, y if the target is present, and notes.
 
-        With ``need_target`` rows without a target are left out, and a missing target column is an error.
+        With ``need_target`` rows without a target are left out, and a missing target column is an
+        error.
         """
 
     def transform(self, source: Any) -> Tensor:
@@ -96,11 +100,15 @@ class Preprocessor(Checked, ABC):
         return y * self.y_scale + self.y_mean
 
     def targets(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Encoded targets, and which cells have one; an unknown class or invalid number is an error."""
+        """Encoded targets, and which cells have one; an unknown class or invalid number is an
+        error.
+        """
         if self.task == "regression":
             if column.bad.any():
                 row = int(column.bad.argmax())
-                raise DataError(f"the target of row {row + 1} is {quote(column.text(row))}, which is not a number")
+                raise DataError(
+                    f"the target of row {row + 1} is {quote(column.text(row))}, which is not a number"
+                )
             scaled = (column.values - self.y_mean) / self.y_scale
             return scaled.astype(np.float32)[:, None], ~column.missing
         index = {name: i for i, name in enumerate(self.class_names)}
@@ -108,10 +116,16 @@ class Preprocessor(Checked, ABC):
         present = np.array([name != "" for name in found])
         if not all(name in index for name in found if name):
             pairs = zip(found, column.values.tolist(), strict=True)
-            found = [label(v) if name not in index and abs(v) < EXACT else name for name, v in pairs]
-        unknown = sorted({column.text(i) for i, name in enumerate(found) if present[i] and name not in index})
+            found = [
+                label(v) if name not in index and abs(v) < EXACT else name for name, v in pairs
+            ]
+        unknown = sorted(
+            {column.text(i) for i, name in enumerate(found) if present[i] and name not in index}
+        )
         if unknown:
-            raise DataError(f"{quote(unknown[0])} is not one of the classes {', '.join(map(quote, self.class_names))}")
+            raise DataError(
+                f"{quote(unknown[0])} is not one of the classes {', '.join(map(quote, self.class_names))}"
+            )
         return np.array([index.get(name, -1) for name in found], np.int64), present
 
 
@@ -135,7 +149,9 @@ class TablePreprocessor(Preprocessor):
         self._check_words("dropped")
         names = [column.name for column in self.columns]
         if len({*names, self.target}) < len(names) + 1:
-            raise ValueError(f"columns and target must have different names, got {listed([*names, self.target])}")
+            raise ValueError(
+                f"columns and target must have different names, got {listed([*names, self.target])}"
+            )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -185,7 +201,9 @@ class TablePreprocessor(Preprocessor):
             )
         ids = table.columns.get(self.id or "")
         if self.id is not None and ids is None:
-            notes.append(f"{table.name} has no column {self.id!r}, the id column of the training data.")
+            notes.append(
+                f"{table.name} has no column {self.id!r}, the id column of the training data."
+            )
         names_of_rows = None if ids is None else [ids.text(row) for row in kept.tolist()]
         far = [c.beyond(table.columns[c.name]) for c in self.columns if isinstance(c, Number)]
         distance = np.max([np.zeros(table.rows), *far], axis=0)
@@ -198,14 +216,18 @@ class TablePreprocessor(Preprocessor):
 
     def _named(self, array: NDArray[Any], names: Sequence[str]) -> dict[str, Any]:
         if array.ndim != 2 or array.shape[1] != len(names):
-            raise DataError(f"rows of numbers must be (N, {len(names)}) for {', '.join(names)}, got {array.shape}")
+            raise DataError(
+                f"rows of numbers must be (N, {len(names)}) for {', '.join(names)}, got {array.shape}"
+            )
         return {name: array[:, i] for i, name in enumerate(names)}
 
 
 @final
 @dataclass(frozen=True)
 class ImagePreprocessor(Preprocessor):
-    """Images (channels, height, width): (pixel/white − mean)/scale, one mean and one scale for each channel."""
+    """Images (channels, height, width): (pixel/white − mean)/scale, one mean and one scale for each
+    channel.
+    """
 
     shape: tuple[int, int, int]
     white: float
@@ -220,14 +242,20 @@ class ImagePreprocessor(Preprocessor):
         super().__post_init__()
         self._check_finite("white")
         self._check_positive("white")
-        whole = len(self.shape) == 3 and all(isinstance(size, int) and size > 0 for size in self.shape)
+        whole = len(self.shape) == 3 and all(
+            isinstance(size, int) and size > 0 for size in self.shape
+        )
         if not whole or not len(self.mean) == len(self.scale) == self.shape[0]:
-            raise ValueError(f"images of shape {self.shape} need a mean and a scale for each channel")
+            raise ValueError(
+                f"images of shape {self.shape} need a mean and a scale for each channel"
+            )
         for mean, scale in zip(self.mean, self.scale, strict=True):
             Number("a channel", mean, scale)  # which validates them
 
     @staticmethod
-    def fit(images: NDArray[Any], class_names: Sequence[str], white: float = 255.0) -> ImagePreprocessor:
+    def fit(
+        images: NDArray[Any], class_names: Sequence[str], white: float = 255.0
+    ) -> ImagePreprocessor:
         """Statistics of training images (N, C, H, W)."""
         pixels = images.reshape(len(images), images.shape[1], -1)
         mean = [float(pixels[:, c].mean(dtype=np.float64)) / white for c in range(images.shape[1])]
@@ -250,11 +278,19 @@ class ImagePreprocessor(Preprocessor):
         return out
 
     def dataset(
-        self, name: str, train: Pair, test: Pair, ood: NDArray[Any] | None, ood_name: str | None, notes: list[str]
+        self,
+        name: str,
+        train: Pair,
+        test: Pair,
+        ood: NDArray[Any] | None,
+        ood_name: str | None,
+        notes: list[str],
     ) -> DataSet:
         """Arrays of pixels (N, C, H, W) and of classes as a data set."""
         first, second = ((self.encode(x), y.astype(np.int64)) for x, y in (train, test))
-        return DataSet.of(name, self, first, second, None if ood is None else self.encode(ood), ood_name, notes)
+        return DataSet.of(
+            name, self, first, second, None if ood is None else self.encode(ood), ood_name, notes
+        )
 
     def pixels(self, x: Tensor) -> Tensor:
         """Inputs of the network as pixels from 0 (black) to 1 (white)."""
@@ -269,13 +305,17 @@ class ImagePreprocessor(Preprocessor):
             found = reading.arrays(Path(source))
             key = reading.input_key(found)
             if key is None:
-                raise DataError(f"{source} has no array of images; it needs x of shape (N, *{self.shape})")
+                raise DataError(
+                    f"{source} has no array of images; it needs x of shape (N, *{self.shape})"
+                )
             source = found[key]
             targets = next((found[key] for key in reading.TARGET_KEYS if key in found), None)
         images = self._arranged(np.asarray(source))
         top = float(images.max()) if images.size else 0.0
         if top > 1.01 * self.white or (top <= 1 < self.white):
-            notes.append(f"The largest pixel is {top:g}; in training pixels ranged from 0 to {self.white:g}.")
+            notes.append(
+                f"The largest pixel is {top:g}; in training pixels ranged from 0 to {self.white:g}."
+            )
         if targets is not None:
             encoded, present = self.targets(Column.of(targets))
             y = torch.from_numpy(encoded) if present.all() else None
@@ -292,9 +332,13 @@ class ImagePreprocessor(Preprocessor):
             return images.transpose(0, 3, 1, 2)
         if got == self.shape or (got == (height, width) and channels == 1):
             return images.reshape(1, *self.shape)
-        fits = got[1:] in (self.shape, (channels * height * width,)) or (channels == 1 and got[1:] == (height, width))
+        fits = got[1:] in (self.shape, (channels * height * width,)) or (
+            channels == 1 and got[1:] == (height, width)
+        )
         if not fits:
-            raise DataError(f"images must be (N, {channels}, {height}, {width}), pixels 0 to {self.white:g}, got {got}")
+            raise DataError(
+                f"images must be (N, {channels}, {height}, {width}), pixels 0 to {self.white:g}, got {got}"
+            )
         return images.reshape(-1, *self.shape)
 
 

@@ -27,7 +27,11 @@ INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
 MAX_BYTES = "BAYOU_MAX_BYTES"  # the environment variable for the limit of 4 GiB, uncompressed
 _DELIMITERS = ",;\t|"
-_BINARY = {b"PK\x03\x04": "an Excel or zip file", b"PAR1": "a Parquet file", b"\x93NUMPY": "a .npy file"}
+_BINARY = {
+    b"PK\x03\x04": "an Excel or zip file",
+    b"PAR1": "a Parquet file",
+    b"\x93NUMPY": "a .npy file",
+}
 
 
 @final
@@ -52,7 +56,9 @@ def listed(names: Iterable[str]) -> str:
 
 
 def read(source: Any, known: Collection[str] = ()) -> Table:
-    """A table from a path or from columns (a mapping or a data frame). ``known``: names expected in a header."""
+    """A table from a path or from columns (a mapping or a data frame). ``known``: names expected in
+    a header.
+    """
     if isinstance(source, Table):
         return source
     if isinstance(source, str | Path):
@@ -60,7 +66,9 @@ def read(source: Any, known: Collection[str] = ()) -> Table:
     if hasattr(source, "columns") and hasattr(source, "to_numpy"):
         source = {str(name): source[name].to_numpy() for name in source.columns}
     if not isinstance(source, Mapping):
-        raise DataError(f"rows must be a path, a mapping of columns or a data frame, got {type(source).__name__}")
+        raise DataError(
+            f"rows must be a path, a mapping of columns or a data frame, got {type(source).__name__}"
+        )
     return _table("the columns given", dict(source))
 
 
@@ -78,7 +86,9 @@ def read_file(path: Path, known: Collection[str] = ()) -> Table:
     if lower.endswith(".npz"):
         return _npz_table(path)
     if not lower.endswith(TABLE_SUFFIXES):
-        raise DataError(f"cannot read {path.name}: a table must end in {', '.join(TABLE_SUFFIXES)}; save it as CSV")
+        raise DataError(
+            f"cannot read {path.name}: a table must end in {', '.join(TABLE_SUFFIXES)}; save it as CSV"
+        )
     return _csv(path, *_text(path), known)
 
 
@@ -121,17 +131,23 @@ def unpack_archive(path: Path, names: Collection[str]) -> dict[str, bytes]:
                     return found
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError) as problem:
         raise DataError(f"cannot read {path}: {problem}") from problem
-    raise DataError(f"{path} does not contain {', '.join(name for name in names if name not in found)}")
+    raise DataError(
+        f"{path} does not contain {', '.join(name for name in names if name not in found)}"
+    )
 
 
 def _text(path: Path) -> tuple[str, list[str]]:
     raw = unpack(path)
     for start, what in _BINARY.items():
         if raw.startswith(start):
-            raise DataError(f"{path.name} is {what}, not text; save it as CSV, or correct its suffix")
+            raise DataError(
+                f"{path.name} is {what}, not text; save it as CSV, or correct its suffix"
+            )
     notes = list[str]()
     try:
-        text = raw.decode("utf-16" if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+        text = raw.decode(
+            "utf-16" if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        )
     except UnicodeDecodeError:
         text = raw.decode("cp1252", errors="replace")
         notes.append(f"{path.name} is not UTF-8; read as Windows-1252.")
@@ -154,7 +170,9 @@ def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Tab
             "close or remove it"
         )
     first = [cell.strip() for cell in lines[0]]
-    has_header = bool(set(first) & set(known)) or not any(number(cell) is not None for cell in first)
+    has_header = bool(set(first) & set(known)) or not any(
+        number(cell) is not None for cell in first
+    )
     if has_header:
         body, names = lines[1:], first
     else:
@@ -165,7 +183,9 @@ def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Tab
     if not body:
         raise DataError(f"{path.name} has a header but no rows")
     width = len(names)
-    if all(len(row) == width + 1 and not row[-1].strip() for row in body):  # a delimiter at the end of every line
+    if all(
+        len(row) == width + 1 and not row[-1].strip() for row in body
+    ):  # a delimiter at the end of every line
         body = [row[:width] for row in body]
     wrong = next((i for i, row in enumerate(body) if len(row) > width), None)
     if wrong is not None:
@@ -176,18 +196,26 @@ def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Tab
         )
     short = sum(len(row) < width for row in body)
     if short:
-        notes.append(f"{short} rows are shorter than the header; their last cells count as missing.")
+        notes.append(
+            f"{short} rows are shorter than the header; their last cells count as missing."
+        )
         body = [row + [""] * (width - len(row)) for row in body]
     if width == 1 and len(body) > 1 and any(mark in lines[0][0] for mark in _DELIMITERS):
-        raise DataError(f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between cells")
+        raise DataError(
+            f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between cells"
+        )
     names, renamed = _distinct(names)
     cells = dict(zip(names, map(list, zip(*body, strict=True)), strict=True))
     comma = delimiter == ";" or has_decimal_commas(cells.values())
-    return Table(path.name, {name: Column(column, comma) for name, column in cells.items()}, notes + renamed)
+    return Table(
+        path.name, {name: Column(column, comma) for name, column in cells.items()}, notes + renamed
+    )
 
 
 def _lines(text: str, delimiter: str) -> list[list[str]]:
-    """The cells of every line that is not blank; a blank as delimiter means any number of blanks."""
+    """The cells of every line that is not blank; a blank as delimiter means any number of
+    blanks.
+    """
     if delimiter == " ":
         return [cells for line in text.splitlines() if (cells := line.split())]
     return [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
@@ -224,7 +252,11 @@ def _delimiter(text: str, path: Path) -> str:
 
 def _distinct(names: list[str]) -> tuple[list[str], list[str]]:
     """Names without blanks and repetitions, and notes about those that changed."""
-    result, notes, taken = dict[str, int](), list[str](), set(names)  # a name, and the number of its last repetition
+    result, notes, taken = (
+        dict[str, int](),
+        list[str](),
+        set(names),
+    )  # a name, and the number of its last repetition
     for i, name in enumerate(names):
         name = old = name or f"c{i + 1}"
         if name in result:
@@ -269,9 +301,13 @@ def _parquet(path: Path) -> Table:
             kind = column.type
             number = pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0)
             if number or (pa.types.is_integer(kind) and exact(pc.min_max(column).as_py().values())):
-                columns[name] = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+                columns[name] = np.asarray(
+                    column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64
+                )
             elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
-                notes.append(f"Column {name!r} has the type {kind}, which is not a number or a category; dropped.")
+                notes.append(
+                    f"Column {name!r} has the type {kind}, which is not a number or a category; dropped."
+                )
             else:
                 columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
@@ -295,8 +331,14 @@ def arrays(path: Path) -> dict[str, Any]:
     except DataError:
         raise
     except Exception as problem:  # any error of zipfile, its codecs and numpy for an untrusted file
-        hint = "; arrays of Python objects are not read, store numbers or strings" if "pickle" in str(problem) else ""
-        raise DataError(f"cannot read {path.name} as NPZ: {problem or type(problem).__name__}{hint}") from problem
+        hint = (
+            "; arrays of Python objects are not read, store numbers or strings"
+            if "pickle" in str(problem)
+            else ""
+        )
+        raise DataError(
+            f"cannot read {path.name} as NPZ: {problem or type(problem).__name__}{hint}"
+        ) from problem
 
 
 def input_key(found: Mapping[str, Any]) -> str | None:
@@ -309,12 +351,20 @@ def _npz_table(path: Path) -> Table:
     key = input_key(found)
     if key is None:
         return _table(path.name, found)
-    return npz_rows(path.name, found[key], {name: a for name, a in found.items() if np.ndim(a) == 1 and name != key})
+    return npz_rows(
+        path.name,
+        found[key],
+        {name: a for name, a in found.items() if np.ndim(a) == 1 and name != key},
+    )
 
 
 def npz_rows(name: str, x: Any, others: Mapping[str, Any]) -> Table:
     """A table of the columns x1, x2, ... of a matrix and other columns of the same length."""
     if np.ndim(x) != 2:
-        raise DataError(f"the inputs of {name} have shape {np.shape(x)}; a table needs (rows, columns)")
+        raise DataError(
+            f"the inputs of {name} have shape {np.shape(x)}; a table needs (rows, columns)"
+        )
     columns = {f"x{i + 1}": x[:, i] for i in range(x.shape[1])}
-    return _table(name, columns | {key: values for key, values in others.items() if len(values) == len(x)})
+    return _table(
+        name, columns | {key: values for key, values in others.items() if len(values) == len(x)}
+    )

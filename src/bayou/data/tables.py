@@ -24,8 +24,23 @@ from bayou.training.sentinels import find_sentinels, valid_range
 MAX_LEVELS = 50  # categories of a column; more are an identifier or free text
 MAX_CLASSES = 200
 MIN_ROWS = 5
-_ROW_NUMBERS = ("c1", "id", "index", "no", "nr", "obs", "row", "rowid", "row_id", "rownames", "row.names", "unnamed: 0")
-_ID = re.compile(r"(?i:(.*[^a-z])?id([^a-z].*)?)|.*[a-z]I[dD]")  # id, customer_id, CustomerId; not humid
+_ROW_NUMBERS = (
+    "c1",
+    "id",
+    "index",
+    "no",
+    "nr",
+    "obs",
+    "row",
+    "rowid",
+    "row_id",
+    "rownames",
+    "row.names",
+    "unnamed: 0",
+)
+_ID = re.compile(
+    r"(?i:(.*[^a-z])?id([^a-z].*)?)|.*[a-z]I[dD]"
+)  # id, customer_id, CustomerId; not humid
 
 Index = NDArray[np.int64]
 
@@ -49,11 +64,17 @@ def load_table(path: str | Path, options: Options) -> DataSet:
     path = Path(path).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
         return _load_npz(path, options)
-    return table_dataset(reading.read_file(path, () if options.target is None else (options.target,)), options)
+    return table_dataset(
+        reading.read_file(path, () if options.target is None else (options.target,)), options
+    )
 
 
-def table_dataset(table: Table, options: Options, test: Table | None = None, ood: Table | None = None) -> DataSet:
-    """Columns as a data set, split at random (classes in proportion) unless ``test`` rows are given."""
+def table_dataset(
+    table: Table, options: Options, test: Table | None = None, ood: Table | None = None
+) -> DataSet:
+    """Columns as a data set, split at random (classes in proportion) unless ``test`` rows are
+    given.
+    """
     name, notes, names = _target_name(table, options.target), list(table.notes), list(table.columns)
     table = _with_targets(_without(table, name, options, notes), name, notes)
     if table.rows < MIN_ROWS:
@@ -74,11 +95,15 @@ def table_dataset(table: Table, options: Options, test: Table | None = None, ood
         preprocessor = replace(preprocessor, y_mean=y_mean, y_scale=y_scale)
     columns = fit_columns(table, name, train_rows, notes)
     kept = {name, *(column.name for column in columns)}
-    preprocessor = replace(preprocessor, columns=columns, dropped=tuple(n for n in names if n not in kept))
+    preprocessor = replace(
+        preprocessor, columns=columns, dropped=tuple(n for n in names if n not in kept)
+    )
     odd: list[str] = []
     x = preprocessor.encode(table, odd)
     said = set(notes)
-    notes.extend(note for note in odd if note not in said)  # those of the training rows are there already
+    notes.extend(
+        note for note in odd if note not in said
+    )  # those of the training rows are there already
     y, _ = preprocessor.targets(goal)
 
     train: Pair = (x[train_rows], y[train_rows])
@@ -91,7 +116,9 @@ def table_dataset(table: Table, options: Options, test: Table | None = None, ood
     return DataSet.of(table.name, preprocessor, train, held, away, "x_ood", notes)
 
 
-def split_rows(y: NDArray[Any], options: Options, notes: list[str] | None = None) -> tuple[Index, Index]:
+def split_rows(
+    y: NDArray[Any], options: Options, notes: list[str] | None = None
+) -> tuple[Index, Index]:
     """Training and test rows, a function of (seed, split): stratified by y, in sorted order."""
     from bayou import rng
 
@@ -114,9 +141,15 @@ def split_rows(y: NDArray[Any], options: Options, notes: list[str] | None = None
     return np.setdiff1d(np.arange(len(y)), test), test
 
 
-def fit_columns(table: Table, target: str, rows: Index, notes: list[str]) -> tuple[Number | Category, ...]:
+def fit_columns(
+    table: Table, target: str, rows: Index, notes: list[str]
+) -> tuple[Number | Category, ...]:
     """The encoder of each column: its kind from all rows, its statistics from the training rows."""
-    fitted = [_fit_column(name, column, rows, notes) for name, column in table.columns.items() if name != target]
+    fitted = [
+        _fit_column(name, column, rows, notes)
+        for name, column in table.columns.items()
+        if name != target
+    ]
     columns = tuple(column for column in fitted if column is not None)
     if not columns:
         why = " ".join(notes) if len(table.columns) > 1 else "the target is its only column."
@@ -124,20 +157,28 @@ def fit_columns(table: Table, target: str, rows: Index, notes: list[str]) -> tup
     return columns
 
 
-def _fit_column(name: str, column: Column, rows: Index, notes: list[str]) -> Number | Category | None:
+def _fit_column(
+    name: str, column: Column, rows: Index, notes: list[str]
+) -> Number | Category | None:
     present = ~column.missing
     if not present.any():
         notes.append(f"Column {name!r} is empty; dropped.")
         return None
     bad, good = int(column.bad.sum()), column.values[~np.isnan(column.values)]
-    mostly = bad <= 0.1 * present.sum() and len(np.unique(good)) > 20  # a column of numbers with a few typing errors
+    mostly = (
+        bad <= 0.1 * present.sum() and len(np.unique(good)) > 20
+    )  # a column of numbers with a few typing errors
     if (bad and not mostly) or column.rounded:
         return _fit_category(name, column, rows, notes)
     if len(good) == len(column) > 10:
         if name.lower() in _ROW_NUMBERS and bool((np.diff(good) == 1).all()):
             notes.append(f"Column {name!r} is a row number; dropped.")
             return None
-        if _ID.fullmatch(name) and len(np.unique(good)) == len(good) and bool((good == np.round(good)).all()):
+        if (
+            _ID.fullmatch(name)
+            and len(np.unique(good)) == len(good)
+            and bool((good == np.round(good)).all())
+        ):
             notes.append(
                 f"Column {name!r} has {len(good)} different whole numbers and the name of an identifier; dropped. "
                 f"--id {name} copies it to predictions; to use it as an input, rename it."
@@ -196,22 +237,33 @@ def _find(table: Table, name: str) -> str:
 
 def _target_name(table: Table, target: str | None) -> str:
     if target is None:
-        raise DataError(f"{table.name} needs a target column; give --target, one of {listed(table.columns)}")
-    if f"{_find(table, target)}.2" in table.columns and any(repr(target) in note for note in table.notes):
-        raise DataError(f"{table.name} has several columns named {target!r}; rename all but the target")
+        raise DataError(
+            f"{table.name} needs a target column; give --target, one of {listed(table.columns)}"
+        )
+    if f"{_find(table, target)}.2" in table.columns and any(
+        repr(target) in note for note in table.notes
+    ):
+        raise DataError(
+            f"{table.name} has several columns named {target!r}; rename all but the target"
+        )
     return target
 
 
 def _without(table: Table, target: str, options: Options, notes: list[str]) -> Table:
     """The columns without those to drop and the id column."""
-    out = {_find(table, name) for name in (*options.drop, *([] if options.id is None else [options.id]))}
+    out = {
+        _find(table, name)
+        for name in (*options.drop, *([] if options.id is None else [options.id]))
+    }
     if target in out:
         raise DataError(f"{target!r} is the target; it cannot be dropped or be the id column")
     if options.drop:
         notes.append(f"Left out, as requested: {', '.join(map(repr, options.drop))}.")
     if options.id is not None:
         notes.append(f"Column {options.id!r} identifies the rows; it is not an input.")
-    return Table(table.name, {name: c for name, c in table.columns.items() if name not in out}, table.notes)
+    return Table(
+        table.name, {name: c for name, c in table.columns.items() if name not in out}, table.notes
+    )
 
 
 def _with_targets(table: Table, name: str, notes: list[str]) -> Table:
@@ -226,7 +278,9 @@ def _with_targets(table: Table, name: str, notes: list[str]) -> Table:
         )
     notes.append(f"{lost} of {table.rows} rows have no value in {name!r}; left out.")
     rows = np.flatnonzero(present)
-    return Table(table.name, {key: column.take(rows) for key, column in table.columns.items()}, table.notes)
+    return Table(
+        table.name, {key: column.take(rows) for key, column in table.columns.items()}, table.notes
+    )
 
 
 def _decide_task(goal: Column, name: str, task: Task | None, notes: list[str]) -> Task:
@@ -264,11 +318,15 @@ def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
         names = [label(value) for value in values.tolist()]
     else:
         if goal.holds_dates:
-            raise DataError(f"the target {name!r} has dates; convert them to numbers or classes first")
+            raise DataError(
+                f"the target {name!r} has dates; convert them to numbers or classes first"
+            )
         found, counts = np.unique(np.array(goal.levels), return_counts=True)
         names = [str(level) for level in found.tolist()]
     if len(names) < 2:
-        raise DataError(f"the target {name!r} has only one class, {quote(names[0])}; a classifier needs two or more")
+        raise DataError(
+            f"the target {name!r} has only one class, {quote(names[0])}; a classifier needs two or more"
+        )
     if len(names) > MAX_CLASSES or len(names) > max(5, len(goal) / 2):
         raise DataError(
             f"the target {name!r} has {len(names)} different values in {len(goal)} rows, too many for classes "
@@ -284,7 +342,9 @@ def _class_names(goal: Column, name: str, notes: list[str]) -> tuple[str, ...]:
 
 
 def _refuse_sentinels(goal: Column, name: str) -> None:
-    """Raise a DataError if a target is so far from the others that they would all be the same beside it."""
+    """Raise a DataError if a target is so far from the others that they would all be the same
+    beside it.
+    """
     flags = find_sentinels(goal.values)
     if not flags.any():
         return
@@ -302,7 +362,9 @@ def _target_statistics(y: NDArray[Any], name: str) -> tuple[float, float]:
         raise DataError(f"the target {name!r} is {float(y.flat[0]):g} in every row; it must vary")
     mean, scale = mean_and_std(y)
     if not 1e-30 < scale < 1e30:
-        raise DataError(f"the target {name!r} has a standard deviation of {scale:.1e}; give it in other units")
+        raise DataError(
+            f"the target {name!r} has a standard deviation of {scale:.1e}; give it in other units"
+        )
     return mean, scale
 
 
@@ -315,7 +377,9 @@ def _load_npz(path: Path, options: Options) -> DataSet:
     goal = options.target or next((k for k in reading.TARGET_KEYS if k in found), "y")
     if goal not in found:
         listed = ", ".join(map(repr, found))
-        raise DataError(f"{path.name} has {key!r}, but no array {goal!r} of targets; its arrays are {listed}")
+        raise DataError(
+            f"{path.name} has {key!r}, but no array {goal!r} of targets; its arrays are {listed}"
+        )
     x, y = found[key], found[goal]
     y = y.reshape(-1) if y.size == len(y) else y
     if y.ndim != 1 or len(y) != len(x):
@@ -328,10 +392,14 @@ def _load_npz(path: Path, options: Options) -> DataSet:
         return _image_arrays(path.name, x, y, (x_test, y_test) if given else None, x_ood, options)
     test = reading.npz_rows(path.name, x_test, {goal: y_test}) if given else None
     ood = None if x_ood is None else reading.npz_rows(path.name, x_ood, {})
-    return table_dataset(reading.npz_rows(path.name, x, {goal: y}), replace(options, target=goal), test, ood)
+    return table_dataset(
+        reading.npz_rows(path.name, x, {goal: y}), replace(options, target=goal), test, ood
+    )
 
 
-def _image_arrays(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, ood: Any, options: Options) -> DataSet:
+def _image_arrays(
+    name: str, x: Any, y: Any, test: tuple[Any, Any] | None, ood: Any, options: Options
+) -> DataSet:
     if options.drop or options.id is not None:
         raise DataError(f"{name} contains images; --drop and --id are for columns of a table")
     notes: list[str] = []
@@ -360,4 +428,6 @@ def channels_first(x: NDArray[Any], name: str, channels: Sequence[int] = (1, 3, 
         return x
     if x.ndim == 4 and x.shape[3] in channels:
         return x.transpose(0, 3, 1, 2)
-    raise DataError(f"the images of {name} have shape {x.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is needed")
+    raise DataError(
+        f"the images of {name} have shape {x.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is needed"
+    )

@@ -41,8 +41,9 @@ FEW_HELD_FRACTION = 0.9  # of digits-few
 def letters(n: int, seed: int = 0) -> Floats:
     """n drawn capital letters, 0 to 16, (n, 1, 8, 8): made as the digits were.
 
-    Strokes with random position, size, slant, rotation and width are drawn on a 32×32 bitmap; a pixel is the number of
-    set cells in its 4×4 block. Letters alternate, so that all are equally frequent.
+    Strokes with random position, size, slant, rotation and width are drawn on a 32×32 bitmap; a
+    pixel is the number of set cells in its 4×4 block. Letters alternate, so that all are equally
+    frequent.
     """
     generator = np.random.default_rng([seed, 8])
     centre = (np.arange(32) + 0.5) / 32
@@ -71,7 +72,9 @@ def _distance(grid: Floats, start: Floats, end: Floats) -> Floats:
 
 
 def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
-    """The 1,797 digits of scikit-learn, (1, 8, 8), in training and test rows; split 0 never changes."""
+    """The 1,797 digits of scikit-learn, (1, 8, 8), in training and test rows; split 0 never
+    changes.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -79,22 +82,30 @@ def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
     bunch = load_digits()
     x, y = np.asarray(bunch.images, np.float64)[:, None], np.asarray(bunch.target, np.int64)
     held = FEW_HELD_FRACTION if entry.name == "digits-few" else HELD_FRACTION
-    train_rows, test_rows = split_rows(y, Options(split=split, seed=DIGITS_SEED, test_fraction=held))
+    train_rows, test_rows = split_rows(
+        y, Options(split=split, seed=DIGITS_SEED, test_fraction=held)
+    )
     train, test = (x[train_rows], y[train_rows]), (x[test_rows], y[test_rows])
-    notes = [f"Split {split}: {held:.0%} of each digit held out. Pixels 0 to 16 were standardized together."]
+    notes = [
+        f"Split {split}: {held:.0%} of each digit held out. Pixels 0 to 16 were standardized together."
+    ]
     away: NDArray[Any] | None
     if entry.name == "digits5":
         train, test, away = classes_apart(train, test, range(5))
         away_name = entry.ood[0]
     else:
         away, away_name = letters(len(test[1])), entry.ood[0]
-        notes.append(f"Out of distribution: the letters {' '.join(LETTERS)}, generated and binned like the digits.")
+        notes.append(
+            f"Out of distribution: the letters {' '.join(LETTERS)}, generated and binned like the digits."
+        )
     if ood == "none":
         away = None
     elif ood == "letters":
         away, away_name = letters(len(test[1])), "letters"
     elif ood not in (None, away_name):
-        raise DataError(f"ood of {entry.name} must be {away_name!r}, 'letters' or 'none', got {ood!r}")
+        raise DataError(
+            f"ood of {entry.name} must be {away_name!r}, 'letters' or 'none', got {ood!r}"
+        )
     preprocessor = ImagePreprocessor.fit(train[0], entry.classes, white=16.0)
     return preprocessor.dataset(entry.name, train, test, away, away_name, notes)
 
@@ -113,16 +124,22 @@ def moons(entry: Entry, seed: int = 0, n: int = 400, noise: float = 0.15) -> Dat
     far = far[np.linalg.norm(far[:, None] - x[None, :n], axis=-1).min(1) > 1][:n]
     columns = tuple(Number.fit(f"x{i + 1}", x[:n, i]) for i in range(2))
     preprocessor = TablePreprocessor(columns, "y", "classification", entry.classes)
-    train, test = ((preprocessor.transform(x[part]), y[part]) for part in (slice(n), slice(n, None)))
+    train, test = (
+        (preprocessor.transform(x[part]), y[part]) for part in (slice(n), slice(n, None))
+    )
     notes = [f"Generated from seed {seed}; Gaussian noise of {noise:g}."]
-    return DataSet.of(entry.name, preprocessor, train, test, preprocessor.transform(far), entry.ood[0], notes)
+    return DataSet.of(
+        entry.name, preprocessor, train, test, preprocessor.transform(far), entry.ood[0], notes
+    )
 
 
 def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
-    """20 points of y = x³ + ε on [−4, 4], ε of standard deviation 3 (Hernández-Lobato & Adams 2015).
+    """20 points of y = x³ + ε on [−4, 4], ε of standard deviation 3 (Hernández-Lobato & Adams
+    2015).
 
-    The training points are always those of the HMC reference: x_i evenly spaced, ε_i = 3·Φ⁻¹((r_i + ½)/20) with
-    r_i = (7i + 3) mod 20. The network sees x/4 and y/32. Test points are drawn from ``seed``.
+    The training points are always those of the HMC reference: x_i evenly spaced, ε_i = 3·Φ⁻¹((r_i +
+    ½)/20) with r_i = (7i + 3) mod 20. The network sees x/4 and y/32. Test points are drawn from
+    ``seed``.
     """
     x = np.linspace(-4.0, 4.0, 20)
     noise = np.array([3 * NormalDist().inv_cdf(((7 * i + 3) % 20 + 0.5) / 20) for i in range(20)])
@@ -130,7 +147,9 @@ def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
     x_test = generator.uniform(-4, 4, n_test)
     y_test = x_test**3 + 3 * generator.standard_normal(n_test)
     outside = np.concatenate([np.linspace(-6, -4.02, 100), np.linspace(4.02, 6, 100)])
-    preprocessor = TablePreprocessor((Number("x", 0.0, 4.0, low=-4.0, high=4.0),), "y", "regression", (), 0.0, 32.0)
+    preprocessor = TablePreprocessor(
+        (Number("x", 0.0, 4.0, low=-4.0, high=4.0),), "y", "regression", (), 0.0, 32.0
+    )
     notes = [
         "The training points are fixed (those of the HMC reference); the network is fitted to x/4 and y/32. Noise: 3."
     ]
@@ -138,7 +157,8 @@ def cubic(entry: Entry, seed: int = 0, n_test: int = 200) -> DataSet:
 
 
 def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
-    """y = cos(4x + 0.8) + ε for x in [−1, −0.5] and [0.5, 1], without data in between (Foong et al. 2019).
+    """y = cos(4x + 0.8) + ε for x in [−1, −0.5] and [0.5, 1], without data in between (Foong et al.
+    2019).
 
     ε has standard deviation 0.1; that of two-bumps-hetero grows, 0.05 + 0.3·(x + 1)/2.
     """
@@ -152,11 +172,18 @@ def two_bumps(entry: Entry, seed: int = 0, n: int = 100) -> DataSet:
     )
     noise = f"noise 0.05 at x = -1 to {0.05 + growth:g} at x = 1" if growth else "noise 0.1"
     notes = [f"Generated from seed {seed}; {noise} in y. The gap is -0.45 < x < 0.45."]
-    return _curve(entry, preprocessor, (x[:n], y[:n]), (x[n:], y[n:]), np.linspace(-0.45, 0.45, 200), notes)
+    return _curve(
+        entry, preprocessor, (x[:n], y[:n]), (x[n:], y[n:]), np.linspace(-0.45, 0.45, 200), notes
+    )
 
 
 def _curve(
-    entry: Entry, preprocessor: TablePreprocessor, train: Pair, test: Pair, ood: Floats, notes: list[str]
+    entry: Entry,
+    preprocessor: TablePreprocessor,
+    train: Pair,
+    test: Pair,
+    ood: Floats,
+    notes: list[str],
 ) -> DataSet:
     first, second = (preprocessor.pair({"x": x, "y": y}) for x, y in (train, test))
     away = preprocessor.transform({"x": ood})

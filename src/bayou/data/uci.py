@@ -1,4 +1,6 @@
-"""The nine UCI regression sets, split as by Hernández-Lobato & Adams 2015 and Gal & Ghahramani 2016."""
+"""The nine UCI regression sets, split as by Hernández-Lobato & Adams 2015 and Gal & Ghahramani
+2016.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from bayou.data.reading import unpack_archive
 
 
 def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> DataSet:
-    """One published split; inputs and target standardized by its training rows, which keep their published order."""
+    """One published split; inputs and target standardized by its training rows, which keep their
+    published order.
+    """
     assert entry.splits is not None
     if not 0 <= split < entry.splits:
         raise DataError(f"{entry.name!r} has the splits 0 to {entry.splits - 1}, got {split}")
@@ -28,23 +32,44 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
     preprocessor = TablePreprocessor(
         columns, "y", "regression", y_mean=float(y_train.mean()), y_scale=float(y_train.std())
     )
-    notes = [f"Published split {split} of {entry.splits}; inputs and target standardized by its training rows."]
+    notes = [
+        f"Published split {split} of {entry.splits}; inputs and target standardized by its training rows."
+    ]
     if still := [column.name for column in columns if column.low == column.high]:
         notes.append(f"Constant inputs are kept, as published, and become 0: {', '.join(still)}.")
 
     def pair(x: NDArray[Any], y: NDArray[Any]) -> Pair:
-        return preprocessor.pair({column.name: values for column, values in zip(columns, x.T, strict=True)} | {"y": y})
+        return preprocessor.pair(
+            {column.name: values for column, values in zip(columns, x.T, strict=True)} | {"y": y}
+        )
 
-    return DataSet.of(entry.name, preprocessor, pair(x_train, y_train), pair(x_test, y_test), None, None, notes)
+    return DataSet.of(
+        entry.name, preprocessor, pair(x_train, y_train), pair(x_test, y_test), None, None, notes
+    )
 
 
-def read_split(path: Path, folder: str, split: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """x and y of the training and of the test rows, from ``UCI_Datasets/<folder>/data/*.txt`` in the archive."""
-    stems = ("data", "index_features", "index_target", f"index_train_{split}", f"index_test_{split}")
+def read_split(
+    path: Path, folder: str, split: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """x and y of the training and of the test rows, from ``UCI_Datasets/<folder>/data/*.txt`` in
+    the archive.
+    """
+    stems = (
+        "data",
+        "index_features",
+        "index_target",
+        f"index_train_{split}",
+        f"index_test_{split}",
+    )
     names = {stem: f"UCI_Datasets/{folder}/data/{stem}.txt" for stem in stems}
     texts = unpack_archive(path, names.values())
     found = {stem: np.loadtxt(io.BytesIO(texts[name]), ndmin=1) for stem, name in names.items()}
     data = np.atleast_2d(found["data"])
     features, target = found["index_features"].astype(int), int(found["index_target"][0])
     train, test = (found[f"index_{part}_{split}"].astype(int) for part in ("train", "test"))
-    return data[train][:, features], data[train, target], data[test][:, features], data[test, target]
+    return (
+        data[train][:, features],
+        data[train, target],
+        data[test][:, features],
+        data[test, target],
+    )

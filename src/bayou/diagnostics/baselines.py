@@ -15,7 +15,10 @@ from bayou.likelihoods import BoundLikelihood, HeteroscedasticGaussian
 from bayou.predictive import Predictive
 
 Baseline = Callable[[Any], Predictive]  # inputs (B, ...) to a prediction of one function
-ROWS, COLUMNS = 10_000, 4096  # maximum number of training rows used, and of inputs of a linear model
+ROWS, COLUMNS = (
+    10_000,
+    4096,
+)  # maximum number of training rows used, and of inputs of a linear model
 NUMBERS = 2**24  # outputs of all rows up to which classes have baselines
 PENALTIES = 61  # candidates for the penalty of the ridge regression
 
@@ -23,12 +26,14 @@ PENALTIES = 61  # candidates for the penalty of the ridge regression
 def baselines(
     likelihood: BoundLikelihood, x: Any, y: Tensor, outputs: Sequence[int], seed: int = 0
 ) -> dict[str, Baseline]:
-    """A constant and, for inputs that are one tensor of numbers, a linear prediction of y: in float64, on the CPU.
+    """A constant and, for inputs that are one tensor of numbers, a linear prediction of y: in
+    float64, on the CPU.
 
-    Numbers: N(mean, variance) of y; a ridge regression whose penalty has the least leave-one-out error, with its
-    predictive variance σ²·(1 + xᵀ(XᵀX + λ)⁻¹x). Classes and counts: the frequencies; a logistic (Poisson) regression on
-    standardized inputs with a N(0, 1) prior. ``outputs``: the shape of the network's outputs for one row. Predictions
-    of numbers have all coordinates of y on one axis, (B, K).
+    Numbers: N(mean, variance) of y; a ridge regression whose penalty has the least leave-one-out
+    error, with its predictive variance σ²·(1 + xᵀ(XᵀX + λ)⁻¹x). Classes and counts: the
+    frequencies; a logistic (Poisson) regression on standardized inputs with a N(0, 1) prior.
+    ``outputs``: the shape of the network's outputs for one row. Predictions of numbers have all
+    coordinates of y on one axis, (B, K).
     """
     if min(len(y), ROWS) * math.prod(outputs) > NUMBERS and likelihood.support != "real":
         return {}
@@ -68,7 +73,9 @@ def _on(design: _Design, predict: Callable[[Tensor], Predictive]) -> Baseline:
 
 
 def _ridge(x: Tensor, y: Tensor) -> Callable[[Tensor], Predictive]:
-    """Ridge regression of standardized x (N, D) on y (N, ...), with an intercept that is not penalized."""
+    """Ridge regression of standardized x (N, D) on y (N, ...), with an intercept that is not
+    penalized.
+    """
     target = y.double().reshape(len(y), -1)  # (N, K)
     middle = target.mean(0)
     u, s, vt = torch.linalg.svd(x, full_matrices=False)
@@ -105,7 +112,9 @@ def _generalized(
 
     def fit(x: Tensor, y: Tensor) -> Callable[[Tensor], Predictive]:
         width = math.prod(outputs)
-        weights, bias = (torch.zeros(n, width, dtype=torch.float64, requires_grad=True) for n in (x.shape[1], 1))
+        weights, bias = (
+            torch.zeros(n, width, dtype=torch.float64, requires_grad=True) for n in (x.shape[1], 1)
+        )
         optimizer = torch.optim.LBFGS([weights, bias], max_iter=200, line_search_fn="strong_wolfe")
 
         def loss() -> float:

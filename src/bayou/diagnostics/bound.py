@@ -67,12 +67,15 @@ class LogMean:
 
 @dataclass(frozen=True)
 class TensorBound:
-    """One tensor (or one group, or the total): the KL used in training and the bracket of the true KL(q(W) ‖ p(W)).
+    """One tensor (or one group, or the total): the KL used in training and the bracket of the true
+    KL(q(W) ‖ p(W)).
 
-    ``lower`` ≤ KL ≤ ``upper`` ≤ ``bound`` in expectation; the gap of the auxiliary, E KL(q(z|W) ‖ r(z|W)), lies in
-    [``gap_lower``, ``gap_upper``] = [bound − upper, bound − lower], taken draw by draw so that common noise cancels.
-    ``kind``: "bound" where a bracket was measured; "exact" or "up to a constant" where the KL needs none;
-    "bound, not measured" for a bound of another family, whose bracket is then the trivial [0, bound].
+    ``lower`` ≤ KL ≤ ``upper`` ≤ ``bound`` in expectation; the gap of the auxiliary, E KL(q(z|W) ‖
+    r(z|W)), lies in [``gap_lower``, ``gap_upper``] = [bound − upper, bound − lower], taken draw by
+    draw so that common noise cancels.
+    ``kind``: "bound" where a bracket was measured; "exact" or "up to a constant" where the KL needs
+    none; "bound, not measured" for a bound of another family, whose bracket is then the trivial [0,
+    bound].
     """
 
     names: tuple[str, ...]
@@ -88,7 +91,9 @@ class TensorBound:
 
 @dataclass(frozen=True)
 class BoundGap:
-    """The bracket of every tensor, and of all of them together (``total``); ``print`` shows a table."""
+    """The bracket of every tensor, and of all of them together (``total``); ``print`` shows a
+    table.
+    """
 
     tensors: tuple[TensorBound, ...]
     total: TensorBound
@@ -103,24 +108,50 @@ class BoundGap:
         raise KeyError(f"no tensor {name!r}; the names are {names}")
 
     def __str__(self) -> str:
-        head = ("tensor", "family", "weights", "KL in training", "true KL, from", "to", "gap of r, from", "to")
+        head = (
+            "tensor",
+            "family",
+            "weights",
+            "KL in training",
+            "true KL, from",
+            "to",
+            "gap of r, from",
+            "to",
+        )
         lines: list[tuple[str, ...]] = [head]
         for t in (*self.tensors, self.total):
-            name = t.names[0] if len(t.names) == 1 else f"{t.names[0]} … ({len(t.names)})" if t.names else "total"
-            cells = [_cell(t.bound), _cell(t.lower), _cell(t.upper), _cell(t.gap_lower), _cell(t.gap_upper)]
+            name = (
+                t.names[0]
+                if len(t.names) == 1
+                else f"{t.names[0]} … ({len(t.names)})"
+                if t.names
+                else "total"
+            )
+            cells = [
+                _cell(t.bound),
+                _cell(t.lower),
+                _cell(t.upper),
+                _cell(t.gap_lower),
+                _cell(t.gap_upper),
+            ]
             if t.kind in (KL.exact.value, KL.constant.value) and t.names:
                 cells[1:] = [t.kind, "", "", ""]
             lines.append((name, t.family, f"{t.size:,}", *cells))
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         text = [
-            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+            "  ".join(
+                c.ljust(w) if i < 2 else c.rjust(w)
+                for i, (c, w) in enumerate(zip(line, widths, strict=True))
+            )
             for line in lines
         ]
         rule = "─" * len(text[0])
         note = f"nats; K = {self.draws:,} latents for each of S = {self.samples:,} weights; ± one standard error"
         if self.total.kind == KL.constant.value:
             note += "\nsome tensor has no density: the total is up to a constant"
-        return "\n".join(line.rstrip() for line in (text[0], rule, *text[1:-1], rule, text[-1], note))
+        return "\n".join(
+            line.rstrip() for line in (text[0], rule, *text[1:-1], rule, text[-1], note)
+        )
 
 
 def _cell(estimate: Estimate) -> str:
@@ -135,14 +166,17 @@ def _cell(estimate: Estimate) -> str:
 def bound_gap(
     posterior: Posterior | Bayesian, draws: int = 1000, samples: int = 16, *, seed: rng.Seed = None
 ) -> BoundGap:
-    """The KL bound that MNF, SIVI or UIVI has in training, against a bracket of the true KL, per tensor and in total.
+    """The KL bound that MNF, SIVI or UIVI has in training, against a bracket of the true KL, per
+    tensor and in total.
 
-    With S = ``samples`` draws of (z^0, W), K = ``draws`` latents z^k ~ ρ(z|W) each (the conjugate r(z|W) built on the
-    mean and std of q(z)) and Δ_k = log q(W, z^k)/ρ(z^k|W) − log q(W, z^0)/r(z^0|W), the gap of the auxiliary r lies
-    between −E log 1/(K+1) Σ_{k=0..K} e^Δ_k and −E log 1/K Σ_{k=1..K} e^Δ_k (IWHVI, Sobolev & Vetrov 2019), and KL(q(W)
-    ‖ p(W)) = bound − gap. W = z^0·M + σ·ε enters only through R_i = Σ_j ε_ij·M_ij/σ_ij, beside C_i = Σ_j M_ij²/σ_ij²:
-    log q(W|z^k) − log q(W|z^0) = Σ_i d_i·R_i − ½·d_i²·C_i with d = z^k − z^0, so all K cost O(|W| + K·D). For SIVI and
-    UIVI z^k ~ q(z), and the gap is what K = ``draws`` latents take off the bound with the K of the guide. In float64.
+    With S = ``samples`` draws of (z^0, W), K = ``draws`` latents z^k ~ ρ(z|W) each (the conjugate
+    r(z|W) built on the mean and std of q(z)) and Δ_k = log q(W, z^k)/ρ(z^k|W) − log q(W,
+    z^0)/r(z^0|W), the gap of the auxiliary r lies between −E log 1/(K+1) Σ_{k=0..K} e^Δ_k and −E
+    log 1/K Σ_{k=1..K} e^Δ_k (IWHVI, Sobolev & Vetrov 2019), and KL(q(W) ‖ p(W)) = bound − gap. W =
+    z^0·M + σ·ε enters only through R_i = Σ_j ε_ij·M_ij/σ_ij, beside C_i = Σ_j M_ij²/σ_ij²: log
+    q(W|z^k) − log q(W|z^0) = Σ_i d_i·R_i − ½·d_i²·C_i with d = z^k − z^0, so all K cost O(|W| +
+    K·D). For SIVI and UIVI z^k ~ q(z), and the gap is what K = ``draws`` latents take off the bound
+    with the K of the guide. In float64.
     """
     check_count(draws, "draws", 1)
     check_count(samples, "samples", 2)
@@ -154,7 +188,9 @@ def bound_gap(
     tensors, totals = [], [torch.zeros(samples, dtype=torch.float64) for _ in range(3)]
     for guide in bayesian.guides:
         own = rng.fold(seed, *guide.names)
-        if isinstance(guide, Multiplicative) and guide.kl_kind is not KL.estimate:  # exp of an estimate is biased
+        if (
+            isinstance(guide, Multiplicative) and guide.kl_kind is not KL.estimate
+        ):  # exp of an estimate is biased
             parts = _sandwich(copy.deepcopy(guide).double().eval(), draws, samples, own)
             kind = KL.bound.value
         elif isinstance(guide, ImplicitGuide):
@@ -171,13 +207,21 @@ def bound_gap(
         tensors.append(_record(guide.names, family, kind, size, *parts))
         totals = [total + part.cpu() for total, part in zip(totals, parts, strict=True)]
     kinds = {tensor.kind for tensor in tensors}
-    kind = next(k.value for k in reversed(KL) if k is KL.exact or any(k.value in found for found in kinds))
+    kind = next(
+        k.value for k in reversed(KL) if k is KL.exact or any(k.value in found for found in kinds)
+    )
     total = _record((), "", kind, sum(tensor.size for tensor in tensors), *totals)
     return BoundGap(tuple(tensors), total, draws, samples)
 
 
 def _record(
-    names: tuple[str, ...], family: str, kind: str, size: int, bound: Tensor, gap_lower: Tensor, gap_upper: Tensor
+    names: tuple[str, ...],
+    family: str,
+    kind: str,
+    size: int,
+    bound: Tensor,
+    gap_lower: Tensor,
+    gap_upper: Tensor,
 ) -> TensorBound:
     """From the bound and the two ends of the gap, draw by draw, each (S,)."""
     ends = (bound, bound - gap_upper, bound - gap_lower, gap_lower, gap_upper)
@@ -195,7 +239,9 @@ def _training_kl(bayesian: Bayesian, guide: Guide, samples: int, seed: int) -> T
     return torch.cat(found)
 
 
-def _sandwich(guide: Multiplicative, draws: int, samples: int, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
+def _sandwich(
+    guide: Multiplicative, draws: int, samples: int, seed: rng.Seed
+) -> tuple[Tensor, Tensor, Tensor]:
     """The training bound and the ends of the gap for every draw of W: (S,) each."""
     mean, std = rows(guide.center, guide.axis), rows(guide.log_std.exp(), guide.axis)  # (D, J)
     r = _moment_matched(guide, seed)
@@ -206,14 +252,20 @@ def _sandwich(guide: Multiplicative, draws: int, samples: int, seed: rng.Seed) -
         z, log_q = guide.gain.draw(n, rng.fold(seed, "gain"), start)
         eps = rng.normal(n, mean.shape, mean, rng.fold(seed, "noise"), start)  # (n, D, J)
         weight = torch.addcmul(z.unsqueeze(-1) * mean, std, eps)
-        bounds.append(_conditional_kl(guide, z, weight) + log_q + guide.auxiliary(z, mean, std, weight))
+        bounds.append(
+            _conditional_kl(guide, z, weight) + log_q + guide.auxiliary(z, mean, std, weight)
+        )
         residual = (eps * snr).sum(-1)  # Σ_j ε·M/σ: (n, D)
         log_r = guide.auxiliary.log_density(z, mean, std, weight)
         inner = LogMean()
         for begin, k in _chunks(draws, n * len(mean), CHUNK_NUMBERS):
-            latent, log_proposal = r.propose(k, mean, std, weight, rng.fold(seed, "latents", start), begin)
+            latent, log_proposal = r.propose(
+                k, mean, std, weight, rng.fold(seed, "latents", start), begin
+            )
             step = latent - z  # (k, n, D)
-            log_ratio = torch.einsum("knd,nd->kn", step, residual) - 0.5 * step.square() @ information
+            log_ratio = (
+                torch.einsum("knd,nd->kn", step, residual) - 0.5 * step.square() @ information
+            )
             inner.add(log_ratio + guide.gain.log_prob(latent) - log_q - log_proposal + log_r)
         gap_uppers.append(-inner.value())
         own = log_r - r.log_density(z, mean, std, weight)
@@ -221,14 +273,18 @@ def _sandwich(guide: Multiplicative, draws: int, samples: int, seed: rng.Seed) -
     return torch.cat(bounds), torch.cat(gap_lowers), torch.cat(gap_uppers)
 
 
-def _mixture(guide: ImplicitGuide, draws: int, samples: int, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
+def _mixture(
+    guide: ImplicitGuide, draws: int, samples: int, seed: rng.Seed
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same for q(w) = E_z q(w|z), with fresh latents of q(z) for every w."""
     bounds, lowers, uppers = [], [], []
     for start, n in _chunks(samples, guide.center.numel()):
         made = guide.make(n, seed, start)
         inner, rest, none = LogMean(), guide.conditional_kl(made), made.z.new_zeros(n)
         for begin, k in _chunks(draws, n * guide.latent, CHUNK_NUMBERS):
-            latents = rng.normal(k, (n, guide.latent), made.z, rng.fold(seed, "latents", start), begin)
+            latents = rng.normal(
+                k, (n, guide.latent), made.z, rng.fold(seed, "latents", start), begin
+            )
             inner.add(guide.log_ratios(made, latents))
         bounds.append(guide.draw(n, seed=seed, start=start).kl)  # of the same w
         lowers.append(rest + inner.value())
@@ -238,12 +294,18 @@ def _mixture(guide: ImplicitGuide, draws: int, samples: int, seed: rng.Seed) -> 
 
 
 def _conditional_kl(guide: Multiplicative, z: Tensor, weight: Tensor) -> Tensor:
-    """KL(q(W|z) ‖ p(W)) in closed form for a Normal prior, at the drawn weights (n, D, J) for others: (n,)."""
+    """KL(q(W|z) ‖ p(W)) in closed form for a Normal prior, at the drawn weights (n, D, J) for
+    others: (n,).
+    """
     std = guide.log_std.exp()
     if isinstance(guide.prior, BoundNormal):
         return gained_kl(guide.prior, guide.center, std, z, guide.axis)
     shape = guide.center.movedim(guide.axis, 0).shape
-    w = weight.unflatten(2, shape[1:]).movedim(1, guide.axis + 1) if len(shape) > 1 else weight.squeeze(-1)
+    w = (
+        weight.unflatten(2, shape[1:]).movedim(1, guide.axis + 1)
+        if len(shape) > 1
+        else weight.squeeze(-1)
+    )
     center = Weight(guide.center, None, (Gain(guide.axis, z),)).center(len(z))
     return gaussian_log_prob(w, center, std.expand_as(w)) - guide.prior.log_prob(w)
 

@@ -7,7 +7,14 @@ from bayou.flows.continuous_time.continuous import Continuous, continuous, refin
 from bayou.flows.continuous_time.fields import TimeMLP
 from bayou.flows.contractive.contracting import Contracting, ContractingConv, LipSwish
 from bayou.flows.contractive.residual import Residual, residual
-from bayou.flows.core.bases import Base, DiagonalNormal, GaussianMixture, StandardNormal, Uniform, VonMises
+from bayou.flows.core.bases import (
+    Base,
+    DiagonalNormal,
+    GaussianMixture,
+    StandardNormal,
+    Uniform,
+    VonMises,
+)
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.implicit import SecondDerivativeError
@@ -59,7 +66,15 @@ from bayou.flows.layers.elementwise import (
     Spline,
     logistic_mixture,
 )
-from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, Permutation, reverse, shuffle
+from bayou.flows.layers.linear import (
+    Conv1x1,
+    DiagonalAffine,
+    Householder,
+    LULinear,
+    Permutation,
+    reverse,
+    shuffle,
+)
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
 from bayou.flows.models.amortized import AmortizedAffine

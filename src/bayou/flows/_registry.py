@@ -13,19 +13,40 @@ from bayou.flows.core.bases import Base, StandardNormal
 from bayou.flows.core.compose import Chain, Inverse
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Map
-from bayou.flows.discrete.bijections import IntegerCoupling, IntegerIdentity, ModuloCoupling, OneHot, integer, modulo
+from bayou.flows.discrete.bijections import (
+    IntegerCoupling,
+    IntegerIdentity,
+    ModuloCoupling,
+    OneHot,
+    integer,
+    modulo,
+)
 from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic
 from bayou.flows.layers import builders
 from bayou.flows.layers.cdf import InverseCDF
 from bayou.flows.layers.determinant import Planar, Sylvester
 from bayou.flows.layers.elementwise import Affine
-from bayou.flows.layers.linear import Conv1x1, DiagonalAffine, Householder, LULinear, reverse, shuffle
+from bayou.flows.layers.linear import (
+    Conv1x1,
+    DiagonalAffine,
+    Householder,
+    LULinear,
+    reverse,
+    shuffle,
+)
 from bayou.flows.layers.normalization import ActNorm, BatchNorm
 from bayou.flows.layers.squeeze import Squeeze
 from bayou.flows.models.amortized import AmortizedAffine
 from bayou.flows.models.causal import pixelcnn, wavenet
 from bayou.flows.models.image_nets import conv_net
-from bayou.flows.models.images import ImageCoupling, Pointwise, Sigmoid, flowpp_image, glow_image, split_channels
+from bayou.flows.models.images import (
+    ImageCoupling,
+    Pointwise,
+    Sigmoid,
+    flowpp_image,
+    glow_image,
+    split_channels,
+)
 from bayou.flows.models.transformer import transformer_flow
 from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
 from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
@@ -37,7 +58,9 @@ SMALL: dict[str, Any] = {"steps": 1, "hidden": 4}
 
 @dataclass(frozen=True)
 class Entry:
-    """A map: its constructor from a size (the dimension, or the channels of small images), and its kind."""
+    """A map: its constructor from a size (the dimension, or the channels of small images), and its
+    kind.
+    """
 
     build: Callable[..., Map]
     kind: Kind = "bijective"
@@ -59,7 +82,10 @@ def autoencoder(dim: int) -> Autoencoder:
     """A small ``Autoencoder`` with coupling flows, whose y has one entry more than x."""
 
     def conditional(event: int, context: int) -> Flow:
-        return Flow(StandardNormal(event), builders.realnvp(event, layers=1, hidden=(8,), context_dim=context))
+        return Flow(
+            StandardNormal(event),
+            builders.realnvp(event, layers=1, hidden=(8,), context_dim=context),
+        )
 
     return Autoencoder(conditional(dim + 1, dim), conditional(dim, dim + 1))
 
@@ -156,16 +182,21 @@ def registry(kind: Kind | None = None) -> dict[str, Entry]:
     """All maps by name, or those of one kind, with small networks.
 
     Args:
-        kind: "bijective" maps have exact terms in both directions; "vector" are those bijections that are built from a
-            dimension, which guides accept by name. "surjective" maps lose information in one direction, "stochastic"
-            maps are random in both, "discrete" maps are bijections of integers. By default all.
+        kind: "bijective" maps have exact terms in both directions; "vector" are those bijections
+            that are built from a dimension, which guides accept by name. "surjective" maps lose
+            information in one direction, "stochastic" maps are random in both, "discrete" maps are
+            bijections of integers. By default all.
 
     Raises:
         ValueError: for a kind that does not exist.
     """
     if kind not in (None, *get_args(Kind)):
-        raise ValueError(f"there is no kind {kind!r} of maps; the kinds are {', '.join(get_args(Kind))}")
+        raise ValueError(
+            f"there is no kind {kind!r} of maps; the kinds are {', '.join(get_args(Kind))}"
+        )
     vectors = {name: Entry(build) for name, build in _VECTORS.items()}
     if kind == "vector":
         return vectors
-    return {name: entry for name, entry in (vectors | _OTHERS).items() if kind in (None, entry.kind)}
+    return {
+        name: entry for name, entry in (vectors | _OTHERS).items() if kind in (None, entry.kind)
+    }

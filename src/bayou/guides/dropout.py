@@ -18,17 +18,21 @@ from bayou.priors import BoundNormal
 
 
 class DropoutGuide(TensorGuide):
-    """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight (axis None).
+    """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight (axis
+    None).
 
-    KL = E[−log p(W)] − H(mask) = Σ M²/(2·(1 − p)·σ_p²) − H(mask) + log σ_p + ½·log 2π for a prior around 0: a mask has
-    no density with respect to p(W), so it is up to a constant (Gal & Ghahramani 2016), and −log p(M) for p → 0.
+    KL = E[−log p(W)] − H(mask) = Σ M²/(2·(1 − p)·σ_p²) − H(mask) + log σ_p + ½·log 2π for a prior
+    around 0: a mask has no density with respect to p(W), so it is up to a constant (Gal &
+    Ghahramani 2016), and −log p(M) for p → 0.
     """
 
     kl_kind = KL.constant
     prior: BoundNormal
     scales = ("logit_p",)
 
-    def __init__(self, tensors: Tensors, axis: int | None, p: float, rate: str, temperature: float) -> None:
+    def __init__(
+        self, tensors: Tensors, axis: int | None, p: float, rate: str, temperature: float
+    ) -> None:
         super().__init__(tensors)
         self.axis, self.rate, self.temperature, value = axis, rate, temperature, tensors.value
         self.center = nn.Parameter(value.clone())
@@ -36,7 +40,9 @@ class DropoutGuide(TensorGuide):
         self.logit_p = nn.Parameter(logit, requires_grad=rate != "fixed")
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        shape = self.center.shape if self.axis is None else self.center.shape[self.axis : self.axis + 1]
+        shape = (
+            self.center.shape if self.axis is None else self.center.shape[self.axis : self.axis + 1]
+        )
         u = rng.uniform(n, shape, self.center, seed, start)
         kept = torch.sigmoid(-self.logit_p)
         score = None
@@ -49,7 +55,11 @@ class DropoutGuide(TensorGuide):
                 log_q = mask * F.logsigmoid(-self.logit_p) + (1 - mask) * F.logsigmoid(self.logit_p)
                 score = log_q.flatten(1).sum(1)
         z = mask / kept
-        part = self.center * z if self.axis is None else Weight(self.center, None, (Gain(self.axis, z),))
+        part = (
+            self.center * z
+            if self.axis is None
+            else Weight(self.center, None, (Gain(self.axis, z),))
+        )
         if isinstance(part, Weight) and not local:
             part = part.center(n)
         return Draw({self.name: part}, self._kl(math.prod(shape)).expand(n), score)
@@ -57,7 +67,8 @@ class DropoutGuide(TensorGuide):
     def _kl(self, units: int) -> Tensor:
         kept = torch.sigmoid(-self.logit_p)
         entropy = F.softplus(self.logit_p) - (1 - kept) * self.logit_p
-        # E[(W − μ)²] = (M − μ)² + Var[W], Var[W] = M²·p/(1 − p); the odds p/(1 − p) are exp(logit_p)
+        # E[(W − μ)²] = (M − μ)² + Var[W], Var[W] = M²·p/(1 − p); the odds p/(1 − p) are
+        # exp(logit_p)
         spread = self.center.square() * self.logit_p.exp() * (-2 * self.prior.log_scale).exp()
         return 0.5 * spread.sum() - self.prior.log_prob(self.center) - units * entropy
 
@@ -70,13 +81,15 @@ class DropoutGuide(TensorGuide):
 
 @dataclass(frozen=True)
 class Dropout(GuideSpec):
-    """Dropout as a posterior: W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) (Gal & Ghahramani 2016).
+    """Dropout as a posterior: W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) (Gal & Ghahramani
+    2016).
 
     Args:
         p: the probability of a zero, or its initial value.
-        per: one mask entry for each "unit" (input unit or input channel) or each "weight" (drop-connect).
-        rate: "fixed", or p is learned by the "concrete" relaxation (Gal et al. 2017) or by "reinforce" (score function
-            with a running baseline).
+        per: one mask entry for each "unit" (input unit or input channel) or each "weight"
+            (drop-connect).
+        rate: "fixed", or p is learned by the "concrete" relaxation (Gal et al. 2017) or by
+            "reinforce" (score function with a running baseline).
         temperature: of the concrete relaxation; masks approach 0 and 1 as it decreases.
     """
 
@@ -96,7 +109,9 @@ class Dropout(GuideSpec):
 
     def __post_init__(self) -> None:
         if not 0 < self.p < 1:
-            raise ValueError(f"Dropout p must lie strictly between 0 and 1, got {self.p}; Delta() is p = 0")
+            raise ValueError(
+                f"Dropout p must lie strictly between 0 and 1, got {self.p}; Delta() is p = 0"
+            )
         self._check_positive("temperature")
         self._check_choice("per", ("unit", "weight"))
         self._check_choice("rate", ("fixed", "concrete", "reinforce"))
@@ -107,6 +122,8 @@ class Dropout(GuideSpec):
     def build(self, tensors: Tensors) -> DropoutGuide:
         name, value, prior, layout = tensors.single
         if not isinstance(prior, BoundNormal):
-            raise ValueError(f"Dropout needs a Normal prior for {name!r}, got {type(prior).__name__}")
+            raise ValueError(
+                f"Dropout needs a Normal prior for {name!r}, got {type(prior).__name__}"
+            )
         axis = None if self.per == "weight" else 0 if value.ndim == 1 else layout.in_axis
         return DropoutGuide(tensors, axis, self.p, self.rate, self.temperature)

@@ -16,15 +16,19 @@ from bayou.guides.joint import FlowName, make_transform, push
 
 
 class GainFlow(nn.Module):
-    """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture of Gaussians.
+    """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture of
+    Gaussians.
 
-    (c, s) is the Gaussian itself, (1, std) for a mixture: the flow T and the unit triangular L, which correlates all
-    entries, act on standardized values, so that their effect scales with the spread of z. Without a flow z = z0.
+    (c, s) is the Gaussian itself, (1, std) for a mixture: the flow T and the unit triangular L,
+    which correlates all entries, act on standardized values, so that their effect scales with the
+    spread of z. Without a flow z = z0.
     """
 
     lower: nn.Parameter | None
 
-    def __init__(self, dim: int, transform: Map | None, std: float, components: int = 1, mixing: bool = False) -> None:
+    def __init__(
+        self, dim: int, transform: Map | None, std: float, components: int = 1, mixing: bool = False
+    ) -> None:
         super().__init__()
         inner = dim if transform is None else transform.event_in[0] or dim  # None: any size
         self.std = std
@@ -45,7 +49,11 @@ class GainFlow(nn.Module):
         if not self.square:
             return 0.0, 1.0
         base = self.base
-        return (base.mean, base.log_std.exp()) if isinstance(base, flows.DiagonalNormal) else (1.0, self.std)
+        return (
+            (base.mean, base.log_std.exp())
+            if isinstance(base, flows.DiagonalNormal)
+            else (1.0, self.std)
+        )
 
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
         """z (n, D) and log q(z) (n,)."""
@@ -76,7 +84,9 @@ class GainFlow(nn.Module):
         return base.mean, (2 * base.log_std).exp()
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw`` does not."""
+        """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw``
+        does not.
+        """
         if self.transform is None:
             return self.base.log_prob(z)
         center, std = self._frame()
@@ -91,16 +101,25 @@ class GainFlow(nn.Module):
 
 
 def make_gain(
-    dim: int, flow: FlowName, options: dict[str, Any], std: float, components: int, mixing: int, like: Tensor
+    dim: int,
+    flow: FlowName,
+    options: dict[str, Any],
+    std: float,
+    components: int,
+    mixing: int,
+    like: Tensor,
 ) -> GainFlow:
-    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry has a sigmoidal flow instead."""
+    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry has a sigmoidal
+    flow instead.
+    """
     single = dim == 1 and isinstance(flow, str)
     transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
     return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
 
 
 def gained_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by axis; None if one of them has a flow.
+    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by axis; None if one of them has a
+    flow.
 
     E[XY] = E[X]·E[Y], Var[XY] = Var[X]·(Var[Y] + E[Y]²) + E[X]²·Var[Y].
     """

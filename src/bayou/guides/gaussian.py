@@ -1,4 +1,6 @@
-"""Points and Gaussians: Delta, the factorized Gaussian, sparse variational dropout, low rank plus diagonal."""
+"""Points and Gaussians: Delta, the factorized Gaussian, sparse variational dropout, low rank plus
+diagonal.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from bayou import rng
-from bayou.guides.guide import KL, Draw, GuideSpec, Local, TensorGuide, Tensors, VectorGuide, Weight, gaussian_log_prob
+from bayou.guides.guide import (
+    KL,
+    Draw,
+    GuideSpec,
+    Local,
+    TensorGuide,
+    Tensors,
+    VectorGuide,
+    Weight,
+    gaussian_log_prob,
+)
 from bayou.params import Params, flatten
 from bayou.priors import BoundNormal, LogUniform, Prior
 
 
 class Point(TensorGuide):
-    """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with KL −log p(mean)."""
+    """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with KL
+    −log p(mean).
+    """
 
     points = 1
 
@@ -67,8 +81,12 @@ class Factorized(TensorGuide):
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         weight = Weight(self.center, self.log_std.exp())
         kl = self.prior.kl(weight.mean, weight.std)  # type: ignore[arg-type]
-        sampled = None if local and kl is not None else weight.sample(1 if local else n, seed, start)
-        if kl is None:  # no closed form: Monte Carlo, with the sampled weights themselves if there are any
+        sampled = (
+            None if local and kl is not None else weight.sample(1 if local else n, seed, start)
+        )
+        if (
+            kl is None
+        ):  # no closed form: Monte Carlo, with the sampled weights themselves if there are any
             kl = gaussian_log_prob(sampled, self.center, weight.std) - self.prior.log_prob(sampled)  # type: ignore[arg-type]
         return Draw({self.name: weight if local else sampled}, kl.expand(n))  # type: ignore[dict-item]
 
@@ -99,9 +117,10 @@ class MeanField(GuideSpec):
 
     Args:
         std: the initial standard deviation of q.
-        local: local reparameterization (Kingma et al. 2015): the outputs of a layer are drawn instead of its weights,
-            if an example uses the weights once. Weights of a convolution or along a sequence are sampled, since one
-            draw is the same at all positions; "positions" draws noise at each, and the ELBO is an approximation.
+        local: local reparameterization (Kingma et al. 2015): the outputs of a layer are drawn
+            instead of its weights, if an example uses the weights once. Weights of a convolution or
+            along a sequence are sampled, since one draw is the same at all positions; "positions"
+            draws noise at each, and the ELBO is an approximation.
     """
 
     std: float = 0.01
@@ -117,14 +136,17 @@ class MeanField(GuideSpec):
 
 @dataclass(frozen=True)
 class SparseVD(GuideSpec):
-    """Variational dropout with a log-uniform prior, FFLU (Kingma 2015; Molchanov 2017): α = std²/mean² is learned.
+    """Variational dropout with a log-uniform prior, FFLU (Kingma 2015; Molchanov 2017): α =
+    std²/mean² is learned.
 
-    The prior is improper, so that the KL is up to a constant. Weights with a large ``log_alpha`` can be pruned.
+    The prior is improper, so that the KL is up to a constant. Weights with a large ``log_alpha``
+    can be pruned.
 
     Args:
         std: the initial standard deviation of q.
         local: as for ``MeanField``.
-        warmup: β of VI increases over at least this fraction of the steps; without it most weights are pruned at once.
+        warmup: β of VI increases over at least this fraction of the steps; without it most weights
+            are pruned at once.
     """
 
     std: float = 0.01
@@ -143,14 +165,17 @@ class SparseVD(GuideSpec):
 
 
 class LowRankGaussian(VectorGuide):
-    """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F (D, rank)."""
+    """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F (D,
+    rank).
+    """
 
     def __init__(self, tensors: Tensors, rank: int, std: float) -> None:
         super().__init__(tensors)
         start = flatten(tensors.values)
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
-        # A column of F gains at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²: start at that size.
+        # A column of F gains at most ½·log(1 + |column|²/std²) nats, and costs ½·|column|²/std²:
+        # start at that size.
         noise = rng.normal(len(start), (rank,), start, seed=0)
         self.factor = nn.Parameter(noise * (std / math.sqrt(len(start))))
 
@@ -161,7 +186,9 @@ class LowRankGaussian(VectorGuide):
         return 2 * self.log_std.sum() + torch.logdet(one + scaled.mT @ scaled)
 
     def _closed_kl(self) -> Tensor | None:
-        """KL(q ‖ p) for Normal priors: Gaussian KL with the marginal variances and the log-determinant."""
+        """KL(q ‖ p) for Normal priors: Gaussian KL with the marginal variances and the
+        log-determinant.
+        """
         if not all(isinstance(prior, BoundNormal) for prior in self.priors):
             return None
         variance = (2 * self.log_std).exp() + self.factor.square().sum(-1)
@@ -198,7 +225,8 @@ class LowRankGaussian(VectorGuide):
 
 @dataclass(frozen=True)
 class LowRank(GuideSpec):
-    """One Gaussian over all matched tensors as a vector w: q(w) = N(mean, diag(std²) + F·Fᵀ) (Ong et al. 2018).
+    """One Gaussian over all matched tensors as a vector w: q(w) = N(mean, diag(std²) + F·Fᵀ) (Ong
+    et al. 2018).
 
     Args:
         rank: the number of columns of F.

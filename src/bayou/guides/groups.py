@@ -97,20 +97,26 @@ class JeffreysGuide(GroupGuide):
 
 @final
 class LogNormals(nn.Module):
-    """q(a)·q(b) for a·b, the square of a half-Cauchy variable: a ~ Gamma(½, scale k²), b ~ inverse Gamma(½, 1).
+    """q(a)·q(b) for a·b, the square of a half-Cauchy variable: a ~ Gamma(½, scale k²), b ~ inverse
+    Gamma(½, 1).
 
-    log a ~ N(m, s²) and log b ~ N(m', s'²), so log √(a·b) ~ N((m + m')/2, (s² + s'²)/4). It starts at √(a·b) = 1.
+    log a ~ N(m, s²) and log b ~ N(m', s'²), so log √(a·b) ~ N((m + m')/2, (s² + s'²)/4). It starts
+    at √(a·b) = 1.
     """
 
     def __init__(self, like: Tensor, size: int, scale: float, std: float) -> None:
         super().__init__()
         self.scale = scale
         start = 2 * math.log(scale)
-        self.log_median = nn.Parameter(like.new_tensor([[start], [-start]]).repeat(1, size))  # m of a, and of b
+        self.log_median = nn.Parameter(
+            like.new_tensor([[start], [-start]]).repeat(1, size)
+        )  # m of a, and of b
         self.log_std = nn.Parameter(like.new_full((2, size), math.log(std)))
 
     def kl(self) -> Tensor:
-        """KL(q(a) ‖ Γ(½, k²)) = e^(m + s²/2)/k² + log k − m/2 − log s − ½·log 2e, and of b with m' → −m', k = 1."""
+        """KL(q(a) ‖ Γ(½, k²)) = e^(m + s²/2)/k² + log k − m/2 − log s − ½·log 2e, and of b with m'
+        → −m', k = 1.
+        """
         (a, b), log_k = self.log_median.unbind(), math.log(self.scale)
         var_a, var_b = (2 * self.log_std).exp().unbind()
         size = (a + 0.5 * var_a - 2 * log_k).exp() + (0.5 * var_b - b).exp()
@@ -123,7 +129,9 @@ class LogNormals(nn.Module):
 
 @final
 class HorseshoeGuide(GroupGuide):
-    """z_i = s·t_i, with priors s ~ C⁺(0, scale) and t_i ~ C⁺(0, 1); q of each is √(a·b) with log-normal a and b."""
+    """z_i = s·t_i, with priors s ~ C⁺(0, scale) and t_i ~ C⁺(0, 1); q of each is √(a·b) with
+    log-normal a and b.
+    """
 
     kl_kind = KL.bound
 
@@ -136,7 +144,11 @@ class HorseshoeGuide(GroupGuide):
         log_z: Tensor | float = 0.0
         for name, part in (("each", self.each), ("all", self.all)):
             mean, variance = part.root()
-            log_z = log_z + mean + variance.sqrt() * rng.normal(n, mean.shape, mean, rng.fold(seed, name), start)
+            log_z = (
+                log_z
+                + mean
+                + variance.sqrt() * rng.normal(n, mean.shape, mean, rng.fold(seed, name), start)
+            )
         assert isinstance(log_z, Tensor)
         return log_z.exp()
 
@@ -144,7 +156,9 @@ class HorseshoeGuide(GroupGuide):
         return self.each.kl() + self.all.kl()
 
     def gain_moments(self) -> tuple[Tensor, Tensor]:
-        mean, variance = (one + all_ for one, all_ in zip(self.each.root(), self.all.root(), strict=True))
+        mean, variance = (
+            one + all_ for one, all_ in zip(self.each.root(), self.all.root(), strict=True)
+        )
         center = (mean + 0.5 * variance).exp()
         return center, center.square() * variance.expm1()
 
@@ -178,7 +192,8 @@ class _Groups(GuideSpec):
 @final
 @dataclass(frozen=True)
 class NormalJeffreys(_Groups):
-    """Bayesian compression (Louizos 2017): W = z ⊙ V with one gain for each input unit or filter and p(z) ∝ 1/|z|.
+    """Bayesian compression (Louizos 2017): W = z ⊙ V with one gain for each input unit or filter
+    and p(z) ∝ 1/|z|.
 
     ``bayou.compress`` removes the units whose gain is close to 0.
     """
@@ -196,10 +211,11 @@ class NormalJeffreys(_Groups):
 @final
 @dataclass(frozen=True)
 class HalfCauchy(_Groups):
-    """The horseshoe for groups (Louizos 2017): z_i = s·t_i, s ~ C⁺(0, scale) of a layer, t_i ~ C⁺(0, 1) of a unit.
+    """The horseshoe for groups (Louizos 2017): z_i = s·t_i, s ~ C⁺(0, scale) of a layer, t_i ~
+    C⁺(0, 1) of a unit.
 
-    With p(V) = N(0, 1), the default prior, W = z ⊙ V has a horseshoe prior by input unit or filter: a density with a
-    pole at 0 and heavy tails.
+    With p(V) = N(0, 1), the default prior, W = z ⊙ V has a horseshoe prior by input unit or filter:
+    a density with a pole at 0 and heavy tails.
 
     Args:
         scale: the scale of s; a smaller one prunes more units.

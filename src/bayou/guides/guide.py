@@ -1,4 +1,6 @@
-"""The interface of guides: trainable distributions over one tensor of a network, or over a group of them."""
+"""The interface of guides: trainable distributions over one tensor of a network, or over a group of
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ Local = bool | Literal["positions"]
 
 
 class KL(Enum):
-    """The kind of the KL of a guide, from the best to the worst; ``Guide.kl_side`` has the side of a bound."""
+    """The kind of the KL of a guide, from the best to the worst; ``Guide.kl_side`` has the side of
+    a bound.
+    """
 
     exact = "exact"  # unbiased for KL(q ‖ p), from exact densities
     bound = "bound"  # unbiased for a bound of it
-    estimate = "estimate"  # from an unbiased estimate of log q, whose exp is biased: no importance weights
+    estimate = (
+        "estimate"  # from an unbiased estimate of log q, whose exp is biased: no importance weights
+    )
     constant = "up to a constant"  # q or p has no density, so only differences are meaningful
 
     @classmethod
@@ -58,7 +64,8 @@ class Gain:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor that is Gaussian given its gains: W = gain ⊙ mean + std ⊙ ε, with mean and std (*shape).
+    """A tensor that is Gaussian given its gains: W = gain ⊙ mean + std ⊙ ε, with mean and std
+    (*shape).
 
     ``on_noise``: the gains multiply the noise too, W = gain ⊙ (mean + std ⊙ ε).
     """
@@ -71,7 +78,9 @@ class Weight:
     @property
     def is_point(self) -> bool:
         """Whether it is a point."""
-        return self.std is None and len(self.gains) == 0  # torch.compile does not support `not` of a tuple of tensors
+        return (
+            self.std is None and len(self.gains) == 0
+        )  # torch.compile does not support `not` of a tuple of tensors
 
     def center(self, n: int) -> Tensor:
         """gain ⊙ mean: (n, *shape)."""
@@ -103,8 +112,9 @@ class Weight:
 class Draw:
     """n draws of a guide's tensors with the KL of each.
 
-    ``parts``: a tensor (n, *shape) of sampled weights, or a ``Weight`` whose noise is drawn later. ``kl`` (n,).
-    ``score`` (n,): log-probability of discrete choices, for families trained by REINFORCE.
+    ``parts``: a tensor (n, *shape) of sampled weights, or a ``Weight`` whose noise is drawn later.
+    ``kl`` (n,). ``score`` (n,): log-probability of discrete choices, for families trained by
+    REINFORCE.
     """
 
     parts: dict[str, Tensor | Weight]
@@ -113,10 +123,11 @@ class Draw:
 
 
 class Unfolded(NamedTuple):
-    """Tensors w (n, *shape) at coordinates v, log q(v) (n,), and ``extra`` (n,), with which log p(w) + extra is a log
-    ratio: E_q[p(w)·exp(extra)] = ∫ p(w) dw.
+    """Tensors w (n, *shape) at coordinates v, log q(v) (n,), and ``extra`` (n,), with which log
+    p(w) + extra is a log ratio: E_q[p(w)·exp(extra)] = ∫ p(w) dw.
 
-    ``extra`` is −log q(w) if w has a density; with a latent z and r(z | w) it is log r(z | w) − log q(w, z).
+    ``extra`` is −log q(w) if w has a density; with a latent z and r(z | w) it is log r(z | w) − log
+    q(w, z).
     """
 
     params: Params
@@ -135,30 +146,43 @@ class ParameterKind(Enum):
 
 
 class Guide(nn.Module, ABC):
-    """A trainable distribution q over the tensors ``names``: draws and their KL. ``GuideSpec.build`` returns one."""
+    """A trainable distribution q over the tensors ``names``: draws and their KL.
+    ``GuideSpec.build`` returns one.
+    """
 
     kl_kind: KL = KL.exact
     kl_side: Side = Side.equal  # upper: E[kl] ≥ KL(q ‖ p), so that the ELBO stays a bound
     names: tuple[str, ...]
     points: int | None = None  # the number of different draws; None for a continuum
-    given: tuple[str, ...] = ()  # tensors of other guides, in q(names | given): its methods take their values
+    given: tuple[
+        str, ...
+    ] = ()  # tensors of other guides, in q(names | given): its methods take their values
     scales: ClassVar[tuple[str, ...]] = ("log_std",)  # names of its parameters that are scales
     factorized: ClassVar[bool] = False  # whether q = Π N(mean, std²)
 
     @abstractmethod
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        """Draws start .. start + n − 1; with ``local`` the noise is drawn by local reparameterization."""
+        """Draws start .. start + n − 1; with ``local`` the noise is drawn by local
+        reparameterization.
+        """
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         """n weights of every tensor: (n, *shape)."""
         parts = self.draw(n, seed=seed, start=start).parts
-        return {name: part if isinstance(part, Tensor) else part.sample(n, seed, start) for name, part in parts.items()}
+        return {
+            name: part if isinstance(part, Tensor) else part.sample(n, seed, start)
+            for name, part in parts.items()
+        }
 
     def log_prob(self, params: Params) -> Tensor | None:
-        """log q(params), tensors (..., *shape) to (...), of the kind ``kl_kind``; None where q has no density."""
+        """log q(params), tensors (..., *shape) to (...), of the kind ``kl_kind``; None where q has
+        no density.
+        """
         return None
 
-    def coordinates(self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any) -> tuple[Params, Tensor]:
+    def coordinates(
+        self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any
+    ) -> tuple[Params, Tensor]:
         """n draws of w, (n, *shape) each, and their coordinates v for ``unfold``, (n, K).
 
         By default the entries of w themselves.
@@ -167,11 +191,15 @@ class Guide(nn.Module, ABC):
         return drawn, flatten(drawn, 1)
 
     def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
-        """The tensors at coordinates (n, K), and the densities there; None if one is not known exactly.
+        """The tensors at coordinates (n, K), and the densities there; None if one is not known
+        exactly.
 
         ``others``: tensors of other guides, for q(w | others).
         """
-        like = {name: v.new_empty(prior.shape, device="meta") for name, prior in self.bound_priors().items()}
+        like = {
+            name: v.new_empty(prior.shape, device="meta")
+            for name, prior in self.bound_priors().items()
+        }
         params = unflatten(v, like)
         found = self.log_prob(params | others) if self.kl_kind is KL.exact else None
         return None if found is None else Unfolded(params, found, -found)
@@ -189,7 +217,9 @@ class Guide(nn.Module, ABC):
         """The prior of every tensor, with its learned values."""
 
     def parameter_kinds(self) -> dict[nn.Parameter, ParameterKind]:
-        """The kind of every parameter of q and of its learned priors; flows are in ``transform``."""
+        """The kind of every parameter of q and of its learned priors; flows are in
+        ``transform``.
+        """
         scales, kinds = {*self.scales, *BoundPrior.scales}, {}
         for name, parameter in self.named_parameters():
             *owners, leaf = name.split(".")
@@ -231,31 +261,41 @@ class JointGuide(Guide):
 
 
 class VectorGuide(JointGuide):
-    """A guide over all tensors of a group as one vector w (D,), in the sorted order of their names."""
+    """A guide over all tensors of a group as one vector w (D,), in the sorted order of their
+    names.
+    """
 
     def __init__(self, tensors: Tensors) -> None:
         super().__init__(tensors, sorted(tensors.values))
 
     def split(self, vector: Tensor) -> Params:
         """Vectors (..., D) as named tensors (..., *shape)."""
-        return unflatten(vector, {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()})
+        return unflatten(
+            vector,
+            {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()},
+        )
 
     def join(self, params: Params) -> Tensor:
         """Named tensors (..., *shape) as vectors (..., D); other names are ignored."""
         first = self.names[0]
-        return flatten({name: params[name] for name in self.names}, params[first].ndim - len(self.shapes[first]))
+        return flatten(
+            {name: params[name] for name in self.names},
+            params[first].ndim - len(self.shapes[first]),
+        )
 
     def log_prior(self, params: Params) -> Tensor:
         """Σ log p over the tensors: (...)."""
-        return torch.stack([p.log_prob(params[name]) for name, p in zip(self.names, self.priors, strict=True)]).sum(0)
+        return torch.stack(
+            [p.log_prob(params[name]) for name, p in zip(self.names, self.priors, strict=True)]
+        ).sum(0)
 
 
 @dataclass(frozen=True)
 class Tensors:
     """The arguments of ``build``: names, initial values, priors and layouts of tensors.
 
-    ``network`` and ``start``: the network with the initial values of all its tensors; ``inputs``: some rows of data, if
-    available.
+    ``network`` and ``start``: the network with the initial values of all its tensors; ``inputs``:
+    some rows of data, if available.
     """
 
     values: Params
@@ -278,7 +318,9 @@ class Tensors:
 
     @property
     def gain_axis(self) -> int:
-        """The axis along which units have gains: the inputs of a dense layer, the filters of a convolution."""
+        """The axis along which units have gains: the inputs of a dense layer, the filters of a
+        convolution.
+        """
         _, value, _, layout = self.single
         return 0 if value.ndim == 1 else layout.out_axis if layout.convolution else layout.in_axis
 
@@ -287,12 +329,17 @@ class GuideSpec(Checked, ABC):
     """The spec of a family: a frozen dataclass of plain values; ``build`` returns its guide."""
 
     joint: ClassVar[bool] = False  # one guide over all matched tensors, instead of one each
-    # Whether noise is drawn at the output of a layer: where that is exact (True), or at every position of a convolution
-    # or a sequence too ("positions"), although one draw of the weight is the same at all of them.
+    # Whether noise is drawn at the output of a layer: where that is exact (True), or at every
+    # position of a convolution or a sequence too ("positions"), although one draw of the weight is
+    # the same at all of them.
     local: Local = False
     dense: ClassVar[bool] = False  # whether q has a density, or one together with its gains
-    noise: ClassVar[bool] = True  # whether a weight has noise besides its gains, which are the same at all positions
-    z: Literal["batch", "example"] = "batch"  # one draw of the gains for all rows of a batch, or for each
+    noise: ClassVar[bool] = (
+        True  # whether a weight has noise besides its gains, which are the same at all positions
+    )
+    z: Literal["batch", "example"] = (
+        "batch"  # one draw of the gains for all rows of a batch, or for each
+    )
     rows: int = 0  # the number of rows of data for its initial values
     warmup: float = 0.0  # the minimum fraction of a run over which the weight of the KL increases
 
@@ -309,8 +356,12 @@ class GuideSpec(Checked, ABC):
         """The prior to use if the user gave ``prior``."""
         return prior
 
-    def reach(self, network: Network, values: Params, inputs: tuple[Any, ...] | None) -> Collection[str]:
-        """The tensors that it can cover; if the user gave only one family, ``for_vectors`` covers the others."""
+    def reach(
+        self, network: Network, values: Params, inputs: tuple[Any, ...] | None
+    ) -> Collection[str]:
+        """The tensors that it can cover; if the user gave only one family, ``for_vectors`` covers
+        the others.
+        """
         return network.names
 
     def for_vectors(self) -> GuideSpec:
@@ -319,7 +370,9 @@ class GuideSpec(Checked, ABC):
 
     def _check_warmup(self) -> None:
         if not 0 <= self.warmup <= 1:
-            raise ValueError(f"{type(self).__name__} warmup must lie between 0 and 1, got {self.warmup!r}")
+            raise ValueError(
+                f"{type(self).__name__} warmup must lie between 0 and 1, got {self.warmup!r}"
+            )
 
 
 def gaussian_log_prob(w: Tensor, center: Tensor, std: Tensor) -> Tensor:

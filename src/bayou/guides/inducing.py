@@ -1,4 +1,6 @@
-"""A joint posterior over all layers: the weights of each given pseudo-data propagated through the earlier layers."""
+"""A joint posterior over all layers: the weights of each given pseudo-data propagated through the
+earlier layers.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,19 @@ from bayou.params import Params
 from bayou.priors import BoundNormal
 
 LAYERS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
-TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that pass their whole weight to one of these calls
+TYPES = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+)  # layers that pass their whole weight to one of these calls
 NUMBERS = 2**25  # maximum numbers in the patches of simultaneous draws
 
 
 class Layer(nn.Module):
-    """The pseudo-outputs v of a layer, in the shape of its outputs, with one log-precision per example."""
+    """The pseudo-outputs v of a layer, in the shape of its outputs, with one log-precision per
+    example.
+    """
 
     def __init__(self, outputs: Tensor, precision: float) -> None:
         super().__init__()
@@ -45,7 +54,8 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class Conditional:
-    """q(W | earlier layers) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, W and Z (G, D, out/G).
+    """q(W | earlier layers) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, W and Z
+    (G, D, out/G).
 
     ``center`` and ``log_scale`` are the prior's, so that Z ~ N(0, I) is the prior of W.
     """
@@ -56,16 +66,23 @@ class Conditional:
 
     def log_prob(self, w: Tensor) -> Tensor:
         """log q(W): a scalar."""
-        return self.z.log_prob((w - self.center) * (-self.log_scale).exp()) - self.log_scale.expand_as(w).sum()
+        return (
+            self.z.log_prob((w - self.center) * (-self.log_scale).exp())
+            - self.log_scale.expand_as(w).sum()
+        )
 
 
 class Pass(TorchFunctionMode):
-    """Inside, a network runs on the inducing inputs; ``value_of`` computes a weight at the first call that uses it.
+    """Inside, a network runs on the inducing inputs; ``value_of`` computes a weight at the first
+    call that uses it.
 
-    ``tensors``: the placeholders of the guide's tensors in the network; ``known``: their values so far.
+    ``tensors``: the placeholders of the guide's tensors in the network; ``known``: their values so
+    far.
     """
 
-    def __init__(self, tensors: Params, value_of: Callable[[Call, str, str | None, Params], Params]) -> None:
+    def __init__(
+        self, tensors: Params, value_of: Callable[[Call, str, str | None, Params], Params]
+    ) -> None:
         super().__init__()
         self.tensors, self.value_of = tensors, value_of
         self.known: Params = {}
@@ -95,8 +112,9 @@ class Pass(TorchFunctionMode):
 class InducingGuide(JointGuide):
     """q(W) = Π_l q(W_l | W_1 .. W_{l−1}), by one run of the network on the inducing inputs U.
 
-    At a layer whose inputs are φ, in the order of the calls: q(W_l | ..) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ = (1/s² + φᵀΛφ)⁻¹, s
-    the prior's scales, v and Λ = diag(precision) learned; φ has a column of ones for a bias. φ·W_l is the output.
+    At a layer whose inputs are φ, in the order of the calls: q(W_l | ..) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ =
+    (1/s² + φᵀΛφ)⁻¹, s the prior's scales, v and Λ = diag(precision) learned; φ has a column of ones
+    for a bias. φ·W_l is the output.
     """
 
     scales = ("log_precision",)
@@ -111,8 +129,12 @@ class InducingGuide(JointGuide):
         for name, prior in self.bound_priors().items():
             if not isinstance(prior, BoundNormal):
                 kind = type(prior).__name__.removeprefix("Bound")
-                raise ValueError(f"Inducing needs Normal priors, and that of {name!r} is a {kind}; use MeanField()")
-        self.shell = Shell(self.network.net, self.network.aliases)  # in eval mode, for torch.compile
+                raise ValueError(
+                    f"Inducing needs Normal priors, and that of {name!r} is a {kind}; use MeanField()"
+                )
+        self.shell = Shell(
+            self.network.net, self.network.aliases
+        )  # in eval mode, for torch.compile
         self.buffers_of_net = [
             (name, module, leaf)
             for name in self.network.buffers()
@@ -133,13 +155,17 @@ class InducingGuide(JointGuide):
                     "family, such as MeanField() or Delta()"
                 )
             if self.network.dry_run(lambda: tensors.start, inputs).random:
-                raise ValueError("Inducing needs a deterministic network, and this one draws random numbers")
+                raise ValueError(
+                    "Inducing needs a deterministic network, and this one draws random numbers"
+                )
             self._set_inputs(inputs)
         layers = [Layer(outputs[name], precision) for name in self.weights]
         self.layers: Modules[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def _set_inputs(self, inputs: tuple[Tensor, ...]) -> None:
-        """U is initialized with rows of the data; if they are not real numbers (tokens) it is constant."""
+        """U is initialized with rows of the data; if they are not real numbers (tokens) it is
+        constant.
+        """
         self.inputs = len(inputs)
         for i, value in enumerate(inputs):
             if value.is_floating_point():
@@ -153,7 +179,9 @@ class InducingGuide(JointGuide):
             like = self.layers[0].outputs
             count = sum(key.startswith(f"{prefix}input") for key in state_dict)
             found = [state_dict[f"{prefix}input{i}"] for i in range(count)]
-            self._set_inputs(tuple(v.to(like) if v.is_floating_point() else v.to(like.device) for v in found))
+            self._set_inputs(
+                tuple(v.to(like) if v.is_floating_point() else v.to(like.device) for v in found)
+            )
             for i, layer in enumerate(self.layers):
                 for leaf in ("outputs", "log_precision"):
                     size = state_dict[f"{prefix}layers.{i}.{leaf}"].shape
@@ -183,7 +211,9 @@ class InducingGuide(JointGuide):
             self.network.evaluate(params, *inputs)
 
     def _conditional(self, call: Call, names: tuple[str, ...], bias: Tensor | None) -> Conditional:
-        """q of the tensors ``names``, a weight and its bias if that is random; else ``bias`` is known, if any."""
+        """q of the tensors ``names``, a weight and its bias if that is random; else ``bias`` is
+        known, if any.
+        """
         layer, linear = self.layers[self.weights.index(names[0])], call.func is F.linear
         phi = patches(call)
         groups = len(phi)
@@ -194,7 +224,8 @@ class InducingGuide(JointGuide):
         if len(names) > 1:
             phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
         center, scale = (part.to(exact) for part in self._prior(names, groups))
-        # One Σ for all outputs: the scales are approximated by a factor per input times one per output.
+        # One Σ for all outputs: the scales are approximated by a factor per input times one per
+        # output.
         inputs = scale.mean(-1, keepdim=True)  # (G, D, 1)
         outputs = (scale - inputs).mean(-2, keepdim=True)  # (G, 1, out/G or 1)
         phi, v, root = phi.to(exact), v.to(exact), root.to(exact)
@@ -212,14 +243,21 @@ class InducingGuide(JointGuide):
             size = shape.numel() // shape[0]
             for value, parts in ((prior.mean, means), (prior.log_scale, scales)):
                 single = value.numel() == 1
-                parts.append(value.expand(groups, size, 1) if single else columns(value.expand(shape), groups))
+                parts.append(
+                    value.expand(groups, size, 1)
+                    if single
+                    else columns(value.expand(shape), groups)
+                )
         return _joined(means), _joined(scales)
 
     def _split(self, w: Tensor, names: tuple[str, ...], like: Tensor) -> Params:
         """(G, D, out/G) as the weight and the bias."""
         sizes = [self.shapes[name].numel() // w.shape[0] // w.shape[2] for name in names]
         parts = w.to(like.dtype).split(sizes, -2)
-        return {name: part.mT.reshape(self.shapes[name]) for name, part in zip(names, parts, strict=True)}
+        return {
+            name: part.mT.reshape(self.shapes[name])
+            for name, part in zip(names, parts, strict=True)
+        }
 
     def _draw(self, tree: dict[str, Params]) -> tuple[Params, Tensor]:
         """One draw with this noise, and its KL."""
@@ -266,7 +304,9 @@ class InducingGuide(JointGuide):
         size = max(1, NUMBERS // self._numbers)
         parts = []
         for start in range(0, n, size):
-            parts.append(mapped(torch.utils._pytree.tree_map(lambda v, i=start: v[i : i + size], tree)))
+            parts.append(
+                mapped(torch.utils._pytree.tree_map(lambda v, i=start: v[i : i + size], tree))
+            )
         self.loop = mapped.loop and not torch.compiler.is_compiling()
         return torch.utils._pytree.tree_map(lambda *each: torch.cat(each), *parts)
 
@@ -281,22 +321,39 @@ class InducingGuide(JointGuide):
     # --- the interface of a guide ---
 
     def draw(
-        self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0, given: Params | None = None
+        self,
+        n: int,
+        *,
+        local: bool = False,
+        seed: rng.Seed = None,
+        start: int = 0,
+        given: Params | None = None,
     ) -> Draw:
         like = self._like
         if n == 0:
-            return Draw({name: like.new_empty(0, *shape) for name, shape in self.shapes.items()}, like.new_empty(0))
-        noise = {name: rng.normal(n, s, like, rng.fold(seed, name), start) for name, s in self.shapes.items()}
+            return Draw(
+                {name: like.new_empty(0, *shape) for name, shape in self.shapes.items()},
+                like.new_empty(0),
+            )
+        noise = {
+            name: rng.normal(n, s, like, rng.fold(seed, name), start)
+            for name, s in self.shapes.items()
+        }
         parts, kl = self._map(self._draw, {"eps": noise, "given": self._others(given)}, n)
         return Draw(parts, kl)
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, given: Params | None = None) -> Params:
+    def sample(
+        self, n: int, seed: rng.Seed = None, start: int = 0, given: Params | None = None
+    ) -> Params:
         return dict(self.draw(n, seed=seed, start=start, given=given).parts)  # type: ignore[arg-type]
 
     def log_prob(self, params: Params) -> Tensor:
         first = params[self.names[0]]
         batch = first.shape[: first.ndim - len(self.shapes[self.names[0]])]
-        flat = {name: params[name].reshape(-1, *params[name].shape[len(batch) :]) for name in self.network.names}
+        flat = {
+            name: params[name].reshape(-1, *params[name].shape[len(batch) :])
+            for name in self.network.names
+        }
         found: Tensor = self._map(self._score, flat, batch.numel())
         return found.reshape(batch)
 
@@ -323,16 +380,23 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _rows(inputs: tuple[Any, ...], points: int) -> tuple[Tensor, ...]:
     if not all(isinstance(value, Tensor) and value.ndim > 0 for value in inputs):
         got = ", ".join(type(value).__name__ for value in inputs)
-        raise ValueError(f"Inducing needs inputs that are tensors with a row for every example, got {got}")
+        raise ValueError(
+            f"Inducing needs inputs that are tensors with a row for every example, got {got}"
+        )
     return tuple(value[:points].detach() for value in inputs)
 
 
 @torch.no_grad()
-def dry_run(network: Network, names: Collection[str], start: Params, inputs: tuple[Any, ...]) -> Params:
-    """The tensors that Inducing can cover: weights with the outputs of their first call, biases with an empty tensor.
-    A tensor that is used by anything but linear or convolution calls cannot be covered."""
+def dry_run(
+    network: Network, names: Collection[str], start: Params, inputs: tuple[Any, ...]
+) -> Params:
+    """The tensors that Inducing can cover: weights with the outputs of their first call, biases
+    with an empty tensor. A tensor that is used by anything but linear or convolution calls cannot
+    be covered."""
     fresh = {name: value.detach().clone() for name, value in start.items()}
-    watch = Watch({name: fresh[name] for name in names}, lambda call: call.func in LAYERS, copies=True)
+    watch = Watch(
+        {name: fresh[name] for name in names}, lambda call: call.func in LAYERS, copies=True
+    )
     with rng.isolated(0, inputs[0].device), watch:
         network.evaluate(fresh, *inputs)
     found: Params = {}
@@ -340,7 +404,9 @@ def dry_run(network: Network, names: Collection[str], start: Params, inputs: tup
         if weight is None or weight in watch.other or weight in found or fresh[weight].ndim < 2:
             continue
         out = call.func(**(call.given | {"input": x}))
-        single = x.ndim == (1 if call.func is F.linear else fresh[weight].ndim - 1)  # no axis of examples
+        single = x.ndim == (
+            1 if call.func is F.linear else fresh[weight].ndim - 1
+        )  # no axis of examples
         found[weight] = out.unsqueeze(0) if single else out
         if bias is not None and bias not in watch.other:
             found.setdefault(bias, x.new_empty(0))
@@ -349,19 +415,23 @@ def dry_run(network: Network, names: Collection[str], start: Params, inputs: tup
 
 @dataclass(frozen=True)
 class Inducing(GuideSpec):
-    """Weights of every layer given M pseudo-data propagated through the earlier layers (Ober & Aitchison 2021).
+    """Weights of every layer given M pseudo-data propagated through the earlier layers (Ober &
+    Aitchison 2021).
 
-    q(W_l | W_1 .. W_{l−1}) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ = (1/s² + φᵀΛφ)⁻¹, for inputs φ of layer l at the pseudo-inputs,
-    pseudo-outputs v, Λ = diag(precision) and the scale s of the prior. It covers linear and convolution layers, used
-    once or several times; as the only family it leaves other tensors to MeanField, and parameters of normalization
-    layers are points. A step costs an additional pass over M rows, and per layer O(min(R, D)²·max(R, D)) for D inputs
-    and R = M rows or positions.
+    q(W_l | W_1 .. W_{l−1}) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ = (1/s² + φᵀΛφ)⁻¹, for inputs φ of layer l at
+    the pseudo-inputs, pseudo-outputs v, Λ = diag(precision) and the scale s of the prior. It covers
+    linear and convolution layers, used once or several times; as the only family it leaves other
+    tensors to MeanField, and parameters of normalization layers are points. A step costs an
+    additional pass over M rows, and per layer O(min(R, D)²·max(R, D)) for D inputs and R = M rows
+    or positions.
 
     With ``VI(compile=True)`` it needs torch 2.10 or newer.
 
     Args:
-        points: M. The pseudo-inputs are initialized with rows of the data (all of them, if there are fewer).
-        precision: the initial precision of the pseudo-outputs, which start at the outputs of the network.
+        points: M. The pseudo-inputs are initialized with rows of the data (all of them, if there
+            are fewer).
+        precision: the initial precision of the pseudo-outputs, which start at the outputs of the
+            network.
     """
 
     points: int = 100
@@ -377,14 +447,22 @@ class Inducing(GuideSpec):
     def rows(self) -> int:  # type: ignore[override]
         return self.points
 
-    def reach(self, network: Network, values: Params, inputs: tuple[Any, ...] | None) -> Collection[str]:
+    def reach(
+        self, network: Network, values: Params, inputs: tuple[Any, ...] | None
+    ) -> Collection[str]:
         if inputs is not None:
-            found: Collection[str] = dry_run(network, network.names, values, _rows(inputs, self.points))
+            found: Collection[str] = dry_run(
+                network, network.names, values, _rows(inputs, self.points)
+            )
         else:
-            owners = {name: network.net.get_submodule(name.rpartition(".")[0]) for name in network.names}
+            owners = {
+                name: network.net.get_submodule(name.rpartition(".")[0]) for name in network.names
+            }
             found = {name for name, owner in owners.items() if type(owner) in TYPES}
         if not found:
-            raise ValueError(f"{type(network.net).__name__} has no linear or convolution layer for Inducing to cover")
+            raise ValueError(
+                f"{type(network.net).__name__} has no linear or convolution layer for Inducing to cover"
+            )
         return found
 
     def build(self, tensors: Tensors) -> InducingGuide:

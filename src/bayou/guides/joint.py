@@ -21,7 +21,9 @@ FlowName = str | Callable[[int], Map] | None
 
 
 def make_transform(flow: FlowName, dim: int, options: dict[str, Any]) -> Map | None:
-    """A map of that dimension: by its name in ``flows.registry("vector")``, from a callable, or None for none."""
+    """A map of that dimension: by its name in ``flows.registry("vector")``, from a callable, or
+    None for none.
+    """
     if flow is None:
         return None
     if not isinstance(flow, str):
@@ -47,7 +49,9 @@ def push(
 
 
 class JointFlowGuide(VectorGuide):
-    """w = center + exp(log_std) ⊙ T(ε), ε ~ N(0, I), for all tensors of the group as one vector w."""
+    """w = center + exp(log_std) ⊙ T(ε), ε ~ N(0, I), for all tensors of the group as one vector
+    w.
+    """
 
     def __init__(self, tensors: Tensors, transform: Map | None, std: float) -> None:
         super().__init__(tensors)
@@ -74,26 +78,32 @@ class JointFlowGuide(VectorGuide):
     def mean(self) -> Params:
         linear = self.transform
         return self.split(
-            self.center + self.log_std.exp() * linear.shift if isinstance(linear, LULinear) else self.center
+            self.center + self.log_std.exp() * linear.shift
+            if isinstance(linear, LULinear)
+            else self.center
         )
 
     def std(self) -> Params | None:
         linear = self.transform
         if not isinstance(linear, LULinear):
             return None
-        columns = linear.weight.multiply(torch.eye(len(self.center)).to(self.center))  # columns of the matrix, as rows
+        columns = linear.weight.multiply(
+            torch.eye(len(self.center)).to(self.center)
+        )  # columns of the matrix, as rows
         return self.split(self.log_std.exp() * columns.square().sum(0).sqrt())
 
 
 @dataclass(frozen=True)
 class JointFlow(GuideSpec):
-    """One flow over all matched tensors, followed by a linear map: w = center + std ⊙ A·T(ε), ε ~ N(0, I).
+    """One flow over all matched tensors, followed by a linear map: w = center + std ⊙ A·T(ε), ε ~
+    N(0, I).
 
     It has O(D²) parameters for D weights (Rezende & Mohamed 2015).
 
     Args:
         flow: a name of ``flows.registry("vector")``, a callable dim → Map, or None for T(ε) = ε.
-        options: keyword arguments of a flow by name; by default two layers, and eight steps of "continuous".
+        options: keyword arguments of a flow by name; by default two layers, and eight steps of
+            "continuous".
         std: the initial standard deviation of q.
     """
 
@@ -123,4 +133,8 @@ def _defaults(flow: FlowName) -> dict[str, Any]:
     if flow == "continuous":
         return {"steps": 8}
     made = flows.registry("vector").get(flow) if isinstance(flow, str) else None
-    return {"layers": 2} if made is None or "layers" in inspect.signature(made.build).parameters else {}
+    return (
+        {"layers": 2}
+        if made is None or "layers" in inspect.signature(made.build).parameters
+        else {}
+    )

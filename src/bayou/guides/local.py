@@ -1,4 +1,6 @@
-"""Local reparameterization without layers: linear and convolution calls draw their *output* instead of their weight."""
+"""Local reparameterization without layers: linear and convolution calls draw their *output* instead
+of their weight.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,26 @@ TRANSPOSED = {F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 OPERATIONS = LINEAR | CONVOLUTIONS | TRANSPOSED
 
 # Layers that pass their whole weight and bias to one of the operations, once per call.
-PLAIN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+PLAIN_LAYERS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 
 
 class LocalReparameterization(TorchFunctionMode):
-    """Inside: an operation on a weight with a ``Weight`` draws N(x·(gain ⊙ mean), x²·std²), independent per row.
+    """Inside: an operation on a weight with a ``Weight`` draws N(x·(gain ⊙ mean), x²·std²),
+    independent per row.
 
-    (Kingma et al. 2015; Louizos & Welling 2017.) This is the distribution of each row under one draw of the weight, if
-    a row uses the weight once; the positions of a convolution or a sequence have separate noise, too, which is an
-    approximation. ``weights`` is keyed by the mean tensors that the network is called with. A weight used by no
-    operation, or more than one, is an error: its noise would be missing or drawn twice.
+    (Kingma et al. 2015; Louizos & Welling 2017.) This is the distribution of each row under one
+    draw of the weight, if a row uses the weight once; the positions of a convolution or a sequence
+    have separate noise, too, which is an approximation. ``weights`` is keyed by the mean tensors
+    that the network is called with. A weight used by no operation, or more than one, is an error:
+    its noise would be missing or drawn twice.
     """
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
@@ -54,10 +66,14 @@ class LocalReparameterization(TorchFunctionMode):
             return func(*args, **kwargs)
         w: Tensor = call.given["weight"]
         settings = {k: v for k, v in call.given.items() if k not in ("input", "weight", "bias")}
-        return noisy(lambda x, w, b: func(x, w, b, **settings), func, call.x, w, call.bias, weight, bias)
+        return noisy(
+            lambda x, w, b: func(x, w, b, **settings), func, call.x, w, call.bias, weight, bias
+        )
 
     def _find(self, tensor: Tensor | None) -> Weight | None:
-        """The ``Weight`` of a mean, by identity: torch.compile does not support ``id`` of its own tensors."""
+        """The ``Weight`` of a mean, by identity: torch.compile does not support ``id`` of its own
+        tensors.
+        """
         for name, weight in self.weights.items():
             if weight.mean is tensor:
                 self.used.append(name)
@@ -79,9 +95,17 @@ Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def noisy(
-    call: Operation, func: Any, x: Tensor, w: Tensor, b: Tensor | None, weight: Weight | None, bias: Weight | None
+    call: Operation,
+    func: Any,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    weight: Weight | None,
+    bias: Weight | None,
 ) -> Tensor:
-    """One draw of the output of ``call(x, w, b)`` for a weight and a bias that are Gaussian given their gains."""
+    """One draw of the output of ``call(x, w, b)`` for a weight and a bias that are Gaussian given
+    their gains.
+    """
     linear = func in LINEAR
     out_axis = 1 if func in TRANSPOSED else 0
     std_w, std_b = (None if part is None else part.std for part in (weight, bias))
@@ -110,9 +134,15 @@ def noisy(
     shifts = shifts if bias and bias.on_noise else []
     if std_w is None:
         return mean + _shift(std_b, w, mean, shifts, linear) * rng.normal_like(mean)  # type: ignore[arg-type]
-    var_w, var_b, shifts = squares(std_w), None if std_b is None else std_b.square(), [z.square() for z in shifts]
+    var_w, var_b, shifts = (
+        squares(std_w),
+        None if std_b is None else std_b.square(),
+        [z.square() for z in shifts],
+    )
     if weight and weight.on_noise:
-        variance = _gained(call, center.square(), var_w, var_b, [z.square() for z in outputs], shifts, linear)
+        variance = _gained(
+            call, center.square(), var_w, var_b, [z.square() for z in outputs], shifts, linear
+        )
     else:
         variance = _gained(call, x.square(), var_w, var_b, [], shifts, linear)
     floor = max(1e-20, torch.finfo(variance.dtype).tiny)  # the root of 0 has no gradient
@@ -120,7 +150,13 @@ def noisy(
 
 
 def _gained(
-    call: Operation, x: Tensor, w: Tensor, b: Tensor | None, outputs: list[Tensor], shifts: list[Tensor], linear: bool
+    call: Operation,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    outputs: list[Tensor],
+    shifts: list[Tensor],
+    linear: bool,
 ) -> Tensor:
     """The call with factors for each row on the product with the weight and on the bias."""
     if not outputs and not shifts:
@@ -140,12 +176,15 @@ def _shift(b: Tensor, w: Tensor, out: Tensor, shifts: list[Tensor], linear: bool
 
 
 def _rows(z: Tensor, x: Tensor, linear: bool) -> Tensor:
-    """z (rows, D) shaped to multiply x: (rows, ..., D) for a linear call, (rows, D, ...) for a convolution.
+    """z (rows, D) shaped to multiply x: (rows, ..., D) for a linear call, (rows, D, ...) for a
+    convolution.
 
     The groups of a convolution share one axis of the weight, so z repeats for each of them.
     """
     if len(z) != len(x) or x.ndim < 2:
-        raise ValueError(f"there are {len(z)} gains for {len(x)} rows of input; draw with examples={len(x)}")
+        raise ValueError(
+            f"there are {len(z)} gains for {len(x)} rows of input; draw with examples={len(x)}"
+        )
     ones = [1] * (x.ndim - 2)
     if linear:
         return z.reshape(len(z), *ones, -1)
@@ -158,7 +197,8 @@ def _whole(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class Trace:
-    """The result of a dry run: tensors passed whole to exactly one operation, and tensors used at all.
+    """The result of a dry run: tensors passed whole to exactly one operation, and tensors used at
+    all.
 
     ``shared``: those of ``local`` that a row of the input uses at several positions.
     """
@@ -168,11 +208,14 @@ class Trace:
     used: frozenset[str]
 
 
-def trace(net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callable[..., Any]) -> Trace:
+def trace(
+    net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callable[..., Any]
+) -> Trace:
     """One dry run of ``call(params, *inputs)``.
 
-    It runs in eval mode, so that running statistics do not change; tensors that are not used then are looked for in
-    training mode (auxiliary heads), after which the statistics are restored. Torch's global stream is restored, too.
+    It runs in eval mode, so that running statistics do not change; tensors that are not used then
+    are looked for in training mode (auxiliary heads), after which the statistics are restored.
+    Torch's global stream is restored, too.
     """
     fresh = {name: tensor.detach().clone() for name, tensor in params.items()}
     device = next(iter(fresh.values())).device
@@ -185,9 +228,14 @@ def trace(net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callabl
             again = run(training=True)
         finally:
             restore_state(net, state)
-        # Tensors used in training only must be sampled: at the output their noise would be missing in eval mode.
-        other |= again.other | {name for name, count in again.uses.items() if count != 1 or name not in local}
-    rows = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), None)
+        # Tensors used in training only must be sampled: at the output their noise would be missing
+        # in eval mode.
+        other |= again.other | {
+            name for name, count in again.uses.items() if count != 1 or name not in local
+        }
+    rows = next(
+        (len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), None
+    )
     shared = set()
     for seen, *names in first.calls:
         if len(seen.x) != rows:  # rows are not examples: (B, T, D) became (B·T, D), say
@@ -199,7 +247,11 @@ def trace(net: nn.Module, params: Params, inputs: tuple[Any, ...], call: Callabl
 
 
 def _watch(
-    net: nn.Module, params: Params, call: Callable[[Params], Any], device: torch.device, training: bool = False
+    net: nn.Module,
+    params: Params,
+    call: Callable[[Params], Any],
+    device: torch.device,
+    training: bool = False,
 ) -> Watch:
     watch = Watch(params, _whole)
     was_training = {module: module.training for module in net.modules()}
@@ -214,7 +266,9 @@ def _watch(
 
 
 def guess_trace(net: nn.Module, names: Iterable[str]) -> Trace:
-    """Without a dry run: weights and biases of plain linear and convolution layers, by the type of their owner."""
+    """Without a dry run: weights and biases of plain linear and convolution layers, by the type of
+    their owner.
+    """
     wanted, found = set(names), {}
     for prefix, module in net.named_modules():
         for leaf in ("weight", "bias") if type(module) in PLAIN_LAYERS else ():

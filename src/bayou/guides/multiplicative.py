@@ -1,4 +1,6 @@
-"""Multiplicative normalizing flows: a random gain per unit or filter, and Gaussian noise of every weight."""
+"""Multiplicative normalizing flows: a random gain per unit or filter, and Gaussian noise of every
+weight.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +44,25 @@ def rows(weight: Tensor, axis: int) -> Tensor:
 
 
 class Auxiliary(nn.Module, ABC):
-    """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log r(z|W)."""
+    """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log
+    r(z|W).
+    """
 
     label = Label()  # of log r
 
     @abstractmethod
     def forward(
-        self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
+        self,
+        z: Tensor,
+        mean: Tensor,
+        std: Tensor,
+        weight: Tensor | None,
+        seed: rng.Seed = None,
+        start: int = 0,
     ) -> Tensor:
-        """−log r(z|W) (n,), or its expectation over W given z, for z (n, D) and matrices mean, std (D, J)."""
+        """−log r(z|W) (n,), or its expectation over W given z, for z (n, D) and matrices mean, std
+        (D, J).
+        """
 
     @abstractmethod
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
@@ -58,9 +70,11 @@ class Auxiliary(nn.Module, ABC):
 
 
 class Conjugate(Auxiliary):
-    """r(z|W) ∝ q(W|z)·N(z; a, s²) with learned a and s: the posterior of z if q(z) is the Gaussian N(a, s²).
+    """r(z|W) ∝ q(W|z)·N(z; a, s²) with learned a and s: the posterior of z if q(z) is the Gaussian
+    N(a, s²).
 
-    With C = Σ_j M²/σ² and P = C + 1/s², E[−log r] = Σ_i ½·log 2π − ½·log P + ½·(C + ((a − z)/s²)²)/P exactly.
+    With C = Σ_j M²/σ² and P = C + 1/s², E[−log r] = Σ_i ½·log 2π − ½·log P + ½·(C + ((a −
+    z)/s²)²)/P exactly.
     """
 
     def __init__(self, dim: int, std: float) -> None:
@@ -69,7 +83,13 @@ class Conjugate(Auxiliary):
         self.log_std = nn.Parameter(torch.full((dim,), math.log(std)))
 
     def forward(
-        self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
+        self,
+        z: Tensor,
+        mean: Tensor,
+        std: Tensor,
+        weight: Tensor | None,
+        seed: rng.Seed = None,
+        start: int = 0,
     ) -> Tensor:
         information = (mean / std).square().sum(1)  # C
         inv_var = (-2 * self.log_std).exp()
@@ -85,13 +105,23 @@ class Conjugate(Auxiliary):
         return (evidence + self.center * inv_var) / precision, precision.rsqrt()
 
     def propose(
-        self, k: int, mean: Tensor, std: Tensor, weight: Tensor, seed: rng.Seed = None, start: int = 0
+        self,
+        k: int,
+        mean: Tensor,
+        std: Tensor,
+        weight: Tensor,
+        seed: rng.Seed = None,
+        start: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """k draws of z ~ r(z|W) for each of the weights (n, D, J), with log r(z|W): (k, n, D) and (k, n)."""
+        """k draws of z ~ r(z|W) for each of the weights (n, D, J), with log r(z|W): (k, n, D) and
+        (k, n).
+        """
         center, spread = self.posterior(mean, std, weight)
         eps = rng.normal(k, center.shape, center, seed, start)
         log_scale = 0.5 * LOG_2PI * eps.shape[-1] + spread.log().sum()
-        return center + spread * eps, -0.5 * torch.linalg.vector_norm(eps, dim=-1).square() - log_scale
+        return center + spread * eps, -0.5 * torch.linalg.vector_norm(
+            eps, dim=-1
+        ).square() - log_scale
 
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
         center, spread = self.posterior(mean, std, weight)
@@ -99,17 +129,27 @@ class Conjugate(Auxiliary):
 
 
 class Published(Auxiliary):
-    """The paper's r(z|W): a flow onto N(μ, e^v) with μ = b1·mean_j tanh(cᵀW)_j and v = b2·(the same)."""
+    """The paper's r(z|W): a flow onto N(μ, e^v) with μ = b1·mean_j tanh(cᵀW)_j and v = b2·(the
+    same).
+    """
 
     def __init__(self, dim: int, transform: Map | None) -> None:
         super().__init__()
         noise = 0.1 * rng.normal(3, (dim,), torch.zeros(()), seed=0)
         self.c, self.b1, self.b2 = (nn.Parameter(row.clone()) for row in noise)
         self.transform = transform
-        self.label = Label() if transform is None else transform.opposite  # the flow of r is used inverted
+        self.label = (
+            Label() if transform is None else transform.opposite
+        )  # the flow of r is used inverted
 
     def forward(
-        self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None, seed: rng.Seed = None, start: int = 0
+        self,
+        z: Tensor,
+        mean: Tensor,
+        std: Tensor,
+        weight: Tensor | None,
+        seed: rng.Seed = None,
+        start: int = 0,
     ) -> Tensor:
         if weight is None:  # cᵀW is Gaussian given z, so it is drawn instead of W
             center = (self.c * z) @ mean
@@ -119,7 +159,9 @@ class Published(Auxiliary):
             projection = self.c @ weight  # (n, J)
         return -self.log_prob(z, projection, seed, start)
 
-    def log_prob(self, z: Tensor, projection: Tensor, seed: rng.Seed = None, start: int = 0) -> Tensor:
+    def log_prob(
+        self, z: Tensor, projection: Tensor, seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         """log r(z | cᵀW) (n,) from projections (n, J)."""
         summary = projection.tanh().mean(-1, keepdim=True)
         center, log_var = summary * self.b1, summary * self.b2
@@ -132,26 +174,37 @@ class Published(Auxiliary):
 
 
 def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: int) -> Tensor:
-    """KL(Π N(z_i·M_ij, σ_ij²) ‖ Normal prior) for z (n, D), through Σ_j λM², Σ_j λMμ: O(|W| + n·D), no (n, *shape)."""
+    """KL(Π N(z_i·M_ij, σ_ij²) ‖ Normal prior) for z (n, D), through Σ_j λM², Σ_j λMμ: O(|W| + n·D),
+    no (n, *shape).
+    """
     inv_scale, fixed = (-prior.log_scale).exp(), prior.kl(std.new_zeros(()), std)  # at z = 0
     if inv_scale.numel() == prior.mean.numel() == 1:  # one λ and one μ multiply the sums
         weight, shift = inv_scale.square().reshape(()), prior.mean.reshape(())
-        quadratic, linear = weight * rows(squares(mean), axis).sum(1), weight * shift * rows(mean, axis).sum(1)
+        quadratic, linear = (
+            weight * rows(squares(mean), axis).sum(1),
+            weight * shift * rows(mean, axis).sum(1),
+        )
     else:
         scaled = mean * inv_scale
-        quadratic, linear = (rows(x, axis).sum(1) for x in (squares(scaled), scaled * (prior.mean * inv_scale)))
+        quadratic, linear = (
+            rows(x, axis).sum(1) for x in (squares(scaled), scaled * (prior.mean * inv_scale))
+        )
     return fixed + 0.5 * z.square() @ quadratic - z @ linear
 
 
 class Multiplicative(TensorGuide):
     """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound by an auxiliary r(z|W)."""
 
-    def __init__(self, tensors: Tensors, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary) -> None:
+    def __init__(
+        self, tensors: Tensors, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary
+    ) -> None:
         super().__init__(tensors)
         value = tensors.value
         self.axis, self.gain, self.auxiliary = axis, gain, auxiliary.to(value)
         self.kl_kind = KL.of(max(Ladj.bound, gain.label.kind, auxiliary.label.kind))
-        self.kl_side = Side.upper | gain.label.forward | auxiliary.label.inverse.opposite  # of + log q(z) − log r(z|W)
+        self.kl_side = (
+            Side.upper | gain.label.forward | auxiliary.label.inverse.opposite
+        )  # of + log q(z) − log r(z|W)
         self.center = nn.Parameter(value.clone())
         self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
 
@@ -168,7 +221,11 @@ class Multiplicative(TensorGuide):
             center = (one if sampled is None else weight).center(len(w))
             kl = gaussian_log_prob(w, center, std.expand_as(w)) - self.prior.log_prob(w)
         matrices = rows(self.center, self.axis), rows(std, self.axis)
-        flat = None if sampled is None else sampled.movedim(self.axis + 1, 1).reshape(n, *matrices[0].shape)
+        flat = (
+            None
+            if sampled is None
+            else sampled.movedim(self.axis + 1, 1).reshape(n, *matrices[0].shape)
+        )
         minus_log_r = self.auxiliary(z, *matrices, flat, rng.fold(seed, "auxiliary"), start)
         return Draw({self.name: weight if sampled is None else sampled}, kl + log_q + minus_log_r)
 
@@ -177,8 +234,11 @@ class Multiplicative(TensorGuide):
         weight = Weight(self.center, self.log_std.exp(), (Gain(self.axis, z),))
         return {self.name: weight.sample(n, rng.fold(seed, "noise"), start)}
 
-    def coordinates(self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any) -> tuple[Params, Tensor]:
-        """v = (z0, ε), the noise of the gain and of the weights: independent of each other under q, as w and z are not.
+    def coordinates(
+        self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any
+    ) -> tuple[Params, Tensor]:
+        """v = (z0, ε), the noise of the gain and of the weights: independent of each other under q,
+        as w and z are not.
 
         The noise of ``sample``.
         """
@@ -188,7 +248,9 @@ class Multiplicative(TensorGuide):
         return self._at(v)[0], v
 
     def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
-        """log q(v) = log q(z0) + log N(ε), and log r(z | W) − log q(W, z) with q(W, z) = q(v)/|∂(W, z)/∂v|."""
+        """log q(v) = log q(z0) + log N(ε), and log r(z | W) − log q(W, z) with q(W, z) = q(v)/|∂(W,
+        z)/∂v|.
+        """
         if max(self.gain.label.kind, self.auxiliary.label.kind) is not Ladj.exact:
             return None
         params, z, ladj, eps = self._at(v)
@@ -201,7 +263,10 @@ class Multiplicative(TensorGuide):
 
     def _at(self, v: Tensor) -> tuple[Params, Tensor, Tensor, Tensor]:
         """W, z, log |∂z/∂z0| and ε at coordinates v."""
-        z0, eps = v[:, : -self.center.numel()], v[:, -self.center.numel() :].unflatten(1, self.center.shape)
+        z0, eps = (
+            v[:, : -self.center.numel()],
+            v[:, -self.center.numel() :].unflatten(1, self.center.shape),
+        )
         z, ladj = self.gain.push(z0)
         center = Weight(self.center, None, (Gain(self.axis, z),)).center(len(v))
         return {self.name: torch.addcmul(center, self.log_std.exp(), eps)}, z, ladj, eps
@@ -212,13 +277,19 @@ class Multiplicative(TensorGuide):
 
     def std(self) -> Params | None:
         moments = gained_moments(self.center, {self.axis: self.gain})
-        return None if moments is None else {self.name: (moments[1] + (2 * self.log_std).exp()).sqrt()}
+        return (
+            None if moments is None else {self.name: (moments[1] + (2 * self.log_std).exp()).sqrt()}
+        )
 
     @torch.no_grad()
     def moments(self, draws: int = MOMENTS) -> tuple[Tensor, Tensor]:
-        """Mean E[z]⊙M and std √(Var[z]⊙M² + σ²) of every weight by itself, z by seeded draws: (*shape) each."""
+        """Mean E[z]⊙M and std √(Var[z]⊙M² + σ²) of every weight by itself, z by seeded draws:
+        (*shape) each.
+        """
         z, _ = self.gain.draw(draws, 0)
-        scaled, shift = (Gain(self.axis, part.unsqueeze(0)).on(self.center)[0] for part in (z.std(0), z.mean(0)))
+        scaled, shift = (
+            Gain(self.axis, part.unsqueeze(0)).on(self.center)[0] for part in (z.std(0), z.mean(0))
+        )
         return shift * self.center, torch.hypot(scaled * self.center, self.log_std.exp())
 
 
@@ -233,7 +304,8 @@ class MNF(GuideSpec):
         options: keyword arguments of a flow by name, such as ``{"layers": 4}``.
         auxiliary: r(z | W), "conjugate" (exact statistics) or "paper".
         z: one draw of the gains for each "batch" or each "example".
-        std: the initial σ; it is small, so that the gains and not the noise learn the spread of the weights.
+        std: the initial σ; it is small, so that the gains and not the noise learn the spread of the
+            weights.
         z_std: the initial standard deviation of z.
         components: of q(z0); more than one make it a mixture of Gaussians.
         local: as for ``MeanField``.
@@ -262,7 +334,9 @@ class MNF(GuideSpec):
     def build(self, tensors: Tensors) -> Guide:
         value, axis = tensors.value, tensors.gain_axis
         dim = value.shape[axis]
-        gain = make_gain(dim, self.flow, self.options, self.z_std, self.components, self.mixing, value)
+        gain = make_gain(
+            dim, self.flow, self.options, self.z_std, self.components, self.mixing, value
+        )
         if self.auxiliary == "paper":
             flow = self.flow if dim > 1 else None
             auxiliary: Auxiliary = Published(dim, make_transform(flow, dim, self.options))

@@ -24,21 +24,28 @@ from bayou.params import Params
 
 
 class NodeGuide(TensorGuide):
-    """W = z_out ⊙ M ⊙ z_in with M a point; KL = E[log q(z) − log p(z)] with the prior at the transformed z.
+    """W = z_out ⊙ M ⊙ z_in with M a point; KL = E[log q(z) − log p(z)] with the prior at the
+    transformed z.
 
     p(z) = N(1, prior_std²) for every entry (Trinh et al. 2020, 2022).
     """
 
-    def __init__(self, tensors: Tensors, gains: dict[int, GainFlow], prior_std: float, penalty: bool) -> None:
+    def __init__(
+        self, tensors: Tensors, gains: dict[int, GainFlow], prior_std: float, penalty: bool
+    ) -> None:
         super().__init__(tensors)
         self.axes, self.prior_std, self.penalty = tuple(gains), prior_std, penalty
         self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
         self.center = nn.Parameter(tensors.value.clone())
-        self.kl_kind = KL.constant if penalty else KL.of(max(gain.label.kind for gain in self.gains))
+        self.kl_kind = (
+            KL.constant if penalty else KL.of(max(gain.label.kind for gain in self.gains))
+        )
         self.kl_side = reduce(or_, (gain.label.forward for gain in self.gains))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        kl = (-self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())).expand(n)
+        kl = (
+            -self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())
+        ).expand(n)
         gains = []
         for axis, gain in zip(self.axes, self.gains, strict=True):
             z, log_q = gain.draw(n, rng.fold(seed, axis), start)
@@ -63,7 +70,8 @@ class NodeGuide(TensorGuide):
 
 @dataclass(frozen=True)
 class NodeFlow(GuideSpec):
-    """Node-based network with flow latents (Trinh et al. 2022): W = z_out ⊙ M ⊙ z_in, z = flow(z0), with points M.
+    """Node-based network with flow latents (Trinh et al. 2022): W = z_out ⊙ M ⊙ z_in, z = flow(z0),
+    with points M.
 
     p(z) = N(1, prior_std²) for every entry.
 
@@ -101,9 +109,19 @@ class NodeFlow(GuideSpec):
 
     def build(self, tensors: Tensors) -> Guide:
         _, value, _, layout = tensors.single
-        axes = {"input": layout.axes[:1], "output": layout.axes[1:], "both": layout.axes}[self.where]
+        axes = {"input": layout.axes[:1], "output": layout.axes[1:], "both": layout.axes}[
+            self.where
+        ]
         gains = {
-            axis: make_gain(value.shape[axis], self.flow, self.options, self.z_std, self.components, self.mixing, value)
+            axis: make_gain(
+                value.shape[axis],
+                self.flow,
+                self.options,
+                self.z_std,
+                self.components,
+                self.mixing,
+                value,
+            )
             for axis in (axes if value.ndim > 1 else (0,))
         }
         return NodeGuide(tensors, gains, self.prior_std, self.penalty)
@@ -111,7 +129,9 @@ class NodeFlow(GuideSpec):
 
 @dataclass(frozen=True)
 class NodeNoise(NodeFlow):
-    """Node-based network with Gaussian latents, or a mixture of ``components`` Gaussians (Trinh et al. 2020)."""
+    """Node-based network with Gaussian latents, or a mixture of ``components`` Gaussians (Trinh et
+    al. 2020).
+    """
 
     flow: FlowName = None
 
@@ -133,7 +153,9 @@ class MemberGain(nn.Module):
 
 
 class MemberGuide(TensorGuide):
-    """W_k = z_out,k ⊙ M ⊙ z_in,k with a point M that all members share; draw i is of member i mod K in every tensor."""
+    """W_k = z_out,k ⊙ M ⊙ z_in,k with a point M that all members share; draw i is of member i mod K
+    in every tensor.
+    """
 
     def __init__(self, tensors: Tensors, axes: Sequence[int], spec: RankOne) -> None:
         super().__init__(tensors)
@@ -141,10 +163,17 @@ class MemberGuide(TensorGuide):
         self.axes, self.spec, self.members = tuple(axes), spec, spec.members
         self.points = None if spec.std else spec.members
         self.center = nn.Parameter(value.clone())
-        starts = [rng.normal(spec.members, (value.shape[a],), value, rng.fold(0, name, a)) for a in self.axes]
-        self.gains: Modules[MemberGain] = nn.ModuleList(MemberGain(1 + spec.spread * z, spec.std) for z in starts)  # type: ignore[assignment]
+        starts = [
+            rng.normal(spec.members, (value.shape[a],), value, rng.fold(0, name, a))
+            for a in self.axes
+        ]
+        self.gains: Modules[MemberGain] = nn.ModuleList(
+            MemberGain(1 + spec.spread * z, spec.std) for z in starts
+        )  # type: ignore[assignment]
         constant = spec.penalty or spec.std is None
-        self.kl_kind, self.kl_side = (KL.constant, Side.equal) if constant else (KL.bound, Side.upper)
+        self.kl_kind, self.kl_side = (
+            (KL.constant, Side.equal) if constant else (KL.bound, Side.upper)
+        )
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         member = torch.arange(start, start + n, device=self.center.device) % self.members
@@ -171,17 +200,23 @@ class MemberGuide(TensorGuide):
 
     def std(self) -> Params:
         square = self.moment(*(gain.mean.square() + gain.variance for gain in self.gains))
-        return {self.name: (self.center.square() * square - self.mean()[self.name].square()).clamp_min(0.0).sqrt()}
+        return {
+            self.name: (self.center.square() * square - self.mean()[self.name].square())
+            .clamp_min(0.0)
+            .sqrt()
+        }
 
 
 @dataclass(frozen=True)
 class RankOne(GuideSpec):
-    """An ensemble of K members at the cost of one network: W_k = M ∘ (s_k·r_kᵀ), with a shared point M.
+    """An ensemble of K members at the cost of one network: W_k = M ∘ (s_k·r_kᵀ), with a shared
+    point M.
 
-    BatchEnsemble (Wen et al. 2020) where r and s are points; with ``std`` they are Gaussians, a mixture of K of them
-    (rank-1 BNN, Dusenberry et al. 2020), and the KL is the mean over members, an upper bound of that of the mixture.
-    In a step of VI row i of a batch is passed through member i mod K. Draw i of the posterior is of member i mod K, so
-    that ``predict`` has each of K points once. For weights of linear layers and convolutions; biases are shared.
+    BatchEnsemble (Wen et al. 2020) where r and s are points; with ``std`` they are Gaussians, a
+    mixture of K of them (rank-1 BNN, Dusenberry et al. 2020), and the KL is the mean over members,
+    an upper bound of that of the mixture. In a step of VI row i of a batch is passed through member
+    i mod K. Draw i of the posterior is of member i mod K, so that ``predict`` has each of K points
+    once. For weights of linear layers and convolutions; biases are shared.
 
     Args:
         members: K.

@@ -1,4 +1,6 @@
-"""A run of Markov chains: steps, draws, history, checkpoints, Ctrl-C, and the posterior of the draws."""
+"""A run of Markov chains: steps, draws, history, checkpoints, Ctrl-C, and the posterior of the
+draws.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from bayou.training.threads import largest_product, suitable_threads
 
 
 class DivergenceError(FloatingPointError):
-    """A chain is not finite. ``posterior`` has the draws of the other chains so far; None if there are none."""
+    """A chain is not finite. ``posterior`` has the draws of the other chains so far; None if there
+    are none.
+    """
 
     posterior: Empirical | None = None
 
@@ -83,9 +87,11 @@ class Sampling(ABC):
 
 
 class Run:
-    """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains, which ``make`` places at their start.
+    """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains, which ``make`` places at
+    their start.
 
-    ``method``: has ``log_every`` and ``checkpoint_every``. ``kept``: the steps after which positions are kept.
+    ``method``: has ``log_every`` and ``checkpoint_every``. ``kept``: the steps after which
+    positions are kept.
     """
 
     def __init__(
@@ -108,9 +114,13 @@ class Run:
         return self._posterior(range(len(self.chains)), stopped)
 
     def joined(self, files: list[str], stopped: str) -> Empirical:
-        """The draws of chains that ran apart, by their checkpoints; records are means over chains."""
+        """The draws of chains that ran apart, by their checkpoints; records are means over
+        chains.
+        """
         parts = [read_file(file, "checkpoint") for file in files]
-        self.draws = list(torch.cat([tensors["draws"] for tensors, _ in parts], 1).to(self.device))  # of (C, D)
+        self.draws = list(
+            torch.cat([tensors["draws"] for tensors, _ in parts], 1).to(self.device)
+        )  # of (C, D)
         for each in zip(*(config["history"] for _, config in parts), strict=True):
             self.history.append({key: fmean(record[key] for record in each) for key in each[0]})
             if "divergences" in each[0]:  # a sum
@@ -133,14 +143,20 @@ class Run:
                 while self.step < self.steps:
                     with interrupt.held():
                         self._advance(keep, started)
-                    progress.update(self.step, **{k: v for k, v in self.history[-1].items() if k in SHOWN})
+                    progress.update(
+                        self.step, **{k: v for k, v in self.history[-1].items() if k in SHOWN}
+                    )
             except KeyboardInterrupt:
                 stopped = "interrupted"
                 if self.step > first:
                     self._check()
                     self._save()
                 if not self.draws:
-                    again = "" if self.file is None else "; the checkpoint has the run so far, call fit to continue"
+                    again = (
+                        ""
+                        if self.file is None
+                        else "; the checkpoint has the run so far, call fit to continue"
+                    )
                     raise KeyboardInterrupt(
                         f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
                         f"{self.kept[0] + 1}): there is nothing to return{again}"
@@ -158,7 +174,13 @@ class Run:
         while True:
             if self.draws:
                 stack = self.joint.tensors(self.draws.pop())
-                yield Empirical(self.joint.target, self.joint.network, stack, self.history, chains=len(self.chains))
+                yield Empirical(
+                    self.joint.target,
+                    self.joint.network,
+                    stack,
+                    self.history,
+                    chains=len(self.chains),
+                )
             if self.step >= self.steps:
                 return
             with rng.isolated(part_seed(self.seed, self.step), self.device):
@@ -174,7 +196,9 @@ class Run:
         if step in keep:
             self.draws.append(sampling.position)
         if logging:
-            self.history.append({"step": float(step), **sampling.record(), "seconds": time.monotonic() - started})
+            self.history.append(
+                {"step": float(step), **sampling.record(), "seconds": time.monotonic() - started}
+            )
         self.step += 1
         if saving:
             self._save()
@@ -185,7 +209,11 @@ class Run:
         if lost is None:
             return
         chain, step = lost
-        others = [c for c in range(len(self.chains)) if c != chain and bool(self.sampling.position[c].isfinite().all())]
+        others = [
+            c
+            for c in range(len(self.chains))
+            if c != chain and bool(self.sampling.position[c].isfinite().all())
+        ]
         error = DivergenceError(
             f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops and the last "
             "checkpoint is kept; try a smaller lr or standardized inputs. The draws of the other chains are in the "
@@ -203,16 +231,22 @@ class Run:
             mixing = self._means() | self.sampling.mixing(stacked)
         stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
         count = 1 if self.sampling.apart else len(index)
-        found = Empirical(self.joint.target, self.joint.network, stack, self.history, chains=count, mixing=mixing)
+        found = Empirical(
+            self.joint.target, self.joint.network, stack, self.history, chains=count, mixing=mixing
+        )
         found.stopped = stopped
         return found
 
     def _means(self) -> dict[str, float]:
-        """The mean acceptance rate since the first draw and the number of divergences, where the history has them."""
+        """The mean acceptance rate since the first draw and the number of divergences, where the
+        history has them.
+        """
         since = [record for record in self.history if record["step"] >= self.kept[0]]
         accept = [record["accept"] for record in since if "accept" in record]
         found = {"accept": fmean(accept)} if accept else {}
-        return found | {key: since[-1][key] for key in ("divergences",) if since and key in since[-1]}
+        return found | {
+            key: since[-1][key] for key in ("divergences",) if since and key in since[-1]
+        }
 
     def _save(self) -> None:
         if self.file is not None:
@@ -227,7 +261,9 @@ class Run:
             return
         tensors, config = found
         tensors = {name: value.to(self.device) for name, value in tensors.items()}
-        vectors = {name: value for name, value in tensors.items() if value.ndim > 1}  # others may count something
+        vectors = {
+            name: value for name, value in tensors.items() if value.ndim > 1
+        }  # others may count something
         check_fractions(self.file.path, vectors)
         with making("run like this one", self.file.path):
             self.sampling.load(join(tensors, config["sampling"]))
@@ -244,9 +280,17 @@ def mean_of(values: Tensor) -> float:
 
 
 def check_data(joint: Joint, data: Data, start: Tensor) -> Callable[[Batch], None] | None:
-    """Try the first batch at ``start`` (C, D); returns a check for further batches, see ``check_first_batch``."""
-    weights = {name: value[0] for name, value in joint.tensors(start[:1]).items() if name in joint.network.names}
-    return check_first_batch(joint.target, data, lambda *inputs: joint.network.call(weights, *inputs))
+    """Try the first batch at ``start`` (C, D); returns a check for further batches, see
+    ``check_first_batch``.
+    """
+    weights = {
+        name: value[0]
+        for name, value in joint.tensors(start[:1]).items()
+        if name in joint.network.names
+    }
+    return check_first_batch(
+        joint.target, data, lambda *inputs: joint.network.call(weights, *inputs)
+    )
 
 
 def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
@@ -258,5 +302,7 @@ def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
         batches.append(move(batch, start))
     rows = sum(len(y) for _, y in batches)
     if rows != data.n:
-        raise ValueError(f"a pass over the data has {rows} of {data.n} rows; a DataLoader must not drop the last batch")
+        raise ValueError(
+            f"a pass over the data has {rows} of {data.n} rows; a DataLoader must not drop the last batch"
+        )
     return batches

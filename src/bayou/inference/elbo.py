@@ -24,10 +24,11 @@ class Elbo:
 
     ``value``: the mean over draws, with its ``standard_error``.
 
-    ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound; "estimate" for flows
-    whose log q is an unbiased estimate; "up to a constant" where a family has no density, so that the value must not be
-    compared with an evidence. ``side``: the relation of the expected value to the ELBO. "equal" and "lower" are bounds
-    of the log evidence; "upper" and "unknown" (a flow whose forward log q is too low) are not.
+    ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound;
+    "estimate" for flows whose log q is an unbiased estimate; "up to a constant" where a family has
+    no density, so that the value must not be compared with an evidence. ``side``: the relation of
+    the expected value to the ELBO. "equal" and "lower" are bounds of the log evidence; "upper" and
+    "unknown" (a flow whose forward log q is too low) are not.
     """
 
     value: float
@@ -38,7 +39,11 @@ class Elbo:
     side: str = "equal"
 
     def __str__(self) -> str:
-        kind = self.kind if self.side in ("equal", "lower") else f"{self.kind}, no evidence bound: {self.side}"
+        kind = (
+            self.kind
+            if self.side in ("equal", "lower")
+            else f"{self.kind}, no evidence bound: {self.side}"
+        )
         return (
             f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({kind}): "
             f"log-likelihood {self.log_likelihood:.4f}, KL {self.kl:.4f}"
@@ -46,11 +51,20 @@ class Elbo:
 
 
 @torch.no_grad()
-def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = None, batch_size: int = 1024) -> Elbo:
-    """E_q[Σ_n log p(y_n | x_n, w)] − KL(q ‖ p) from ``samples`` function draws, each with the KL of that draw.
+def elbo(
+    posterior: Guided,
+    data: Any,
+    samples: int = 100,
+    *,
+    seed: rng.Seed = None,
+    batch_size: int = 1024,
+) -> Elbo:
+    """E_q[Σ_n log p(y_n | x_n, w)] − KL(q ‖ p) from ``samples`` function draws, each with the KL of
+    that draw.
 
-    Of an ensemble of variational posteriors, 1/C Σ q_c, the mean of those of its ``components`` is a bound of the ELBO,
-    since KL(1/C Σ q_c ‖ p) ≤ 1/C Σ KL(q_c ‖ p), and no more than log C nats below it.
+    Of an ensemble of variational posteriors, 1/C Σ q_c, the mean of those of its ``components`` is
+    a bound of the ELBO, since KL(1/C Σ q_c ‖ p) ≤ 1/C Σ KL(q_c ‖ p), and no more than log C nats
+    below it.
 
     Args:
         posterior: what VI or IVON found.
@@ -61,7 +75,9 @@ def elbo(posterior: Guided, data: Any, samples: int = 100, *, seed: rng.Seed = N
     if samples < 2:
         raise ValueError(f"samples must be at least 2 for a standard error, got {samples}")
     if not isinstance(posterior, Guided):
-        raise ValueError(f"elbo needs a variational posterior (of an ensemble, a component), got {posterior!r}")
+        raise ValueError(
+            f"elbo needs a variational posterior (of an ensemble, a component), got {posterior!r}"
+        )
     bayesian, target = posterior.bayesian, posterior.target
     batches = as_data(data, batch_size)
     like = next(bayesian.parameters())

@@ -1,4 +1,6 @@
-"""Checks on the first batch of a fit: inconsistent network, likelihood and data raise an error before any step."""
+"""Checks on the first batch of a fit: inconsistent network, likelihood and data raise an error
+before any step.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
 
 
 def check_decoder_inputs(net: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Raise a ValueError for an encoder-decoder without inputs of its decoder: the labels are not passed on."""
+    """Raise a ValueError for an encoder-decoder without inputs of its decoder: the labels are not
+    passed on.
+    """
     names = inputs[-1] if isinstance(inputs[-1], Keywords) else ()
     if not names or not getattr(getattr(net, "config", None), "is_encoder_decoder", False):
         return
@@ -59,14 +63,20 @@ def check_decoder_inputs(net: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def check_gradients_enabled() -> None:
-    """Raise a ValueError inside ``torch.no_grad`` or ``torch.inference_mode``, where nothing can be fitted."""
+    """Raise a ValueError inside ``torch.no_grad`` or ``torch.inference_mode``, where nothing can be
+    fitted.
+    """
     if not torch.is_grad_enabled():
         block = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
-        raise ValueError(f"a fit needs gradients, which torch.{block}() switches off; call bayou.fit outside of it")
+        raise ValueError(
+            f"a fit needs gradients, which torch.{block}() switches off; call bayou.fit outside of it"
+        )
 
 
 def check_labels(target: Target, data: Data, first: Tensor) -> None:
-    """Raise a ValueError if the likelihood leaves out all labels of all batches; those of the first are given."""
+    """Raise a ValueError if the likelihood leaves out all labels of all batches; those of the first
+    are given.
+    """
     if _has_labels(target, first) or any(_has_labels(target, y) for _, y in data.ordered()):
         return
     raise ValueError(
@@ -79,7 +89,9 @@ def _has_labels(target: Target, y: Tensor) -> bool:
 
 
 def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, ...]:
-    """The inputs of ``rows`` examples drawn by a seed; fewer, if there are not as many of one shape."""
+    """The inputs of ``rows`` examples drawn by a seed; fewer, if there are not as many of one
+    shape.
+    """
     like = next(target.net.parameters())
     parts: list[tuple[Any, ...]] = []
     for batch in data.epoch(seed):
@@ -90,7 +102,9 @@ def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, 
         if sum(len(part[0]) for part in parts) >= rows:
             break
     whole = combined(torch.cat, parts)
-    index = rng.permutation(len(whole[0]), seed)[:rows].to(like.device)  # a batch of all rows has their order
+    index = rng.permutation(len(whole[0]), seed)[:rows].to(
+        like.device
+    )  # a batch of all rows has their order
     return rows_of(whole, index)
 
 
@@ -99,19 +113,27 @@ def _shapes(inputs: tuple[Any, ...]) -> list[torch.Size]:
 
 
 def last_layer(target: Target, data: Data) -> list[str]:
-    """The names of the tensors of the layer that makes the outputs; a ValueError if one of them is frozen."""
+    """The names of the tensors of the layer that makes the outputs; a ValueError if one of them is
+    frozen.
+    """
     network = Network(target.net)
     params = {name: value.detach() for name, value in target.net.named_parameters()}
     with evaluating(network.net):
         names = make_plan(network.call, params, None, first_inputs(target, data)).wanted
     if frozen := [name for name in names if name not in target.free]:
-        raise ValueError(f"where='last' selects {', '.join(names)}, and {frozen[0]!r} is frozen; unfreeze it")
+        raise ValueError(
+            f"where='last' selects {', '.join(names)}, and {frozen[0]!r} is frozen; unfreeze it"
+        )
     return names
 
 
 @torch.no_grad()
-def check_first_batch(target: Target, data: Data, call: Callable[..., Tensor]) -> Callable[[Batch], None] | None:
-    """Try ``call(*inputs)`` on the first batch, and check all y against it; returns a check for further batches."""
+def check_first_batch(
+    target: Target, data: Data, call: Callable[..., Tensor]
+) -> Callable[[Batch], None] | None:
+    """Try ``call(*inputs)`` on the first batch, and check all y against it; returns a check for
+    further batches.
+    """
     like = next(target.net.parameters())
     inputs = first_inputs(target, data)
     check_written(target.network.dry_run(target.start, inputs).writes)
@@ -156,7 +178,9 @@ def check_written(writes: bool) -> None:
 
 
 def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
-    """Checks by passes over a few rows: whether rows depend on each other, and which parameters get no gradient."""
+    """Checks by passes over a few rows: whether rows depend on each other, and which parameters get
+    no gradient.
+    """
     network, free, who = target.network, target.free, type(target.net).__name__
     if not network.dry_run(target.start, inputs).rows_apart:
         warnings.warn(
@@ -184,12 +208,17 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
 
 
 class NetworkProblem(Problem):
-    """A problem with a network: its first batch is tried before any step, the others of the first epoch are checked."""
+    """A problem with a network: its first batch is tried before any step, the others of the first
+    epoch are checked.
+    """
 
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
-        self.couplings, self.priors = target.couplings, target.priors  # created here: not possible in a compiled loss
+        self.couplings, self.priors = (
+            target.couplings,
+            target.priors,
+        )  # created here: not possible in a compiled loss
 
     @abstractmethod
     def outputs(self, *inputs: Any) -> Tensor:
@@ -198,8 +227,13 @@ class NetworkProblem(Problem):
     def check_first_batch(self, data: Data) -> None:
         """A ValueError if network, likelihood and data are inconsistent."""
         with evaluating(self):
-            self.check_batch, self.work = largest_product(lambda: check_first_batch(self.target, data, self.outputs))
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.target.net.modules()):
+            self.check_batch, self.work = largest_product(
+                lambda: check_first_batch(self.target, data, self.outputs)
+            )
+        if any(
+            isinstance(module, nn.modules.batchnorm._BatchNorm)
+            for module in self.target.net.modules()
+        ):
             self._check_single_rows(data)
 
     @torch.no_grad()
@@ -222,13 +256,17 @@ class NetworkProblem(Problem):
 
 
 @torch.no_grad()
-def validation_loss(target: Target, held: Data, call: Callable[..., Tensor], stack: Params) -> float:
+def validation_loss(
+    target: Target, held: Data, call: Callable[..., Tensor], stack: Params
+) -> float:
     """Mean negative log predictive density of held-out data, averaged over the draws of a stack."""
     like = next(iter(stack.values()))
     draws, total = size(stack), 0.0
     for raw in held.ordered():
         x, y = move(raw, like)
-        outputs = torch.stack([call({k: v[s] for k, v in stack.items()}, *forward_inputs(x)) for s in range(draws)])
+        outputs = torch.stack(
+            [call({k: v[s] for k, v in stack.items()}, *forward_inputs(x)) for s in range(draws)]
+        )
         each = target.likelihood.log_prob(outputs, y)
         total -= float((each.logsumexp(0) - math.log(draws)).sum())
     return total / held.n

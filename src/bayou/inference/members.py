@@ -33,7 +33,15 @@ Init = str | Callable[[nn.Module], Any] | None
 SURE = 4.0  # standard errors of a significant difference of scale
 MIN_NUMBERS = 8  # in a tensor for the comparison of its scale
 NORM_FLOOR = 1e-6  # what torch adds to a norm before dividing by it, for identical clipping
-PLAIN = ("max_norm", "input_noise", "weight_noise", "gradient_noise", "validation", "compile", "autocast")
+PLAIN = (
+    "max_norm",
+    "input_noise",
+    "weight_noise",
+    "gradient_noise",
+    "validation",
+    "compile",
+    "autocast",
+)
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -86,7 +94,8 @@ def prior_means(target: Target) -> Params:
 
 
 def draw_targets(target: Target, y: Tensor, seed: int) -> Tensor:
-    """Draw the targets of one member, y with another draw of the noise; y itself if it has no Gaussian noise.
+    """Draw the targets of one member, y with another draw of the noise; y itself if it has no
+    Gaussian noise.
 
     Args:
         target: with a known noise, if it is Gaussian.
@@ -106,7 +115,9 @@ def draw_targets(target: Target, y: Tensor, seed: int) -> Tensor:
 
 @torch.no_grad()
 def check_fresh(net: nn.Module, drawn: nn.Module) -> None:
-    """A ValueError if a tensor of ``net`` is not as drawn by the reset that gave ``drawn``: it may be trained."""
+    """A ValueError if a tensor of ``net`` is not as drawn by the reset that gave ``drawn``: it may
+    be trained.
+    """
     fresh = dict(drawn.named_parameters()) | dict(drawn.named_buffers())
     free = ((name, value) for name, value in net.named_parameters() if value.requires_grad)
     for name, value in (*free, *net.named_buffers()):
@@ -119,24 +130,32 @@ def check_fresh(net: nn.Module, drawn: nn.Module) -> None:
 
 
 def alike(given: Tensor, drawn: Tensor) -> bool:
-    """Whether two vectors may have the same distribution: both constant and equal, or of the same root mean square."""
+    """Whether two vectors may have the same distribution: both constant and equal, or of the same
+    root mean square.
+    """
     n = given.numel()
     if n < 2 or torch.equal(given, drawn):
         return True
     if any(bool((vector == vector[0]).all()) for vector in (given, drawn)):
         return False
     a, b = (vector.double().square() for vector in (given, drawn))
-    spread = max(2.0, float(b.square().mean() / b.mean().square()) - 1)  # of a square, in means: 2 of a Gaussian one
-    return n < MIN_NUMBERS or abs(math.log(float(a.mean() / b.mean()))) < SURE * math.sqrt(2 * spread / n)
+    spread = max(
+        2.0, float(b.square().mean() / b.mean().square()) - 1
+    )  # of a square, in means: 2 of a Gaussian one
+    return n < MIN_NUMBERS or abs(math.log(float(a.mean() / b.mean()))) < SURE * math.sqrt(
+        2 * spread / n
+    )
 
 
 @torch.no_grad()
 def reset(net: nn.Module) -> None:
     """New initial weights, by the ``reset_parameters`` of every module, children before parents.
 
-    Frozen parameters (``requires_grad=False``) are kept. Every other one is set to NaN before, so that one which no
-    module resets is detected: a bare ``nn.Parameter``, such as a positional embedding. Its new values are its old ones
-    in random order if these look like independent draws; a constant or a table with a structure keeps its values.
+    Frozen parameters (``requires_grad=False``) are kept. Every other one is set to NaN before, so
+    that one which no
+    module resets is detected: a bare ``nn.Parameter``, such as a positional embedding. Its new
+    values are its old ones in random order if these look like independent draws; a constant or a
+    table with a structure keeps its values.
 
     Raises:
         ValueError: if no module resets any parameter, or a parameter that is not bare remains.
@@ -149,7 +168,9 @@ def reset(net: nn.Module) -> None:
     for module in reversed(list(net.modules())):
         parameters = list(module.parameters())
         if not parameters or any(p.requires_grad for p in parameters):
-            again = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            again = getattr(module, "reset_parameters", None) or getattr(
+                module, "_reset_parameters", None
+            )
             if callable(again):
                 kept = [(p, p.data) for p in parameters if not p.requires_grad]
                 for p, value in kept:
@@ -157,7 +178,9 @@ def reset(net: nn.Module) -> None:
                 again()
                 for p, value in kept:
                     p.data = value
-    stale = [name for name, p in net.named_parameters() if p.requires_grad and bool(p.isnan().any())]
+    stale = [
+        name for name, p in net.named_parameters() if p.requires_grad and bool(p.isnan().any())
+    ]
     others = [name for name in stale if not is_bare(net, name)]
     if others or (stale and len(stale) == len(given)):
         first = (others or stale)[0]
@@ -176,7 +199,9 @@ def reset(net: nn.Module) -> None:
 
 
 def is_bare(net: nn.Module, name: str) -> bool:
-    """Return whether a parameter belongs to a module that cannot reset it; those of a parametrization are not bare."""
+    """Return whether a parameter belongs to a module that cannot reset it; those of a
+    parametrization are not bare.
+    """
     owner = net.get_submodule(name.rpartition(".")[0])
     can_reset = hasattr(owner, "reset_parameters") or hasattr(owner, "_reset_parameters")
     return not can_reset and not isinstance(owner, ParametrizationList)
@@ -185,7 +210,8 @@ def is_bare(net: nn.Module, name: str) -> bool:
 def look_independent(values: Tensor) -> bool:
     """Return whether the entries of a tensor may be independent draws from one distribution.
 
-    They differ from each other, and the correlation of neighbors along every axis is within SURE standard errors of 0.
+    They differ from each other, and the correlation of neighbors along every axis is within SURE
+    standard errors of 0.
     """
     count = values.numel()
     if count < MIN_NUMBERS or values.unique().numel() < count / 2:
@@ -202,14 +228,18 @@ def look_independent(values: Tensor) -> bool:
 
 
 class StackedRows(Data):
-    """The batches of K runs in parallel: (K, M, ...), row k in the order given by the seed of member k.
+    """The batches of K runs in parallel: (K, M, ...), row k in the order given by the seed of
+    member k.
 
-    All steps are one epoch here, so that step t of member k has the same batch as in a separate run.
+    All steps are one epoch here, so that step t of member k has the same batch as in a separate
+    run.
     """
 
     rows_first = False
 
-    def __init__(self, rows: Rows, seeds: list[int], steps: int, check: Callable[[Batch], None] | None) -> None:
+    def __init__(
+        self, rows: Rows, seeds: list[int], steps: int, check: Callable[[Batch], None] | None
+    ) -> None:
         self.rows, self.seeds, self.steps, self.check, self.n = rows, seeds, steps, check, rows.n
 
     @property
@@ -242,18 +272,27 @@ class StackedModel(NetworkProblem):
         self.network = Network(targets[0].net)
         self.skeleton, self.likelihood = self.network.net, copy.deepcopy(targets[0].likelihood)
         weights = stack([target.start() for target in targets])
-        noise = [{name: p.detach() for name, p in target.likelihood.named_parameters()} for target in targets]
+        noise = [
+            {name: p.detach() for name, p in target.likelihood.named_parameters()}
+            for target in targets
+        ]
         self.names, self.noise_names = list(weights), list(noise[0])
         self.weights = nn.ParameterList([nn.Parameter(value) for value in weights.values()])
-        self.noise = nn.ParameterList([nn.Parameter(value) for value in (stack(noise) if noise[0] else {}).values()])
+        self.noise = nn.ParameterList(
+            [nn.Parameter(value) for value in (stack(noise) if noise[0] else {}).values()]
+        )
         self.likelihood.requires_grad_(False)
 
     def tensors(self) -> tuple[Params, Params]:
         """The weights and the parameters of the likelihood, by name."""
-        return dict(zip(self.names, self.weights, strict=True)), dict(zip(self.noise_names, self.noise, strict=True))
+        return dict(zip(self.names, self.weights, strict=True)), dict(
+            zip(self.noise_names, self.noise, strict=True)
+        )
 
     def loss(self, x: tuple[Any, ...], y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ_k of the members' losses, whose gradient in the weights of member k is that of its own loss."""
+        """Σ_k of the members' losses, whose gradient in the weights of member k is that of its own
+        loss.
+        """
 
         def one(weights: Params, noise: Params, y: Tensor, *inputs: Any) -> Tensor:
             outputs = self.network.call(weights, *inputs)
@@ -271,7 +310,9 @@ class StackedModel(NetworkProblem):
         return -objective.sum() / self.target.n, report
 
     def outputs(self, *inputs: Any) -> Tensor:
-        return self.network.call({name: value[0] for name, value in self.tensors()[0].items()}, *inputs)
+        return self.network.call(
+            {name: value[0] for name, value in self.tensors()[0].items()}, *inputs
+        )
 
     def name_of(self, name: str) -> str:
         return repr(self.names[int(name.partition(".")[2])] if name[0] == "w" else NOISE)
@@ -280,7 +321,9 @@ class StackedModel(NetworkProblem):
     def clip_members(self, step: int) -> None:
         """Clip the gradient of every member to ``clip`` by its own norm."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]  # (K,) each
+        lengths = [
+            gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients
+        ]  # (K,) each
         norms = torch.stack(lengths).norm(dim=0)
         factor = (self.clip / (norms + NORM_FLOOR)).clamp(max=1.0)
         for gradient in gradients:
@@ -306,9 +349,13 @@ class VmapEnsemble:
         steps = method.total_steps(self.rows)
         data = StackedRows(self.rows, self.seeds, steps, model.check_batch)
         self._try(model, next(data.epoch(seed)))
-        alone = replace(method, clip=None, epochs=None, steps=steps)  # members are clipped one by one
+        alone = replace(
+            method, clip=None, epochs=None, steps=steps
+        )  # members are clipped one by one
         hooks = Hooks(after_gradients=None if method.clip is None else model.clip_members)
-        state = fit_module(model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress, hooks=hooks)
+        state = fit_module(
+            model, data, alone, seed=seed, checkpoint=checkpoint, progress=progress, hooks=hooks
+        )
         weights, noise = model.tensors()
         first = {name: value[0] for name, value in noise.items()}
         target.likelihood.load_state_dict(target.likelihood.state_dict() | first)
@@ -319,7 +366,9 @@ class VmapEnsemble:
         return posterior
 
     def _try(self, model: StackedModel, batch: Batch) -> None:
-        """One loss and its gradient, discarded, so that operations without vmap support raise an error here."""
+        """One loss and its gradient, discarded, so that operations without vmap support raise an
+        error here.
+        """
         like = model.weights[0]
         model.train()
         before = dict(model.network.net.named_buffers())
@@ -330,9 +379,15 @@ class VmapEnsemble:
         except (RuntimeError, NotImplementedError) as error:
             raise no_vmap(f"the network cannot be mapped over stacked weights: {error}") from error
         model.zero_grad(set_to_none=True)
-        moved = [name for name, value in model.network.net.named_buffers() if value is not before.get(name)]
+        moved = [
+            name
+            for name, value in model.network.net.named_buffers()
+            if value is not before.get(name)
+        ]
         if moved:
-            raise no_vmap(f"the buffer {moved[0]!r} changes in a forward pass, which is shared by all members")
+            raise no_vmap(
+                f"the buffer {moved[0]!r} changes in a forward pass, which is shared by all members"
+            )
 
 
 def no_vmap(why: str) -> ValueError:
@@ -340,17 +395,25 @@ def no_vmap(why: str) -> ValueError:
     return ValueError(f"{why}; train the members one after another: Ensemble(parallel=None)")
 
 
-def vmap_ensemble(method: Any, target: Target, init: Init, data: Data, seeds: list[int]) -> VmapEnsemble:
-    """The members of a point method as one run, or a ValueError with the reason why that is not possible."""
+def vmap_ensemble(
+    method: Any, target: Target, init: Init, data: Data, seeds: list[int]
+) -> VmapEnsemble:
+    """The members of a point method as one run, or a ValueError with the reason why that is not
+    possible.
+    """
     if not isinstance(method, PointMethod):
         raise no_vmap(f"parallel='vmap' is for MLE and MAP, got {type(method).__name__}")
     used = [name for name in PLAIN if getattr(method, name)]
     if method.optimizer is not None:
         used.append("optimizer")  # it may mix the members; the default is elementwise
     if used:
-        raise no_vmap(f"{type(method).__name__}({used[0]}=...) is not available with parallel='vmap'")
+        raise no_vmap(
+            f"{type(method).__name__}({used[0]}=...) is not available with parallel='vmap'"
+        )
     if not isinstance(data, Rows):
-        raise no_vmap("parallel='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader")
+        raise no_vmap(
+            "parallel='vmap' needs tensors or a Dataset, to make batches for every member, got a DataLoader"
+        )
     for name, module in target.net.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise no_vmap(

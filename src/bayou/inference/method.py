@@ -32,11 +32,19 @@ class Method(Checked, ABC):
         start = self.start  # type: ignore[attr-defined]
         if start is not None and not isinstance(start, Method):
             me = type(self).__name__
-            raise ValueError(f"{me} start must be a method such as MAP(), or None for a trained network, got {start!r}")
+            raise ValueError(
+                f"{me} start must be a method such as MAP(), or None for a trained network, got {start!r}"
+            )
 
     @abstractmethod
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Posterior:
         """The posterior of ``target`` given ``data``."""
 
@@ -47,40 +55,57 @@ class Method(Checked, ABC):
 
     @property
     def without_density(self) -> str | None:
-        """What has no density in its posterior; None if all weights have one (together with auxiliary variables)."""
+        """What has no density in its posterior; None if all weights have one (together with
+        auxiliary variables).
+        """
         return type(self).__name__
 
     def at_mode(self, noise: float, data: Data) -> Method:
-        """This method for a network at a mode of these data, with fixed priors and this fixed noise."""
+        """This method for a network at a mode of these data, with fixed priors and this fixed
+        noise.
+        """
         return self
 
     def held_out_index(self, data: Data, seed: int) -> Tensor | None:
-        """Return the indices of the rows that a fit with this seed holds out; None if it uses all of them."""
+        """Return the indices of the rows that a fit with this seed holds out; None if it uses all
+        of them.
+        """
         return None
 
     def with_planned_length(self, data: Data) -> Self:
-        """This method with the length that it plans for these data, whether or not it has converged then."""
+        """This method with the length that it plans for these data, whether or not it has converged
+        then.
+        """
         return self
 
     def over_last_layer(self) -> Method | None:
-        """This method over the last layer, with the weights below as they are; None if it cannot do that."""
+        """This method over the last layer, with the weights below as they are; None if it cannot do
+        that.
+        """
         return None
 
     def starts(self, target: Target, seed: int) -> Params | None:
-        """The initial weights of several modes that are its posterior, a stack; None if it is not made of modes."""
+        """The initial weights of several modes that are its posterior, a stack; None if it is not
+        made of modes.
+        """
         return None
 
     @property
     def spreads(self) -> tuple[float, ...]:
-        """How far its modes may be randomized, from wide to narrow, for a selection on held-out rows."""
+        """How far its modes may be randomized, from wide to narrow, for a selection on held-out
+        rows.
+        """
         return (0.0,)
 
     def with_spread(self, spread: float) -> Method:
-        """Return this method with its modes randomized so far: 0 for not at all, 1 for draws of the posterior."""
+        """Return this method with its modes randomized so far: 0 for not at all, 1 for draws of the
+        posterior.
+        """
         return self
 
     def randomize(self, target: Target, y: Tensor, seed: int) -> tuple[Params, Tensor] | None:
-        """Draw prior means and targets for each of these modes, two stacks; None if they have those of the target.
+        """Draw prior means and targets for each of these modes, two stacks; None if they have those
+        of the target.
 
         Args:
             target: with fixed Normal priors and a known noise.

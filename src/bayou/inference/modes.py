@@ -19,17 +19,18 @@ MAX_NUMBERS: Final = 2**24  # in the largest activation of all problems of one c
 
 @final
 class Modes:
-    """K modes, argmin_w −Σ_n m_kn·log p(y_n | x_n, w) + ½·Σ_i c_ki·((w_i − μ_i)/s_i)², by L-BFGS on all of them.
+    """K modes, argmin_w −Σ_n m_kn·log p(y_n | x_n, w) + ½·Σ_i c_ki·((w_i − μ_i)/s_i)², by L-BFGS on
+    all of them.
 
-    The target must have fixed Normal priors, N(μ, s²), and a network whose outputs are a deterministic function of
-    its weights.
+    The target must have fixed Normal priors, N(μ, s²), and a network whose outputs are a
+    deterministic function of its weights.
 
     Args:
         target: network, likelihood and prior; at its current weights all problems start.
         rows: x and y of all N rows.
         masks: m, (K, N): the rows of each problem.
-        factors: c: for each problem, multipliers of prior precisions by tensor name, numbers or tensors that
-            are broadcast to its shape; 1 for a missing name.
+        factors: c: for each problem, multipliers of prior precisions by tensor name, numbers or
+            tensors that are broadcast to its shape; 1 for a missing name.
         enough: the gain within 25 passes below which a problem has ended, a number or (K,).
         start: initial weights of each problem, a stack (K, ...).
         anchors: means of the priors of each problem, a stack (K, ...), instead of μ.
@@ -51,22 +52,31 @@ class Modes:
         given = target.start()
         self.sizes = [given[name].numel() for name in self.names]
         self.shapes = [given[name].shape for name in self.names]
-        first = start or {name: given[name].expand(len(masks), *given[name].shape) for name in self.names}
+        first = start or {
+            name: given[name].expand(len(masks), *given[name].shape) for name in self.names
+        }
         flat = torch.cat([first[name].flatten(1) for name in self.names], 1)
         self.masks = masks.to(flat)
         precisions, means = [], []
         for name in self.names:
             prior = target.priors[name]
             assert isinstance(prior, BoundNormal)
-            precisions.append(torch.exp(-2 * prior.log_scale.detach()).expand(prior.shape).flatten())
+            precisions.append(
+                torch.exp(-2 * prior.log_scale.detach()).expand(prior.shape).flatten()
+            )
             means.append(prior.mean.detach().expand(prior.shape).flatten())
         shapes = list(zip(self.names, self.shapes, strict=True))
         self.means = torch.cat(means).expand_as(flat)
         if anchors is not None:
             self.means = torch.cat([anchors[name].flatten(1) for name in self.names], 1).to(flat)
         self.targets = targets
-        each = [[flat.new_ones(shape) * factor.get(name, 1.0) for name, shape in shapes] for factor in factors]
-        self.precisions = torch.stack([torch.cat([one.flatten() for one in every]) for every in each])
+        each = [
+            [flat.new_ones(shape) * factor.get(name, 1.0) for name, shape in shapes]
+            for factor in factors
+        ]
+        self.precisions = torch.stack(
+            [torch.cat([one.flatten() for one in every]) for every in each]
+        )
         self.precisions *= torch.cat(precisions)
         numbers = target.network.dry_run(lambda: given, forward_inputs(self.x)).numbers
         self.chunk = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
@@ -77,7 +87,8 @@ class Modes:
         self.optimizer = Lbfgs(self._evaluate, flat.contiguous(), gains)
 
     def run(self, passes: int, report: Callable[[int], None] | None = None) -> Params:
-        """The weights after at most ``passes`` evaluations of every problem in all: a stack (K, ...).
+        """The weights after at most ``passes`` evaluations of every problem in all: a stack (K,
+        ...).
 
         Args:
             passes: evaluations of each problem, including those of earlier calls.
@@ -92,13 +103,17 @@ class Modes:
 
     @torch.no_grad()
     def errors(self) -> Tensor:
-        """The errors of all rows, (K, N): squared residuals where all rows have one noise, −log p otherwise."""
+        """The errors of all rows, (K, N): squared residuals where all rows have one noise, −log p
+        otherwise.
+        """
         points = self.optimizer.run(0)
         return self._errors(torch.cat([self._outputs(part) for part in points.split(self.chunk)]))
 
     def error_of_zero(self) -> Tensor:
         """The same of outputs 0, (N,)."""
-        return self._errors(torch.zeros_like(self._forward(self.optimizer.points[0])).unsqueeze(0))[0]
+        return self._errors(torch.zeros_like(self._forward(self.optimizer.points[0])).unsqueeze(0))[
+            0
+        ]
 
     def _errors(self, f: Tensor) -> Tensor:
         if self.target.likelihood.gaussian_noise is None:
@@ -113,7 +128,9 @@ class Modes:
     def _forward(self, flat: Tensor) -> Tensor:
         return self.target.network.evaluate(self._tensors(flat), *forward_inputs(self.x))
 
-    def _loss(self, flat: Tensor, mask: Tensor, precision: Tensor, mean: Tensor, y: Tensor | None = None) -> Tensor:
+    def _loss(
+        self, flat: Tensor, mask: Tensor, precision: Tensor, mean: Tensor, y: Tensor | None = None
+    ) -> Tensor:
         if y is None:
             y = self.y
         log_likelihood = (mask * self.target.likelihood.log_prob(self._forward(flat), y)).sum()
@@ -122,11 +139,19 @@ class Modes:
     @torch.enable_grad()
     def _evaluate(self, points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
         values, gradients = list[Tensor](), list[Tensor]()
-        for some, index in zip(points.detach().split(self.chunk), problems.split(self.chunk), strict=True):
+        for some, index in zip(
+            points.detach().split(self.chunk), problems.split(self.chunk), strict=True
+        ):
             own_targets = () if self.targets is None else (self.targets[index],)
             each = self._losses(
-                some.requires_grad_(), self.masks[index], self.precisions[index], self.means[index], *own_targets
+                some.requires_grad_(),
+                self.masks[index],
+                self.precisions[index],
+                self.means[index],
+                *own_targets,
             )
-            gradients += torch.autograd.grad(each.sum(), some)  # the points of a problem are in its own loss only
+            gradients += torch.autograd.grad(
+                each.sum(), some
+            )  # the points of a problem are in its own loss only
             values.append(each.detach())
         return torch.cat(values), torch.cat(gradients)

@@ -1,4 +1,6 @@
-"""Checks on some training rows at the end of a fit: comparison with the mode and with a constant."""
+"""Checks on some training rows at the end of a fit: comparison with the mode and with a
+constant.
+"""
 
 from __future__ import annotations
 
@@ -33,43 +35,72 @@ class WorseThanModeWarning(BayouWarning):
 
 
 class CollapseWarning(BayouWarning):
-    """A variational posterior predicts no better than a constant: as a rule it has collapsed to the prior."""
+    """A variational posterior predicts no better than a constant: as a rule it has collapsed to the
+    prior.
+    """
 
 
 @torch.no_grad()
-def compare_with_mode(posterior: GaussianPosterior, data: Data, *, learned: bool, seed: int) -> dict[str, float]:
-    """NLL of some rows and that of the mode, for the history; a ``WorseThanModeWarning`` if it is larger.
+def compare_with_mode(
+    posterior: GaussianPosterior, data: Data, *, learned: bool, seed: int
+) -> dict[str, float]:
+    """NLL of some rows and that of the mode, for the history; a ``WorseThanModeWarning`` if it is
+    larger.
 
-    On rows that the mode has ``learned`` from it is favored: the average over functions of a linear model is up to
-    ½·log(1 + h) worse there, with the leverage h of a row, ≤ 1 and D/N on average. This much is tolerated.
+    On rows that the mode has ``learned`` from it is favored: the average over functions of a linear
+    model is up to ½·log(1 + h) worse there, with the leverage h of a row, ≤ 1 and D/N on average.
+    This much is tolerated.
     """
     params, network = posterior.mean(), posterior.network
     own, mode = list[Tensor](), list[Tensor]()
     with evaluating(network.net):
         for x, y in some_rows(data, posterior, next(iter(params.values()))):
-            mode.append(-posterior.target.likelihood.log_prob(network.call(params, *forward_inputs(x)), y))
+            mode.append(
+                -posterior.target.likelihood.log_prob(network.call(params, *forward_inputs(x)), y)
+            )
             own.append(_nll(posterior, (x, y), seed))
     weights = sum(value.numel() for value in params.values())
-    least = max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else MIN_EXCESS
+    least = (
+        max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n))) if learned else MIN_EXCESS
+    )
     where = "training" if learned else "held-out"
     words = "the posterior is worse than its own mode", "the mode", where
-    remedy = "its prior is too wide: " + spell("use prior='validation' or where='last'", "use --method laplace-last")
+    remedy = "its prior is too wide: " + spell(
+        "use prior='validation' or where='last'", "use --method laplace-last"
+    )
     return _compared(torch.cat(own), torch.cat(mode), least, words, remedy)
 
 
 @torch.no_grad()
-def compare_with_start(posterior: Posterior, start: Posterior, data: Data, *, seed: int) -> dict[str, float]:
-    """NLL of some rows and that of the start of a trajectory; a ``WorseThanModeWarning`` if it is much larger."""
+def compare_with_start(
+    posterior: Posterior, start: Posterior, data: Data, *, seed: int
+) -> dict[str, float]:
+    """NLL of some rows and that of the start of a trajectory; a ``WorseThanModeWarning`` if it is
+    much larger.
+    """
     batches = some_rows(data, start, next(iter(start.target.start().values())))
-    own, other = (torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start))
+    own, other = (
+        torch.cat([_nll(one, batch, seed) for batch in batches]) for one in (posterior, start)
+    )
     words = "the trajectory has moved from its start to worse points", "at its start", "training"
-    return _compared(own, other, LARGE_EXCESS, words, spell("use a smaller lr", "use a smaller --lr"))
+    return _compared(
+        own, other, LARGE_EXCESS, words, spell("use a smaller lr", "use a smaller --lr")
+    )
 
 
-def _compared(own: Tensor, other: Tensor, least: float, words: tuple[str, str, str], remedy: str) -> dict[str, float]:
-    """Two NLLs of the same rows, for the history; a warning if the first is larger by more than ``least``."""
+def _compared(
+    own: Tensor, other: Tensor, least: float, words: tuple[str, str, str], remedy: str
+) -> dict[str, float]:
+    """Two NLLs of the same rows, for the history; a warning if the first is larger by more than
+    ``least``.
+    """
     nll, excess, error = _paired(own, other)
-    found = {"nll": nll, "mode_nll": nll - excess, "nll_error": error, "mode_allowance": least + SURE * error}
+    found = {
+        "nll": nll,
+        "mode_nll": nll - excess,
+        "nll_error": error,
+        "mode_allowance": least + SURE * error,
+    }
     if excess > found["mode_allowance"]:
         found["worse_than_mode"] = excess
         what, other_name, rows = words
@@ -101,7 +132,9 @@ def warn_worse_than_mode(nll: float, mode_nll: float, error: float, rows: int) -
 
 @torch.no_grad()
 def compare_with_constant(posterior: Guided, data: Data, *, seed: int) -> dict[str, float]:
-    """NLL of some rows and that of the best constant outputs, for the history; a ``CollapseWarning`` if not lower."""
+    """NLL of some rows and that of the best constant outputs, for the history; a
+    ``CollapseWarning`` if not lower.
+    """
     batches = some_rows(data, posterior, next(posterior.bayesian.parameters()))
     own = torch.cat([_nll(posterior, batch, seed) for batch in batches])
     x, y = batches[0]
@@ -109,7 +142,9 @@ def compare_with_constant(posterior: Guided, data: Data, *, seed: int) -> dict[s
     large = outputs[0].numel() * len(own) > MAX_NUMBERS
     if large or any(b.shape[1:] != y.shape[1:] for _, b in batches) or outputs.shape[0] != len(y):
         return {}  # rows of various shapes have no common constant
-    nll, excess, error = _paired(own, constant_nll(posterior.target.likelihood, outputs, [y for _, y in batches]))
+    nll, excess, error = _paired(
+        own, constant_nll(posterior.target.likelihood, outputs, [y for _, y in batches])
+    )
     found = {"nll": nll, "constant_nll": nll - excess, "nll_error": error}
     if excess > -min(SURE * error, MIN_GAIN):
         found["collapsed"] = 1.0
@@ -149,13 +184,17 @@ def constant_nll(likelihood: BoundLikelihood, like: Tensor, targets: list[Tensor
 
 
 def some_rows(data: Data, posterior: Posterior, like: Tensor) -> list[Batch]:
-    """The first batches, of ``CHECK_ROWS`` rows or so, in parts that all draws can predict at a time."""
+    """The first batches, of ``CHECK_ROWS`` rows or so, in parts that all draws can predict at a
+    time.
+    """
     count, found = max(1, CHECK_ROWS * data.batches // max(data.n, 1)), list[Batch]()
     for x, y in (move(batch, like) for batch in islice(data.ordered(), count)):
         inputs = forward_inputs(x)
         seen = posterior.dry_run(inputs)
         rows = max(1, MAX_OUTPUTS // (CHECK_DRAWS * seen.numbers)) if seen.rows_apart else len(y)
-        found += [(rows_of(inputs, slice(i, i + rows)), y[i : i + rows]) for i in range(0, len(y), rows)]
+        found += [
+            (rows_of(inputs, slice(i, i + rows)), y[i : i + rows]) for i in range(0, len(y), rows)
+        ]
     return found
 
 

@@ -23,7 +23,11 @@ from bayou.training.guards import Interrupt
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
-SUMS: Final[dict[str, type[Sum]]] = {"full": FullSum, "diagonal": DiagonalSum, "kronecker": KroneckerSum}
+SUMS: Final[dict[str, type[Sum]]] = {
+    "full": FullSum,
+    "diagonal": DiagonalSum,
+    "kronecker": KroneckerSum,
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class DataPass:
 
 @dataclass(frozen=True)
 class Passes:
-    """The curvature of the data at any point, for a planned network and the settings of a ``Laplace``."""
+    """The curvature of the data at any point, for a planned network and the settings of a
+    ``Laplace``.
+    """
 
     method: Any
     plan: Plan
@@ -57,7 +63,10 @@ class Passes:
         seed, kind = part_seed(self.seed, "curvature"), method.kind(self.plan.outputs)
         sweep = Sweep(point.network.call, params, self.plan, likelihood, kind, method.samples, seed)
         interrupted = half_done = False
-        with Progress("curvature", self.data.batches, self.progress) as progress, Interrupt() as interrupt:
+        with (
+            Progress("curvature", self.data.batches, self.progress) as progress,
+            Interrupt() as interrupt,
+        ):
             try:
                 for number, raw in enumerate(self.data.ordered()):
                     if self.check is not None:

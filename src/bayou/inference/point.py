@@ -30,19 +30,25 @@ DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 
 
 def is_random_or_moving(module: nn.Module) -> bool:
-    """Return whether a layer draws random numbers or changes its buffers in training; dropout of rate 0 does not."""
+    """Return whether a layer draws random numbers or changes its buffers in training; dropout of
+    rate 0 does not.
+    """
     return isinstance(module, RANDOM_OR_MOVING) and getattr(module, "p", None) != 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regularized(Trained):
-    """A method that trains one network, with classical regularizers in addition to the settings of ``Trained``.
+    """A method that trains one network, with classical regularizers in addition to the settings of
+    ``Trained``.
 
     Args:
-        max_norm: the largest length of the incoming weights of a unit, enforced after each step (Srivastava 2014).
-        input_noise: the standard deviation of Gaussian noise that is added to the inputs in every step.
+        max_norm: the largest length of the incoming weights of a unit, enforced after each step
+            (Srivastava 2014).
+        input_noise: the standard deviation of Gaussian noise that is added to the inputs in every
+            step.
         weight_noise: the same for the weights.
-        gradient_noise: the same for the gradient of the loss, times (1 + step)^(−0.55/2) (Neelakantan 2015).
+        gradient_noise: the same for the gradient of the loss, times (1 + step)^(−0.55/2)
+            (Neelakantan 2015).
     """
 
     max_norm: float | None = None
@@ -56,7 +62,9 @@ class Regularized(Trained):
         for name in ("input_noise", "weight_noise", "gradient_noise"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(f"{type(self).__name__} {name} must not be negative, got {value!r}")
+                raise ValueError(
+                    f"{type(self).__name__} {name} must not be negative, got {value!r}"
+                )
 
     _penalized: ClassVar[bool] = True  # whether log p(w) is part of the objective
 
@@ -80,12 +88,21 @@ class Regularized(Trained):
         problem = self._problem(target, batches, held, seed)
         problem.check_first_batch(batches)
         passes = passes_for(self, batches) if problem.smooth else 0
-        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        settings = replace(self, steps=self.total_steps(batches)) if passes else self  # L-BFGS continues the run
-        hooks = Hooks(
-            None if held is None else problem.held_out_loss, problem.add_gradient_noise if self.gradient_noise else None
+        file = (
+            None
+            if checkpoint is None
+            else Checkpoint(checkpoint, identity(self, target, batches, seed))
         )
-        state = fit_module(problem, batches, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
+        settings = (
+            replace(self, steps=self.total_steps(batches)) if passes else self
+        )  # L-BFGS continues the run
+        hooks = Hooks(
+            None if held is None else problem.held_out_loss,
+            problem.add_gradient_noise if self.gradient_noise else None,
+        )
+        state = fit_module(
+            problem, batches, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks
+        )
         if passes and state.stopped == "finished":
             finish(problem, batches, passes, state, progress)
         return problem, batches, state
@@ -95,11 +112,19 @@ class PointMethod(Regularized):
     """A method that ends in one point."""
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Empirical:
         """The weights that maximize the objective, as a posterior of one point."""
         problem, _, state = self._run(target, data, seed, checkpoint, progress)
-        stack = {name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()}
+        stack = {
+            name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()
+        }
         posterior = Empirical(problem.target, Network(problem.net.eval()), stack, state.history)
         posterior.stopped = state.stopped
         return posterior
@@ -110,7 +135,9 @@ class PointModel(NetworkProblem):
 
     steady = True
 
-    def __init__(self, method: Regularized, target: Target, held: Data | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, method: Regularized, target: Target, held: Data | None = None, seed: int = 0
+    ) -> None:
         super().__init__(target)
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
         self.title = type(method).__name__
@@ -122,21 +149,37 @@ class PointModel(NetworkProblem):
             for name, module in self.net.named_modules()
             if isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim >= 2
         ]  # layers whose weight has a slice for every unit
-        self.axes = {name: layouts(self.net, [f"{name}.weight"])[f"{name}.weight"].out_axis for name, _ in self.units}
+        self.axes = {
+            name: layouts(self.net, [f"{name}.weight"])[f"{name}.weight"].out_axis
+            for name, _ in self.units
+        }
         if method.max_norm is not None and not self.units:
-            raise ValueError(f"{type(self.net).__name__} has no layer with a weight of two or more axes to constrain")
+            raise ValueError(
+                f"{type(self.net).__name__} has no layer with a weight of two or more axes to constrain"
+            )
 
     def outputs(self, *inputs: Any) -> Tensor:
         return self.net(*inputs)
 
     @property
     def smooth(self) -> bool:
-        """Whether the loss is a deterministic function of the weights, for a second-order method."""
+        """Whether the loss is a deterministic function of the weights, for a second-order
+        method.
+        """
         method = self.method
-        noisy = method.input_noise or method.weight_noise or method.gradient_noise or method.max_norm is not None
+        noisy = (
+            method.input_noise
+            or method.weight_noise
+            or method.gradient_noise
+            or method.max_norm is not None
+        )
         moving = any(is_random_or_moving(module) for module in self.net.modules())
-        learned = any(p.requires_grad for p in self.likelihood.parameters())  # no bound if the noise can vanish
-        return self.held is None and not noisy and not moving and not learned and not method.autocast
+        learned = any(
+            p.requires_grad for p in self.likelihood.parameters()
+        )  # no bound if the noise can vanish
+        return (
+            self.held is None and not noisy and not moving and not learned and not method.autocast
+        )
 
     def weights(self) -> Params:
         """The free weights by name."""
@@ -149,7 +192,9 @@ class PointModel(NetworkProblem):
         if self.method._penalized:
             report["log_prior"] = self.target.log_prior(self.weights())
             objective = objective + report["log_prior"]
-        return -objective / self.target.n, {name: number.detach() for name, number in report.items()}
+        return -objective / self.target.n, {
+            name: number.detach() for name, number in report.items()
+        }
 
     def training_outputs(self, x: Any, device: torch.device) -> Tensor:
         """The outputs, in training mode with the noise of a step."""
@@ -163,14 +208,18 @@ class PointModel(NetworkProblem):
 
     def _noisy_outputs(self, inputs: tuple[Any, ...]) -> Tensor:
         if self.method.weight_noise:
-            params = {name: noisy(p, self.method.weight_noise) for name, p in self.weights().items()}
+            params = {
+                name: noisy(p, self.method.weight_noise) for name, p in self.weights().items()
+            }
             out: Tensor = torch.func.functional_call(self.net, params, inputs)
             return out
         return self.outputs(*inputs)
 
     def held_out_loss(self) -> float:
         assert self.held is not None
-        one = {"": next(self.net.parameters()).unsqueeze(0)}  # a stack of one, for its size and device
+        one = {
+            "": next(self.net.parameters()).unsqueeze(0)
+        }  # a stack of one, for its size and device
         return validation_loss(self.target, self.held, lambda _, *inputs: self.net(*inputs), one)
 
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
@@ -199,8 +248,16 @@ class PointModel(NetworkProblem):
 
 def _frozen(model: PointModel) -> list[str]:
     persistent = no_grad_state(model.net)
-    frozen = [name for name, value in model.net.named_parameters(remove_duplicate=False) if not value.requires_grad]
-    constants = [name for name, value in model.net.named_buffers(remove_duplicate=False) if is_constant(value)]
+    frozen = [
+        name
+        for name, value in model.net.named_parameters(remove_duplicate=False)
+        if not value.requires_grad
+    ]
+    constants = [
+        name
+        for name, value in model.net.named_buffers(remove_duplicate=False)
+        if is_constant(value)
+    ]
     return [f"net.{name}" for name in (*frozen, *constants) if name in persistent]
 
 

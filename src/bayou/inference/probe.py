@@ -1,4 +1,6 @@
-"""Estimates for samplers: the curvature of the target at the positions of the chains, and their mixing."""
+"""Estimates for samplers: the curvature of the target at the positions of the chains, and their
+mixing.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,25 @@ from bayou.training.data import Data
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
-ROWS, FUNCTIONS = 1024, 64  # rows for the estimate of a log joint, and for the comparison of functions
+ROWS, FUNCTIONS = (
+    1024,
+    64,
+)  # rows for the estimate of a log joint, and for the comparison of functions
 ITERATIONS = 20  # of the power method
 MIN_CHAIN_DRAWS = 20  # for a decision whether chains have mixed
 RHAT, ESS = 1.1, 50.0
 
 
 class MixingWarning(BayouWarning):
-    """The chains do not agree, have too few independent draws, or are far below where they began."""
+    """The chains do not agree, have too few independent draws, or are far below where they
+    began.
+    """
 
 
 def typical_fall(weights: int) -> float:
-    """D + 5·√(D/2) nats: draws of a Gaussian posterior lie D/2 ± √(D/2) nats below the mode, not as far as this."""
+    """D + 5·√(D/2) nats: draws of a Gaussian posterior lie D/2 ± √(D/2) nats below the mode, not as
+    far as this.
+    """
     return weights + 5 * math.sqrt(weights / 2)
 
 
@@ -46,7 +55,9 @@ class Probe:
         self.rows = sum(len(y) for _, y in self.batches)
 
     def __call__(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log p(w, D) by these rows, its gradient, and its spread from batch to batch: (C,), (C, D), (C,)."""
+        """log p(w, D) by these rows, its gradient, and its spread from batch to batch: (C,), (C,
+        D), (C,).
+        """
         found = [(*self.joint(w, x, y), len(y) / self.rows) for x, y in self.batches]
         value = sum((v * share for v, _, share in found), start=torch.zeros_like(found[0][0]))
         gradient = sum((g * share for _, g, share in found), start=torch.zeros_like(w))
@@ -56,10 +67,12 @@ class Probe:
         return value, gradient, torch.full_like(value, 0.0 if self.rows == self.n else math.inf)
 
     def curvature(self, w: Tensor, first: int, metric: Tensor | None = None) -> Tensor:
-        """The largest |eigenvalue| λ of G^½·∇²log p(w, D)·G^½ at w (C, D), G = ``metric`` (C, D) or I: (C,).
+        """The largest |eigenvalue| λ of G^½·∇²log p(w, D)·G^½ at w (C, D), G = ``metric`` (C, D) or
+        I: (C,).
 
         Power iterations on the change of the gradient over one standard deviation of the posterior,
-        Hv ≈ (∇log p(w + εv) − ∇log p(w − εv))/2ε with ε = λ^−½. ``first``: the number of the first chain.
+        Hv ≈ (∇log p(w + εv) − ∇log p(w − εv))/2ε with ε = λ^−½. ``first``: the number of the first
+        chain.
         """
         root = torch.ones_like(w) if metric is None else metric.sqrt()
         v = rng.normal(len(w), w.shape[1:], w, part_seed(self.seed, "curvature"), first)
@@ -76,10 +89,12 @@ class Probe:
 
     @torch.no_grad()
     def mixing(self, draws: Tensor, start: Tensor, temperature: float) -> dict[str, Any]:
-        """How well chains mixed whose draws are (C, K, D), and how they compare with their start (D,).
+        """How well chains mixed whose draws are (C, K, D), and how they compare with their start
+        (D,).
 
-        R-hat and bulk ESS over the functions E[y | x, w] at up to 64 rows and the log joint: the worst and the median.
-        If a noise is sampled there is no comparison with the start: a joint mode of weights and noise is unbounded.
+        R-hat and bulk ESS over the functions E[y | x, w] at up to 64 rows and the log joint: the
+        worst and the median. If a noise is sampled there is no comparison with the start: a joint
+        mode of weights and noise is unbounded.
         """
         chains, count, weights = draws.shape
         x, _ = self.batches[0]
@@ -92,7 +107,12 @@ class Probe:
         values = values[..., :: max(1, values.shape[-1] // 512)]
         values = torch.cat((torch.stack(log_joints, 1).unsqueeze(-1), values), -1)
         fall = float(self(start.unsqueeze(0))[0]) - float(values[..., 0].mean())
-        found = {"draws": count, "chains": chains, "enough": count >= MIN_CHAIN_DRAWS, "below_start": fall}
+        found = {
+            "draws": count,
+            "chains": chains,
+            "enough": count >= MIN_CHAIN_DRAWS,
+            "below_start": fall,
+        }
         lost = not self.joint.noisy and not fall <= temperature * typical_fall(weights)
         moving = values[..., values.flatten(0, 1).amax(0) > values.flatten(0, 1).amin(0)]
         if count >= MIN_DRAWS and moving.shape[-1] and bool(moving.isfinite().all()):

@@ -1,4 +1,6 @@
-"""The start of methods that need a trained network: the result of another method, or the network as given."""
+"""The start of methods that need a trained network: the result of another method, or the network as
+given.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,20 @@ def starting_point(
     start: Method | None, target: Target, data: Data, *, seed: int, checkpoint: StrPath | None, progress: Show,
     points: int = 1,
 ) -> Empirical:  # fmt: skip
-    """One point: fitted by ``start`` (a separate run, in the file ``checkpoint``.start), or the network as given.
+    """One point: fitted by ``start`` (a separate run, in the file ``checkpoint``.start), or the
+    network as given.
 
-    The target of the point has the learned likelihood; the network has its running statistics. ``points``: a ``start``
-    may also end in so many points.
+    The target of the point has the learned likelihood; the network has its running statistics.
+    ``points``: a ``start`` may also end in so many points.
     """
     if start is not None:
         file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.start")
         point = start.fit(target, data, seed=seed, checkpoint=file, progress=progress)
         if not isinstance(point, Empirical) or point.draws not in (1, points):
             several = "" if points == 1 else f", or in {points} such as Ensemble({points})"
-            raise ValueError(f"start must be a method that ends in one point, such as MAP(){several}, got {start!r}")
+            raise ValueError(
+                f"start must be a method that ends in one point, such as MAP(){several}, got {start!r}"
+            )
         return point
     target = target.copy(data.n)
     network, params = Network(target.net), target.start()

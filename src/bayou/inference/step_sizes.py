@@ -41,7 +41,8 @@ class Constant(StepSizes):
 class Decaying(StepSizes):
     """h = a·(b + t)^−γ with lr = a·b^−γ, ½ < γ ≤ 1 (Welling & Teh 2011).
 
-    Draws are kept at even distances of Σ h, the time of the diffusion, so that all of them count alike.
+    Draws are kept at even distances of Σ h, the time of the diffusion, so that all of them count
+    alike.
 
     Args:
         b: the number of steps after which the step size begins to fall.
@@ -53,7 +54,9 @@ class Decaying(StepSizes):
 
     def __post_init__(self) -> None:
         if not self.b > 0 or not 0 <= self.gamma <= 1:
-            raise ValueError(f"Decaying needs b > 0 and 0 <= gamma <= 1, got b={self.b}, gamma={self.gamma}")
+            raise ValueError(
+                f"Decaying needs b > 0 and 0 <= gamma <= 1, got b={self.b}, gamma={self.gamma}"
+            )
 
     def factor(self, step: int, steps: int) -> float:
         return (1 + step / self.b) ** -self.gamma
@@ -67,8 +70,8 @@ class Decaying(StepSizes):
 class Cyclical(StepSizes):
     """h = ½·lr·(cos(π·r) + 1), r the fraction done of one of ``cycles`` (Zhang et al. 2020).
 
-    Large steps find a mode, small ones sample it: draws are kept where r ≥ ``explore``. ``noise=False``: gradient
-    steps without noise before that, as in the paper.
+    Large steps find a mode, small ones sample it: draws are kept where r ≥ ``explore``.
+    ``noise=False``: gradient steps without noise before that, as in the paper.
     """
 
     burn_in: ClassVar[float] = 0.0
@@ -79,7 +82,9 @@ class Cyclical(StepSizes):
 
     def __post_init__(self) -> None:
         if isinstance(self.cycles, bool) or not isinstance(self.cycles, int) or self.cycles < 1:
-            raise ValueError(f"Cyclical cycles must be a whole number of at least 1, got {self.cycles!r}")
+            raise ValueError(
+                f"Cyclical cycles must be a whole number of at least 1, got {self.cycles!r}"
+            )
         if not 0 <= self.explore < 1:
             raise ValueError(f"Cyclical needs 0 <= explore < 1, got {self.explore!r}")
 
@@ -97,4 +102,8 @@ class Cyclical(StepSizes):
         return self.noise or self._done(step, steps) >= self.explore
 
 
-SCHEDULES: dict[str, StepSizes] = {"constant": Constant(), "decaying": Decaying(), "cyclical": Cyclical()}
+SCHEDULES: dict[str, StepSizes] = {
+    "constant": Constant(),
+    "decaying": Decaying(),
+    "cyclical": Cyclical(),
+}

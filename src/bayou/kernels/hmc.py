@@ -1,4 +1,6 @@
-"""Hamiltonian Monte Carlo (Duane 1987, Neal 2011): leapfrog steps and a Metropolis test, all chains at once."""
+"""Hamiltonian Monte Carlo (Duane 1987, Neal 2011): leapfrog steps and a Metropolis test, all chains
+at once.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Statistics of a step, (C,) each: mean acceptance probability, divergence, number of gradients.
+    """Statistics of a step, (C,) each: mean acceptance probability, divergence, number of
+    gradients.
 
-    ``gain``: of ``step`` with a number of leapfrogs for each chain, what ``adaptation.lengthen`` needs.
+    ``gain``: of ``step`` with a number of leapfrogs for each chain, what ``adaptation.lengthen``
+    needs.
     """
 
     accept: Tensor
@@ -52,7 +56,9 @@ def init(position: Tensor, density: Density) -> State:
 
 
 def leapfrog(point: Point, density: Density, step_size: Tensor, inverse_mass: Tensor) -> Point:
-    """p ← p + ½ε·∇log p(w);  w ← w + ε·M⁻¹p;  p ← p + ½ε·∇log p(w).  ε (C, 1), M⁻¹ (C, D) or (D,)."""
+    """p ← p + ½ε·∇log p(w);  w ← w + ε·M⁻¹p;  p ← p + ½ε·∇log p(w).  ε (C, 1), M⁻¹ (C, D) or
+    (D,).
+    """
     half = 0.5 * step_size
     momentum = torch.addcmul(point.momentum, half, point.gradient)
     position = torch.addcmul(point.position, step_size * inverse_mass, momentum)
@@ -82,10 +88,12 @@ def step(
 ) -> tuple[State, Info]:
     """One trajectory of ``leapfrogs`` steps, accepted with probability min(1, exp(H − H')).
 
-    ``noise`` (C, D) normal, ``uniform`` (C,) on [0, 1), ``step_size`` (C,), ``inverse_mass`` M⁻¹ (C, D) or (D,),
-    ``leapfrogs`` one number or (C,). These give a gain by time of J·t^−c, for the squared jump J = (w' − w)ᵀM(w' − w)
-    and its probability a: a·t^(c+1)·d(J·t^−c)/dt = a·(2t·(w' − w)ᵀp' − c·J). In a standard normal distribution J is
-    2·(1 − cos t) per dimension, and with c = π/2 the largest J·t^−c is that of an independent draw, t = π/2.
+    ``noise`` (C, D) normal, ``uniform`` (C,) on [0, 1), ``step_size`` (C,), ``inverse_mass`` M⁻¹
+    (C, D) or (D,), ``leapfrogs`` one number or (C,). These give a gain by time of J·t^−c, for the
+    squared jump J = (w' − w)ᵀM(w' − w)
+    and its probability a: a·t^(c+1)·d(J·t^−c)/dt = a·(2t·(w' − w)ᵀp' − c·J). In a standard normal
+    distribution J is 2·(1 − cos t) per dimension, and with c = π/2 the largest J·t^−c is that of an
+    independent draw, t = π/2.
     """
     first = point = start(state, noise, inverse_mass)
     counts = leapfrogs if isinstance(leapfrogs, Tensor) else torch.full_like(step_size, leapfrogs)
@@ -97,23 +105,36 @@ def step(
     info = Info(accept, fall < -DIVERGENCE, counts)
     if isinstance(leapfrogs, Tensor):
         jump, twice = point.position - first.position, 2 * (counts * step_size).unsqueeze(-1)
-        gain = accept * torch.linalg.vecdot(jump, twice * point.momentum - POWER * jump / inverse_mass)
+        gain = accept * torch.linalg.vecdot(
+            jump, twice * point.momentum - POWER * jump / inverse_mass
+        )
         info = info._replace(gain=gain.nan_to_num(0.0, 0.0, 0.0))
-    return choose(uniform < accept, State(point.position, point.log_prob, point.gradient), state), info
+    return choose(
+        uniform < accept, State(point.position, point.log_prob, point.gradient), state
+    ), info
 
 
 def choose(mask: Tensor, yes: S, no: S) -> S:
     """Chain by chain, ``yes`` where the mask (C,) is true and ``no`` elsewhere."""
     wide = mask.unsqueeze(-1)
-    return type(yes)(*(torch.where(mask if a.ndim == 1 else wide, a, b) for a, b in zip(yes, no, strict=True)))
+    return type(yes)(
+        *(torch.where(mask if a.ndim == 1 else wide, a, b) for a, b in zip(yes, no, strict=True))
+    )
 
 
 def reasonable_step(
-    state: State, density: Density, noise: Tensor, step_size: Tensor, inverse_mass: Tensor, most: int = 50
+    state: State,
+    density: Density,
+    noise: Tensor,
+    step_size: Tensor,
+    inverse_mass: Tensor,
+    most: int = 50,
 ) -> Tensor:
-    """A step size for each chain (C,) whose single leapfrog step is accepted with probability near 0.8.
+    """A step size for each chain (C,) whose single leapfrog step is accepted with probability near
+    0.8.
 
-    It is doubled, or halved, until the probability crosses 0.8 (Hoffman & Gelman 2014, algorithm 4).
+    It is doubled, or halved, until the probability crosses 0.8 (Hoffman & Gelman 2014, algorithm
+    4).
     """
     first = start(state, noise, inverse_mass)
     before = energy(first, inverse_mass)
@@ -125,5 +146,7 @@ def reasonable_step(
         running = running & (good == grows)
         if not bool(running.any()):
             break
-        step_size = torch.where(running, torch.where(grows, 2 * step_size, 0.5 * step_size), step_size)
+        step_size = torch.where(
+            running, torch.where(grows, 2 * step_size, 0.5 * step_size), step_size
+        )
     return step_size

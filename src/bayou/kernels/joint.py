@@ -21,17 +21,25 @@ NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, no
 
 
 class Joint:
-    """log p(w, D) and its gradient for C chains: w (C, D) holds the free parameters, sorted by name.
+    """log p(w, D) and its gradient for C chains: w (C, D) holds the free parameters, sorted by
+    name.
 
     Parameters of the likelihood (a learned ``log_scale``) are among the sampled
-    ones, with a flat prior. The network runs in eval mode with its own buffers. The chains are mapped by ``vmap``, or
-    by a loop where an operation has no batching rule (``loop``), with equal results up to rounding.
+    ones, with a flat prior. The network runs in eval mode with its own buffers. The chains are
+    mapped by ``vmap``, or by a loop where an operation has no batching rule (``loop``), with equal
+    results up to rounding.
     """
 
-    def __init__(self, target: Target, network: Network, point: Params, *, loop: bool = False) -> None:
+    def __init__(
+        self, target: Target, network: Network, point: Params, *, loop: bool = False
+    ) -> None:
         self.target, self.network, self.loop = target, network, loop
         network.net.eval()
-        learned = ((name, value) for name, value in target.likelihood.named_parameters() if value.requires_grad)
+        learned = (
+            (name, value)
+            for name, value in target.likelihood.named_parameters()
+            if value.requires_grad
+        )
         noise = {NOISE + name: value.detach() for name, value in learned}
         self.like = point | noise
         self.noisy = bool(noise)  # whether parameters of the likelihood are sampled too
@@ -52,25 +60,45 @@ class Joint:
         """
 
         def log_joint(params: Params) -> Tensor:
-            return self.target.log_prior(params) + self.target.scale(self._log_likelihood(params, x, y, own))
+            return self.target.log_prior(params) + self.target.scale(
+                self._log_likelihood(params, x, y, own)
+            )
 
         return self._with_gradient(log_joint, w)
 
     def means(self, w: Tensor, inputs: tuple[Any, ...]) -> Tensor:
         """E[y | x, w] of every chain: (C, M, ...)."""
-        weights = {name: value for name, value in unflatten(w, self.like).items() if not name.startswith(NOISE)}
+        weights = {
+            name: value
+            for name, value in unflatten(w, self.like).items()
+            if not name.startswith(NOISE)
+        }
         return self.target.likelihood.mean(self._outputs(weights, inputs, own=False))
 
     def density(
-        self, batches: Sequence[tuple[Any, Tensor]], like: Tensor, *, prior: bool = True, calls: int = MIN_TRACED_CALLS
+        self,
+        batches: Sequence[tuple[Any, Tensor]],
+        like: Tensor,
+        *,
+        prior: bool = True,
+        calls: int = MIN_TRACED_CALLS,
     ) -> Density:
-        """log p(w, D) and its gradient from all data, for vectors shaped like ``like`` (C, D), summed over batches.
+        """log p(w, D) and its gradient from all data, for vectors shaped like ``like`` (C, D),
+        summed over batches.
 
-        ``prior=False``: log p(D | w). ``calls``: the maximum number of calls; the function is traced if there are many.
+        ``prior=False``: log p(D | w). ``calls``: the maximum number of calls; the function is
+        traced if there are many.
         """
-        parts = [partial(self._part, x=x, y=y, prior=prior and number == 0) for number, (x, y) in enumerate(batches)]
+        parts = [
+            partial(self._part, x=x, y=y, prior=prior and number == 0)
+            for number, (x, y) in enumerate(batches)
+        ]
         parts[0](like)  # sets self.loop
-        run = parts if self.loop or calls < MIN_TRACED_CALLS else [traced(part, like) for part in parts]
+        run = (
+            parts
+            if self.loop or calls < MIN_TRACED_CALLS
+            else [traced(part, like) for part in parts]
+        )
 
         def density(w: Tensor) -> tuple[Tensor, Tensor]:
             value, gradient = run[0](w)
@@ -94,8 +122,12 @@ class Joint:
 
         return self._with_gradient(log_density, w)
 
-    def _with_gradient(self, function: Callable[[Params], Tensor], w: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (C,) and their gradients (C, D); chains are independent, so one backward pass suffices."""
+    def _with_gradient(
+        self, function: Callable[[Params], Tensor], w: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Values (C,) and their gradients (C, D); chains are independent, so one backward pass
+        suffices.
+        """
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             value = function(unflatten(w, self.like))
@@ -118,7 +150,9 @@ class Joint:
         out: Tensor = self._mapped(self.network.evaluate, (0, *axes), weights, *inputs)
         return out
 
-    def _mapped(self, function: Callable[..., Tensor], axes: tuple[int | None, ...], *args: Any) -> Any:
+    def _mapped(
+        self, function: Callable[..., Tensor], axes: tuple[int | None, ...], *args: Any
+    ) -> Any:
         each = VmapOrLoop(function, axes, loop=self.loop)
         out = each(*args)
         self.loop = each.loop

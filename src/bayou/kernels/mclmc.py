@@ -1,11 +1,13 @@
-"""Microcanonical Langevin Monte Carlo (Robnik, De Luca, Silverstein & Seljak 2023), all chains at once.
+"""Microcanonical Langevin Monte Carlo (Robnik, De Luca, Silverstein & Seljak 2023), all chains at
+once.
 
-A point moves at unit speed and its direction u turns along the gradient: with U = −log p in D dimensions,
+A point moves at unit speed and its direction u turns along the gradient: with U = −log p in D
+dimensions,
 
     dw/dt = u,   du/dt = −(I − u·uᵀ)·∇U/(D − 1),
 
-whose stationary density of w is p where the energy U + K is conserved. In scaled coordinates w/s, the scales s (C, D)
-take the place of the mass of ``hmc``.
+whose stationary density of w is p where the energy U + K is conserved. In scaled coordinates w/s,
+the scales s (C, D) take the place of the mass of ``hmc``.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ def unit(v: Tensor) -> Tensor:
 
 
 def turn(velocity: Tensor, gradient: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-    """The velocity after ``time`` (C, 1) under a constant ∇log p (C, D), and the gain ΔK of kinetic energy (C,).
+    """The velocity after ``time`` (C, 1) under a constant ∇log p (C, D), and the gain ΔK of kinetic
+    energy (C,).
 
     With e = ∇log p/‖∇log p‖, δ = time·‖∇log p‖/(D − 1), c = e·u:
-    u' = (u + e·(sinh δ + c·(cosh δ − 1)))/(cosh δ + c·sinh δ),  ΔK = (D − 1)·log(cosh δ + c·sinh δ),
-    here with both multiplied by 2·exp(−δ), which cannot overflow.
+    u' = (u + e·(sinh δ + c·(cosh δ − 1)))/(cosh δ + c·sinh δ),  ΔK = (D − 1)·log(cosh δ + c·sinh
+    δ), here with both multiplied by 2·exp(−δ), which cannot overflow.
     """
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
     e = gradient / norm.clamp_min(torch.finfo(norm.dtype).tiny)
@@ -55,7 +58,9 @@ def turn(velocity: Tensor, gradient: Tensor, time: Tensor) -> tuple[Tensor, Tens
     return unit(new), gain.squeeze(-1)
 
 
-def integrate(state: State, density: Density, step_size: Tensor, scales: Tensor) -> tuple[State, Tensor]:
+def integrate(
+    state: State, density: Density, step_size: Tensor, scales: Tensor
+) -> tuple[State, Tensor]:
     """One step of length ε (C,) of the minimal-norm scheme, and the energy error ΔU + ΔK (C,)."""
     position, log_prob, gradient, velocity = state
     step_size, total = step_size.unsqueeze(-1), torch.zeros_like(log_prob)
@@ -69,7 +74,9 @@ def integrate(state: State, density: Density, step_size: Tensor, scales: Tensor)
 
 
 def refresh(velocity: Tensor, noise: Tensor, step_size: Tensor, length: Tensor) -> Tensor:
-    """u ← (u + ν·ξ)/‖u + ν·ξ‖, ν² = (exp(2ε/L) − 1)/D: after the decoherence length L (C,) the direction is new."""
+    """u ← (u + ν·ξ)/‖u + ν·ξ‖, ν² = (exp(2ε/L) − 1)/D: after the decoherence length L (C,) the
+    direction is new.
+    """
     nu = (torch.expm1(2 * step_size / length) / velocity.shape[-1]).sqrt()
     return unit(torch.addcmul(velocity, nu.unsqueeze(-1), noise))
 
@@ -83,10 +90,11 @@ def step(
     length: Tensor,
     steps: int,
 ) -> tuple[State, Tensor, Tensor]:
-    """``steps`` steps without a Metropolis test, each followed by a partial refreshment with ``noise(i)`` (C, D).
+    """``steps`` steps without a Metropolis test, each followed by a partial refreshment with
+    ``noise(i)`` (C, D).
 
-    Returns the state, the mean of ΔE²/D over the steps (C,), which the bias grows with, and which chains diverged (C,):
-    these stay where they were, with a new direction.
+    Returns the state, the mean of ΔE²/D over the steps (C,), which the bias grows with, and which
+    chains diverged (C,): these stay where they were, with a new direction.
     """
     first, squares = state, torch.zeros_like(state.log_prob)
     worst = squares
@@ -102,9 +110,16 @@ def step(
 
 
 def adjusted_step(
-    state: State, density: Density, noise: Tensor, uniform: Tensor, step_size: Tensor, scales: Tensor, steps: Tensor
+    state: State,
+    density: Density,
+    noise: Tensor,
+    uniform: Tensor,
+    step_size: Tensor,
+    scales: Tensor,
+    steps: Tensor,
 ) -> tuple[State, Info]:
-    """``steps`` (C,) steps from a new direction, accepted with probability min(1, exp(−ΔE)): exact at any step size.
+    """``steps`` (C,) steps from a new direction, accepted with probability min(1, exp(−ΔE)): exact
+    at any step size.
 
     ``noise`` (C, D) normal, ``uniform`` (C,) on [0, 1).
     """

@@ -1,7 +1,9 @@
-"""The no-U-turn sampler, multinomial as in Stan (Hoffman & Gelman 2014, Betancourt 2017), all chains at once.
+"""The no-U-turn sampler, multinomial as in Stan (Hoffman & Gelman 2014, Betancourt 2017), all
+chains at once.
 
-Trajectories grow by doubling, in all chains together. The tree is a loop over leaves n, whose binary digits determine
-the subtrees that end there, so that one call of the density serves all chains.
+Trajectories grow by doubling, in all chains together. The tree is a loop over leaves n, whose
+binary digits determine the subtrees that end there, so that one call of the density serves all
+chains.
 """
 
 from __future__ import annotations
@@ -13,7 +15,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayou.kernels.hmc import DIVERGENCE, Density, Info, Point, State, choose, energy, init, leapfrog, start
+from bayou.kernels.hmc import (
+    DIVERGENCE,
+    Density,
+    Info,
+    Point,
+    State,
+    choose,
+    energy,
+    init,
+    leapfrog,
+    start,
+)
 
 __all__ = ["Info", "State", "init", "step"]
 
@@ -21,7 +34,9 @@ Uniforms = Callable[[int], Tensor]  # depth -> (C, 2^depth + 2) on [0, 1)
 
 
 class Subtree(NamedTuple):
-    """2^depth new leaves: first momentum, last point, Σ momenta, log Σ weights, the leaf drawn, which are valid."""
+    """2^depth new leaves: first momentum, last point, Σ momenta, log Σ weights, the leaf drawn,
+    which are valid.
+    """
 
     first: Tensor
     last: Point
@@ -43,12 +58,14 @@ def step(
     inverse_mass: Tensor,
     max_depth: int = 10,
 ) -> tuple[State, Info]:
-    """One transition: double the trajectory until it turns back, and draw a leaf with probability ∝ exp(−H).
+    """One transition: double the trajectory until it turns back, and draw a leaf with probability ∝
+    exp(−H).
 
-    Inside a subtree leaves are drawn by weight; between the old tree and the new half the new one is preferred (biased
-    progressive sampling). A trajectory turns where M⁻¹ρ·p ≤ 0 at one of its ends, ρ = Σ p over its leaves; each subtree
-    is tested, and each with the neighboring leaf of its sibling, as in Stan. ``noise`` (C, D), ``step_size`` (C,),
-    ``inverse_mass`` (C, D) or (D,). An energy error over 1000 is a divergence and ends the trajectory.
+    Inside a subtree leaves are drawn by weight; between the old tree and the new half the new one
+    is preferred (biased progressive sampling). A trajectory turns where M⁻¹ρ·p ≤ 0 at one of its
+    ends, ρ = Σ p over its leaves; each subtree is tested, and each with the neighboring leaf of its
+    sibling, as in Stan. ``noise`` (C, D), ``step_size`` (C,), ``inverse_mass`` (C, D) or (D,). An
+    energy error over 1000 is a divergence and ends the trajectory.
     """
     origin = left = right = start(state, noise, inverse_mass)
     before = energy(origin, inverse_mass)
@@ -61,10 +78,17 @@ def step(
         near, far = choose(forward, right, left), choose(forward, left, right)
         signed = torch.where(forward, step_size, -step_size).unsqueeze(-1)
         tree = _subtree(near, density, signed, inverse_mass, log_u, running, before, depth)
-        accepts, leaves, divergent = accepts + tree.accepts, leaves + tree.leaves, divergent | tree.divergent
+        accepts, leaves, divergent = (
+            accepts + tree.accepts,
+            leaves + tree.leaves,
+            divergent | tree.divergent,
+        )
         valid = tree.valid
         state = choose(valid & (log_u[:, -1] < tree.log_weight - log_weight), tree.picked, state)
-        left, right = choose(valid & ~forward, tree.last, left), choose(valid & forward, tree.last, right)
+        left, right = (
+            choose(valid & ~forward, tree.last, left),
+            choose(valid & forward, tree.last, right),
+        )
         ends = [(total + tree.total, far.momentum, tree.last.momentum)]
         if depth:  # with two leaves all three are one
             ends.append((total + tree.first, far.momentum, tree.first))
@@ -104,15 +128,21 @@ def _subtree(
             size *= 2
         if ends:
             valid = valid & _straight(ends, inverse_mass)
-        for inner in range(n + 2 - size // 2, n):  # of a whole subtree only its ends are needed again
+        for inner in range(
+            n + 2 - size // 2, n
+        ):  # of a whole subtree only its ends are needed again
             seen.pop(inner, None)
         if not bool(valid.any()):
             break
     return Subtree(seen[0][0], point, total, log_weight, picked, valid, accepts, leaves, divergent)
 
 
-def _ends(seen: dict[int, tuple[Tensor, Tensor]], a: int, b: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(ρ, first and last momentum) of leaves a..b, and of each half with the next leaf of the other."""
+def _ends(
+    seen: dict[int, tuple[Tensor, Tensor]], a: int, b: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(ρ, first and last momentum) of leaves a..b, and of each half with the next leaf of the
+    other.
+    """
     p_a, sum_a = seen[a]
     p_b, sum_b = seen[b]
     found = [(sum_b - sum_a + p_a, p_a, p_b)]
@@ -128,7 +158,9 @@ def _straight(ends: list[tuple[Tensor, Tensor, Tensor]], inverse_mass: Tensor) -
     good = None
     for rho, first, last in ends:
         sharp = rho * inverse_mass
-        both = torch.minimum(torch.linalg.vecdot(sharp, first), torch.linalg.vecdot(sharp, last)) > 0
+        both = (
+            torch.minimum(torch.linalg.vecdot(sharp, first), torch.linalg.vecdot(sharp, last)) > 0
+        )
         good = both if good is None else good & both
     assert good is not None
     return good

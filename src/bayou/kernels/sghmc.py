@@ -33,8 +33,8 @@ def step(
 ) -> State:
     """v ← (1 − α)·v + ½·h·∇log p(w) + √(α·h·T)·ξ;  w ← w + v.
 
-    α = ``friction`` (equation 15 of the paper with its learning rate η = h/2 and β̂ = 0, so that the noise has variance
-    2α·η). With α = 1 this is SGLD with step h.
+    α = ``friction`` (equation 15 of the paper with its learning rate η = h/2 and β̂ = 0, so that
+    the noise has variance 2α·η). With α = 1 this is SGLD with step h.
     """
     velocity = (1 - friction) * state.velocity + 0.5 * lr * gradient
     velocity = velocity + root(friction * lr * temperature) * noise

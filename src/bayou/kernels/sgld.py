@@ -19,8 +19,11 @@ def init(position: Tensor) -> State:
     return State(position)
 
 
-def step(state: State, gradient: Tensor, noise: Tensor, lr: float | Tensor, temperature: float = 1.0) -> State:
-    """w ← w + ½·h·∇log p(w) + √(h·T)·ξ, h = ``lr``, T = ``temperature``, ξ ~ N(0, I) the ``noise``: (C, D) each.
+def step(
+    state: State, gradient: Tensor, noise: Tensor, lr: float | Tensor, temperature: float = 1.0
+) -> State:
+    """w ← w + ½·h·∇log p(w) + √(h·T)·ξ, h = ``lr``, T = ``temperature``, ξ ~ N(0, I) the ``noise``:
+    (C, D) each.
 
     h may be a tensor (C, 1), one for each chain.
     The stationary density is p^(1/T) up to O(h): the variance of N(0, 1) becomes 1/(1 − h/4).

@@ -1,6 +1,8 @@
-"""A function of one tensor as a graph of its operations, for densities that a chain evaluates very often.
+"""A function of one tensor as a graph of its operations, for densities that a chain evaluates very
+often.
 
-On a small network most of the time is spent in Python, ``vmap`` and autograd, which are the same in every call.
+On a small network most of the time is spent in Python, ``vmap`` and autograd, which are the same in
+every call.
 """
 
 from __future__ import annotations
@@ -12,14 +14,20 @@ from torch import Tensor, fx
 
 from bayou.kernels.hmc import Density
 
-VIEWS = ("detach", "alias", "view", "_unsafe_view", "expand")  # without effect if shape and strides are the same
+VIEWS = (
+    "detach",
+    "alias",
+    "view",
+    "_unsafe_view",
+    "expand",
+)  # without effect if shape and strides are the same
 
 
 def traced(function: Density, w: Tensor) -> Density:
     """``function`` for all tensors of the shape of w, about three times as fast on a small network.
 
-    Only for functions that support ``vmap`` along the first axis of w, so that no branch depends on values of w. If
-    tracing fails, the function itself is returned.
+    Only for functions that support ``vmap`` along the first axis of w, so that no branch depends on
+    values of w. If tracing fails, the function itself is returned.
     """
     # Imported here because it takes a second.
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -35,10 +43,11 @@ def traced(function: Density, w: Tensor) -> Density:
 
 
 def _simplify(module: fx.GraphModule, w: Tensor) -> None:
-    """Fold constants, remove views that change nothing, and replace overloads by faster functions of torch.
+    """Fold constants, remove views that change nothing, and replace overloads by faster functions
+    of torch.
 
-    A function is replaced only if the result at w is identical. A graph with in-place operations is not changed, since
-    folded constants must not be modified.
+    A function is replaced only if the result at w is identical. A graph with in-place operations is
+    not changed, since folded constants must not be modified.
     """
     graph = module.graph
     graph.eliminate_dead_code()
@@ -63,7 +72,9 @@ def _simplify(module: fx.GraphModule, w: Tensor) -> None:
                 node.replace_all_uses_with(node.all_input_nodes[0])
             else:
                 node.target = _shortest(target, _name(node), args, kwargs, out)
-    for number, node in enumerate(n for n in graph.nodes if n in constant and n.op == "call_function"):
+    for number, node in enumerate(
+        n for n in graph.nodes if n in constant and n.op == "call_function"
+    ):
         if isinstance(values[node], Tensor):
             module.register_buffer(f"_constant{number}", values[node])
             with graph.inserting_before(node):
@@ -78,7 +89,12 @@ def _name(node: fx.Node) -> str:
 
 
 def _same_layout(a: Any, b: Any) -> bool:
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.stride() == b.stride()
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+    )
 
 
 def _shortest(target: Any, name: str, args: Any, kwargs: Any, out: Any) -> Any:

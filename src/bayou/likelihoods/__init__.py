@@ -1,8 +1,10 @@
-"""Likelihoods p(y | f) of network outputs f: log-probabilities, moments, entropies, distribution functions, draws.
+"""Likelihoods p(y | f) of network outputs f: log-probabilities, moments, entropies, distribution
+functions, draws.
 
-A likelihood such as ``Gaussian(0.1)`` is a frozen spec; ``bind()`` returns the ``nn.Module`` with its log-density.
-Given f, the coordinates of y are independent. Outputs are f (..., B, *out): a batch axis, output axes, and
-before them any number of sample axes, which broadcast against the targets y (B, ...).
+A likelihood such as ``Gaussian(0.1)`` is a frozen spec; ``bind()`` returns the ``nn.Module`` with
+its log-density. Given f, the coordinates of y are independent. Outputs are f (..., B, *out): a
+batch axis, output axes, and before them any number of sample axes, which broadcast against the
+targets y (B, ...).
 """
 
 from bayou.likelihoods.base import BoundLikelihood, Likelihood

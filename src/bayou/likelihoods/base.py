@@ -1,4 +1,6 @@
-"""The interface of likelihoods p(y | f): a density and draws, from which everything else follows."""
+"""The interface of likelihoods p(y | f): a density and draws, from which everything else
+follows.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,23 @@ from bayou.likelihoods.mixtures import average, by_rows, invert, widen
 from bayou.rng import Seed
 from bayou.specs import Checked
 
-MONTE_CARLO_DRAWS, BLOCK = 2048, 128  # draws of y for quantities without a closed form, and draws at a time
+MONTE_CARLO_DRAWS, BLOCK = (
+    2048,
+    128,
+)  # draws of y for quantities without a closed form, and draws at a time
 
 
 class BoundLikelihood(nn.Module, ABC):
-    """p(y | f) with its parameters. Everything but ``log_prob`` is per coordinate of y, and sample axes are kept.
+    """p(y | f) with its parameters. Everything but ``log_prob`` is per coordinate of y, and sample
+    axes are kept.
 
-    A new likelihood implements ``pointwise`` and ``sample``. Moments, entropies and quantiles without a closed form are
-    averages over 2,048 seeded draws of y, accurate to about 2 % of a standard deviation (1/√2048), without gradients;
-    with a ``cdf``, quantiles are roots, accurate to rounding.
+    A new likelihood implements ``pointwise`` and ``sample``. Moments, entropies and quantiles
+    without a closed form are averages over 2,048 seeded draws of y, accurate to about 2 % of a
+    standard deviation (1/√2048), without gradients; with a ``cdf``, quantiles are roots, accurate
+    to rounding.
 
-    ``support``: the values of y. Classes have no order; counts and real numbers have scores such as rmse and intervals.
+    ``support``: the values of y. Classes have no order; counts and real numbers have scores such as
+    rmse and intervals.
     ``logits``: f are logits, which a probit approximation may scale.
     """
 
@@ -40,32 +48,46 @@ class BoundLikelihood(nn.Module, ABC):
 
     @abstractmethod
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
-        """Draws of y: (n, *target_shape), or one for each f, whose leading axis is then the index of the draw."""
+        """Draws of y: (n, *target_shape), or one for each f, whose leading axis is then the index
+        of the draw.
+        """
 
-    def draw_noise(self, draw: Callable[..., Tensor], f: Tensor, n: int | None, seed: Seed) -> Tensor:
+    def draw_noise(
+        self, draw: Callable[..., Tensor], f: Tensor, n: int | None, seed: Seed
+    ) -> Tensor:
         """The noise of ``sample``: ``draw`` is rng.normal, rng.uniform or the like."""
         shape = self.target_shape(f.shape)
         return draw(shape[0], shape[1:], f, seed) if n is None else draw(n, shape, f, seed)
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
-        """The shape of y for outputs of a shape: the same, unless f has an axis of classes or of parameters."""
+        """The shape of y for outputs of a shape: the same, unless f has an axis of classes or of
+        parameters.
+        """
         return torch.Size(f_shape)
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
-        """Raise a ValueError unless y fits outputs of shape (B, *out); called before a fit or a score."""
+        """Raise a ValueError unless y fits outputs of shape (B, *out); called before a fit or a
+        score.
+        """
         if not isinstance(y, Tensor):
             raise ValueError(f"y must be a tensor, got {type(y).__name__}; use torch.as_tensor(y)")
         expected, got = tuple(self.target_shape(f_shape)), tuple(y.shape)
         if got != expected:
             hint = self._shape_hint(tuple(f_shape), expected, got)
-            raise ValueError(f"y has shape {got}, but outputs of shape {tuple(f_shape)} need {expected}{hint}")
+            raise ValueError(
+                f"y has shape {got}, but outputs of shape {tuple(f_shape)} need {expected}{hint}"
+            )
         if y.is_complex() or (y.is_floating_point() and not bool(y.isfinite().all())):
-            raise ValueError(f"y must be real and finite, got {y.dtype} with nan, inf or complex values")
+            raise ValueError(
+                f"y must be real and finite, got {y.dtype} with nan, inf or complex values"
+            )
         if y.numel():
             self._validate_values(f_shape, y)
 
     def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        """E log p(y_i | F) for F ~ N(f, variance), or a lower bound of it; any correlation of the entries of F."""
+        """E log p(y_i | F) for F ~ N(f, variance), or a lower bound of it; any correlation of the
+        entries of F.
+        """
         raise ValueError(
             f"{type(self).__name__} has no closed form or bound of E log p(y | f) for a Gaussian f; use Gaussian, "
             "StudentT, Categorical, Bernoulli or Poisson, or VI, which draws f"
@@ -78,9 +100,13 @@ class BoundLikelihood(nn.Module, ABC):
         """
         shape = self.target_shape(f.shape)
         if y.ndim == 0 or shape[len(shape) - y.ndim :] != y.shape:
-            raise ValueError(f"y has shape {tuple(y.shape)}, but outputs of shape {tuple(f.shape)} need {tuple(shape)}")
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}, but outputs of shape {tuple(f.shape)} need {tuple(shape)}"
+            )
         value = self.pointwise(f, y) if variance is None else self.expected(f, variance, y)
-        return value.sum(tuple(range(1 - y.ndim, 0))) if y.ndim > 1 else value  # sum(()) would sum everything
+        return (
+            value.sum(tuple(range(1 - y.ndim, 0))) if y.ndim > 1 else value
+        )  # sum(()) would sum everything
 
     def forward(self, f: Tensor, y: Tensor) -> Tensor:
         """``log_prob``, for ``functional_call``."""
@@ -112,7 +138,9 @@ class BoundLikelihood(nn.Module, ABC):
         return self._expected(lambda f, drawn: (drawn <= y).to(f.dtype), f)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """The Fisher information of y in f, E_y[∇log p·∇log pᵀ] for outputs (B, *out) (Martens 2020)."""
+        """The Fisher information of y in f, E_y[∇log p·∇log pᵀ] for outputs (B, *out) (Martens
+        2020).
+        """
 
         def squares() -> Iterator[Tensor]:
             for y in self._draws(f, seed):
@@ -122,21 +150,31 @@ class BoundLikelihood(nn.Module, ABC):
         return Scores.of_squares(squares(), f.shape, type(self).__name__)
 
     def marginal(self, f: Tensor, variance: Tensor) -> tuple[BoundLikelihood, Tensor]:
-        """A likelihood and outputs of p(y) = E p(y | F), F ~ N(f, variance): of logits by the probit approximation."""
+        """A likelihood and outputs of p(y) = E p(y | F), F ~ N(f, variance): of logits by the
+        probit approximation.
+        """
         if self.logits:
             return self, f / (1 + math.pi / 8 * variance).sqrt()
-        raise ValueError(f"{type(self).__name__} has no closed form of p(y) for a Gaussian f; use 'linearized'")
+        raise ValueError(
+            f"{type(self).__name__} has no closed form of p(y) for a Gaussian f; use 'linearized'"
+        )
 
     def function_variance(self, f: Tensor) -> Tensor | float:
-        """Var E[y | F] of a likelihood that is itself an average over functions F (``marginal``); 0 of any other."""
+        """Var E[y | F] of a likelihood that is itself an average over functions F (``marginal``); 0
+        of any other.
+        """
         return 0.0
 
     def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The value of y that each output is a prediction of, and whether there is one: (B, *event) both."""
+        """The value of y that each output is a prediction of, and whether there is one: (B, *event)
+        both.
+        """
         return y, torch.ones_like(y, dtype=torch.bool)
 
     def unweighted(self, f: Tensor, y: Tensor) -> tuple[BoundLikelihood, Tensor | None]:
-        """A likelihood in which all coordinates of y count once, and how often they count here: (B, *out), or once."""
+        """A likelihood in which all coordinates of y count once, and how often they count here: (B,
+        *out), or once.
+        """
         return self, None
 
     def for_scores(self) -> BoundLikelihood:
@@ -157,13 +195,17 @@ class BoundLikelihood(nn.Module, ABC):
 
     @property
     def traceable(self) -> tuple[str, ...]:
-        """The statistics of a mixture that compile as one graph: without draws of y or branches on values."""
+        """The statistics of a mixture that compile as one graph: without draws of y or branches on
+        values.
+        """
         return ()
 
     @torch.no_grad()
     def mixture_entropy(self, f: Tensor) -> Tensor:
         """H[y_i] of 1/S Σ_s p(y | f_s): (B, *event)."""
-        return by_rows(lambda f: -self._mixture_log_probs(f)[1].mean(0), f, max(MONTE_CARLO_DRAWS, len(f)))
+        return by_rows(
+            lambda f: -self._mixture_log_probs(f)[1].mean(0), f, max(MONTE_CARLO_DRAWS, len(f))
+        )
 
     def mixture_information(self, f: Tensor) -> Tensor:
         """H[y_i] − 1/S Σ_s H[y_i | f_s] ≥ 0: (B, *event)."""
@@ -171,7 +213,9 @@ class BoundLikelihood(nn.Module, ABC):
             return (self.mixture_entropy(f) - average(self.entropy, f)).clamp_min(0.0)
 
         @torch.no_grad()
-        def difference(f: Tensor) -> Tensor:  # at the same draws, so that most of their noise cancels
+        def difference(
+            f: Tensor,
+        ) -> Tensor:  # at the same draws, so that most of their noise cancels
             own, mixed = self._mixture_log_probs(f)
             return (own - mixed).mean(0).clamp_min(0.0)
 
@@ -180,7 +224,9 @@ class BoundLikelihood(nn.Module, ABC):
     def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
         """The smallest y_i with 1/S Σ_s P(Y_i ≤ y_i | f_s) ≥ q: (B, *event)."""
         if not self._own("cdf"):
-            return by_rows(lambda f: _order(self._mixture_draws(f), q), f, max(MONTE_CARLO_DRAWS, len(f)))
+            return by_rows(
+                lambda f: _order(self._mixture_draws(f), q), f, max(MONTE_CARLO_DRAWS, len(f))
+            )
 
         def mass(y: Tensor) -> Tensor:
             return average(lambda f: self.cdf(f, y), f)
@@ -188,7 +234,9 @@ class BoundLikelihood(nn.Module, ABC):
         def slope(y: Tensor) -> Tensor:
             return average(lambda f: self.pointwise(f, y).exp(), f)
 
-        return invert(mass, q, *self._bracket(mass, f, q), slope if self.support == "real" else None)
+        return invert(
+            mass, q, *self._bracket(mass, f, q), slope if self.support == "real" else None
+        )
 
     def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
         """E|Y_i − y_i| − ½·E|Y_i − Y_i'|, (B, *event); None where there is no closed form."""
@@ -196,31 +244,47 @@ class BoundLikelihood(nn.Module, ABC):
 
     # --- other units, other parameters -------------------------------------------------------------------------------
 
-    def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor] | None:
-        """A likelihood and outputs of shift + scale·y; None for a y without units (classes, counts, a bounded y)."""
+    def rescaled(
+        self, f: Tensor, shift: Tensor, scale: Tensor
+    ) -> tuple[BoundLikelihood, Tensor] | None:
+        """A likelihood and outputs of shift + scale·y; None for a y without units (classes, counts,
+        a bounded y).
+        """
         return None
 
     def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
-        """A likelihood and outputs (S, B, *out) with logits f/T, or with T times the scale of the noise (Guo 2017).
+        """A likelihood and outputs (S, B, *out) with logits f/T, or with T times the scale of the
+        noise (Guo 2017).
 
-        Below T = 1 the logits are f_s + (1/T − 1)·mean_s f_s (f/T for one sample): p_s·(Π_r p_r^(1/S))^(1/T − 1)
-        sharpens the mixture, whereas each f_s/T sharpens its own component only.
+        Below T = 1 the logits are f_s + (1/T − 1)·mean_s f_s (f/T for one sample): p_s·(Π_r
+        p_r^(1/S))^(1/T − 1) sharpens the mixture, whereas each f_s/T sharpens its own component
+        only.
         """
         if self.logits:
-            return self, f / temperature if temperature >= 1 else f + (1 / temperature - 1) * f.mean(0)
+            return self, f / temperature if temperature >= 1 else f + (
+                1 / temperature - 1
+            ) * f.mean(0)
         raise ValueError(
             f"{type(self).__name__} has neither logits nor a noise scale to calibrate; bayou.conformal needs none"
         )
 
-    def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
-        """An equivalent likelihood and outputs for parameters that differ by sample: (S, B, *out), (S, ...)."""
-        raise NotImplementedError(f"{type(self).__name__} has no parameters to sample; keep them fixed")
+    def per_sample(
+        self, outputs: Tensor, parameters: Mapping[str, Tensor]
+    ) -> tuple[BoundLikelihood, Tensor]:
+        """An equivalent likelihood and outputs for parameters that differ by sample: (S, B, *out),
+        (S, ...).
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no parameters to sample; keep them fixed"
+        )
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None: ...
 
-    def _shape_hint(self, f_shape: tuple[int, ...], expected: tuple[int, ...], got: tuple[int, ...]) -> str:
+    def _shape_hint(
+        self, f_shape: tuple[int, ...], expected: tuple[int, ...], got: tuple[int, ...]
+    ) -> str:
         if expected == (*got, 1):
             return "; use y.unsqueeze(-1)"
         return "; use y.squeeze(-1)" if got == (*expected, 1) else ""
@@ -236,7 +300,9 @@ class BoundLikelihood(nn.Module, ABC):
     def _expected(self, function: Callable[[Tensor, Tensor], Tensor], f: Tensor) -> Tensor:
         """E[function(f, y) | f] by draws of y, with the same noise for every sample."""
         parts = (
-            reduce(torch.add, (function(one, y).mean(0) for y in self._draws(one, 0))) * BLOCK / MONTE_CARLO_DRAWS
+            reduce(torch.add, (function(one, y).mean(0) for y in self._draws(one, 0)))
+            * BLOCK
+            / MONTE_CARLO_DRAWS
             for one in f.split(1)
         )
         return torch.cat(list(parts))
@@ -245,7 +311,9 @@ class BoundLikelihood(nn.Module, ABC):
         """As many draws of y from every component: (k, S, B, *event), k·S ≥ MONTE_CARLO_DRAWS."""
         return self.sample(f, -(-MONTE_CARLO_DRAWS // len(f)), rng.fold(0, "mixture"))
 
-    def _bracket(self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float) -> tuple[Tensor, Tensor]:
+    def _bracket(
+        self, mass: Callable[[Tensor], Tensor], f: Tensor, q: float
+    ) -> tuple[Tensor, Tensor]:
         """Two values with a quantile of the mixture between them: (B, *event) each."""
         if self.support != "real":
             zero = torch.zeros(self.target_shape(f.shape[1:]), dtype=f.dtype, device=f.device)
@@ -254,7 +322,9 @@ class BoundLikelihood(nn.Module, ABC):
         return widen(mass, q, y.amin(0), y.amax(0))
 
     def _mixture_log_probs(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(y_i | f_s) and log 1/S Σ_t p(y_i | f_t) at draws y of every component s: (k·S, B, *event)."""
+        """log p(y_i | f_s) and log 1/S Σ_t p(y_i | f_t) at draws y of every component s: (k·S, B,
+        *event).
+        """
         y = self._mixture_draws(f)
         own, y = self.pointwise(f, y).flatten(0, 1), y.flatten(0, 1)
         mixed = reduce(torch.logaddexp, (self.pointwise(output, y) for output in f))
@@ -271,7 +341,9 @@ class Likelihood(Checked, ABC):
     """The spec of a likelihood: frozen, with plain values that a file can hold."""
 
     @abstractmethod
-    def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundLikelihood:
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundLikelihood:
         """The likelihood with its parameters."""
 
     def outputs(self, targets: int) -> int:
@@ -291,5 +363,7 @@ class Likelihood(Checked, ABC):
 
     @property
     def log_variance_axis(self) -> int | None:
-        """The axis of f whose second half are log-variances of y; None where all of f are locations."""
+        """The axis of f whose second half are log-variances of y; None where all of f are
+        locations.
+        """
         return None

@@ -22,10 +22,11 @@ from bayou.specs import later_field
 
 
 class Unit(ABC):
-    """A symmetric density with location 0 and scale 1. ``knots`` span its mass in cells on which it is smooth.
+    """A symmetric density with location 0 and scale 1. ``knots`` span its mass in cells on which it
+    is smooth.
 
-    ``information``: E[(∂log p/∂z)²], that of its location; ``scale_information``: E[(1 + z·∂log p/∂z)²], of its
-    log-scale.
+    ``information``: E[(∂log p/∂z)²], that of its location; ``scale_information``: E[(1 + z·∂log
+    p/∂z)²], of its log-scale.
     """
 
     variance: float
@@ -43,7 +44,9 @@ class Unit(ABC):
         """P(Z ≤ z), accurate in the lower tail; P(Z > z) is cdf(−z)."""
 
     @abstractmethod
-    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
+    ) -> Tensor:
         """Draws start .. start + n − 1: (n, *event)."""
 
     def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor | None:
@@ -68,16 +71,24 @@ class UnitNormal(Unit):
     def cdf(self, z: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
 
-    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
+    ) -> Tensor:
         return rng.normal(n, event, like, seed, start)
 
     def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-        """1/S Σ_s A(y − m_s, v_s) − 1/2S² Σ_st A(m_s − m_t, v_s + v_t), A(d, v) = E|d + √v·Z| (Grimit et al. 2006)."""
+        """1/S Σ_s A(y − m_s, v_s) − 1/2S² Σ_st A(m_s − m_t, v_s + v_t), A(d, v) = E|d + √v·Z|
+        (Grimit et al. 2006).
+        """
         samples, parts = len(location), []
         i, j = torch.triu_indices(samples, samples, 1, device=location.device)
         columns = max(1, mixtures.CHUNK // samples**2)  # the pairs of each take S² numbers
-        for m, v, t in zip(*(x.split(columns, -1) for x in (location, scale.square(), y)), strict=True):
-            apart = _expected_distance(m[i] - m[j], v[i] + v[j]).sum(0)  # every pair once: A is even in d
+        for m, v, t in zip(
+            *(x.split(columns, -1) for x in (location, scale.square(), y)), strict=True
+        ):
+            apart = _expected_distance(m[i] - m[j], v[i] + v[j]).sum(
+                0
+            )  # every pair once: A is even in d
             same = _expected_distance(torch.zeros_like(m), 2 * v).sum(0)
             parts.append(_expected_distance(t - m, v).mean(0) - (apart + 0.5 * same) / samples**2)
         return torch.cat(parts)
@@ -101,7 +112,9 @@ class UnitStudentT(Unit):
         self.information = (v + 1) / (v + 3)
         self.scale_information = 2 * v / (v + 3)
         digammas = torch.digamma(torch.tensor([(v + 1) / 2, v / 2], dtype=torch.float64)).tolist()
-        self.entropy = (v + 1) / 2 * (digammas[0] - digammas[1]) + 0.5 * math.log(v) + self._log_beta
+        self.entropy = (
+            (v + 1) / 2 * (digammas[0] - digammas[1]) + 0.5 * math.log(v) + self._log_beta
+        )
         reach = math.ceil(36 / v)  # beyond 2^reach some e^−25 of the mass is left
         half = (0.5, 1.0, 1.5, *(2.0 * 2 ** (k / 2) for k in range(max(2 * reach, 6))))
         self.knots = (*(-z for z in reversed(half)), 0.0, *half)
@@ -111,9 +124,13 @@ class UnitStudentT(Unit):
         return -0.5 * (v + 1) * torch.log1p(z.square() / v) - 0.5 * math.log(v) - self._log_beta
 
     def cdf(self, z: Tensor) -> Tensor:
-        """½·I_x(df/2, ½) below 0, x = df/(df + z²), by the continued fraction of the incomplete beta function."""
+        """½·I_x(df/2, ½) below 0, x = df/(df + z²), by the continued fraction of the incomplete
+        beta function.
+        """
         tail, rest = 1 / (1 + z.square() / self.df), 1 / (1 + self.df / z.square())
-        swap = tail > (self.df + 2) / (self.df + 5)  # I_x(a, b) = 1 − I_{1−x}(b, a), whichever converges fast
+        swap = tail > (self.df + 2) / (
+            self.df + 5
+        )  # I_x(a, b) = 1 − I_{1−x}(b, a), whichever converges fast
         half, a0 = torch.full_like(z, 0.5), torch.full_like(z, self.df / 2)
         a, b = torch.where(swap, half, a0), torch.where(swap, a0, half)
         x, x1 = torch.where(swap, rest, tail), torch.where(swap, tail, rest)
@@ -126,11 +143,17 @@ class UnitStudentT(Unit):
             ):
                 c, d = 1 + t / c, 1 / (1 + t * d)
                 fraction = fraction * c * d
-        beta = torch.exp(torch.special.xlogy(a, x) + torch.special.xlogy(b, x1) - self._log_beta) * fraction / a
+        beta = (
+            torch.exp(torch.special.xlogy(a, x) + torch.special.xlogy(b, x1) - self._log_beta)
+            * fraction
+            / a
+        )
         below = 0.5 * torch.where(swap, 1 - beta, beta)
         return torch.where(z < 0, below, 1 - below)
 
-    def draw(self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
+    ) -> Tensor:
         """z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
         u = 1 - rng.uniform(n, event, like, rng.fold(seed, "radius"), start)
         angle = 2 * math.pi * rng.uniform(n, event, like, rng.fold(seed, "angle"), start)
@@ -184,7 +207,9 @@ class LocationScale(BoundLikelihood):
         return mixtures.by_rows(integral, f, max(4 * mixtures.KNOTS, 20 * len(f)))
 
     def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
-        """For q > ½ the negative quantile of −y at 1 − q, since only the lower tail of a cdf is accurate."""
+        """For q > ½ the negative quantile of −y at 1 − q, since only the lower tail of a cdf is
+        accurate.
+        """
         if q <= 0.5:
             return super().mixture_quantile(f, q)
         location, log_scale = self.location_log_scale(f)
@@ -215,7 +240,8 @@ class BoundHomoscedastic(LocationScale):
 
     Args:
         unit: the density of unit scale.
-        log_scale: the logarithm of the scale in these units, one number: a buffer or (learned) a parameter.
+        log_scale: the logarithm of the scale in these units, one number: a buffer or (learned) a
+            parameter.
         learn: whether to learn ``log_scale``.
         units: the unit of y, one number or one for each coordinate of its last axis.
     """
@@ -236,13 +262,17 @@ class BoundHomoscedastic(LocationScale):
         else:
             self.register_buffer("log_scale", log_scale)
         log_units = torch.tensor(units, dtype=torch.float64).log().to(log_scale)
-        self.register_buffer("log_units", log_units, persistent=False)  # the spec of the likelihood holds them
+        self.register_buffer(
+            "log_units", log_units, persistent=False
+        )  # the spec of the likelihood holds them
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return f, self.log_scale + self.log_units
 
     def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        """log p at E[(y − F)²] in place of (y − f)²: exact for a Gaussian, and a bound since log p is convex in z²."""
+        """log p at E[(y − F)²] in place of (y − f)²: exact for a Gaussian, and a bound since log p
+        is convex in z².
+        """
         square = (y.to(f.dtype) - f).square() + variance
         log_scale = self.log_scale + self.log_units
         z = square.clamp_min(torch.finfo(f.dtype).tiny).sqrt() * torch.exp(-log_scale)
@@ -256,7 +286,9 @@ class BoundHomoscedastic(LocationScale):
         return BoundMarginal(self.unit), torch.stack((f, log_scale.expand_as(f), variance), -1)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """1/σ² for a Gaussian, the Hessian too; (df + 1)/(df + 3)/scale² for Student's t, whose Hessian is not."""
+        """1/σ² for a Gaussian, the Hessian too; (df + 1)/(df + 3)/scale² for Student's t, whose
+        Hessian is not.
+        """
         precision = torch.exp(-2 * (self.log_scale + self.log_units).detach())
         return Independent((self.unit.information * precision).expand_as(f))
 
@@ -275,14 +307,18 @@ class BoundHomoscedastic(LocationScale):
             return None
         return math.exp(float((self.log_scale + self.log_units).detach()))
 
-    def per_sample(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> tuple[BoundLikelihood, Tensor]:
+    def per_sample(
+        self, outputs: Tensor, parameters: Mapping[str, Tensor]
+    ) -> tuple[BoundLikelihood, Tensor]:
         log_scale = parameters["log_scale"].reshape(-1, *[1] * (outputs.ndim - 1)).to(outputs)
         return self._paired(outputs, log_scale + self.log_units)
 
 
 @final
 class BoundPaired(LocationScale):
-    """Location and log-scale as the two entries of a last axis: f (..., B, *event, 2), y (B, *event)."""
+    """Location and log-scale as the two entries of a last axis: f (..., B, *event, 2), y (B,
+    *event).
+    """
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         return torch.Size(f_shape[:-1])
@@ -293,9 +329,11 @@ class BoundPaired(LocationScale):
 
 @final
 class BoundMarginal(LocationScale):
-    """y = F + noise, F ~ N(location, variance): (location, log of the noise scale, variance) on a last axis of f.
+    """y = F + noise, F ~ N(location, variance): (location, log of the noise scale, variance) on a
+    last axis of f.
 
-    The density, quantiles and draws are those of y; ``variance`` and ``entropy`` are those of y given the function F.
+    The density, quantiles and draws are those of y; ``variance`` and ``entropy`` are those of y
+    given the function F.
     """
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
@@ -324,7 +362,9 @@ class BoundMarginal(LocationScale):
 
 @final
 class BoundHeteroscedastic(LocationScale):
-    """Locations and log-squared scales are halves of an axis, by default the last: f (..., B, 2·D), y (B, D)."""
+    """Locations and log-squared scales are halves of an axis, by default the last: f (..., B, 2·D),
+    y (B, D).
+    """
 
     def __init__(self, min_std: float = 0.0, unit: Unit | None = None, axis: int = -1) -> None:
         super().__init__(unit or UnitNormal())
@@ -346,7 +386,9 @@ class BoundHeteroscedastic(LocationScale):
         return location, 0.5 * log_variance
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """(1/σ², ½·(∂log σ²/∂s)²) for mean and log-variance s of a Gaussian; its Hessian can be indefinite."""
+        """(1/σ², ½·(∂log σ²/∂s)²) for mean and log-variance s of a Gaussian; its Hessian can be
+        indefinite.
+        """
         variance = torch.exp(2 * self.location_log_scale(f)[1])
         share = f.chunk(2, self.axis)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
         parts = self.unit.information / variance, self.unit.scale_information / 4 * share.square()
@@ -361,8 +403,9 @@ class Gaussian(Likelihood):
     Args:
         noise: the standard deviation, in ``units``.
         learn: learn the noise.
-        units: the unit in which the noise is given, one number or one for each output: the standard deviation of
-            output k is noise·units_k. A method by name uses the standard deviations of y.
+        units: the unit in which the noise is given, one number or one for each output: the standard
+            deviation of output k is noise·units_k. A method by name uses the standard deviations of
+            y.
     """
 
     noise: float = 0.1
@@ -373,7 +416,9 @@ class Gaussian(Likelihood):
         self._check_positive("noise")
         _check_units(self)
 
-    def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.noise), dtype=dtype, device=device)
         return BoundHomoscedastic(UnitNormal(), log_scale, self.learn, self.units)
 
@@ -403,7 +448,9 @@ class StudentT(Likelihood):
         _check_df("StudentT", self.df)
         _check_units(self)
 
-    def bind(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> BoundHomoscedastic:
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.scale), dtype=dtype, device=device)
         return BoundHomoscedastic(UnitStudentT(self.df), log_scale, self.learn, self.units)
 
@@ -414,11 +461,13 @@ class StudentT(Likelihood):
 @final
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(Likelihood):
-    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis (Nix & Weigend 1994): f (B, 2·D), y (B, D).
+    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis (Nix & Weigend 1994): f (B,
+    2·D), y (B, D).
 
     Args:
         min_std: a lower bound of the standard deviation.
-        axis: of means and log-variances in f, from the end: −3 for images f (B, 2·C, H, W) and y (B, C, H, W).
+        axis: of means and log-variances in f, from the end: −3 for images f (B, 2·C, H, W) and y
+            (B, C, H, W).
     """
 
     min_std: float = 0.0
@@ -427,7 +476,11 @@ class HeteroscedasticGaussian(Likelihood):
     def __post_init__(self) -> None:
         if self.min_std:
             self._check_positive("min_std")
-        self._check(["axis"], lambda value: type(value) is int and value < 0, "a negative whole number, from the end")
+        self._check(
+            ["axis"],
+            lambda value: type(value) is int and value < 0,
+            "a negative whole number, from the end",
+        )
 
     def outputs(self, targets: int) -> int:
         return 2 * targets
@@ -452,7 +505,8 @@ class HeteroscedasticGaussian(Likelihood):
 @final
 @dataclass(frozen=True)
 class HeteroscedasticStudentT(Likelihood):
-    """p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B, D).
+    """p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B,
+    D).
 
     The loss of a residual of r scales grows as log r, not r².
 
@@ -491,7 +545,9 @@ def _check_units(likelihood: Gaussian | StudentT) -> None:
     """Raise a ValueError unless the units are one or more positive, finite numbers."""
     units = likelihood.units
     values = units if isinstance(units, tuple) else (units,)
-    is_valid = len(values) > 0 and all(isinstance(value, int | float) and 0 < value < math.inf for value in values)
+    is_valid = len(values) > 0 and all(
+        isinstance(value, int | float) and 0 < value < math.inf for value in values
+    )
     if not is_valid:
         raise ValueError(
             f"{type(likelihood).__name__} units must be a positive, finite number or a tuple of them, got {units!r:.60}"

@@ -1,4 +1,6 @@
-"""The Fisher information of p(y | f) in f, as a sum of squares: the H of a Gauss-Newton matrix Σ_n J_nᵀ H_n J_n."""
+"""The Fisher information of p(y | f) in f, as a sum of squares: the H of a Gauss-Newton matrix Σ_n
+J_nᵀ H_n J_n.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-OUTPUTS = 4096  # entries of one example's output up to which an H without a closed form is written out
+OUTPUTS = (
+    4096  # entries of one example's output up to which an H without a closed form is written out
+)
 
 
 class Information(ABC):
-    """H_n (K, K) for every example of a batch, K the entries of its output f_n: H_n = Σ_m s_m·s_mᵀ."""
+    """H_n (K, K) for every example of a batch, K the entries of its output f_n: H_n = Σ_m
+    s_m·s_mᵀ.
+    """
 
     @abstractmethod
     def columns(self) -> Iterator[Tensor]:
@@ -23,7 +29,9 @@ class Information(ABC):
 
 @final
 class Softmax(Information):
-    """H = diag(p) − p·pᵀ = S·Sᵀ for every position of a categorical y, S = (diag(1) − p·1ᵀ)·diag(√p)."""
+    """H = diag(p) − p·pᵀ = S·Sᵀ for every position of a categorical y, S = (diag(1) −
+    p·1ᵀ)·diag(√p).
+    """
 
     def __init__(self, f: Tensor, class_axis: int) -> None:
         self.axis, self.p = class_axis, f.movedim(class_axis, -1).softmax(-1)  # (B, *event, C)
@@ -56,7 +64,9 @@ class Independent(Information):
 
 @final
 class Weighted(Information):
-    """diag(√a)·H·diag(√a): a·H_i for every coordinate i of y, a (B, *out) the same for all outputs of a coordinate."""
+    """diag(√a)·H·diag(√a): a·H_i for every coordinate i of y, a (B, *out) the same for all outputs
+    of a coordinate.
+    """
 
     def __init__(self, information: Information, a: Tensor) -> None:
         self.information, self.root = information, a.sqrt()
@@ -74,7 +84,9 @@ class Scores(Information):
 
     @staticmethod
     def of_squares(rows: Iterable[Tensor], shape: Sequence[int], name: str) -> Scores:
-        """H = Σ rows of squares, (M, B, K) at a time, by its K eigenvectors: outputs of this shape (B, *out)."""
+        """H = Σ rows of squares, (M, B, K) at a time, by its K eigenvectors: outputs of this shape
+        (B, *out).
+        """
         size = torch.Size(shape[1:]).numel()
         if size > OUTPUTS:
             raise ValueError(

@@ -41,28 +41,32 @@ MASS = 1000  # draws of q for its standard deviations, where they have no closed
 @final
 @dataclass(frozen=True)
 class Annealed(Method):
-    """Draws of q annealed to the posterior through p_β(w) ∝ q(w)^(1−β)·p(w, D)^β with β from 0 to 1.
+    """Draws of q annealed to the posterior through p_β(w) ∝ q(w)^(1−β)·p(w, D)^β with β from 0 to
+    1.
 
-    ``of`` finds q: VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace of all weights. Each of
-    ``draws`` chains starts at a draw of q and makes a trajectory of ``leapfrogs`` HMC steps at each of ``temperatures``
-    values of β. Its importance weight is log w = Σ_t (β_t − β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and
-    E[w] = p(D) (annealed importance sampling, Neal 2001). So E[log w] is an ELBO, that of q itself for one temperature,
-    and the distribution q_1 of the final states has KL(q_1 ‖ p(w | D)) ≤ log p(D) − E[log w] (Salimans 2015).
-    MNF has a joint density with its gains z only: there both are annealed, from q(w, z) to p(w, D)·r(z | w), in the
+    ``of`` finds q: VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace of all
+    weights. Each of ``draws`` chains starts at a draw of q and makes a trajectory of ``leapfrogs``
+    HMC steps at each of ``temperatures`` values of β. Its importance weight is log w = Σ_t (β_t −
+    β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and E[w] = p(D) (annealed importance sampling, Neal
+    2001). So E[log w] is an ELBO, that of q itself for one temperature, and the distribution q_1 of
+    the final states has KL(q_1 ‖ p(w | D)) ≤ log p(D) − E[log w] (Salimans 2015). MNF has a joint
+    density with its gains z only: there both are annealed, from q(w, z) to p(w, D)·r(z | w), in the
     coordinates of their noise.
 
-    ``posterior.mixing`` has this "elbo" in nats with its "elbo_error", "log_evidence" = log 1/C Σ w, also a lower
-    bound in expectation, and tighter, the "spread" of log w, "ess" = (Σw)²/Σw², and the acceptance rate "accept".
-    All draws have equal weights in predictions.
+    ``posterior.mixing`` has this "elbo" in nats with its "elbo_error", "log_evidence" = log 1/C Σ
+    w, also a lower bound in expectation, and tighter, the "spread" of log w, "ess" = (Σw)²/Σw², and
+    the acceptance rate "accept". All draws have equal weights in predictions.
 
-    The step size is adapted to the acceptance rate ``accept`` by further chains, a quarter as many, so that it does not
-    depend on the draws. The mass is that of q; with ``adapt`` it is the variance of the further chains: on a cubic with
-    61 weights, this had the effect of five times as many temperatures. Every gradient is that of all data,
-    ``batch_size`` rows at a time: for networks and data of a size suitable for HMC, at the cost of draws · temperatures
-    · leapfrogs gradients. A noise and a prior that ``of`` has learned are fixed, and the evidence is that of the
-    network with these. Ctrl-C returns q, with ``stopped="interrupted"``; with a checkpoint the same call continues the
-    run. The history has a record every ``log_every`` temperatures; a checkpoint is saved every
-    ``checkpoint_every`` of them.
+    The step size is adapted to the acceptance rate ``accept`` by further chains, a quarter as many,
+    so that it does not depend on the draws. The mass is that of q; with ``adapt`` it is the
+    variance of the further chains: on a cubic with 61 weights, this had the effect of five times as
+    many temperatures. Every gradient is that of all data,
+    ``batch_size`` rows at a time: for networks and data of a size suitable for HMC, at the cost of
+    draws · temperatures · leapfrogs gradients. A noise and a prior that ``of`` has learned are
+    fixed, and the evidence is that of the network with these. Ctrl-C returns q, with
+    ``stopped="interrupted"``; with a checkpoint the same call continues the run. The history has a
+    record every ``log_every`` temperatures; a checkpoint is saved every ``checkpoint_every`` of
+    them.
     """
 
     of: Method = field(default_factory=VI)
@@ -77,7 +81,9 @@ class Annealed(Method):
     draws_all_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_whole("temperatures", "leapfrogs", "log_every", "checkpoint_every", "batch_size")
+        self._check_whole(
+            "temperatures", "leapfrogs", "log_every", "checkpoint_every", "batch_size"
+        )
         self._check_whole("draws", least=2)
         if not 0 < self.accept < 1:
             raise ValueError(f"Annealed needs 0 < accept < 1, got {self.accept!r}")
@@ -94,25 +100,41 @@ class Annealed(Method):
         return replace(self, of=self.of.with_planned_length(data))
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Posterior:
-        """The final states of all chains. ``checkpoint``.start is the file of the run that finds q."""
+        """The final states of all chains. ``checkpoint``.start is the file of the run that finds
+        q.
+        """
         current().note_unshared("the chains of Annealed")
         seed, batches = as_int_seed(seed), as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         if not target.free:
-            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
+            raise ValueError(
+                "every parameter of the network is frozen (requires_grad=False): nothing to sample"
+            )
         require_normal(target.priors, target.learned_priors)
         file = begin = None
         if checkpoint is not None:
             who = identity(self, target, batches, seed)
             who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
             file, begin = Checkpoint(checkpoint, who), Path(f"{os.fspath(checkpoint)}.start")
-        found = self.of.fit(target, batches, seed=part_seed(seed, "start"), checkpoint=begin, progress=progress)
+        found = self.of.fit(
+            target, batches, seed=part_seed(seed, "start"), checkpoint=begin, progress=progress
+        )
         if found.stopped == "interrupted":
             return found
         assert isinstance(found, Guided | GaussianPosterior)  # by __post_init__
-        joint = Joint(settled(found), found.network, {name: value.detach() for name, value in found.like().items()})
+        joint = Joint(
+            settled(found),
+            found.network,
+            {name: value.detach() for name, value in found.like().items()},
+        )
         steps, device = self.temperatures, joint.start.device
         with torch.no_grad():
             make = partial(AnnealingRun, self, joint, found, batches, seed)
@@ -133,7 +155,12 @@ class AnnealingRun(Sampling):
     apart = True
 
     def __init__(
-        self, method: Annealed, joint: Joint, found: Guided | GaussianPosterior, data: Data, seed: int
+        self,
+        method: Annealed,
+        joint: Joint,
+        found: Guided | GaussianPosterior,
+        data: Data,
+        seed: int,
     ) -> None:
         super().__init__(method, joint, seed, range(method.draws))
         self.count, self.pilots = method.draws, pilots_of(method.draws)
@@ -143,7 +170,10 @@ class AnnealingRun(Sampling):
         weights = family.weights(begin)
         log_joint = joint.density(resident(joint, data, weights), weights, calls=calls)
         mass = family.variance(part_seed(seed, "mass"))
-        self.family, self.annealing = family, Annealing(lambda v: family(v, log_joint), mass, self.pilots, method.adapt)
+        self.family, self.annealing = (
+            family,
+            Annealing(lambda v: family(v, log_joint), mass, self.pilots, method.adapt),
+        )
         self.annealing.start(begin)
         self.rate = 0.0
         self.info = begin.new_full((self.count,), math.nan)
@@ -153,7 +183,12 @@ class AnnealingRun(Sampling):
 
     def _noise(self, kind: Any, name: str, step: int, *event: int) -> Tensor:
         like = self.annealing.position
-        return torch.cat([kind(n, event, like, part_seed(self.seed, who, name, step)) for who, n in self._names()])
+        return torch.cat(
+            [
+                kind(n, event, like, part_seed(self.seed, who, name, step))
+                for who, n in self._names()
+            ]
+        )
 
     @property
     def width(self) -> int:
@@ -202,17 +237,25 @@ class AnnealingRun(Sampling):
 
     def load(self, state: dict[str, Any]) -> None:
         a = self.annealing
-        a.position, a.log_weights, self.rate = state["position"], state["log_weights"], state["rate"]
+        a.position, a.log_weights, self.rate = (
+            state["position"],
+            state["log_weights"],
+            state["rate"],
+        )
         a.log_step, a.inverse_mass = state["log_step"], state["inverse_mass"]
 
 
 def schedule(share: float) -> float:
-    """β after a fraction of the temperatures; its last steps, in which a too narrow q widens, are the smallest."""
+    """β after a fraction of the temperatures; its last steps, in which a too narrow q widens, are
+    the smallest.
+    """
     return 1 - (1 - share) ** 2
 
 
 class Family:
-    """q of a posterior over coordinates v of its tensors, (n, K): the weights themselves, or their noise."""
+    """q of a posterior over coordinates v of its tensors, (n, K): the weights themselves, or their
+    noise.
+    """
 
     def __init__(self, posterior: Guided | GaussianPosterior, joint: Joint) -> None:
         self.posterior, self.like = posterior, joint.like
@@ -222,7 +265,9 @@ class Family:
         self.plain: tuple[Tensor, ...] | None = None
         if self.guides and all(guide.factorized for guide in self.guides):
             mean, std = posterior.mean(), posterior.std()
-            self.plain = tuple(flatten({name: part[name] for name in self.like}) for part in (mean, std))
+            self.plain = tuple(
+                flatten({name: part[name] for name in self.like}) for part in (mean, std)
+            )
         self.sizes = [part.shape[1] for part in self._parts(2, 0)]
         if self.plain is None:
             self._unfold(self.draw(2, 0))  # raises before any work if there is no density
@@ -238,7 +283,9 @@ class Family:
             return [flatten({name: weights[name] for name in self.like}, 1).detach()]
         drawn, parts = Params(), list[Tensor]()
         for guide in self.guides:
-            made, v = guide.coordinates(n, rng.fold(seed, *guide.names), **given_to(guide, drawn, n))
+            made, v = guide.coordinates(
+                n, rng.fold(seed, *guide.names), **given_to(guide, drawn, n)
+            )
             drawn |= made
             parts.append(v.detach())
         return parts
@@ -252,7 +299,9 @@ class Family:
         return v if self.plain is not None else self._unfold(v)[0].detach()
 
     def __call__(self, v: Tensor, log_joint: Density) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log q(v) and its gradient, log p(w, D)·r(z | w)/q(w, z) and its gradient: (n,) and (n, K)."""
+        """log q(v) and its gradient, log p(w, D)·r(z | w)/q(w, z) and its gradient: (n,) and (n,
+        K).
+        """
         if self.plain is not None:
             mean, std = self.plain
             u = (v - mean) / std
@@ -278,7 +327,9 @@ class Family:
         for guide, part in zip(self.guides, v.split(self.sizes, 1), strict=True):
             found = guide.unfold(part, params)
             if found is None:
-                raise ValueError(f"{self.posterior!r} has no density that is known exactly; Annealed takes {FAMILIES}")
+                raise ValueError(
+                    f"{self.posterior!r} has no density that is known exactly; Annealed takes {FAMILIES}"
+                )
             params |= found.params
             log_q, extra = log_q + found.log_q, extra + found.extra
         return flatten({name: params[name] for name in self.like}, 1), log_q, extra

@@ -39,8 +39,16 @@ from bayou.training.data import Data, Rows, as_data
 from bayou.training.jobs import Executor, finished, send
 from bayou.training.seeds import as_int_seed
 
-ANCHOR_SPREADS = (0.3, 0.2, 0.0)  # of the name "ensemble": selected on held-out rows, the widest within chance
-FAILURES = (ArithmeticError, RuntimeError, MemoryError)  # of one member; a ValueError concerns the call and ends it
+ANCHOR_SPREADS = (
+    0.3,
+    0.2,
+    0.0,
+)  # of the name "ensemble": selected on held-out rows, the widest within chance
+FAILURES = (
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+)  # of one member; a ValueError concerns the call and ends it
 
 
 class EnsembleError(RuntimeError):
@@ -62,33 +70,40 @@ class EnsembleError(RuntimeError):
 class Ensemble(Method):
     """q(w) = 1/n Σ_i q_i(w): n runs of a method, each with its own seed and initial weights.
 
-    Deep ensembles (Lakshminarayanan et al. 2017) for ``of`` = MAP() or MLE(): n points, (n, *shape) each, with the
-    running statistics and the learned noise of each. Of any other method: a mixture of its posteriors.
+    Deep ensembles (Lakshminarayanan et al. 2017) for ``of`` = MAP() or MLE(): n points, (n, *shape)
+    each, with the running statistics and the learned noise of each. Of any other method: a mixture
+    of its posteriors.
 
-    ``init``: "reset" draws initial weights by the ``reset_parameters()`` of every module (frozen parameters stay);
-    "keep" starts every member at the network's weights; a function is called with each member's copy of the network and
-    changes it in place. None, the default, is "reset" for a network with weights as drawn by ``reset_parameters()``,
-    and otherwise an error: a tensor (a weight of another scale, the zeros of a low-rank adapter, moved statistics) was
-    trained, loaded or set.
+    ``init``: "reset" draws initial weights by the ``reset_parameters()`` of every module (frozen
+    parameters stay); "keep" starts every member at the network's weights; a function is called with
+    each member's copy of the network and changes it in place. None, the default, is "reset" for a
+    network with weights as drawn by ``reset_parameters()``,
+    and otherwise an error: a tensor (a weight of another scale, the zeros of a low-rank adapter,
+    moved statistics) was trained, loaded or set.
 
-    ``parallel``: None trains the members one after another; "vmap" trains them together, as one network with stacked
-    weights; an executor (``concurrent.futures.ProcessPoolExecutor``, that of dask, ...) trains each in a worker, with
-    the same result, and those whose worker died in this process. Without "vmap" ``checkpoint`` is a folder, which
-    workers on other machines must share: member-000.bayou for a finished member,
-    member-000.run for the current run, from which the same call continues bit for bit. Ctrl-C returns the finished
-    members (or the current one, if there are none), ``stopped="interrupted"``. A failed member does not stop the
-    others: when they are finished, an ``EnsembleError`` names it and has the others as ``posterior``.
+    ``parallel``: None trains the members one after another; "vmap" trains them together, as one
+    network with stacked weights; an executor (``concurrent.futures.ProcessPoolExecutor``, that of
+    dask, ...) trains each in a worker, with the same result, and those whose worker died in this
+    process. Without "vmap" ``checkpoint`` is a folder, which workers on other machines must share:
+    member-000.bayou for a finished member, member-000.run for the current run, from which the same
+    call continues bit for bit. Ctrl-C returns the finished members (or the current one, if there
+    are none), ``stopped="interrupted"``. A failed member does not stop the
+    others: when they are finished, an ``EnsembleError`` names it and has the others as
+    ``posterior``.
 
-    ``anchored``: every member of MAP() has a draw of the prior as the mean of its prior, and in a regression y with
-    another draw of the known noise (anchored ensembles, Pearce et al. 2020; randomize-then-optimize, Bardsley et al.
-    2014). Members of a linear network with Gaussian noise are then exact draws of the posterior; members with one prior
-    all end in nearly the same function where there are no data. A number between 0 and 1 multiplies the deviations of
-    anchors and noise. The name "ensemble" takes 0.3 or 0.2 in a small regression, unless held-out rows are predicted
-    worse: under a prior that was selected for modes, members with full deviations had a higher NLL on tables.
+    ``anchored``: every member of MAP() has a draw of the prior as the mean of its prior, and in a
+    regression y with another draw of the known noise (anchored ensembles, Pearce et al. 2020;
+    randomize-then-optimize, Bardsley et al. 2014). Members of a linear network with Gaussian noise
+    are then exact draws of the posterior; members with one prior all end in nearly the same
+    function where there are no data. A number between 0 and 1 multiplies the deviations of anchors
+    and noise. The name "ensemble" takes 0.3 or 0.2 in a small regression, unless held-out rows are
+    predicted
+    worse: under a prior that was selected for modes, members with full deviations had a higher NLL
+    on tables.
 
-    ``parallel="vmap"`` is for MLE and MAP of small networks. Its members are those of ``parallel=None`` up to rounding,
-    unless a forward pass is random (dropout). ``checkpoint`` is one file, a record of the history is the mean over
-    members, and a failed member ends the run.
+    ``parallel="vmap"`` is for MLE and MAP of small networks. Its members are those of
+    ``parallel=None`` up to rounding, unless a forward pass is random (dropout). ``checkpoint`` is
+    one file, a record of the history is the mean over members, and a failed member ends the run.
     """
 
     n: int = 5
@@ -104,8 +119,12 @@ class Ensemble(Method):
         if not isinstance(self.of, Method):
             raise ValueError(f"Ensemble of must be a method such as MAP(), got {self.of!r}")
         if not isinstance(self.anchored, bool | int | float) or not 0 <= self.anchored <= 1:
-            raise ValueError(f"Ensemble anchored must be True, False or between 0 and 1, got {self.anchored!r}")
-        if self.anchored and (not isinstance(self.of, MAP) or self.of.l2 is not None or self.parallel == "vmap"):
+            raise ValueError(
+                f"Ensemble anchored must be True, False or between 0 and 1, got {self.anchored!r}"
+            )
+        if self.anchored and (
+            not isinstance(self.of, MAP) or self.of.l2 is not None or self.parallel == "vmap"
+        ):
             raise ValueError(
                 f"anchored=True is for MAP() under the prior of the fit, one member after another or by an executor, "
                 f"got of={self.of!r} and parallel={self.parallel!r}"
@@ -113,7 +132,9 @@ class Ensemble(Method):
         if isinstance(self.of, Ensemble):
             raise ValueError("an ensemble of ensembles is one ensemble; pass a larger n")
         if self.init not in (None, "reset", "keep") and not callable(self.init):
-            raise ValueError(f"Ensemble init must be 'reset', 'keep' or a function of a network, got {self.init!r}")
+            raise ValueError(
+                f"Ensemble init must be 'reset', 'keep' or a function of a network, got {self.init!r}"
+            )
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
@@ -121,7 +142,9 @@ class Ensemble(Method):
         return self.of.batch_size
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        return replace(self, init=self.init or "reset")  # members that all start at the mode would be one network
+        return replace(
+            self, init=self.init or "reset"
+        )  # members that all start at the mode would be one network
 
     def starts(self, target: Target, seed: int) -> Params | None:
         if not isinstance(self.of, MAP) or not self.of.open_ended:
@@ -141,8 +164,8 @@ class Ensemble(Method):
     def randomize(self, target: Target, y: Tensor, seed: int) -> tuple[Params, Tensor] | None:
         """Draw anchors and targets of all members, whose means are the prior mean and y.
 
-        Each of them alone is a draw; together they are as many independent draws less their mean, times √(n/(n − 1)).
-        The mean of the members of a linear model is then that of the posterior.
+        Each of them alone is a draw; together they are as many independent draws less their mean,
+        times √(n/(n − 1)). The mean of the members of a linear model is then that of the posterior.
         """
         if not self.anchored:
             return None
@@ -156,14 +179,22 @@ class Ensemble(Method):
         return anchors, targets
 
     def _balance(self, draws: Tensor, center: Tensor) -> Tensor:
-        """Return draws (n, ...) whose mean is the center, with deviations multiplied by ``anchored``."""
+        """Return draws (n, ...) whose mean is the center, with deviations multiplied by
+        ``anchored``.
+        """
         deviations = draws - center
         if self.n > 1:
             deviations = (deviations - deviations.mean(0)) * math.sqrt(self.n / (self.n - 1))
         return center + float(self.anchored) * deviations
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Posterior:
         """Train all members, or those that are not in the checkpoint folder yet."""
         seed = as_int_seed(seed)
@@ -172,7 +203,9 @@ class Ensemble(Method):
         seeds = [member_seed(seed, member) for member in range(self.n)]
         alone = replace(self, parallel=None) if isinstance(self.parallel, Executor) else self
         who = identity(alone, target, batches, seed)
-        who["method"]["fields"]["init"] = who["method"]["fields"]["init"] or "reset"  # None only adds a check
+        who["method"]["fields"]["init"] = (
+            who["method"]["fields"]["init"] or "reset"
+        )  # None only adds a check
         who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
         if self.parallel == "vmap":
             run = vmap_ensemble(self.of, target, self.init, batches, seeds)
@@ -186,7 +219,8 @@ class Ensemble(Method):
         with TemporaryDirectory() as temporary:  # for members that are not kept
             folder = folder or Folder(Path(temporary) / "members", who)
             jobs = [
-                send(self.parallel, train_member, alone, m, target, batches, s, folder) for m, s in enumerate(seeds)
+                send(self.parallel, train_member, alone, m, target, batches, s, folder)
+                for m, s in enumerate(seeds)
             ]
             try:
                 return self._one_by_one(target, batches, seeds, folder, progress, jobs)
@@ -195,14 +229,22 @@ class Ensemble(Method):
                     job.cancel()
 
     def _one_by_one(
-        self, target: Target, data: Data, seeds: list[int], folder: Folder | None, progress: Show, jobs: list[Any]
+        self,
+        target: Target,
+        data: Data,
+        seeds: list[int],
+        folder: Folder | None,
+        progress: Show,
+        jobs: list[Any],
     ) -> Posterior:
         done, failures, cause, stopped = dict[int, Posterior](), dict[int, str](), None, "finished"
         try:
             for member, seed in enumerate(seeds):
                 try:
                     if jobs:
-                        finished(jobs[member])  # its file is in the folder; without it, the member is trained here
+                        finished(
+                            jobs[member]
+                        )  # its file is in the folder; without it, the member is trained here
                     posterior = self._member(member, target, data, seed, folder, progress)
                 except NotImplementedError:
                     raise
@@ -228,7 +270,13 @@ class Ensemble(Method):
         return whole
 
     def _member(
-        self, member: int, target: Target, data: Data, seed: int, folder: Folder | None, progress: Show
+        self,
+        member: int,
+        target: Target,
+        data: Data,
+        seed: int,
+        folder: Folder | None,
+        progress: Show,
     ) -> Posterior:
         """One member, from its file or trained."""
         found = None if folder is None else folder.load(member, target.net)
@@ -250,7 +298,9 @@ class Ensemble(Method):
         return posterior
 
 
-def train_member(ensemble: Ensemble, member: int, target: Target, data: Data, seed: int, folder: Folder) -> None:
+def train_member(
+    ensemble: Ensemble, member: int, target: Target, data: Data, seed: int, folder: Folder
+) -> None:
     """Train a member in a worker: its file is in the folder then."""
     ensemble._member(member, target, data, seed, folder, False)
 
@@ -285,14 +335,20 @@ def anchored_member(target: Target, data: Data, seed: int, spread: float) -> tup
 
 
 class Folder:
-    """The checkpoint of an ensemble: a file that identifies the run, and the files of its members."""
+    """The checkpoint of an ensemble: a file that identifies the run, and the files of its
+    members.
+    """
 
     def __init__(self, path: StrPath, who: dict[str, Any]) -> None:
         self.path = Path(path)
         if not self.path.parent.is_dir():
-            raise FileError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")
+            raise FileError(
+                f"cannot write {path}: the folder {self.path.parent} does not exist; create it first"
+            )
         if self.path.exists() and not self.path.is_dir():
-            raise FileError(f"{path} is a file; the checkpoint of an ensemble is a folder: pass another name")
+            raise FileError(
+                f"{path} is a file; the checkpoint of an ensemble is a folder: pass another name"
+            )
         self.path.mkdir(exist_ok=True)
         card = Checkpoint(self.path / "ensemble.run", who)
         if card.read() is None:
@@ -319,7 +375,9 @@ class Folder:
                 path.unlink(missing_ok=True)
 
     def load(self, member: int, net: nn.Module) -> Posterior | None:
-        """A finished member; None if unfinished, or if only its run can restore it (files cannot store functions)."""
+        """A finished member; None if unfinished, or if only its run can restore it (files cannot
+        store functions).
+        """
         if not self.finished(member).exists():
             return None
         try:
@@ -330,7 +388,9 @@ class Folder:
             raise
 
     def save(self, member: int, posterior: Posterior, net: nn.Module) -> None:
-        """Save a finished member; its checkpoint is removed, unless it is needed to restore the member."""
+        """Save a finished member; its checkpoint is removed, unless it is needed to restore the
+        member.
+        """
         posterior.save(self.finished(member))
         try:
             load(self.finished(member), net)
@@ -342,12 +402,16 @@ class Folder:
 def combine(members: dict[int, Posterior], target: Target, stopped: str = "finished") -> Posterior:
     """Members as one posterior: single points as a stack, anything else as a mixture."""
     parts = [members[member] for member in sorted(members)]
-    history = [{"member": float(m), **record} for m in sorted(members) for record in members[m].history]
+    history = [
+        {"member": float(m), **record} for m in sorted(members) for record in members[m].history
+    ]
     points = [part for part in parts if isinstance(part, Empirical) and part.draws == 1]
     posterior: Posterior
     if len(points) == len(parts) and len({frozenset(point.stack) for point in points}) == 1:
         own = replace(points[0].target, net=target.net)
-        posterior = Empirical(own, points[0].network, stack([_point(point, points) for point in points]), history)
+        posterior = Empirical(
+            own, points[0].network, stack([_point(point, points) for point in points]), history
+        )
     else:
         posterior = Mixture(parts, history)
     posterior.stopped = stopped
@@ -355,13 +419,18 @@ def combine(members: dict[int, Posterior], target: Target, stopped: str = "finis
 
 
 def _point(point: Empirical, points: list[Empirical]) -> Params:
-    """The tensors of one member: its weights, the buffers that differ between members, its learned noise."""
+    """The tensors of one member: its weights, the buffers that differ between members, its learned
+    noise.
+    """
     first = points[0].network.buffers()
     buffers = {
         name: value
         for name, value in point.network.buffers().items()
         if any(not torch.equal(other.network.buffers()[name], first[name]) for other in points)
     }
-    noise = {f"{NOISE}{name}": value.detach() for name, value in point.target.likelihood.named_parameters()}
+    noise = {
+        f"{NOISE}{name}": value.detach()
+        for name, value in point.target.likelihood.named_parameters()
+    }
     own = {name: value[0] for name, value in point.stack.items()}
     return own | {name: value for name, value in (buffers | noise).items() if name not in own}

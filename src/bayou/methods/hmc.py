@@ -25,16 +25,18 @@ SHORTEST = 0.5  # trajectory, in units of the length that is learned
 class HamiltonianSampler(Sampler):
     """The base class of exact samplers; the other settings are those of ``Sampler``.
 
-    In the warm-up each chain learns a step size (dual averaging) and a diagonal mass, as in Stan. All data stay in the
-    memory of the device and count in every gradient.
-    ``history`` has the log joint, the acceptance rate, the step size, the gradients per transition (means over chains)
-    and the number of divergences after the warm-up: any are a sign that the draws miss a part of the posterior.
+    In the warm-up each chain learns a step size (dual averaging) and a diagonal mass, as in Stan.
+    All data stay in the memory of the device and count in every gradient.
+    ``history`` has the log joint, the acceptance rate, the step size, the gradients per transition
+    (means over chains) and the number of divergences after the warm-up: any are a sign that the
+    draws miss a part of the posterior.
 
     Args:
         draws: how many draws of each chain to keep.
         warmup: transitions before the first draw.
         step_size: ε, or where its adaptation begins.
-        adapt: learn step size and mass in the warm-up; without it every step has ``step_size`` and unit mass.
+        adapt: learn step size and mass in the warm-up; without it every step has ``step_size`` and
+            unit mass.
         accept: the acceptance rate that the step size is adapted to.
         batch_size: rows that go through the network at a time, which affects memory alone.
     """
@@ -61,7 +63,9 @@ class HamiltonianSampler(Sampler):
     def _mode_steps(self, data: Data) -> int:
         return 4 * self._plan(data)[0] if self.adapt else 0
 
-    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> HamiltonianChains:
+    def _sampling(
+        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> HamiltonianChains:
         return HamiltonianChains(self, joint, data, start, seed, chains)
 
     @property
@@ -84,7 +88,13 @@ class HamiltonianChains(Sampling):
     """Chains with the log density p(w, D)^(1/T) of all data."""
 
     def __init__(
-        self, method: HamiltonianSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+        self,
+        method: HamiltonianSampler,
+        joint: Joint,
+        data: Data,
+        start: Tensor,
+        seed: int,
+        chains: range,
     ) -> None:
         super().__init__(method, joint, seed, chains)
         calls = method._gradients_of_all_rows(data)
@@ -146,13 +156,19 @@ class HamiltonianChains(Sampling):
         """The adaptation with step sizes for the current positions and mass of the chains."""
         noise, tuned = self.normal("restart", step), self.tuned
         now = hmc.init(self.position, self.density)  # of all rows
-        found = hmc.reasonable_step(now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass)
+        found = hmc.reasonable_step(
+            now, self.density, noise, tuned.log_step.exp(), tuned.inverse_mass
+        )
         return adaptation.restart(tuned, found)
 
     def record(self) -> dict[str, float]:
         assert self.now is not None
         assert self.info is not None
-        learned = {} if self.info.gain is None else {"length": mean_of(self.tuned.log_average_length.exp())}
+        learned = (
+            {}
+            if self.info.gain is None
+            else {"length": mean_of(self.tuned.log_average_length.exp())}
+        )
         return learned | {
             "log_joint": mean_of(self.now.log_prob) * self.method.temperature,
             "accept": mean_of(self.info.accept),
@@ -173,16 +189,18 @@ class HamiltonianChains(Sampling):
 @final
 @dataclass(frozen=True)
 class HMC(HamiltonianSampler):
-    """Hamiltonian Monte Carlo (Neal 2011): trajectories of steps ε, accepted with probability min(1, e^(H − H')).
+    """Hamiltonian Monte Carlo (Neal 2011): trajectories of steps ε, accepted with probability
+    min(1, e^(H − H')).
 
-    A trajectory has u·T/ε steps, where u is a van der Corput sequence on (½, 1), which avoids periodic trajectories. In
-    the warm-up each chain learns the length T by a stochastic gradient, as in ChEES (Hoffman et al. 2021), here of
-    E[a·J]·T^(−π/2) with the acceptance probability a and the squared jump J = (w' − w)ᵀM(w' − w): largest for
-    independent draws in a normal distribution. ``history`` has the mean of T over chains as ``length``.
+    A trajectory has u·T/ε steps, where u is a van der Corput sequence on (½, 1), which avoids
+    periodic trajectories. In the warm-up each chain learns the length T by a stochastic gradient,
+    as in ChEES (Hoffman et al. 2021), here of E[a·J]·T^(−π/2) with the acceptance probability a and
+    the squared jump J = (w' − w)ᵀM(w' − w): largest for independent draws in a normal distribution.
+    ``history`` has the mean of T over chains as ``length``.
 
     Args:
-        leapfrogs: None: a length that is learned; without ``adapt`` it is 20·ε. A number: this many steps of
-            ε·(1 + 0.2·u), u uniform on [−1, 1].
+        leapfrogs: None: a length that is learned; without ``adapt`` it is 20·ε. A number: this many
+            steps of ε·(1 + 0.2·u), u uniform on [−1, 1].
         most_leapfrogs: the most steps of a trajectory if ``leapfrogs`` is None.
     """
 
@@ -206,24 +224,30 @@ class HMC(HamiltonianSampler):
         u, leapfrogs = chains.uniform(step, "accept", count=2), self.leapfrogs
         if leapfrogs is None:
             tuned, bits = chains.tuned, f"{step + 1:b}"
-            share = SHORTEST + (1 - SHORTEST) * int(bits[::-1], 2) / 2 ** len(bits)  # of all chains: they end together
+            share = SHORTEST + (1 - SHORTEST) * int(bits[::-1], 2) / 2 ** len(
+                bits
+            )  # of all chains: they end together
             length = (tuned.log_length if step < self.warmup else tuned.log_average_length).exp()
             leapfrogs = (share * length / step_size).ceil().clamp(1, self.most_leapfrogs)
         else:
             step_size = step_size * (1 + JITTER * (2 * u[:, 1] - 1))
         momentum = chains.normal("momentum", step)
-        return hmc.step(chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, leapfrogs)
+        return hmc.step(
+            chains.now, chains.density, momentum, u[:, 0], step_size, inverse_mass, leapfrogs
+        )
 
 
 @final
 @dataclass(frozen=True)
 class NUTS(HamiltonianSampler):
-    """The no-U-turn sampler (Hoffman & Gelman 2014), multinomial as in Stan: at most 2^``max_depth`` steps each.
+    """The no-U-turn sampler (Hoffman & Gelman 2014), multinomial as in Stan: at most
+    2^``max_depth`` steps each.
 
-    With much data and little noise a trajectory makes a U-turn after a thousand steps or more: the stiffest direction
-    is hundreds of times narrower than the prior and varies with the position, which a constant mass does not correct.
-    By default trees therefore end at 255 steps, and 250 draws of each chain follow 250 transitions of warm-up: a
-    network of 151 weights on 200 rows takes two or three minutes. If ``posterior.mixing`` is poor, increase them.
+    With much data and little noise a trajectory makes a U-turn after a thousand steps or more: the
+    stiffest direction is hundreds of times narrower than the prior and varies with the position,
+    which a constant mass does not correct. By default trees therefore end at 255 steps, and 250
+    draws of each chain follow 250 transitions of warm-up: a network of 151 weights on 200 rows
+    takes two or three minutes. If ``posterior.mixing`` is poor, increase them.
     """
 
     draws: int = field(default=250, kw_only=True)
@@ -247,4 +271,6 @@ class NUTS(HamiltonianSampler):
             return chains.uniform(step, "tree", depth, count=2**depth + 2)
 
         momentum = chains.normal("momentum", step)
-        return nuts.step(chains.now, chains.density, momentum, uniforms, step_size, inverse_mass, self.max_depth)
+        return nuts.step(
+            chains.now, chains.density, momentum, uniforms, step_size, inverse_mass, self.max_depth
+        )

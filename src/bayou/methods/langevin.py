@@ -1,4 +1,6 @@
-"""Stochastic-gradient samplers: SGLD, its preconditioned form, SGHMC; with decaying or cyclical step sizes."""
+"""Stochastic-gradient samplers: SGLD, its preconditioned form, SGHMC; with decaying or cyclical
+step sizes.
+"""
 
 from __future__ import annotations
 
@@ -27,37 +29,51 @@ from bayou.training.loop import move
 from bayou.training.ranks import current
 from bayou.training.seeds import part_seed
 
-__all__ = ["PSGLD", "SGHMC", "SGLD", "Constant", "Cyclical", "Decaying", "GradientSampler", "StepSizes"]
+__all__ = [
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "Constant",
+    "Cyclical",
+    "Decaying",
+    "GradientSampler",
+    "StepSizes",
+]
 
 Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSampler(Sampler):
-    """The base class of samplers with minibatch gradients; the other settings are those of ``Sampler``.
+    """The base class of samplers with minibatch gradients; the other settings are those of
+    ``Sampler``.
 
-    Each chain has batches of its own, except from a DataLoader, which all chains share. No step is rejected, so the
-    draws have a bias that grows with the step size h.
+    Each chain has batches of its own, except from a DataLoader, which all chains share. No step is
+    rejected, so the draws have a bias that grows with the step size h.
 
-    Without ``lr``, every chain adapts its own in the burn-in (of cyclical steps: before the first draw):
+    Without ``lr``, every chain adapts its own in the burn-in (of cyclical steps: before the first
+    draw):
 
         h = min(½, α·M/(N − M))/λ,
 
-    λ the largest curvature of −log p(w, D), by power iterations where the chain starts and again at ⅛, ¼, ½ and the
-    end of the burn-in; α the friction (1 for SGLD), M the rows of a batch. In the stiffest direction the step itself
-    widens the variance by 1/(1 − hλ/4), 14 % at most, and the noise of the batches by hλ(N − M)/(4αM), 25 % at most,
-    where the model fits; elsewhere less. Cyclical steps begin at four times that. A chain that diverges in the
-    burn-in continues where λ was last measured, with half the step. After the burn-in only the schedule changes it.
+    λ the largest curvature of −log p(w, D), by power iterations where the chain starts and again at
+    ⅛, ¼, ½ and the end of the burn-in; α the friction (1 for SGLD), M the rows of a batch. In the
+    stiffest direction the step itself widens the variance by 1/(1 − hλ/4), 14 % at most, and the
+    noise of the batches by hλ(N − M)/(4αM), 25 % at most, where the model fits; elsewhere less.
+    Cyclical steps begin at four times that. A chain that diverges in the burn-in continues where λ
+    was last measured, with half the step. After the burn-in only the schedule changes it.
 
     Args:
         epochs: how many passes over the data, burn-in included; this or ``steps``.
-        steps: how many steps, burn-in included. Unless one of the two is given, 10,000 or 20 epochs, whichever is more.
+        steps: how many steps, burn-in included. Unless one of the two is given, 10,000 or 20
+            epochs, whichever is more.
         effort: multiplies this default length.
         batch_size: rows M of a minibatch.
-        lr: the first step size h; None finds it in the burn-in (see ``methods.langevin.GradientSampler``).
+        lr: the first step size h; None finds it in the burn-in (see
+            ``methods.langevin.GradientSampler``).
         schedule: "constant", "decaying", "cyclical", or ``Decaying(...)``, ``Cyclical(...)``.
-        burn_in: steps before the first draw, as a number or as a fraction of all; None is half of them, none for
-            cyclical steps.
+        burn_in: steps before the first draw, as a number or as a fraction of all; None is half of
+            them, none for cyclical steps.
         draws: how many draws of each chain to keep, evenly spread after the burn-in; None is 100.
         compile: use torch.compile for the gradient. On a GPU it is one CUDA graph in any case.
     """
@@ -82,25 +98,37 @@ class GradientSampler(Sampler):
         super().__post_init__()
         me = type(self).__name__
         if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
+            raise ValueError(
+                f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}"
+            )
         self._check_whole("epochs", "steps", "draws")
         self._check_positive("lr")
         self._check_positive("effort")
         if isinstance(self.schedule, str):
             self._check_choice("schedule", list(SCHEDULES))
         elif not isinstance(self.schedule, StepSizes):
-            raise ValueError(f"{me} schedule must be a name or Cyclical() and the like, got {self.schedule!r}")
+            raise ValueError(
+                f"{me} schedule must be a name or Cyclical() and the like, got {self.schedule!r}"
+            )
         burn_in = self.burn_in
         whole = isinstance(burn_in, int) and not isinstance(burn_in, bool) and burn_in >= 0
-        if burn_in is not None and not whole and not (isinstance(burn_in, float) and 0 <= burn_in < 1):
-            raise ValueError(f"{me} burn_in must be a number of steps or a fraction below 1, got {burn_in!r}")
+        if (
+            burn_in is not None
+            and not whole
+            and not (isinstance(burn_in, float) and 0 <= burn_in < 1)
+        ):
+            raise ValueError(
+                f"{me} burn_in must be a number of steps or a fraction below 1, got {burn_in!r}"
+            )
 
     def at_mode(self, noise: float, data: Data) -> Self:
         own = super().at_mode(noise, data)
         if self.epochs or self.steps:
             return own
         whole = data.n if few(data, self.batch_size) else self.batch_size
-        return replace(own, steps=self._plan(data)[0] // 3, batch_size=whole)  # a mode needs a shorter burn-in
+        return replace(
+            own, steps=self._plan(data)[0] // 3, batch_size=whole
+        )  # a mode needs a shorter burn-in
 
     @property
     def step_sizes(self) -> StepSizes:
@@ -134,7 +162,9 @@ class GradientSampler(Sampler):
             )
         time = np.cumsum(weights[usable]) / weights[usable].sum()
         at = np.searchsorted(time, np.arange(1, draws + 1) / draws - 1e-9)
-        k = np.arange(draws)  # no step twice: where the draws are denser than the steps, adjacent ones
+        k = np.arange(
+            draws
+        )  # no step twice: where the draws are denser than the steps, adjacent ones
         at = np.minimum(np.maximum.accumulate(at - k) + k, len(usable) - draws + k)
         return [int(t) for t in usable[at]]
 
@@ -143,7 +173,9 @@ class GradientSampler(Sampler):
         """``init`` and ``step`` for n data."""
 
     def _warm_kernels(self, n: int) -> tuple[Kernel, Kernel]:
-        """The kernels during adaptation of the step size: of the first half of the burn-in, and of the rest."""
+        """The kernels during adaptation of the step size: of the first half of the burn-in, and of
+        the rest.
+        """
         _, step = self._kernel(n)
         return step, step
 
@@ -159,7 +191,9 @@ class GradientSampler(Sampler):
     def _mode_steps(self, data: Data) -> int:
         return self._plan(data)[0] if self.lr is None else 0
 
-    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> GradientChains:
+    def _sampling(
+        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> GradientChains:
         return GradientChains(self, joint, data, start, seed, chains, self._plan(data)[0])
 
 
@@ -167,10 +201,22 @@ class GradientChains(Sampling):
     """Chains with one minibatch gradient per step."""
 
     def __init__(
-        self, method: GradientSampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range, steps: int
+        self,
+        method: GradientSampler,
+        joint: Joint,
+        data: Data,
+        start: Tensor,
+        seed: int,
+        chains: range,
+        steps: int,
     ) -> None:
         super().__init__(method, joint, seed, chains)
-        self.data, self.steps, self.sizes, self.temperature = data, steps, method.step_sizes, method.temperature
+        self.data, self.steps, self.sizes, self.temperature = (
+            data,
+            steps,
+            method.step_sizes,
+            method.temperature,
+        )
         begin, self.kernel = method._kernel(data.n)
         self.now = begin(start)
         self.kind = type(self.now)
@@ -187,9 +233,15 @@ class GradientChains(Sampling):
         self.log_joint = start.new_full((len(chains),), math.nan)
         self.lr: float | Tensor = method.rate / data.n if method.lr is None else method.lr
         self.h: float | Tensor = self.lr
-        self.bad = torch.full((len(chains),), -1, device=start.device)  # the first step that was not finite
+        self.bad = torch.full(
+            (len(chains),), -1, device=start.device
+        )  # the first step that was not finite
         burn_in = int(np.flatnonzero(method._weights(steps))[0])
-        self.warm = WarmUp(self, data, burn_in) if method.lr is None and burn_in >= method.least_warm else None
+        self.warm = (
+            WarmUp(self, data, burn_in)
+            if method.lr is None and burn_in >= method.least_warm
+            else None
+        )
 
     @property
     def position(self) -> Tensor:
@@ -199,7 +251,9 @@ class GradientChains(Sampling):
     def advance(self, step: int) -> None:
         if self.warm is not None and step in self.warm.points:
             self.warm.tune(step)
-        log_joint, gradient = self._graded(step) if self.density is None else self.density(self.position)
+        log_joint, gradient = (
+            self._graded(step) if self.density is None else self.density(self.position)
+        )
         noise = self.normal("noise", step)
         self.h = self.lr * self.sizes.factor(step, self.steps)
         hot = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
@@ -221,12 +275,16 @@ class GradientChains(Sampling):
         return log_joint, gradient
 
     def _stream(self, step: int) -> Iterator[tuple[Batch, float]]:
-        """The batches from a step on, (C, M, ...) where each chain has its own; with their share of all rows."""
+        """The batches from a step on, (C, M, ...) where each chain has its own; with their share of
+        all rows.
+        """
         like = self.position
         runs: range | tuple[()] = self.chains if self.own else ()
 
         def seeds(epoch: int) -> list[int]:
-            return [part_seed(self.seed, "epoch", epoch, c) for c in runs] or [part_seed(self.seed, "epoch", epoch)]
+            return [part_seed(self.seed, "epoch", epoch, c) for c in runs] or [
+                part_seed(self.seed, "epoch", epoch)
+            ]
 
         for batches in batches_from(step, [self.data] * max(1, len(runs)), seeds, self.check):
             own, shares = zip(*map(current().rows, batches), strict=True)
@@ -284,18 +342,28 @@ class WarmUp:
         self.good = of.now
 
     def guarded(self, now: Any, log_joint: Tensor) -> Any:
-        """The state after a step; for a divergent chain the last finite one, with half the step from then on."""
-        lost = ~((now.position.sum(-1) + log_joint).isfinite() & (log_joint >= self.floor)).unsqueeze(-1)
+        """The state after a step; for a divergent chain the last finite one, with half the step
+        from then on.
+        """
+        lost = ~(
+            (now.position.sum(-1) + log_joint).isfinite() & (log_joint >= self.floor)
+        ).unsqueeze(-1)
         self.shrink = torch.where(lost, 0.5 * self.shrink, self.shrink)
         self.of.lr = torch.where(lost, 0.5 * self.of.lr, self.of.lr)
         parts = zip(self.good, now, strict=True)
-        return type(now)(*(torch.where(lost, a, b) if isinstance(b, Tensor) else b for a, b in parts))
+        return type(now)(
+            *(torch.where(lost, a, b) if isinstance(b, Tensor) else b for a, b in parts)
+        )
 
     def state(self) -> dict[str, Any]:
         return {"shrink": self.shrink, "floor": self.floor, "good": tuple(self.good)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.shrink, self.floor, self.good = state["shrink"], state["floor"], self.of.kind(*state["good"])
+        self.shrink, self.floor, self.good = (
+            state["shrink"],
+            state["floor"],
+            self.of.kind(*state["good"]),
+        )
 
 
 @final
@@ -315,12 +383,13 @@ class SGLD(GradientSampler):
 @final
 @dataclass(frozen=True)
 class PSGLD(GradientSampler):
-    """SGLD with the preconditioner of RMSprop (Li et al. 2016): w ← w + ½·h·G·∇log p(w, D) + √(h·G)·ξ.
+    """SGLD with the preconditioner of RMSprop (Li et al. 2016): w ← w + ½·h·G·∇log p(w, D) +
+    √(h·G)·ξ.
 
-    G = 1/(``floor`` + √V), V the running mean of (∇log p / N)² with weight ``decay``. The drift Γ of a changing G is
-    dropped, as in the paper's experiments (see ``kernels.psgld``): with a given ``lr`` the draws have that bias.
-    Without ``lr``, V is estimated by plain SGLD in the first half of the burn-in and then fixed, so that Γ = 0 and
-    ``decay`` has no effect.
+    G = 1/(``floor`` + √V), V the running mean of (∇log p / N)² with weight ``decay``. The drift Γ
+    of a changing G is dropped, as in the paper's experiments (see ``kernels.psgld``): with a given
+    ``lr`` the draws have that bias. Without ``lr``, V is estimated by plain SGLD in the first half
+    of the burn-in and then fixed, so that Γ = 0 and ``decay`` has no effect.
     """
 
     decay: float = field(default=0.99, kw_only=True)
@@ -349,7 +418,8 @@ class PSGLD(GradientSampler):
 class SGHMC(GradientSampler):
     """v ← (1 − α)·v + ½·h·∇log p(w, D) + √(α·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
 
-    α = ``friction`` (1 is SGLD). h = ``lr``; the chain moves like SGLD with h/α, and is stable where h < 4·(2 − α)/λ.
+    α = ``friction`` (1 is SGLD). h = ``lr``; the chain moves like SGLD with h/α, and is stable
+    where h < 4·(2 − α)/λ.
     """
 
     friction: float = field(default=0.1, kw_only=True)

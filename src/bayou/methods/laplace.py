@@ -27,7 +27,13 @@ from bayou.methods.point import MAP
 from bayou.network import Network, evaluating
 from bayou.params import match
 from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.gaussian import CLOSED, PREDICTIVES, GaussianPosterior, PredictiveKind, check_predictive
+from bayou.posteriors.gaussian import (
+    CLOSED,
+    PREDICTIVES,
+    GaussianPosterior,
+    PredictiveKind,
+    check_predictive,
+)
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.progress import Progress, Show
@@ -43,7 +49,9 @@ CURVATURES: Final[dict[str, type[Curvature]]] = {
     "diagonal": DiagonalCurvature,
     "kronecker": KroneckerCurvature,
 }
-SCALES = tuple(10 ** (2 * k / 3) for k in range(-4, 4))  # candidates for the prior scale, compared on held-out data
+SCALES = tuple(
+    10 ** (2 * k / 3) for k in range(-4, 4)
+)  # candidates for the prior scale, compared on held-out data
 SCALE_DRAWS = 20  # functions that predict for each candidate
 MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
 MAX_HELD_OUT_ROWS = 1000  # if ``validation`` was not given
@@ -54,31 +62,39 @@ MIN_ROWS_WITH_START = 20  # the same, if the rows are also withheld from the sea
 @final
 @dataclass(frozen=True)
 class Laplace(Method):
-    """q(w) = N(w*, Λ⁻¹), Λ = Σ_n J_nᵀ·H_n·J_n + prior precision, at a mode w* (MacKay 1992, Daxberger et al. 2021).
+    """q(w) = N(w*, Λ⁻¹), Λ = Σ_n J_nᵀ·H_n·J_n + prior precision, at a mode w* (MacKay 1992,
+    Daxberger et al. 2021).
 
-    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018; diagonal for embeddings, and for
-    layers with more than 16,384 inputs or outputs), ``"diagonal"``, or ``"full"`` (a few thousand weights).
-    ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer; the others stay
-    points. ``start``: the method that finds w*; None for the network as given, assumed to be at a mode.
+    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018; diagonal for
+    embeddings, and for layers with more than 16,384 inputs or outputs), ``"diagonal"``, or
+    ``"full"`` (a few thousand weights).
+    ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer;
+    the others stay
+    points. ``start``: the method that finds w*; None for the network as given, assumed to be at a
+    mode.
 
-    ``curvature``: ``"ggn"`` (H the Fisher information of p(y | f), exact: one backward pass for each output),
-    ``"fisher"`` (the empirical one) or ``"sampled"`` (unbiased, with ``samples`` labels drawn from the network): one
-    backward pass for each label. The default is "ggn", but "sampled" for a Kronecker structure, where it costs about a
-    third for ten classes, and for more than 100 outputs.
+    ``curvature``: ``"ggn"`` (H the Fisher information of p(y | f), exact: one backward pass for
+    each output), ``"fisher"`` (the empirical one) or ``"sampled"`` (unbiased, with ``samples``
+    labels drawn from the network): one backward pass for each label. The default is "ggn", but
+    "sampled" for a Kronecker structure, where it costs about a third for ten classes, and for more
+    than 100 outputs.
 
-    ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence over those with
-    ``learn=True`` (by unit too; of a Kronecker structure by input unit). ``"evidence"`` maximizes it over one factor
-    for all prior precisions, and over the noise of a ``Gaussian(learn=True)``; w* does not follow.
-    ``"validation"``: the factor of a grid that predicts a held-out fraction best, for classes the one with the
-    highest evidence among those whose NLL is within one standard error of the lowest, which a point often has by
-    chance. This is also the meaning of None
-    where no prior was given and either ``start`` is None or the network has more weights than data.
+    ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence
+    over those with ``learn=True`` (by unit too; of a Kronecker structure by input unit).
+    ``"evidence"`` maximizes it over one factor for all prior precisions, and over the noise of a
+    ``Gaussian(learn=True)``; w* does not follow. ``"validation"``: the factor of a grid that
+    predicts a held-out fraction best, for classes the one with the highest evidence among those
+    whose NLL is within one standard error of the lowest, which a point often has by chance. This is
+    also the meaning of None where no prior was given and either ``start`` is None or the network
+    has more weights than data.
 
-    A posterior that predicts worse than its own mode raises a ``WorseThanModeWarning``; its history has both NLLs.
+    A posterior that predicts worse than its own mode raises a ``WorseThanModeWarning``; its history
+    has both NLLs.
 
-    ``predictive``: "linearized", "sampled", "probit" or "exact", see ``GaussianPosterior``. ``temperature``:
-    Λ/temperature. ``batch_size``: rows in one pass.
-    ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random tensors alone.
+    ``predictive``: "linearized", "sampled", "probit" or "exact", see ``GaussianPosterior``.
+    ``temperature``: Λ/temperature. ``batch_size``: rows in one pass.
+    ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random
+    tensors alone.
 
     >>> Laplace("diagonal", where="last", start=None).structure
     'diagonal'
@@ -106,8 +122,14 @@ class Laplace(Method):
         if self.prior is not None:
             self._check_choice("prior", ("evidence", "validation"))
         patterns = (self.where,) if isinstance(self.where, str) else self.where
-        if not isinstance(patterns, tuple) or not patterns or not all(isinstance(p, str) for p in patterns):
-            raise ValueError(f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}")
+        if (
+            not isinstance(patterns, tuple)
+            or not patterns
+            or not all(isinstance(p, str) for p in patterns)
+        ):
+            raise ValueError(
+                f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}"
+            )
         self._check_start()
         if not 0 < self.validation < 1:
             raise ValueError(f"Laplace needs 0 < validation < 1, got {self.validation!r}")
@@ -125,18 +147,32 @@ class Laplace(Method):
         return replace(self, start=None, prior=None)
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> GaussianPosterior:
-        """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it, if any."""
+        """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it, if
+        any.
+        """
         current().note_unshared("the curvature of Laplace")
         seed = as_int_seed(seed)
         batches, held = self._split(target, as_data(data, self.batch_size), seed)
         target = replace(target, n=batches.n)
         check_predictive(self.predictive, target.likelihood)
         plan, check = self._look(target, batches)
-        learned = [name for name in plan.wanted if any(True for _ in target.priors[name].parameters())]
-        target = rescaled(target, dict.fromkeys(learned, 1.0))  # learned by the evidence, not by the start
-        point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+        learned = [
+            name for name in plan.wanted if any(True for _ in target.priors[name].parameters())
+        ]
+        target = rescaled(
+            target, dict.fromkeys(learned, 1.0)
+        )  # learned by the evidence, not by the start
+        point = starting_point(
+            self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
+        )
         run = Run(self, Passes(self, plan, batches, check, seed, progress))
         return run.posterior(point, learned, held)
 
@@ -145,10 +181,14 @@ class Laplace(Method):
         fraction, place = self.validation, part_seed(seed, "validation")
         if self.prior == "validation":
             if not isinstance(data, Rows):
-                raise ValueError("a validation split needs tensors or a Dataset; split a DataLoader's data yourself")
+                raise ValueError(
+                    "a validation split needs tensors or a Dataset; split a DataLoader's data yourself"
+                )
             return data.split(fraction, place)
         given = target.prior_given or getattr(self.start, "l2", None) is not None
-        guessed = self.start is None or sum(value.numel() for value in target.start().values()) > data.n
+        guessed = (
+            self.start is None or sum(value.numel() for value in target.start().values()) > data.n
+        )
         least = MIN_ROWS_WITH_START if self.start else MIN_HELD_OUT_ROWS
         if self.prior is not None or given or not guessed or data.n * fraction < least:
             return data, None
@@ -160,7 +200,9 @@ class Laplace(Method):
         """Check the network and its priors before any work."""
         network, params = Network(target.net), target.start()
         if not target.free:
-            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to learn")
+            raise ValueError(
+                "every parameter of the network is frozen (requires_grad=False): nothing to learn"
+            )
         with evaluating(network.net):
             check = check_first_batch(target, data, lambda *inputs: network.call(params, *inputs))
             names = last_layer(target, data) if self.where == LAST else self._names(target)
@@ -199,8 +241,14 @@ class Laplace(Method):
         """A joint prior of several tensors must come from this Laplace on earlier tasks."""
         for coupling in target.couplings:
             density = coupling.density
-            kind = density.covariance.kind if isinstance(density, JointNormal) else type(density).__name__
-            known = isinstance(density, JointNormal) and all(name in density.base for name in coupling.parts)
+            kind = (
+                density.covariance.kind
+                if isinstance(density, JointNormal)
+                else type(density).__name__
+            )
+            known = isinstance(density, JointNormal) and all(
+                name in density.base for name in coupling.parts
+            )
             if kind != self.structure or self.structure not in ("full", "kronecker") or not known:
                 raise ValueError(
                     f"Laplace({self.structure!r}) cannot continue from a joint prior of kind {kind!r}: use the "
@@ -223,18 +271,26 @@ class Laplace(Method):
 
 @dataclass(frozen=True)
 class Run:
-    """One fit, for a planned network and its data; ``posterior`` makes the Gaussian at any point."""
+    """One fit, for a planned network and its data; ``posterior`` makes the Gaussian at any
+    point.
+    """
 
     method: Laplace
     passes: Passes
 
-    def posterior(self, point: Empirical, learned: list[str], held: Data | None) -> GaussianPosterior:
+    def posterior(
+        self, point: Empirical, learned: list[str], held: Data | None
+    ) -> GaussianPosterior:
         """The Gaussian at a point, with the requested prior and noise."""
         method, target = self.method, replace(point.target, n=self.passes.data.n)
         params = {name: point.stack[name][0] for name in point.network.names}
         shapes = {name: params[name].shape for name in params if name in self.passes.plan.wanted}
-        priors = {name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)}
-        precision = {name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes}
+        priors = {
+            name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)
+        }
+        precision = {
+            name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes
+        }
         joint = [coupling.density for coupling in target.couplings]
         past = [density for density in joint if isinstance(density, JointNormal)]
         for density in past:
@@ -253,11 +309,17 @@ class Run:
         )  # fmt: skip
         hyper = Hyper.ones(shapes, next(iter(params.values())))
         groups = self._groups(curvature, learned)
-        learnable = likelihood.gaussian_noise is not None and any(True for _ in likelihood.parameters())
+        learnable = likelihood.gaussian_noise is not None and any(
+            True for _ in likelihood.parameters()
+        )
         noise = method.prior == "evidence" and learnable
-        if (groups or noise) and point.stopped != "interrupted":  # an unfinished start may have no maximum
+        if (
+            groups or noise
+        ) and point.stopped != "interrupted":  # an unfinished start may have no maximum
             units = {
-                n: list(p.axes.values()) for n, p in priors.items() if n in learned and isinstance(p, BoundUnitNormal)
+                n: list(p.axes.values())
+                for n, p in priors.items()
+                if n in learned and isinstance(p, BoundUnitNormal)
             }
             hyper = evidence.maximize(groups, noise, units=units)
         history = list(point.history)
@@ -265,11 +327,19 @@ class Run:
         def made(hyper: Hyper) -> GaussianPosterior:
             cold, like = 1 / method.temperature, next(iter(params.values()))
             covariance = curvature.covariance(
-                {name: cold * value for name, value in hyper.multipliers.items()}, cold * hyper.scale, like
+                {name: cold * value for name, value in hyper.multipliers.items()},
+                cold * hyper.scale,
+                like,
             )
-            changed = {name: value for name, value in hyper.multipliers.items() if bool((value != 1.0).any())}
+            changed = {
+                name: value
+                for name, value in hyper.multipliers.items()
+                if bool((value != 1.0).any())
+            }
             quieter = rescaled(target, changed, float(hyper.noise))
-            return GaussianPosterior(quieter, point.network, params, covariance, history, predictive=method.predictive)
+            return GaussianPosterior(
+                quieter, point.network, params, covariance, history, predictive=method.predictive
+            )
 
         if held is not None:
             hyper = self._validated(made, hyper, evidence, held, history)
@@ -282,7 +352,10 @@ class Run:
         posterior.log_evidence = parts["log_evidence"]
         interrupted = found.interrupted
         if not interrupted and point.stopped != "interrupted":
-            rows, seed = self.passes.data if held is None else held, part_seed(self.passes.seed, "draws")
+            rows, seed = (
+                self.passes.data if held is None else held,
+                part_seed(self.passes.seed, "draws"),
+            )
             try:
                 parts |= compare_with_mode(posterior, rows, learned=held is None, seed=seed)
             except KeyboardInterrupt:  # only the comparison is skipped
@@ -295,13 +368,19 @@ class Run:
         """Tensors whose prior precisions share a learned factor."""
         if self.method.prior == "evidence":
             return [list(curvature.shapes)]
-        mixed = [tie for tie in curvature.ties if 0 < sum(name in learned for name in tie) < len(tie)]
+        mixed = [
+            tie for tie in curvature.ties if 0 < sum(name in learned for name in tie) < len(tie)
+        ]
         if mixed and self.method.prior is None:
             raise ValueError(
                 f"{' and '.join(mixed[0])} share a scale in a Kronecker structure, so learn=True must be set for both "
                 "or neither"
             )
-        return [tie for tie in curvature.ties if tie[0] in learned] if self.method.prior is None else []
+        return (
+            [tie for tie in curvature.ties if tie[0] in learned]
+            if self.method.prior is None
+            else []
+        )
 
     def _validated(
         self,
@@ -311,14 +390,19 @@ class Run:
         held: Data,
         history: list[dict[str, float]],
     ) -> Hyper:
-        """Select a scale of the prior by held-out data, and for classes by the evidence among those within chance."""
+        """Select a scale of the prior by held-out data, and for classes by the evidence among those
+        within chance.
+        """
         like = next(iter(hyper.multipliers.values()))
         step = _steps(history)
         scores: list[tuple[Hyper, Tensor]] = []
         guess = like.new_zeros(0)
         with Progress("prior scales", len(SCALES), self.passes.progress) as progress:
             for done, scale in enumerate(SCALES):
-                tried = Hyper({name: value / scale**2 for name, value in hyper.multipliers.items()}, hyper.noise)
+                tried = Hyper(
+                    {name: value / scale**2 for name, value in hyper.multipliers.items()},
+                    hyper.noise,
+                )
                 try:
                     posterior = made(tried)
                 except ValueError:  # a prior so wide that the precision is singular
@@ -335,8 +419,12 @@ class Run:
             return scores[select_within_chance([nll for _, nll in scores], guess, log_evidence)][0]
         return min(scores, key=lambda score: float(score[1].mean()))[0]
 
-    def _held_out_nll(self, posterior: GaussianPosterior, held: Data, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return −log p of all held-out rows, and the same for outputs that are all zero, (M,) each."""
+    def _held_out_nll(
+        self, posterior: GaussianPosterior, held: Data, like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return −log p of all held-out rows, and the same for outputs that are all zero, (M,)
+        each.
+        """
         seed = part_seed(self.passes.seed, "draws")
         samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
         nll = []

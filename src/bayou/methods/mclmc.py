@@ -21,7 +21,9 @@ from bayou.training.seeds import part_seed
 TUNED_COORDINATES = 64  # whose effective sample size determines the decoherence length
 NOISE_BATCHES = 32  # minibatches that estimate the noise of a gradient
 MAX_NOISE = 0.1  # h²·λ, to which the step size h = ε/√D is limited; λ the largest variance of a scaled gradient
-MAX_NOISE_RATIO = 1.0  # noise of gradients in its largest direction, in units of that of the refreshments
+MAX_NOISE_RATIO = (
+    1.0  # noise of gradients in its largest direction, in units of that of the refreshments
+)
 LENGTHS_PER_ESS = 0.4  # L in units of the path between two independent draws (Robnik et al. 2023)
 
 
@@ -30,27 +32,32 @@ LENGTHS_PER_ESS = 0.4  # L in units of the path between two independent draws (R
 class MCLMC(HamiltonianSampler):
     """Microcanonical Langevin Monte Carlo (Robnik et al. 2023; ``bayou.kernels.mclmc``).
 
-    A direction turns along the gradient while the position moves at constant speed; each of ``steps`` steps refreshes
-    it partially, so that it is new after the decoherence length L. Without a Metropolis test the draws have a bias that
-    grows with the energy error: the warm-up finds the step size whose variance per dimension, Var(ΔE)/D, is
-    ``energy_error``. ``start=Ensemble(chains)`` starts one chain at each member (MILE, Sommer et al. 2025).
+    A direction turns along the gradient while the position moves at constant speed; each of
+    ``steps`` steps refreshes it partially, so that it is new after the decoherence length L.
+    Without a Metropolis test the draws have a bias that
+    grows with the energy error: the warm-up finds the step size whose variance per dimension,
+    Var(ΔE)/D, is ``energy_error``. ``start=Ensemble(chains)`` starts one chain at each member
+    (MILE, Sommer et al. 2025).
 
-    With ``stochastic`` each step has a new minibatch of ``batch_size`` rows, its log likelihood scaled to all N. Noise
-    of the gradient that is equal in all directions is a further refreshment. Any other makes the directions with more
-    noise too wide and the others too narrow: a bias that falls with ``step_size`` and is no part of ``energy_error``.
-    With λ the largest variance of a scaled gradient, the warm-up therefore limits h = ``step_size`` to h²·λ ≤ 0.1, and
-    an L that is not given so that noise of refreshments is at least as large. ``history`` has h²·λ as
+    With ``stochastic`` each step has a new minibatch of ``batch_size`` rows, its log likelihood
+    scaled to all N. Noise of the gradient that is equal in all directions is a further refreshment.
+    Any other makes the directions with more noise too wide and the others too narrow: a bias that
+    falls with ``step_size`` and is no part of ``energy_error``. With λ the largest variance of a
+    scaled gradient, the warm-up therefore limits h = ``step_size`` to h²·λ ≤ 0.1, and an L that is
+    not given so that noise of refreshments is at least as large. ``history`` has h²·λ as
     ``gradient_noise``, and ``posterior.checks`` warns where it is large.
 
-    The other settings are those of ``HamiltonianSampler``; ``step_size`` is ε/√D, the distance that a coordinate moves.
+    The other settings are those of ``HamiltonianSampler``; ``step_size`` is ε/√D, the distance that
+    a coordinate moves.
 
     Args:
-        adjusted: each draw is a whole trajectory of length L with a Metropolis test: exact, with the step size adapted
-            to the acceptance rate ``accept``.
+        adjusted: each draw is a whole trajectory of length L with a Metropolis test: exact, with
+            the step size adapted to the acceptance rate ``accept``.
         steps: steps between two draws, with two gradients each; unused if ``adjusted``.
-        length: L/√D in coordinates scaled by the adapted standard deviations. None: 2 if ``adjusted``, else from the
-            effective sample size in the warm-up.
-        energy_error: the target of Var(ΔE)/D; unused if ``adjusted``. 5e-4, as published, is for long chains.
+        length: L/√D in coordinates scaled by the adapted standard deviations. None: 2 if
+            ``adjusted``, else from the effective sample size in the warm-up.
+        energy_error: the target of Var(ΔE)/D; unused if ``adjusted``. 5e-4, as published, is for
+            long chains.
         stochastic: gradients of minibatches, three in a step; not with ``adjusted``.
         compile: use torch.compile for these. On a GPU each is one CUDA graph in any case.
 
@@ -75,7 +82,9 @@ class MCLMC(HamiltonianSampler):
         if self.length is not None:
             self._check_positive("length")
         if self.stochastic and self.adjusted:
-            raise ValueError("a Metropolis test needs the gradients of all rows: stochastic or adjusted, not both")
+            raise ValueError(
+                "a Metropolis test needs the gradients of all rows: stochastic or adjusted, not both"
+            )
 
     @property
     def _most_leapfrogs(self) -> int:
@@ -84,7 +93,9 @@ class MCLMC(HamiltonianSampler):
     def _gradients_of_all_rows(self, data: Data) -> int:
         return 0 if self.stochastic else super()._gradients_of_all_rows(data)
 
-    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> MicrocanonicalChains:
+    def _sampling(
+        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> MicrocanonicalChains:
         return MicrocanonicalChains(self, joint, data, start, seed, chains)
 
     def _transition(
@@ -96,10 +107,17 @@ class MCLMC(HamiltonianSampler):
         root = state.position.shape[-1] ** 0.5
         if self.adjusted:
             u = chains.uniform(step, "accept", count=2)
-            # a random number of steps avoids periodic trajectories; in the warm-up they can be much shorter than L
+            # a random number of steps avoids periodic trajectories; in the warm-up they can be much
+            # shorter than L
             steps = (2 * u[:, 1] * chains.length / step_size).ceil().clamp(1, 10 * self.steps)
             state, info = mclmc.adjusted_step(
-                state, chains.density, chains.normal("velocity", step), u[:, 0], root * step_size, scales, steps
+                state,
+                chains.density,
+                chains.normal("velocity", step),
+                u[:, 0],
+                root * step_size,
+                scales,
+                steps,
             )
         else:
             length = chains.length
@@ -107,7 +125,10 @@ class MCLMC(HamiltonianSampler):
                 step_size = torch.minimum(step_size, chains.most_step_size())
                 length = chains.limited_length(step_size)
             parts = self.steps if self.stochastic else 1  # with a density each
-            error, divergent = torch.zeros_like(step_size), torch.zeros_like(step_size, dtype=torch.bool)
+            error, divergent = (
+                torch.zeros_like(step_size),
+                torch.zeros_like(step_size, dtype=torch.bool),
+            )
             for part in range(parts):
                 density: Density = chains.density
                 if self.stochastic:
@@ -118,7 +139,8 @@ class MCLMC(HamiltonianSampler):
                     self.steps // parts,
                 )  # fmt: skip
                 error, divergent = error + each / parts, divergent | lost
-            # dual averaging drives a quantity that falls with the step size to ``accept``: it is that at the target
+            # dual averaging drives a quantity that falls with the step size to ``accept``: it is
+            # that at the target
             quality = self.accept ** (error / self.energy_error)
             info = hmc.Info(quality, divergent, torch.full_like(error, self._most_leapfrogs))
         chains.velocity = state.velocity
@@ -128,7 +150,9 @@ class MCLMC(HamiltonianSampler):
 class MicrocanonicalChains(HamiltonianChains):
     """Chains with directions (C, D) and decoherence lengths L/√D (C,)."""
 
-    def __init__(self, method: MCLMC, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> None:
+    def __init__(
+        self, method: MCLMC, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> None:
         if start.shape[-1] < 2:
             raise ValueError(f"MCLMC needs two weights or more, got {start.shape[-1]}; use HMC()")
         super().__init__(method, joint, data, start, seed, chains)
@@ -141,7 +165,9 @@ class MicrocanonicalChains(HamiltonianChains):
         if method.stochastic and (method.compile or start.is_cuda):
             self.graded = Recorded(joint, method.compile)
         self._batches: Iterator[tuple[Batch, ...]] | None = None
-        self.gradient_variance: Tensor | None = None  # λ (C,), of the scaled gradient in its noisiest direction
+        self.gradient_variance: Tensor | None = (
+            None  # λ (C,), of the scaled gradient in its noisiest direction
+        )
 
     def noise(self, step: int, first: int) -> Callable[[int], Tensor]:
         """The noise of the refreshments in a transition, from the ``first`` on."""
@@ -151,7 +177,9 @@ class MicrocanonicalChains(HamiltonianChains):
         """The log density with the likelihood of one minibatch, scaled to all rows."""
         if self._batches is None:
             seed = self.seed
-            self._batches = batches_from(number, [self.data], lambda epoch: [part_seed(seed, "epoch", epoch)], None)
+            self._batches = batches_from(
+                number, [self.data], lambda epoch: [part_seed(seed, "epoch", epoch)], None
+            )
         return self._density_of(next(self._batches)[0])
 
     def _density_of(self, batch: Batch) -> Density:
@@ -166,7 +194,9 @@ class MicrocanonicalChains(HamiltonianChains):
     @torch.no_grad()
     def advance(self, step: int) -> None:
         variance = self.tuned.inverse_mass
-        if self.method.stochastic and (self.gradient_variance is None or step == self.method.warmup):
+        if self.method.stochastic and (
+            self.gradient_variance is None or step == self.method.warmup
+        ):
             self.gradient_variance = self.measure_gradient_noise(step)
         super().advance(step)
         if self.method.stochastic and self.method.adapt:
@@ -180,10 +210,11 @@ class MicrocanonicalChains(HamiltonianChains):
             self._tune((variance / self.tuned.inverse_mass).mean(-1).sqrt())
 
     def measure_gradient_noise(self, step: int) -> Tensor:
-        """Return λ = max_v Var[v·g] of the scaled gradients g of minibatches at the positions of the chains: (C,).
+        """Return λ = max_v Var[v·g] of the scaled gradients g of minibatches at the positions of
+        the chains: (C,).
 
-        The direction v comes from one half of the minibatches and the variance from the other, so that λ is not too
-        large where there are more weights than minibatches.
+        The direction v comes from one half of the minibatches and the variance from the other, so
+        that λ is not too large where there are more weights than minibatches.
         """
         gradients: list[Tensor] = []
         epoch = 0
@@ -193,7 +224,9 @@ class MicrocanonicalChains(HamiltonianChains):
                 if len(gradients) == NOISE_BATCHES:
                     break
             epoch += 1
-        scaled = torch.stack(gradients, 1) * self.tuned.inverse_mass.sqrt().unsqueeze(1)  # (C, batches, D)
+        scaled = torch.stack(gradients, 1) * self.tuned.inverse_mass.sqrt().unsqueeze(
+            1
+        )  # (C, batches, D)
         halves = scaled[:, ::2], scaled[:, 1::2]
         centered = [half - half.mean(1, keepdim=True) for half in halves]
         variances = []
@@ -211,10 +244,12 @@ class MicrocanonicalChains(HamiltonianChains):
         return (MAX_NOISE / self.gradient_variance).sqrt()
 
     def limited_length(self, step_size: Tensor) -> Tensor:
-        """Return L/√D, at most so long that refreshments have MAX_NOISE_RATIO⁻¹ times the noise of gradients: (C,).
+        """Return L/√D, at most so long that refreshments have MAX_NOISE_RATIO⁻¹ times the noise of
+        gradients: (C,).
 
-        A step of length ε = √D·h changes the direction by ν² = 2ε/(L·D) in every coordinate, and noise of the gradient
-        by ε²·λ/(D − 1)² along its largest direction. A given length is not changed.
+        A step of length ε = √D·h changes the direction by ν² = 2ε/(L·D) in every coordinate, and
+        noise of the gradient by ε²·λ/(D − 1)² along its largest direction. A given length is not
+        changed.
         """
         assert self.gradient_variance is not None
         if self.method.length is not None:
@@ -250,5 +285,9 @@ class MicrocanonicalChains(HamiltonianChains):
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.velocity, self.length, self.trail = state["velocity"], state["length"], list(state["trail"])
+        self.velocity, self.length, self.trail = (
+            state["velocity"],
+            state["length"],
+            list(state["trail"]),
+        )
         self.gradient_variance = state["gradient_variance"]

@@ -32,49 +32,63 @@ from bayou.training.jobs import Executor, finished, send
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
-Chains = Callable[[range, StrPath | None, Show], Run]  # the run of some chains, in a checkpoint file
+Chains = Callable[
+    [range, StrPath | None, Show], Run
+]  # the run of some chains, in a checkpoint file
 MODE_LR = 5e-3  # of the short MAP that chains start at
-MODE_HELD_OUT, MODE_MIN_ROWS = 0.2, 10  # where a noise is learned: the fraction held out, and the rows that takes
+MODE_HELD_OUT, MODE_MIN_ROWS = (
+    0.2,
+    10,
+)  # where a noise is learned: the fraction held out, and the rows that takes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(Method):
     """The base class of Markov chain methods.
 
-    Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and keeps the parameters
-    with the lowest validation loss: fitted to all rows, the noise of a network that can interpolate goes to 0. (A
+    Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and
+    keeps the parameters with the lowest validation loss: fitted to all rows, the noise of a network
+    that can interpolate goes to 0. (A
     DataLoader is not split: give a ``start``.)
 
-    ``posterior.mixing`` has diagnostics of the chains: split R-hat and bulk ESS of the functions E[y | x, w] at up to
-    64 rows and of the log joint ("r_hat" and "ess" are the worst, "r_hat_median" and "ess_median" the median), the mean
-    difference in nats of the draws to the start, and where applicable the acceptance rate and the divergences. With at
-    least 20 draws per chain it also has "mixed": R-hat of at most 1.1, an ESS of at least 50, and draws less than
-    D + 5·√(D/2) nats below the start (unless a noise is sampled); otherwise there is a ``MixingWarning``.
+    ``posterior.mixing`` has diagnostics of the chains: split R-hat and bulk ESS of the functions
+    E[y | x, w] at up to 64 rows and of the log joint ("r_hat" and "ess" are the worst,
+    "r_hat_median" and "ess_median" the median), the mean difference in nats of the draws to the
+    start, and where applicable the acceptance rate and the divergences. With at least 20 draws per
+    chain it also has "mixed": R-hat of at most 1.1, an ESS of at least 50, and draws less than D +
+    5·√(D/2) nats below the start (unless a noise is sampled); otherwise there is a
+    ``MixingWarning``.
 
-    The network is in eval mode throughout: batch norm uses the running statistics of the network as given (or of the
-    start), dropout is off. Frozen parameters stay. A noise that is learned (``Gaussian(learn=True)``) is sampled too,
-    as ``likelihood.log_scale`` with a flat prior on the log scale; its posterior is proper where the network cannot
-    go through all data exactly. Ctrl-C ends the run after the step at hand and returns the draws so far,
-    ``stopped="interrupted"``; before the first draw it raises KeyboardInterrupt. A chain that is not finite ends the
-    run with ``DivergenceError``, which carries the draws of the other chains.
+    The network is in eval mode throughout: batch norm uses the running statistics of the network as
+    given (or of the start), dropout is off. Frozen parameters stay. A noise that is learned
+    (``Gaussian(learn=True)``) is sampled too, as ``likelihood.log_scale`` with a flat prior on the
+    log scale; its posterior is proper where the network cannot go through all data exactly. Ctrl-C
+    ends the run after the step at hand and returns the draws so far, ``stopped="interrupted"``;
+    before the first draw it raises KeyboardInterrupt. A chain that is not finite ends the run with
+    ``DivergenceError``, which carries the draws of the other chains.
 
     Args:
         chains: the number of parallel chains, by vmap; chain c is a function of (seed, c) only.
-        start: a method that ends in a point, such as MAP(), or None for the network's own weights. "mode" is a short
-            MAP, no longer than the chains themselves (none, where the step size is given or the chains begin at the
-            prior).
-        dispersal: where the chains begin around the start: the standard deviation of a jitter, or "prior" for
-            independent draws from the prior.
+        start: a method that ends in a point, such as MAP(), or None for the network's own weights.
+            "mode" is a short MAP, no longer than the chains themselves (none, where the step size
+            is given or the chains begin at the prior).
+        dispersal: where the chains begin around the start: the standard deviation of a jitter, or
+            "prior" for independent draws from the prior.
         temperature: T of p(w, D)^(1/T); T < 1 is a cold posterior. T = 0 of SGLD, PSGLD and
-            SGHMC: gradient steps without noise; with ``Cyclical`` steps, a snapshot ensemble (Huang et al. 2017).
+            SGHMC: gradient steps without noise; with ``Cyclical`` steps, a snapshot ensemble (Huang
+                et al. 2017).
         log_every: steps between two records of ``posterior.history``.
-        checkpoint_every: steps between two checkpoints with all draws, if the run has a checkpoint file.
-        parallel: an executor (``concurrent.futures.ProcessPoolExecutor``, that of dask, ...) whose workers run a chain
-            each, with the same draws up to rounding; those whose worker died run in this process. Chain 0 has the file
-            ``checkpoint``.chain-000, which workers on other machines must share.
+        checkpoint_every: steps between two checkpoints with all draws, if the run has a checkpoint
+            file.
+        parallel: an executor (``concurrent.futures.ProcessPoolExecutor``, that of dask, ...) whose
+            workers run a chain each, with the same draws up to rounding; those whose worker died
+            run in this process. Chain 0 has the file ``checkpoint``.chain-000, which workers on
+            other machines must share.
     """
 
-    shares_rows: ClassVar[bool] = False  # whether processes of torchrun share the rows of its batches
+    shares_rows: ClassVar[bool] = (
+        False  # whether processes of torchrun share the rows of its batches
+    )
 
     chains: int = 4
     start: Method | Literal["mode"] | None = "mode"
@@ -92,18 +106,28 @@ class Sampler(Method):
         if self.temperature != 0 or not self.without_noise:
             self._check_positive("temperature")
         if self.start not in (None, "mode") and not isinstance(self.start, Method):
-            raise ValueError(f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}")
-        self._check(("parallel",), lambda value: value is None or isinstance(value, Executor), "an executor or None")
+            raise ValueError(
+                f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}"
+            )
+        self._check(
+            ("parallel",),
+            lambda value: value is None or isinstance(value, Executor),
+            "an executor or None",
+        )
         if self.dispersal != "prior" and not (
             isinstance(self.dispersal, int | float) and 0 <= self.dispersal < math.inf
         ):
-            raise ValueError(f"{me} dispersal must be 'prior' or a finite standard deviation, got {self.dispersal!r}")
+            raise ValueError(
+                f"{me} dispersal must be 'prior' or a finite standard deviation, got {self.dispersal!r}"
+            )
 
     def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, start=None)
 
     @abstractmethod
-    def _sampling(self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range) -> Sampling:
+    def _sampling(
+        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> Sampling:
         """The chains at their start (C, D)."""
 
     @abstractmethod
@@ -118,17 +142,30 @@ class Sampler(Method):
         """Where the chains start, if it is not the network as it is."""
         if self.start != "mode":
             return self.start
-        steps = 0 if self.dispersal == "prior" else min(self._mode_steps(data), max(2000, 10 * data.batches))
+        steps = (
+            0
+            if self.dispersal == "prior"
+            else min(self._mode_steps(data), max(2000, 10 * data.batches))
+        )
         if not steps:
             return None
-        # p(w, noise | D) has no mode where the network can interpolate: its noise goes to 0, where no chain can move.
+        # p(w, noise | D) has no mode where the network can interpolate: its noise goes to 0, where
+        # no chain can move.
         learned = any(p.requires_grad for p in target.likelihood.parameters())
-        held_out = MODE_HELD_OUT if learned and isinstance(data, Rows) and data.n >= MODE_MIN_ROWS else 0.0
+        held_out = (
+            MODE_HELD_OUT if learned and isinstance(data, Rows) and data.n >= MODE_MIN_ROWS else 0.0
+        )
         batch_size = min(self.batch_size, MAP.batch_size)
         return MAP(steps=steps, lr=MODE_LR, batch_size=batch_size, validation=held_out)
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Empirical:
         """The draws of all chains, grouped by chain, in order."""
         if not self.shares_rows:
@@ -143,11 +180,20 @@ class Sampler(Method):
         warn_unless_mixed(type(self).__name__, posterior)
         return posterior
 
-    def _in_workers(self, executor: Executor, chains: Chains, checkpoint: StrPath | None, progress: Show) -> Empirical:
+    def _in_workers(
+        self, executor: Executor, chains: Chains, checkpoint: StrPath | None, progress: Show
+    ) -> Empirical:
         """The draws of chains that run in the workers of an executor, each to its own file."""
-        whole, done, lost, stopped = chains(range(self.chains), None, False), list[str](), None, "finished"
+        whole, done, lost, stopped = (
+            chains(range(self.chains), None, False),
+            list[str](),
+            None,
+            "finished",
+        )
         with TemporaryDirectory() as temporary, Progress(whole.name, self.chains, progress) as line:
-            files = [f"{checkpoint or Path(temporary, 'run')}.chain-{c:03d}" for c in range(self.chains)]
+            files = [
+                f"{checkpoint or Path(temporary, 'run')}.chain-{c:03d}" for c in range(self.chains)
+            ]
             jobs = [send(executor, run_chain, chains, c, file) for c, file in enumerate(files)]
             for c, (job, file) in enumerate(zip(jobs, files, strict=True)):
                 try:
@@ -169,7 +215,9 @@ class Sampler(Method):
             lost.posterior = whole.joined(done, "diverged") if done else None
             raise lost
 
-    def stream(self, target: Target, data: Any, *, seed: int = 0, progress: Show = True) -> Iterator[Empirical]:
+    def stream(
+        self, target: Target, data: Any, *, seed: int = 0, progress: Show = True
+    ) -> Iterator[Empirical]:
         """The draws of ``fit``, one of each chain at a time, without storing them.
 
         The first follows the burn-in. There is no ``mixing``, which needs all draws.
@@ -188,7 +236,9 @@ class Sampler(Method):
         target = replace(target, n=batches.n)
         target.require_fixed_priors(type(self).__name__)
         if not target.free:
-            raise ValueError("every parameter of the network is frozen (requires_grad=False): nothing to sample")
+            raise ValueError(
+                "every parameter of the network is frozen (requires_grad=False): nothing to sample"
+            )
         found = starting_point(
             self._start(target, batches),
             target,
@@ -207,15 +257,27 @@ class Sampler(Method):
         progress: Show,
     ) -> Run:  # fmt: skip
         """Some of the chains before their first step."""
-        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, data, seed))
-        target = replace(target, likelihood=found.target.likelihood)  # the user's prior, the learned noise
-        joint = Joint(target, found.network, {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)})
+        file = (
+            None
+            if checkpoint is None
+            else Checkpoint(checkpoint, identity(self, target, data, seed))
+        )
+        target = replace(
+            target, likelihood=found.target.likelihood
+        )  # the user's prior, the learned noise
+        joint = Joint(
+            target,
+            found.network,
+            {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)},
+        )
         begin = self._dispersed(joint, found, seed, chains)
         make = partial(self._sampling, joint, data, begin, seed, chains)
         return Run(self, make, seed, begin.device, *self._plan(data), file, progress)
 
     def _dispersed(self, joint: Joint, points: Empirical, seed: int, chains: range) -> Tensor:
-        """The initial positions of the chains, around the point or around one point each: (C, D)."""
+        """The initial positions of the chains, around the point or around one point each: (C,
+        D).
+        """
         count, begin, first = len(chains), joint.start, chains.start
         if points.draws > 1:
             several = {name: points.stack[name][chains.start : chains.stop] for name in joint.like}
@@ -225,7 +287,9 @@ class Sampler(Method):
             return begin + self.dispersal * noise
         drawn = {name: value.expand(count, *value.shape) for name, value in joint.like.items()}
         for name in joint.target.free:
-            drawn[name] = joint.target.priors[name].sample(count, part_seed(seed, "dispersal", name), first)
+            drawn[name] = joint.target.priors[name].sample(
+                count, part_seed(seed, "dispersal", name), first
+            )
         return flatten(drawn, 1).detach()
 
 

@@ -22,10 +22,11 @@ class MLE(PointMethod):
 @final
 @dataclass(frozen=True)
 class MAP(PointMethod):
-    """Maximum a posteriori: max_w Σ_n log p(y_n | x_n, w) + log p(w); the loss is its negative, divided by N.
+    """Maximum a posteriori: max_w Σ_n log p(y_n | x_n, w) + log p(w); the loss is its negative,
+    divided by N.
 
-    ``l2``: weight decay as other libraries count it, ½·l2·‖w‖² on the mean loss, instead of the prior: this *is* the
-    prior N(0, 1/(N·l2)), which the posterior then carries.
+    ``l2``: weight decay as other libraries count it, ½·l2·‖w‖² on the mean loss, instead of the
+    prior: this *is* the prior N(0, 1/(N·l2)), which the posterior then carries.
     """
 
     l2: float | None = None
@@ -36,4 +37,8 @@ class MAP(PointMethod):
         self._check_positive("l2")
 
     def _prior(self, target: Target) -> Target:
-        return target if self.l2 is None else replace(target, prior=Normal(1 / math.sqrt(target.n * self.l2)))
+        return (
+            target
+            if self.l2 is None
+            else replace(target, prior=Normal(1 / math.sqrt(target.n * self.l2)))
+        )

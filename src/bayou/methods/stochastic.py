@@ -30,13 +30,15 @@ DEFAULT_BATCH = 128
 @final
 @dataclass(frozen=True)
 class MCDropout(Method):
-    """q: the weights at one point, units dropped at random when predicting as when training (Gal & Ghahramani 2016).
+    """q: the weights at one point, units dropped at random when predicting as when training (Gal &
+    Ghahramani 2016).
 
-    For a network with dropout: modules, calls of ``F.dropout`` and its variants per channel, and the attention of
-    ``nn.MultiheadAttention``, which are all on in predictions. ``start``: the method that trains it; None for the
-    network as given. ``p``: one rate for all predictions instead of each layer's own (training is not changed: set it
-    in the network). ``strict``: dropout that is not accessible (inside recurrent layers, or under
-    ``if self.training``) is an error; otherwise it is off.
+    For a network with dropout: modules, calls of ``F.dropout`` and its variants per channel, and
+    the attention of ``nn.MultiheadAttention``, which are all on in predictions. ``start``: the
+    method that trains it; None for the
+    network as given. ``p``: one rate for all predictions instead of each layer's own (training is
+    not changed: set it in the network). ``strict``: dropout that is not accessible (inside
+    recurrent layers, or under ``if self.training``) is an error; otherwise it is off.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -57,7 +59,13 @@ class MCDropout(Method):
         return replace(self, start=None)
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Masked:
         """Train the network, if ``start`` is given, and keep its dropout on."""
         batches = as_data(data, self.batch_size)
@@ -65,7 +73,9 @@ class MCDropout(Method):
         inputs = first_inputs(target, batches)
         with clear_errors(inputs):
             self._look(Network(target.net), target.start(), inputs)
-        point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+        point = starting_point(
+            self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
+        )
         weights = {name: value[0] for name, value in point.stack.items()}
         posterior = Masked(point.target, point.network, weights, point.history, p=self.p)
         posterior.stopped = point.stopped or "finished"
@@ -73,14 +83,20 @@ class MCDropout(Method):
 
     @torch.no_grad()
     def _look(self, network: Network, params: Params, inputs: tuple[Any, ...]) -> None:
-        """Dry runs that find every dropout call, and calls whose mask cannot be shared by all rows."""
+        """Dry runs that find every dropout call, and calls whose mask cannot be shared by all
+        rows.
+        """
         with evaluating(network.net):
             mode, versions = Masks(0, self.p), [i._version for i in inputs if isinstance(i, Tensor)]
             with watched(network.net, lambda: len(mode.shapes)) as reached, mode:
                 network.call(params, *inputs)
             check_written(versions != [i._version for i in inputs if isinstance(i, Tensor)])
             if not any(mode.rates):
-                what = "has only dropout with a rate of 0" if mode.rates else "calls no dropout in eval mode"
+                what = (
+                    "has only dropout with a rate of 0"
+                    if mode.rates
+                    else "calls no dropout in eval mode"
+                )
                 raise ValueError(
                     f"{type(network.net).__name__} {what}{unreached(network.net, reached)}; put nn.Dropout(p) with "
                     "p > 0 before the layers whose inputs are to be dropped, or train bayou.select.with_dropout(net)"
@@ -93,7 +109,9 @@ class MCDropout(Method):
                 )
             other = Masks(0, self.p)
             with other:
-                network.call(params, *(torch.cat([i, i[:1]]) if isinstance(i, Tensor) else i for i in inputs))
+                network.call(
+                    params, *(torch.cat([i, i[:1]]) if isinstance(i, Tensor) else i for i in inputs)
+                )
         for number, (one, two) in enumerate(zip(mode.shapes, other.shapes, strict=True)):
             if one[1:] != two[1:]:
                 raise ValueError(
@@ -117,7 +135,9 @@ def watched(net: nn.Module, calls: Callable[[], int]) -> Iterator[set[int]]:
             found.add(id(module))
 
     hooks = [
-        hook for m in net.modules() for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))
+        hook
+        for m in net.modules()
+        for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))
     ]
     try:
         yield found
@@ -127,10 +147,16 @@ def watched(net: nn.Module, calls: Callable[[], int]) -> Iterator[set[int]]:
 
 
 def unreached(net: nn.Module, reached: set[int]) -> str:
-    """Modules with a dropout rate whose dropout was not called, as ': name, ...', or an empty string."""
+    """Modules with a dropout rate whose dropout was not called, as ': name, ...', or an empty
+    string.
+    """
     found = []
     for name, module in net.named_modules():
-        rates = {key: v for key, v in vars(module).items() if "drop" in key and type(v) is float and 0 < v <= 1}
+        rates = {
+            key: v
+            for key, v in vars(module).items()
+            if "drop" in key and type(v) is float and 0 < v <= 1
+        }
         if isinstance(module, Dropout) and module.p > 0:
             rates["p"] = module.p
         if isinstance(module, nn.RNNBase) and module.num_layers == 1:

@@ -33,14 +33,17 @@ from bayou.training.settings import Schedule, Settings
 @final
 @dataclass(frozen=True, kw_only=True)
 class SWAG(Trained):
-    """q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1))) of the iterates of SGD at a constant rate (Maddox et al. 2019).
+    """q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1))) of the iterates of SGD at a constant rate (Maddox
+    et al. 2019).
 
-    ``start``: the start of SGD, MAP() by default; None: the network as given (pretrained). ``every``: steps between
-    two collected iterates, an epoch by default; ``rank``: K, the number of the last deviations from the running mean
-    in D. ``lr``, ``momentum``: of SGD on −log joint / N; the spread of the posterior increases with the learning rate.
+    ``start``: the start of SGD, MAP() by default; None: the network as given (pretrained).
+    ``every``: steps between two collected iterates, an epoch by default; ``rank``: K, the number of
+    the last deviations from the running mean
+    in D. ``lr``, ``momentum``: of SGD on −log joint / N; the spread of the posterior increases with
+    the learning rate.
 
-    A network with batch norm needs the statistics of each draw: ``draws`` draws are then made in advance, each with one
-    pass over the data, and the posterior consists of those.
+    A network with batch norm needs the statistics of each draw: ``draws`` draws are then made in
+    advance, each with one pass over the data, and the posterior consists of those.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -59,19 +62,31 @@ class SWAG(Trained):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
         if self.validation or self.patience:
-            raise ValueError("SWAG averages iterates and cannot select the best one; give validation to start=MAP()")
+            raise ValueError(
+                "SWAG averages iterates and cannot select the best one; give validation to start=MAP()"
+            )
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        return replace(self, lr=self.lr * noise**2, start=None)  # gradients are proportional to 1/noise²
+        return replace(
+            self, lr=self.lr * noise**2, start=None
+        )  # gradients are proportional to 1/noise²
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Posterior:
         """Run SGD from the start and return the Gaussian of its iterates."""
         seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
         target.require_fixed_priors("SWAG")
-        point = starting_point(self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+        point = starting_point(
+            self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
+        )
         if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return point
         steps = self.total_steps(batches)
@@ -81,20 +96,37 @@ class SWAG(Trained):
                 f"SWAG has {steps // every} iterates in {steps} steps, one every {every}; it needs 2: give more steps"
             )
         target = point.target
-        path = Path(PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point))), self, every)
+        path = Path(
+            PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point))),
+            self,
+            every,
+        )
         path.trained.check_first_batch(batches)
-        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        file = (
+            None
+            if checkpoint is None
+            else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        )
         state = fit_module(path, batches, self, seed=seed, checkpoint=file, progress=progress)
         if path.seen < 2:
-            raise ValueError(f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2")
+            raise ValueError(
+                f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2"
+            )
         network = Network(path.trained.net.eval())
         gaussian = GaussianPosterior(target, network, path.mean(), path.covariance(), state.history)
         posterior: Posterior = gaussian
-        if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in path.trained.net.modules()):
-            posterior = with_statistics(gaussian, batches, self.draws, part_seed(seed, "draws"), progress)
+        if any(
+            isinstance(module, _BatchNorm) and module.track_running_stats
+            for module in path.trained.net.modules()
+        ):
+            posterior = with_statistics(
+                gaussian, batches, self.draws, part_seed(seed, "draws"), progress
+            )
         posterior.stopped = state.stopped
         if state.stopped != "interrupted":
-            posterior.history[-1] |= compare_with_start(posterior, point, batches, seed=part_seed(seed, "rows"))
+            posterior.history[-1] |= compare_with_start(
+                posterior, point, batches, seed=part_seed(seed, "rows")
+            )
         return posterior
 
 
@@ -107,14 +139,18 @@ class Path(Problem):
     def __init__(self, trained: PointModel, method: SWAG, every: int) -> None:
         super().__init__()
         self.trained, self.method, self.every, rank = trained, method, every, method.rank
-        self.names = [name for name, parameter in trained.net.named_parameters() if parameter.requires_grad]
+        self.names = [
+            name for name, parameter in trained.net.named_parameters() if parameter.requires_grad
+        ]
         weights = trained.weights()
         like = weights[self.names[0]]
         for number, name in enumerate(self.names):
             for moment in ("first", "second"):
                 self.register_buffer(f"{moment}{number}", torch.zeros_like(weights[name].detach()))
             self.register_buffer(f"deviations{number}", like.new_zeros(rank, *weights[name].shape))
-        self.register_buffer("count", torch.zeros(2, dtype=torch.long, device=like.device))  # steps, iterates
+        self.register_buffer(
+            "count", torch.zeros(2, dtype=torch.long, device=like.device)
+        )  # steps, iterates
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return self.trained.loss(x, y)
@@ -156,19 +192,29 @@ class Path(Problem):
             first, second, deviations = (
                 self.get_buffer(f"{part}{number}") for part in ("first", "second", "deviations")
             )
-            floor = torch.finfo(first.dtype).eps * (1 + first.square())  # the rounding error of a difference of squares
+            floor = torch.finfo(first.dtype).eps * (
+                1 + first.square()
+            )  # the rounding error of a difference of squares
             rank = min(self.seen, len(deviations))
             tensors[f"std.{name}"] = (0.5 * (second - first.square()).clamp_min(floor)).sqrt()
             tensors[f"factor.{name}"] = deviations[:rank] * (0.5 / (rank - 1)) ** 0.5
-        return LowRankPlusDiagonal({name: value.shape for name, value in self.mean().items()}, tensors)
+        return LowRankPlusDiagonal(
+            {name: value.shape for name, value in self.mean().items()}, tensors
+        )
 
 
 @torch.no_grad()
-def with_statistics(posterior: GaussianPosterior, data: Data, draws: int, seed: int, progress: Show) -> Empirical:
+def with_statistics(
+    posterior: GaussianPosterior, data: Data, draws: int, seed: int, progress: Show
+) -> Empirical:
     """Draws of a posterior, each with its batch norm statistics: cumulative means over the data."""
     network = Network(posterior.target.net)
     like = next(iter(posterior.center.values()))
-    norms = {name: m for name, m in network.net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+    norms = {
+        name: m
+        for name, m in network.net.named_modules()
+        if isinstance(m, _BatchNorm) and m.track_running_stats
+    }
     network.net.eval()
     for module in norms.values():
         module.train()

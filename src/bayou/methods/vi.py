@@ -39,12 +39,16 @@ from bayou.training.ranks import current, own_noise
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
-WIDE_FAN_IN = 256  # inputs of a unit, above which ``suited`` divides the learning rate by their number
+WIDE_FAN_IN = (
+    256  # inputs of a unit, above which ``suited`` divides the learning rate by their number
+)
 LARGE_NETWORK = 5000  # weights, from which on the mode has a fixed number of steps, and ``suited`` sets the defaults
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
 HELD_OUT_DRAWS = 8  # for the validation loss
-LENGTH_FROM_MODE = 0.3  # of the default plan, for a run that starts at a mode: most of the way is done
+LENGTH_FROM_MODE = (
+    0.3  # of the default plan, for a run that starts at a mode: most of the way is done
+)
 LARGE_FALL = 0.1  # nats per row of the objective: a warning
 
 
@@ -52,19 +56,20 @@ LARGE_FALL = 0.1  # nats per row of the objective: a warning
 class Variational(Trained):
     """A method that maximizes the ELBO over a family of posteriors.
 
-    A network of 5,000 weights or more that was given neither a prior nor a length gets defaults of its own: see
-    ``suited``.
+    A network of 5,000 weights or more that was given neither a prior nor a length gets defaults of
+    its own: see ``suited``.
 
     Args:
         samples: draws of the weights in a step.
-        start: where q is centered at first. "mode": at the MAP, which a run without a given length finds first; a run
-            of given ``steps`` or ``epochs``, and one with a noise or a prior scale to learn, for which there is no such
-            mode, begin at the network as it is. "network": there in any case. Or a method that ends in a point, with
-            priors fixed at their initial scale.
-        cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020). With D ≫ N the KL of
-            D weights can outweigh the likelihood of N rows, and the best q may ignore the data; the fit then emits a
-            ``CollapseWarning``. The last record of the history has the factor, "cold"; the reported ELBO is never
-            tempered.
+        start: where q is centered at first. "mode": at the MAP, which a run without a given length
+            finds first; a run of given ``steps`` or ``epochs``, and one with a noise or a prior
+            scale to learn, for which there is no such mode, begin at the network as it is.
+            "network": there in any case. Or a method that ends in a point, with priors fixed at
+            their initial scale.
+        cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020).
+            With D ≫ N the KL of D weights can outweigh the likelihood of N rows, and the best q may
+            ignore the data; the fit then emits a ``CollapseWarning``. The last record of the
+            history has the factor, "cold"; the reported ELBO is never tempered.
     """
 
     samples: int = 1
@@ -87,14 +92,17 @@ class Variational(Trained):
 
     @abstractmethod
     def large(self, widest: int) -> dict[str, Any]:
-        """Settings for a large network, for those left at their defaults; ``widest``: its largest fan-in."""
+        """Settings for a large network, for those left at their defaults; ``widest``: its largest
+        fan-in.
+        """
 
     def suited(self, target: Target) -> tuple[Self, Target]:
         """This method and target, or those for a large network without a given prior and length.
 
-        Under N(0, 1) the KL of 10⁴ weights outweighs the likelihood of some hundred rows, and q collapses. So the prior
-        is N(0, (1.4·s·a_i·b_j)²/fan-in) with s and a factor of every unit learned by the bound itself (empirical Bayes:
-        it remains a bound, at β = 1), and β reaches 1 before the first test of convergence.
+        Under N(0, 1) the KL of 10⁴ weights outweighs the likelihood of some hundred rows, and q
+        collapses. So the prior is N(0, (1.4·s·a_i·b_j)²/fan-in) with s and a factor of every unit
+        learned by the bound itself (empirical Bayes: it remains a bound, at β = 1), and β reaches 1
+        before the first test of convergence.
         """
         learned = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
         if target.prior_given or not self.open_ended or learned < LARGE_NETWORK:
@@ -102,7 +110,9 @@ class Variational(Trained):
         usual = {f.name: f.default for f in fields(self)}
         inputs = fan_ins(target.net)
         large = self.large(max(inputs[name] for name in target.free))
-        chosen = {name: value for name, value in large.items() if getattr(self, name) == usual[name]}
+        chosen = {
+            name: value for name, value in large.items() if getattr(self, name) == usual[name]
+        }
         return replace(self, **chosen), replace(target, prior=BY_UNIT)
 
     @abstractmethod
@@ -110,7 +120,9 @@ class Variational(Trained):
         """The optimizer of the guides, the likelihood and learned priors."""
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        """This method from the network as it is, with a shorter plan that still ends at convergence."""
+        """This method from the network as it is, with a shorter plan that still ends at
+        convergence.
+        """
         if not self.open_ended:
             return replace(self, start="network")
         if not few(data, self.batch_size):
@@ -124,14 +136,26 @@ class Variational(Trained):
         return replace(self, steps=self.total_steps(as_data(data, self.batch_size)))
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Posterior:
         """Fit q to the posterior of ``target``."""
         method, suited = self.suited(target)
         return method._fit(suited, target, data, as_int_seed(seed), checkpoint, progress)
 
     def _fit(
-        self, target: Target, given: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
+        self,
+        target: Target,
+        given: Target,
+        data: Any,
+        seed: int,
+        checkpoint: StrPath | None,
+        progress: Show,
     ) -> Posterior:
         """Fit with exactly these settings; a start is found under the ``given`` prior."""
         batches, held = self.split(as_data(data, self.batch_size), seed)
@@ -141,20 +165,33 @@ class Variational(Trained):
         begin, net = self._start(given, batches), target.net
         if begin is not None:
             fixed = given.with_fixed_priors()  # learned by the bound, not by a start
-            point = starting_point(begin, fixed, batches, seed=seed, checkpoint=checkpoint, progress=progress)
+            point = starting_point(
+                begin, fixed, batches, seed=seed, checkpoint=checkpoint, progress=progress
+            )
             if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
                 return point
             net = network_at(point)
         device, family = next(target.net.parameters()).device, self.family(target)
-        rows = max(spec.rows for spec in (family.values() if isinstance(family, Mapping) else [family]))
+        rows = max(
+            spec.rows for spec in (family.values() if isinstance(family, Mapping) else [family])
+        )
         example = some_inputs(target, batches, rows, part_seed(seed, "rows")) if rows else inputs
-        with rng.isolated(part_seed(seed, "start"), device), clear_errors(inputs):  # flows start at random
+        with (
+            rng.isolated(part_seed(seed, "start"), device),
+            clear_errors(inputs),
+        ):  # flows start at random
             bayesian = Bayesian(net, family, target.prior, example)
         problem = EvidenceBound(self, target, bayesian, held, self.tempering(target))
         problem.check_first_batch(batches)
-        file = None if checkpoint is None else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        file = (
+            None
+            if checkpoint is None
+            else Checkpoint(checkpoint, identity(self, target, batches, seed))
+        )
         hooks = Hooks(None if held is None else problem.held_out_loss)
-        state = fit_module(problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks)
+        state = fit_module(
+            problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks
+        )
         posterior = Guided(target, bayesian, state.history)
         posterior.stopped = state.stopped
         if problem.cold < 1:
@@ -162,13 +199,21 @@ class Variational(Trained):
         if target.prior is not given.prior:
             posterior.history[-1] |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
         if state.stopped != "interrupted" and state.step >= MIN_COLLAPSE_STEPS:
-            posterior.history[-1] |= compare_with_constant(posterior, batches, seed=part_seed(seed, "draws"))
+            posterior.history[-1] |= compare_with_constant(
+                posterior, batches, seed=part_seed(seed, "draws")
+            )
             if state.stopped == "finished" and held is None:
-                posterior.history[-1] |= self._below_its_best(state.history, problem.cold, batches.n)
+                posterior.history[-1] |= self._below_its_best(
+                    state.history, problem.cold, batches.n
+                )
         return posterior
 
-    def _below_its_best(self, history: list[dict[str, float]], cold: float, rows: int) -> dict[str, float]:
-        """Nats by which a run ended below its maximum at the last β; a ``ConvergenceWarning`` if there are many."""
+    def _below_its_best(
+        self, history: list[dict[str, float]], cold: float, rows: int
+    ) -> dict[str, float]:
+        """Nats by which a run ended below its maximum at the last β; a ``ConvergenceWarning`` if
+        there are many.
+        """
         beta = cold * getattr(self, "beta", 1.0)
         nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
         if nats < LARGE_FALL * rows:
@@ -197,21 +242,26 @@ class Variational(Trained):
             effort=self.effort, batch_size=self.batch_size, compile=self.compile, autocast=self.autocast,
             log_every=self.log_every, checkpoint_every=self.checkpoint_every,
         )  # fmt: skip
-        small = sum(p.numel() for p in target.net.parameters()) < LARGE_NETWORK and passes_for(mode, data)
+        small = sum(p.numel() for p in target.net.parameters()) < LARGE_NETWORK and passes_for(
+            mode, data
+        )
         return mode if small else replace(mode, steps=mode.total_steps(data))
 
 
 @final
 @dataclass(frozen=True)
 class VI(Variational):
-    """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximized by stochastic gradients; the loss is −ELBO/N.
+    """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximized by stochastic gradients; the
+    loss is −ELBO/N.
 
-    ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales, ``scale_lr`` (10·lr by
-    default) for log-stds, which start small and change most; over √D for parameters that mix D entries (triangular maps
-    of gains, columns of LowRank). ``samples``: draws per step. ``beta`` < 1 tempers; ``warmup``: the fraction of steps
-    over which β increases from 0, or more if a family requires it. The other settings are those of ``Trained``. In a
-    network of 5,000 weights or more without a given prior and length, the defaults become lr=0.01 (times 256/fan-in if
-    a layer has more than 256 inputs), scale_lr=0.01, warmup=0.4, and the prior is learned per unit (``suited``).
+    ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales,
+    ``scale_lr`` (10·lr by default) for log-stds, which start small and change most; over √D for
+    parameters that mix D entries (triangular maps of gains, columns of LowRank). ``samples``: draws
+    per step. ``beta`` < 1 tempers; ``warmup``: the fraction of steps over which β increases from 0,
+    or more if a family requires it. The other settings are those of ``Trained``. In a network of
+    5,000 weights or more without a given prior and length, the defaults become lr=0.01 (times
+    256/fan-in if a layer has more than 256 inputs), scale_lr=0.01, warmup=0.4, and the prior is
+    learned per unit (``suited``).
     """
 
     guide: Rules = field(default_factory=MeanField)
@@ -228,7 +278,9 @@ class VI(Variational):
                 f"VI needs a finite beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}"
             )
         if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
-            raise ValueError(f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}")
+            raise ValueError(
+                f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}"
+            )
 
     @property
     def specs(self) -> list[GuideSpec]:
@@ -244,25 +296,36 @@ class VI(Variational):
 
     def large(self, widest: int) -> dict[str, Any]:
         # a step of Adam changes every weight by lr, and a sum over n inputs by n·lr
-        return {"start": "network", "lr": 0.01 * min(1.0, WIDE_FAN_IN / widest), "scale_lr": 0.01, "warmup": 0.4}
+        return {
+            "start": "network",
+            "lr": 0.01 * min(1.0, WIDE_FAN_IN / widest),
+            "scale_lr": 0.01,
+            "warmup": 0.4,
+        }
 
     def beta_at(self, step: int, steps: int) -> float:
         rise = max(self.warmup, *(spec.warmup for spec in self.specs)) * steps
         return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
-        return self.make_optimizer(parameter_groups(problem, self.lr, self.scale_lr or 10 * self.lr))
+        return self.make_optimizer(
+            parameter_groups(problem, self.lr, self.scale_lr or 10 * self.lr)
+        )
 
     @property
     def title(self) -> str:
         guide = self.guide
         if not isinstance(guide, Mapping):
             return f"VI({type(guide).__name__})"
-        return f"VI({', '.join(f'{name}: {type(family).__name__}' for name, family in guide.items())})"
+        return (
+            f"VI({', '.join(f'{name}: {type(family).__name__}' for name, family in guide.items())})"
+        )
 
 
 class Baseline(nn.Module):
-    """A running mean of the reward, for REINFORCE with one draw per step; its buffers are part of every checkpoint."""
+    """A running mean of the reward, for REINFORCE with one draw per step; its buffers are part of
+    every checkpoint.
+    """
 
     total: Tensor
     weight: Tensor
@@ -290,7 +353,12 @@ class EvidenceBound(NetworkProblem):
     """−ELBO/N of one batch, with the log-likelihood and the KL in nats."""
 
     def __init__(
-        self, method: Variational, target: Target, bayesian: Bayesian, held: Data | None = None, cold: float = 1.0
+        self,
+        method: Variational,
+        target: Target,
+        bayesian: Bayesian,
+        held: Data | None = None,
+        cold: float = 1.0,
     ) -> None:
         super().__init__(target)
         like = next(bayesian.parameters())
@@ -298,8 +366,12 @@ class EvidenceBound(NetworkProblem):
         self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
         self.title, self.own = method.title, current().own_draws(method.samples)
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
-        means = sum(value.numel() for value in bayesian.mean().values())  # with a scale each; a flow has many more
-        self.dimension = min(2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad))
+        means = sum(
+            value.numel() for value in bayesian.mean().values()
+        )  # with a scale each; a flow has many more
+        self.dimension = min(
+            2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad)
+        )
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
         return self.method.optimizer_of(self, steps)
@@ -315,7 +387,9 @@ class EvidenceBound(NetworkProblem):
         draw = self.bayesian.draw(self.method.samples, examples=rows)
         draw = draw if self.own is None else draw.part(self.own)
         own_noise(y.device)
-        if self.method.autocast:  # only products of the network: noise, flows and sums keep their precision
+        if (
+            self.method.autocast
+        ):  # only products of the network: noise, flows and sums keep their precision
             with torch.autocast(y.device.type, torch.bfloat16):
                 outputs = draw(*forward_inputs(x)).to(self.dtype)
         else:
@@ -330,7 +404,9 @@ class EvidenceBound(NetworkProblem):
             for score in scores:
                 objective = objective + self._reinforce(each.detach(), score)
             report["reward"] = each.mean()
-        return -objective / self.target.n, {name: number.detach() for name, number in report.items()}
+        return -objective / self.target.n, {
+            name: number.detach() for name, number in report.items()
+        }
 
     def after_step(self, numbers: dict[str, Tensor]) -> None:
         self.baseline.observe(numbers.pop("reward", None))
@@ -352,8 +428,8 @@ class EvidenceBound(NetworkProblem):
     def _reinforce(self, each: Tensor, score: Tensor) -> Tensor:
         """Zero in value; its gradient is that of E[log-likelihood] in the rates of discrete gains.
 
-        The baseline of a draw is the mean of the *other* draws (its own reward would bias it), or a running mean where
-        there is no other.
+        The baseline of a draw is the mean of the *other* draws (its own reward would bias it), or a
+        running mean where there is no other.
         """
         per_row = score.numel() == each.numel() and each.numel() > len(each)
         if per_row and self.bayesian.rows_independent:
@@ -362,7 +438,11 @@ class EvidenceBound(NetworkProblem):
             reward = each.mean(1)
             score = score.reshape(len(each), -1).sum(1)
         count = reward.numel()
-        advantage = (reward - reward.mean()) * (count / (count - 1)) if count > 1 else reward - self.baseline.value
+        advantage = (
+            (reward - reward.mean()) * (count / (count - 1))
+            if count > 1
+            else reward - self.baseline.value
+        )
         score = score.reshape(reward.shape)
         return (advantage * (score - score.detach())).mean() * self.target.n
 
@@ -370,15 +450,18 @@ class EvidenceBound(NetworkProblem):
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
     """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
 
-    The noise of D entries that are moved at once adds up: a triangular map has scale_lr/√D; a factor, which is in units
-    of the weights, and a matrix of a flow's networks, D its inputs, have that but no more than ``lr``.
+    The noise of D entries that are moved at once adds up: a triangular map has scale_lr/√D; a
+    factor, which is in units of the weights, and a matrix of a flow's networks, D its inputs, have
+    that but no more than ``lr``.
     """
     kinds: dict[nn.Parameter, ParameterKind] = {}
     for part in module.modules():
         if isinstance(part, Guide):
             kinds |= part.parameter_kinds()
         elif isinstance(part, BoundLikelihood):
-            own = part.named_parameters(recurse=False)  # of a likelihood of the user, others may be locations
+            own = part.named_parameters(
+                recurse=False
+            )  # of a likelihood of the user, others may be locations
             kinds |= {p: ParameterKind.scale for name, p in own if name in ("log_scale", "log_std")}
     groups: dict[float, list[nn.Parameter]] = {lr: [], scale_lr: []}
     for parameter in module.parameters():

@@ -1,6 +1,7 @@
 """Rank-normalized split R-hat, effective sample sizes, Monte-Carlo standard errors of chains.
 
-All of Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021); draws are (chains C, draws K, ...), results (...).
+All of Vehtari, Gelman, Simpson, Carpenter & Bürkner (2021); draws are (chains C, draws K, ...),
+results (...).
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ MIN_DRAWS = 4  # per chain
 
 
 def rhat(draws: Tensor) -> Tensor:
-    """Rank-normalized split R-hat: the larger of that of the draws (location) and of |draw − median| (scale)."""
-    return _each(draws, lambda x: torch.maximum(_rhat(_scored(_split(x))), _rhat(_scored(_split(_folded(x))))))
+    """Rank-normalized split R-hat: the larger of that of the draws (location) and of |draw −
+    median| (scale).
+    """
+    return _each(
+        draws,
+        lambda x: torch.maximum(_rhat(_scored(_split(x))), _rhat(_scored(_split(_folded(x))))),
+    )
 
 
 def ess_bulk(draws: Tensor) -> Tensor:
@@ -30,7 +36,9 @@ def ess_tail(draws: Tensor) -> Tensor:
 
     def tail(x: Tensor) -> Tensor:
         levels = torch.tensor((0.05, 0.95), dtype=x.dtype, device=x.device)
-        below, above = (_ess(_split((x <= q).to(x.dtype))) for q in x.flatten(0, 1).quantile(levels, 0))
+        below, above = (
+            _ess(_split((x <= q).to(x.dtype))) for q in x.flatten(0, 1).quantile(levels, 0)
+        )
         return torch.minimum(below, above)
 
     return _each(draws, tail)
@@ -72,7 +80,9 @@ def _folded(x: Tensor) -> Tensor:
 
 
 def _scored(x: Tensor) -> Tensor:
-    """Φ⁻¹((rank − 3/8) / (S + 1/4)) over all S draws of all chains; equal draws share their mean rank."""
+    """Φ⁻¹((rank − 3/8) / (S + 1/4)) over all S draws of all chains; equal draws share their mean
+    rank.
+    """
     flat = x.flatten(0, 1).T.contiguous()  # (D, S)
     ordered = flat.sort(-1).values
     below = torch.searchsorted(ordered, flat, right=False)
@@ -81,7 +91,9 @@ def _scored(x: Tensor) -> Tensor:
 
 
 def _rhat(x: Tensor) -> Tensor:
-    """√(((n − 1)/n·W + B/n) / W): W the mean variance within chains, B/n that of their means; NaN for constants."""
+    """√(((n − 1)/n·W + B/n) / W): W the mean variance within chains, B/n that of their means; NaN
+    for constants.
+    """
     n = x.shape[1]
     within, between = x.var(1).mean(0), x.mean(1).var(0)
     return ((n - 1) / n + between / within).sqrt()
@@ -95,10 +107,11 @@ def _autocovariance(x: Tensor) -> Tensor:
 
 
 def _ess(x: Tensor) -> Tensor:
-    """C·n/τ̂, τ̂ = −1 + 2·Σ P_k with Geyer's initial positive and monotone sums P_k = ρ_2k + ρ_2k+1.
+    """C·n/τ̂, τ̂ = −1 + 2·Σ P_k with Geyer's initial positive and monotone sums P_k = ρ_2k +
+    ρ_2k+1.
 
-    ρ_t = 1 − (W − mean autocovariance_t)/var⁺. The sum ends before the first P_k ≤ 0; that pair's even member counts
-    once if it is positive. A constant has the size of its draws.
+    ρ_t = 1 − (W − mean autocovariance_t)/var⁺. The sum ends before the first P_k ≤ 0; that pair's
+    even member counts once if it is positive. A constant has the size of its draws.
     """
     chains, n, _ = x.shape
     covariance = _autocovariance(x)

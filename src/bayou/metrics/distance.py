@@ -1,6 +1,7 @@
 """Distances between two predictions, such as those of a method and of a long HMC run.
 
-Both are metrics of the competition "Approximate inference in Bayesian deep learning" (Wilson et al., NeurIPS 2021).
+Both are metrics of the competition "Approximate inference in Bayesian deep learning" (Wilson et
+al., NeurIPS 2021).
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from bayou.predictive import Predictive
 
-SUPPORT_DRAWS, EDGES = 4096, 256  # draws of a continuous y for its range; quantiles of them with equal mass in between
+SUPPORT_DRAWS, EDGES = (
+    4096,
+    256,
+)  # draws of a continuous y for its range; quantiles of them with equal mass in between
 ROWS = 256  # at a time, of a continuous y
 
 
@@ -21,17 +25,21 @@ def agreement(a: Predictive, b: Predictive) -> float:
     _check(a, b)
     if a.likelihood.support != "classes":
         name = type(a.likelihood).__name__
-        raise ValueError(f"agreement is for classes (Categorical, Bernoulli), got {name}; use total_variation")
+        raise ValueError(
+            f"agreement is for classes (Categorical, Bernoulli), got {name}; use total_variation"
+        )
     same = a.probabilities.argmax(-1) == b.probabilities.to(a.outputs.device).argmax(-1)
     return float(same.double().mean())
 
 
 @torch.no_grad()
 def total_variation(a: Predictive, b: Predictive) -> float:
-    """mean ½·Σ_k |p(k) − q(k)| over rows (and coordinates of y): 0 for equal predictions, 1 for disjoint ones.
+    """mean ½·Σ_k |p(k) − q(k)| over rows (and coordinates of y): 0 for equal predictions, 1 for
+    disjoint ones.
 
-    Exact for classes. For numbers it is ½·∫|p − q| dy of the two mixtures, computed as ½·Σ |ΔF_p − ΔF_q| over two
-    thousand cells with about equal mass: a lower bound, exact if p − q has one sign in each cell, and within 1e-3.
+    Exact for classes. For numbers it is ½·∫|p − q| dy of the two mixtures, computed as ½·Σ |ΔF_p −
+    ΔF_q| over two thousand cells with about equal mass: a lower bound, exact if p − q has one sign
+    in each cell, and within 1e-3.
     """
     _check(a, b)
     if a.likelihood.support == "classes":
@@ -40,7 +48,9 @@ def total_variation(a: Predictive, b: Predictive) -> float:
     for one in (a, b):
         if not one.likelihood._own("cdf"):
             name = type(one.likelihood).__name__
-            raise ValueError(f"total_variation needs P(Y ≤ y), and {name} has no cdf of its own: give it one")
+            raise ValueError(
+                f"total_variation needs P(Y ≤ y), and {name} has no cdf of its own: give it one"
+            )
     rows = zip(a.outputs.split(ROWS, 1), b.outputs.split(ROWS, 1), strict=True)
     parts = [_integrals(Predictive(a.likelihood, f), Predictive(b.likelihood, g)) for f, g in rows]
     return float(torch.cat(parts).mean())
@@ -48,7 +58,9 @@ def total_variation(a: Predictive, b: Predictive) -> float:
 
 def _integrals(a: Predictive, b: Predictive) -> Tensor:
     """½·∫|p − q| dy of every coordinate: (B, *event)."""
-    coarse = torch.cat([_edges(one).to(a.outputs.device) for one in (a, b)]).sort(0).values  # (2·EDGES, B, *event)
+    coarse = (
+        torch.cat([_edges(one).to(a.outputs.device) for one in (a, b)]).sort(0).values
+    )  # (2·EDGES, B, *event)
     between = [torch.lerp(coarse[:-1], coarse[1:], t) for t in (0.0, 0.25, 0.5, 0.75)]
     edges = torch.cat((torch.stack(between, 1).flatten(0, 1), coarse[-1:]))
     p, q = (_cdf(one, edges.to(one.outputs.device)) for one in (a, b))
@@ -61,7 +73,9 @@ def _check(a: Predictive, b: Predictive) -> None:
     """Raise a ValueError unless both predict the same kind of y."""
     kinds = [f"{type(one.likelihood).__name__} ({one.likelihood.support})" for one in (a, b)]
     if a.likelihood.support != b.likelihood.support:
-        raise ValueError(f"two predictions of the same y have one kind of likelihood, got {kinds[0]} and {kinds[1]}")
+        raise ValueError(
+            f"two predictions of the same y have one kind of likelihood, got {kinds[0]} and {kinds[1]}"
+        )
     classes = a.likelihood.support == "classes"
     shapes = [tuple((one.probabilities if classes else one.mean).shape) for one in (a, b)]
     if shapes[0] != shapes[1] or not shapes[0][0]:

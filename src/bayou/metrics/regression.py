@@ -1,4 +1,6 @@
-"""Scores of predicted numbers. ``scale``: the number that y was divided by; scores are in original units."""
+"""Scores of predicted numbers. ``scale``: the number that y was divided by; scores are in original
+units.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def rmse(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
 
 
 def coverage(predictive: Predictive, y: Tensor, level: float = 0.9) -> float:
-    """The fraction of y inside the central interval of this level; a calibrated prediction gives ``level``."""
+    """The fraction of y inside the central interval of this level; a calibrated prediction gives
+    ``level``.
+    """
     target = _checked(predictive, y, "coverage")
     low, high = predictive.interval(level)
     return float(((low.double() <= target) & (target <= high.double())).double().mean())
@@ -44,10 +48,13 @@ def width(predictive: Predictive, level: float = 0.9, scale: float = 1.0) -> flo
 
 
 @torch.no_grad()
-def crps(predictive: Predictive, y: Tensor, scale: float = 1.0, draws: int = _CRPS_DRAWS, seed: int = 0) -> float:
+def crps(
+    predictive: Predictive, y: Tensor, scale: float = 1.0, draws: int = _CRPS_DRAWS, seed: int = 0
+) -> float:
     """mean ∫ (F(t) − 1[t ≥ y])² dt = mean (E|Y − y| − ½·E|Y − Y'|), over examples and coordinates.
 
-    Exact for a mixture of Gaussians (Grimit et al. 2006). Others are estimated without bias from ``draws`` of y.
+    Exact for a mixture of Gaussians (Grimit et al. 2006). Others are estimated without bias from
+    ``draws`` of y.
     """
     target = _checked(predictive, y, "crps")
     exact = predictive.likelihood.mixture_crps(predictive.outputs.double(), target)
@@ -57,5 +64,7 @@ def crps(predictive: Predictive, y: Tensor, scale: float = 1.0, draws: int = _CR
         raise ValueError(f"crps needs at least 2 draws, got {draws}")
     drawn = predictive.sample(draws, seed).double().flatten(1).sort(0).values  # (n, N)
     rank = 2 * torch.arange(draws, dtype=torch.float64, device=drawn.device) - (draws - 1)
-    spread = (rank[:, None] * drawn).sum(0) / (draws * (draws - 1))  # ½·E|Y − Y'|, pairs of different draws
+    spread = (rank[:, None] * drawn).sum(0) / (
+        draws * (draws - 1)
+    )  # ½·E|Y − Y'|, pairs of different draws
     return scale * float(((drawn - target.flatten()).abs().mean(0) - spread).mean())

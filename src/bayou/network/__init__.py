@@ -1,8 +1,26 @@
 """A network as a function of its named tensors, its evaluation, and the roles of its tensors."""
 
 from bayou.network.evaluation import Map, by_rows, evaluating
-from bayou.network.function import DryRun, Network, Shell, channels_last, check_network, close, is_constant, shared_copy
-from bayou.network.inputs import adapted, called, check_dtype, check_tensor, clear_errors, output_of, placed, selecting
+from bayou.network.function import (
+    DryRun,
+    Network,
+    Shell,
+    channels_last,
+    check_network,
+    close,
+    is_constant,
+    shared_copy,
+)
+from bayou.network.inputs import (
+    adapted,
+    called,
+    check_dtype,
+    check_tensor,
+    clear_errors,
+    output_of,
+    placed,
+    selecting,
+)
 from bayou.network.layout import NORMS, Layout, fan_ins, layouts
 from bayou.network.mapping import PlainAttention, VmapOrLoop, out_of_memory
 from bayou.network.sharded import is_sharded

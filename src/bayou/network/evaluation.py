@@ -1,4 +1,6 @@
-"""Evaluation of many functions on many rows: eval mode, parts that fit into memory, halves where it runs out."""
+"""Evaluation of many functions on many rows: eval mode, parts that fit into memory, halves where it
+runs out.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,24 @@ from bayou.params import Params
 from bayou.training.data import rows_of
 
 Map = Callable[..., Tensor]  # (stack, *inputs) -> (S, B, *out)
-ACTIVATIONS = {"cpu": 2**22}  # numbers in the largest tensor that a layer makes, by the type of the device
+ACTIVATIONS = {
+    "cpu": 2**22
+}  # numbers in the largest tensor that a layer makes, by the type of the device
 MIN_CHUNK_ROWS = 128  # rows that are never split
 
 _LOCK = threading.Lock()
-_EVALUATING: dict[int, tuple[list[tuple[nn.Module, bool]], list[None]]] = {}  # modes before, and one for each holder
+_EVALUATING: dict[
+    int, tuple[list[tuple[nn.Module, bool]], list[None]]
+] = {}  # modes before, and one for each holder
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Set all submodules to eval mode, and restore their modes when no thread needs it any more."""
     with _LOCK:
-        modes, holders = _EVALUATING.setdefault(id(module), ([(m, m.training) for m in module.modules()], []))
+        modes, holders = _EVALUATING.setdefault(
+            id(module), ([(m, m.training) for m in module.modules()], [])
+        )
         holders.append(None)
         for part, _ in modes:
             part.training = False
@@ -44,12 +52,18 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def by_rows(
-    function: Map, stack: Params, inputs: tuple[Any, ...], seen: DryRun, rows: int | None = None, together: int = 1
+    function: Map,
+    stack: Params,
+    inputs: tuple[Any, ...],
+    seen: DryRun,
+    rows: int | None = None,
+    together: int = 1,
 ) -> Tensor:
-    """Outputs of a stack, (S, B, *out), some rows at a time; half the rows or draws if memory runs out.
+    """Outputs of a stack, (S, B, *out), some rows at a time; half the rows or draws if memory runs
+    out.
 
-    ``seen``: a dry run with such inputs. ``rows``: at a time, instead of as many as need moderate memory with the
-    largest tensors of ``together`` draws.
+    ``seen``: a dry run with such inputs. ``rows``: at a time, instead of as many as need moderate
+    memory with the largest tensors of ``together`` draws.
     """
     count, total = len(next(iter(stack.values()))), len(inputs[0])
     size = rows or _moderate(inputs, together, seen)
@@ -70,7 +84,9 @@ def by_rows(
             if count > 1:
                 halves = (slice(count // 2), slice(count // 2, None))
                 stacks = ({name: value[half] for name, value in stack.items()} for half in halves)
-                return torch.cat([by_rows(function, half, inputs, seen, rows, together) for half in stacks])
+                return torch.cat(
+                    [by_rows(function, half, inputs, seen, rows, together) for half in stacks]
+                )
             raise torch.OutOfMemoryError(
                 f"predict runs out of memory with one function and {len(some[0])} rows of x at a time: {error}"
             ) from error

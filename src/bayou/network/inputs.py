@@ -1,4 +1,6 @@
-"""Inputs and outputs of a network: arguments checked before the call and described in its errors; one output tensor."""
+"""Inputs and outputs of a network: arguments checked before the call and described in its errors;
+one output tensor.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ N = TypeVar("N", bound=nn.Module)
 class Output:
     """A forward hook: the tensor among the outputs of a network that the likelihood takes.
 
-    ``select``: the name or the index of an output, or a function of all; by default ``logits``, where there are any.
+    ``select``: the name or the index of an output, or a function of all; by default ``logits``,
+    where there are any.
     """
 
     select: Select = None
@@ -42,7 +45,9 @@ class Output:
                 )
             return out
         try:
-            return out[key] if isinstance(out, Mapping) or isinstance(key, int) else getattr(out, key)
+            return (
+                out[key] if isinstance(out, Mapping) or isinstance(key, int) else getattr(out, key)
+            )
         except (LookupError, AttributeError, TypeError):
             return out  # check_tensor says what there is
 
@@ -57,7 +62,8 @@ def _by_keyword(net: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) 
 
 
 def adapted(net: N) -> N:
-    """The network, which is changed: it takes ``*forward_inputs(x)`` and gives the tensor for the likelihood.
+    """The network, which is changed: it takes ``*forward_inputs(x)`` and gives the tensor for the
+    likelihood.
 
     Its embeddings have dense gradients.
     """
@@ -67,7 +73,9 @@ def adapted(net: N) -> N:
         net.register_forward_hook(Output())
     for module in net.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            module.sparse = False  # a prior has a gradient at every row, and draws of weights take dense ones
+            module.sparse = (
+                False  # a prior has a gradient at every row, and draws of weights take dense ones
+            )
     return net
 
 
@@ -79,7 +87,9 @@ def called(net: nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 def output_of(net: nn.Module) -> Select:
     """The output that was selected; None for the default."""
-    return next((hook.select for hook in net._forward_hooks.values() if isinstance(hook, Output)), None)
+    return next(
+        (hook.select for hook in net._forward_hooks.values() if isinstance(hook, Output)), None
+    )
 
 
 def check_tensor(out: Any) -> None:
@@ -93,11 +103,15 @@ def check_tensor(out: Any) -> None:
 
 
 def selecting(net: N, select: Select) -> N:
-    """The network with this output, for all that is made of it: the same tensors and modules, other hooks."""
+    """The network with this output, for all that is made of it: the same tensors and modules, other
+    hooks.
+    """
     if select is None:
         return net
     if isinstance(select, bool) or not (isinstance(select, str | int) or callable(select)):
-        raise ValueError(f"output must be a name, an index or a function of the outputs, got {select!r}")
+        raise ValueError(
+            f"output must be a name, an index or a function of the outputs, got {select!r}"
+        )
     net = copy.copy(net)
     others = {key: hook for key, hook in net._forward_hooks.items() if not isinstance(hook, Output)}
     net._forward_hooks = OrderedDict(others)
@@ -127,7 +141,9 @@ def clear_errors(x: Any) -> Iterator[None]:
                 "layers below it (requires_grad_(False)) or select others by where=, or use a method without "
                 "curvature, such as VI()"
             ) from error
-        whole = any(isinstance(item, Tensor) and not item.is_floating_point() for item in forward_inputs(x))
+        whole = any(
+            isinstance(item, Tensor) and not item.is_floating_point() for item in forward_inputs(x)
+        )
         way = "; if x has numbers rather than indices, use x.float()" if whole else ""
         raise ValueError(f"the network cannot take x = {inputs}: {error}{way}") from error
 
@@ -136,11 +152,14 @@ def check_dtype(x: Any, like: Tensor) -> None:
     """A ValueError if the inputs have another floating-point type than the parameters."""
     for item in forward_inputs(x):
         if isinstance(item, Tensor) and item.is_floating_point() and item.dtype != like.dtype:
-            raise ValueError(f"x is {item.dtype} but the network is {like.dtype}; use x.to({like.dtype})")
+            raise ValueError(
+                f"x is {item.dtype} but the network is {like.dtype}; use x.to({like.dtype})"
+            )
 
 
 def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
-    """The inputs on the device of the parameter ``like``; a ValueError unless they are finite rows of its dtype.
+    """The inputs on the device of the parameter ``like``; a ValueError unless they are finite rows
+    of its dtype.
 
     Those of a DataLoader are the rows of all its batches.
     """
@@ -155,7 +174,9 @@ def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
     for item in inputs:
         if isinstance(item, Tensor):
             if item.ndim == 0 or len(item) != len(inputs[0]):
-                raise ValueError(f"the inputs have {[tuple(i.shape) for i in inputs]}: they need the same rows")
+                raise ValueError(
+                    f"the inputs have {[tuple(i.shape) for i in inputs]}: they need the same rows"
+                )
             check_values("x", item)
             if item.is_floating_point() and not bool(item.isfinite().all()):
                 raise ValueError("x has NaN or infinite values; remove or impute them first")

@@ -12,7 +12,9 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Layout:
-    """The axes of a weight that count inputs and outputs, and whether it belongs to a convolution."""
+    """The axes of a weight that count inputs and outputs, and whether it belongs to a
+    convolution.
+    """
 
     in_axis: int = 1
     out_axis: int = 0
@@ -35,7 +37,9 @@ def layouts(net: nn.Module, names: Iterable[str]) -> dict[str, Layout]:
         conv1d = type(owner).__name__ == "Conv1D" and hasattr(owner, "nf")
         transposed = conv1d or isinstance(owner, nn.modules.conv._ConvTransposeNd)
         convolution = isinstance(owner, nn.modules.conv._ConvNd)
-        found[name] = Layout(int(not transposed), int(transposed), convolution, getattr(owner, "groups", 1))
+        found[name] = Layout(
+            int(not transposed), int(transposed), convolution, getattr(owner, "groups", 1)
+        )
     return found
 
 
@@ -48,7 +52,11 @@ def fan_ins(net: nn.Module) -> dict[str, int]:
         shape = shapes[name]
         if len(shape) >= 2:
             layout = axes[name]
-            return shape.numel() // shape[layout.out_axis] // (layout.groups if layout.in_axis == 0 else 1)
+            return (
+                shape.numel()
+                // shape[layout.out_axis]
+                // (layout.groups if layout.in_axis == 0 else 1)
+            )
         sibling = name.rpartition(".")[0] + ".weight" if "." in name else "weight"
         return fan_in(sibling) if sibling != name and len(shapes.get(sibling, ())) >= 2 else 1
 
@@ -57,4 +65,8 @@ def fan_ins(net: nn.Module) -> dict[str, int]:
 
 def _plain(name: str) -> str:
     """The name without a parametrization (``torch.nn.utils.parametrize``): "0.weight"."""
-    return name.replace("parametrizations.", "").removesuffix(".original") if "parametrizations." in name else name
+    return (
+        name.replace("parametrizations.", "").removesuffix(".original")
+        if "parametrizations." in name
+        else name
+    )

@@ -1,4 +1,6 @@
-"""Units of x and y: a network that was fitted to standardized data takes and returns data in the user's units."""
+"""Units of x and y: a network that was fitted to standardized data takes and returns data in the
+user's units.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ NetworkType = TypeVar("NetworkType", bound=nn.Module)
 @final
 @dataclass(frozen=True)
 class Standardization:
-    """Standardization z = (v − shift)/scale of the trailing axes of a tensor, and its inverse v = shift + scale·z.
+    """Standardization z = (v − shift)/scale of the trailing axes of a tensor, and its inverse v =
+    shift + scale·z.
 
     Args:
         shift: the location of v, broadcastable to one row of it.
@@ -47,7 +50,9 @@ class Standardization:
 
     @staticmethod
     def from_json(value: Any) -> Standardization:
-        """Return the map that ``to_json`` described; a ValueError unless all numbers are finite and scales positive."""
+        """Return the map that ``to_json`` described; a ValueError unless all numbers are finite and
+        scales positive.
+        """
         shift = torch.tensor(value["shift"], dtype=torch.float64)
         scale = torch.tensor(value["scale"], dtype=torch.float64)
         is_finite = bool(shift.isfinite().all()) and bool(scale.isfinite().all())
@@ -60,13 +65,16 @@ class Standardization:
 class Units:
     """The standardization of a network's inputs and of y, shared by all copies of the network.
 
-    A fit works on standardized rows and leaves the units switched off. Afterwards ``activate`` makes every copy of the
-    network take inputs in the user's units and return outputs in the units of y.
+    A fit works on standardized rows and leaves the units switched off. Afterwards ``activate``
+    makes every copy of the network take inputs in the user's units and return outputs in the units
+    of y.
 
     Args:
-        inputs: for each positional argument of the network its standardization, or None to leave it as it is.
+        inputs: for each positional argument of the network its standardization, or None to leave it
+            as it is.
         output: the standardization of y, or None.
-        log_variances: how many blocks of log-variances follow the block of locations in the outputs.
+        log_variances: how many blocks of log-variances follow the block of locations in the
+            outputs.
         axis: the axis of the outputs with these blocks.
         target_size: how many numbers the y of one row has.
     """
@@ -91,14 +99,18 @@ class Units:
         return self
 
     def activate(self, like: Tensor) -> None:
-        """Switch the conversion on, with constants on the device and in the dtype of a parameter of the network."""
+        """Switch the conversion on, with constants on the device and in the dtype of a parameter of
+        the network.
+        """
         self.inputs = tuple(None if item is None else item.placed(like) for item in self.inputs)
         self.output = None if self.output is None else self.output.placed(like)
         self.is_active = True
 
     @property
     def log_scale(self) -> float:
-        """Σ log scale over the coordinates of y: what −log p(y) of one row gains by the change of units."""
+        """Σ log scale over the coordinates of y: what −log p(y) of one row gains by the change of
+        units.
+        """
         if self.output is None:
             return 0.0
         return self.target_size * float(self.output.scale.double().log().mean())
@@ -108,7 +120,8 @@ class Units:
         missing = len(inputs) - len(self.inputs)
         maps = (*self.inputs, *[None] * missing)
         return tuple(
-            item if affine is None else affine.standardize(item) for item, affine in zip(inputs, maps, strict=False)
+            item if affine is None else affine.standardize(item)
+            for item, affine in zip(inputs, maps, strict=False)
         )
 
     def standardize_targets(self, y: Tensor) -> Tensor:
@@ -129,10 +142,12 @@ class Units:
         return torch.cat(blocks, self.axis)
 
     def for_student(self, log_variances: int) -> Units:
-        """Return active units for another network of the same data, with these blocks of log-variances.
+        """Return active units for another network of the same data, with these blocks of
+        log-variances.
 
         Args:
-            log_variances: how many blocks of log-variances its outputs have on the last axis, after the locations.
+            log_variances: how many blocks of log-variances its outputs have on the last axis, after
+                the locations.
         """
         units = Units(self.inputs, self.output, log_variances, target_size=self.target_size)
         units.is_active = True
@@ -151,7 +166,9 @@ class Units:
     @staticmethod
     def from_json(value: Any) -> Units:
         """Return the units that ``to_json`` described."""
-        inputs = [None if item is None else Standardization.from_json(item) for item in value["inputs"]]
+        inputs = [
+            None if item is None else Standardization.from_json(item) for item in value["inputs"]
+        ]
         output = None if value["output"] is None else Standardization.from_json(value["output"])
         return Units(inputs, output, value["log_variances"], value["axis"], value["target_size"])
 
@@ -172,7 +189,9 @@ class InputUnits:
 @final
 @dataclass(frozen=True)
 class OutputUnits:
-    """A forward hook that returns the outputs of a network in the units of y once its units are active."""
+    """A forward hook that returns the outputs of a network in the units of y once its units are
+    active.
+    """
 
     units: Units
 
@@ -188,7 +207,9 @@ def with_units(net: NetworkType, units: Units) -> NetworkType:
     net._forward_pre_hooks = OrderedDict(net._forward_pre_hooks)
     net._forward_hooks = OrderedDict(net._forward_hooks)
     if not any(isinstance(hook, Output) for hook in net._forward_hooks.values()):
-        net.register_forward_hook(Output())  # units are those of the tensor that the likelihood takes
+        net.register_forward_hook(
+            Output()
+        )  # units are those of the tensor that the likelihood takes
     net.register_forward_pre_hook(InputUnits(units))
     net.register_forward_hook(OutputUnits(units))
     return net

@@ -31,7 +31,9 @@ class Call:
         F.embedding: ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
     }  # fmt: skip
     ARGUMENTS |= dict.fromkeys((F.conv2d, F.conv3d), ARGUMENTS[F.conv1d])
-    ARGUMENTS |= dict.fromkeys((F.conv_transpose2d, F.conv_transpose3d), ARGUMENTS[F.conv_transpose1d])
+    ARGUMENTS |= dict.fromkeys(
+        (F.conv_transpose2d, F.conv_transpose3d), ARGUMENTS[F.conv_transpose1d]
+    )
 
     def __init__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.func, self.given = func, dict(zip(self.ARGUMENTS[func], args, strict=False)) | kwargs
@@ -52,12 +54,16 @@ class Call:
 
 @final
 class Watch(TorchFunctionMode):
-    """Records the calls that take a tensor whole as weight or bias, and which tensors reach anything else.
+    """Records the calls that take a tensor whole as weight or bias, and which tensors reach
+    anything else.
 
-    ``whole``: the calls that count as such. ``copies``: whether to keep the input of each, as it was and as it is.
+    ``whole``: the calls that count as such. ``copies``: whether to keep the input of each, as it
+    was and as it is.
     """
 
-    def __init__(self, params: Params, whole: Callable[[Call], bool], *, copies: bool = False) -> None:
+    def __init__(
+        self, params: Params, whole: Callable[[Call], bool], *, copies: bool = False
+    ) -> None:
         super().__init__()
         self.names = {id(tensor): name for name, tensor in params.items()}
         self.whole, self.copying = whole, copies
@@ -70,18 +76,26 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         call = Call(func, args, kwargs) if func in Call.ARGUMENTS else None
-        names = [None, None] if call is None else [self.names.get(id(t)) for t in (call.weight, call.bias)]
+        names = (
+            [None, None]
+            if call is None
+            else [self.names.get(id(t)) for t in (call.weight, call.bias)]
+        )
         if call is not None and any(names) and self.whole(call):
             self.last = [name for name in names if name is not None]
             self.uses.update(self.last)
-            self.other.update(self._named({k: v for k, v in call.given.items() if k not in ("weight", "bias")}))
+            self.other.update(
+                self._named({k: v for k, v in call.given.items() if k not in ("weight", "bias")})
+            )
             self.calls.append((call, names[0], names[1]))
             if self.copying:
                 self.copies.append((call.x.detach().clone(), call.x))
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         if getattr(func, "__name__", "") != "__get__" or isinstance(out, Tensor):
-            used = self._named((args, kwargs))  # reading .shape or .dtype uses nothing, reading .T does
+            used = self._named(
+                (args, kwargs)
+            )  # reading .shape or .dtype uses nothing, reading .T does
             self.other.update(used)
             self.last = used or self.last
         return out

@@ -5,7 +5,12 @@ from bayou.operations.calibrate import Calibration, calibrate
 from bayou.operations.compress import Compression, compress
 from bayou.operations.conformal import Conformal, conformal
 from bayou.operations.continual import Continual, continual
-from bayou.operations.distance import FeatureDensity, feature_density, random_feature_head, spectral_normalized
+from bayou.operations.distance import (
+    FeatureDensity,
+    feature_density,
+    random_feature_head,
+    spectral_normalized,
+)
 from bayou.operations.distill import Distilled, distill
 
 __all__ = [

@@ -21,7 +21,9 @@ from bayou.predictive import Predictive
 
 Score = Literal["bald", "batchbald", "variance", "entropy", "random"]
 SCORES = get_args(Score)
-CONFIGURATIONS = 1024  # joint outcomes of the selected rows, up to which all are enumerated; more are sampled
+CONFIGURATIONS = (
+    1024  # joint outcomes of the selected rows, up to which all are enumerated; more are sampled
+)
 CHUNK = 2**24  # numbers held at a time
 
 
@@ -34,16 +36,22 @@ class Acquired(NamedTuple):
 
 @torch.no_grad()
 def acquire(
-    posterior: Posterior, pool: Any, n: int, score: Score = "bald", *, samples: int | None = None, seed: rng.Seed = 0
+    posterior: Posterior,
+    pool: Any,
+    n: int,
+    score: Score = "bald",
+    *,
+    samples: int | None = None,
+    seed: rng.Seed = 0,
 ) -> Acquired:
     """The n rows of ``pool`` (a tensor, or a tuple of inputs) to label next.
 
-    ``score``, each in nats except for the variance. "bald": I[y; w], the mutual information of y and the weights
-    (Houlsby 2011), for each row separately. "batchbald": I[y_1 .. y_n; w] of all rows jointly, selected greedily
-    (Kirsch 2019); classes only. A score is the increase by a row, so that of two similar rows only one is selected;
-    exact while the selected rows have up to 1,024 joint outcomes, then by as many samples. "variance":
-    Σ_i Var_s E[y_i given f_s], the epistemic variance. "entropy": H[y], aleatoric and epistemic. "random": 0, a
-    baseline.
+    ``score``, each in nats except for the variance. "bald": I[y; w], the mutual information of y
+    and the weights (Houlsby 2011), for each row separately. "batchbald": I[y_1 .. y_n; w] of all
+    rows jointly, selected greedily (Kirsch 2019); classes only. A score is the increase by a row,
+    so that of two similar rows only one is selected; exact while the selected rows have up to 1,024
+    joint outcomes, then by as many samples. "variance": Σ_i Var_s E[y_i given f_s], the epistemic
+    variance. "entropy": H[y], aleatoric and epistemic. "random": 0, a baseline.
 
     A point (MAP) has no epistemic uncertainty: only "entropy" and "random" are defined for it.
 
@@ -81,24 +89,31 @@ def acquire(
 
 
 def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATIONS) -> Acquired:
-    """Rows one after the other, with the largest I[y_b; w | y_1 .. y_b−1] = H[y_b | y_1 .. y_b−1] − E_s H[y_b | f_s].
+    """Rows one after the other, with the largest I[y_b; w | y_1 .. y_b−1] = H[y_b | y_1 .. y_b−1] −
+    E_s H[y_b | f_s].
 
-    Their sum is I[y_1 .. y_n; w]. An outcome c of the earlier rows has a probability π_c and gives each draw the weight
-    q_cs ∝ Π_i p(y_i | f_s); H[y | y_1 ..] = Σ_c π_c·H[Σ_s q_cs·p(y | f_s)]. Of more than ``limit`` outcomes as many are
-    drawn, by systematic sampling from π.
+    Their sum is I[y_1 .. y_n; w]. An outcome c of the earlier rows has a probability π_c and gives
+    each draw the weight q_cs ∝ Π_i p(y_i | f_s); H[y | y_1 ..] = Σ_c π_c·H[Σ_s q_cs·p(y | f_s)]. Of
+    more than ``limit`` outcomes as many are drawn, by systematic sampling from π.
     """
     if not isinstance(p.likelihood, FiniteLikelihood):
-        raise ValueError(f"batchbald is for classes, and y has {type(p.likelihood).__name__}; use 'bald' or 'variance'")
+        raise ValueError(
+            f"batchbald is for classes, and y has {type(p.likelihood).__name__}; use 'bald' or 'variance'"
+        )
     pmf = p.likelihood.log_pmf(p.outputs.double()).exp()  # (S, B, K)
     if pmf.ndim != 3:
-        raise ValueError(f"batchbald is for one class in each row, got outputs {tuple(p.outputs.shape)}; use 'bald'")
+        raise ValueError(
+            f"batchbald is for one class in each row, got outputs {tuple(p.outputs.shape)}; use 'bald'"
+        )
     samples, _, classes = pmf.shape
     noise = entr(pmf).sum(-1).mean(0)  # (B,)
     weight, draws = pmf.new_ones(1), pmf.new_full((1, samples), 1 / samples)  # π (C,), q (C, S)
     chosen, gains = list[int](), list[float]()
     for step in range(n):
         parts = pmf.split(max(1, CHUNK // (len(weight) * classes)), 1)
-        entropy = torch.cat([entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts])
+        entropy = torch.cat(
+            [entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts]
+        )
         gain = entropy - noise
         gain[chosen] = -math.inf
         best = int(gain.argmax())
@@ -119,5 +134,9 @@ def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATION
 def _systematic(weights: Tensor, count: int, seed: rng.Seed) -> Tensor:
     """``count`` indices by systematic sampling from the weights (Kitagawa 1996)."""
     ends = weights.cumsum(0)
-    places = (torch.arange(count, device=weights.device) + rng.uniform(1, (), weights, seed)) / count
-    return torch.searchsorted(ends, places * ends[-1], right=True).clamp_max(int(weights.nonzero().max()))
+    places = (
+        torch.arange(count, device=weights.device) + rng.uniform(1, (), weights, seed)
+    ) / count
+    return torch.searchsorted(ends, places * ends[-1], right=True).clamp_max(
+        int(weights.nonzero().max())
+    )

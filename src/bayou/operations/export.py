@@ -38,20 +38,27 @@ MOMENTS = (*CHEAP, "epistemic_std", "aleatoric_std")  # of every likelihood
 
 @torch.no_grad()
 def export(
-    posterior: Posterior, example_x: Any, samples: int = 20, *, seed: int = 0, answers: Sequence[str] | None = None
+    posterior: Posterior,
+    example_x: Any,
+    samples: int = 20,
+    *,
+    seed: int = 0,
+    answers: Sequence[str] | None = None,
 ) -> ExportedProgram:
-    """A program x ↦ predictions of ``samples`` draws, those of ``posterior.predict(x, samples, seed=seed)``.
+    """A program x ↦ predictions of ``samples`` draws, those of
+    ``posterior.predict(x, samples, seed=seed)``.
 
     If a posterior has fewer draws (a point, an ensemble), the program has each of them once.
-    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The tensors of a dict are arguments in its
-    order. The program gives a dict of ``answers``, as ``Predictive`` has them: "outputs" (S, B, *out) of the draws f_s,
-    "mean" E[y] (class probabilities for classes), "std" √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and
-    "mutual_information" (B,) in nats. By default the cheap ones: outputs, mean, std, and for classes entropy and mutual
-    information. For numbers these two need an integral.
+    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The tensors of a dict are
+    arguments in its order. The program gives a dict of ``answers``, as ``Predictive`` has them:
+    "outputs" (S, B, *out) of the draws f_s, "mean" E[y] (class probabilities for classes), "std"
+    √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and "mutual_information" (B,) in nats.
+    By default the cheap ones: outputs, mean, std, and for classes entropy and mutual information.
+    For numbers these two need an integral.
 
-    The draws are stored as one stack, and the graph maps over it; if a network cannot be mapped for every B (a
-    convolution), it is repeated S times. Dropout masks are stored, too. Networks that need Python code for every x are
-    rejected.
+    The draws are stored as one stack, and the graph maps over it; if a network cannot be mapped for
+    every B (a convolution), it is repeated S times. Dropout masks are stored, too. Networks that
+    need Python code for every x are rejected.
     """
     check_count(samples, "samples", 1)
     samples = min(samples, posterior.draws or samples)
@@ -65,13 +72,17 @@ def export(
     )
     with evaluating(posterior.net):
         program = _Program(posterior, samples, rng.integer(seed), inputs, answers).eval()
-        if isinstance(inputs[-1], Keywords):  # not an input of the graph, which has them by position
+        if isinstance(
+            inputs[-1], Keywords
+        ):  # not an input of the graph, which has them by position
             inputs = inputs[:-1]
         sizes = (tuple({0: Dim.DYNAMIC} if isinstance(item, Tensor) else None for item in inputs),)
         if program.mappable:
             try:
                 return _savable(torch.export.export(program, inputs, dynamic_shapes=sizes))
-            except Exception:  # an operation without a batching rule, or with one that needs to know B
+            except (
+                Exception
+            ):  # an operation without a batching rule, or with one that needs to know B
                 program.mappable = False
         try:
             return torch.export.export(program, inputs, dynamic_shapes=sizes)
@@ -95,9 +106,11 @@ def export_onnx(
 ) -> Path:
     """Write the program of ``export`` as an ONNX file, with named inputs and outputs.
 
-    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; by default all that the task
-    allows: mean, std, epistemic_std, entropy, mutual_information. One file, whose weights stay below 2 GB. Needs onnx
-    and onnxscript (``pip install 'bayou[onnx]'``); running the file needs neither.
+    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; by default all
+    that the task
+    allows: mean, std, epistemic_std, entropy, mutual_information. One file, whose weights stay
+    below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); running the file needs
+    neither.
     """
     with extra("onnx", "export_onnx"):
         import onnxscript  # noqa: F401  the exporter of torch is made with it
@@ -113,7 +126,8 @@ def export_onnx(
     graph = made.model.graph
     own = {id(value): name for value, name in zip(graph.outputs, answers, strict=True)}
     for value in (value for node in graph for value in node.outputs):
-        # The exporter names outputs without checking intermediate values, some of which have the same names.
+        # The exporter names outputs without checking intermediate values, some of which have the
+        # same names.
         value.name = own.get(id(value), f"{value.name}_")
     with writing(path) as stream:
         stream.write(made.model_proto.SerializeToString())
@@ -134,7 +148,9 @@ def _check_answers(answers: Sequence[str], likelihood: BoundLikelihood) -> None:
 def _savable(program: ExportedProgram) -> ExportedProgram:
     """Trace again: torch 2.9 leaves functorch calls in the graph, which cannot be saved."""
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
-    kept = any(getattr(target, "__module__", "").startswith("torch._functorch") for target in targets)
+    kept = any(
+        getattr(target, "__module__", "").startswith("torch._functorch") for target in targets
+    )
     return program.run_decompositions({}) if kept else program
 
 
@@ -143,7 +159,12 @@ class _Program(nn.Module):
     """The draws as buffers, and the computation of the answers."""
 
     def __init__(
-        self, posterior: Posterior, samples: int, seed: int, inputs: tuple[Any, ...], answers: Sequence[str]
+        self,
+        posterior: Posterior,
+        samples: int,
+        seed: int,
+        inputs: tuple[Any, ...],
+        answers: Sequence[str],
     ) -> None:
         super().__init__()
         self.answers = tuple(answers)
@@ -152,13 +173,17 @@ class _Program(nn.Module):
         self.names = inputs[-1:] if isinstance(inputs[-1], Keywords) else ()
         self.nets = posterior.net  # its buffers are part of the program
         stack = posterior.sample(samples, seed)
-        pairs = [posterior.traceable({n: v[s] for n, v in stack.items()}, inputs) for s in range(samples)]
+        pairs = [
+            posterior.traceable({n: v[s] for n, v in stack.items()}, inputs) for s in range(samples)
+        ]
         self.callers = [caller for caller, _ in pairs]
         self.single = {name for name, value in stack.items() if shared(value)}
         self.places = {name: f"draws{number}" for number, name in enumerate(pairs[0][1])}
         for name, place in self.places.items():
             values = [draw[name] for _, draw in pairs]
-            self.register_buffer(place, values[0].clone() if name in self.single else torch.stack(values))
+            self.register_buffer(
+                place, values[0].clone() if name in self.single else torch.stack(values)
+            )
         self.mappable = samples > 1 and posterior.mappable
 
     def _draw(self, s: int) -> Params:
@@ -166,22 +191,33 @@ class _Program(nn.Module):
         return {name: value if name in self.single else value[s] for name, value in found.items()}
 
     def _one(self, s: int, inputs: tuple[Any, ...]) -> Tensor:
-        weights = {name: value for name, value in self._draw(s).items() if not name.startswith(NOISE)}
+        weights = {
+            name: value for name, value in self._draw(s).items() if not name.startswith(NOISE)
+        }
         return self.callers[s].call(weights, *inputs)
 
     def _mapped(self, inputs: tuple[Any, ...]) -> Tensor:
-        weights = {n: getattr(self, place) for n, place in self.places.items() if not n.startswith(NOISE)}
+        weights = {
+            n: getattr(self, place) for n, place in self.places.items() if not n.startswith(NOISE)
+        }
         axes = {name: None if name in self.single else 0 for name in weights}
         return vmap(lambda weights: self.callers[0].call(weights, *inputs), (axes,))(weights)
 
     def forward(self, *inputs: Any) -> dict[str, Tensor]:
         """The answers, as by ``Predictive``."""
         count, inputs = len(self.callers), (*inputs, *self.names)
-        f = self._mapped(inputs) if self.mappable else torch.stack([self._one(s, inputs) for s in range(count)])
+        f = (
+            self._mapped(inputs)
+            if self.mappable
+            else torch.stack([self._one(s, inputs) for s in range(count)])
+        )
         likelihood = self.likelihood
         noise = [name for name in self.places if name.startswith(NOISE)]
         if noise:
-            drawn = {n.removeprefix(NOISE): torch.stack([self._draw(s)[n] for s in range(count)]) for n in noise}
+            drawn = {
+                n.removeprefix(NOISE): torch.stack([self._draw(s)[n] for s in range(count)])
+                for n in noise
+            }
             likelihood, f = likelihood.per_sample(f, drawn)
         if self.temperature != 1.0:
             likelihood, f = likelihood.tempered(f, self.temperature)

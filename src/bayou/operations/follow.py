@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-Kind = Literal["last", "channels", "flat"]  # units on the last axis, on axis 1, on axis 1 that was flattened
+Kind = Literal[
+    "last", "channels", "flat"
+]  # units on the last axis, on axis 1, on axis 1 that was flattened
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
@@ -30,10 +32,32 @@ ELEMENTWISE_CALLS = {
     F.sigmoid, F.logsigmoid, F.hardtanh, F.hardswish, torch.relu, torch.tanh, torch.sigmoid, torch.sin,
     "relu", "tanh", "sigmoid", "sin",
 }  # fmt: skip
-MAX_POOL_CALLS = {F.max_pool1d, F.max_pool2d, F.max_pool3d, F.adaptive_max_pool1d, F.adaptive_max_pool2d}
-MEAN_POOL_CALLS = {F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d}
-BINARY: dict[Any, Any] = {operator.add: torch.add, operator.iadd: torch.add, torch.add: torch.add, "add": torch.add}
-BINARY |= {operator.sub: torch.sub, torch.sub: torch.sub, operator.mul: torch.mul, torch.mul: torch.mul}
+MAX_POOL_CALLS = {
+    F.max_pool1d,
+    F.max_pool2d,
+    F.max_pool3d,
+    F.adaptive_max_pool1d,
+    F.adaptive_max_pool2d,
+}
+MEAN_POOL_CALLS = {
+    F.avg_pool1d,
+    F.avg_pool2d,
+    F.avg_pool3d,
+    F.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d,
+}
+BINARY: dict[Any, Any] = {
+    operator.add: torch.add,
+    operator.iadd: torch.add,
+    torch.add: torch.add,
+    "add": torch.add,
+}
+BINARY |= {
+    operator.sub: torch.sub,
+    torch.sub: torch.sub,
+    operator.mul: torch.mul,
+    torch.mul: torch.mul,
+}
 Constants = dict[fx.Node, Tensor]
 
 
@@ -44,7 +68,9 @@ def unknown(c: Tensor) -> Tensor:
 
 @final
 class Group:
-    """n units that are removed together: those of one layer, or of several whose outputs are added."""
+    """n units that are removed together: those of one layer, or of several whose outputs are
+    added.
+    """
 
     def __init__(self, n: int) -> None:
         self.n, self.whole = n, ""  # why no unit may be removed
@@ -73,7 +99,9 @@ class Value:
     def columns(self, total: int) -> Tensor:
         """The unit that each of ``total`` features, in the order of the tensor, belongs to."""
         index = torch.arange(total)
-        return index % self.group.n if self.kind == "last" else index // max(1, total // self.group.n)
+        return (
+            index % self.group.n if self.kind == "last" else index // max(1, total // self.group.n)
+        )
 
 
 def _has_no_padding(module: Any) -> bool:
@@ -122,9 +150,11 @@ class Depthwise:
     value: Value
 
     def constant_outputs(self, constant: Tensor) -> Tensor:
-        """Return the output of every unit that is constant, NaN for the others, given the same of its input.
+        """Return the output of every unit that is constant, NaN for the others, given the same of
+        its input.
 
-        A filter of zeros gives its bias. Another one gives a constant for a constant input without zeros around it.
+        A filter of zeros gives its bias. Another one gives a constant for a constant input without
+        zeros around it.
         """
         weight = self.module.weight.flatten(1)
         bias = weight.new_zeros(len(weight)) if self.module.bias is None else self.module.bias
@@ -136,7 +166,9 @@ class Depthwise:
 
 @dataclass
 class Followed:
-    """The followed part of a network. ``rules``: the value of each unit of a tensor that is constant, else NaN."""
+    """The followed part of a network. ``rules``: the value of each unit of a tensor that is
+    constant, else NaN.
+    """
 
     layers: dict[str, Layer] = field(default_factory=dict)
     depthwise: dict[str, Depthwise] = field(default_factory=dict)
@@ -166,7 +198,10 @@ def trace(net: nn.Module) -> fx.Graph:
             graph = _Tracer(opaque).trace(part)
         except Exception as error:
             opaque.add(part)
-            graph, problem = None, str(error).splitlines()[0] if str(error) else type(error).__name__
+            graph, problem = (
+                None,
+                str(error).splitlines()[0] if str(error) else type(error).__name__,
+            )
     if graph is None:
         raise ValueError(
             f"the forward of {type(net).__name__} cannot be followed by torch.fx: {problem}; move what branches on "
@@ -175,13 +210,16 @@ def trace(net: nn.Module) -> fx.Graph:
     return graph
 
 
-def follow(net: nn.Module, outputs: Callable[[Layer, Constants], Tensor], matrices: Collection[str] = ()) -> Followed:
+def follow(
+    net: nn.Module, outputs: Callable[[Layer, Constants], Tensor], matrices: Collection[str] = ()
+) -> Followed:
     """The layers of a network with the units that they read and make.
 
     Args:
         net: the network.
         outputs: those of a layer that are constant, NaN for the others, given constants so far.
-        matrices: the modules known to read (N, units). Of (N, units, length) a batch norm has its numbers for axis 1.
+        matrices: the modules known to read (N, units). Of (N, units, length) a batch norm has its
+            numbers for axis 1.
     """
     return _Follower(net, outputs, matrices).run()
 
@@ -189,7 +227,10 @@ def follow(net: nn.Module, outputs: Callable[[Layer, Constants], Tensor], matric
 @final
 class _Follower:
     def __init__(
-        self, net: nn.Module, outputs: Callable[[Layer, Constants], Tensor], matrices: Collection[str]
+        self,
+        net: nn.Module,
+        outputs: Callable[[Layer, Constants], Tensor],
+        matrices: Collection[str],
     ) -> None:
         self.graph, self.outputs, self.matrices = trace(net), outputs, matrices
         self.modules = dict(net.named_modules(remove_duplicate=False))
@@ -201,7 +242,9 @@ class _Follower:
         for node in self.graph.nodes:
             if node.op == "get_attr":
                 uses.update(id(p) for n, p in net.named_parameters() if n == node.target)
-        self.shared = {key for key, count in uses.items() if count > 2}  # once by name, once by call
+        self.shared = {
+            key for key, count in uses.items() if count > 2
+        }  # once by name, once by call
 
     def run(self) -> Followed:
         for node in self.graph.nodes:
@@ -224,7 +267,9 @@ class _Follower:
             self.found.whole[str(node.target)] = what
         self._stop(node, f"read by {what if node.op != 'call_module' else node.target}")
 
-    def _pass(self, node: fx.Node, rule: Callable[[Tensor], Tensor], kind: Kind | None = None) -> None:
+    def _pass(
+        self, node: fx.Node, rule: Callable[[Tensor], Tensor], kind: Kind | None = None
+    ) -> None:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         value = self.values[source]
@@ -237,35 +282,62 @@ class _Follower:
         self.found.rules.append((node, propagate))
 
     def _module(self, node: fx.Node, module: Any) -> None:
-        value = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+        value = (
+            self.values.get(node.args[0])
+            if node.args and isinstance(node.args[0], fx.Node)
+            else None
+        )
         name = str(node.target)
-        plain = "weight" in module._parameters and not any(id(p) in self.shared for p in module.parameters())
+        plain = "weight" in module._parameters and not any(
+            id(p) in self.shared for p in module.parameters()
+        )
         if isinstance(module, LAYERS):
             if plain and value is not None and len(node.args) == 1 and _is_depthwise(module, value):
                 self._depthwise(node, Depthwise(name, module, value))
             elif not plain or getattr(module, "groups", 1) != 1 or len(node.args) != 1:
-                self._leave(node, f"{type(module).__name__} with groups, tied or reparametrized weights")
+                self._leave(
+                    node, f"{type(module).__name__} with groups, tied or reparametrized weights"
+                )
             else:
                 self._layer(node, name, module, value)
-        elif value is None or len(node.args) != 1 or node.kwargs or _changes_what_others_read(node, module):
+        elif (
+            value is None
+            or len(node.args) != 1
+            or node.kwargs
+            or _changes_what_others_read(node, module)
+        ):
             if any(True for _ in module.parameters()):
                 self.found.whole[name] = f"{type(module).__name__} is not followed"
             self._stop(node, f"read by {name}")
-        elif isinstance(module, NORMS) and (plain or not module.affine) and self._fits(name, module, value):
+        elif (
+            isinstance(module, NORMS)
+            and (plain or not module.affine)
+            and self._fits(name, module, value)
+        ):
             self.found.norms[name] = value
             self._pass(node, lambda c: _normalized(module, c))
-        elif isinstance(module, ELEMENTWISE) or (isinstance(module, nn.PReLU) and module.num_parameters == 1):
+        elif isinstance(module, ELEMENTWISE) or (
+            isinstance(module, nn.PReLU) and module.num_parameters == 1
+        ):
             self._pass(node, lambda c: module(c.clone()))
         elif isinstance(module, SAME):
             self._pass(node, lambda c: c)
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             self._pass(node, lambda c: c, "flat" if value.kind == "channels" else None)
-        elif isinstance(module, MAX_POOLS) and value.kind == "channels" and not getattr(module, "return_indices", 0):
+        elif (
+            isinstance(module, MAX_POOLS)
+            and value.kind == "channels"
+            and not getattr(module, "return_indices", 0)
+        ):
             self._pass(node, lambda c: c)
         elif isinstance(module, MEAN_POOLS) and value.kind == "channels":
             self._pass(node, lambda c: unknown(c) if _changes_means(module) else c)
         else:
-            where = ", but for (N, units): pass an example_x of such" if isinstance(module, nn.BatchNorm1d) else ""
+            where = (
+                ", but for (N, units): pass an example_x of such"
+                if isinstance(module, nn.BatchNorm1d)
+                else ""
+            )
             self._leave(node, f"{type(module).__name__} is not followed{where}")
 
     def _fits(self, name: str, module: Any, value: Value) -> bool:
@@ -273,17 +345,27 @@ class _Follower:
         if value.kind == "channels":
             return bool(module.num_features == value.group.n)
         known = value.kind == "flat" or name in self.matrices
-        return known and isinstance(module, nn.BatchNorm1d) and module.num_features % value.group.n == 0
+        return (
+            known
+            and isinstance(module, nn.BatchNorm1d)
+            and module.num_features % value.group.n == 0
+        )
 
     def _layer(self, node: fx.Node, name: str, module: Any, value: Value | None) -> None:
         linear = isinstance(module, nn.Linear)
         total = module.in_features if linear else module.in_channels
         layer = Layer(name, module, Group(module.out_features if linear else module.out_channels))
-        if value is not None and (value.kind == "channels") != linear and total % value.group.n == 0:
+        if (
+            value is not None
+            and (value.kind == "channels") != linear
+            and total % value.group.n == 0
+        ):
             layer.source, layer.read = node.args[0], value  # type: ignore[assignment]
         else:
             self._stop(node, f"read by {layer.name} on another axis")
-        self.values[node] = Value(layer.made, "last" if linear else "channels", module.weight.ndim - 2)
+        self.values[node] = Value(
+            layer.made, "last" if linear else "channels", module.weight.ndim - 2
+        )
         self.found.layers[layer.name] = layer
         self.found.rules.append((node, lambda constants: self.outputs(layer, constants)))
 
@@ -313,7 +395,12 @@ class _Follower:
             self._pass(node, lambda c: c if node.kwargs.get("training") is False else unknown(c))
         elif first and _flattens(node):
             self._pass(node, lambda c: c, "flat" if value.kind == "channels" else None)
-        elif alone and target in MAX_POOL_CALLS and value.kind == "channels" and not node.kwargs.get("return_indices"):
+        elif (
+            alone
+            and target in MAX_POOL_CALLS
+            and value.kind == "channels"
+            and not node.kwargs.get("return_indices")
+        ):
             self._pass(node, lambda c: c)
         elif alone and target in MEAN_POOL_CALLS and value.kind == "channels":
             self._pass(node, lambda c: c if "adaptive" in target.__name__ else unknown(c))
@@ -335,7 +422,9 @@ class _Follower:
         self.values[node] = values[0]
 
         def rule(constants: Constants) -> Tensor:
-            return function(*(constants[s] if isinstance(s, fx.Node) else torch.as_tensor(s) for s in sides))
+            return function(
+                *(constants[s] if isinstance(s, fx.Node) else torch.as_tensor(s) for s in sides)
+            )
 
         self.found.rules.append((node, rule))
 
@@ -349,13 +438,19 @@ def _is_depthwise(module: Any, value: Value) -> bool:
 
 def _changes_what_others_read(node: fx.Node, module: Any = None) -> bool:
     """Whether an operation in place has a source that something else reads as well."""
-    place = node.target is operator.iadd or getattr(module, "inplace", False) or node.kwargs.get("inplace", False)
+    place = (
+        node.target is operator.iadd
+        or getattr(module, "inplace", False)
+        or node.kwargs.get("inplace", False)
+    )
     place = place or (node.target is F.relu and node.args[1:] == (True,))
     return bool(place) and isinstance(node.args[0], fx.Node) and len(node.args[0].users) > 1
 
 
 def _changes_means(module: Any) -> bool:
-    """Whether the mean over a window of a constant is another number: zeros are padded, or the divisor is given."""
+    """Whether the mean over a window of a constant is another number: zeros are padded, or the
+    divisor is given.
+    """
     padding = getattr(module, "padding", 0)  # adaptive pooling has none
     padded = any(padding) if isinstance(padding, tuple) else padding
     return bool(padded) or getattr(module, "divisor_override", None) is not None
@@ -380,7 +475,9 @@ def _asks_rows(node: fx.Node) -> bool:
 def _flattens(node: fx.Node) -> bool:
     """flatten(x, 1), x.flatten(1), x.view(x.size(0), -1) or the like."""
     if node.target in (torch.flatten, "flatten"):
-        options: Any = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
+        options: Any = (
+            dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
+        )
         return (options.get("start_dim", 0), options.get("end_dim", -1)) == (1, -1)
     if node.target not in ("view", "reshape", torch.reshape) or node.kwargs:
         return False

@@ -16,7 +16,9 @@ from bayou.params import Params
 class Pruning:
     """The network, the ratios E²/Var of its weights as matrices (out, in), and which units stay."""
 
-    def __init__(self, net: nn.Module, mean: Params, std: Params, matrices: Collection[str] = ()) -> None:
+    def __init__(
+        self, net: nn.Module, mean: Params, std: Params, matrices: Collection[str] = ()
+    ) -> None:
         self.net, self.std = net, std
         self.followed = follow(net, self._constant_outputs, matrices)
         self.layers = self.followed.layers
@@ -27,7 +29,10 @@ class Pruning:
             value = mean.get(name, weight)
             spread = std.get(name, torch.zeros_like(value))
             self.full[name] = torch.where(value == 0, 0.0, value.square() / spread.square())
-        self.ratios = {name: _matrix(layer, self.full[f"{name}.weight"]).amax(2) for name, layer in self.layers.items()}
+        self.ratios = {
+            name: _matrix(layer, self.full[f"{name}.weight"]).amax(2)
+            for name, layer in self.layers.items()
+        }
         like = next(net.parameters())
         self.dtype, self.device = like.dtype, like.device
         self.stays = {layer.units: self._all(layer.units.n) for layer in self.layers.values()}
@@ -43,7 +48,9 @@ class Pruning:
             self.ratios[name] = ratio.masked_fill(ratio < threshold, 0.0)
 
     def _weights(self) -> Params:
-        """Return the weights of all linear layers and convolutions by the name of the tensor, tied ones once."""
+        """Return the weights of all linear layers and convolutions by the name of the tensor, tied
+        ones once.
+        """
         followed = {f"{name}.weight": layer.module.weight for name, layer in self.layers.items()}
         return followed | self.others
 
@@ -92,13 +99,16 @@ class Pruning:
             pass
 
     def _remove(self) -> bool:
-        """Remove the units that every layer which reads them can do without; whether there were any.
+        """Remove the units that every layer which reads them can do without; whether there were
+        any.
 
-        A layer can do without a constant that is added to its bias. A depthwise convolution has the units that it
-        reads, and needs none for itself.
+        A layer can do without a constant that is added to its bias. A depthwise convolution has the
+        units that it reads, and needs none for itself.
         """
         constants = self._constants()
-        read_by = {group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()}
+        read_by = {
+            group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()
+        }
         needed_by = {group: torch.zeros_like(score) for group, score in read_by.items()}
         for name, layer in self.layers.items():
             if layer.source is None or layer.read is None:
@@ -131,8 +141,12 @@ class Pruning:
             width = _round(weight, self.std.get(f"{name}.weight"), used, used)
             if width is not None:
                 found[f"{name}.weight"] = width
-                self.ratios[name] = self.ratios[name].masked_fill((_matrix(layer, weight) == 0).all(2), 0.0)
-        filters = {f"{name}.weight": self._stays_of(layer) for name, layer in self.depthwise.items()}
+                self.ratios[name] = self.ratios[name].masked_fill(
+                    (_matrix(layer, weight) == 0).all(2), 0.0
+                )
+        filters = {
+            f"{name}.weight": self._stays_of(layer) for name, layer in self.depthwise.items()
+        }
         for name, weight in self.others.items():
             used = weight != 0
             if name in filters:
@@ -147,9 +161,17 @@ class Pruning:
         return self.stays[layer.value.group.find()]
 
     def round_biases(self) -> dict[str, int]:
-        """Put the biases on a grid too, after removed constants were added to them; the bits of a number of each."""
-        stays = {name: (layer.module.bias, self.stays[layer.units]) for name, layer in self.layers.items()}
-        stays |= {name: (layer.module.bias, self._stays_of(layer)) for name, layer in self.depthwise.items()}
+        """Put the biases on a grid too, after removed constants were added to them; the bits of a
+        number of each.
+        """
+        stays = {
+            name: (layer.module.bias, self.stays[layer.units])
+            for name, layer in self.layers.items()
+        }
+        stays |= {
+            name: (layer.module.bias, self._stays_of(layer))
+            for name, layer in self.depthwise.items()
+        }
         found = {
             f"{name}.bias": _round(bias, self.std.get(f"{name}.bias"), stay, ...)
             for name, (bias, stay) in stays.items()
@@ -162,7 +184,12 @@ class Pruning:
         constants = self._constants()
         biases = {name: self._bias(layer, constants) for name, layer in self.layers.items()}
         for name, layer in self.layers.items():
-            module, bias, out, inputs = layer.module, biases[name], self.stays[layer.units], self._inputs(layer)
+            module, bias, out, inputs = (
+                layer.module,
+                biases[name],
+                self.stays[layer.units],
+                self._inputs(layer),
+            )
             for axis, stay in zip(layer.axes, (out, inputs), strict=True):
                 module.weight = _fixed(module.weight.index_select(axis, stay.nonzero()[:, 0]))
             if module.bias is not None or bool(bias.any()):
@@ -185,7 +212,9 @@ class Pruning:
             for key in ("weight", "bias", "running_mean", "running_var"):
                 old = getattr(norm, key)
                 if old is not None:
-                    setattr(norm, key, _fixed(old[stay]) if isinstance(old, nn.Parameter) else old[stay])
+                    setattr(
+                        norm, key, _fixed(old[stay]) if isinstance(old, nn.Parameter) else old[stay]
+                    )
             norm.num_features = int(stay.sum())
 
     def whole(self) -> dict[str, str]:
@@ -198,7 +227,9 @@ class Pruning:
 
 
 def _other_weights(net: nn.Module, followed: Collection[str]) -> Params:
-    """Return the weights of linear layers and convolutions that are depthwise or not followed, by name."""
+    """Return the weights of linear layers and convolutions that are depthwise or not followed, by
+    name.
+    """
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     weights: Params = {}
     for name, module in net.named_modules():
@@ -209,19 +240,27 @@ def _other_weights(net: nn.Module, followed: Collection[str]) -> Params:
 
 def _matrix(layer: Layer, weight: Tensor) -> Tensor:
     """A weight as (out, in, positions)."""
-    return weight.movedim(layer.axes, (0, 1)).reshape(weight.shape[layer.axes[0]], weight.shape[layer.axes[1]], -1)
+    return weight.movedim(layer.axes, (0, 1)).reshape(
+        weight.shape[layer.axes[0]], weight.shape[layer.axes[1]], -1
+    )
 
 
 def _outer(layer: Layer, out: Tensor, inputs: Tensor) -> Tensor:
-    """Which numbers of a weight have one of these outputs and one of these inputs, in a shape that broadcasts."""
-    shapes = [[-1 if axis == own else 1 for axis in range(layer.module.weight.ndim)] for own in layer.axes]
+    """Which numbers of a weight have one of these outputs and one of these inputs, in a shape that
+    broadcasts.
+    """
+    shapes = [
+        [-1 if axis == own else 1 for axis in range(layer.module.weight.ndim)] for own in layer.axes
+    ]
     return out.reshape(shapes[0]) & inputs.reshape(shapes[1])
 
 
 def _round(tensor: Tensor, std: Tensor | None, used: Tensor, counted: Any) -> int | None:
-    """Round a tensor to multiples of Δ = σ, 1/σ² the mean precision of the ``used`` numbers; bits of the ``counted``.
+    """Round a tensor to multiples of Δ = σ, 1/σ² the mean precision of the ``used`` numbers; bits
+    of the ``counted``.
 
-    None, and no rounding, where one of them is a point or there are none. The bits are of signed whole numbers.
+    None, and no rounding, where one of them is a point or there are none. The bits are of signed
+    whole numbers.
     """
     if std is None or not bool(used.any()) or not bool((std[used] > 0).all()):
         return None

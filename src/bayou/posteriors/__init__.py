@@ -22,16 +22,27 @@ from bayou.posteriors.state import check_base, check_contents, check_made, resto
 
 
 def restore_any(
-    tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, output: Select = None, **options: Any
+    tensors: dict[str, Tensor],
+    config: dict[str, Any],
+    net: nn.Module,
+    output: Select = None,
+    **options: Any,
 ) -> Posterior:
     """The posterior with this state, of any kind; one draw is made as a test."""
     kinds = {cls.kind: cls for cls in Posterior.__subclasses__()}
     path, kind = config["path"], config.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
-        raise FileError(f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}")
+        raise FileError(
+            f"{path} holds a {kind!r}, not a posterior; expected one of {', '.join(kinds)}"
+        )
     check_contents(tensors, config)
     with nullcontext() if options else making("posterior", path):  # the error may be in the options
-        net = selecting(net, restore_spec(path, "output", config.get("output"), object) if output is None else output)
+        net = selecting(
+            net,
+            restore_spec(path, "output", config.get("output"), object)
+            if output is None
+            else output,
+        )
         posterior = kinds[kind].restore(tensors, config, net, **options)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
@@ -44,11 +55,11 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
 
     Args:
         path: the file.
-        net: the network that it was fitted to. Of parameters that were fitted only the shapes matter; those that were
-            frozen are not in the file and must have the same values (a digest tells). It is not changed, and its frozen
-            parameters are shared.
-        options: ``prior``, ``likelihood``, ``rules`` or ``output`` of the fit, if they have functions or classes of the
-            user, which a file cannot hold.
+        net: the network that it was fitted to. Of parameters that were fitted only the shapes
+            matter; those that were frozen are not in the file and must have the same values (a
+            digest tells). It is not changed, and its frozen parameters are shared.
+        options: ``prior``, ``likelihood``, ``rules`` or ``output`` of the fit, if they have
+            functions or classes of the user, which a file cannot hold.
 
     Raises:
         FileError: for a file that is missing, truncated, damaged, foreign, or of another network.
@@ -68,4 +79,13 @@ def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posteri
     return posterior
 
 
-__all__ = ["Empirical", "FileError", "GaussianPosterior", "Guided", "Masked", "Mixture", "Posterior", "load"]
+__all__ = [
+    "Empirical",
+    "FileError",
+    "GaussianPosterior",
+    "Guided",
+    "Masked",
+    "Mixture",
+    "Posterior",
+    "load",
+]

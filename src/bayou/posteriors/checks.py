@@ -39,7 +39,9 @@ CONCERNS = {  # by the name of a check: what its warning or failure says about a
 @final
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, its status and a sentence with the numbers and, unless it is ok, what to do."""
+    """One check: its name, its status and a sentence with the numbers and, unless it is ok, what to
+    do.
+    """
 
     name: str
     status: Status
@@ -58,7 +60,9 @@ class Checks:
 
     def __post_init__(self) -> None:
         order = ("failed", "warning", "ok")
-        object.__setattr__(self, "found", tuple(sorted(self.found, key=lambda check: order.index(check.status))))
+        object.__setattr__(
+            self, "found", tuple(sorted(self.found, key=lambda check: order.index(check.status)))
+        )
 
     @property
     def flags(self) -> tuple[Check, ...]:
@@ -83,10 +87,15 @@ class Checks:
         for check in self.found:
             if check.name == name:
                 return check
-        raise KeyError(f"there is no check {name!r}; there are {', '.join(c.name for c in self.found) or 'none'}")
+        raise KeyError(
+            f"there is no check {name!r}; there are {', '.join(c.name for c in self.found) or 'none'}"
+        )
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.found)) or "nothing was checked; bayou.diagnostics.check(posterior, train, held)"
+        return (
+            "\n".join(map(str, self.found))
+            or "nothing was checked; bayou.diagnostics.check(posterior, train, held)"
+        )
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain values."""
@@ -100,14 +109,21 @@ class Checks:
         results = []
         for entry in value:
             check = Check(**entry)
-            if check.status not in MARKS or not isinstance(check.name, str) or not isinstance(check.text, str):
-                raise ValueError(f"a check needs a name, a status of {', '.join(MARKS)} and a text, got {entry!r:.60}")
+            if (
+                check.status not in MARKS
+                or not isinstance(check.name, str)
+                or not isinstance(check.text, str)
+            ):
+                raise ValueError(
+                    f"a check needs a name, a status of {', '.join(MARKS)} and a text, got {entry!r:.60}"
+                )
             results.append(check)
         return Checks(tuple(results))
 
 
 def concern(name: str) -> str:
-    """What a warning or a failure of a check says about a method, as a predicate: "may not have converged".
+    """What a warning or a failure of a check says about a method, as a predicate: "may not have
+    converged".
 
     Args:
         name: of the check, such as "converged".
@@ -116,7 +132,8 @@ def concern(name: str) -> str:
 
 
 def describe_flag(name: str, status: Status, text: str) -> str:
-    """A sentence about a check that is not ok, in which the name of the check is not taken for its result.
+    """A sentence about a check that is not ok, in which the name of the check is not taken for its
+    result.
 
     Args:
         name: of the check.
@@ -128,15 +145,28 @@ def describe_flag(name: str, status: Status, text: str) -> str:
 
 
 def of_history(posterior: Posterior) -> Checks:
-    """Checks that need no data: end of training, convergence, divergent trajectories, collapse, mixing."""
+    """Checks that need no data: end of training, convergence, divergent trajectories, collapse,
+    mixing.
+    """
     history = posterior.history
-    found = [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
+    found = (
+        [_stopped(posterior.stopped)] if posterior.stopped in ("interrupted", "diverged") else []
+    )
     last = history[-1] if history else {}
-    # A Laplace approximation, whose record has an evidence, takes no steps: those of its start count, if there are any.
-    descent = [row for row in history if "elbo" in row or ("log_likelihood" in row and "log_evidence" not in row)]
+    # A Laplace approximation, whose record has an evidence, takes no steps: those of its start
+    # count, if there are any.
+    descent = [
+        row
+        for row in history
+        if "elbo" in row or ("log_likelihood" in row and "log_evidence" not in row)
+    ]
     if descent and ("elbo" in last or "log_likelihood" in last):
         lost = [row["fallen"] for row in history if "fallen" in row]
-        found.append(_converged(_rising(history), int(descent[-1].get("step", JUDGED)) + 1, max(lost, default=0.0)))
+        found.append(
+            _converged(
+                _rising(history), int(descent[-1].get("step", JUDGED)) + 1, max(lost, default=0.0)
+            )
+        )
     if "divergences" in last:
         found.append(_divergences(int(last["divergences"])))
     if "gradient_noise" in last:
@@ -176,20 +206,33 @@ def _annealing(mixing: dict[str, Any]) -> Check:
 
 def _stopped(why: str) -> Check:
     if why == "diverged":
-        return Check("end", "failed", "the chain diverged and its draws are not usable; use a smaller step size")
-    way_out = spell("continue it with the same checkpoint=", "continue it with `bayou resume`, or train it again")
+        return Check(
+            "end",
+            "failed",
+            "the chain diverged and its draws are not usable; use a smaller step size",
+        )
+    way_out = spell(
+        "continue it with the same checkpoint=",
+        "continue it with `bayou resume`, or train it again",
+    )
     return Check("end", "warning", f"the fit was interrupted; {way_out}")
 
 
 def _rising(history: list[dict[str, float]]) -> list[float]:
-    """Nats per thousand steps for every run that ended while its objective was rising and was not continued."""
+    """Nats per thousand steps for every run that ended while its objective was rising and was not
+    continued.
+    """
     found = list[float]()
     open_: dict[str, float] = {}
     for row in history:
-        if row.get("rising") is not None or row["step"] < open_.get("step", 0.0):  # the next member starts
+        if row.get("rising") is not None or row["step"] < open_.get(
+            "step", 0.0
+        ):  # the next member starts
             found += [open_["rising"]] if "rising" in open_ and row["step"] < open_["step"] else []
             open_ = row
-        elif "seconds" in row:  # further training; a row without it belongs to a method that started from this point
+        elif (
+            "seconds" in row
+        ):  # further training; a row without it belongs to a method that started from this point
             open_ = row
     return found + ([open_["rising"]] if "rising" in open_ else [])
 
@@ -222,12 +265,16 @@ def _divergences(count: int) -> Check:
 
 
 def _gradient_noise(noise: float) -> Check:
-    """Minibatches of a sampler without a Metropolis test: their noise makes some directions too wide."""
+    """Minibatches of a sampler without a Metropolis test: their noise makes some directions too
+    wide.
+    """
     text = f"noise of the gradient is {noise:.2g} in a step, in units of the posterior"
     if noise <= MAX_GRADIENT_NOISE:
         return Check("gradient noise", "ok", f"{text}, at most {MAX_GRADIENT_NOISE:g}")
     advice = "use a smaller step_size, adapt=True with a warm-up, or a larger batch_size"
-    return Check("gradient noise", "warning", f"{text}: variances of the draws may be far off; {advice}")
+    return Check(
+        "gradient noise", "warning", f"{text}: variances of the draws may be far off; {advice}"
+    )
 
 
 def _collapse(last: dict[str, float]) -> Check:
@@ -242,13 +289,19 @@ def _collapse(last: dict[str, float]) -> Check:
         said = f"NLL {last['nll']:.3f} on training rows, a constant {last['constant_nll']:.3f}"
     else:
         return Check("collapse", "ok", f"the KL to the prior is {kl:,.0f} nats: no collapse")
-    return Check("collapse", "failed", f"{said}: q has collapsed to the prior, ignoring the data; {advice}")
+    return Check(
+        "collapse", "failed", f"{said}: q has collapsed to the prior, ignoring the data; {advice}"
+    )
 
 
 def _mode(last: dict[str, float]) -> Check:
     own, mode, error = last["nll"], last["mode_nll"], last["nll_error"]
-    limit = f"; up to {last['mode_allowance']:+.3f} is not flagged" if "mode_allowance" in last else ""
-    values = f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f}{limit})"
+    limit = (
+        f"; up to {last['mode_allowance']:+.3f} is not flagged" if "mode_allowance" in last else ""
+    )
+    values = (
+        f"NLL {own:.3f}, the mode {mode:.3f} (difference {own - mode:+.3f} ± {error:.3f}{limit})"
+    )
     if "worse_than_mode" not in last:
         return Check("mode", "ok", values)
     way_out = spell(
@@ -265,4 +318,8 @@ def mixed(rhat: float, ess: float | None = None, what: str = "", chance: float =
     if math.isnan(rhat) or rhat < MAX_RHAT[0] + chance:
         return Check("mixing", "ok", f"the worst R-hat{what} is {rhat:.3f}{size}")
     status: Status = "failed" if rhat > MAX_RHAT[1] + chance else "warning"
-    return Check("mixing", status, f"the chains have not mixed: the worst R-hat{what} is {rhat:.2f}{size}; run longer")
+    return Check(
+        "mixing",
+        status,
+        f"the chains have not mixed: the worst R-hat{what} is {rhat:.2f}{size}; run longer",
+    )

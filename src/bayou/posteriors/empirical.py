@@ -19,10 +19,12 @@ from bayou.target import Target
 class Empirical(Posterior):
     """q(w) = 1/K Σ_k δ(w − w_k): ``stack`` holds the K points, (K, *shape) each.
 
-    Beside all parameters a stack may hold buffers of the network and parameters of the likelihood, one for each point.
-    A tensor that all points share is an expanded view (``value.expand(K, *shape)``): one copy in memory and in files.
-    ``chains``: how many chains the points come from; those of a chain lie side by side, in order. ``mixing``: R-hat,
-    effective sample sizes and the like of a sampler's chains (``docs/methods.md``); None of anything else.
+    Beside all parameters a stack may hold buffers of the network and parameters of the likelihood,
+    one for each point. A tensor that all points share is an expanded view
+    (``value.expand(K, *shape)``): one copy in memory and in files.
+    ``chains``: how many chains the points come from; those of a chain lie side by side, in order.
+    ``mixing``: R-hat, effective sample sizes and the like of a sampler's chains
+    (``docs/methods.md``); None of anything else.
     """
 
     kind = "empirical"
@@ -42,7 +44,9 @@ class Empirical(Posterior):
         self.stack = {name: value.detach() for name, value in stack.items()}
         self.history, self.stopped, self.chains, self.mixing = history or [], "", chains, mixing
         if size(self.stack) % chains:
-            raise ValueError(f"{size(self.stack)} points do not divide into {chains} chains of one length")
+            raise ValueError(
+                f"{size(self.stack)} points do not divide into {chains} chains of one length"
+            )
 
     @property
     def draws(self) -> int:
@@ -52,20 +56,30 @@ class Empirical(Posterior):
         return {name: value[0] for name, value in self.stack.items()}
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Points in random order, each once before any is repeated; with an int seed, a function of (seed, i)."""
+        """Points in random order, each once before any is repeated; with an int seed, a function of
+        (seed, i).
+        """
         check_count(n)
         index = shuffled(self.draws, n, seed, start)
         return {
-            name: value[:1].expand(n, *value.shape[1:]) if shared(value) else value[index.to(value.device)]
+            name: value[:1].expand(n, *value.shape[1:])
+            if shared(value)
+            else value[index.to(value.device)]
             for name, value in self.stack.items()
         }
 
     def mean(self) -> Params:
         """The mean of the points; with several points rarely a good network."""
-        return {name: value.mean(0) for name, value in self.stack.items() if value.is_floating_point()}
+        return {
+            name: value.mean(0) for name, value in self.stack.items() if value.is_floating_point()
+        }
 
     def std(self) -> Params:
-        return {name: value.std(0, correction=0) for name, value in self.stack.items() if value.is_floating_point()}
+        return {
+            name: value.std(0, correction=0)
+            for name, value in self.stack.items()
+            if value.is_floating_point()
+        }
 
     def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:
         if samples is not None:
@@ -79,21 +93,27 @@ class Empirical(Posterior):
         return tensors, config | {"chains": self.chains} | mixing
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Empirical:
+    def restore(
+        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
+    ) -> Empirical:
         target = restore_target(tensors, config, net, **options)
         device = next(net.parameters()).device
         stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
         points = max(len(value) for value in stack.values())
         stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
         network, mixing = restore_network(target, tensors, config), config.get("mixing")
-        return cls(target, network, stack, config["history"], chains=config["chains"], mixing=mixing)
+        return cls(
+            target, network, stack, config["history"], chains=config["chains"], mixing=mixing
+        )
 
     def __repr__(self) -> str:
         weights = sum(value[0].numel() for value in self.stack.values())
         points = f"{self.draws:,} points" if self.draws > 1 else "a point"
         chains = f" of {self.chains} chains" if self.chains > 1 else ""
         mixing = self.mixing or {}
-        mixed = f"; R-hat {mixing['r_hat']:.3g}, ESS {mixing['ess']:.0f}" if "r_hat" in mixing else ""
+        mixed = (
+            f"; R-hat {mixing['r_hat']:.3g}, ESS {mixing['ess']:.0f}" if "r_hat" in mixing else ""
+        )
         mixed += "" if mixing.get("mixed", True) else ", not mixed"
         return f"Empirical({type(self.target.net).__name__}: {points}{chains} of {weights:,} weights{mixed})"
 
@@ -104,5 +124,7 @@ def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:
     rounds = range(start // count, -(-(start + n) // count))
     if not rounds:
         return torch.empty(0, dtype=torch.long)
-    orders = torch.cat([rng.permutation(count, rng.fold(seed, "round", number)) for number in rounds])
+    orders = torch.cat(
+        [rng.permutation(count, rng.fold(seed, "round", number)) for number in rounds]
+    )
     return orders[start % count :][:n]

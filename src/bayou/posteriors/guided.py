@@ -21,12 +21,20 @@ from bayou.guides.multiplicative import Multiplicative
 from bayou.network import evaluating
 from bayou.params import Params, under
 from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import load_state, restore_buffers, restore_spec, restore_target, target_state
+from bayou.posteriors.state import (
+    load_state,
+    restore_buffers,
+    restore_spec,
+    restore_target,
+    target_state,
+)
 from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
 from bayou.specs import to_json
 from bayou.target import Target, prior_specs
 
-REFERENCE = 200  # draws for the reference Normal of each tensor, which the joint density is relative to
+REFERENCE = (
+    200  # draws for the reference Normal of each tensor, which the joint density is relative to
+)
 
 
 class Guided(Posterior):
@@ -36,7 +44,9 @@ class Guided(Posterior):
     centered = True
     bayesian: Bayesian
 
-    def __init__(self, target: Target, bayesian: Bayesian, history: list[dict[str, float]] | None = None) -> None:
+    def __init__(
+        self, target: Target, bayesian: Bayesian, history: list[dict[str, float]] | None = None
+    ) -> None:
         self.target, self.bayesian, self.network = target, bayesian, bayesian.network
         self.history = history or []
         self.stopped = ""
@@ -45,11 +55,15 @@ class Guided(Posterior):
     def draws(self) -> int | None:
         """The number of members that are points (``RankOne``); None for any other family."""
         members = self.bayesian.members
-        return members if members > 1 and all(guide.points for guide in self.bayesian.guides) else None
+        return (
+            members if members > 1 and all(guide.points for guide in self.bayesian.guides) else None
+        )
 
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Draws of all parameters, (n, *shape) each; with an int seed, draw i is a function of (seed, i) alone."""
+        """Draws of all parameters, (n, *shape) each; with an int seed, draw i is a function of
+        (seed, i) alone.
+        """
         check_count(n)
         with evaluating(self.bayesian):
             return self.bayesian.sample(n, seed, start)
@@ -78,16 +92,20 @@ class Guided(Posterior):
         return type(self.bayesian.specs[guide.names[0]]).__name__
 
     def log_prob(self, params: Params) -> Tensor:
-        """log q(w) of tensors (..., *shape); a ValueError where the family has no tractable density."""
+        """log q(w) of tensors (..., *shape); a ValueError where the family has no tractable
+        density.
+        """
         return self.bayesian.log_prob(params)
 
     def as_prior(self) -> dict[str, Prior]:
-        """This posterior as the prior of the next task, ``fit(..., prior=posterior.as_prior())`` (VCL, Nguyen 2018).
+        """This posterior as the prior of the next task, ``fit(..., prior=posterior.as_prior())``
+        (VCL, Nguyen 2018).
 
-        MeanField and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: their density, of all tensors
-        together. MNF has only a bound of its density: its prior is the Normal with the mean and the variance of each
-        weight, without the correlation of the weights of a unit that its gain causes. Other gains and implicit families
-        have none. Points keep their prior.
+        MeanField and SparseVD: a Normal of each tensor. LowRank, JointFlow, Inducing: their
+        density, of all tensors together. MNF has only a bound of its density: its prior is the
+        Normal with the mean and the variance of each weight, without the correlation of the weights
+        of a unit that its gain causes. Other gains and implicit families have none. Points keep
+        their prior.
         """
         names = self.bayesian.names
         old = prior_specs(self.target.prior, self.target.net)
@@ -127,28 +145,42 @@ class Guided(Posterior):
         config["local"] = sorted(self.bayesian.local_names)
         if self.bayesian.position_names:
             config["positions"] = sorted(self.bayesian.position_names)
-        return tensors | {f"guides.{k}": v for k, v in no_grad_state(self.bayesian.guides).items()}, config
+        return tensors | {
+            f"guides.{k}": v for k, v in no_grad_state(self.bayesian.guides).items()
+        }, config
 
     def __repr__(self) -> str:
         weights: dict[str, int] = {}
         mean = self.bayesian.mean()
         for guide in self.bayesian.guides:
             family = self._family(guide)
-            weights[family] = weights.get(family, 0) + sum(mean[name].numel() for name in guide.names)
+            weights[family] = weights.get(family, 0) + sum(
+                mean[name].numel() for name in guide.names
+            )
         families = " + ".join(f"{family} over {count:,}" for family, count in weights.items())
-        last = f", last ELBO {self.history[-1]['elbo']:,.1f}" if self.history and "elbo" in self.history[-1] else ""
+        last = (
+            f", last ELBO {self.history[-1]['elbo']:,.1f}"
+            if self.history and "elbo" in self.history[-1]
+            else ""
+        )
         if last and self.bayesian.position_names:
             last += " (an approximation: noise per position; bayou.elbo has the bound)"
-        stopped = f", {self.stopped} after {int(self.history[-1]['step']) + 1:,} steps" if self.history else ""
+        stopped = (
+            f", {self.stopped} after {int(self.history[-1]['step']) + 1:,} steps"
+            if self.history
+            else ""
+        )
         net = type(self.target.net).__name__
         return f"Guided({net}: {families} of {sum(weights.values()):,} weights{last}{stopped})"
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Guided:
+    def restore(
+        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
+    ) -> Guided:
         """The posterior in a file.
 
-        A file holds no code: pass ``rules``, ``prior`` or ``likelihood`` again if they have a callable (a flow, a
-        density as a prior).
+        A file holds no code: pass ``rules``, ``prior`` or ``likelihood`` again if they have a
+        callable (a flow, a density as a prior).
         """
         path = config["path"]
         rules: Rules | None = options.pop("rules", None)
@@ -158,19 +190,29 @@ class Guided(Posterior):
             for names, spec in config["rules"]:
                 made = restore_spec(path, "rules", spec, GuideSpec)
                 rules |= dict.fromkeys(map(glob.escape, names), made)
-        with rng.isolated(0, next(net.parameters()).device):  # flows start at random weights, which the file's replace
+        with rng.isolated(
+            0, next(net.parameters()).device
+        ):  # flows start at random weights, which the file's replace
             bayesian = Bayesian(target.net, rules, target.prior)
         restore_buffers(bayesian.network, target, tensors, path)
         state = under("guides.", tensors)
-        for number, guide in enumerate(bayesian.guides):  # tensors missing in the file have the dtype of their guide
-            own = (value.dtype for value in under(f"{number}.", state).values() if value.is_floating_point())
+        for number, guide in enumerate(
+            bayesian.guides
+        ):  # tensors missing in the file have the dtype of their guide
+            own = (
+                value.dtype
+                for value in under(f"{number}.", state).values()
+                if value.is_floating_point()
+            )
             guide.to(next(own, None))
         load_state(bayesian.guides, state, path, "network and these rules")
         for number, guide in enumerate(bayesian.guides):
             dtypes = {value.dtype for value in guide.parameters()}
             if len(dtypes) > 1:
                 words = " and ".join(sorted(map(str, dtypes)))
-                raise FileError(f"{path} has {words} in 'guides.{number}', expected one dtype; fit again")
+                raise FileError(
+                    f"{path} has {words} in 'guides.{number}', expected one dtype; fit again"
+                )
         bayesian.local_names = frozenset(config["local"])
         bayesian.position_names = frozenset(config.get("positions", ()))
         return cls(target, bayesian.eval(), config["history"])
@@ -225,10 +267,17 @@ def _joint(guide: Guide) -> dict[str, Prior]:
     """The priors of a family over several tensors."""
     if isinstance(guide, LowRankGaussian):
         std, factor = guide.split(guide.log_std.exp()), guide.split(guide.factor.mT)
-        tensors = {f"std.{n}": v for n, v in std.items()} | {f"factor.{n}": v for n, v in factor.items()}
+        tensors = {f"std.{n}": v for n, v in std.items()} | {
+            f"factor.{n}": v for n, v in factor.items()
+        }
         mean = {name: value.detach().clone() for name, value in guide.mean().items()}
         density = JointNormal(mean, LowRankPlusDiagonal(guide.shapes, tensors), {})
         return joint_rules(density, mean, guide.std(), guide.names)
     draws = guide.sample(REFERENCE, 0)
     mean = {name: value.mean(0) for name, value in draws.items()}
-    return joint_rules(GroupDensity(guide), mean, {name: value.std(0) for name, value in draws.items()}, guide.names)
+    return joint_rules(
+        GroupDensity(guide),
+        mean,
+        {name: value.std(0) for name, value in draws.items()},
+        guide.names,
+    )

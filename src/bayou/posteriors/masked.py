@@ -1,4 +1,6 @@
-"""The posterior of MC dropout: one set of weights and random masks over the units that dropout reaches."""
+"""The posterior of MC dropout: one set of weights and random masks over the units that dropout
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,37 @@ from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
 from bayou.target import Target
 
-SEED, MASK = "dropout.seed", "dropout.mask"  # tensors of a draw: the seed of its masks, or the masks themselves
+SEED, MASK = (
+    "dropout.seed",
+    "dropout.mask",
+)  # tensors of a draw: the seed of its masks, or the masks themselves
 
 UNITS = {F.dropout, torch.dropout, torch.dropout_}  # a mask entry per unit
-CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_}  # per channel
+CHANNELS = {
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    torch.feature_dropout,
+    torch.feature_dropout_,
+}  # per channel
 IN_PLACE = {torch.dropout_, torch.feature_dropout_}
 CALLS = UNITS | CHANNELS
 BATCHED = {F.dropout1d: 3, F.dropout3d: 5}  # axes of a batch; one fewer is a single example
 
 
 class Masks(TorchFunctionMode):
-    """Inside: every dropout call, of a module or a function, in train or eval mode, applies a mask made of ``seed``.
+    """Inside: every dropout call, of a module or a function, in train or eval mode, applies a mask
+    made of ``seed``.
 
-    m ~ Bernoulli(1 − p), x ↦ x ⊙ m/(1 − p); call number k of a pass has mask k. The mask has the shape of one row, so
-    that all rows see the same network. ``masks``: those to use, in the order of the calls; missing ones are drawn and
-    appended. ``nn.MultiheadAttention`` drops weights of its attention by a mask (heads, queries, keys).
+    m ~ Bernoulli(1 − p), x ↦ x ⊙ m/(1 − p); call number k of a pass has mask k. The mask has the
+    shape of one row, so that all rows see the same network. ``masks``: those to use, in the order
+    of the calls; missing ones are drawn and appended. ``nn.MultiheadAttention`` drops weights of
+    its attention by a mask (heads, queries, keys).
     """
 
-    def __init__(self, seed: int, p: float | None = None, masks: list[Tensor] | None = None) -> None:
+    def __init__(
+        self, seed: int, p: float | None = None, masks: list[Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.seed, self.p, self.masks = seed, p, masks
         self.shapes: list[torch.Size] = []  # of the inputs of the calls so far
@@ -49,7 +64,9 @@ class Masks(TorchFunctionMode):
 
     def _drop(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """Apply the next mask to the input of a dropout call."""
-        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | (kwargs or {})
+        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | (
+            kwargs or {}
+        )
         x, p = given["input"], self.p if self.p is not None else given.get("p", 0.5)
         if x.ndim < BATCHED.get(func, 0):
             raise ValueError(
@@ -70,9 +87,11 @@ class Masks(TorchFunctionMode):
         return x.copy_(y) if given.get("inplace", False) or func in IN_PLACE else y
 
     def _attend(self, call: inspect.BoundArguments) -> tuple[Tensor, Tensor | None]:
-        """Compute multi-head attention whose weights are dropped: softmax(q·kᵀ) ⊙ m/(1 − p)·v for each head.
+        """Compute multi-head attention whose weights are dropped: softmax(q·kᵀ) ⊙ m/(1 − p)·v for
+        each head.
 
-        The function computes all heads of a batch as one axis, and drops with a rate that an eval mode sets to 0.
+        The function computes all heads of a batch as one axis, and drops with a rate that an eval
+        mode sets to 0.
         """
         call.apply_defaults()
         given = call.arguments
@@ -100,7 +119,9 @@ class Masks(TorchFunctionMode):
 
 
 def _values_by_head(given: dict[str, Any]) -> Tensor:
-    """Return the values v of multi-head attention, (rows, heads, keys, size of a head), from its arguments."""
+    """Return the values v of multi-head attention, (rows, heads, keys, size of a head), from its
+    arguments.
+    """
     heads = given["num_heads"]
     value = given["value"]
     rows = value.shape[1]
@@ -123,7 +144,8 @@ def _values_by_head(given: dict[str, Any]) -> Tensor:
 class Masked(Posterior):
     """q: the weights are a point, the units are dropped at random (Gal & Ghahramani 2016).
 
-    A draw is a function: one mask for each dropout call, shared by all rows, made of the int64 tensor ``dropout.seed``
+    A draw is a function: one mask for each dropout call, shared by all rows, made of the int64
+    tensor ``dropout.seed``
     of the draw. ``p``: a rate for all calls instead of their own.
     """
 
@@ -151,7 +173,9 @@ class Masked(Posterior):
         return next(iter(self.weights.values()), next(self.target.net.parameters())).device
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """The weights, expanded to (n, *shape), and n seeds; with an int seed, draw i is a function of (seed, i)."""
+        """The weights, expanded to (n, *shape), and n seeds; with an int seed, draw i is a function
+        of (seed, i).
+        """
         check_count(n)
         seed = rng.integer(seed)
         seeds = [rng.integer(rng.fold(seed, "dropout", start + i)) for i in range(n)]
@@ -175,8 +199,14 @@ class Masked(Posterior):
         )
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        weights = {name: value for name, value in params.items() if not name.startswith((SEED, MASK))}
-        masks = None if SEED in params else [value for name, value in params.items() if name.startswith(MASK)]
+        weights = {
+            name: value for name, value in params.items() if not name.startswith((SEED, MASK))
+        }
+        masks = (
+            None
+            if SEED in params
+            else [value for name, value in params.items() if name.startswith(MASK)]
+        )
         with Masks(int(params[SEED]) if masks is None else 0, self.p, masks):
             return self.network.evaluate(weights, *inputs)
 
@@ -193,7 +223,9 @@ class Masked(Posterior):
         return tensors, config | {"p": self.p}
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Masked:
+    def restore(
+        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
+    ) -> Masked:
         target = restore_target(tensors, config, net, **options)
         device = next(net.parameters()).device
         weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}

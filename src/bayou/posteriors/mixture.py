@@ -30,10 +30,14 @@ class Mixture(Posterior):
     kind = "mixture"
     mappable = False
 
-    def __init__(self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None) -> None:
+    def __init__(
+        self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None
+    ) -> None:
         if (kinds := len({frozenset(component.like()) for component in components})) != 1:
             what = f"a mixture needs at least one posterior, and all over the same tensors, got {kinds} sets of tensors"
-            raise ValueError(f"{what}; to average other posteriors, join the outputs of their predictions")
+            raise ValueError(
+                f"{what}; to average other posteriors, join the outputs of their predictions"
+            )
         self.components = list(components)
         self.target = self.components[0].target
         self.history, self.stopped = history or [], ""
@@ -73,12 +77,18 @@ class Mixture(Posterior):
             first = rounds[here[0]] if here else 0
             drawn = component.sample(len(here), rng.fold(seed, "member", number), first)
             learned = _noise(component)
-            drawn |= {name: v.expand(len(here), *v.shape) for name, v in learned.items() if name not in drawn}
+            drawn |= {
+                name: v.expand(len(here), *v.shape)
+                for name, v in learned.items()
+                if name not in drawn
+            }
             for name, values in drawn.items():
                 slots = found.setdefault(name, [None] * n)
                 for place, value in zip(here, values, strict=True):
                     slots[place] = value
-        stack = {name: torch.stack(slots) if slots else drawn[name] for name, slots in found.items()}  # type: ignore[arg-type]
+        stack = {
+            name: torch.stack(slots) if slots else drawn[name] for name, slots in found.items()
+        }  # type: ignore[arg-type]
         return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
 
     def mean(self) -> Params:
@@ -87,8 +97,13 @@ class Mixture(Posterior):
 
     def std(self) -> Params:
         """√(E[std²] + Var[mean]) over the components."""
-        points = [{name: torch.zeros_like(v) for name, v in _noise(c).items()} for c in self.components]
-        means, stds = self._means(), stack([p | c.std() for p, c in zip(points, self.components, strict=True)])
+        points = [
+            {name: torch.zeros_like(v) for name, v in _noise(c).items()} for c in self.components
+        ]
+        means, stds = (
+            self._means(),
+            stack([p | c.std() for p, c in zip(points, self.components, strict=True)]),
+        )
         return {n: (stds[n].square().mean(0) + means[n].var(0, correction=0)).sqrt() for n in means}
 
     @property
@@ -100,7 +115,9 @@ class Mixture(Posterior):
 
     def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
         if MEMBER not in draw:
-            raise ValueError("a mixture of mixtures cannot be exported; export its components one by one")
+            raise ValueError(
+                "a mixture of mixtures cannot be exported; export its components one by one"
+            )
         return self.component(draw).traceable(_without_member(draw), inputs)
 
     def _means(self) -> Params:
@@ -139,11 +156,15 @@ class Mixture(Posterior):
         } | temperature_state(self)
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Mixture:
+    def restore(
+        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
+    ) -> Mixture:
         from bayou.posteriors import restore_any  # a component may be of any kind, a mixture too
 
         components = [
-            restore_any(under(f"{number}.", tensors), part | {"path": config["path"]}, net, **options)
+            restore_any(
+                under(f"{number}.", tensors), part | {"path": config["path"]}, net, **options
+            )
             for number, part in enumerate(config["components"])
         ]
         return cls(components, config["history"])
@@ -158,4 +179,7 @@ def _without_member(params: Params) -> Params:
 
 def _noise(component: Posterior) -> Params:
     """The learned parameters of the likelihood of a component, for those that it does not draw."""
-    return {f"{NOISE}{name}": value.detach() for name, value in component.target.likelihood.named_parameters()}
+    return {
+        f"{NOISE}{name}": value.detach()
+        for name, value in component.target.likelihood.named_parameters()
+    }

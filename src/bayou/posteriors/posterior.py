@@ -41,21 +41,26 @@ Stage = dict[str, Any]  # of a selection
 class Posterior(ABC):
     """One distribution over tensors: ``sample``; predictions and files are derived from it.
 
-    The tensors of a draw are the parameters of the network by name and, if a method draws them, buffers (the
-    statistics of batch norm) and parameters of the likelihood (``likelihood.log_scale``).
+    The tensors of a draw are the parameters of the network by name and, if a method draws them,
+    buffers (the statistics of batch norm) and parameters of the likelihood
+    (``likelihood.log_scale``).
 
-    ``history``: one record per logging step, {"step", "elbo", "log_likelihood", "kl", "seconds"} for a variational
-    method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step of an epoch has the
-    mean negative log predictive density of held-out data as "validation", if there are any. ``stopped``: how the
-    method ended, "finished", "early" or "interrupted". ``choice``: the reason for this method, if it was selected.
-    ``selection``: what was tried, one record per stage, {"stage", "seconds", "trials"}; trials are settings with their
-    scores on held-out rows.
-    ``temperature``: of predicted logits, or a factor of the scale of the noise (``bayou.calibrate``).
+    ``history``: one record per logging step, {"step", "elbo", "log_likelihood", "kl", "seconds"}
+    for a variational
+    method: estimates from one batch in nats for all data, elbo = log_likelihood − kl. The last step
+    of an epoch has the mean negative log predictive density of held-out data as "validation", if
+    there are any. ``stopped``: how the method ended, "finished", "early" or "interrupted".
+    ``choice``: the reason for this method, if it was selected.
+    ``selection``: what was tried, one record per stage, {"stage", "seconds", "trials"}; trials are
+    settings with their scores on held-out rows.
+    ``temperature``: of predicted logits, or a factor of the scale of the noise
+    (``bayou.calibrate``).
 
-    What only some posteriors have: ``bayesian``, the guides of a variational one; ``stack``, the points of one that is
-    a list of them, from ``chains`` chains with the diagnostics ``mixing``. ``centered``: ``like()`` is the center
-    of a distribution of weights. ``mappable``: ``call`` does not branch on the values of a draw, so that ``vmap`` can
-    map over draws. ``predicts_without_draws``: ``predict`` has a closed form unless ``samples`` are given.
+    What only some posteriors have: ``bayesian``, the guides of a variational one; ``stack``, the
+    points of one that is a list of them, from ``chains`` chains with the diagnostics ``mixing``.
+    ``centered``: ``like()`` is the center of a distribution of weights. ``mappable``: ``call`` does
+    not branch on the values of a draw, so that ``vmap`` can map over draws.
+    ``predicts_without_draws``: ``predict`` has a closed form unless ``samples`` are given.
     """
 
     kind: ClassVar[str]
@@ -73,7 +78,9 @@ class Posterior(ABC):
     stack: Params | None = None
     chains: int = 1
     mixing: dict[str, Any] | None = None
-    held_out_index: Tensor | None = None  # rows of the data of a fit that it held out, if there are any
+    held_out_index: Tensor | None = (
+        None  # rows of the data of a fit that it held out, if there are any
+    )
     _checks: Checks | None = None
     _pending_check: Callable[[Posterior], Checks] | None = None
 
@@ -83,10 +90,11 @@ class Posterior(ABC):
 
     @property
     def checks(self) -> Checks:
-        """The results of checks: end of the fit, convergence, and a comparison with baselines on some rows.
+        """The results of checks: end of the fit, convergence, and a comparison with baselines on
+        some rows.
 
-        ``bayou.fit`` leaves some rows for this comparison, which is made when the checks are first read;
-        ``bayou.diagnostics.check`` makes it with other rows.
+        ``bayou.fit`` leaves some rows for this comparison, which is made when the checks are first
+        read; ``bayou.diagnostics.check`` makes it with other rows.
         """
         if self._pending_check is not None:
             pending = self._pending_check
@@ -110,7 +118,8 @@ class Posterior(ABC):
     def take_units(self, units: Units) -> None:
         """Convert the posterior, which was fitted to standardized rows, to the units of the user.
 
-        The units of its networks must be active. Log-densities of y in the history change by Σ log scale for each row.
+        The units of its networks must be active. Log-densities of y in the history change by Σ log
+        scale for each row.
 
         Args:
             units: the units of x and y.
@@ -123,7 +132,10 @@ class Posterior(ABC):
         )
 
         def convert(record: dict[str, Any]) -> dict[str, Any]:
-            return {key: value + changes[key] if key in changes else value for key, value in record.items()}
+            return {
+                key: value + changes[key] if key in changes else value
+                for key, value in record.items()
+            }
 
         self.target = self.target.in_units(units.output.scale)
         self.history = [convert(record) for record in self.history]
@@ -140,7 +152,9 @@ class Posterior(ABC):
         return {name: stack[0] for name, stack in self.sample(1, seed=0).items()}
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        """The network's outputs with these parameters, in eval mode; any number of threads may call it."""
+        """The network's outputs with these parameters, in eval mode; any number of threads may call
+        it.
+        """
         return self.network.evaluate(params, *inputs)
 
     @abstractmethod
@@ -149,10 +163,14 @@ class Posterior(ABC):
 
     @abstractmethod
     def std(self) -> Params:
-        """The standard deviation of every number, (*shape) each; a ValueError where it has no closed form."""
+        """The standard deviation of every number, (*shape) each; a ValueError where it has no
+        closed form.
+        """
 
     def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:
-        """Draws by chain, (chains, draws, *shape) each: all points of a list; else ``samples`` (1,000) as one chain."""
+        """Draws by chain, (chains, draws, *shape) each: all points of a list; else ``samples``
+        (1,000) as one chain.
+        """
         stack = self.sample(min(1000, self.draws or 1000) if samples is None else samples, seed)
         return {name: value.unsqueeze(0) for name, value in stack.items()}
 
@@ -161,15 +179,21 @@ class Posterior(ABC):
         return self
 
     def joined(self, other: Posterior, names: Collection[str]) -> Posterior | None:
-        """This posterior with the tensors ``names`` of another, independent of the rest; None without a closed form."""
+        """This posterior with the tensors ``names`` of another, independent of the rest; None
+        without a closed form.
+        """
         return None
 
     def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
-        """A posterior and a draw with the same function, whose ``call`` is one graph; a ValueError if there is none."""
+        """A posterior and a draw with the same function, whose ``call`` is one graph; a ValueError
+        if there is none.
+        """
         return self, draw
 
     def as_prior(self) -> dict[str, Prior]:
-        """This posterior as the prior of the next task; a ValueError if its tensors have no separate densities."""
+        """This posterior as the prior of the next task; a ValueError if its tensors have no
+        separate densities.
+        """
         raise ValueError(
             f"{type(self).__name__} has no separate density for each tensor, as a prior needs; use VI(MeanField())"
         )
@@ -179,14 +203,20 @@ class Posterior(ABC):
         return self.target.priors
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
-        """The relevance of inputs: the prior scale s·a_i of each unit of the first layer, the largest 1: (inputs,).
+        """The relevance of inputs: the prior scale s·a_i of each unit of the first layer, the
+        largest 1: (inputs,).
 
-        It needs a prior per unit, ``Normal("fan_in", learn="units")`` or ``"in"``, and inputs of one scale: a column
-        with small values has large weights. ``where``: a pattern of tensors, for other layers.
+        It needs a prior per unit, ``Normal("fan_in", learn="units")`` or ``"in"``, and inputs of
+        one scale: a column with small values has large weights. ``where``: a pattern of tensors,
+        for other layers.
         """
         priors = self.bound_priors()
         weights = [name for name, prior in priors.items() if len(prior.shape) > 1]
-        picked = dict.fromkeys(weights[:1], True) if where is None else match(weights, {where: True}, default=False)
+        picked = (
+            dict.fromkeys(weights[:1], True)
+            if where is None
+            else match(weights, {where: True}, default=False)
+        )
         found: dict[str, Tensor] = {}
         for name in (name for name, wanted in picked.items() if wanted):
             prior = priors[name]
@@ -202,12 +232,16 @@ class Posterior(ABC):
 
     @property
     def draws(self) -> int | None:
-        """The number of different draws: 1 for a point, the members of an ensemble; None for a continuum."""
+        """The number of different draws: 1 for a point, the members of an ensemble; None for a
+        continuum.
+        """
         return None
 
     @property
     def members(self) -> int:
-        """The number of points or components, whose mean is none of them; 1 for any other posterior."""
+        """The number of points or components, whose mean is none of them; 1 for any other
+        posterior.
+        """
         return self.draws or 1
 
     @abstractmethod
@@ -216,22 +250,29 @@ class Posterior(ABC):
 
     @classmethod
     @abstractmethod
-    def restore(cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any) -> Posterior:
-        """The posterior with this ``state``, for the network it was fitted to; a FileError if they do not match."""
+    def restore(
+        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
+    ) -> Posterior:
+        """The posterior with this ``state``, for the network it was fitted to; a FileError if they
+        do not match.
+        """
 
     @torch.no_grad()
     def to_module(self, params: Params | None = None, *, seed: rng.Seed = None) -> nn.Module:
-        """A network of the user's class in eval mode with tensors of this posterior: one function out of many.
+        """A network of the user's class in eval mode with tensors of this posterior: one function
+        out of many.
 
-        It shares the frozen tensors. Other random quantities (masks, noise of the likelihood) and a temperature are not
-        part of it; the draw of a linearized Laplace is the network with these weights, as with ``using("sampled")``.
+        It shares the frozen tensors. Other random quantities (masks, noise of the likelihood) and a
+        temperature are not part of it; the draw of a linearized Laplace is the network with these
+        weights, as with ``using("sampled")``.
 
         Args:
             params: a draw, ``{name: value[0] for name, value in posterior.sample(1).items()}``.
-            seed: of a draw to make. Without either, a single representative set of weights: the point of MLE and MAP;
-                the mode of Laplace and the average of SWAG; the mean of VI and IVON; the weights of MC dropout, which
-                is then off. Several points, a mixture and families whose mean has no closed form (MNF) have none and
-                raise a ValueError; give a seed instead.
+            seed: of a draw to make. Without either, a single representative set of weights: the
+                point of MLE and MAP; the mode of Laplace and the average of SWAG; the mean of VI
+                and IVON; the weights of MC dropout, which is then off. Several points, a mixture
+                and families whose mean has no closed form (MNF) have none and raise a ValueError;
+                give a seed instead.
         """
         if seed is not None:
             params = {name: value[0] for name, value in self.sample(1, seed).items()}
@@ -246,11 +287,15 @@ class Posterior(ABC):
                 raise ValueError(f"{error}; for a network draw one: to_module(seed=0)") from None
         network = self.component(params).network
         state = network.buffers()
-        state |= {name: value for name, value in params.items() if name in state or name in network.names}
+        state |= {
+            name: value for name, value in params.items() if name in state or name in network.names
+        }
         return with_state(self.target.net, state).eval()
 
     def save(self, path: StrPath) -> None:
-        """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code inside."""
+        """Write the posterior to a file that ``bayou.load`` reads; atomic, checksummed, no code
+        inside.
+        """
         tensors, config = self.state()
         config |= {"base": self.target.base(), "checks": self.checks.to_json()}
         write_file(path, {n: whole(value) for n, value in tensors.items()}, config)
@@ -271,12 +316,14 @@ class Posterior(ABC):
         Shapes: outputs (samples, B, ...).
 
         Args:
-            x: a tensor (B, ...), a tuple or a mapping of them, or a DataLoader that does not shuffle: the rows of all
-                its batches, whose labels are left out.
+            x: a tensor (B, ...), a tuple or a mapping of them, or a DataLoader that does not
+                shuffle: the rows of all its batches, whose labels are left out.
             samples: the number of functions; by default 100, or all ``draws`` if there are fewer.
-            seed: of the draws. Another seed gives other draws, and ``None`` takes them from torch's global stream.
-            chunk: functions computed at a time; by default as many as fit into a moderate amount of memory, half as
-                many wherever that runs out. With a seed it changes no number beyond rounding.
+            seed: of the draws. Another seed gives other draws, and ``None`` takes them from torch's
+                global stream.
+            chunk: functions computed at a time; by default as many as fit into a moderate amount of
+                memory, half as many wherever that runs out. With a seed it changes no number beyond
+                rounding.
             batch_size: rows computed at a time; by default as for ``chunk``.
         """
         for name, value in (("samples", samples), ("chunk", chunk), ("batch_size", batch_size)):
@@ -297,10 +344,13 @@ class Posterior(ABC):
                     noise.setdefault(name.removeprefix(NOISE), []).append(stack.pop(name))
                 part = self.outputs(stack, inputs, batch_size)
                 if start == 0:
-                    outputs = part if len(part) == samples else part.new_empty(samples, *part.shape[1:])
+                    outputs = (
+                        part if len(part) == samples else part.new_empty(samples, *part.shape[1:])
+                    )
                 if outputs is not part:
                     outputs[start : start + len(part)] = part
-        # A copy, so that what was predicted stays when the noise is learned further, and carries no graph.
+        # A copy, so that what was predicted stays when the noise is learned further, and carries no
+        # graph.
         likelihood = copy.deepcopy(self.target.likelihood).requires_grad_(False)
         if noise:
             drawn = {name: torch.cat(values) for name, values in noise.items()}
@@ -314,9 +364,13 @@ class Posterior(ABC):
         return Predictive(likelihood, outputs)
 
     def place(self, x: Any) -> tuple[Any, ...]:
-        """The inputs on the device of the parameters; invalid ones raise an error here, not deep inside the network."""
+        """The inputs on the device of the parameters; invalid ones raise an error here, not deep
+        inside the network.
+        """
         (name, first), own = next(self.target.net.named_parameters()), self.like()
-        device = next(iter(own.values()), first).device  # the first one may be frozen, and elsewhere
+        device = next(
+            iter(own.values()), first
+        ).device  # the first one may be frozen, and elsewhere
         return placed(x, own.get(name, first).new_empty(0, device=device))
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
@@ -324,15 +378,21 @@ class Posterior(ABC):
         return self.network.dry_run(self.like, inputs)
 
     def isolated(self, inputs: tuple[Any, ...], seed: rng.Seed) -> AbstractContextManager[None]:
-        """A network that draws random numbers in eval mode (dropout that is always on) draws them from the seed."""
+        """A network that draws random numbers in eval mode (dropout that is always on) draws them
+        from the seed.
+        """
         random = self.dry_run(inputs).random
         return rng.isolated(rng.integer(seed), inputs[0].device) if random else nullcontext()
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
-        """Outputs of the functions of a stack, (S, B, *out), ``rows`` at a time; processes may share the rows."""
+        """Outputs of the functions of a stack, (S, B, *out), ``rows`` at a time; processes may
+        share the rows.
+        """
         part, cuda = self._drawn_part(stack, inputs), inputs[0].is_cuda
         shares = part < 1
-        function = self._functions(inputs, loop=not (shares or (cuda and self.mappable)))  # a CPU loops as fast
+        function = self._functions(
+            inputs, loop=not (shares or (cuda and self.mappable))
+        )  # a CPU loops as fast
         together = max(1, round(size(stack) * part)) if shares or cuda else 1
         seen, ranks, count = self.dry_run(inputs), current(), len(inputs[0])
         if ranks.size == 1 or count < ranks.size or seen.random or not seen.rows_apart:
@@ -345,20 +405,31 @@ class Posterior(ABC):
         return VmapOrLoop(self.call, (0, *[None] * len(inputs)), loop=loop)
 
     def _drawn_part(self, stack: Params, inputs: tuple[Any, ...]) -> float:
-        """The fraction of the network that differs between the draws of a stack; a map computes the rest once."""
+        """The fraction of the network that differs between the draws of a stack; a map computes the
+        rest once.
+        """
         if not self.mappable or size(stack) < 2:
             return 1.0
         own = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
         drawn = [name for name, value in own.items() if not shared(value)]
-        return self.network.drawn_part(drawn, {name: value[0] for name, value in own.items()}, inputs)
+        return self.network.drawn_part(
+            drawn, {name: value[0] for name, value in own.items()}, inputs
+        )
 
     def _chunk(self, samples: int, inputs: tuple[Any, ...]) -> int:
-        """The number of draws at a time; where most is computed once, as many as are as large as the network."""
+        """The number of draws at a time; where most is computed once, as many as are as large as
+        the network.
+        """
         weights = sum(value.numel() for value in self.like().values())
-        chunk = min(samples, CHUNK_NUMBERS // max(weights, 1), CHUNK_OUTPUTS // max(len(inputs[0]), 1))
+        chunk = min(
+            samples, CHUNK_NUMBERS // max(weights, 1), CHUNK_OUTPUTS // max(len(inputs[0]), 1)
+        )
         if chunk < samples and self._drawn_part(two := self.sample(2, seed=0), inputs) < 1:
             drawn = sum(value[0].numel() for value in two.values() if not shared(value))
-            chunk = min(samples, max(CHUNK_NUMBERS, sum(p.numel() for p in self.target.net.parameters())) // drawn)
+            chunk = min(
+                samples,
+                max(CHUNK_NUMBERS, sum(p.numel() for p in self.target.net.parameters())) // drawn,
+            )
         return max(1, chunk)
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every file of a posterior holds: its kind, target, likelihood and history; and its own tensors, by part."""
+    """What every file of a posterior holds: its kind, target, likelihood and history; and its own
+    tensors, by part.
+    """
     target = posterior.target
     config = {
         "kind": posterior.kind,
@@ -41,15 +43,28 @@ def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tenso
     units = units_of(target.net)
     if units is not None and units.is_active:
         config["units"] = units.to_json()
-    parts = {"likelihood": no_grad_state(target.likelihood), "net": changed_buffers(target, posterior.network)} | parts
-    return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}, config
+    parts = {
+        "likelihood": no_grad_state(target.likelihood),
+        "net": changed_buffers(target, posterior.network),
+    } | parts
+    return {
+        f"{part}.{name}": value
+        for part, tensors in parts.items()
+        for name, value in tensors.items()
+    }, config
 
 
 def changed_buffers(target: Target, network: Network) -> Params:
-    """The buffers of a network for a file: all of them, or where parameters are frozen those that the fit changed."""
+    """The buffers of a network for a file: all of them, or where parameters are frozen those that
+    the fit changed.
+    """
     before = target.network.buffers() if target.frozen else {}
     found = network.buffers().items()
-    return {n: value for n, value in found if n not in before or not torch.equal(value, before[n].to(value))}
+    return {
+        n: value
+        for n, value in found
+        if n not in before or not torch.equal(value, before[n].to(value))
+    }
 
 
 def temperature_state(posterior: Posterior) -> dict[str, float]:
@@ -69,17 +84,30 @@ def _records(value: Any) -> bool:
     return isinstance(value, list) and _all(value, dict)
 
 
-KEYS = {"mixture": ("components",), "empirical": ("chains",), "masked": ("p",)}  # additional keys by kind
+KEYS = {
+    "mixture": ("components",),
+    "empirical": ("chains",),
+    "masked": ("p",),
+}  # additional keys by kind
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "history": ("a list of records", _records),
     "stopped": ("a word", lambda value: isinstance(value, str)),
     "n": ("a positive whole number", _whole),
-    "shapes": ("the shapes of parameters", lambda value: isinstance(value, dict) and _all(value.values(), list)),
+    "shapes": (
+        "the shapes of parameters",
+        lambda value: isinstance(value, dict) and _all(value.values(), list),
+    ),
     "free": ("the names of parameters", lambda value: isinstance(value, list) and _all(value, str)),
     "components": ("a list of posteriors", _records),
     "chains": ("a positive whole number", _whole),
-    "p": ("a rate or nothing", lambda value: value is None or (isinstance(value, float) and 0 < value < 1)),
-    "temperature": ("a positive number", lambda value: isinstance(value, float) and 0 < value < math.inf),
+    "p": (
+        "a rate or nothing",
+        lambda value: value is None or (isinstance(value, float) and 0 < value < 1),
+    ),
+    "temperature": (
+        "a positive number",
+        lambda value: isinstance(value, float) and 0 < value < math.inf,
+    ),
 }
 
 
@@ -92,29 +120,48 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         what, holds = EXPECTED[key]
         if key not in config or not holds(config[key]):
             raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")
-    for name, value in tensors.items():  # buffers may hold any value; components of a mixture are checked one by one
+    for (
+        name,
+        value,
+    ) in (
+        tensors.items()
+    ):  # buffers may hold any value; components of a mixture are checked one by one
         if kind != "mixture" and not name.startswith("net.") and not bool(value.isfinite().all()):
             what = "NaN" if bool(value.isnan().any()) else "infinite numbers"
-            raise FileError(f"{path} has {what} in {name!r}, so that nothing can be predicted with it; fit again")
+            raise FileError(
+                f"{path} has {what} in {name!r}, so that nothing can be predicted with it; fit again"
+            )
         if name.startswith("covariance.") and not value.is_floating_point():
-            raise FileError(f"{path} has {value.dtype} in {name!r}, expected numbers with fractions; fit again")
+            raise FileError(
+                f"{path} has {value.dtype} in {name!r}, expected numbers with fractions; fit again"
+            )
 
 
-def check_made(posterior: Posterior, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module) -> None:
-    """A FileError unless a draw has every parameter in its shape, and the file has the dtypes of the posterior."""
+def check_made(
+    posterior: Posterior, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module
+) -> None:
+    """A FileError unless a draw has every parameter in its shape, and the file has the dtypes of
+    the posterior.
+    """
     path, draw, made = config["path"], posterior.sample(1, seed=0), posterior.state()[0]
     for name in config.get("free", ()):
         got = list(draw[name].shape) if name in draw else "missing"
         shape = [1, *config["shapes"].get(name, [])]
         if got != shape:
-            raise FileError(f"{path} does not fit its own network: a draw of {name!r} is {got}, expected {shape}")
+            raise FileError(
+                f"{path} does not fit its own network: a draw of {name!r} is {got}, expected {shape}"
+            )
     own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     noise = posterior.target.likelihood.state_dict(prefix="likelihood.")
     parts = ("mean", "stack", "weights", "covariance")
-    like = made | {f"{part}.{name}": value for part in parts for name, value in (own | noise).items()}
+    like = made | {
+        f"{part}.{name}": value for part in parts for name, value in (own | noise).items()
+    }
     for name, value in tensors.items():
         if name in like and value.is_floating_point() != like[name].is_floating_point():
-            raise FileError(f"{path} has {value.dtype} in {name!r}, expected {like[name].dtype}; fit again")
+            raise FileError(
+                f"{path} has {value.dtype} in {name!r}, expected {like[name].dtype}; fit again"
+            )
         part, _, inner = name.partition(".")
         axes = value.ndim - (part == "stack")  # a stack has one for its points
         if part in parts and name in like and axes != like[name].ndim:
@@ -122,13 +169,20 @@ def check_made(posterior: Posterior, tensors: dict[str, Tensor], config: dict[st
                 f"{path} has {list(value.shape)} in {name!r}, one axis too many or too few for {inner!r} of shape "
                 f"{list(like[name].shape)}; fit again"
             )
-    for part in ("net.", "mean.", "stack.", "weights."):  # a draw may have another dtype than its mean
+    for part in (
+        "net.",
+        "mean.",
+        "stack.",
+        "weights.",
+    ):  # a draw may have another dtype than its mean
         draw = draw | under(part, tensors)
     _check_dtypes(path, {name: value.dtype for name, value in draw.items() if name in own}, own)
 
 
 def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], own: Params) -> None:
-    """Raise a FileError unless tensors that have one dtype in the network have one in the file, maybe another."""
+    """Raise a FileError unless tensors that have one dtype in the network have one in the file,
+    maybe another.
+    """
     first: dict[torch.dtype, str] = {}
     for name, dtype in dtypes.items():
         other = first.setdefault(own[name].dtype, name)
@@ -187,18 +241,28 @@ def with_dtypes(module: M, like: Params) -> M:
     return module
 
 
-def load_state(module: nn.Module, state: Params, path: StrPath, what: str, known: Params | None = None) -> None:
-    """Give a module the tensors of a file, in their dtypes; ``known``: these with those that the file does not have."""
+def load_state(
+    module: nn.Module, state: Params, path: StrPath, what: str, known: Params | None = None
+) -> None:
+    """Give a module the tensors of a file, in their dtypes; ``known``: these with those that the
+    file does not have.
+    """
     try:
         restore_state(with_dtypes(module, state), known or state)
     except RuntimeError as error:
         raise FileError(f"{path} does not fit this {what}: {error}") from None
 
 
-def restore_buffers(network: Network, target: Target, tensors: dict[str, Tensor], path: StrPath) -> None:
-    """Give a network the buffers of a file; where parameters are frozen, those missing there are as they are here."""
+def restore_buffers(
+    network: Network, target: Target, tensors: dict[str, Tensor], path: StrPath
+) -> None:
+    """Give a network the buffers of a file; where parameters are frozen, those missing there are as
+    they are here.
+    """
     state = under("net.", tensors)
-    load_state(network.net, state, path, "network", network.buffers() | state if target.frozen else None)
+    load_state(
+        network.net, state, path, "network", network.buffers() | state if target.frozen else None
+    )
 
 
 def restore_network(target: Target, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:
@@ -214,13 +278,17 @@ def restore_network(target: Target, tensors: dict[str, Tensor], config: dict[str
 
 def with_state(net: nn.Module, state: Params) -> nn.Module:
     """A network with these parameters and buffers; it shares the others with ``net``."""
-    net = with_dtypes(shared_copy(net).to(next(iter(state.values()), next(net.parameters())).device), state)
+    net = with_dtypes(
+        shared_copy(net).to(next(iter(state.values()), next(net.parameters())).device), state
+    )
     restore_state(net, state, partial=True)  # a tied weight comes once
     return net
 
 
 def check_base(target: Target, base: Any, path: StrPath) -> None:
-    """A FileError unless the frozen tensors of the network are those that a posterior was fitted with."""
+    """A FileError unless the frozen tensors of the network are those that a posterior was fitted
+    with.
+    """
     if not isinstance(base, dict):
         raise FileError(f"{path} has base = {base!r:.60}, expected the digests of frozen tensors")
     here = target.base()
@@ -232,7 +300,9 @@ def check_base(target: Target, base: Any, path: StrPath) -> None:
 
 
 def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:
-    """A spec of a file (or specs by pattern); a FileError that asks for it as an option if it cannot be read."""
+    """A spec of a file (or specs by pattern); a FileError that asks for it as an option if it
+    cannot be read.
+    """
     try:
         found = from_json(value, family)
         for spec in found.values() if isinstance(found, dict) else [found]:
@@ -240,4 +310,6 @@ def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:
                 raise ValueError(f"its {what} is {spec!r:.60}, not a {family.__name__}")
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)") from None
+        raise FileError(
+            f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)"
+        ) from None

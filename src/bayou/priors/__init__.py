@@ -1,7 +1,7 @@
 """Priors over one weight tensor: log-densities, and closed-form KLs from a Gaussian.
 
-A prior such as ``Normal(1.0)`` is a frozen spec; ``bind(shape)`` returns the ``nn.Module`` with its log-density. With
-``learn`` its hyperparameters are parameters (empirical Bayes), otherwise buffers.
+A prior such as ``Normal(1.0)`` is a frozen spec; ``bind(shape)`` returns the ``nn.Module`` with its
+log-density. With ``learn`` its hyperparameters are parameters (empirical Bayes), otherwise buffers.
 """
 
 from bayou.priors.base import BoundPrior, Prior, check_priors

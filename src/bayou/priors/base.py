@@ -16,10 +16,19 @@ from bayou.specs import Checked
 
 
 class BoundPrior(nn.Module, ABC):
-    """A prior p(W) over one tensor. ``hyper``: its hyperparameters, parameters of the module if they are learned."""
+    """A prior p(W) over one tensor. ``hyper``: its hyperparameters, parameters of the module if
+    they are learned.
+    """
 
     # names of the numbers that are log scales
-    scales: ClassVar[tuple[str, ...]] = ("log_scale", "log_scale1", "log_scale2", "log_base", "log_in", "log_out")
+    scales: ClassVar[tuple[str, ...]] = (
+        "log_scale",
+        "log_scale1",
+        "log_scale2",
+        "log_base",
+        "log_in",
+        "log_out",
+    )
 
     def __init__(self, shape: Sequence[int], learn: bool = False, **hyper: Tensor) -> None:
         super().__init__()
@@ -36,7 +45,9 @@ class BoundPrior(nn.Module, ABC):
         """log p(w), summed over the tensor: (..., *shape) -> (...)."""
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor | None:
-        """KL(N(mean, std²) ‖ p) in closed form, (..., *shape) each -> (...); None where there is no closed form."""
+        """KL(N(mean, std²) ‖ p) in closed form, (..., *shape) each -> (...); None where there is no
+        closed form.
+        """
         return None
 
     @abstractmethod
@@ -44,7 +55,9 @@ class BoundPrior(nn.Module, ABC):
         """Draws start .. start + n - 1 from the prior: (n, *shape)."""
 
     def _event(self, x: Tensor) -> Tensor:
-        """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are samples."""
+        """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are
+        samples.
+        """
         k = len(self.shape)
         if x.ndim >= k and x.shape[x.ndim - k :] == self.shape:
             return x
@@ -53,7 +66,9 @@ class BoundPrior(nn.Module, ABC):
         except RuntimeError:
             k = -1
         if k < 0 or x.shape[x.ndim - k :] != self.shape:
-            raise ValueError(f"the prior is for tensors of shape (..., *{tuple(self.shape)}), got {tuple(x.shape)}")
+            raise ValueError(
+                f"the prior is for tensors of shape (..., *{tuple(self.shape)}), got {tuple(x.shape)}"
+            )
         return x
 
     def _sum(self, x: Tensor) -> Tensor:
@@ -74,11 +89,15 @@ class Prior(Checked, ABC):
         device: torch.device | str | None = None,
         axes: tuple[int, int] = (1, 0),
     ) -> BoundPrior:
-        """The prior of one tensor. ``axes``: its axes of input and of output units, for a prior by unit."""
+        """The prior of one tensor. ``axes``: its axes of input and of output units, for a prior by
+        unit.
+        """
         return self._bind(shape, torch.empty((), dtype=dtype, device=device), fan_in, axes)
 
     @abstractmethod
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPrior:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundPrior:
         """``bind``, with the dtype and device of ``like``."""
 
 
@@ -88,7 +107,9 @@ def check_priors(given: Any) -> None:
         if not isinstance(prior, Prior) and given is not None:
             number = isinstance(prior, int | float) and not isinstance(prior, bool)
             way = f"; for a standard deviation of {prior} write Normal({prior})" if number else ""
-            raise ValueError(f"prior must be a Prior such as Normal(1.0), or patterns → priors, got {prior!r}{way}")
+            raise ValueError(
+                f"prior must be a Prior such as Normal(1.0), or patterns → priors, got {prior!r}{way}"
+            )
 
 
 def log_like(value: float, like: Tensor) -> Tensor:
@@ -97,6 +118,8 @@ def log_like(value: float, like: Tensor) -> Tensor:
 
 
 def squares(x: Tensor, center: Tensor | None = None) -> Tensor:
-    """(x − center)², for a center that broadcasts to a contiguous x: the gradient is one pass over x, that of
-    ``square`` three."""
-    return mse_loss(x, (x.new_zeros(()) if center is None else center).expand_as(x), reduction="none")
+    """(x − center)², for a center that broadcasts to a contiguous x: the gradient is one pass over
+    x, that of ``square`` three."""
+    return mse_loss(
+        x, (x.new_zeros(()) if center is None else center).expand_as(x), reduction="none"
+    )

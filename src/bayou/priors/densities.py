@@ -31,12 +31,23 @@ class BoundScaleMixture(BoundPrior):
 
     def log_prob(self, w: Tensor) -> Tensor:
         w = self._event(w)
-        wide = logsigmoid(self.logit_pi) - self.log_scale1 - 0.5 * (w * torch.exp(-self.log_scale1)).square()
-        slim = logsigmoid(-self.logit_pi) - self.log_scale2 - 0.5 * (w * torch.exp(-self.log_scale2)).square()
+        wide = (
+            logsigmoid(self.logit_pi)
+            - self.log_scale1
+            - 0.5 * (w * torch.exp(-self.log_scale1)).square()
+        )
+        slim = (
+            logsigmoid(-self.logit_pi)
+            - self.log_scale2
+            - 0.5 * (w * torch.exp(-self.log_scale2)).square()
+        )
         return self._sum(torch.logaddexp(wide, slim) - 0.5 * LOG_2PI)
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
-        wide = rng.uniform(n, self.shape, self.logit_pi, rng.fold(seed, "component"), start) < self.logit_pi.sigmoid()
+        wide = (
+            rng.uniform(n, self.shape, self.logit_pi, rng.fold(seed, "component"), start)
+            < self.logit_pi.sigmoid()
+        )
         noise = rng.normal(n, self.shape, self.logit_pi, rng.fold(seed, "normal"), start)
         return torch.where(wide, self.log_scale1, self.log_scale2).exp() * noise
 
@@ -61,11 +72,18 @@ class ScaleMixture(Prior):
     def __post_init__(self) -> None:
         self._check_positive("scale1", "scale2")
         if not 0 < self.pi < 1:
-            raise ValueError(f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1")
+            raise ValueError(
+                f"ScaleMixture pi must lie strictly between 0 and 1, got {self.pi}; Normal is 0 or 1"
+            )
 
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundScaleMixture:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundScaleMixture:
         logit_pi = torch.full_like(like, math.log(self.pi) - math.log1p(-self.pi))
-        scales = {"log_scale1": log_like(self.scale1, like), "log_scale2": log_like(self.scale2, like)}
+        scales = {
+            "log_scale1": log_like(self.scale1, like),
+            "log_scale2": log_like(self.scale2, like),
+        }
         return BoundScaleMixture(shape, self.learn, logit_pi=logit_pi, **scales)
 
 
@@ -74,14 +92,20 @@ class BoundLogUniform(BoundPrior):
     """The log-uniform prior of one tensor."""
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """log p(w) = −Σ (log|w| + c); the prior is improper, c makes it agree with ``kl`` (KL → 0 as α → ∞)."""
+        """log p(w) = −Σ (log|w| + c); the prior is improper, c makes it agree with ``kl`` (KL → 0
+        as α → ∞).
+        """
         return self._sum(-w.abs().log() - 0.5 * (_EULER + math.log(2) + LOG_2PI + 1))
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """−KL ≈ Σ k1·s(k2 + k3·log α) − ½·log(1 + 1/α) − k1, α = std²/mean²; within .0094 (Molchanov 2017)."""
+        """−KL ≈ Σ k1·s(k2 + k3·log α) − ½·log(1 + 1/α) − k1, α = std²/mean²; within .0094
+        (Molchanov 2017).
+        """
         tiny = torch.finfo(mean.dtype).tiny  # a mean of 0 has KL 0 and gradient 0, not nan
         log_alpha = 2 * (self._event(std).log() - self._event(mean).abs().clamp_min(tiny).log())
-        return self._sum(0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) - 0.5 * logsigmoid(log_alpha))
+        return self._sum(
+            0.63576 * torch.sigmoid(-1.87320 - 1.48695 * log_alpha) - 0.5 * logsigmoid(log_alpha)
+        )
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         raise ValueError("LogUniform is improper: it has no draws")
@@ -90,9 +114,13 @@ class BoundLogUniform(BoundPrior):
 @final
 @dataclass(frozen=True)
 class LogUniform(Prior):
-    """p(w) ∝ 1/|w|, improper: variational dropout and its sparsity (Kingma 2015, Molchanov 2017)."""
+    """p(w) ∝ 1/|w|, improper: variational dropout and its sparsity (Kingma 2015, Molchanov
+    2017).
+    """
 
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundLogUniform:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundLogUniform:
         return BoundLogUniform(shape)
 
 
@@ -102,12 +130,16 @@ class BoundStudentT(BoundPrior):
 
     log_scale: Tensor
 
-    def __init__(self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False) -> None:
+    def __init__(
+        self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False
+    ) -> None:
         super().__init__(shape, learn, log_scale=log_scale)
         self.unit = UnitStudentT(df)
 
     def log_prob(self, w: Tensor) -> Tensor:
-        return self._sum(self.unit.log_density(self._event(w) * torch.exp(-self.log_scale)) - self.log_scale)
+        return self._sum(
+            self.unit.log_density(self._event(w) * torch.exp(-self.log_scale)) - self.log_scale
+        )
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         return self.log_scale.exp() * self.unit.draw(n, self.shape, self.log_scale, seed, start)
@@ -131,7 +163,9 @@ class StudentT(Prior):
     def __post_init__(self) -> None:
         self._check_positive("df", "scale")
 
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundStudentT:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundStudentT:
         return BoundStudentT(shape, self.df, log_like(self.scale, like), self.learn)
 
 
@@ -160,7 +194,9 @@ class BoundDensity(BoundPrior):
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         sample = getattr(self.density, "sample", None)
         if sample is None:
-            raise ValueError(f"{type(self.density).__name__} gives a density but has no sample(n, seed, start)")
+            raise ValueError(
+                f"{type(self.density).__name__} gives a density but has no sample(n, seed, start)"
+            )
         draws: Tensor = sample(n, seed, start)
         return draws
 
@@ -173,8 +209,8 @@ class DensityPrior(Prior):
     A module is copied when it is bound, so that the posterior that it belongs to does not change.
 
     Args:
-        density: an object with ``log_prob``, or a function: tensors w (..., *shape) to log p(w) (...). Its
-            ``kl(mean, std)`` and ``sample(n, seed, start)`` are used if it has them.
+        density: an object with ``log_prob``, or a function: tensors w (..., *shape) to log p(w)
+            (...). Its ``kl(mean, std)`` and ``sample(n, seed, start)`` are used if it has them.
         learn: train the parameters of a module too.
     """
 
@@ -183,14 +219,20 @@ class DensityPrior(Prior):
 
     def __post_init__(self) -> None:
         if not hasattr(self.density, "log_prob") and not callable(self.density):
-            raise ValueError(f"DensityPrior needs an object with log_prob or a function, got {self.density!r}")
+            raise ValueError(
+                f"DensityPrior needs an object with log_prob or a function, got {self.density!r}"
+            )
 
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPrior:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundPrior:
         density = self.density
         if isinstance(density, nn.Module):
             density = copy.deepcopy(density).requires_grad_(self.learn).to(like)
         if isinstance(density, BoundPrior):  # itself, so that a Normal keeps its closed forms
             if density.shape != torch.Size(shape):
-                raise ValueError(f"the prior is for a tensor of shape {tuple(density.shape)}, got {tuple(shape)}")
+                raise ValueError(
+                    f"the prior is for a tensor of shape {tuple(density.shape)}, got {tuple(shape)}"
+                )
             return density
         return BoundDensity(shape, density)

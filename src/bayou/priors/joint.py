@@ -29,11 +29,17 @@ class JointDensity(Protocol):
 
 @final
 class BoundPart(BoundNormal):
-    """One tensor of a joint density, as N(mean, std²); ``Coupling`` adds the difference to the joint log-density."""
+    """One tensor of a joint density, as N(mean, std²); ``Coupling`` adds the difference to the
+    joint log-density.
+    """
 
-    def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, density: JointDensity) -> None:
+    def __init__(
+        self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, density: JointDensity
+    ) -> None:
         super().__init__(shape, mean, log_scale)
-        self._shared = (density,)  # in a tuple, so that a density that is a module is not registered
+        self._shared = (
+            density,
+        )  # in a tuple, so that a density that is a module is not registered
 
     @property
     def density(self) -> JointDensity:
@@ -50,7 +56,9 @@ class JointPrior(Prior):
     mean: Tensor
     std: Tensor
 
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundPart:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundPart:
         return BoundPart(shape, self.mean.to(like), self.std.to(like).log(), self.density)
 
     def __deepcopy__(self, memo: object) -> JointPrior:
@@ -61,7 +69,9 @@ class Coupling:
     """log p(w_1 .. w_k) − Σ_i log N(w_i; mean_i, std_i²) of a joint density."""
 
     def __init__(self, density: JointDensity, parts: Mapping[str, BoundPart]) -> None:
-        self.density = density if set(parts) == set(density.names) else density.marginal(list(parts))
+        self.density = (
+            density if set(parts) == set(density.names) else density.marginal(list(parts))
+        )
         self.parts = dict(parts)
 
     def __call__(self, params: Params) -> Tensor:
@@ -85,6 +95,8 @@ def couplings(priors: Mapping[str, BoundPrior]) -> list[Coupling]:
     return [Coupling(next(iter(parts.values())).density, parts) for parts in found.values()]
 
 
-def joint_rules(density: JointDensity, mean: Params, std: Params, names: Iterable[str]) -> dict[str, Prior]:
+def joint_rules(
+    density: JointDensity, mean: Params, std: Params, names: Iterable[str]
+) -> dict[str, Prior]:
     """The priors of all tensors of a density, by name."""
     return {name: JointPrior(density, mean[name].detach(), std[name].detach()) for name in names}

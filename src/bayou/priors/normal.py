@@ -1,4 +1,6 @@
-"""Normal priors: one scale for a tensor, optionally with a factor for each input and output unit."""
+"""Normal priors: one scale for a tensor, optionally with a factor for each input and output
+unit.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ Unit = Literal["in", "out"]
 class BoundNormal(BoundPrior):
     """p(w) = Π N(w; mean, scale²); mean and log_scale are tensors that broadcast to the shape.
 
-    A spec binds scalars; full tensors make a mean-field posterior the prior of the next task (VCL, Nguyen 2018).
+    A spec binds scalars; full tensors make a mean-field posterior the prior of the next task (VCL,
+    Nguyen 2018).
     """
 
     mean: Tensor
     log_scale: Tensor
 
-    def __init__(self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False) -> None:
+    def __init__(
+        self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, learn: bool = False
+    ) -> None:
         super().__init__(shape, learn, log_scale=log_scale)
         self.register_buffer("mean", mean.detach().clone())
 
@@ -41,7 +46,12 @@ class BoundNormal(BoundPrior):
 
         The sums are separate: for S means and one std there is no (S, *shape) copy of the std.
         """
-        mean, std, log_scale, size = self._event(mean), self._event(std), self.log_scale, self.shape.numel()
+        mean, std, log_scale, size = (
+            self._event(mean),
+            self._event(std),
+            self.log_scale,
+            self.shape.numel(),
+        )
         if log_scale.numel() == 1:  # one scale for all multiplies the sum
             log_scale = log_scale.reshape(())
             squared = self._sum(squares(mean, self.mean)) + self._sum(squares(std))
@@ -61,11 +71,12 @@ class BoundNormal(BoundPrior):
 
 @final
 class BoundUnitNormal(BoundNormal):
-    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²): a scale for the tensor, factors for its input and its output units.
+    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²): a scale for the tensor, factors for its input and its
+    output units.
 
-    ``factors``: log a, log b by their axis, one or both. Their mean is subtracted, so that the factors have a geometric
-    mean of 1. Given q = N(m, σ²) and the other factors, the optimal a_i² is mean_j (m_ji² + σ_ji²)/(s·b_j)² (automatic
-    relevance determination, MacKay 1994, Neal 1996).
+    ``factors``: log a, log b by their axis, one or both. Their mean is subtracted, so that the
+    factors have a geometric mean of 1. Given q = N(m, σ²) and the other factors, the optimal a_i²
+    is mean_j (m_ji² + σ_ji²)/(s·b_j)² (automatic relevance determination, MacKay 1994, Neal 1996).
     """
 
     log_base: Tensor
@@ -110,8 +121,9 @@ class Normal(Prior):
         scale: the standard deviation, or "fan_in" for gain/√fan_in (Neal 1996).
         mean: the mean.
         gain: the factor of "fan_in".
-        learn: True for the scale of a tensor; "in", "out" or "units" also for a factor of every input unit, output unit
-            or both, where the tensor has two or more axes (channels and filters of a convolution).
+        learn: True for the scale of a tensor; "in", "out" or "units" also for a factor of every
+            input unit, output unit or both, where the tensor has two or more axes (channels and
+            filters of a convolution).
     """
 
     scale: float | str = 1.0
@@ -125,25 +137,39 @@ class Normal(Prior):
         if not math.isfinite(self.mean):
             raise ValueError(f"Normal mean must be finite, got {self.mean!r}")
         if self.learn not in (True, False, "in", "out", "units"):
-            raise ValueError(f'Normal learn must be True, False, "in", "out" or "units", got {self.learn!r}')
+            raise ValueError(
+                f'Normal learn must be True, False, "in", "out" or "units", got {self.learn!r}'
+            )
         if isinstance(self.scale, str):
             if self.scale != "fan_in":
-                raise ValueError(f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}")
+                raise ValueError(
+                    f"Normal scale must be a positive number or 'fan_in', got {self.scale!r}"
+                )
             return
         self._check_positive("scale")
         if self.gain != 1.0:
-            raise ValueError(f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}")
+            raise ValueError(
+                f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}"
+            )
 
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundNormal:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundNormal:
         if not isinstance(self.scale, str):
             scale = self.scale
         elif fan_in is None or fan_in < 1:
             tensor = f"a tensor of shape {tuple(shape)}"
-            raise ValueError(f"Normal('fan_in'): {tensor} has fan_in={fan_in}; give it a number for a scale")
+            raise ValueError(
+                f"Normal('fan_in'): {tensor} has fan_in={fan_in}; give it a number for a scale"
+            )
         else:
             scale = self.gain / math.sqrt(fan_in)
         mean, log_scale = torch.full_like(like, self.mean), log_like(scale, like)
-        units = {} if isinstance(self.learn, bool) else sizes(shape, axes, "" if self.learn == "units" else self.learn)
+        units = (
+            {}
+            if isinstance(self.learn, bool)
+            else sizes(shape, axes, "" if self.learn == "units" else self.learn)
+        )
         if not units:
             return BoundNormal(shape, mean, log_scale, bool(self.learn))
         factors = {unit: (axis, like.new_zeros(size)) for unit, (axis, size) in units.items()}
@@ -153,7 +179,8 @@ class Normal(Prior):
 @final
 @dataclass(frozen=True)
 class UnitNormal(Prior):
-    """p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²) of one tensor; ``Laplace`` returns it for a learned prior by unit.
+    """p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²) of one tensor; ``Laplace`` returns it for a learned
+    prior by unit.
 
     Args:
         scale: the common scale.
@@ -172,9 +199,13 @@ class UnitNormal(Prior):
         for name in ("inputs", "outputs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             if not all(0 < value < math.inf for value in getattr(self, name)):
-                raise ValueError(f"UnitNormal {name} must be positive factors, got {getattr(self, name)!r:.80}")
+                raise ValueError(
+                    f"UnitNormal {name} must be positive factors, got {getattr(self, name)!r:.80}"
+                )
 
-    def _bind(self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]) -> BoundUnitNormal:
+    def _bind(
+        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+    ) -> BoundUnitNormal:
         units = sizes(shape, axes)
         given: dict[Unit, tuple[float, ...]] = {"in": self.inputs, "out": self.outputs}
         factors: dict[Unit, tuple[int, Tensor]] = {}
@@ -186,14 +217,29 @@ class UnitNormal(Prior):
                     f"has {size}; it is a prior of one tensor: prior={{'first.weight': UnitNormal(...), '*': ...}}"
                 )
             if values:
-                factors[unit] = axis, torch.tensor(values, dtype=like.dtype, device=like.device).log()
+                factors[unit] = (
+                    axis,
+                    torch.tensor(values, dtype=like.dtype, device=like.device).log(),
+                )
         return BoundUnitNormal(
-            shape, torch.full_like(like, self.mean), log_like(self.scale, like), factors, learn=False
+            shape,
+            torch.full_like(like, self.mean),
+            log_like(self.scale, like),
+            factors,
+            learn=False,
         )
 
 
-def sizes(shape: Sequence[int], axes: tuple[int, int], only: str = "") -> dict[Unit, tuple[int, int]]:
-    """The axes of input and output units with their sizes; a vector has none, and an axis of size 1 is left out."""
+def sizes(
+    shape: Sequence[int], axes: tuple[int, int], only: str = ""
+) -> dict[Unit, tuple[int, int]]:
+    """The axes of input and output units with their sizes; a vector has none, and an axis of size 1
+    is left out.
+    """
     units: dict[Unit, int] = {"in": axes[0], "out": axes[1]}
-    found = {unit: (axis, shape[axis]) for unit, axis in units.items() if len(shape) > 1 and only in ("", unit)}
+    found = {
+        unit: (axis, shape[axis])
+        for unit, axis in units.items()
+        if len(shape) > 1 and only in ("", unit)
+    }
     return {unit: (axis, size) for unit, (axis, size) in found.items() if size > 1}

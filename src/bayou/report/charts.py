@@ -1,8 +1,9 @@
-"""Charts as numbers and SVG paths, which the template of the page draws: lines, bands and stacked areas.
+"""Charts as numbers and SVG paths, which the template of the page draws: lines, bands and stacked
+areas.
 
-No plotting library is used, because a report is one file without scripts whose figures follow the reader's theme:
-every mark has a CSS class, and the style sheet of the page sets its color. Curves also differ in dashes and in the
-shapes of their points, so that they can be told apart in gray.
+No plotting library is used, because a report is one file without scripts whose figures follow the
+reader's theme: every mark has a CSS class, and the style sheet of the page sets its color. Curves
+also differ in dashes and in the shapes of their points, so that they can be told apart in gray.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 380.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 12.0, 40.0  # margins; the left one is wider for long labels
-TITLE_WIDTH, CHARACTER_WIDTH, TICK_GAP = 20.0, 6.0, 6.0  # of the left margin: the name of the axis, its labels
+TITLE_WIDTH, CHARACTER_WIDTH, TICK_GAP = (
+    20.0,
+    6.0,
+    6.0,
+)  # of the left margin: the name of the axis, its labels
 UNITS = ((1e9, "bn"), (1e6, "M"), (1e3, "k"))  # of the labels of ticks
 MIN_IN_UNITS, MAX_IN_UNITS = 1e4, 1e13  # labels with a unit; larger ones have a power of ten
 MIN_PLAIN = 1e-3
@@ -42,7 +47,9 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: x, y, a name for the legend, the number of its color, and how many points are marked at most."""
+    """One curve: x, y, a name for the legend, the number of its color, and how many points are
+    marked at most.
+    """
 
     name: str
     x: Sequence[float]
@@ -86,24 +93,40 @@ class Axes:
         css, shape = f"c{series.color % 10}", SHAPES[series.color % len(SHAPES)]
         for part in _runs(series.x, series.y):
             if len(part) > 1:
-                self.marks.append(Mark(f"line {css}", "M" + "L".join(map(self._at, part)), series.name))
+                self.marks.append(
+                    Mark(f"line {css}", "M" + "L".join(map(self._at, part)), series.name)
+                )
             step = math.ceil(len(part) / max(series.points, 1))
-            for x, y in part[(len(part) - 1) % step // 2 :: step] if series.points or len(part) == 1 else ():
+            for x, y in (
+                part[(len(part) - 1) % step // 2 :: step] if series.points or len(part) == 1 else ()
+            ):
                 tip = f"{series.name}: {short(x)}, {short(y)}"
                 self.marks.append(Mark(f"dot {css}", f"M{self._at((x, y))}{shape}", tip))
 
-    def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: int, css: str = "") -> None:
+    def band(
+        self,
+        x: Sequence[float],
+        low: Sequence[float],
+        high: Sequence[float],
+        color: int,
+        css: str = "",
+    ) -> None:
         """The area between two curves; gaps where one of them is not finite."""
         rows = [row for row in zip(x, low, high, strict=True) if all(map(math.isfinite, row))]
         if rows:
-            edge = [(a, top) for a, _, top in rows] + [(a, bottom) for a, bottom, _ in reversed(rows)]
-            self.marks.append(Mark(f"area c{color % 10} {css}", f"M{'L'.join(map(self._at, edge))}Z"))
+            edge = [(a, top) for a, _, top in rows] + [
+                (a, bottom) for a, bottom, _ in reversed(rows)
+            ]
+            self.marks.append(
+                Mark(f"area c{color % 10} {css}", f"M{'L'.join(map(self._at, edge))}Z")
+            )
 
     def dots(self, x: Sequence[float], y: Sequence[float]) -> None:
         """Data."""
         finite = [row for row in zip(x, y, strict=True) if all(map(math.isfinite, row))]
         self.marks += [
-            Mark("data", f"M{self._at(row)}m-1.9,0a1.9,1.9 0 1,0 3.8,0a1.9,1.9 0 1,0 -3.8,0") for row in finite
+            Mark("data", f"M{self._at(row)}m-1.9,0a1.9,1.9 0 1,0 3.8,0a1.9,1.9 0 1,0 -3.8,0")
+            for row in finite
         ]
 
     def _at(self, point: tuple[float, float]) -> str:
@@ -115,17 +138,25 @@ class Axes:
         across = ticks(*self.x_range)
         if self.every is not None:
             across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
-        return [(self.px(value), text) for value, text in zip(across, tick_labels(across), strict=True)]
+        return [
+            (self.px(value), text) for value, text in zip(across, tick_labels(across), strict=True)
+        ]
 
     @property
     def y_ticks(self) -> list[tuple[float, str]]:
         """Places and labels of the ticks in y."""
         places = ticks(*self.y_range)
-        return [(self.py(value), text) for value, text in zip(places, tick_labels(places), strict=True)]
+        return [
+            (self.py(value), text) for value, text in zip(places, tick_labels(places), strict=True)
+        ]
 
 
 def line_chart(
-    series: Sequence[Series], x_label: str = "", y_label: str = "", *, y_range: tuple[float, float] | None = None
+    series: Sequence[Series],
+    x_label: str = "",
+    y_label: str = "",
+    *,
+    y_range: tuple[float, float] | None = None,
 ) -> Axes | None:
     """Several curves with one scale; None if none has a finite point."""
     xs = [x for s in series for x in s.x if math.isfinite(x)]
@@ -146,7 +177,9 @@ def stacked(
     y_label: str,
     every: float,
 ) -> Axes:
-    """Stacked areas with their names: shares[i][k] is the part of class k at x[i], and they sum to 1."""
+    """Stacked areas with their names: shares[i][k] is the part of class k at x[i], and they sum to
+    1.
+    """
     axes = Axes(x_label, y_label, (min(x), max(x)), every=every)
     below = [0.0] * len(x)
     for k, name in enumerate(names):
@@ -219,7 +252,9 @@ def _unit(size: float) -> tuple[float, str]:
 
 
 def _decimals(values: Sequence[float], step: float) -> int:
-    """The fewest decimals that change no value by more than a hundredth of the distance of two of them."""
+    """The fewest decimals that change no value by more than a hundredth of the distance of two of
+    them.
+    """
     for decimals in range(MAX_DECIMALS):
         if all(abs(round(value, decimals) - value) <= 0.01 * abs(step) for value in values):
             return decimals

@@ -40,7 +40,8 @@ def judge(
 ) -> dict[str, Any]:
     """All numbers and curves of one posterior on the test part of a data set; JSON-able.
 
-    Every prediction averages ``samples`` functions (or all draws, if there are fewer). ``against``: fitted baselines.
+    Every prediction averages ``samples`` functions (or all draws, if there are fewer). ``against``:
+    fitted baselines.
     """
     options = prediction(posterior, samples, seed)
     p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
@@ -49,13 +50,19 @@ def judge(
         posterior, data.train, data.test, seed=seed, batch_size=BATCH, scale=data.y_scale, against=against,
         predictive=p,
     )  # fmt: skip
-    found: dict[str, Any] = {"samples": options["samples"], "metrics": scores, "checks": checks.to_json()}
+    found: dict[str, Any] = {
+        "samples": options["samples"],
+        "metrics": scores,
+        "checks": checks.to_json(),
+    }
     found |= row_errors(p, y, data.y_scale)
     if mixing := getattr(posterior, "mixing", None):
         found["mixing"] = mixing
     if data.task == "classification":
         found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
-        found["entropy"] = _histograms(p.entropy, None if away is None else away.entropy, math.log(data.output_size))
+        found["entropy"] = _histograms(
+            p.entropy, None if away is None else away.entropy, math.log(data.output_size)
+        )
         bins = metrics.reliability(p, y)
         found["reliability"] = {
             "confidence": _list(bins.confidence.nan_to_num()),
@@ -66,15 +73,24 @@ def judge(
             found["rotation"] = rotation(posterior, data, "3", options)
     else:
         shares = [metrics.coverage(p, y, level) for level in LEVELS]
-        found["reliability"] = {"confidence": list(LEVELS), "accuracy": shares, "count": [len(y)] * len(LEVELS)}
+        found["reliability"] = {
+            "confidence": list(LEVELS),
+            "accuracy": shares,
+            "count": [len(y)] * len(LEVELS),
+        }
         if data.input_shape == (1,):
             found["curve"] = curve(posterior, data, options)
         else:
             found["observed"] = observed(p, y, data)
         if away is not None:
             inside, outside = (data.y_scale * one.std[:, 0] for one in (p, away))
-            top = float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98)) or 1.0
-            found["entropy"] = _histograms(inside, outside, top) | {"label": "standard deviation, units of y"}
+            top = (
+                float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98))
+                or 1.0
+            )
+            found["entropy"] = _histograms(inside, outside, top) | {
+                "label": "standard deviation, units of y"
+            }
     found["error_rejection"] = _rejection(p, y, data)
     return found
 
@@ -97,7 +113,11 @@ def prediction(posterior: Posterior, samples: int, seed: int) -> dict[str, Any]:
 
 
 def score(
-    posterior: Posterior, test: tuple[Tensor, Tensor], ood: Tensor | None, scale: float, options: dict[str, Any]
+    posterior: Posterior,
+    test: tuple[Tensor, Tensor],
+    ood: Tensor | None,
+    scale: float,
+    options: dict[str, Any],
 ) -> tuple[Predictive, Predictive | None, dict[str, float]]:
     """Predictions for test rows and for out-of-distribution inputs, and their scores."""
     p = posterior.predict(test[0], **options)
@@ -110,18 +130,30 @@ def _list(x: Tensor) -> list[float]:
 
 
 def _histograms(inside: Tensor, outside: Tensor | None, top: float) -> dict[str, Any]:
-    """Shares of the uncertainties in bins from 0 to ``top``; the last bin includes all larger values."""
+    """Shares of the uncertainties in bins from 0 to ``top``; the last bin includes all larger
+    values.
+    """
     edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
 
     def shares(values: Tensor) -> list[float]:
-        kept = values.detach().double().cpu().nan_to_num(nan=top, posinf=top).clamp(0, float(edges[-1]))
+        kept = (
+            values.detach()
+            .double()
+            .cpu()
+            .nan_to_num(nan=top, posinf=top)
+            .clamp(0, float(edges[-1]))
+        )
         return _list(torch.histogram(kept, edges).hist / len(kept))
 
-    return {"edges": _list(edges), "in": shares(inside)} | ({} if outside is None else {"ood": shares(outside)})
+    return {"edges": _list(edges), "in": shares(inside)} | (
+        {} if outside is None else {"ood": shares(outside)}
+    )
 
 
 def _rejection(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
-    """The error of the predictions kept, on a grid of rejected shares; for regression the RMSE in original units."""
+    """The error of the predictions kept, on a grid of rejected shares; for regression the RMSE in
+    original units.
+    """
     found = metrics.error_rejection(p, y)
     rejected = [share / 100 for share in range(0, 96, 5)]
     error = [found.at(1 - share) for share in rejected]
@@ -130,10 +162,14 @@ def _rejection(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
     return {"rejected": rejected, "error": error}
 
 
-def rotation(posterior: Posterior, data: DataSet, digit: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Class probabilities of one test image rotated from 0° to 180° (the figure of Louizos & Welling 2017).
+def rotation(
+    posterior: Posterior, data: DataSet, digit: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Class probabilities of one test image rotated from 0° to 180° (the figure of Louizos &
+    Welling 2017).
 
-    The image of that digit nearest to their mean image, so that the choice does not depend on the method.
+    The image of that digit nearest to their mean image, so that the choice does not depend on the
+    method.
     """
     x, y = data.test
     same = x[y == data.class_names.index(digit)]
@@ -153,9 +189,13 @@ def rotation(posterior: Posterior, data: DataSet, digit: str, options: dict[str,
 
 
 def turn(image: Tensor, degrees: float) -> Tensor:
-    """An image (C, H, W) rotated counterclockwise about its center, bilinear; new pixels have its minimum."""
+    """An image (C, H, W) rotated counterclockwise about its center, bilinear; new pixels have its
+    minimum.
+    """
     angle = math.radians(degrees)
-    matrix = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
+    matrix = torch.tensor(
+        [[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]]
+    )
     grid = F.affine_grid(matrix.unsqueeze(0).to(image), [1, *image.shape], align_corners=False)
     floor = image.amin()
     out: Tensor = F.grid_sample((image - floor).unsqueeze(0), grid, align_corners=False)[0] + floor
@@ -174,7 +214,9 @@ def png(image: Tensor) -> str:
 
 
 def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[str, Any]:
-    """Mean, epistemic and total bands of probability ``LEVEL`` over a range half as wide again as the data."""
+    """Mean, epistemic and total bands of probability ``LEVEL`` over a range half as wide again as
+    the data.
+    """
     x, y = data.train
     low, high = float(x.min()), float(x.max())
     margin = 0.25 * (high - low)
@@ -182,7 +224,9 @@ def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[
     pick = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).round().long()
     points = original_inputs(data, x[pick]), y[pick, 0]
     names = (data.feature_names or ("x",))[0], getattr(data.preprocessor, "target", "y")
-    return _bands(posterior.predict(grid, **options), original_inputs(data, grid), points, len(x), names, data)
+    return _bands(
+        posterior.predict(grid, **options), original_inputs(data, grid), points, len(x), names, data
+    )
 
 
 def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
@@ -195,7 +239,12 @@ def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
 
 
 def _bands(
-    p: Predictive, x: Tensor, points: tuple[Tensor, Tensor], count: int, names: tuple[str, str], data: DataSet
+    p: Predictive,
+    x: Tensor,
+    points: tuple[Tensor, Tensor],
+    count: int,
+    names: tuple[str, str],
+    data: DataSet,
 ) -> dict[str, Any]:
     """Central intervals of y, and mean ± z·epistemic std; ``points``: those drawn of ``count``."""
     ends = p.mean, Z * p.epistemic_std, *p.interval(LEVEL)
@@ -220,5 +269,7 @@ def _bands(
 def original_inputs(data: DataSet, x: Tensor) -> Tensor:
     """Inputs of one feature in original units."""
     column = getattr(data.preprocessor, "columns", [None])[0]
-    mean, scale = (getattr(column, name, default) for name, default in (("mean", 0.0), ("scale", 1.0)))
+    mean, scale = (
+        getattr(column, name, default) for name, default in (("mean", 0.0), ("scale", 1.0))
+    )
     return x.double() * scale + mean

@@ -17,11 +17,13 @@ from bayou.report.verdict import best_label, verdict
 
 
 class Report:
-    """An HTML report on results: dicts as returned by ``bayou.report.judge``, one for each method, seed and split.
+    """An HTML report on results: dicts as returned by ``bayou.report.judge``, one for each method,
+    seed and split.
 
-    ``config``: data (its name), facts (its sizes and shapes), command, notes, failures, reference (the label that the
-    others are compared with), runs (their number, if there are several). ``best``: the method that the conclusion
-    ``verdict`` is about, sentences of which the first can stand alone; ``key_numbers``: its three main scores.
+    ``config``: data (its name), facts (its sizes and shapes), command, notes, failures, reference
+    (the label that the others are compared with), runs (their number, if there are several).
+    ``best``: the method that the conclusion ``verdict`` is about, sentences of which the first can
+    stand alone; ``key_numbers``: its three main scores.
     """
 
     def __init__(self, results: Sequence[Result], config: dict[str, Any]) -> None:
@@ -38,7 +40,9 @@ class Report:
 
         folder = resources.files("bayou.report")
         loader = jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
-        environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment = jinja2.Environment(
+            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
+        )
         notes = self.config.get("notes", [])
         return environment.get_template("page.html.j2").render(
             results=self.results,

@@ -20,7 +20,9 @@ Legend = Sequence[tuple[str, int]]  # names with the numbers of their colors
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its title, legend and the pictures below it (data URLs); the template has a caption by the title."""
+    """A chart with its title, legend and the pictures below it (data URLs); the template has a
+    caption by the title.
+    """
 
     chart: Axes
     title: str = ""
@@ -56,7 +58,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page: the template has its title and text by ``name``, with the numbers in ``about``."""
+    """One part of the page: the template has its title and text by ``name``, with the numbers in
+    ``about``.
+    """
 
     name: str
     table: Table | None = None
@@ -89,10 +93,12 @@ class Average(NamedTuple):
 
 
 def average(scores: Iterable[tuple[int, float, float]]) -> Average:
-    """The mean of (split, value, standard error over rows), with equal weights for splits and for seeds of a split.
+    """The mean of (split, value, standard error over rows), with equal weights for splits and for
+    seeds of a split.
 
-    ``error``: the larger of that of one split, √(rows² + seeds²), its root mean square over splits, which share rows,
-    so that it does not decrease with their number; and that of the mean over splits.
+    ``error``: the larger of that of one split, √(rows² + seeds²), its root mean square over splits,
+    which share rows, so that it does not decrease with their number; and that of the mean over
+    splits.
     """
     by_split: dict[int, list[tuple[float, float]]] = {}
     for split, value, error in scores:
@@ -114,14 +120,21 @@ def paired(rows: Sequence[float], others: Sequence[float]) -> tuple[float, float
 
 
 class Results:
-    """Results as returned by ``bayou.report.judge``, one for each method, seed and split, and facts about the data.
+    """Results as returned by ``bayou.report.judge``, one for each method, seed and split, and facts
+    about the data.
 
-    Numbers that are not finite are null in a file and nan here. ``baselines``: their names, used as labels.
-    ``reference``: the label that the others are compared with; the first label if there is no such one.
+    Numbers that are not finite are null in a file and nan here. ``baselines``: their names, used as
+    labels.
+    ``reference``: the label that the others are compared with; the first label if there is no such
+    one.
     """
 
     def __init__(
-        self, results: Sequence[Result], facts: dict[str, Any], failures: dict[str, str], reference: str = "MAP"
+        self,
+        results: Sequence[Result],
+        facts: dict[str, Any],
+        failures: dict[str, str],
+        reference: str = "MAP",
     ) -> None:
         if not results:
             raise ValueError("there are no results to report; train a method first")
@@ -134,7 +147,9 @@ class Results:
         self.classes = self.all[0]["task"] == "classification"
         self.seeds = len({result["seed"] for result in self.all})
         self.splits = sorted({result["split"] for result in self.all})
-        by_split = {first: facts} | {int(split): known for split, known in facts.get("splits", {}).items()}
+        by_split = {first: facts} | {
+            int(split): known for split, known in facts.get("splits", {}).items()
+        }
         self._baselines = [
             _numbers(one) | {"label": name, "seed": 0, "split": split}
             for split in self.splits
@@ -159,13 +174,17 @@ class Results:
         """The mean of a metric of a method; None if it has none."""
         chosen = [result for result in self.of(label) if name in result["metrics"]]
         errors = [result.get("errors", {}).get(name, 0.0) for result in chosen]
-        scores = [(r["split"], r["metrics"][name], error) for r, error in zip(chosen, errors, strict=True)]
+        scores = [
+            (r["split"], r["metrics"][name], error) for r, error in zip(chosen, errors, strict=True)
+        ]
         return average(scores) if scores else None
 
     def beside(self, label: str, other: str | None = None, key: str = "rows") -> Average | None:
-        """The NLL of a method minus that of another, paired over rows, on the splits and seeds that both have.
+        """The NLL of a method minus that of another, paired over rows, on the splits and seeds that
+        both have.
 
-        ``other``: by default the reference. ``key``: "rows" for the NLL, "losses" for wrong classes or |y − mean|.
+        ``other``: by default the reference. ``key``: "rows" for the NLL, "losses" for wrong classes
+        or |y − mean|.
         """
         other, baseline = other or self.reference, label in self.baselines
         theirs = {(r["split"], r["seed"]): r[key] for r in self.of(other) if r.get(key)}
@@ -180,7 +199,12 @@ class Results:
     def flags(self, label: str) -> list[Result]:
         """The checks of a method that are not ok, the worst over its seeds and splits."""
         found: dict[str, Result] = {}
-        for flag in (flag for result in self.of(label) for flag in result.get("checks", []) if flag["status"] != "ok"):
+        for flag in (
+            flag
+            for result in self.of(label)
+            for flag in result.get("checks", [])
+            if flag["status"] != "ok"
+        ):
             if found.get(flag["name"], {}).get("status") != "failed":
                 found[flag["name"]] = flag
         return sorted(found.values(), key=lambda flag: flag["status"])  # "failed" < "warning"

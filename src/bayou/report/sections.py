@@ -7,7 +7,19 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-from bayou.report.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Axes, Mark, Series, line_chart, padded, stacked
+from bayou.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axes,
+    Mark,
+    Series,
+    line_chart,
+    padded,
+    stacked,
+)
 from bayou.report.results import Figure, Results, Section
 from bayou.report.tables import checks, mixing, numbers, pairs, stages
 
@@ -31,9 +43,20 @@ def rotation(results: Results) -> Section | None:
     figures = []
     for label, found in shown:
         names = list(map(str, found["classes"]))
-        axes = stacked(found["degrees"], found["probabilities"], names, "degrees of rotation", "probability", 45)
+        axes = stacked(
+            found["degrees"],
+            found["probabilities"],
+            names,
+            "degrees of rotation",
+            "probability",
+            45,
+        )
         figures.append(Figure(axes, label, strip=first.get("images", ())))
-    return Section("rotation", figures=figures, about={"digit": first["digit"], "rows": results.facts.get("test")})
+    return Section(
+        "rotation",
+        figures=figures,
+        about={"digit": first["digit"], "rows": results.facts.get("test")},
+    )
 
 
 def uncertainty(results: Results) -> Section | None:
@@ -43,7 +66,10 @@ def uncertainty(results: Results) -> Section | None:
         return None
     name = shown[0][1].get("label", "entropy, nats")
     figures = []
-    for key, title in (("in", "Test data, cumulative"), ("ood", "Out-of-distribution data, cumulative")):
+    for key, title in (
+        ("in", "Test data, cumulative"),
+        ("ood", "Out-of-distribution data, cumulative"),
+    ):
         curves = [
             Series(label, found["edges"], [0.0, *accumulate(found[key])], results.colors[label])
             for label, found in shown
@@ -51,7 +77,10 @@ def uncertainty(results: Results) -> Section | None:
         ]
         if axes := line_chart(curves, name, "share below", y_range=(0.0, 1.0)):
             figures.append(Figure(axes, title))
-    about = {"what": name.split(",")[0], "ood": results.facts.get("ood") if len(figures) > 1 else None}
+    about = {
+        "what": name.split(",")[0],
+        "ood": results.facts.get("ood") if len(figures) > 1 else None,
+    }
     return Section("uncertainty", figures=figures, legend=results.legend(), about=about)
 
 
@@ -65,15 +94,28 @@ def calibration(results: Results) -> Section | None:
         left_out = max(left_out, round(sum(found["count"]) - sum(found["count"][k] for k in kept)))
     if not curves:
         return None
-    names = ("confidence", "accuracy") if results.classes else ("probability of the interval", "share of y inside")
+    names = (
+        ("confidence", "accuracy")
+        if results.classes
+        else ("probability of the interval", "share of y inside")
+    )
     axes = Axes(*names)
-    axes.marks.append(Mark("rule", f"M{axes.left},{HEIGHT - BOTTOM}L{WIDTH - RIGHT},{TOP}"))  # y = x
+    axes.marks.append(
+        Mark("rule", f"M{axes.left},{HEIGHT - BOTTOM}L{WIDTH - RIGHT},{TOP}")
+    )  # y = x
     for curve in curves:
         axes.line(curve)
     figures = [Figure(axes, "Reliability")]
-    factor, left = (100.0, "error of the others, %") if results.classes else (1.0, "RMSE of the others")
+    factor, left = (
+        (100.0, "error of the others, %") if results.classes else (1.0, "RMSE of the others")
+    )
     rejected = [
-        Series(label, [100 * r for r in f["rejected"]], [factor * e for e in f["error"]], results.colors[label])
+        Series(
+            label,
+            [100 * r for r in f["rejected"]],
+            [factor * e for e in f["error"]],
+            results.colors[label],
+        )
         for label, f in results.first("error_rejection")
     ]
     if below := line_chart(rejected, "rejected predictions, least certain first, %", left):
@@ -94,11 +136,15 @@ def bands(results: Results) -> Section | None:
 
 
 def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure]:
-    """One picture per method, all with the scale of the data: a band may extend beyond the picture."""
+    """One picture per method, all with the scale of the data: a band may extend beyond the
+    picture.
+    """
     dots = [y for _, found in shown for y in found["points"]["y"]]
     low, high = min(dots), max(dots)
     margin = 0.4 * ((high - low) or 1.0)
-    known = [v for _, f in shown for v in (*f["low"], *f["high"]) if low - margin < v < high + margin] + dots
+    known = [
+        v for _, f in shown for v in (*f["low"], *f["high"]) if low - margin < v < high + margin
+    ] + dots
     y_range = padded(min(known), max(known))
     figures = []
     for label, found in shown:
@@ -130,11 +176,15 @@ def training(results: Results) -> Section | None:
         later = [v for curve in curves for v in curve.y[len(curve.y) // 10 :] if math.isfinite(v)]
         axes = line_chart(curves, "step", y_range=padded(min(later), max(later)) if later else None)
         if axes is not None:
-            figures.append(Figure(axes, title, legend=results.legend([curve.name for curve in curves])))
+            figures.append(
+                Figure(axes, title, legend=results.legend([curve.name for curve in curves]))
+            )
     return Section("training", figures=figures) if figures else None
 
 
-def _history(history: list[dict[str, float]], key: str, scale: float) -> tuple[list[float], list[float]]:
+def _history(
+    history: list[dict[str, float]], key: str, scale: float
+) -> tuple[list[float], list[float]]:
     """Steps and values; a gap where the steps restart, as for the next member of an ensemble."""
     x, y = list[float](), list[float]()
     for row in history:

@@ -28,7 +28,10 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
     "rejection": ("rejection, %", "lower", 3, 100.0),
 }
 HINTS = {"higher": "higher is better", "lower": "lower is better"}
-KEY = {True: ("accuracy", "nll", "ece"), False: ("rmse", "nll", "coverage")}  # of classes, of numbers
+KEY = {
+    True: ("accuracy", "nll", "ece"),
+    False: ("rmse", "nll", "coverage"),
+}  # of classes, of numbers
 MILLIONS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 MIN_SHORTENED = 1e3  # differences with fewer decimals
 MAX_IN_WORDS = 1e15  # larger numbers are powers of ten
@@ -51,7 +54,10 @@ def numbers(results: Results) -> Section:
     """The table of scores, with standard errors over rows, seeds and splits."""
     names = [name for name in METRICS if any(name in result["metrics"] for result in results.all)]
     means = {name: {label: results.mean(label, name) for label in results.labels} for name in names}
-    best = {name: _best(name, [found.value for found in means[name].values() if found is not None]) for name in names}
+    best = {
+        name: _best(name, [found.value for found in means[name].values() if found is not None])
+        for name in names
+    }
     beside = len(results.labels) > 1
     rows = []
     for label in (*results.labels, *results.baselines):
@@ -61,7 +67,9 @@ def numbers(results: Results) -> Section:
         for name in names:
             found = results.mean(label, name) if baseline else means[name][label]
             first = not baseline and found is not None and found.value == best[name]
-            cells.append(_cell(found, *METRICS[name][2:], best=first, kind="baseline" if baseline else ""))
+            cells.append(
+                _cell(found, *METRICS[name][2:], best=first, kind="baseline" if baseline else "")
+            )
         if beside:
             cells.append(_difference(results.beside(label), "baseline" if baseline else ""))
         seconds = [result["seconds"] for result in results.of(label) if "seconds" in result]
@@ -71,7 +79,9 @@ def numbers(results: Results) -> Section:
     notes = _missing_splits(results)
     notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
     about = {"names": names, "beside": beside}
-    return Section("scores", Table([*heads, Head("time, s", "to train")], rows), notes=notes, about=about)
+    return Section(
+        "scores", Table([*heads, Head("time, s", "to train")], rows), notes=notes, about=about
+    )
 
 
 def pairs(results: Results) -> Section | None:
@@ -86,14 +96,27 @@ def pairs(results: Results) -> Section | None:
         nll, loss = results.beside(one, other), results.beside(one, other, "losses")
         if nll is not None:
             said = Cell(nll.comparison, best=nll.comparison == "better")
-            rows.append([Cell(f"{one} minus {other}"), _difference(nll), _difference(loss, "", digits, factor), said])
+            rows.append(
+                [
+                    Cell(f"{one} minus {other}"),
+                    _difference(nll),
+                    _difference(loss, "", digits, factor),
+                    said,
+                ]
+            )
     names = "NLL", "wrong classes, %" if results.classes else "absolute error"
-    heads = [Head("pair"), *(Head(name, "below 0 is better") for name in names), Head("by NLL, the first is")]
+    heads = [
+        Head("pair"),
+        *(Head(name, "below 0 is better") for name in names),
+        Head("by NLL, the first is"),
+    ]
     return Section("pairs", Table(heads, rows), about={"sure": SURE}) if rows else None
 
 
 def stages(results: Results) -> Section | None:
-    """What the first seed of each method did, in order: selection of settings, fit, evaluation; with times."""
+    """What the first seed of each method did, in order: selection of settings, fit, evaluation;
+    with times.
+    """
     rows = []
     for label in results.labels:
         result = results.of(label)[0]
@@ -101,15 +124,32 @@ def stages(results: Results) -> Section | None:
         for stage in log:
             found = [_trial(trial) for trial in stage["trials"]]
             best = min(found, default=(0.0, "", "–"))
-            rows.append([label, stage["stage"], str(len(found)), *best[1:], f"{stage['seconds']:.1f}"])
+            rows.append(
+                [label, stage["stage"], str(len(found)), *best[1:], f"{stage['seconds']:.1f}"]
+            )
         rest = result.get("seconds", math.nan) - sum(stage["seconds"] for stage in log)
         if rest > 0:
-            rows.append([label, "fit with the selected settings" if log else "fit", "", "", "", f"{rest:.1f}"])
+            rows.append(
+                [
+                    label,
+                    "fit with the selected settings" if log else "fit",
+                    "",
+                    "",
+                    "",
+                    f"{rest:.1f}",
+                ]
+            )
         if judging is not None:
             rows.append([label, "evaluation on the test data", "", "", "", f"{judging:.1f}"])
     heads = [*map(Head, ("method", "stage", "tried", "lowest score", "with", "time, s"))]
-    notes = [f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")]
-    return Section("stages", Table(heads, [[*map(Cell, row)] for row in rows]), notes=notes) if rows else None
+    notes = [
+        f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")
+    ]
+    return (
+        Section("stages", Table(heads, [[*map(Cell, row)] for row in rows]), notes=notes)
+        if rows
+        else None
+    )
 
 
 def _trial(trial: dict[str, Any]) -> tuple[float, str, str]:
@@ -120,13 +160,17 @@ def _trial(trial: dict[str, Any]) -> tuple[float, str, str]:
     return (trial[score], f"{score} {trial[score]:.4g}", words) if score else (0.0, "", words)
 
 
-def _cell(found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = "") -> Cell:
+def _cell(
+    found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = ""
+) -> Cell:
     if found is None or (kind == "baseline" and math.isnan(found.value)):
         return Cell("–", kind=kind)
     return Cell(*format_number(found.value * factor, digits, found.error * factor), best, kind)
 
 
-def _difference(found: Average | None, kind: str = "", digits: int = 3, factor: float = 1.0) -> Cell:
+def _difference(
+    found: Average | None, kind: str = "", digits: int = 3, factor: float = 1.0
+) -> Cell:
     """A difference of losses with its sign, marked where it is significant."""
     if found is None or not math.isfinite(found.value):
         return Cell("–", kind=kind)
@@ -141,16 +185,24 @@ def _difference(found: Average | None, kind: str = "", digits: int = 3, factor: 
 
 def _missing_splits(results: Results) -> list[str]:
     """Methods whose means are over fewer splits than those of others."""
-    counts = {label: len({result["split"] for result in results.of(label)}) for label in results.labels}
+    counts = {
+        label: len({result["split"] for result in results.of(label)}) for label in results.labels
+    }
     every = len(results.splits)
-    return [f"{label}: {count} of {every} splits so far." for label, count in counts.items() if count < every]
+    return [
+        f"{label}: {count} of {every} splits so far."
+        for label, count in counts.items()
+        if count < every
+    ]
 
 
 def mixing(results: Results) -> Section | None:
     """R-hat and effective sample sizes of the samplers: the worst over seeds and splits."""
     rows = []
     for label in results.labels:
-        found = [result["mixing"] for result in results.of(label) if "chains" in result.get("mixing", {})]
+        found = [
+            result["mixing"] for result in results.of(label) if "chains" in result.get("mixing", {})
+        ]
         if not found:
             continue
         said = mixing_words(found)
@@ -187,11 +239,23 @@ def checks(results: Results) -> Section | None:
     rows, notes = [], list[str]()
     for label in results.labels:
         flags = {flag["name"]: flag for flag in results.flags(label)}
-        states = [flags[name]["status"] if name in flags else found[label].get(name, "") for name in names]
-        rows.append([Cell(label, kind=results.status(label)), *(Cell(state or "–", kind=state) for state in states)])
-        notes += [f"{label}: {describe_flag(flag['name'], flag['status'], flag['text'])}." for flag in flags.values()]
+        states = [
+            flags[name]["status"] if name in flags else found[label].get(name, "") for name in names
+        ]
+        rows.append(
+            [
+                Cell(label, kind=results.status(label)),
+                *(Cell(state or "–", kind=state) for state in states),
+            ]
+        )
+        notes += [
+            f"{label}: {describe_flag(flag['name'], flag['status'], flag['text'])}."
+            for flag in flags.values()
+        ]
     return Section(
-        "checks", Table([Head("method"), *map(Head, names)], rows), notes=notes or ["No method was flagged."]
+        "checks",
+        Table([Head("method"), *map(Head, names)], rows),
+        notes=notes or ["No method was flagged."],
     )
 
 
@@ -218,7 +282,10 @@ def format_number(value: float, digits: int, error: float = 0.0) -> tuple[str, s
         return _power_of_ten(value), _power_of_ten(error) if error > 0 else ""
     for divisor, name in MILLIONS:
         if divisor <= size < MAX_IN_WORDS:
-            return f"{value / divisor:.2f} {name}", f"{error / divisor:.2f} {name}" if error > 0 else ""
+            return (
+                f"{value / divisor:.2f} {name}",
+                f"{error / divisor:.2f} {name}" if error > 0 else "",
+            )
     if size >= MAX_IN_WORDS:
         return _power_of_ten(value), _power_of_ten(error) if error > 0 else ""
     kept = min(digits, max(0, 5 - len(str(int(size)))))

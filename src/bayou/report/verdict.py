@@ -1,4 +1,6 @@
-"""The conclusion of a report in sentences: what to expect of the best method, its lead and the uncertainty of that."""
+"""The conclusion of a report in sentences: what to expect of the best method, its lead and the
+uncertainty of that.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,29 @@ ORDINALS = ("the best", "second", "third", "fourth", "fifth", "sixth", "seventh"
 
 
 def best_label(results: Results) -> str | None:
-    """The method with the lowest mean NLL among those that failed no check, or among all if every one did."""
+    """The method with the lowest mean NLL among those that failed no check, or among all if every
+    one did.
+    """
     results = on_shared_splits(results)
-    means = {label: found.value for label in results.labels if (found := results.mean(label, "nll")) is not None}
+    means = {
+        label: found.value
+        for label in results.labels
+        if (found := results.mean(label, "nll")) is not None
+    }
     known = {label: value for label, value in means.items() if math.isfinite(value)}
-    sound = {label: value for label, value in known.items() if results.status(label) != "failed"} or known
+    sound = {
+        label: value for label, value in known.items() if results.status(label) != "failed"
+    } or known
     return min(sound, key=sound.__getitem__) if sound else None
 
 
 def verdict(results: Results) -> list[str]:
-    """Conclude in sentences: what to expect of the best method, then its lead paired over rows, and the flagged ones.
+    """Conclude in sentences: what to expect of the best method, then its lead paired over rows, and
+    the flagged ones.
 
-    The first entry can stand alone and needs no statistics: how often the method is right, or how far it is off, what
-    its uncertainty is good for, its weakest score, and a warning if a check failed.
+    The first entry can stand alone and needs no statistics: how often the method is right, or how
+    far it is off, what its uncertainty is good for, its weakest score, and a warning if a check
+    failed.
 
     Args:
         results: of one run or of several.
@@ -45,7 +57,9 @@ def verdict(results: Results) -> list[str]:
     status = results.status(best)
     if status == "ok":
         return [sentence, *comparison]
-    concerns = _join([concern(flag["name"]) for flag in results.flags(best) if flag["status"] == status])
+    concerns = _join(
+        [concern(flag["name"]) for flag in results.flags(best) if flag["status"] == status]
+    )
     if status == "warning":
         return [f"{sentence} Use it with care: it {concerns}.", *comparison]
     if len(results.labels) > 1:
@@ -108,7 +122,9 @@ def _typical_error(results: Results, label: str) -> float | None:
 
 
 def _weakness(results: Results, best: str) -> str:
-    """The score in which the method has the worst rank among the methods, or is behind a linear model."""
+    """The score in which the method has the worst rank among the methods, or is behind a linear
+    model.
+    """
     ranked = [(rank, name) for name in METRICS if (rank := _rank(results, best, name)) is not None]
     if not ranked:
         return _behind_linear(results, best)
@@ -118,7 +134,13 @@ def _weakness(results: Results, best: str) -> str:
     values = _finite_means(results, name)
     leader = min(values, key=lambda label: _loss(name, values[label]))
     numbers = f"{_score(name, values[best])}, {leader} {_score(name, values[leader])}"
-    place = "last" if rank == len(values) else ORDINALS[rank - 1] if rank <= len(ORDINALS) else f"number {rank}"
+    place = (
+        "last"
+        if rank == len(values)
+        else ORDINALS[rank - 1]
+        if rank <= len(ORDINALS)
+        else f"number {rank}"
+    )
     of = f"{place} of {len(values)} methods"
     if name in AUROCS:
         ood = results.facts.get("ood") or "out-of-distribution data"
@@ -129,7 +151,11 @@ def _weakness(results: Results, best: str) -> str:
 def _behind_linear(results: Results, best: str) -> str:
     for name in METRICS:
         own, other = results.mean(best, name), results.mean("linear", name)
-        if own is None or other is None or not (math.isfinite(own.value) and math.isfinite(other.value)):
+        if (
+            own is None
+            or other is None
+            or not (math.isfinite(own.value) and math.isfinite(other.value))
+        ):
             continue
         if METRICS[name][1] in HINTS and _loss(name, own.value) > _loss(name, other.value):
             title = METRICS[name][0].partition(",")[0]
@@ -139,7 +165,8 @@ def _behind_linear(results: Results, best: str) -> str:
 
 
 def _rank(results: Results, best: str, name: str) -> int | None:
-    """The rank of a method by a score, 1 for the best of several; None for a score that does not rank methods.
+    """The rank of a method by a score, 1 for the best of several; None for a score that does not
+    rank methods.
 
     Methods that are better by less than a standard error do not count.
     """
@@ -148,12 +175,18 @@ def _rank(results: Results, best: str, name: str) -> int | None:
         return None
     own = results.mean(best, name)
     error = 0.0 if own is None else own.error
-    return 1 + sum(_loss(name, value) < _loss(name, values[best]) - error for value in values.values())
+    return 1 + sum(
+        _loss(name, value) < _loss(name, values[best]) - error for value in values.values()
+    )
 
 
 def _finite_means(results: Results, name: str) -> dict[str, float]:
     means = {label: results.mean(label, name) for label in results.labels}
-    return {label: mean.value for label, mean in means.items() if mean is not None and math.isfinite(mean.value)}
+    return {
+        label: mean.value
+        for label, mean in means.items()
+        if mean is not None and math.isfinite(mean.value)
+    }
 
 
 def _loss(name: str, value: float) -> float:
@@ -193,28 +226,42 @@ def of_hundred(share: float) -> str:
 
 def _comparison(results: Results, best: str, nll: Average) -> list[str]:
     """The lead of the best method by NLL, paired over rows, and the flagged methods."""
-    count = sum({result["split"]: len(result.get("rows", ())) for result in results.of(best)}.values())
+    count = sum(
+        {result["split"]: len(result.get("rows", ())) for result in results.of(best)}.values()
+    )
     splits = f" of {len(results.splits)} splits" if len(results.splits) > 1 else ""
     size = f"{nll.value:.3f} ± {nll.error:.3f} on {count:,} test rows{splits}"
     sound = [label for label in results.labels if results.status(label) != "failed"]
-    leads = {label: lead for label in results.labels if (lead := results.beside(label, best)) is not None}
-    others = sorted((label for label in leads if label in (sound or leads)), key=lambda label: leads[label].value)
+    leads = {
+        label: lead for label in results.labels if (lead := results.beside(label, best)) is not None
+    }
+    others = sorted(
+        (label for label in leads if label in (sound or leads)),
+        key=lambda label: leads[label].value,
+    )
     clauses = _clauses(results, best)
     if len(results.labels) == 1:
         sentences = [_single(results, best, clauses, size)]
     elif not sound:
         sentences = [f"The best by NLL is {best} ({size})."]
     elif others:
-        sentences = [f"{best} is the best by NLL ({size}); the next is {others[0]} ({leads[others[0]]})."]
+        sentences = [
+            f"{best} is the best by NLL ({size}); the next is {others[0]} ({leads[others[0]]})."
+        ]
     else:
         sentences = [f"{best} is the only method that failed no check (NLL {size})."]
     if tied := [label for label in others if not leads[label].is_significant]:
         sentences.append(f"On these rows it is not significantly better than {_join(tied)}.")
     sentences += [f"It {clause}." for clause in clauses.values()]
     if len(results.labels) > 1:
-        concerns = {label: [concern(flag["name"]) for flag in results.flags(label)] for label in results.labels}
+        concerns = {
+            label: [concern(flag["name"]) for flag in results.flags(label)]
+            for label in results.labels
+        }
         flagged = [f"{label} {_join(named)}" for label, named in concerns.items() if named]
-        sentences.append(f"Flagged by the checks: {'; '.join(flagged)}." if flagged else "No method was flagged.")
+        sentences.append(
+            f"Flagged by the checks: {'; '.join(flagged)}." if flagged else "No method was flagged."
+        )
     return sentences
 
 
@@ -232,7 +279,10 @@ def _clauses(results: Results, best: str) -> dict[str, str]:
     """How the best method compares with each baseline."""
     found = {}
     for name in results.baselines:
-        lead, what = results.beside(name, best), f"a {name} {'model' if name == 'linear' else 'prediction'}"
+        lead, what = (
+            results.beside(name, best),
+            f"a {name} {'model' if name == 'linear' else 'prediction'}",
+        )
         if lead is None or not math.isfinite(lead.value):
             continue
         chance = "" if lead.is_significant else "not significantly "
@@ -242,8 +292,12 @@ def _clauses(results: Results, best: str) -> dict[str, str]:
 
 
 def on_shared_splits(results: Results) -> Results:
-    """The results on the splits that every method was evaluated on; all results if there is no such split."""
-    shared = set.intersection(*({result["split"] for result in results.of(label)} for label in results.labels))
+    """The results on the splits that every method was evaluated on; all results if there is no such
+    split.
+    """
+    shared = set.intersection(
+        *({result["split"] for result in results.of(label)} for label in results.labels)
+    )
     kept = [result for result in results.all if result["split"] in shared] or results.all
     return Results(kept, results.facts, results.failures, results.reference)
 

@@ -1,1 +1,3 @@
-"""Runs by name: methods, networks and settings as plain values, and the folders that keep what came out."""
+"""Runs by name: methods, networks and settings as plain values, and the folders that keep what came
+out.
+"""

@@ -1,4 +1,6 @@
-"""The queue of a service: small requests first, large ones in parts, rows of several requests in one batch."""
+"""The queue of a service: small requests first, large ones in parts, rows of several requests in
+one batch.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ class Limits:
 
     Args:
         max_bytes: bytes of a body.
-        max_waiting: rows that are computed before a new request, with its own; beyond it is answered 503.
-        read_timeout: seconds for the head of a request, again for its body, and between requests of a connection.
+        max_waiting: rows that are computed before a new request, with its own; beyond it is
+            answered 503.
+        read_timeout: seconds for the head of a request, again for its body, and between requests of
+            a connection.
         timeout: seconds from a complete body to its answer, else 504.
     """
 
@@ -100,7 +104,8 @@ class Batches:
     async def answer(self, body: bytes) -> bytes | Refused:
         """Return the response to a request, as JSON.
 
-        Errors are returned and not raised: a traceback would keep the body until the next garbage collection.
+        Errors are returned and not raised: a traceback would keep the body until the next garbage
+        collection.
 
         Args:
             body: the body of the request.
@@ -130,7 +135,9 @@ class Batches:
 
     def _busy(self, rows: int, reason: str) -> Refused:
         seconds = min(max(math.ceil(rows * self.service.seconds_per_row), 1), 60)
-        sentence = f"{reason}, the limit is {self.limits.max_waiting:,} rows; try again in {seconds} s"
+        sentence = (
+            f"{reason}, the limit is {self.limits.max_waiting:,} rows; try again in {seconds} s"
+        )
         return Refused(HTTPStatus.SERVICE_UNAVAILABLE, sentence, **{"Retry-After": str(seconds)})
 
     @asynccontextmanager
@@ -166,7 +173,8 @@ class Batches:
     def _next_batch(self) -> list[_Waiting]:
         """Select requests for the next batch, those with the fewest rows first.
 
-        Every other batch begins with the oldest request, so that large ones progress however many small ones arrive.
+        Every other batch begins with the oldest request, so that large ones progress however many
+        small ones arrive.
         """
         order = sorted(self.waiting, key=lambda one: (one.rows, one.arrival))
         if self._oldest_is_next:

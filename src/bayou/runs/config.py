@@ -1,7 +1,9 @@
-"""The settings of a run: fields = flags of the command line = keys of the saved file. This module does not use torch.
+"""The settings of a run: fields = flags of the command line = keys of the saved file. This module
+does not use torch.
 
-A setting is declared once, as a field of ``Config``: its type, default, text for ``--help`` and condition. Commands,
-saved files and, for the settings of training, the estimators of ``bayou.adapters.sklearn`` are made from it.
+A setting is declared once, as a field of ``Config``: its type, default, text for ``--help`` and
+condition. Commands, saved files and, for the settings of training, the estimators of
+``bayou.adapters.sklearn`` are made from it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
-from bayou.select.settings import DEFAULT_METHOD, ONE_OR_MORE, POSITIVE, RUN, ConfigError, Must, Training, setting
+from bayou.select.settings import (
+    DEFAULT_METHOD,
+    ONE_OR_MORE,
+    POSITIVE,
+    RUN,
+    ConfigError,
+    Must,
+    Training,
+    setting,
+)
 
 FORMAT = 1
 DIGEST = "digest"  # the key of a saved file's own SHA-256; optional in a config written by hand
@@ -31,7 +42,9 @@ def one_of(*names: str) -> Must:
 @final
 @dataclass(frozen=True)
 class Config(Training):
-    """The settings of a run, in addition to those of ``Training``. ``None``: chosen by the data set or the method."""
+    """The settings of a run, in addition to those of ``Training``. ``None``: chosen by the data set
+    or the method.
+    """
 
     data: str = "digits"
     methods: tuple[str, ...] = (DEFAULT_METHOD,)
@@ -60,14 +73,18 @@ class Config(Training):
 
     def __post_init__(self) -> None:
         if not self.methods:
-            raise ConfigError("no methods given; give at least one, such as mnf (`bayou list methods` shows all)")
+            raise ConfigError(
+                "no methods given; give at least one, such as mnf (`bayou list methods` shows all)"
+            )
         for name in ("methods", "drop"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if isinstance(self.prior, str) and self.prior != "fan_in":
             try:
                 object.__setattr__(self, "prior", float(self.prior))
             except ValueError:
-                raise ConfigError(f"prior must be 'fan_in' or a standard deviation, got {self.prior!r}") from None
+                raise ConfigError(
+                    f"prior must be 'fan_in' or a standard deviation, got {self.prior!r}"
+                ) from None
         super().__post_init__()
 
     @property
@@ -76,14 +93,22 @@ class Config(Training):
 
     @classmethod
     def settings(cls, *parts: str) -> dict[str, dataclasses.Field[Any]]:
-        """The fields that are settings, all but data and methods, by name; of some parts or of all."""
-        chosen = [one for one in fields(cls) if one.metadata and (not parts or one.metadata["part"] in parts)]
+        """The fields that are settings, all but data and methods, by name; of some parts or of
+        all.
+        """
+        chosen = [
+            one
+            for one in fields(cls)
+            if one.metadata and (not parts or one.metadata["part"] in parts)
+        ]
         return {one.name: one for one in chosen}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         values = dataclasses.asdict(self)
-        return {"bayou": FORMAT} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return {"bayou": FORMAT} | {
+            k: list(v) if isinstance(v, tuple) else v for k, v in values.items()
+        }
 
     def command(self) -> str:
         """The command that repeats the run, with the settings that are not the defaults."""
@@ -98,7 +123,9 @@ class Config(Training):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
             else:
                 words += [
-                    w for each in (value if isinstance(value, tuple) else (value,)) for w in (f"--{flag}", str(each))
+                    w
+                    for each in (value if isinstance(value, tuple) else (value,))
+                    for w in (f"--{flag}", str(each))
                 ]
         return shlex.join(words)
 
@@ -109,7 +136,9 @@ class Config(Training):
             raise ConfigError('this is not a config: it needs at least {"data": ...}')
         known = {f.name: f for f in fields(Config)}
         plain = {key: value for key, value in values.items() if key not in ("bayou", DIGEST)}
-        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()}
+        given: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()
+        }
         odd = [key for key in given if key not in known]
         if odd:
             raise ConfigError(f"{odd[0]!r} is not a setting; the settings are {', '.join(known)}")
@@ -124,7 +153,9 @@ class Config(Training):
         """A config file, JSON."""
         path = Path(path)
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is not a file; give a JSON file of settings, such as RUN/config.json")
+            raise ConfigError(
+                f"{path} is not a file; give a JSON file of settings, such as RUN/config.json"
+            )
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -146,5 +177,9 @@ def _check_type(key: str, value: Any, wanted: str) -> None:
     }
     allowed = tuple(kind for name in wanted.split(" | ") for kind in kinds[name])
     words = not isinstance(value, tuple) or all(isinstance(word, str) for word in value)
-    if not isinstance(value, allowed) or not words or (isinstance(value, bool) and bool not in allowed):
+    if (
+        not isinstance(value, allowed)
+        or not words
+        or (isinstance(value, bool) and bool not in allowed)
+    ):
         raise ConfigError(f"the setting {key!r} must be {wanted}, got {value!r}")

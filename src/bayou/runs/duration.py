@@ -16,7 +16,9 @@ from bayou.runs.config import Config
 from bayou.select.folds import MAX_FULL_BATCH_ROWS
 from bayou.select.named import find
 
-SEARCH_COST: Final = 3.5  # of the search of the prior with its modes, in thousands of passes over all rows
+SEARCH_COST: Final = (
+    3.5  # of the search of the prior with its modes, in thousands of passes over all rows
+)
 USUAL_STEPS: Final = 1200  # of the fits behind the measured costs, on average
 LARGE_BATCH: Final = 512  # rows of a step where there are too many for full batches
 MIN_SEARCH_EFFORT: Final = 0.25  # a small effort shortens the search by no more
@@ -24,7 +26,9 @@ MAX_TIMED_STEPS: Final = 20
 MAX_TIMED_SECONDS: Final = 0.2
 
 
-def estimate_seconds(methods: Sequence[str], config: Config, rows: int, seconds: tuple[float, float]) -> float:
+def estimate_seconds(
+    methods: Sequence[str], config: Config, rows: int, seconds: tuple[float, float]
+) -> float:
     """Estimate the time of fits one after the other, if the machine stays as fast as it is now.
 
     Args:

@@ -1,4 +1,5 @@
-"""Run folders: fit and evaluate every method and seed of a config, save the results, resume after an interruption.
+"""Run folders: fit and evaluate every method and seed of a config, save the results, resume after
+an interruption.
 
 RUN/config.json                    the settings that repeat the run
 RUN/data.json                      the preprocessing of the data, for new rows
@@ -37,7 +38,9 @@ from bayou.select.settings import ConfigError
 from bayou.training.data import digest
 from bayou.training.jobs import Executor, finished, send
 
-if TYPE_CHECKING:  # diagnostics and reports are imported where they are made: a prediction needs neither
+if (
+    TYPE_CHECKING
+):  # diagnostics and reports are imported where they are made: a prediction needs neither
     from bayou.diagnostics.baselines import Baseline
     from bayou.report.page import Report
     from bayou.report.results import Average
@@ -82,22 +85,30 @@ class Run:
         """An existing run folder."""
         path = Path(folder) / "config.json"
         if not path.is_file():
-            raise RunError(f"{folder} is not a run folder: it has no config.json; create one with `bayou train`")
+            raise RunError(
+                f"{folder} is not a run folder: it has no config.json; create one with `bayou train`"
+            )
         return Run(folder, Config.from_json(read_json(path)))
 
     @staticmethod
     def create(folder: StrPath, config: Config, *, resume: bool = False) -> Run:
-        """A folder for a new run, or with ``resume`` an interrupted one; nothing is written before ``work``."""
+        """A folder for a new run, or with ``resume`` an interrupted one; nothing is written before
+        ``work``.
+        """
         run = Run(folder, config)
         path = run.folder / "config.json"
         if path.exists():
             if not resume:
-                raise RunError(f"{folder} already contains a run; add --resume to continue it, or choose another --out")
+                raise RunError(
+                    f"{folder} already contains a run; add --resume to continue it, or choose another --out"
+                )
             run._check_settings()
         elif run.folder.is_file():
             raise RunError(f"{folder} is a file; --out must be a folder for the run")
         elif run.folder.exists() and any(one.name != LOCK for one in run.folder.iterdir()):
-            raise RunError(f"{folder} is not empty and does not contain a run; choose another --out")
+            raise RunError(
+                f"{folder} is not empty and does not contain a run; choose another --out"
+            )
         return run
 
     @property
@@ -105,11 +116,18 @@ class Run:
         """Every method with every seed, grouped by method; then the same for the next split."""
         config = self.config
         seeds = range(config.seed, config.seed + config.seeds)
-        return [Job(method, seed, split) for split in self.splits for method in config.methods for seed in seeds]
+        return [
+            Job(method, seed, split)
+            for split in self.splits
+            for method in config.methods
+            for seed in seeds
+        ]
 
     @property
     def splits(self) -> list[int | None]:
-        """The first split, whose posteriors are used for predictions, and the numbers of the others."""
+        """The first split, whose posteriors are used for predictions, and the numbers of the
+        others.
+        """
         return [None, *range(self.config.split + 1, self.config.split + self.config.splits)]
 
     def place(self, job: Job) -> Path:
@@ -160,7 +178,8 @@ class Run:
         self, *, tell: Tell | None = None, show: Show = False, note: Callable[[str], None] | None = None,
         announce: Callable[[str], None] | None = None, executor: Executor | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Fit and evaluate the jobs that are not finished; a failure of one is recorded and does not stop the others.
+        """Fit and evaluate the jobs that are not finished; a failure of one is recorded and does
+        not stop the others.
 
         Invalid settings and data raise an error before anything is written.
 
@@ -179,10 +198,15 @@ class Run:
         begun = (self.folder / "data.json").exists()
         net = self.config.net or (self.facts()["net"] if begun else nets.default_net(data))
         weights = sum(
-            p.numel() for p in self.build_net(data.input_shape, data.output_size, net, self.jobs[0]).parameters()
+            p.numel()
+            for p in self.build_net(
+                data.input_shape, data.output_size, net, self.jobs[0]
+            ).parameters()
         )
         if self.config.heteroscedastic and data.task == "classification":
-            raise RunError("--heteroscedastic is for regression; for classes the probabilities model the noise")
+            raise RunError(
+                "--heteroscedastic is for regression; for classes the probabilities model the noise"
+            )
         digests = {split: digest((part.train, part.test)) for split, part in parts.items()}
         facts: dict[str, Any] = {
             "net": net,
@@ -199,7 +223,9 @@ class Run:
         }
         against = {split: self.baselines(part) for split, part in parts.items()}
         known = self.facts() if begun else {}
-        if begun and [known["sha256"], *(one["sha256"] for one in known["splits"].values())] != [*digests.values()]:
+        if begun and [known["sha256"], *(one["sha256"] for one in known["splits"].values())] != [
+            *digests.values()
+        ]:
             raise RunError(
                 f"{self.config.data} has changed since {self.folder} was started; its methods would not use the same "
                 "data: choose another --out"
@@ -208,10 +234,16 @@ class Run:
 
         scores = {split: judge_baselines(against[split], part) for split, part in parts.items()}
         by_split = {
-            split: {"sha256": digests[split], "baselines": scores[split], "targets": _test_targets(part)}
+            split: {
+                "sha256": digests[split],
+                "baselines": scores[split],
+                "targets": _test_targets(part),
+            }
             for split, part in parts.items()
         }
-        facts |= by_split[None] | {"splits": {str(k): one for k, one in by_split.items() if k is not None}}
+        facts |= by_split[None] | {
+            "splits": {str(k): one for k, one in by_split.items() if k is not None}
+        }
         with self._alone():
             write_json(self.folder / "config.json", self.config.to_json())
             write_json(self.folder / "data.json", facts)
@@ -221,16 +253,27 @@ class Run:
             for split, found in scores.items():
                 for name, one in found.items():
                     tell(f"{name}{of_split(split)}", "baseline", one["metrics"])
-            order = sorted(self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map"))
-            place, left = self.folder.resolve(), [job for job in order if self._finished(job) is None]
+            order = sorted(
+                self.jobs, key=lambda job: (self.splits.index(job.split), job.method != "map")
+            )
+            place, left = (
+                self.folder.resolve(),
+                [job for job in order if self._finished(job) is None],
+            )
             for job in left:
                 _refuse_links(self.place(job))
             if announce is not None and left:
                 announce(self._describe_duration([job.method for job in left], data, net))
-            sent = {} if executor is None else {job: send(executor, fit_in_worker, place, job, net) for job in left}
+            sent = (
+                {}
+                if executor is None
+                else {job: send(executor, fit_in_worker, place, job, net) for job in left}
+            )
             try:
                 for job in order:  # MAP first, which the others are compared with
-                    self._do(job, parts[job.split], against[job.split], facts, tell, show, sent.get(job))
+                    self._do(
+                        job, parts[job.split], against[job.split], facts, tell, show, sent.get(job)
+                    )
             except KeyboardInterrupt:
                 raise Interrupted from None
             finally:
@@ -241,19 +284,28 @@ class Run:
 
     def _describe_duration(self, methods: list[str], data: DataSet, net: str) -> str:
         """A sentence about the time of these fits, by a few steps of the network."""
-        from bayou.runs.duration import describe_duration, estimate_seconds, search_rows, step_seconds
+        from bayou.runs.duration import (
+            describe_duration,
+            estimate_seconds,
+            search_rows,
+            step_seconds,
+        )
 
         module = self.build_net(data.input_shape, data.output_size, net, self.jobs[0])
         likelihood = self.likelihood(data.task).bind().to(self.device)
         x, y = (part.to(self.device) for part in data.train)
         counts = min(self.config.batch_size, data.n), search_rows(data.n)
-        of_batch, of_search = (step_seconds(module, likelihood, x[:count], y[:count]) for count in counts)
+        of_batch, of_search = (
+            step_seconds(module, likelihood, x[:count], y[:count]) for count in counts
+        )
         seconds = estimate_seconds(methods, self.config, data.n, (of_batch, of_search))
         return describe_duration(methods, seconds, data.n)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the folder for this process until it ends (not on Windows); a RunError if another has locked it."""
+        """Lock the folder for this process until it ends (not on Windows); a RunError if another
+        has locked it.
+        """
         with locked(self.folder / LOCK) as free:
             if not free:
                 raise RunError(
@@ -272,28 +324,42 @@ class Run:
 
     def baselines(self, data: DataSet) -> dict[str, Baseline]:
         """A constant and a linear prediction, fitted to the training rows."""
-        return bayou.diagnostics.baselines(self.likelihood(data.task).bind(), *data.train, (data.output_size,))
+        return bayou.diagnostics.baselines(
+            self.likelihood(data.task).bind(), *data.train, (data.output_size,)
+        )
 
     def _do(
         self, job: Job, data: DataSet, against: dict[str, Baseline], facts: dict[str, Any], tell: Tell, show: Show,
         sent: Any,
     ) -> None:  # fmt: skip
-        """Fit and evaluate one job, here or where it was sent, unless it is finished; a failure is recorded."""
+        """Fit and evaluate one job, here or where it was sent, unless it is finished; a failure is
+        recorded.
+        """
         if sent is not None or self._finished(job) is None:
             try:
                 tell(job.name, "fitting", {})
                 if sent is None or not finished(sent):
                     self._fit(job, data, against, facts["net"], tell, show)
             except (ValueError, FloatingPointError, RuntimeError) as error:
-                write_json(self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"})
+                write_json(
+                    self.place(job) / "error.json", {"error": f"{type(error).__name__}: {error}"}
+                )
                 tell(job.name, "failed", {"error": str(error)})
                 return
             self._write()
         result = self._finished(job)
         assert result is not None
         flags = [check for check in result.get("checks", []) if check["status"] != "ok"]
-        mixing = {name: value for name, value in result.get("mixing", {}).items() if name in ("r_hat", "ess", "mixed")}
-        numbers = {"seconds": result["seconds"], "flags": flags, "beside_map": self._beside_map(job)} | mixing
+        mixing = {
+            name: value
+            for name, value in result.get("mixing", {}).items()
+            if name in ("r_hat", "ess", "mixed")
+        }
+        numbers = {
+            "seconds": result["seconds"],
+            "flags": flags,
+            "beside_map": self._beside_map(job),
+        } | mixing
         tell(job.name, "done", result["metrics"] | numbers)
 
     def _beside_map(self, job: Job) -> Average | None:
@@ -304,9 +370,21 @@ class Run:
         if job.method == "map" or "map" not in self.config.methods or own is None or other is None:
             return None
         rows, others = own.get("rows"), other.get("rows")
-        return Average(*paired(rows, others)) if rows and others and None not in (*rows, *others) else None
+        return (
+            Average(*paired(rows, others))
+            if rows and others and None not in (*rows, *others)
+            else None
+        )
 
-    def _fit(self, job: Job, data: DataSet, against: dict[str, Baseline], net: str, tell: Tell, show: Show) -> None:
+    def _fit(
+        self,
+        job: Job,
+        data: DataSet,
+        against: dict[str, Baseline],
+        net: str,
+        tell: Tell,
+        show: Show,
+    ) -> None:
         from bayou.report.judge import judge
 
         config, place, preset = self.config, self.place(job), find(job.method)
@@ -328,7 +406,10 @@ class Run:
         raise_if_interrupted(posterior)
         posterior.save(place / "posterior.bayou")
         tell(job.name, "judging", {})
-        start, found = time.monotonic(), judge(posterior, data, samples=config.samples, seed=job.seed, against=against)
+        start, found = (
+            time.monotonic(),
+            judge(posterior, data, samples=config.samples, seed=job.seed, against=against),
+        )
         result = {
             "method": job.method,
             "label": preset.label,
@@ -360,7 +441,11 @@ class Run:
     def results(self) -> list[dict[str, Any]]:
         """The results of finished jobs."""
         found = ((job, self._finished(job)) for job in self.jobs)
-        return [result | {"split": self._split(job), "name": job.name} for job, result in found if result is not None]
+        return [
+            result | {"split": self._split(job), "name": job.name}
+            for job, result in found
+            if result is not None
+        ]
 
     def failures(self) -> dict[str, str]:
         """Failed methods with their errors."""
@@ -375,7 +460,10 @@ class Run:
         """Write metrics.json and report.html from the finished results."""
         results = self.results()
         names = ("method", "label", "seed", "split", "seconds", "samples", "metrics")
-        write_json(self.folder / "metrics.json", [{name: result[name] for name in names} for result in results])
+        write_json(
+            self.folder / "metrics.json",
+            [{name: result[name] for name in names} for result in results],
+        )
         if results:
             write_text(self.folder / "report.html", self.report().html(), through_links=False)
         return results
@@ -385,7 +473,12 @@ class Run:
         from bayou.report.page import Report
 
         facts, data = self.facts(), Path(self.config.data).name
-        shown = {"facts": facts, "failures": self.failures(), "data": data, "notes": facts.get("notes", [])}
+        shown = {
+            "facts": facts,
+            "failures": self.failures(),
+            "data": data,
+            "notes": facts.get("notes", []),
+        }
         return Report(self.results(), shown | {"command": self.config.command()})
 
     # --- using it ----------------------------------------------------------------------------------------------------
@@ -394,9 +487,15 @@ class Run:
         """Facts about the data and the network."""
         path = self.folder / "data.json"
         if not path.exists():
-            raise RunError(f"{self.folder} has no data.json: the run was not started; use `bayou resume {self.folder}`")
-        facts = read_json(path, net=str, task=str, input_shape=list, output_size=int, preprocessor=dict)
-        if not all(type(size) is int and size > 0 for size in (*facts["input_shape"], facts["output_size"])):
+            raise RunError(
+                f"{self.folder} has no data.json: the run was not started; use `bayou resume {self.folder}`"
+            )
+        facts = read_json(
+            path, net=str, task=str, input_shape=list, output_size=int, preprocessor=dict
+        )
+        if not all(
+            type(size) is int and size > 0 for size in (*facts["input_shape"], facts["output_size"])
+        ):
             raise RunError(
                 f"{path} has input_shape = {facts['input_shape']!r:.60} and output_size = {facts['output_size']}; both "
                 "must be positive whole numbers; restore it, or run again"
@@ -409,12 +508,15 @@ class Run:
         return [job for job in mine if (self.place(job) / "posterior.bayou").exists()]
 
     def unfinished(self) -> list[Job]:
-        """The jobs without a result that did not fail: the run was interrupted, or is still working on them."""
+        """The jobs without a result that did not fail: the run was interrupted, or is still working
+        on them.
+        """
         failed = self.failures()
         return [job for job in self.jobs if self._finished(job) is None and job.name not in failed]
 
     def describe_interruption(self, job: Job, posterior: Posterior) -> list[str]:
-        """Notes about a posterior that is not what the settings of its run describe, or is not all of the run.
+        """Notes about a posterior that is not what the settings of its run describe, or is not all
+        of the run.
 
         Args:
             job: the method and seed of the posterior.
@@ -430,7 +532,9 @@ class Run:
         if unfinished:
             have = len(self.jobs) - len(unfinished)
             names = ", ".join(one.name for one in unfinished)
-            evaluated = " It is saved, but was not evaluated and not checked." if job in unfinished else ""
+            evaluated = (
+                " It is saved, but was not evaluated and not checked." if job in unfinished else ""
+            )
             notes.append(
                 f"The run in {self.folder} is not finished: {have} of {len(self.jobs)} fits are, {names} not. These "
                 f"are numbers of {job.name}.{evaluated} `bayou resume {self.folder}` continues the run."
@@ -448,19 +552,31 @@ class Run:
         )
         return f"{self.folder} has no finished {method or 'method'}{of}; it has {have}{on}"
 
-    def posterior(self, method: str | None = None, seed: int | None = None) -> tuple[Posterior, Preprocessor, Job]:
-        """A posterior of the run (by default the first finished one), and the preprocessor for new rows."""
-        wanted = [j for j in self.finished() if method in (None, j.method) and seed in (None, j.seed)]
+    def posterior(
+        self, method: str | None = None, seed: int | None = None
+    ) -> tuple[Posterior, Preprocessor, Job]:
+        """A posterior of the run (by default the first finished one), and the preprocessor for new
+        rows.
+        """
+        wanted = [
+            j for j in self.finished() if method in (None, j.method) and seed in (None, j.seed)
+        ]
         if not wanted:
             raise RunError(self.lacks(method, seed))
         job, facts = wanted[0], self.facts()
-        here = self if torch.cuda.is_available() else Run(self.folder, replace(self.config, device="cpu"))
+        here = (
+            self
+            if torch.cuda.is_available()
+            else Run(self.folder, replace(self.config, device="cpu"))
+        )
         net = here.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
         posterior = bayou.load(self.place(job) / "posterior.bayou", net)
         try:
             return posterior, Preprocessor.from_json(facts["preprocessor"]), job
         except DataError as error:
-            raise RunError(f"{self.folder / 'data.json'}: {error}; restore it, or run again") from None
+            raise RunError(
+                f"{self.folder / 'data.json'}: {error}; restore it, or run again"
+            ) from None
 
 
 def fit_in_worker(folder: Path, job: Job, net: str) -> None:
@@ -471,7 +587,9 @@ def fit_in_worker(folder: Path, job: Job, net: str) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise a RunError if a folder, or something in it, is a symbolic link, through which a fit would write."""
+    """Raise a RunError if a folder, or something in it, is a symbolic link, through which a fit
+    would write.
+    """
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             raise RunError(
@@ -481,9 +599,20 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _test_targets(data: DataSet) -> list[float]:
-    """The y of the test rows in original units, to 6 digits: two runs with the same ones can be compared by rows."""
+    """The y of the test rows in original units, to 6 digits: two runs with the same ones can be
+    compared by rows.
+    """
     y = data.test[1].double().flatten() * data.y_scale + data.y_mean
     return [float(f"{value:.6g}") for value in y.tolist()]
 
 
-__all__ = ["Config", "ConfigError", "Interrupted", "Job", "Run", "RunError", "read_json", "write_text"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Interrupted",
+    "Job",
+    "Run",
+    "RunError",
+    "read_json",
+    "write_text",
+]

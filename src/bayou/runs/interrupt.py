@@ -1,4 +1,6 @@
-"""Ctrl-C in a program of many fits: ``bayou.fit`` returns the posterior so far, and the caller must stop, too."""
+"""Ctrl-C in a program of many fits: ``bayou.fit`` returns the posterior so far, and the caller must
+stop, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Builders and layers of the networks of ``nets``: each builder takes the shape of an input and the outputs."""
+"""Builders and layers of the networks of ``nets``: each builder takes the shape of an input and the
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,35 @@ SMOOTH = "SiLU"  # nearly linear for small inputs, a ReLU for large ones, and sm
 
 
 def dense(
-    shape: Shape, outputs: int, hidden: Sequence[int], activation: str = "ReLU", dropout: float = 0.0
+    shape: Shape,
+    outputs: int,
+    hidden: Sequence[int],
+    activation: str = "ReLU",
+    dropout: float = 0.0,
 ) -> nn.Sequential:
     """Linear layers on flattened inputs."""
     layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
     width = prod(shape)
     for size in hidden:
-        layers += [nn.Linear(width, size), getattr(nn, activation)(), *([nn.Dropout(dropout)] if dropout else [])]
+        layers += [
+            nn.Linear(width, size),
+            getattr(nn, activation)(),
+            *([nn.Dropout(dropout)] if dropout else []),
+        ]
         width = size
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
 def lenet(
-    shape: Shape, outputs: int, widths: tuple[int, int, int], dropout: bool = False, moved: bool = False
+    shape: Shape,
+    outputs: int,
+    widths: tuple[int, int, int],
+    dropout: bool = False,
+    moved: bool = False,
 ) -> nn.Sequential:
-    """Two 5×5 convolutions without padding, each max-pooled by 2, and one hidden dense layer (LeCun et al. 1998)."""
+    """Two 5×5 convolutions without padding, each max-pooled by 2, and one hidden dense layer (LeCun
+    et al. 1998).
+    """
     channels, height, width = shape
     first, second, hidden = widths
     size = second * prod(((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -47,9 +63,11 @@ def lenet(
 
 @final
 class FlipAndShift(nn.Module):
-    """Each image (B, C, H, W) mirrored with probability ½ and shifted by up to ``pixels``, padded with zeros.
+    """Each image (B, C, H, W) mirrored with probability ½ and shifted by up to ``pixels``, padded
+    with zeros.
 
-    The identity in evaluation mode. The ELBO of a network with this layer is that of the augmented images.
+    The identity in evaluation mode. The ELBO of a network with this layer is that of the augmented
+    images.
     """
 
     def __init__(self, pixels: int = 2) -> None:
@@ -59,7 +77,9 @@ class FlipAndShift(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        count, _, *sides = x.shape  # drawn as nn.Dropout draws: from torch's stream, which training seeds every step
+        count, _, *sides = (
+            x.shape
+        )  # drawn as nn.Dropout draws: from torch's stream, which training seeds every step
         mirrored = torch.rand(count, 1, 1, 1, device=x.device) < 0.5
         x = F.pad(torch.where(mirrored, x.flip(-1), x), (self.pixels,) * 4)
         for axis, side in zip((2, 3), sides, strict=True):

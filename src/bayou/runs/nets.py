@@ -1,4 +1,6 @@
-"""Networks by name, built for the shape of an input and the number of outputs. Torch is imported when one is built."""
+"""Networks by name, built for the shape of an input and the number of outputs. Torch is imported
+when one is built.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,18 @@ if TYPE_CHECKING:
     from bayou.data.dataset import DataSet
 
 Shape = tuple[int, ...]
-MANY_ROWS, LARGE = 5000, "mlp-128"  # rows of a regression above which this is the default: ReLU fits rough functions
+MANY_ROWS, LARGE = (
+    5000,
+    "mlp-128",
+)  # rows of a regression above which this is the default: ReLU fits rough functions
 
 
 @final
 @dataclass(frozen=True)
 class Net:
-    """A named network: a summary, its builder in ``layers`` with settings, the smallest image (None: any input)."""
+    """A named network: a summary, its builder in ``layers`` with settings, the smallest image
+    (None: any input).
+    """
 
     name: str
     summary: str
@@ -29,10 +36,14 @@ class Net:
 
     def describe(self) -> str:
         """The summary and requirements in one line."""
-        return self.summary + (f"; images of {self.smallest}×{self.smallest} or more" if self.smallest else "")
+        return self.summary + (
+            f"; images of {self.smallest}×{self.smallest} or more" if self.smallest else ""
+        )
 
     def build(self, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
-        """The network for inputs (N, *shape) and ``outputs`` numbers; ``seed`` determines its initial weights."""
+        """The network for inputs (N, *shape) and ``outputs`` numbers; ``seed`` determines its
+        initial weights.
+        """
         self._check(tuple(shape), outputs)
         from contextlib import nullcontext
 
@@ -46,12 +57,16 @@ class Net:
 
     def _check(self, shape: Shape, outputs: int) -> None:
         if outputs < 1 or not shape or min(shape) < 1:
-            raise ValueError(f"a network needs inputs and outputs, got inputs of shape {shape} and {outputs} outputs")
+            raise ValueError(
+                f"a network needs inputs and outputs, got inputs of shape {shape} and {outputs} outputs"
+            )
         if self.smallest is None:
             return
         size = "×".join(map(str, shape))
         if len(shape) != 3:
-            raise ValueError(f"{self.name} needs images (channels, height, width), got inputs of {size}; use mlp")
+            raise ValueError(
+                f"{self.name} needs images (channels, height, width), got inputs of {size}; use mlp"
+            )
         if min(shape[1:]) < self.smallest:
             fits = [net.name for net in NETS.values() if (net.smallest or 0) <= min(shape[1:])]
             raise ValueError(
@@ -80,19 +95,53 @@ _NETS = (
     _dense("linear", "one linear layer: logistic or linear regression"),
     *_and_dropout("mlp", "two hidden layers of 50 units", (50, 50), 0.1),
     *_and_dropout("relu-50", "one hidden layer of 50 units", (50,), 0.05),
-    _dense("silu-50", "one hidden layer of 50 smooth units, SiLU: for small tables", 50, activation="SiLU"),
+    _dense(
+        "silu-50",
+        "one hidden layer of 50 smooth units, SiLU: for small tables",
+        50,
+        activation="SiLU",
+    ),
     _dense("silu-100", "one hidden layer of 100 smooth units, SiLU", 100, activation="SiLU"),
     *_and_dropout("relu-100", "one hidden layer of 100 units", (100,), 0.05),
-    _dense("mlp-128", "two hidden layers of 128 units, ReLU: for regressions of more than 5,000 rows", 128, 128),
-    *(n for u in (400, 800, 1200) for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)),
-    _dense("tanh-20", "one hidden layer of 20 tanh units: that of the HMC reference on cubic", 20, activation="Tanh"),
+    _dense(
+        "mlp-128",
+        "two hidden layers of 128 units, ReLU: for regressions of more than 5,000 rows",
+        128,
+        128,
+    ),
+    *(
+        n
+        for u in (400, 800, 1200)
+        for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)
+    ),
+    _dense(
+        "tanh-20",
+        "one hidden layer of 20 tanh units: that of the HMC reference on cubic",
+        20,
+        activation="Tanh",
+    ),
     _dense("digits", "two hidden layers of 100 units, ReLU: for the 8×8 digits", 100, 100),
     _lenet("lenet", "5×5 convolutions 20 and 50, 500 units", 20, 50, 500),
-    _lenet("lenet-dropout", "lenet with dropout: 0.25 on convolutions, 0.5 on units", 20, 50, 500, dropout=True),
+    _lenet(
+        "lenet-dropout",
+        "lenet with dropout: 0.25 on convolutions, 0.5 on units",
+        20,
+        50,
+        500,
+        dropout=True,
+    ),
     _lenet("lenet-cifar", _CIFAR, 192, 192, 1000),
     _lenet("lenet-cifar-dropout", f"{_CIFAR}, dropout", 192, 192, 1000, dropout=True),
     _lenet("lenet-cifar-moved", f"{_CIFAR}, augmented", 192, 192, 1000, moved=True),
-    _lenet("lenet-cifar-moved-dropout", f"{_CIFAR}, dropout, augmented", 192, 192, 1000, dropout=True, moved=True),
+    _lenet(
+        "lenet-cifar-moved-dropout",
+        f"{_CIFAR}, dropout, augmented",
+        192,
+        192,
+        1000,
+        dropout=True,
+        moved=True,
+    ),
 )
 NETS: dict[str, Net] = {net.name: net for net in _NETS}
 
@@ -100,7 +149,9 @@ NETS: dict[str, Net] = {net.name: net for net in _NETS}
 def build(name: str, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
     """The network of a name for inputs (N, *shape) and ``outputs`` numbers."""
     if name not in NETS:
-        raise ValueError(f"there is no network {name!r}{nearest(name, list(NETS))}; the names are {', '.join(NETS)}")
+        raise ValueError(
+            f"there is no network {name!r}{nearest(name, list(NETS))}; the names are {', '.join(NETS)}"
+        )
     return NETS[name].build(shape, outputs, seed)
 
 

@@ -1,4 +1,6 @@
-"""A run folder over HTTP: an ASGI application around ``Service``, and the server of ``bayou serve`` (uvicorn)."""
+"""A run folder over HTTP: an ASGI application around ``Service``, and the server of ``bayou serve``
+(uvicorn).
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,23 @@ def application(service: Service, limits: Limits | None = None) -> ASGIApp:
 
     Args:
         service: computes the responses.
-        limits: those of ``Limits`` by default; connections and heads are limited by ``Server`` only.
+        limits: those of ``Limits`` by default; connections and heads are limited by ``Server``
+            only.
     """
     limits = limits or Limits()
     batches = Batches(service, limits)
 
     async def predict(request: Request) -> Response:
-        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        kind = (
+            request.headers.get("content-type", "application/json")
+            .partition(";")[0]
+            .strip()
+            .lower()
+        )
         if kind != "application/json":
-            sentence = f"the body must be JSON with Content-Type: application/json, got {kind[:80]!r}"
+            sentence = (
+                f"the body must be JSON with Content-Type: application/json, got {kind[:80]!r}"
+            )
             return _refuse(Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence))
         body = await _read_body(request, limits)
         answer = body if isinstance(body, Refused) else await batches.answer(body)
@@ -52,7 +62,9 @@ def application(service: Service, limits: Limits | None = None) -> ASGIApp:
         return _refuse(health) if isinstance(health, Refused) else JSONResponse(health)
 
     async def refuse_route(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):  # the client has disconnected: nobody reads the answer
+        if not isinstance(
+            error, HTTPException
+        ):  # the client has disconnected: nobody reads the answer
             return Response(status_code=HTTPStatus.BAD_REQUEST)
         asked = f"{request.method[:80]} {request.url.path[:80]}"
         sentence = f"there is no {asked}; there are POST /predict, GET / and GET /healthz"
@@ -94,7 +106,8 @@ async def _read_body(request: Request, limits: Limits) -> bytes | Refused:
 class _Connection(HttpToolsProtocol):
     """A connection with time and size limits: ``read_timeout`` seconds for the next complete head.
 
-    uvicorn itself closes idle connections only: it accepts heads byte by byte and of any size, and unread responses.
+    uvicorn itself closes idle connections only: it accepts heads byte by byte and of any size, and
+    unread responses.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -113,7 +126,9 @@ class _Connection(HttpToolsProtocol):
         if self._head_bytes is not None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
+                self.send_400_response(
+                    f"The head of the request has more than {MAX_HEAD_BYTES} bytes."
+                )
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -123,10 +138,17 @@ class _Connection(HttpToolsProtocol):
         self._head_bytes = None
         self._stop_timer()
         # A head that arrives complete in one read has not been counted by data_received.
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
-            raise ValueError(f"the head of the request has more than {MAX_HEAD_BYTES} bytes")  # answered 400
+        if (
+            len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            > MAX_HEAD_BYTES
+        ):
+            raise ValueError(
+                f"the head of the request has more than {MAX_HEAD_BYTES} bytes"
+            )  # answered 400
         if len(self.pipeline) >= MAX_PIPELINE:
-            raise ValueError("too many requests without waiting for answers")  # answered 400 by uvicorn
+            raise ValueError(
+                "too many requests without waiting for answers"
+            )  # answered 400 by uvicorn
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
@@ -180,14 +202,19 @@ class Server:
             access_log=not quiet,
             proxy_headers=False,
             server_header=False,
-            headers=[("server", f"bayou/{bayou.__version__}"), ("x-content-type-options", "nosniff")],
+            headers=[
+                ("server", f"bayou/{bayou.__version__}"),
+                ("x-content-type-options", "nosniff"),
+            ],
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=limits.read_timeout,  # type: ignore[arg-type]  # seconds, whole or not
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         self._uvicorn = uvicorn.Server(config)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay if TCP is said
+        self._socket = socket.socket(
+            family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+        )  # asyncio: no delay if TCP is said
         try:
             if os.name == "posix":  # elsewhere it would take the port of another program
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -195,7 +222,9 @@ class Server:
             self._socket.listen(2048)
         except (OSError, OverflowError) as error:
             self._socket.close()
-            raise RunError(f"cannot listen at {host}:{port}: {error}; choose another --host or --port") from error
+            raise RunError(
+                f"cannot listen at {host}:{port}: {error}; choose another --host or --port"
+            ) from error
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
 
     @property

@@ -1,4 +1,6 @@
-"""Predictions of a run folder as a function from JSON to JSON, and its description; ``bayou.runs.serve`` adds HTTP."""
+"""Predictions of a run folder as a function from JSON to JSON, and its description;
+``bayou.runs.serve`` adds HTTP.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Refused(Exception):
 
 @final
 class Request:
-    """A request whose rows are computed in parts: its body, then its inputs and the predictions so far.
+    """A request whose rows are computed in parts: its body, then its inputs and the predictions so
+    far.
 
     Args:
         body: {"rows": [...], "level": 0.9} as JSON.
@@ -86,8 +89,8 @@ class Service:
         samples: number of averaged networks.
         level: probability of the intervals; a request can set another.
         max_rows: rows of one request.
-        together: whether rows of several requests may be evaluated in one batch: an output depends on its own
-            row only.
+        together: whether rows of several requests may be evaluated in one batch: an output depends
+            on its own row only.
         batch_rows: rows that are predicted at a time.
         seconds_per_row: time of a prediction for one row of a batch.
         notes: about the run, to be shown at the start.
@@ -117,7 +120,8 @@ class Service:
     ) -> Service:
         """Make the service of a run folder.
 
-        Predictions of random rows are computed and timed, so that an unusable run is an error at the start.
+        Predictions of random rows are computed and timed, so that an unusable run is an error at
+        the start.
 
         Args:
             folder: the run folder.
@@ -134,13 +138,23 @@ class Service:
         posterior, preprocessor, job = run.posterior(method, seed)
         name = f"{Path(folder).resolve().name}/{job.name}"
         notes = tuple(run.describe_interruption(job, posterior))
-        service = cls(posterior, preprocessor, name, count(posterior, samples, run), level, max_rows, notes=notes)
+        service = cls(
+            posterior,
+            preprocessor,
+            name,
+            count(posterior, samples, run),
+            level,
+            max_rows,
+            notes=notes,
+        )
         x = rng.normal(TRIAL_ROWS, run.facts()["input_shape"], torch.empty(()), seed=0)
         if not service._rows_are_independent(x[:3]):
             return replace(service, together=False, batch_rows=ROWS)
         call_seconds = service._time(x[:1])
         row_seconds = max(service._time(x) - call_seconds, 1e-6) / (TRIAL_ROWS - 1)
-        batch_seconds = max(BATCH_SECONDS, 3 * call_seconds)  # most of it for rows, little for the call
+        batch_seconds = max(
+            BATCH_SECONDS, 3 * call_seconds
+        )  # most of it for rows, little for the call
         batch_rows = min(max(int(batch_seconds / row_seconds), MIN_BATCH_ROWS), ROWS)
         seconds_per_row = row_seconds + call_seconds / batch_rows
         return replace(service, batch_rows=batch_rows, seconds_per_row=seconds_per_row)
@@ -155,9 +169,13 @@ class Service:
         return min(times)
 
     def _rows_are_independent(self, x: Tensor) -> bool:
-        """Whether outputs do not depend on the other rows of a batch, as with dropout masks by row."""
+        """Whether outputs do not depend on the other rows of a batch, as with dropout masks by
+        row.
+        """
         whole, *alone = (self._predict(part).outputs for part in (x, *x.split(1)))
-        return torch.allclose(whole, torch.cat(alone, 1), rtol=1e-3, atol=1e-4 * float(whole.abs().max()))
+        return torch.allclose(
+            whole, torch.cat(alone, 1), rtol=1e-3, atol=1e-4 * float(whole.abs().max())
+        )
 
     def describe(self) -> JSON:
         """A description of requests and responses."""
@@ -168,13 +186,16 @@ class Service:
             found |= {"target": self.preprocessor.target}
         if isinstance(self.preprocessor, ImagePreprocessor):
             found |= {"shape": self.preprocessor.shape, "white": self.preprocessor.white}
-        return found | ({"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {})
+        return found | (
+            {"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {}
+        )
 
     def answer(self, body: bytes) -> bytes:
         """Answer one request at once; raise ``Refused`` if it is invalid.
 
-        {"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row and in its order.
-        A row is an object with the columns of the training data, a list of its numbers in their order, or an image.
+        {"rows": [...], "level": 0.9} to {"predictions": [...], "notes": [...]}, one for every row
+        and in its order. A row is an object with the columns of the training data, a list of its
+        numbers in their order, or an image.
 
         Args:
             body: the request, as JSON.
@@ -186,7 +207,8 @@ class Service:
         return request.response()
 
     def read(self, request: Request) -> None:
-        """Parse and validate the body of a request, which is then released; its error is kept in the request.
+        """Parse and validate the body of a request, which is then released; its error is kept in
+        the request.
 
         Args:
             request: a new request.
@@ -194,14 +216,16 @@ class Service:
         try:
             request.level, request.inputs = self._read(_parse(request.body))
         except Exception as error:
-            request.error = error.with_traceback(None)  # which would keep the body until a garbage collection
+            request.error = error.with_traceback(
+                None
+            )  # which would keep the body until a garbage collection
         request.body = b""
 
     def predict_next(self, requests: Sequence[Request]) -> None:
         """Predict the next rows of requests, at most ``batch_rows``, in one batch.
 
-        Requests with another level than the first stay for a later batch. An error is kept in its request: if a batch
-        fails, each request is computed alone.
+        Requests with another level than the first stay for a later batch. An error is kept in its
+        request: if a batch fails, each request is computed alone.
 
         Args:
             requests: requests that were read.
@@ -226,7 +250,9 @@ class Service:
         except Exception as error:
             if len(parts) == 1:
                 is_invalid = isinstance(error, ValueError)
-                first.error = Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) if is_invalid else error
+                first.error = (
+                    Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) if is_invalid else error
+                )
             else:
                 for request, _ in parts:
                     self.predict_next([request])
@@ -254,9 +280,15 @@ class Service:
         level = request.get("level", self.level)
         unknown = [key for key in request if key not in ("rows", "level")]
         if unknown:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"a request has the keys rows and level, not {unknown[0][:80]!r}")
+            raise Refused(
+                HTTPStatus.BAD_REQUEST,
+                f"a request has the keys rows and level, not {unknown[0][:80]!r}",
+            )
         if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"level must be a number between 0 and 1, got {_short(level)}")
+            raise Refused(
+                HTTPStatus.BAD_REQUEST,
+                f"level must be a number between 0 and 1, got {_short(level)}",
+            )
         if len(rows) > self.max_rows:
             sentence = f"{len(rows):,} rows are more than {self.max_rows:,}; send fewer"
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
@@ -266,7 +298,9 @@ class Service:
             return level, self.preprocessor.rows(self._source(rows))
         except ValueError as error:
             sentence = str(error)
-        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)  # not from the error, whose frames have the rows
+        raise Refused(
+            HTTPStatus.UNPROCESSABLE_ENTITY, sentence
+        )  # not from the error, whose frames have the rows
 
     def _source(self, rows: list[Any]) -> Any:
         """Rows of JSON as input of the preprocessor: columns by name, or an array."""
@@ -275,17 +309,28 @@ class Service:
             try:
                 array = np.array(rows, dtype=np.float64)
             except (TypeError, ValueError, OverflowError):
-                raise ValueError("rows that are lists must have numbers only, and as many in each") from None
+                raise ValueError(
+                    "rows that are lists must have numbers only, and as many in each"
+                ) from None
             self._check_cells(array.size)
-            if np.isinf(array).any() or (np.isnan(array).any() and not isinstance(table, TablePreprocessor)):
-                raise ValueError("rows that are lists must have finite numbers; a pixel cannot be null")
+            if np.isinf(array).any() or (
+                np.isnan(array).any() and not isinstance(table, TablePreprocessor)
+            ):
+                raise ValueError(
+                    "rows that are lists must have finite numbers; a pixel cannot be null"
+                )
             return array
         needed = {column.name for column in table.columns}
-        known, names = needed | {table.target, *table.dropped} | ({table.id} if table.id else set()), dict[str, None]()
+        known, names = (
+            needed | {table.target, *table.dropped} | ({table.id} if table.id else set()),
+            dict[str, None](),
+        )
         self._check_cells(len(rows) * len(known))
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
-                raise ValueError(f"row {number} is not an object; every row needs {self._columns()} by name")
+                raise ValueError(
+                    f"row {number} is not an object; every row needs {self._columns()} by name"
+                )
             for name, cell in row.items():
                 if name not in known:
                     close = nearest(name, sorted(needed)) if len(name) < 80 else ""
@@ -294,16 +339,22 @@ class Service:
                         f"{self._columns()}"
                     )
                 if isinstance(cell, list | Mapping):
-                    raise ValueError(f"{name!r} of row {number} is neither a number nor a string: {_short(cell)}")
+                    raise ValueError(
+                        f"{name!r} of row {number} is neither a number nor a string: {_short(cell)}"
+                    )
                 if isinstance(cell, str) and len(cell) > MAX_CELL_LENGTH and name in needed:
                     length = f"{len(cell):,} characters, more than {MAX_CELL_LENGTH:,}"
                     raise ValueError(f"{name!r} of row {number} has {length}: {_short(cell)}")
                 if isinstance(cell, int | float) and not abs(cell) <= sys.float_info.max:
-                    raise ValueError(f"{name!r} of row {number} is too large for a number: {_short(cell)}")
+                    raise ValueError(
+                        f"{name!r} of row {number} is too large for a number: {_short(cell)}"
+                    )
             names |= dict.fromkeys(row)
         if not names:
             raise ValueError(f"the rows are empty; each needs {self._columns()} by name")
-        return {name: [row.get(name) for row in rows] for name in names}  # a cell that is not there is missing
+        return {
+            name: [row.get(name) for row in rows] for name in names
+        }  # a cell that is not there is missing
 
     def _check_cells(self, cells: int) -> None:
         if cells > MAX_CELLS:
@@ -312,7 +363,9 @@ class Service:
 
     def _columns(self) -> str:
         names = self.describe().get("columns", ())
-        return ", ".join(map(repr, names[:20])) + (f" and {len(names) - 20} more (GET /)" if len(names) > 20 else "")
+        return ", ".join(map(repr, names[:20])) + (
+            f" and {len(names) - 20} more (GET /)" if len(names) > 20 else ""
+        )
 
     def _predict(self, x: Tensor) -> bayou.Predictive:
         dtype = next(iter(self.posterior.like().values())).dtype
@@ -321,16 +374,22 @@ class Service:
     def _predictions(self, x: Tensor, level: float) -> list[JSON]:
         found = said(self._predict(x), self.preprocessor, level)
         columns: dict[str, list[Any]] = {
-            name: value if isinstance(value, list) else [_finite(number) for number in value.tolist()]
+            name: value
+            if isinstance(value, list)
+            else [_finite(number) for number in value.tolist()]
             for name, value in found.items()
         }
         if self.preprocessor.task == "classification":
             parts = {name: columns.pop(f"p({name})") for name in self.preprocessor.class_names}
-            groups = [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
+            groups = [
+                dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)
+            ]
             columns["probabilities"] = groups
         else:
             low, high = (name for name in columns if name.endswith("%"))
-            columns["interval"] = [list(ends) for ends in zip(columns.pop(low), columns.pop(high), strict=True)]
+            columns["interval"] = [
+                list(ends) for ends in zip(columns.pop(low), columns.pop(high), strict=True)
+            ]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

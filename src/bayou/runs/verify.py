@@ -63,11 +63,23 @@ def conjugate() -> Iterator[Check]:
     posterior = raise_if_interrupted(bayou.fit(linear(), regression(), method=method, **options))
     mean = posterior.mean()["weight"][0].tolist()
     for name, expected, got in zip("01", (2.532311, -2.470425), (mean[1], mean[3]), strict=True):
-        yield near(f"1  conjugate regression: posterior mean of weight {1 + 2 * int(name)}", expected, got, 1e-5)
+        yield near(
+            f"1  conjugate regression: posterior mean of weight {1 + 2 * int(name)}",
+            expected,
+            got,
+            1e-5,
+        )
     unit = torch.eye(4, dtype=F64)  # inputs at which the outputs are the weights
     _, variance = posterior.function(unit, diagonal=True)  # type: ignore[attr-defined]
-    yield near("1  conjugate regression: its standard deviation", 0.089850, float(variance.flatten()[1].sqrt()), 1e-5)
-    yield near("1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5)  # type: ignore[attr-defined]
+    yield near(
+        "1  conjugate regression: its standard deviation",
+        0.089850,
+        float(variance.flatten()[1].sqrt()),
+        1e-5,
+    )
+    yield near(
+        "1  conjugate regression: log evidence by Laplace", 6.465824, posterior.log_evidence, 1e-5
+    )  # type: ignore[attr-defined]
     for words, value, rank in (("log evidence", 6.465824, None), ("best mean field", 5.145762, 0)):
         last = bayou.methods.VBLL(rank, effort=0.06, lr=0.1)
         layer = raise_if_interrupted(bayou.fit(linear(), regression(), method=last, **options))
@@ -77,14 +89,28 @@ def conjugate() -> Iterator[Check]:
     assert isinstance(field, Guided)
     bound = bayou.elbo(field, regression(), samples=4000, seed=0)
     yield near(
-        "1  conjugate regression: ELBO of the best mean field", 5.145762, bound.value, 0.02 + 4 * bound.standard_error
+        "1  conjugate regression: ELBO of the best mean field",
+        5.145762,
+        bound.value,
+        0.02 + 4 * bound.standard_error,
     )
-    annealed = raise_if_interrupted(bayou.fit(linear(), regression(), bayou.Annealed(ascent, draws=200), **options))
+    annealed = raise_if_interrupted(
+        bayou.fit(linear(), regression(), bayou.Annealed(ascent, draws=200), **options)
+    )
     found = annealed.mixing or {}
-    yield near("1  conjugate regression: log evidence by annealing", 6.465824, found["log_evidence"], 0.1)
+    yield near(
+        "1  conjugate regression: log evidence by annealing", 6.465824, found["log_evidence"], 0.1
+    )
     chains = bayou.MCLMC(draws=200, warmup=100, steps=5)
-    drawn = raise_if_interrupted(bayou.fit(linear(), regression(), chains, **options)).predict(unit, 800)
-    yield near("1  conjugate regression: standard deviation by MCLMC", 0.08985, float(drawn.outputs[:, 1].std()), 0.013)
+    drawn = raise_if_interrupted(bayou.fit(linear(), regression(), chains, **options)).predict(
+        unit, 800
+    )
+    yield near(
+        "1  conjugate regression: standard deviation by MCLMC",
+        0.08985,
+        float(drawn.outputs[:, 1].std()),
+        0.013,
+    )
 
 
 def multiplicative() -> Iterator[Check]:
@@ -97,7 +123,9 @@ def multiplicative() -> Iterator[Check]:
         guide.gain.base.log_std.fill_(math.log(0.5))
         guide.auxiliary.log_std.fill_(math.log(0.5))
     found = diagnostics.bound_gap(bnn, draws=10, samples=40_000, seed=0)["weight"]
-    yield near("2  MNF: KL with the conjugate auxiliary is exact", 2.901481, found.bound.value, 0.03)
+    yield near(
+        "2  MNF: KL with the conjugate auxiliary is exact", 2.901481, found.bound.value, 0.03
+    )
     yield near("2  MNF: its gap", 0.0, found.gap_upper.value, 1e-3)
 
 
@@ -110,7 +138,12 @@ def flow_kl() -> Iterator[Check]:
     flow = flows.Flow(flows.StandardNormal(1).double(), transform)
     z, log_q = flow.sample_and_log_prob(200_000, seed=0)
     each = (log_q - torch.distributions.Normal(0.0, 1.0).log_prob(z).sum(-1)).detach()
-    yield near("5  KL of a flow to its prior", 1.306853, float(each.mean()), 4 * float(each.std() / len(each) ** 0.5))
+    yield near(
+        "5  KL of a flow to its prior",
+        1.306853,
+        float(each.mean()),
+        4 * float(each.std() / len(each) ** 0.5),
+    )
 
 
 def determinants() -> Iterator[Check]:

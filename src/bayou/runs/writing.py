@@ -16,7 +16,8 @@ class RunError(ValueError):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain values atomically, objects with their digest; numbers that are not finite become null.
+    """Write plain values atomically, objects with their digest; numbers that are not finite become
+    null.
 
     A symbolic link at ``path`` is replaced, and its target left as it is.
     """
@@ -26,7 +27,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, **expected: type) -> Any:
-    """Plain values of a file, or a RunError; an object that was written without a digest is taken as it is.
+    """Plain values of a file, or a RunError; an object that was written without a digest is taken
+    as it is.
 
     ``expected``: keys that an object must have, and the types of their values.
     """
@@ -42,7 +44,9 @@ def read_json(path: Path, **expected: type) -> Any:
     for key, kind in expected.items():
         got = value.get(key) if isinstance(value, dict) else None
         if not isinstance(got, kind) or isinstance(got, bool):
-            raise RunError(f"{path} has {key} = {got!r:.60}, expected {kind.__name__}; restore it, or run again")
+            raise RunError(
+                f"{path} has {key} = {got!r:.60}, expected {kind.__name__}; restore it, or run again"
+            )
     return value
 
 

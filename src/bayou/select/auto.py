@@ -32,13 +32,17 @@ class Auto(Method):
     """The method with the lowest NLL on a fifth of the rows, fitted again to all of them.
 
     Args:
-        methods: name → method, the simplest first; one that raises an error on these data is left out.
-        start: finds the mode at which all methods start, which is evaluated too; None: each has its own start.
-        errors: the first method that none, nor the mode, is better than by so many paired standard errors is selected.
-        trials: the methods that are compared, by the same names, such as shorter ones; None: ``methods`` themselves.
+        methods: name → method, the simplest first; one that raises an error on these data is left
+            out.
+        start: finds the mode at which all methods start, which is evaluated too; None: each has its
+            own start.
+        errors: the first method that none, nor the mode, is better than by so many paired standard
+            errors is selected.
+        trials: the methods that are compared, by the same names, such as shorter ones; None:
+            ``methods`` themselves.
 
-    Cost: one fit of every method to four fifths of the rows, and one of the best to all rows. ``posterior.choice``
-    states the selected method and the paired differences of the others.
+    Cost: one fit of every method to four fifths of the rows, and one of the best to all rows.
+    ``posterior.choice`` states the selected method and the paired differences of the others.
 
     >>> list(bayou.select.by_name("auto").methods)
     ['map', 'ensemble', 'laplace', 'nodeflow', 'mnf']
@@ -59,7 +63,13 @@ class Auto(Method):
         return next(iter(self.methods.values())).batch_size
 
     def fit(
-        self, target: Target, data: Any, *, seed: int = 0, checkpoint: StrPath | None = None, progress: Show = True
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
     ) -> Posterior:
         """The posterior of the selected method."""
         if not isinstance(data, Rows):
@@ -78,17 +88,25 @@ class Auto(Method):
             nll[name] = torch.cat(each).nan_to_num(nan=torch.inf)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BayouWarning)  # what a method that is not selected warns of
+            warnings.simplefilter(
+                "ignore", BayouWarning
+            )  # what a method that is not selected warns of
             tried = replace(self, methods=self.trials or self.methods)
-            own, methods, mode = tried._at_mode(target.copy(rest.n), rest, seed, beside("mode"), progress)
+            own, methods, mode = tried._at_mode(
+                target.copy(rest.n), rest, seed, beside("mode"), progress
+            )
             if mode and mode.stopped == "interrupted":
                 return mode
             if self.trials is not None:
-                methods = {name: method.with_planned_length(rest) for name, method in methods.items()}
+                methods = {
+                    name: method.with_planned_length(rest) for name, method in methods.items()
+                }
             for number, (name, method) in enumerate(methods.items(), 1):
                 try:
                     with stage(number, count, name):
-                        posterior = method.fit(own.copy(), rest, seed=seed, checkpoint=beside(name), progress=progress)
+                        posterior = method.fit(
+                            own.copy(), rest, seed=seed, checkpoint=beside(name), progress=progress
+                        )
                 except (ValueError, FloatingPointError, RuntimeError) as error:
                     failures[name] = str(error)
                     continue
@@ -102,14 +120,20 @@ class Auto(Method):
             judge("mode", mode)
         for name in reversed(names):
             more = [nll[name] - other for other in nll.values()]
-            best = name if all(float(one.mean()) <= self.errors * standard_error(one) for one in more) else best
+            best = (
+                name
+                if all(float(one.mean()) <= self.errors * standard_error(one) for one in more)
+                else best
+            )
         trials = [{"method": name, "nll": float(each.mean())} for name, each in nll.items()]
         log = {"stage": "method", "seconds": time.perf_counter() - began, "trials": trials}
         with stage(count, count, f"{best}, all rows"):
             own, methods, mode = self._at_mode(target, data, seed, beside("start"), progress)
             if mode and mode.stopped == "interrupted":
                 return mode
-            posterior = methods[best].fit(own, data, seed=seed, checkpoint=checkpoint, progress=progress)
+            posterior = methods[best].fit(
+                own, data, seed=seed, checkpoint=checkpoint, progress=progress
+            )
         posterior.choice = _why(best, nll, failures, self.errors)
         posterior.selection = [log, *posterior.selection]
         return posterior
@@ -117,10 +141,14 @@ class Auto(Method):
     def _at_mode(
         self, target: Target, rows: Rows, seed: int, file: str | None, progress: Show
     ) -> tuple[Target, Mapping[str, Method], Posterior | None]:
-        """Target and methods at the mode of these rows, and this mode; without a start, as they are."""
+        """Target and methods at the mode of these rows, and this mode; without a start, as they
+        are.
+        """
         if self.start is None:
             return target, self.methods, None
-        mode = starting_point(self.start, target, rows, seed=seed, checkpoint=file, progress=progress)
+        mode = starting_point(
+            self.start, target, rows, seed=seed, checkpoint=file, progress=progress
+        )
         at_mode = {name: method.at_mode(1.0, rows) for name, method in self.methods.items()}
         return replace(mode.target, net=network_at(mode)), at_mode, mode
 
@@ -135,6 +163,10 @@ def _why(best: str, nll: dict[str, Tensor], failures: dict[str, str], errors: fl
     failed = "".join(f"; {name} failed: {why}" for name, why in failures.items())
     beside = f", differences {', '.join(others)}" if others else ""
     within = f"{errors:g} standard error{'s' if errors != 1 else ''}"
-    lowest = f"the first that none is better than by more than {within}, or the best" if errors else "the lowest NLL"
+    lowest = (
+        f"the first that none is better than by more than {within}, or the best"
+        if errors
+        else "the lowest NLL"
+    )
     rows = f"{len(nll[best]):,} held-out training rows"
     return f"{best} was selected: {lowest} on {rows}{beside} nats{failed}; then fitted to all rows"

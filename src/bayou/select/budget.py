@@ -13,19 +13,25 @@ from bayou.target import Target
 from bayou.training.data import Rows
 
 SEARCH_FITS: Final = 2  # a search costs at most so many times the fit that it serves
-MAX_SHARED_PRODUCTS: Final = 2**25  # multiply-adds of one pass over all rows, up to which modes share passes
-MIN_ROWS_OF_TWO_FOLDS: Final = 100  # rows, from which on fits by minibatches have two folds instead of five
+MAX_SHARED_PRODUCTS: Final = (
+    2**25
+)  # multiply-adds of one pass over all rows, up to which modes share passes
+MIN_ROWS_OF_TWO_FOLDS: Final = (
+    100  # rows, from which on fits by minibatches have two folds instead of five
+)
 
 
 def shares_passes(target: Target, rows: Rows) -> bool:
     """Return whether many modes that are found together cost little more than one.
 
-    This holds for a small network of linear layers on rows of numbers: its batched products take less time than the
-    calls themselves. Convolutions, recurrent layers and attention cost as much for every mode.
+    This holds for a small network of linear layers on rows of numbers: its batched products take
+    less time than the calls themselves. Convolutions, recurrent layers and attention cost as much
+    for every mode.
 
     Args:
-        target: the network, whose free tensors must all belong to ``nn.Linear``, and its likelihood. The modes of a
-            network that predicts its own noise converge late, so that they share nothing.
+        target: the network, whose free tensors must all belong to ``nn.Linear``, and its
+            likelihood. The modes of a network that predicts its own noise converge late, so that
+            they share nothing.
         rows: all rows; x must be a tensor (N, d).
     """
     x: Any = next(rows.cut(1).ordered())[0]
@@ -65,7 +71,8 @@ def affordable_folds(rows: Rows, folds: list[tuple[Rows, Rows]]) -> list[tuple[R
 
 
 def shortened_start(start: MAP, rows: Rows, fits: int) -> MAP:
-    """Return the method that finds modes by minibatches with so many steps that some fits cost ``SEARCH_FITS``.
+    """Return the method that finds modes by minibatches with so many steps that some fits cost
+    ``SEARCH_FITS``.
 
     Args:
         start: the method of the fit that the search serves.

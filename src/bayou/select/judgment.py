@@ -1,4 +1,6 @@
-"""Held-out rows of a regression: the noise of a posterior, its coverage, and whether it is worse than its mode."""
+"""Held-out rows of a regression: the noise of a posterior, its coverage, and whether it is worse
+than its mode.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,20 @@ QUANTILE: Final = 1.6448536  # of a standard normal: ±QUANTILE has the probabil
 MAX_SHORTFALL: Final = 0.05  # of the coverage below LEVEL, in addition to two standard errors
 MIN_EXCESS: Final = 0.01  # nats a row by which a posterior is worse than its mode, in addition to two standard errors
 SURE: Final = 2.0  # standard errors of a significant difference
-MIN_NOISE_SHARE: Final = 1e-4  # of the mean squared residual, below which the variance of the noise is not set
-CANDIDATES: Final = 65  # noise variances that are compared before the bisection between the neighbors of the best
+MIN_NOISE_SHARE: Final = (
+    1e-4  # of the mean squared residual, below which the variance of the noise is not set
+)
+CANDIDATES: Final = (
+    65  # noise variances that are compared before the bisection between the neighbors of the best
+)
 BISECTIONS: Final = 50
 
 
 @final
 @dataclass(frozen=True)
 class Residuals:
-    """Squared residuals of the mean function and variances of the functions, one of each per number of y.
+    """Squared residuals of the mean function and variances of the functions, one of each per number
+    of y.
 
     Args:
         squares: squared residuals, (M, D) for M held-out rows of D numbers.
@@ -54,7 +61,9 @@ class Residuals:
         return Residuals(torch.cat(squares).double(), torch.cat(variances).double())
 
     def log_density_loss(self, noise: float) -> Tensor:
-        """Return −log N(residual; 0, variance + noise²) as a mean over the numbers of each row, (M,)."""
+        """Return −log N(residual; 0, variance + noise²) as a mean over the numbers of each row,
+        (M,).
+        """
         total = self.variances + noise**2
         each = 0.5 * (self.squares / total + total.log() + math.log(2 * math.pi))
         return each.mean(1)
@@ -67,8 +76,9 @@ class Residuals:
     def likeliest_noise(self) -> float:
         """Return the noise σ that maximizes Σ log N(residual; 0, variance + σ²).
 
-        A σ² that makes the *mean* predictive variance equal to the mean squared residual is too small where few rows
-        have most of the variance, such as those of rare levels of a category: intervals of all others are too narrow.
+        A σ² that makes the *mean* predictive variance equal to the mean squared residual is too
+        small where few rows have most of the variance, such as those of rare levels of a category:
+        intervals of all others are too narrow.
         """
         mean_square = float(self.squares.mean())
         if mean_square == 0:
@@ -94,7 +104,9 @@ class Residuals:
         return float(((self.squares - total) / total.square()).mean()) > 0
 
     def covering_noise(self) -> float:
-        """Return the smallest noise whose intervals of probability ``LEVEL`` contain this fraction of y."""
+        """Return the smallest noise whose intervals of probability ``LEVEL`` contain this fraction
+        of y.
+        """
         needed = (self.squares / QUANTILE**2 - self.variances).flatten()
         least = MIN_NOISE_SHARE * float(self.squares.mean())
         return math.sqrt(max(least, float(needed.quantile(LEVEL))))
@@ -141,7 +153,9 @@ class Judgment:
         return not self.is_worse_than_mode and not self.covers_too_little
 
     def history(self) -> dict[str, float]:
-        """Return the numbers for the last record of ``Posterior.history``, which ``Posterior.checks`` reads."""
+        """Return the numbers for the last record of ``Posterior.history``, which
+        ``Posterior.checks`` reads.
+        """
         numbers = {"nll": self.nll, "mode_nll": self.mode_nll, "nll_error": self.error}
         numbers["mode_allowance"] = self.allowance
         if self.is_worse_than_mode:
@@ -160,4 +174,6 @@ def judge(posterior: Residuals, mode: Residuals) -> Judgment:
     own = posterior.log_density_loss(noise)
     other = mode.log_density_loss(mode.likeliest_noise())
     error = standard_error(own - other)
-    return Judgment(float(own.mean()), float(other.mean()), error, posterior.coverage(noise), len(own))
+    return Judgment(
+        float(own.mean()), float(other.mean()), error, posterior.coverage(noise), len(own)
+    )

@@ -6,18 +6,32 @@ import copy
 
 from torch import nn
 
-ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.Hardswish, nn.Mish, nn.SELU)
+ACTIVATIONS = (
+    nn.ReLU,
+    nn.Tanh,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.ReLU6,
+    nn.Hardswish,
+    nn.Mish,
+    nn.SELU,
+)
 
 
 def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
-    """A copy of the network with dropout after its activations; a network that has dropout is returned as it is.
+    """A copy of the network with dropout after its activations; a network that has dropout is
+    returned as it is.
 
     Args:
-        net: if it is an ``nn.Sequential`` with activations among its own layers, dropout follows these only.
+        net: if it is an ``nn.Sequential`` with activations among its own layers, dropout follows
+            these only.
         p: the probability of a zero.
 
     Raises:
-        ValueError: for a network without activation layers; functions such as ``F.relu`` are not seen.
+        ValueError: for a network without activation layers; functions such as ``F.relu`` are not
+            seen.
     """
     if any(isinstance(module, nn.Dropout) for module in net.modules()):
         return net
@@ -26,7 +40,9 @@ def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
     places = [(parent, name) for parent in net.modules() for name, child in parent._modules.items()
               if isinstance(child, ACTIVATIONS)]  # fmt: skip
     if not places:
-        raise ValueError(f"{type(net).__name__} has no layer like nn.ReLU to add dropout to; put nn.Dropout(p) into it")
+        raise ValueError(
+            f"{type(net).__name__} has no layer like nn.ReLU to add dropout to; put nn.Dropout(p) into it"
+        )
     if isinstance(net, nn.Sequential):
         places = [place for place in places if place[0] is net] or places
     for parent, name in places:

@@ -20,21 +20,27 @@ if TYPE_CHECKING:
 
 Make = Callable[[Training], Any]  # from settings to a Method
 POINT_LR = 5e-3
-# Of gains of nodes, around 1. At 0.5 the gains of outputs grow to 2, so that the prior of the weights is twice as wide
-# as the one selected on held-out rows, and mislabeled rows are overfitted.
+# Of gains of nodes, around 1. At 0.5 the gains of outputs grow to 2, so that the prior of the
+# weights is twice as wide as the one selected on held-out rows, and mislabeled rows are overfitted.
 GAIN_STD = 0.1
 COUNTS = ("draws", "warmup")  # of HMC and NUTS
-CHAINS, SMALL_CHAINS = 2, 8  # the latter of stochastic gradients in a small network, where eight cost little more
+CHAINS, SMALL_CHAINS = (
+    2,
+    8,
+)  # the latter of stochastic gradients in a small network, where eight cost little more
 
 
 @final
 @dataclass(frozen=True)
 class Named:
-    """A method by name: its label in reports, a summary, its constructor, and whether its network must have dropout.
+    """A method by name: its label in reports, a summary, its constructor, and whether its network
+    must have dropout.
 
-    ``prepare`` adds dropout to a network that has none. ``cost``: the processor time of a fit of the default length on
-    a small table, in thousands of plain steps of Adam on a batch (the table of defaults); None if it varies too much.
-    ``selects_prior``: whether part of that is a search of the prior scale, which steps= does not shorten.
+    ``prepare`` adds dropout to a network that has none. ``cost``: the processor time of a fit of
+    the default length on a small table, in thousands of plain steps of Adam on a batch (the table
+    of defaults); None if it varies too much.
+    ``selects_prior``: whether part of that is a search of the prior scale, which steps= does not
+    shorten.
     """
 
     name: str
@@ -46,7 +52,9 @@ class Named:
     selects_prior: bool = True
 
     def prepare(self, net: nn.Module) -> nn.Module:
-        """The network with dropout, if the method needs it; the network itself where it does not or has it."""
+        """The network with dropout, if the method needs it; the network itself where it does not or
+        has it.
+        """
         if not self.dropout:
             return net
         from bayou.select.layers import with_dropout
@@ -79,8 +87,12 @@ def _held_out(make: Make, start: Make = _point) -> Make:
 _mode = _held_out(_point)  # by L-BFGS, where it is applicable
 
 
-def _guided(family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any) -> Make:
-    """``settings`` of VI that the family needs, ``of`` the family itself; a given warm-up has priority."""
+def _guided(
+    family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any
+) -> Make:
+    """``settings`` of VI that the family needs, ``of`` the family itself; a given warm-up has
+    priority.
+    """
 
     def make(config: Training) -> Any:
         given = {"warmup": config.warmup} if config.warmup else {}
@@ -96,36 +108,52 @@ def _vi(family: str, **settings: Any) -> Make:
 
 def _where(make: Make, start: Make = _point) -> Make:
     """A method over all layers or over the last one."""
-    return _held_out(lambda config: bayou.select.Where(make(config), start=_held_out(start, start)(config)), start)
+    return _held_out(
+        lambda config: bayou.select.Where(make(config), start=_held_out(start, start)(config)),
+        start,
+    )
 
 
 def _laplace(config: Training) -> Any:
-    return bayou.select.BySize(bayou.Laplace("full", start=_mode(config), prior="validation"), _last_layer(config))
+    return bayou.select.BySize(
+        bayou.Laplace("full", start=_mode(config), prior="validation"), _last_layer(config)
+    )
 
 
 def _last_layer(config: Training) -> Any:
-    """Laplace of the last layer; over all layers of a large network a Kronecker posterior is far too wide.
+    """Laplace of the last layer; over all layers of a large network a Kronecker posterior is far
+    too wide.
 
-    The prior scale is selected on held-out rows: that of the largest evidence is far too wide for classes.
+    The prior scale is selected on held-out rows: that of the largest evidence is far too wide for
+    classes.
     """
-    return bayou.Laplace("kronecker", where="last", curvature="ggn", start=_mode(config), prior="validation")
+    return bayou.Laplace(
+        "kronecker", where="last", curvature="ggn", start=_mode(config), prior="validation"
+    )
 
 
 def _with_effort(method: Any, effort: float, *counts: str) -> Any:
     """A method with its default counts, such as those of draws, multiplied."""
-    return replace(method, **{name: max(2, round(effort * getattr(method, name))) for name in counts})
+    return replace(
+        method, **{name: max(2, round(effort * getattr(method, name))) for name in counts}
+    )
 
 
 def _sampler(family: str, *settings: str, counts: tuple[str, ...] = (), **options: Any) -> Make:
-    """A sampler that takes some of the settings of training, and whose ``counts`` are multiplied by the effort.
+    """A sampler that takes some of the settings of training, and whose ``counts`` are multiplied by
+    the effort.
 
-    The noise of a regression is selected on held-out rows: a joint mode of weights *and* noise interpolates the data
-    if it can, and chains that sample the noise would start from there.
+    The noise of a regression is selected on held-out rows: a joint mode of weights *and* noise
+    interpolates the data if it can, and chains that sample the noise would start from there.
     """
 
     def make(config: Training) -> Any:
-        given = {name: getattr(config, name) for name in settings} | {"chains": config.chains or CHAINS}
-        return _with_effort(getattr(bayou, family)(start=_point(config), **given, **options), config.effort, *counts)
+        given = {name: getattr(config, name) for name in settings} | {
+            "chains": config.chains or CHAINS
+        }
+        return _with_effort(
+            getattr(bayou, family)(start=_point(config), **given, **options), config.effort, *counts
+        )
 
     return make
 
@@ -208,8 +236,9 @@ _METHODS = (
     Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
 )
 # fmt: on
-# In fits of 1,000 steps: means over the tables of `bayou reproduce defaults`, of regressions or of classes, whichever
-# is larger. That of mle is a guess; laplace-last, psgld and csgld have those of their relatives.
+# In fits of 1,000 steps: means over the tables of `bayou reproduce defaults`, of regressions or of
+# classes, whichever is larger. That of mle is a guess; laplace-last, psgld and csgld have those of
+# their relatives.
 COSTS = {
     "mle": 2.0,
     "map": 3.5,
@@ -230,7 +259,9 @@ COSTS = {
     "annealed": 12.4,
     "auto": 78.0,
 }  # fmt: skip
-METHODS: dict[str, Named] = {named.name: replace(named, cost=COSTS.get(named.name)) for named in _METHODS}
+METHODS: dict[str, Named] = {
+    named.name: replace(named, cost=COSTS.get(named.name)) for named in _METHODS
+}
 
 
 def find(name: str) -> Named:
@@ -245,13 +276,13 @@ def find(name: str) -> Named:
 def by_name(name: str, **settings: Any) -> Method:
     """The method of a name, the same in ``bayou.fit``, the estimators and the command line.
 
-    Noise, prior scale and, for "laplace", the structure are chosen by held-out rows and by the size of the network
-    (``HeldOut``, ``BySize``); "auto" chooses among several methods (``Auto``).
+    Noise, prior scale and, for "laplace", the structure are chosen by held-out rows and by the size
+    of the network (``HeldOut``, ``BySize``); "auto" chooses among several methods (``Auto``).
 
     Args:
         name: one of ``bayou.list_methods()``.
-        settings: fields of ``Training``, the options of ``bayou train``: steps, epochs, effort, batch_size, lr,
-            members, chains, beta, warmup, validation, patience, compile.
+        settings: fields of ``Training``, the options of ``bayou train``: steps, epochs, effort,
+            batch_size, lr, members, chains, beta, warmup, validation, patience, compile.
 
     Raises:
         ValueError: for an unknown name, with the nearest one, or a setting that cannot be used.
@@ -262,7 +293,9 @@ def by_name(name: str, **settings: Any) -> Method:
     known = [one.name for one in fields(Training)]
     for key in settings:
         if key not in known:
-            raise ValueError(f"{key!r} is not a setting{nearest(key, known)}; the settings are {', '.join(known)}")
+            raise ValueError(
+                f"{key!r} is not a setting{nearest(key, known)}; the settings are {', '.join(known)}"
+            )
     return find(name).make(Training(**settings))
 
 

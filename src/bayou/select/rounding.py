@@ -14,18 +14,18 @@ from bayou.target import Target
 from bayou.training.data import Rows
 
 DIGITS: Final = 8  # of the largest number of a column; float32 has seven
-# A column whose largest number is near a power of ten, such as 1, must not change its grid when that number changes in
-# its last digit.
+# A column whose largest number is near a power of ten, such as 1, must not change its grid when
+# that number changes in its last digit.
 GRID_OFFSET: Final = 0.29
 
 
 def round_rows(rows: Rows) -> Rows:
     """Round the float64 tensors of rows to eight digits of the largest number of each column.
 
-    Full-batch L-BFGS amplifies a difference in the sixteenth digit by 10⁵ to 10⁹ within 40 passes, and selections on
-    held-out rows amplify it further: rows that were standardized twice would have another mode and another prior.
-    Rounded rows are the same, bit for bit. The rounding is smaller than that of float32, whose rows are left as they
-    are, like those of a Dataset.
+    Full-batch L-BFGS amplifies a difference in the sixteenth digit by 10⁵ to 10⁹ within 40 passes,
+    and selections on held-out rows amplify it further: rows that were standardized twice would have
+    another mode and another prior. Rounded rows are the same, bit for bit. The rounding is smaller
+    than that of float32, whose rows are left as they are, like those of a Dataset.
 
     Args:
         rows: rows of a pair of tensors, or of a Dataset.
@@ -40,12 +40,16 @@ def round_rows(rows: Rows) -> Rows:
 
 
 def round_initial_noise(target: Target) -> Target:
-    """Round the initial value of a learned noise, which is computed from y, to eight digits of its logarithm.
+    """Round the initial value of a learned noise, which is computed from y, to eight digits of its
+    logarithm.
 
     Args:
         target: any target; a noise that is not learned is kept.
     """
-    if not isinstance(target.likelihood, BoundHomoscedastic) or not target.likelihood.log_scale.requires_grad:
+    if (
+        not isinstance(target.likelihood, BoundHomoscedastic)
+        or not target.likelihood.log_scale.requires_grad
+    ):
         return target
     likelihood = copy.deepcopy(target.likelihood)
     with torch.no_grad():
@@ -74,8 +78,8 @@ def _round_columns(values: Tensor) -> Tensor:
 def _round(values: Tensor, largest: Tensor) -> Tensor:
     """Round to a multiple of a power of ten, 8 digits below the largest value; zeros stay zeros.
 
-    Where the power is negative, as it is for most columns, one division by a whole number leaves the double that is
-    nearest to the decimal fraction.
+    Where the power is negative, as it is for most columns, one division by a whole number leaves
+    the double that is nearest to the decimal fraction.
     """
     exponent = DIGITS - (largest.log10() + GRID_OFFSET).floor()
     exponent = torch.where(largest > 0, exponent, 0.0)

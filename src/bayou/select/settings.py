@@ -1,4 +1,5 @@
-"""Settings of all methods by name, declared once for the command line, saved configs and estimators.
+"""Settings of all methods by name, declared once for the command line, saved configs and
+estimators.
 
 This module does not import torch: ``bayou --help`` reads these fields.
 """
@@ -27,7 +28,9 @@ class ConfigError(ValueError):
 
 
 def setting(default: Any, part: str, help: str, must: Must | None = None) -> Any:
-    """A field with its section and text in --help, and the condition that a value other than None must meet."""
+    """A field with its section and text in --help, and the condition that a value other than None
+    must meet.
+    """
     return field(default=default, metadata={"part": part, "help": help, "must": must})
 
 
@@ -59,7 +62,9 @@ class Training:
                 raise ConfigError(f"{name} must be {must[0]}, got {value!r}")
         if self.steps is not None and self.epochs is not None:
             names = spell("steps or epochs", "--steps or --epochs")
-            raise ConfigError(f"give {names}, not both: got {self.steps} steps and {self.epochs} epochs")
+            raise ConfigError(
+                f"give {names}, not both: got {self.steps} steps and {self.epochs} epochs"
+            )
         if self.patience is not None and not self.validation:
             raise ConfigError(
                 spell(

@@ -20,19 +20,29 @@ from bayou.progress import BayouWarning
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.rows import some_rows
 
-MAX_SAMPLED_ROWS: Final = 5_000  # of data that are not tensors, from which means and scales are estimated
+MAX_SAMPLED_ROWS: Final = (
+    5_000  # of data that are not tensors, from which means and scales are estimated
+)
 MAX_TRIED_ROWS: Final = 1_000  # on which the network as given is compared with a constant
 MAX_CODE: Final = 10.0  # largest absolute value of a column of whole numbers that is left as it is
 MIN_IMAGE_PIXELS: Final = 64  # columns of a flattened image
 MIN_SHARE_OF_PIXELS: Final = 0.25  # of the columns, whose largest value is that of all pixels
 MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
-STRETCH: Final = 1.5  # of the deviations of predictions, with which those of a random network improve
+STRETCH: Final = (
+    1.5  # of the deviations of predictions, with which those of a random network improve
+)
 FAR: Final = 30.0  # a mean or a standard deviation by this factor from 1 is far from unit scale
-STANDARD_TOLERANCE: Final = 1e-5  # of means and standard deviations of rows that are standardized already
+STANDARD_TOLERANCE: Final = (
+    1e-5  # of means and standard deviations of rows that are standardized already
+)
 MAX_PROBED_ROWS: Final = 8  # on which gradients of the outputs in the inputs are computed
-MAX_TRIED_COLUMNS: Final = 64  # of whole numbers, of which each is tried as a number where some are indices
+MAX_TRIED_COLUMNS: Final = (
+    64  # of whole numbers, of which each is tried as a number where some are indices
+)
 MAX_QUANTILE_NUMBERS: Final = 2**23  # that torch.quantile is given
-OUTLIER_REACH: Final = 1e4  # interquartile ranges from the median, beyond which a value is left out of mean and scale
+OUTLIER_REACH: Final = (
+    1e4  # interquartile ranges from the median, beyond which a value is left out of mean and scale
+)
 
 
 class UnitsWarning(BayouWarning):
@@ -42,11 +52,12 @@ class UnitsWarning(BayouWarning):
 def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> Units | None:
     """Choose the standardization of x and y for a method by name.
 
-    Floating-point columns of tables (N, D) and features of sequences (N, T, D) are standardized by mean and standard
-    deviation; real-valued y as well. These are left as they are: whole numbers (token ids, codes, one-hot columns),
-    columns that the network uses as an index, constant columns, images, and keyword arguments. Rows that are
-    standardized already stay as they are, to the last bit. A network with frozen parameters, or one that already
-    predicts y better than a constant, keeps all of its units.
+    Floating-point columns of tables (N, D) and features of sequences (N, T, D) are standardized by
+    mean and standard deviation; real-valued y as well. These are left as they are: whole numbers
+    (token ids, codes, one-hot columns), columns that the network uses as an index, constant
+    columns, images, and keyword arguments. Rows that are standardized already stay as they are, to
+    the last bit. A network with frozen parameters, or one that already predicts y better than a
+    constant, keeps all of its units.
 
     Args:
         net: the network as given.
@@ -90,12 +101,15 @@ def apply_units(units: Units, rows: Data) -> Data:
     x, y = rows.source
     inputs = units.standardize_inputs(forward_inputs(x))
     return Rows(
-        (inputs if isinstance(x, tuple) else inputs[0], units.standardize_targets(y)), rows.index, rows.batch_size
+        (inputs if isinstance(x, tuple) else inputs[0], units.standardize_targets(y)),
+        rows.index,
+        rows.batch_size,
     )
 
 
 def warn_if_far_from_unit_scale(rows: Data) -> None:
-    """Warn once if y or a column of x is far from unit scale, for a method that fits the data as they are.
+    """Warn once if y or a column of x is far from unit scale, for a method that fits the data as
+    they are.
 
     Args:
         rows: the training data.
@@ -143,9 +157,9 @@ def is_pretrained(
 ) -> bool:
     """Return whether the network as given predicts y, rather than having random weights.
 
-    It does if it explains a tenth of the variance of y (of the class indicators for classes), and would not explain
-    more if its predictions deviated more from their mean: those of random weights are small, and any correlation with
-    y grows when they are stretched.
+    It does if it explains a tenth of the variance of y (of the class indicators for classes), and
+    would not explain more if its predictions deviated more from their mean: those of random weights
+    are small, and any correlation with y grows when they are stretched.
     """
     index = rng.permutation(len(y), 0)[:MAX_TRIED_ROWS].to(y.device)
     few = rows_of(inputs, index)
@@ -154,7 +168,9 @@ def is_pretrained(
     few = tuple(item.to(first.device) if isinstance(item, Tensor) else item for item in few)
     try:
         with rng.isolated(0, first.device):
-            outputs = network.evaluate({name: value.detach() for name, value in net.named_parameters()}, *few)
+            outputs = network.evaluate(
+                {name: value.detach() for name, value in net.named_parameters()}, *few
+            )
     except Exception:  # the fit itself describes what is wrong with the inputs
         return False
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
@@ -172,8 +188,12 @@ def is_pretrained(
     return explained(1.0) > MIN_EXPLAINED and explained(1.0) >= explained(STRETCH)
 
 
-def _predictions_and_truth(outputs: Tensor, y: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Tensor]:
-    """Return means of y under the network and y itself, for classes probabilities and indicators, (N, K) each."""
+def _predictions_and_truth(
+    outputs: Tensor, y: Tensor, likelihood: Likelihood | None
+) -> tuple[Tensor, Tensor]:
+    """Return means of y under the network and y itself, for classes probabilities and indicators,
+    (N, K) each.
+    """
     outputs = outputs.double()
     has_classes = not y.is_floating_point() and outputs.ndim == y.ndim + 1
     if has_classes and y.ndim == 1:
@@ -217,7 +237,9 @@ class Columns:
 
 
 def describe_columns(net: nn.Module, x: Any) -> Columns | None:
-    """Describe the columns of an input, (N,), (N, D) or (N, T, D); None for images, whole numbers and no tensors."""
+    """Describe the columns of an input, (N,), (N, D) or (N, T, D); None for images, whole numbers
+    and no tensors.
+    """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim > 3:
         return None
     if x.ndim == 2 and is_flattened_image(x):
@@ -246,11 +268,15 @@ def leave_indices(
     inputs: tuple[Any, ...],
     columns: list[Columns | None],
 ) -> list[Columns | None]:
-    """Leave columns of whole numbers as they are that the network uses as an index, of an embedding for example.
+    """Leave columns of whole numbers as they are that the network uses as an index, of an embedding
+    for example.
 
-    No gradient of the outputs reaches such a column, and the network raises an error for some standardized values.
+    No gradient of the outputs reaches such a column, and the network raises an error for some
+    standardized values.
     """
-    if not any(item is not None and bool((item.is_whole & item.is_standardized).any()) for item in columns):
+    if not any(
+        item is not None and bool((item.is_whole & item.is_standardized).any()) for item in columns
+    ):
         return columns
     reached = _reached_columns(net, inputs, columns)
     if reached is None:
@@ -269,7 +295,9 @@ def _with_numeric_columns(
     kept: list[Columns | None],
     number: int,
 ) -> Columns | None:
-    """Standardize those whole-numbered columns of one input that the network accepts so, tried one by one."""
+    """Standardize those whole-numbered columns of one input that the network accepts so, tried one
+    by one.
+    """
     full, item = columns[number], kept[number]
     if full is None or item is None:
         return None
@@ -290,7 +318,9 @@ def _reached_columns(
     inputs: tuple[Any, ...],
     columns: list[Columns | None],
 ) -> list[Tensor | None] | None:
-    """Return for each described input which columns a gradient of the outputs reaches; None if the network fails."""
+    """Return for each described input which columns a gradient of the outputs reaches; None if the
+    network fails.
+    """
     first = next(net.parameters())
     leaves: list[Any] = []
     for item, described in zip(inputs, columns, strict=True):
@@ -299,13 +329,19 @@ def _reached_columns(
         if affine is not None:
             leaf = affine.standardize(leaf)
         leaves.append(leaf if described is None else leaf.detach().clone().requires_grad_())
-    wanted = [leaf for leaf, described in zip(leaves, columns, strict=True) if described is not None]
+    wanted = [
+        leaf for leaf, described in zip(leaves, columns, strict=True) if described is not None
+    ]
     parameters = {name: value.detach() for name, value in net.named_parameters()}
     try:
         with torch.enable_grad(), rng.isolated(0, first.device):
             outputs = Network(net).evaluate(parameters, *leaves)
-            weights = torch.linspace(0.5, 1.5, outputs.numel(), dtype=outputs.dtype, device=outputs.device)
-            gradients = torch.autograd.grad((outputs.flatten() * weights).sum(), wanted, materialize_grads=True)
+            weights = torch.linspace(
+                0.5, 1.5, outputs.numel(), dtype=outputs.dtype, device=outputs.device
+            )
+            gradients = torch.autograd.grad(
+                (outputs.flatten() * weights).sum(), wanted, materialize_grads=True
+            )
     except Exception:  # the fit itself describes what is wrong with the inputs
         return None
     by_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients, strict=True)}
@@ -316,13 +352,17 @@ def _reached_columns(
             continue
         is_reached = (by_leaf[id(leaf)] != 0).any(0)  # of one row
         if is_reached.ndim == 2:
-            is_reached = is_reached.any(1 if described.row_shape[-1] == 1 and len(described.row_shape) == 2 else 0)
+            is_reached = is_reached.any(
+                1 if described.row_shape[-1] == 1 and len(described.row_shape) == 2 else 0
+            )
         reached.append(is_reached.reshape(-1).to(described.shift.device))
     return reached
 
 
 def _feature_axis(net: nn.Module) -> int:
-    """Return the axis of the features of sequences (N, ·, ·): the second for a convolution, else the last."""
+    """Return the axis of the features of sequences (N, ·, ·): the second for a convolution, else
+    the last.
+    """
     for module in net.modules():
         if isinstance(module, nn.Conv1d):
             return 1
@@ -356,13 +396,16 @@ def _standardize_targets(y: Tensor, likelihood: Likelihood | None) -> Standardiz
 
 
 def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of every column, (D,) each, without values that are absurdly far away.
+    """Return mean and standard deviation of every column, (D,) each, without values that are
+    absurdly far away.
 
     Args:
         columns: numbers, (N, D), float64.
     """
     stride = -(-columns.numel() // MAX_QUANTILE_NUMBERS)
-    quartiles = torch.quantile(columns[::stride], torch.tensor([0.25, 0.5, 0.75]).to(columns), dim=0)
+    quartiles = torch.quantile(
+        columns[::stride], torch.tensor([0.25, 0.5, 0.75]).to(columns), dim=0
+    )
     reach = quartiles[2] - quartiles[0]
     is_near = (columns - quartiles[1]).abs() <= OUTLIER_REACH * reach
     is_near = is_near | (reach == 0)
@@ -379,13 +422,17 @@ def is_standard(shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def is_coded(columns: Tensor) -> Tensor:
-    """Return which columns hold codes or indicators: whole numbers of at most 10 in absolute value, (D,)."""
+    """Return which columns hold codes or indicators: whole numbers of at most 10 in absolute value,
+    (D,).
+    """
     is_whole = (columns == columns.round()).all(0)
     return is_whole & (columns.abs().amax(0) <= MAX_CODE)
 
 
 def is_flattened_image(x: Tensor) -> bool:
-    """Return whether the columns of x (N, D) are pixels: many, none negative, most with the same largest value."""
+    """Return whether the columns of x (N, D) are pixels: many, none negative, most with the same
+    largest value.
+    """
     if x.shape[1] < MIN_IMAGE_PIXELS or bool((x < 0).any()):
         return False
     largest = x.amax(0)
@@ -394,7 +441,9 @@ def is_flattened_image(x: Tensor) -> bool:
 
 
 def _describe_scale(values: Any) -> str:
-    """Return "has a standard deviation of ..." for numbers far from unit scale; an empty string for others."""
+    """Return "has a standard deviation of ..." for numbers far from unit scale; an empty string for
+    others.
+    """
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.numel() < 2:
         return ""
     is_table = values.ndim == 2

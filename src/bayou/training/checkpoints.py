@@ -1,4 +1,6 @@
-"""Checkpoints: the complete state of a run, for bit-identical resumption, in one file written atomically."""
+"""Checkpoints: the complete state of a run, for bit-identical resumption, in one file written
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayou.files import FileError, StrPath, join, making, no_grad_state, read_file, restore_state, split, write_file
+from bayou.files import (
+    FileError,
+    StrPath,
+    join,
+    making,
+    no_grad_state,
+    read_file,
+    restore_state,
+    split,
+    write_file,
+)
 from bayou.training.ranks import current
 
 Best = dict[str, Tensor] | None
@@ -27,7 +39,9 @@ class State:
     waited: int = 0
     stopped: str = ""
     total: int = 0  # planned steps; a run without a given length extends them
-    cells: list[float] = field(default_factory=list)  # means of the objective over so many steps each
+    cells: list[float] = field(
+        default_factory=list
+    )  # means of the objective over so many steps each
     partial: float = 0.0  # the sum of those after the last cell
     rising: float | None = None  # nats per thousand steps, if the run ended before convergence
     history: list[dict[str, float]] = field(default_factory=list)
@@ -39,7 +53,8 @@ def fingerprint(config: Any) -> str:
 
 
 def check_tensors(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Raise a FileError unless the tensors of a checkpoint have the dtypes and axes of those of this run.
+    """Raise a FileError unless the tensors of a checkpoint have the dtypes and axes of those of
+    this run.
 
     Args:
         path: the checkpoint.
@@ -77,10 +92,14 @@ class Checkpoint:
         self.path = Path(path)
         self.keys = {part: fingerprint(value) for part, value in identity.items()}
         if not self.path.parent.is_dir():
-            raise FileError(f"cannot write {path}: the folder {self.path.parent} does not exist; create it first")
+            raise FileError(
+                f"cannot write {path}: the folder {self.path.parent} does not exist; create it first"
+            )
 
     def write(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-        """Write the state of the run as tensors and JSON, atomically; of several processes, the first does."""
+        """Write the state of the run as tensors and JSON, atomically; of several processes, the
+        first does.
+        """
         if current().rank == 0:
             write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
 
@@ -92,7 +111,9 @@ class Checkpoint:
         keys = config.get("keys")
         if not isinstance(keys, dict):
             raise FileError(f"the checkpoint {self.path} does not identify its run; delete it")
-        other = [part for part in self.keys.keys() | keys.keys() if self.keys.get(part) != keys.get(part)]
+        other = [
+            part for part in self.keys.keys() | keys.keys() if self.keys.get(part) != keys.get(part)
+        ]
         if other:
             raise FileError(
                 f"the checkpoint {self.path} belongs to another run: another {', '.join(sorted(other))}; delete it, "
@@ -100,7 +121,9 @@ class Checkpoint:
             )
         return tensors, config
 
-    def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, state: State, best: Best) -> None:
+    def save(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, state: State, best: Best
+    ) -> None:
         """Write the state of the run, atomically."""
         tensors, tree = split(optimizer.state_dict(), "optimizer")
         tensors |= {f"module.{name}": tensor for name, tensor in no_grad_state(module).items()}
@@ -116,12 +139,16 @@ class Checkpoint:
         if found is None:
             return State(), None
         tensors, config = found
-        module_state = {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
+        module_state = {
+            k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")
+        }
         best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
         now = no_grad_state(module)
         check_tensors(self.path, module_state, now)
         check_tensors(self.path, best, now)
-        averages = {n: value for n, value in tensors.items() if n.startswith("optimizer.") and value.ndim}
+        averages = {
+            n: value for n, value in tensors.items() if n.startswith("optimizer.") and value.ndim
+        }
         check_fractions(self.path, averages)
         with making("run like this one", self.path):
             restore_state(module, module_state)

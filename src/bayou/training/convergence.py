@@ -19,12 +19,16 @@ JUDGED = 12  # minimum number of steps for a test
 
 
 class ConvergenceWarning(BayouWarning):
-    """A fit came to the end of its budget while its objective was still rising, or lower than it had been."""
+    """A fit came to the end of its budget while its objective was still rising, or lower than it
+    had been.
+    """
 
 
 @dataclass(frozen=True)
 class Trend:
-    """The change of an objective between the last two parts of a run: ``gain`` ± ``error`` nats in ``steps`` steps."""
+    """The change of an objective between the last two parts of a run: ``gain`` ± ``error`` nats in
+    ``steps`` steps.
+    """
 
     gain: float
     error: float
@@ -36,7 +40,8 @@ class Trend:
         return 1000 * self.gain / self.steps
 
     def flat(self, weights: int) -> bool:
-        """Whether the gain is within its noise, or negligible compared with the spread of the log joint of D weights.
+        """Whether the gain is within its noise, or negligible compared with the spread of the log
+        joint of D weights.
 
         The gain of a short run is extrapolated at its rate.
         """
@@ -49,13 +54,17 @@ def negligible(weights: int) -> float:
 
 
 def cell_width(plan: int, epoch: int) -> int:
-    """The number of steps whose objectives are averaged: whole epochs, if there are enough of them."""
+    """The number of steps whose objectives are averaged: whole epochs, if there are enough of
+    them.
+    """
     width = max(1, plan // CELLS)
     return max(1, width // epoch) * epoch if plan >= EPOCHS * epoch else width
 
 
 def trend(cells: Sequence[float], width: int, parts: int = 5) -> Trend | None:
-    """The trend of means over ``width`` steps each, from one fifth to the next; None if there are too few."""
+    """The trend of means over ``width`` steps each, from one fifth to the next; None if there are
+    too few.
+    """
     part = len(cells) // parts
     if part < 3:
         return None
@@ -67,8 +76,8 @@ def trend(cells: Sequence[float], width: int, parts: int = 5) -> Trend | None:
 def fallen(values: Sequence[float]) -> float:
     """How far a noisy objective ended below its maximum; 0 if that is within its noise.
 
-    The quartiles of the last and of the best fifth must not overlap, and the medians must differ by more than the
-    interquartile range of the best. Single bad steps have no effect.
+    The quartiles of the last and of the best fifth must not overlap, and the medians must differ by
+    more than the interquartile range of the best. Single bad steps have no effect.
     """
     part = len(values) // 5
     if part < 8:

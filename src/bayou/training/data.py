@@ -29,11 +29,14 @@ LABELS = ("labels", "label", "y")  # the keys of y in a mapping
 
 
 class Keywords(tuple[str, ...]):
-    """The last item of a tuple of inputs: the names of those before it that a network takes by keyword."""
+    """The last item of a tuple of inputs: the names of those before it that a network takes by
+    keyword.
+    """
 
 
 def forward_inputs(x: Any) -> tuple[Any, ...]:
-    """The arguments of a network: of a mapping its values and their ``Keywords``; anything else than a tuple is one.
+    """The arguments of a network: of a mapping its values and their ``Keywords``; anything else
+    than a tuple is one.
 
     The labels of a mapping are left out, unless they are all it has. Its tensors come first.
     """
@@ -55,8 +58,12 @@ def rows_of(inputs: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
     return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
 
 
-def combined(function: Callable[[tuple[Tensor, ...]], Tensor], several: Iterable[Any]) -> tuple[Any, ...]:
-    """Several inputs as one: ``function`` (torch.cat or torch.stack) of their tensors, the rest as in the first."""
+def combined(
+    function: Callable[[tuple[Tensor, ...]], Tensor], several: Iterable[Any]
+) -> tuple[Any, ...]:
+    """Several inputs as one: ``function`` (torch.cat or torch.stack) of their tensors, the rest as
+    in the first.
+    """
     each = zip(*map(forward_inputs, several), strict=True)
     return tuple(function(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in each)
 
@@ -65,7 +72,9 @@ class Data(ABC):
     """N examples; ``epoch(seed)`` gives its batches in an order determined by the seed."""
 
     n: int
-    rows_first: bool = True  # whether the first axis of a batch is its rows, which several processes can share
+    rows_first: bool = (
+        True  # whether the first axis of a batch is its rows, which several processes can share
+    )
 
     @abstractmethod
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
@@ -105,15 +114,21 @@ class Rows(Data):
             x, y = self.source
             return rows_of(x, index) if isinstance(x, tuple) else x[index], y[index]
         assert isinstance(seed, int)
-        with rng.isolated(seed, CPU):  # a Dataset may augment at random: each batch has its own random stream
+        with rng.isolated(
+            seed, CPU
+        ):  # a Dataset may augment at random: each batch has its own random stream
             return pair(default_collate([self.source[int(i)] for i in index]))
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
         order = self.index[rng.permutation(self.n, seed)]
         if self.batch_size == self.n:
-            order = self.index  # a full batch is not shuffled, so that its rounding errors do not vary
+            order = (
+                self.index
+            )  # a full batch is not shuffled, so that its rounding errors do not vary
         if isinstance(self.source, tuple):
-            order = order.to(self.source[1].device)  # once, so that no batch waits for a copy of its index
+            order = order.to(
+                self.source[1].device
+            )  # once, so that no batch waits for a copy of its index
         for number, part in enumerate(order.split(self.batch_size)):
             if number >= skip:
                 yield self._take(part, rng.fold(seed, "batch", number))
@@ -148,7 +163,9 @@ class Rows(Data):
 
 
 class Batches(Data):
-    """Batches ``first`` .. ``stop`` − 1 of data that cannot be indexed by rows, in their fixed order."""
+    """Batches ``first`` .. ``stop`` − 1 of data that cannot be indexed by rows, in their fixed
+    order.
+    """
 
     def __init__(self, data: Data, first: int, stop: int) -> None:
         self.data, self.first, self.stop = data, first, stop
@@ -169,7 +186,9 @@ class Batches(Data):
 
 
 def last_batches(data: Data, fraction: float) -> tuple[Data, Data | None]:
-    """The data without a fraction of the last batches, and these batches; None if there is only one."""
+    """The data without a fraction of the last batches, and these batches; None if there is only
+    one.
+    """
     if data.batches < 2:
         return data, None
     cut = data.batches - max(1, round(fraction * data.batches))
@@ -177,16 +196,22 @@ def last_batches(data: Data, fraction: float) -> tuple[Data, Data | None]:
 
 
 def batches_from(
-    step: int, data: Sequence[Data], seeds: Callable[[int], Sequence[int]], check: Callable[[Batch], None] | None
+    step: int,
+    data: Sequence[Data],
+    seeds: Callable[[int], Sequence[int]],
+    check: Callable[[Batch], None] | None,
 ) -> Iterator[tuple[Batch, ...]]:
-    """The batches of parallel runs from a step on, without an end; ``seeds``: epoch → the seed of each run.
+    """The batches of parallel runs from a step on, without an end; ``seeds``: epoch → the seed of
+    each run.
 
     ``check`` is applied to the batches of the first epoch.
     """
     while True:
         epoch, done = divmod(step, data[0].batches)
         before = step
-        for several in zip(*(part.epoch(s, done) for part, s in zip(data, seeds(epoch), strict=True)), strict=True):
+        for several in zip(
+            *(part.epoch(s, done) for part, s in zip(data, seeds(epoch), strict=True)), strict=True
+        ):
             if check is not None and epoch == 0:
                 for batch in several:
                     check(batch)
@@ -202,7 +227,9 @@ def stacked(batches: tuple[Batch, ...]) -> Batch:
     try:
         return combined(torch.stack, xs), torch.stack(ys)
     except RuntimeError as error:
-        raise ValueError(f"the batches of parallel runs need rows of one shape: {error}; run them in turn") from error
+        raise ValueError(
+            f"the batches of parallel runs need rows of one shape: {error}; run them in turn"
+        ) from error
 
 
 class Steps(Data):
@@ -229,11 +256,12 @@ class Steps(Data):
 
 
 class Loader(Data):
-    """The user's DataLoader, or another iterable of batches, as it is, with the streams it draws from seeded.
+    """The user's DataLoader, or another iterable of batches, as it is, with the streams it draws
+    from seeded.
 
-    These are torch's global stream and the generators of the loader and its samplers, all restored afterwards. A
-    sampler or a Dataset that draws from ``random`` or numpy in this process is not seeded. Without a length (a stream)
-    its rows and batches are counted in one pass.
+    These are torch's global stream and the generators of the loader and its samplers, all restored
+    afterwards. A sampler or a Dataset that draws from ``random`` or numpy in this process is not
+    seeded. Without a length (a stream) its rows and batches are counted in one pass.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -249,8 +277,16 @@ class Loader(Data):
                 f"the DataLoader gives no batch: drop_last with a batch_size of {loader.batch_size} for {self.n} rows"
             )
         self.loader = loader
-        self._samplers = [s for name in ("sampler", "batch_sampler") if (s := getattr(loader, name, None)) is not None]
-        self._samplers += [inner for s in list(self._samplers) if (inner := getattr(s, "sampler", None)) is not None]
+        self._samplers = [
+            s
+            for name in ("sampler", "batch_sampler")
+            if (s := getattr(loader, name, None)) is not None
+        ]
+        self._samplers += [
+            inner
+            for s in list(self._samplers)
+            if (inner := getattr(s, "sampler", None)) is not None
+        ]
         subset = next((s for s in self._samplers if isinstance(s, SubsetRandomSampler)), None)
         if subset is not None:
             self.n = len(subset)  # the data of this run are the subset
@@ -261,7 +297,11 @@ class Loader(Data):
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
         owners = [self.loader, *self._samplers]
-        generators = {id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}
+        generators = {
+            id(g): g
+            for o in owners
+            if isinstance(g := getattr(o, "generator", None), torch.Generator)
+        }
         with ExitStack() as stack:
             for number, generator in enumerate(generators.values()):
                 stack.enter_context(_seeded(generator, rng.fold(seed, "generator", number)))
@@ -308,7 +348,11 @@ def pair(batch: Any) -> Batch:
             )
         batch = batch, batch[label]
     if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-        what = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else type(batch).__name__
+        what = (
+            f"{type(batch).__name__} of {len(batch)}"
+            if hasattr(batch, "__len__")
+            else type(batch).__name__
+        )
         raise ValueError(
             f"a Dataset or DataLoader must give pairs (x, y) with y a tensor or a number, got a {what}; several "
             "inputs go into a tuple: ((x1, x2), y), or a dict with 'labels'"
@@ -322,7 +366,9 @@ def pair(batch: Any) -> Batch:
 
 
 def whole(value: Tensor) -> Tensor:
-    """The tensor of which each process has a part, a DTensor, from all of them; any other as it is."""
+    """The tensor of which each process has a part, a DTensor, from all of them; any other as it
+    is.
+    """
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
@@ -335,7 +381,9 @@ def digest(tree: Any) -> str:
             walk(item.dequantize())
         elif isinstance(item, Tensor):
             found.update(f"{tuple(item.shape)}{item.dtype}".encode())
-            found.update(whole(item).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            found.update(
+                whole(item).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            )
         elif isinstance(item, tuple | list):
             for part in item:
                 walk(part)
@@ -353,9 +401,15 @@ def check_finite(batch: Any) -> None:
     for part, name in (*((part, "x") for part in parts), (y, "y")):
         if isinstance(part, Tensor):
             check_values(name, part)
-        if isinstance(part, Tensor) and part.is_floating_point() and not bool(part.isfinite().all()):
+        if (
+            isinstance(part, Tensor)
+            and part.is_floating_point()
+            and not bool(part.isfinite().all())
+        ):
             bad = int((~part.isfinite()).sum())
-            raise ValueError(f"{name} has {bad} NaN or infinite values; remove or impute them first")
+            raise ValueError(
+                f"{name} has {bad} NaN or infinite values; remove or impute them first"
+            )
 
 
 def check_values(name: str, value: Tensor) -> None:
@@ -373,8 +427,8 @@ def inputs_of_batches(loader: DataLoader[Any]) -> tuple[Any, ...]:
         loader: gives pairs (x, y), x alone, or mappings, in a fixed order.
 
     Raises:
-        ValueError: for a DataLoader that shuffles, whose rows could not be told apart afterwards, for an empty one and
-            for batches whose rows have different shapes.
+        ValueError: for a DataLoader that shuffles, whose rows could not be told apart afterwards,
+            for an empty one and for batches whose rows have different shapes.
     """
     if isinstance(loader.sampler, RandomSampler | SubsetRandomSampler):
         raise ValueError(
@@ -401,11 +455,13 @@ def _inputs_of(batch: Any) -> tuple[Any, ...]:
 
 
 def as_data(data: Any, batch_size: int | None = None) -> Data:
-    """A pair of tensors (or a mapping with labels), a Dataset, a DataLoader or a list of batches as batches.
+    """A pair of tensors (or a mapping with labels), a Dataset, a DataLoader or a list of batches as
+    batches.
 
-    ``Rows`` get a new batch size. A list of batches is all their rows or, where their shapes differ, these batches in
-    this order. Anything else with ``__getitem__`` and ``__len__`` whose items are pairs or mappings is a Dataset (also
-    a list of examples), and what can only be iterated, repeatedly, is a DataLoader.
+    ``Rows`` get a new batch size. A list of batches is all their rows or, where their shapes
+    differ, these batches in this order. Anything else with ``__getitem__`` and ``__len__`` whose
+    items are pairs or mappings is a Dataset (also a list of examples), and what can only be
+    iterated, repeatedly, is a DataLoader.
     """
     if isinstance(data, Data):
         return data.cut(batch_size) if isinstance(data, Rows) and batch_size is not None else data
@@ -426,27 +482,42 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
             raise ValueError("the Dataset cannot be indexed; wrap it in a DataLoader")
         if not hasattr(data, "__len__"):
-            raise ValueError("the Dataset has no length, so the KL cannot be scaled; give it __len__")
+            raise ValueError(
+                "the Dataset has no length, so the KL cannot be scaled; give it __len__"
+            )
         if len(data) == 0:
             raise ValueError("the Dataset is empty")
         return Rows(data, torch.arange(len(data)), batch_size)
-    if isinstance(data, Iterable) and not hasattr(data, "__getitem__") and not isinstance(data, Iterator):
+    if (
+        isinstance(data, Iterable)
+        and not hasattr(data, "__getitem__")
+        and not isinstance(data, Iterator)
+    ):
         return Loader(data)
-    what = f"a {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
+    what = f"a {type(data).__name__}" + (
+        f" of {len(data)}" if isinstance(data, tuple | list) else ""
+    )
     raise ValueError(
         f"data must be a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches (x, y), got {what}"
     )
 
 
 def _is_list_of_pairs(data: Any) -> bool:
-    """Return whether this is a list of pairs or mappings, and not a pair (x, y) whose x is a tuple."""
+    """Return whether this is a list of pairs or mappings, and not a pair (x, y) whose x is a
+    tuple.
+    """
     if not isinstance(data, tuple | list) or not data or isinstance(data[-1], Tensor):
         return False
-    return all(isinstance(item, Mapping) or (isinstance(item, tuple | list) and len(item) == 2) for item in data)
+    return all(
+        isinstance(item, Mapping) or (isinstance(item, tuple | list) and len(item) == 2)
+        for item in data
+    )
 
 
 def _is_batch(item: Any) -> bool:
-    """Return whether a pair or mapping is a batch, x (B, ...) and y (B, ...), rather than one example."""
+    """Return whether a pair or mapping is a batch, x (B, ...) and y (B, ...), rather than one
+    example.
+    """
     if isinstance(item, Mapping):
         item = pair(item)
     x, y = item
@@ -457,11 +528,15 @@ def _is_batch(item: Any) -> bool:
 
 
 def _from_list(items: Sequence[Any], batch_size: int) -> Data:
-    """Return the rows of a list of batches or of examples; batches of different shapes remain as they are."""
+    """Return the rows of a list of batches or of examples; batches of different shapes remain as
+    they are.
+    """
     if not all(_is_batch(item) for item in items):
         return Rows(items, torch.arange(len(items)), batch_size)
     batches = [pair(item) for item in items]
-    tensors = [[part for part in (*forward_inputs(x), y) if isinstance(part, Tensor)] for x, y in batches]
+    tensors = [
+        [part for part in (*forward_inputs(x), y) if isinstance(part, Tensor)] for x, y in batches
+    ]
     if len({tuple(part.shape[1:] for part in parts) for parts in tensors}) > 1:
         return Loader(_Repeated(batches))
     inputs = combined(torch.cat, [x for x, _ in batches])
@@ -499,14 +574,20 @@ def _tensors(x: Any, y: Any, batch_size: int) -> Rows:
                 f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; use torch.as_tensor"
             )
         if part.layout != torch.strided:
-            raise ValueError(f"{name} is a sparse tensor ({part.layout}), whose rows cannot be indexed; use to_dense()")
+            raise ValueError(
+                f"{name} is a sparse tensor ({part.layout}), whose rows cannot be indexed; use to_dense()"
+            )
         if part.ndim == 0:
             raise ValueError(f"{name} is a single number; its first axis must be the examples")
     if not parts:
-        raise ValueError(f"x is an empty {type(x).__name__}; it must hold the inputs of the network")
+        raise ValueError(
+            f"x is an empty {type(x).__name__}; it must hold the inputs of the network"
+        )
     for part in parts:
         if len(part) != len(y):
-            raise ValueError(f"x has {len(part)} rows but y has {len(y)}; they must be the same examples")
+            raise ValueError(
+                f"x has {len(part)} rows but y has {len(y)}; they must be the same examples"
+            )
     if len(y) == 0:
         raise ValueError("data has no rows")
     rows = (inputs if isinstance(x, tuple | list | Mapping) else x, y)

@@ -1,4 +1,6 @@
-"""Steps on a GPU as one CUDA graph: forward, backward and optimizer, or the gradient of chains, in one launch."""
+"""Steps on a GPU as one CUDA graph: forward, backward and optimizer, or the gradient of chains, in
+one launch.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +25,39 @@ Loss = Callable[[Any, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 def compiled(loss: Callable[..., Any], module: nn.Module, *kind: Hashable) -> Callable[..., Any]:
-    """The loss of a step, a method of ``module``, compiled as one graph and cached for later runs of the same kind.
+    """The loss of a step, a method of ``module``, compiled as one graph and cached for later runs
+    of the same kind.
 
-    Modules with ``many_small_operations`` (flows) consist of independent operations: on a GPU their kernels are fused
-    (an MNF step of LeNet: 148 instead of 235). Others would not gain from this.
+    Modules with ``many_small_operations`` (flows) consist of independent operations: on a GPU their
+    kernels are fused (an MNF step of LeNet: 148 instead of 235). Others would not gain from this.
     """
     tensors = tuple((name, p.shape, p.dtype, p.device) for name, p in module.named_parameters())
     function: FunctionType = loss.__func__  # type: ignore[attr-defined]
     own = MethodType(_own_code(function, (*kind, repr(module), tensors)), module)
     device = next(module.parameters()).device
-    join = device.type == "cuda" and any(getattr(part, "many_small_operations", False) for part in module.modules())
+    join = device.type == "cuda" and any(
+        getattr(part, "many_small_operations", False) for part in module.modules()
+    )
     joined: dict[str, Any] = {"combo_kernels": True, "benchmark_combo_kernel": False}
     return torch.compile(own, fullgraph=True, options=joined if join else None)
 
 
 @lru_cache(maxsize=KINDS)
 def _own_code(function: FunctionType, kind: Hashable) -> FunctionType:
-    """A copy of the function with its own code object: torch caches by code object, eight versions at most."""
+    """A copy of the function with its own code object: torch caches by code object, eight versions
+    at most.
+    """
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
-    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    return FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
 
 
 def capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
     """Whether the steps of an optimizer can be recorded on this device."""
-    return device.type == "cuda" and all(group.get("capturable", False) for group in optimizer.param_groups)
+    return device.type == "cuda" and all(
+        group.get("capturable", False) for group in optimizer.param_groups
+    )
 
 
 class Recording:
@@ -67,12 +78,19 @@ class Recording:
         return shapes == self.shapes
 
     def replay(self, parts: Sequence[Any], function: Callable[..., Any]) -> Any:
-        """The outputs, which the next call overwrites. Recording does not run the function: it is replayed then."""
+        """The outputs, which the next call overwrites. Recording does not run the function: it is
+        replayed then.
+        """
         if self.graph is None:
             self.mine = [part.clone() if isinstance(part, Tensor) else part for part in parts]
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+            graph, stream = (
+                torch.cuda.CUDAGraph(),
+                torch.cuda.default_generators[torch.cuda.current_device()],
+            )
             before = stream.graphsafe_get_state()
-            stream.graphsafe_set_state(stream.clone_state())  # a failed recording leaves a generator unusable
+            stream.graphsafe_set_state(
+                stream.clone_state()
+            )  # a failed recording leaves a generator unusable
             try:
                 with torch.cuda.graph(graph):
                     self.outputs = function(*self.mine)
@@ -89,14 +107,21 @@ class Recording:
 
 
 class Replay(Recording):
-    """Records a step once, then replays it with new data: 1,767 launches of an eager MNF step become one.
+    """Records a step once, then replays it with new data: 1,767 launches of an eager MNF step
+    become one.
 
-    The learning rates are tensors at fixed addresses; the noise depends on the seed set before a replay, as in an eager
-    step. A batch of another shape, such as the last of an epoch, is not supported (``takes``).
+    The learning rates are tensors at fixed addresses; the noise depends on the seed set before a
+    replay, as in an eager step. A batch of another shape, such as the last of an epoch, is not
+    supported (``takes``).
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None, watch: Watch, norm: Tensor | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        clip: float | None,
+        watch: Watch,
+        norm: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.optimizer, self.loss, self.clip, self.watch = optimizer, loss, clip, watch
@@ -110,7 +135,9 @@ class Replay(Recording):
         """One step; its numbers stay on the device, and the next step overwrites them."""
         if self.graph is None:
             self.watch.prepare()
-            self.optimizer.zero_grad(set_to_none=True)  # the gradients of the graph live in its own memory
+            self.optimizer.zero_grad(
+                set_to_none=True
+            )  # the gradients of the graph live in its own memory
             self.single = isinstance(x, Tensor)
         self.watch.now.fill_(step)
         return dict(self.replay((*forward_inputs(x), y), self._step))
@@ -132,10 +159,11 @@ class Replay(Recording):
 
 
 class Recorded(Recording):
-    """A function of tensors as one launch on a GPU, recorded at its fourth call; ``compile`` compiles it before.
+    """A function of tensors as one launch on a GPU, recorded at its fourth call; ``compile``
+    compiles it before.
 
-    Inputs of another shape, and functions that branch on values, run as they are. The function is traced to be
-    compiled, so that gradients may be taken in it.
+    Inputs of another shape, and functions that branch on values, run as they are. The function is
+    traced to be compiled, so that gradients may be taken in it.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], compile: bool) -> None:
@@ -166,7 +194,9 @@ class Recorded(Recording):
 
         if not self.compile:
             return flat
-        from torch.fx.experimental.proxy_tensor import make_fx  # imported here because it takes a second
+        from torch.fx.experimental.proxy_tensor import (
+            make_fx,
+        )  # imported here because it takes a second
 
         fast = torch.compile(make_fx(flat)(*given), fullgraph=True)  # which has its casts
         return torch.autocast(given[0].device.type, enabled=False)(torch.no_grad()(fast))
@@ -174,7 +204,9 @@ class Recorded(Recording):
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """A side stream for the warm-up: a recorded step must not depend on earlier work of the default stream."""
+    """A side stream for the warm-up: a recorded step must not depend on earlier work of the default
+    stream.
+    """
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(here)
     with torch.cuda.stream(side):

@@ -19,16 +19,24 @@ from bayou.training.ranks import current
 class Watch:
     """Detects the first step whose loss or gradients are not finite, and names the tensor.
 
-    On a CPU this happens in the step itself. On other devices the values of the first bad step stay there until
-    ``read``, so that no step synchronizes with the device.
+    On a CPU this happens in the step itself. On other devices the values of the first bad step stay
+    there until ``read``, so that no step synchronizes with the device.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, name_of: Callable[[str], str] = str) -> None:
-        self.named, self.name_of, self.eager = list(module.named_parameters()), name_of, device.type == "cpu"
+    def __init__(
+        self, module: nn.Module, device: torch.device, name_of: Callable[[str], str] = str
+    ) -> None:
+        self.named, self.name_of, self.eager = (
+            list(module.named_parameters()),
+            name_of,
+            device.type == "cpu",
+        )
         self.norm: Tensor | None = None  # of all gradients of the last step, on a CPU
         self._found: Tensor | None = None  # (2 + gradients,): step, loss, sizes of the gradients
         self._names: list[str] = []
-        self._first: Tensor | None = None  # the first bad step of a recorded run, -1 if there was none
+        self._first: Tensor | None = (
+            None  # the first bad step of a recorded run, -1 if there was none
+        )
 
     def look(self, value: Tensor, step: int, x: Any, y: Tensor) -> None:
         """Check a loss and its gradients."""
@@ -55,7 +63,9 @@ class Watch:
         self.now = torch.zeros((), dtype=torch.long, device=device)
 
     def mark(self, value: Tensor) -> None:
-        """``look`` for a recorded step: store the number of the first bad step (``now``) on the device."""
+        """``look`` for a recorded step: store the number of the first bad step (``now``) on the
+        device.
+        """
         assert self._first is not None
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         total = torch.stack([value.detach().abs(), *torch._foreach_norm(gradients, math.inf)]).sum()
@@ -71,21 +81,35 @@ class Watch:
         if self._found is None:
             return
         step, loss, *sizes = self._found.tolist()
-        bad = [name for name, size in zip(self._names, sizes, strict=True) if not math.isfinite(size)]
+        bad = [
+            name for name, size in zip(self._names, sizes, strict=True) if not math.isfinite(size)
+        ]
         if bad:
-            raise FloatingPointError(_message(int(step), loss, f"the gradient of {self.name_of(bad[0])}"))
+            raise FloatingPointError(
+                _message(int(step), loss, f"the gradient of {self.name_of(bad[0])}")
+            )
         if not math.isfinite(loss):
             raise FloatingPointError(_message(int(step), loss, "the loss itself"))
 
     def parameters(self, step: int) -> None:
-        """Raise if a parameter is not finite after ``step`` steps: such values are never saved or returned."""
+        """Raise if a parameter is not finite after ``step`` steps: such values are never saved or
+        returned.
+        """
         self.read()
         for name, parameter in self.named:
-            if not math.isfinite(float(parameter.detach().sum())) and not bool(parameter.isfinite().all()):
-                raise FloatingPointError(_message(step - 1, None, f"the parameter {self.name_of(name)}"))
+            if not math.isfinite(float(parameter.detach().sum())) and not bool(
+                parameter.isfinite().all()
+            ):
+                raise FloatingPointError(
+                    _message(step - 1, None, f"the parameter {self.name_of(name)}")
+                )
 
-    def _look_closer(self, value: Tensor, step: int, x: Any, y: Tensor, graded: list[tuple[str, Tensor]]) -> None:
-        """The first of: an input, a parameter, a gradient, the loss; None if only the total norm overflowed."""
+    def _look_closer(
+        self, value: Tensor, step: int, x: Any, y: Tensor, graded: list[tuple[str, Tensor]]
+    ) -> None:
+        """The first of: an input, a parameter, a gradient, the loss; None if only the total norm
+        overflowed.
+        """
         inputs = x if isinstance(x, tuple | list) else (x,)
         data = [("the input x of this batch", item) for item in inputs if isinstance(item, Tensor)]
         candidates = [
@@ -109,7 +133,9 @@ def _message(step: int, loss: float | None, what: str) -> str:
 
 
 class Interrupt:
-    """Ctrl-C takes effect at the end of a step, the same one in all processes; a second one immediately."""
+    """Ctrl-C takes effect at the end of a step, the same one in all processes; a second one
+    immediately.
+    """
 
     def __init__(self) -> None:
         self._ranks = current()
@@ -117,13 +143,18 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # keep a handler of the user
+        if (
+            main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):  # keep a handler of the user
             signal.signal(signal.SIGINT, self._handle)
             self._installed = True
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)

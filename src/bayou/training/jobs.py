@@ -14,7 +14,9 @@ from bayou.training.ranks import current
 
 @runtime_checkable
 class Executor(Protocol):
-    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns an object with ``result()``."""
+    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns an object with
+    ``result()``.
+    """
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
         """Start a job."""
@@ -23,7 +25,9 @@ class Executor(Protocol):
 def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> Any:
     """The future of a job that leaves its result in a file."""
     if current().size > 1:
-        raise ValueError("torchrun started several processes, which share this fit; use them or an executor, not both")
+        raise ValueError(
+            "torchrun started several processes, which share this fit; use them or an executor, not both"
+        )
     try:
         return executor.submit(function, *arguments)
     except BrokenExecutor as error:  # by a job before
@@ -33,20 +37,28 @@ def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> 
 
 
 def finished(future: Any) -> bool:
-    """Wait for a job, and raise what it raises; False if its worker died, so that it must be done here."""
+    """Wait for a job, and raise what it raises; False if its worker died, so that it must be done
+    here.
+    """
     try:
         future.result()
     except BrokenExecutor as error:
-        warnings.warn(f"a worker died ({error}); its jobs run in this process", BayouWarning, stacklevel=2)
+        warnings.warn(
+            f"a worker died ({error}); its jobs run in this process", BayouWarning, stacklevel=2
+        )
         return False
     except RuntimeError as error:
         if "fork" not in str(error):
             raise
         spawn = 'ProcessPoolExecutor(4, multiprocessing.get_context("spawn"))'
-        raise ValueError(f"a forked worker cannot use the threads or the GPU of torch; use {spawn}") from error
+        raise ValueError(
+            f"a forked worker cannot use the threads or the GPU of torch; use {spawn}"
+        ) from error
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if "pickle" not in str(error):
             raise
         where = "define the network and all functions at the top level of a module"
-        raise ValueError(f"this fit cannot be sent to a worker: {error}; {where}, or fit in this process") from error
+        raise ValueError(
+            f"this fit cannot be sent to a worker: {error}; {where}, or fit in this process"
+        ) from error
     return True

@@ -17,11 +17,13 @@ MAX_TRIALS: Final = 20  # points on one line, after which the problem has ended
 
 
 class Lbfgs:
-    """K minimizations over P variables each, with L-BFGS directions (Nocedal 1980) and steps by bisection.
+    """K minimizations over P variables each, with L-BFGS directions (Nocedal 1980) and steps by
+    bisection.
 
-    A trial point x + t·d is accepted under the weak Wolfe conditions; otherwise t is doubled or the bracket halved
-    (Lewis & Overton 2013), which needs no continuous gradient: ReLU networks are covered. In every pass each problem
-    that has not ended evaluates one point, whichever stage its own line search has reached.
+    A trial point x + t·d is accepted under the weak Wolfe conditions; otherwise t is doubled or the
+    bracket halved (Lewis & Overton 2013), which needs no continuous gradient: ReLU networks are
+    covered. In every pass each problem that has not ended evaluates one point, whichever stage its
+    own line search has reached.
 
     Args:
         function: (points (A, P), problems (A,)) → values (A,) and gradients (A, P).
@@ -30,7 +32,10 @@ class Lbfgs:
     """
 
     def __init__(
-        self, function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], start: Tensor, enough: Tensor
+        self,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        start: Tensor,
+        enough: Tensor,
     ) -> None:
         self.function, self.points, self.passes = function, start.clone(), 1
         self.evaluations = len(start)  # of all problems
@@ -45,7 +50,10 @@ class Lbfgs:
         self.direction = -gradients
         self.step = 1 / gradients.abs().sum(1).clamp_min(1.0)
         self.low, self.high, self.trials = zeros.clone(), zeros + math.inf, zeros.clone()
-        self.s, self.y = start.new_zeros(HISTORY, count, size), start.new_zeros(HISTORY, count, size)
+        self.s, self.y = (
+            start.new_zeros(HISTORY, count, size),
+            start.new_zeros(HISTORY, count, size),
+        )
         self.rho = start.new_zeros(HISTORY, count)  # 1/(s·y); 0 where there is no pair
         self.gamma = zeros + 1  # of the initial matrix γ·I
         self._keep(self.value.isfinite() & (gradients.abs().amax(1) > 0))
@@ -104,12 +112,17 @@ class Lbfgs:
         self.gradient = torch.where(yes, gradients, self.gradient)
         self.direction = torch.where(yes, -self._inverse_hessian(self.gradient), self.direction)
         self.step = torch.where(accepted, 1.0, self.step)
-        self.low, self.trials = self.low.masked_fill(accepted, 0.0), self.trials.masked_fill(accepted, 0.0)
+        self.low, self.trials = (
+            self.low.masked_fill(accepted, 0.0),
+            self.trials.masked_fill(accepted, 0.0),
+        )
         self.high = self.high.masked_fill(accepted, math.inf)
 
     def _inverse_hessian(self, q: Tensor) -> Tensor:
         """H·q by the two-loop recursion."""
-        slots = [(self.passes - k) % HISTORY for k in range(min(HISTORY, self.passes - 1))]  # the newest first
+        slots = [
+            (self.passes - k) % HISTORY for k in range(min(HISTORY, self.passes - 1))
+        ]  # the newest first
         alpha = {}
         for k in slots:
             alpha[k] = self.rho[k] * torch.linalg.vecdot(self.s[k], q)

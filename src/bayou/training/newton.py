@@ -1,4 +1,6 @@
-"""A second-order finish: from the end of stochastic descent to the optimum of a small problem, by L-BFGS."""
+"""A second-order finish: from the end of stochastic descent to the optimum of a small problem, by
+L-BFGS.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ MIN_GAIN: Final = 1e-3  # nats: a round that gains less is the last
 
 
 def passes_for(settings: Settings, data: Data) -> int:
-    """Passes over the data at the cost of the initial plan of the run; 0 if they are too few to be useful.
+    """Passes over the data at the cost of the initial plan of the run; 0 if they are too few to be
+    useful.
 
     For tensors only: a Dataset may return other rows in another pass.
     """
@@ -34,13 +37,21 @@ def passes_for(settings: Settings, data: Data) -> int:
 
 
 def finish(
-    problem: Problem, data: Data, passes: int, state: State, progress: Show, *, enough: float = MIN_GAIN
+    problem: Problem,
+    data: Data,
+    passes: int,
+    state: State,
+    progress: Show,
+    *,
+    enough: float = MIN_GAIN,
 ) -> None:
-    """Minimize the loss over all data, from the current parameters, by L-BFGS with a strong Wolfe line search.
+    """Minimize the loss over all data, from the current parameters, by L-BFGS with a strong Wolfe
+    line search.
 
-    The loss of all data is the mean over batches, weighted by rows. It ends when ``ROUND`` iterations gain less than
-    ``enough`` nats, or after about ``passes`` passes. It is deterministic, so that a killed run ends at the same point.
-    A record with "step" and the numbers of the problem is added to the history.
+    The loss of all data is the mean over batches, weighted by rows. It ends when ``ROUND``
+    iterations gain less than ``enough`` nats, or after about ``passes`` passes. It is
+    deterministic, so that a killed run ends at the same point. A record with "step" and the numbers
+    of the problem is added to the history.
     """
     free = [p for p in problem.parameters() if p.requires_grad]
     batches = [move(batch, free[0]) for batch in data.ordered()]
@@ -75,7 +86,9 @@ def finish(
             while used < passes:
                 before = [p.detach().clone() for p in free]
                 with interrupt.held():
-                    now = float(optimizer.step(closure)) * rows  # the loss at the start of the round
+                    now = (
+                        float(optimizer.step(closure)) * rows
+                    )  # the loss at the start of the round
                 if not all(bool(p.isfinite().all()) for p in free):
                     with torch.no_grad():
                         for parameter, value in zip(free, before, strict=True):
@@ -92,7 +105,10 @@ def finish(
     optimizer.zero_grad(set_to_none=True)
     seconds = (state.history[-1]["seconds"] if state.history else 0.0) + time.monotonic() - started
     state.history.append({"step": float(state.step + used), **numbers, "seconds": seconds})
-    if gain >= max(enough, negligible(sum(p.numel() for p in free))) and state.stopped == "finished":
+    if (
+        gain >= max(enough, negligible(sum(p.numel() for p in free)))
+        and state.stopped == "finished"
+    ):
         state.rising = state.history[-1]["rising"] = 1000 * gain / ROUND
         warnings.warn(
             f"{problem.title} used up its budget of {passes:,} passes while its objective was still rising by "

@@ -34,12 +34,20 @@ class LostRankError(RuntimeError):
 class Ranks:
     """Process ``rank`` of ``size`` that share their work; by default one alone.
 
-    The loss of a batch is a mean over its rows plus a term that does not depend on them, and so are its gradients. With
-    the loss of its own rows from every process, Σ_r share_r·loss_r is the loss of the whole batch. So it is with
-    ``draws``, where the draws of a step take the place of the rows.
+    The loss of a batch is a mean over its rows plus a term that does not depend on them, and so are
+    its gradients. With the loss of its own rows from every process, Σ_r share_r·loss_r is the loss
+    of the whole batch. So it is with ``draws``, where the draws of a step take the place of the
+    rows.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, *, draws: bool = False, checkpoint: StrPath | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        draws: bool = False,
+        checkpoint: StrPath | None = None,
+    ) -> None:
         self.rank, self.size, self.draws = rank, size, draws
         self.checkpoint = checkpoint
         self._has_noted_unshared_work = False
@@ -60,7 +68,9 @@ class Ranks:
             )
 
     def _all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
-        """Reduce a tensor over the processes; a LostRankError that names a process that has ended."""
+        """Reduce a tensor over the processes; a LostRankError that names a process that has
+        ended.
+        """
         try:
             dist.all_reduce(tensor, dist.ReduceOp.SUM if operation is None else operation)
         except RuntimeError:
@@ -70,7 +80,9 @@ class Ranks:
             raise LostRankError(self._describe_loss(lost)) from None
 
     def _describe_loss(self, lost: str) -> str:
-        ended = f"rank {lost} of the {self.size} processes has ended, so that their fit cannot continue"
+        ended = (
+            f"rank {lost} of the {self.size} processes has ended, so that their fit cannot continue"
+        )
         if self.checkpoint is None:
             return f"{ended}; with bayou.fit(..., checkpoint=FILE) the next start would continue it"
         if Path(self.checkpoint).exists():
@@ -78,7 +90,9 @@ class Ranks:
         return f"{ended}; the checkpoint {self.checkpoint} was not written yet: start all of them again"
 
     def rows(self, batch: Batch) -> tuple[Batch, float]:
-        """Rows rank, rank + size, ... of a batch, and their share of it; without any, the first with a share of 0."""
+        """Rows rank, rank + size, ... of a batch, and their share of it; without any, the first
+        with a share of 0.
+        """
         if self.size == 1 or self.draws:
             return batch, 1 / self.size
         x, y = batch
@@ -88,15 +102,21 @@ class Ranks:
         return (inputs if isinstance(x, tuple | list) else inputs[0], y[own]), share
 
     def own_draws(self, samples: int) -> slice | None:
-        """Of the draws of a step those of this process; None for all. A ValueError unless each has as many."""
+        """Of the draws of a step those of this process; None for all. A ValueError unless each has
+        as many.
+        """
         if not self.draws or self.size == 1:
             return None
         if samples % self.size:
-            raise ValueError(f"{self.size} processes cannot share {samples} samples; use a multiple, or draws=False")
+            raise ValueError(
+                f"{self.size} processes cannot share {samples} samples; use a multiple, or draws=False"
+            )
         return slice(self.rank, None, self.size)
 
     def mean(self, tensors: Sequence[Tensor], share: float) -> list[Tensor]:
-        """Σ_r share_r·tensor_r over the processes, which all get the same bits, in one reduction."""
+        """Σ_r share_r·tensor_r over the processes, which all get the same bits, in one
+        reduction.
+        """
         if self.size == 1:
             return list(tensors)
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) * share
@@ -105,11 +125,15 @@ class Ranks:
         return [part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]
 
     def spread(self, count: int) -> list[int]:
-        """Of ``count`` rows those of this process, as many as in any other: the last may be there twice."""
+        """Of ``count`` rows those of this process, as many as in any other: the last may be there
+        twice.
+        """
         return [min(row, count - 1) for row in range(self.rank, count + self.rank, self.size)]
 
     def joined(self, part: Tensor, count: int) -> Tensor:
-        """The outputs (S, count, *out) of all rows from those of ``spread``: (S, B, *out) in each process."""
+        """The outputs (S, count, *out) of all rows from those of ``spread``: (S, B, *out) in each
+        process.
+        """
         whole = part.new_zeros(len(part), count, *part.shape[2:])
         whole[:, self.rank :: self.size] = part[:, : len(range(self.rank, count, self.size))]
         self._all_reduce(whole)  # every number is a sum with zeros: exact
@@ -117,11 +141,17 @@ class Ranks:
 
     def first(self, number: int, device: torch.device) -> int:
         """The number of the first process, such as a seed."""
-        return number if self.size == 1 else int(self.mean([torch.tensor(number, device=device)], self.rank == 0)[0])
+        return (
+            number
+            if self.size == 1
+            else int(self.mean([torch.tensor(number, device=device)], self.rank == 0)[0])
+        )
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is true in some process."""
-        device = "cpu" if self.size == 1 or "cpu" in str(dist.get_backend_config()) else "cuda"  # which would wait
+        device = (
+            "cpu" if self.size == 1 or "cpu" in str(dist.get_backend_config()) else "cuda"
+        )  # which would wait
         return bool(self.mean([torch.tensor(float(flag), device=device)], 1.0)[0])
 
     def differing(self, codes: Mapping[str, str], device: torch.device) -> list[str]:
@@ -129,7 +159,11 @@ class Ranks:
         own = torch.tensor([int(code[:15], 16) for code in codes.values()], device=device)
         ends = torch.stack([own, -own])  # the largest, and minus the smallest
         self._all_reduce(ends, dist.ReduceOp.MAX)
-        return [name for name, same in zip(codes, (ends[0] == -ends[1]).tolist(), strict=True) if not same]
+        return [
+            name
+            for name, same in zip(codes, (ends[0] == -ends[1]).tolist(), strict=True)
+            if not same
+        ]
 
 
 _PROCESSES: dict[int, tuple[str, int]] = {}  # rank → machine and process id
@@ -137,7 +171,8 @@ _STORES: list[Any] = []  # the store of the processes, if ``sharing`` has made i
 
 
 def find_lost_ranks(own: int) -> str:
-    """The ranks of processes that have ended, separated by commas; empty if it is none that can be seen from here.
+    """The ranks of processes that have ended, separated by commas; empty if it is none that can be
+    seen from here.
 
     Args:
         own: the rank of this process.
@@ -149,7 +184,11 @@ def find_lost_ranks(own: int) -> str:
         with suppress(RuntimeError, IndexError):  # the store may have ended with its process
             if _STORES[0].check([LOST_KEY]):
                 return str(_STORES[0].get(LOST_KEY).decode())
-        ended = [rank for rank, (host, process) in others.items() if host == machine and _has_ended(process)]
+        ended = [
+            rank
+            for rank, (host, process) in others.items()
+            if host == machine and _has_ended(process)
+        ]
         if ended:
             lost = ", ".join(map(str, ended))
             with suppress(RuntimeError, IndexError):  # others may see this process end, too
@@ -193,23 +232,33 @@ def current() -> Ranks:
 
 
 @contextmanager
-def sharing(enabled: bool = True, *, draws: bool = False, checkpoint: StrPath | None = None) -> Iterator[Ranks]:
+def sharing(
+    enabled: bool = True, *, draws: bool = False, checkpoint: StrPath | None = None
+) -> Iterator[Ranks]:
     """Inside, the processes of torchrun share the rows of every batch and of every prediction.
 
-    ``draws``: VI and IVON share the draws of a step (``samples``) instead, each for all rows of the batch.
+    ``draws``: VI and IVON share the draws of a step (``samples``) instead, each for all rows of the
+    batch.
 
-    Every process must run the same code with the same arguments and seeds. Without torchrun nothing changes.
-    ``bayou.fit`` does this by itself, unless it is inside such a block: of ``sharing(False)``, where each works alone.
+    Every process must run the same code with the same arguments and seeds. Without torchrun nothing
+    changes. ``bayou.fit`` does this by itself, unless it is inside such a block: of
+    ``sharing(False)``, where each works alone.
     ``checkpoint``: the file of the fit, which the error names if a process ends.
     """
     ranks = _RANKS.get() or ALONE
     if enabled and _RANKS.get() is None and dist.is_available():
-        if not dist.is_initialized() and "MASTER_PORT" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if (
+            not dist.is_initialized()
+            and "MASTER_PORT" in os.environ
+            and int(os.environ.get("WORLD_SIZE", 1)) > 1
+        ):
             store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
             # After a restart the store has the addresses of the processes before.
             store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore[attr-defined]
             gpus = torch.cuda.is_available() and dist.is_nccl_available()
-            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"  # by the device of a tensor, whatever the machine has
+            backend = (
+                "cpu:gloo,cuda:nccl" if gpus else "gloo"
+            )  # by the device of a tensor, whatever the machine has
             dist.init_process_group(backend, store=store, rank=rank, world_size=size)
             _STORES[:] = [store]
             atexit.register(dist.destroy_process_group)
@@ -227,6 +276,8 @@ def sharing(enabled: bool = True, *, draws: bool = False, checkpoint: StrPath | 
 
 
 def own_noise(device: torch.device) -> None:
-    """Draw noise of single rows from here on: each process but the first from its own stream (if not compiled)."""
+    """Draw noise of single rows from here on: each process but the first from its own stream (if
+    not compiled).
+    """
     if not torch.compiler.is_compiling() and (rank := current().rank):
         rng.reseed(part_seed(rng.integer(None), "rank", rank), device)

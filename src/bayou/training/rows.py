@@ -1,4 +1,6 @@
-"""Data as whole tensors of all rows or of some, and a check for training rows among held-out ones."""
+"""Data as whole tensors of all rows or of some, and a check for training rows among held-out
+ones.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def all_rows(data: Any) -> tuple[Any, Tensor]:
 
 
 def some_rows(data: Any, count: int, seed: int = 0) -> tuple[Any, Tensor]:
-    """Return x and y of at most ``count`` rows: random ones of tensors, the first batches of other data.
+    """Return x and y of at most ``count`` rows: random ones of tensors, the first batches of other
+    data.
 
     Args:
         data: a pair of tensors, a Dataset or a DataLoader.
@@ -71,7 +74,9 @@ def joined(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
         inputs = combined(torch.cat, x)
         return inputs if len(inputs) > 1 else inputs[0], torch.cat(y)
     except RuntimeError as error:
-        raise ValueError(f"the batches cannot be joined: {error}; pad all rows to one length") from error
+        raise ValueError(
+            f"the batches cannot be joined: {error}; pad all rows to one length"
+        ) from error
 
 
 def unlabeled(rows: Any, batch_size: int) -> Data:
@@ -80,7 +85,9 @@ def unlabeled(rows: Any, batch_size: int) -> Data:
 
 
 def check_held_out(held: Any, train: Any) -> None:
-    """A ValueError if rows are also training rows, x and y, more of them than duplicates in the data explain."""
+    """A ValueError if rows are also training rows, x and y, more of them than duplicates in the
+    data explain.
+    """
     seen, new = Counter(_keys(*all_rows(train))), _keys(*all_rows(held))
     shared = sum(key in seen for key in new)
     repeated = sum(count for count in seen.values() if count > 1) / seen.total()
@@ -93,7 +100,13 @@ def check_held_out(held: Any, train: Any) -> None:
 
 def _keys(x: Any, y: Tensor) -> list[bytes]:
     parts = [item.detach().cpu() for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
-    # in float32, so that equal rows are found despite another dtype or rounding of standardized numbers
-    numbers = [(part.float() if part.is_floating_point() else part.long()).numpy() for part in parts]
+    # in float32, so that equal rows are found despite another dtype or rounding of standardized
+    # numbers
+    numbers = [
+        (part.float() if part.is_floating_point() else part.long()).numpy() for part in parts
+    ]
     each = zip(*numbers, strict=True)
-    return [hashlib.blake2b(b"".join(cell.tobytes() for cell in row), digest_size=16).digest() for row in each]
+    return [
+        hashlib.blake2b(b"".join(cell.tobytes() for cell in row), digest_size=16).digest()
+        for row in each
+    ]

@@ -1,4 +1,6 @@
-"""Numbers that stand for something else: 999999999, −9999 or the largest integer for a missing value."""
+"""Numbers that stand for something else: 999999999, −9999 or the largest integer for a missing
+value.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,16 @@ INTEGER_LIMITS = (2.0**15 - 1, 2.0**15, 2.0**16 - 1, 2.0**31 - 1, 2.0**31, 2.0**
 def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Find the values of a column that are so far from all others that they cannot be measurements.
 
-    A single 999999999 among ordinary numbers makes the standard deviation of a column so large that the standardized
-    others are all the same. Values count as sentinels if there is a jump before them: in the order of distances from
-    the median, the next one is 1,000 times as far as the one before, and at most 1 % of the values lie beyond (one in
-    any case). For common codes (all digits are 9, or a limit of an integer type) a factor of 20 is enough, and they
-    may be as many as half of the values. Heavy-tailed columns such as incomes have no such jump: of 20,000 columns of
-    200 log-normal values with σ = 2, none had a jump of 1,000.
+    A single 999999999 among ordinary numbers makes the standard deviation of a column so large that
+    the standardized others are all the same. Values count as sentinels if there is a jump before
+    them: in the order of distances from the median, the next one is 1,000 times as far as the one
+    before, and at most 1 % of the values lie beyond (one in any case). For common codes (all digits
+    are 9, or a limit of an integer type) a factor of 20 is enough, and they may be as many as half
+    of the values. Heavy-tailed columns such as incomes have no such jump: of 20,000 columns of 200
+    log-normal values with σ = 2, none had a jump of 1,000.
 
-    The distances of a column with mostly equal values are those from that value, among the values that differ.
+    The distances of a column with mostly equal values are those from that value, among the values
+    that differ.
 
     Args:
         values: the numbers of a column, (N,); those that are not finite are never sentinels.
@@ -51,8 +55,8 @@ def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
 def valid_range(values: NDArray[Any]) -> tuple[float, float]:
     """The range outside of which a value of this column counts as a sentinel.
 
-    An end lies between the sentinels on its side and the other values, at the geometric mean of their distances from
-    the median; without sentinels it is the largest finite number.
+    An end lies between the sentinels on its side and the other values, at the geometric mean of
+    their distances from the median; without sentinels it is the largest finite number.
 
     Args:
         values: as of ``find_sentinels``.

@@ -26,20 +26,25 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 class Settings(Checked):
     """Settings of all gradient-based methods.
 
-    Ctrl-C ends a run after the step at hand and returns the posterior so far, ``stopped="interrupted"``.
+    Ctrl-C ends a run after the step at hand and returns the posterior so far,
+    ``stopped="interrupted"``.
 
     Args:
         epochs: how many passes over the data; this or ``steps``.
-        steps: how many optimizer steps. Unless one of the two is given, 2,000 steps or 10 epochs, whichever is more,
-            and on until the objective has flattened (see ``convergence``), up to ten times as many.
+        steps: how many optimizer steps. Unless one of the two is given, 2,000 steps or 10 epochs,
+            whichever is more, and on until the objective has flattened (see ``convergence``), up to
+            ten times as many.
         effort: multiplies this default length.
         batch_size: rows in a step.
         lr: the learning rate.
-        optimizer: a callable from parameter groups, which have their learning rates, to an optimizer; None is Adam.
-        schedule: the factor of the learning rates as a function of the fraction of the run that is done: "constant",
-            "linear", "cosine", "tail" (down to 0 over the last quarter), or a callable.
+        optimizer: a callable from parameter groups, which have their learning rates, to an
+            optimizer; None is Adam.
+        schedule: the factor of the learning rates as a function of the fraction of the run that is
+            done: "constant", "linear", "cosine", "tail" (down to 0 over the last quarter), or a
+                callable.
         clip: the largest norm of the gradient of the loss; None does not clip.
-        validation: a fraction of the rows to hold out; their negative log-likelihood selects the best epoch.
+        validation: a fraction of the rows to hold out; their negative log-likelihood selects the
+            best epoch.
         patience: so many epochs without a better one stop the run; None does not stop it.
         compile: use torch.compile for the step, on a GPU as one CUDA graph.
         autocast: compute products in bfloat16; parameters and sums keep their dtype.
@@ -65,14 +70,20 @@ class Settings(Checked):
     def __post_init__(self) -> None:
         me = type(self).__name__
         if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
-        self._check_whole("epochs", "steps", "batch_size", "log_every", "checkpoint_every", "patience")
+            raise ValueError(
+                f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}"
+            )
+        self._check_whole(
+            "epochs", "steps", "batch_size", "log_every", "checkpoint_every", "patience"
+        )
         self._check_positive("lr", "clip")
         self._check_positive("effort")
         if not 0 <= self.validation < 1:
             raise ValueError(f"{me} needs 0 <= validation < 1, got validation={self.validation}")
         if self.patience is not None and not self.validation:
-            raise ValueError(f"{me} patience needs a validation split; set validation, for example 0.1")
+            raise ValueError(
+                f"{me} patience needs a validation split; set validation, for example 0.1"
+            )
         if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
             raise ValueError(
                 f"{me} schedule must be one of {', '.join(SCHEDULES)} or a callable, got {self.schedule!r}"
@@ -88,7 +99,9 @@ class Settings(Checked):
 
     @property
     def open_ended(self) -> bool:
-        """Whether the run continues until convergence: no length was given, and the schedule allows it."""
+        """Whether the run continues until convergence: no length was given, and the schedule allows
+        it.
+        """
         return self.steps is None and self.epochs is None and self.schedule in ("tail", "constant")
 
     def turn(self, total: int) -> int:
@@ -100,7 +113,9 @@ class Settings(Checked):
         if not self.validation:
             return data, None
         if not isinstance(data, Rows):
-            raise ValueError("a validation split needs tensors or a Dataset; split a DataLoader's data yourself")
+            raise ValueError(
+                "a validation split needs tensors or a Dataset; split a DataLoader's data yourself"
+            )
         return data.split(self.validation, part_seed(seed, "validation"))
 
     def make_optimizer(self, groups: Any) -> torch.optim.Optimizer:
@@ -108,15 +123,27 @@ class Settings(Checked):
         me = type(self).__name__
         if self.optimizer is None:
             like = groups[0]["params"][0]
-            recorded = self.compile and like.is_cuda  # a recorded step needs its state on the device
-            return torch.optim.Adam(groups, fused=True if recorded or like.is_cpu else None, capturable=recorded)
+            recorded = (
+                self.compile and like.is_cuda
+            )  # a recorded step needs its state on the device
+            return torch.optim.Adam(
+                groups, fused=True if recorded or like.is_cpu else None, capturable=recorded
+            )
         optimizer = self.optimizer(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ValueError(f"{me} optimizer must return a torch optimizer, got {type(optimizer).__name__}")
+            raise ValueError(
+                f"{me} optimizer must return a torch optimizer, got {type(optimizer).__name__}"
+            )
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(f"{me} cannot use LBFGS, which evaluates a step many times; use Adam or SGD")
+            raise ValueError(
+                f"{me} cannot use LBFGS, which evaluates a step many times; use Adam or SGD"
+            )
         return optimizer
 
     def rate(self, done: float) -> float:
         """The factor of the initial learning rates after a fraction of the run."""
-        return SCHEDULES[self.schedule](done) if isinstance(self.schedule, str) else self.schedule(done)
+        return (
+            SCHEDULES[self.schedule](done)
+            if isinstance(self.schedule, str)
+            else self.schedule(done)
+        )

@@ -55,17 +55,25 @@ class Case:
 
     @property
     def like(self) -> Tensor:
-        tensors = (t for t in (*self.transform.parameters(), *self.transform.buffers()) if t.is_floating_point())
+        tensors = (
+            t
+            for t in (*self.transform.parameters(), *self.transform.buffers())
+            if t.is_floating_point()
+        )
         found = next(tensors, None)
         return torch.zeros((), dtype=torch.float64, device=None if found is None else found.device)
 
     @property
     def base(self) -> Base | None:
-        """The distribution of x: the given one, normal, or uniform on a bounded domain; None on a half-line."""
+        """The distribution of x: the given one, normal, or uniform on a bounded domain; None on a
+        half-line.
+        """
         low, high = self.transform.domain
         if self.given_base is None and math.isfinite(low) == math.isfinite(high):
             bounded = math.isfinite(low)
-            return (Uniform(self.event, low, high) if bounded else StandardNormal(self.event)).to(self.like)
+            return (Uniform(self.event, low, high) if bounded else StandardNormal(self.event)).to(
+                self.like
+            )
         return self.given_base
 
     def inputs(self, direction: str, n: int | None = None, part: str = "") -> Tensor:
@@ -74,22 +82,32 @@ class Case:
         if direction == "inverse" and not self.bijective:  # points of the image of f
             x = self.inputs("forward", n, f"image {part}")
             with torch.no_grad():
-                return self.transform.forward(x, self.context(n), seed=rng.fold(self.seed, "image", part))[0]
+                return self.transform.forward(
+                    x, self.context(n), seed=rng.fold(self.seed, "image", part)
+                )[0]
         if direction == "forward" and self.given_base is not None:
             return self.given_base.draw(n, seed=rng.fold(self.seed, direction, part)).detach()
         noise = rng.normal(n, self.event, self.like, rng.fold(self.seed, direction, part))
-        return within(noise, self.transform.domain if direction == "forward" else self.transform.codomain)
+        return within(
+            noise, self.transform.domain if direction == "forward" else self.transform.codomain
+        )
 
     def noise(self, direction: str, x: Tensor, context: Tensor | None) -> tuple[Any, ...]:
         """The noise of one pass."""
-        return self.transform.noise(x, context, inverse=direction == "inverse", seed=rng.fold(self.seed, "noise"))
+        return self.transform.noise(
+            x, context, inverse=direction == "inverse", seed=rng.fold(self.seed, "noise")
+        )
 
     def result(self, direction: str, x: Tensor, context: Tensor | None) -> Pair:
         """The result of a direction at x."""
-        return Direction(self.transform, direction)(x, context, noise=self.noise(direction, x, context))
+        return Direction(self.transform, direction)(
+            x, context, noise=self.noise(direction, x, context)
+        )
 
     def round_trip(self, first: str, second: str) -> tuple[Pair, Pair] | None:
-        """(x, −term of the first step) and the result of the second; None if the second step is random."""
+        """(x, −term of the first step) and the result of the second; None if the second step is
+        random.
+        """
         label = self.transform.label if second == "inverse" else self.transform.opposite
         if label.inverse is not Side.equal and not self.bijective:
             return None
@@ -98,7 +116,9 @@ class Case:
         return (x, -term), self.result(second, y, context)
 
     def context(self, n: int | None = None) -> Tensor | None:
-        """A context for each of n rows, the given one or random; None for a transform without context."""
+        """A context for each of n rows, the given one or random; None for a transform without
+        context.
+        """
         if not self.transform.context_dim:
             return None
         n, width = self.rows if n is None else n, self.transform.context_dim
@@ -114,7 +134,9 @@ class Case:
         """The tolerance of comparisons of the two directions, or of a value and its Jacobian."""
         return max(limit, self.transform.accuracy)
 
-    def pairs(self, n: int | None = None) -> Iterator[tuple[str, Direction, Tensor, Tensor | None, Any]]:
+    def pairs(
+        self, n: int | None = None
+    ) -> Iterator[tuple[str, Direction, Tensor, Tensor | None, Any]]:
         """For both directions: name, module, inputs, context, noise."""
         for name in DIRECTIONS:
             x, context = self.inputs(name, n), self.context(n)
@@ -134,7 +156,9 @@ def within(noise: Tensor, interval: tuple[float, float]) -> Tensor:
 
 
 def distance(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to magnitudes above 1; infinite for NaN or different shapes."""
+    """The largest difference, relative to magnitudes above 1; infinite for NaN or different
+    shapes.
+    """
     if got.shape != expected.shape:
         return math.inf
     if not got.numel():

@@ -54,21 +54,23 @@ def check(
     fresh: Callable[[], Map] | None = None,
     base: Base | None = None,
 ) -> Report:
-    """Measure every property of the contract on a float64 copy in eval mode; the transform does not change.
+    """Measure every property of the contract on a float64 copy in eval mode; the transform does not
+    change.
 
     Args:
         transform: the map or transform.
         dim: the event of x; sizes that the transform does not determine are 2 by default.
         only, skip: names from ``CHECKS``, by default all.
         rows: the number of random inputs.
-        perturb: the standard deviation of Gaussian noise that is added to the parameters of the copy, times 1/√fan_in
-            for a matrix. Most flows start at the identity, which hides errors. 0 checks the transform as it is.
+        perturb: the standard deviation of Gaussian noise that is added to the parameters of the
+            copy, times 1/√fan_in for a matrix. Most flows start at the identity, which hides
+            errors. 0 checks the transform as it is.
         context: one context (context_dim,) or one for each row, by default random.
         compile_backend: of ``torch.compile``; "aot_eager" is faster.
         tolerances: entries that replace those of ``TOLERANCES``.
         fresh: builds a new transform of the same architecture, for a stricter state_dict check.
-        base: the distribution of x, if it is restricted (positive, ordered, integers); by default normal, or uniform on
-            a bounded domain.
+        base: the distribution of x, if it is restricted (positive, ordered, integers); by default
+            normal, or uniform on a bounded domain.
 
     Returns:
         A report with one row per property.
@@ -80,14 +82,20 @@ def check(
         )
     limits = TOLERANCES | dict(tolerances or {})
     if unknown := sorted(limits.keys() - TOLERANCES.keys()):
-        raise ValueError(f"tolerances has unknown entries {unknown}; choose from {list(TOLERANCES)}")
+        raise ValueError(
+            f"tolerances has unknown entries {unknown}; choose from {list(TOLERANCES)}"
+        )
     event = _event(transform, dim)
     subject = copy.deepcopy(transform).to(torch.float64).eval()
     start = None if base is None else copy.deepcopy(base).to(torch.float64)
     case = Case(subject, event, rows, seed, limits, compile_backend, fresh, context, start)
     results: list[Result] = []
-    with rng.isolated(seed, case.like.device), warnings.catch_warnings():  # a transform may draw in training mode
-        # Warnings of other libraries are no failure; those of torch's kernels have the name of the calling module.
+    with (
+        rng.isolated(seed, case.like.device),
+        warnings.catch_warnings(),
+    ):  # a transform may draw in training mode
+        # Warnings of other libraries are no failure; those of torch's kernels have the name of the
+        # calling module.
         warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
         warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
         moved = perturb > 0 and _perturbed(subject, perturb, seed)
@@ -99,7 +107,9 @@ def check(
                 note = f"{type(error).__name__}: {error}"
                 note = note if len(note) < 2500 else f"{note[:2000]} ... {note[-500:]}"
                 results.append(Result(name, False, note=note))
-    title = f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
+    title = (
+        f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
+    )
     title += f", parameters perturbed by {perturb:g} (seed {seed})" if moved else ""
     return Report(title, tuple(results))
 
@@ -107,17 +117,25 @@ def check(
 @torch.no_grad()
 def _perturbed(transform: Map, scale: float, seed: int) -> bool:
     """Add noise to all trainable parameters, in place; whether there are any."""
-    parameters = {name: p for name, p in transform.named_parameters() if p.requires_grad and p.numel()}
+    parameters = {
+        name: p for name, p in transform.named_parameters() if p.requires_grad and p.numel()
+    }
     for name, p in parameters.items():
         fan_in = p[0].numel() if p.ndim > 1 else 1
-        p.add_(scale / math.sqrt(fan_in) * rng.normal(1, p.shape, p, rng.fold(seed, "perturb", name))[0])
+        p.add_(
+            scale
+            / math.sqrt(fan_in)
+            * rng.normal(1, p.shape, p, rng.fold(seed, "perturb", name))[0]
+        )
     return bool(parameters)
 
 
 def _wanted(only: Collection[str] | None, skip: Collection[str]) -> list[str]:
     for names, what in ((only or (), "only"), (skip, "skip")):
         if isinstance(names, str):
-            raise ValueError(f"{what} must be a collection of names, got the string {names!r}; pass [{names!r}]")
+            raise ValueError(
+                f"{what} must be a collection of names, got the string {names!r}; pass [{names!r}]"
+            )
         unknown = sorted(set(names) - set(CHECKS))
         if unknown:
             raise ValueError(f"{what} has unknown checks {unknown}; choose from {list(CHECKS)}")
@@ -131,6 +149,10 @@ def _event(transform: Map, dim: int | tuple[int, ...] | None) -> tuple[int, ...]
     sizes = (dim,) if isinstance(dim, int) else tuple(dim)
     # A single number is the size of the leading axis.
     filled = (*sizes, *(2 if size is None else size for size in shape[len(sizes) :]))
-    if len(filled) != len(shape) or any(want not in (None, got) for got, want in zip(filled, shape, strict=True)):
-        raise ValueError(f"dim={dim} does not fit {type(transform).__name__} on events {shape}; leave dim out")
+    if len(filled) != len(shape) or any(
+        want not in (None, got) for got, want in zip(filled, shape, strict=True)
+    ):
+        raise ValueError(
+            f"dim={dim} does not fit {type(transform).__name__} on events {shape}; leave dim out"
+        )
     return filled

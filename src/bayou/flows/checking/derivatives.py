@@ -19,19 +19,28 @@ from bayou.flows.core.compose import Direction
 from bayou.flows.core.implicit import SecondDerivativeError
 from bayou.flows.core.transform import Ladj, Pair
 
-# Of finite differences of a gradient, whose error is of fourth order; smaller ones, where one crosses a kink of an
-# activation function.
+# Of finite differences of a gradient, whose error is of fourth order; smaller ones, where one
+# crosses a kink of an activation function.
 STEPS = (1e-4, 1e-5, 1e-6)
-SOLVER_FACTOR = 100  # an adaptive solver has errors of derivatives that are larger than those of values
+SOLVER_FACTOR = (
+    100  # an adaptive solver has errors of derivatives that are larger than those of values
+)
 MIN_SCALE = 1e-2  # of the entries that errors are relative to; their rounding errors are 1e-10 at the smallest step
-STENCIL = {1: 8 / 12, -1: -8 / 12, 2: -1 / 12, -2: 1 / 12}  # weights of the values at multiples of the step
+STENCIL = {
+    1: 8 / 12,
+    -1: -8 / 12,
+    2: -1 / 12,
+    -2: 1 / 12,
+}  # weights of the values at multiples of the step
 
 Inputs = tuple[Tensor | None, ...]  # the input, the context, and all parameters as one vector
 
 
 @dataclass(frozen=True)
 class JointFunction:
-    """A direction of a map as a function of its input, its context and its parameters as one vector."""
+    """A direction of a map as a function of its input, its context and its parameters as one
+    vector.
+    """
 
     name: str
     direction: Direction
@@ -52,7 +61,9 @@ class JointFunction:
 
 
 def joint_functions(case: Case, rows: int) -> Iterator[tuple[JointFunction, Inputs]]:
-    """Yield both directions as functions, with inputs; those that have no derivative require no gradient."""
+    """Yield both directions as functions, with inputs; those that have no derivative require no
+    gradient.
+    """
     for name, direction, x, context, noise in case.pairs(rows):
         parameters = [p.detach().flatten() for p in direction.parameters()]
         values = torch.cat(parameters) if parameters else None
@@ -65,17 +76,25 @@ def joint_functions(case: Case, rows: int) -> Iterator[tuple[JointFunction, Inpu
 
 
 def has_no_gradient(inputs: Inputs) -> bool:
-    """Return whether no input requires a gradient: x consists of integers, and there is nothing else."""
+    """Return whether no input requires a gradient: x consists of integers, and there is nothing
+    else.
+    """
     return not any(tensor is not None and tensor.requires_grad for tensor in inputs)
 
 
 def gradcheck(case: Case) -> Iterator[Result]:
     """Gradients in the input, the context and all parameters agree with finite differences."""
     if case.whole:
-        yield Result.skipped("gradcheck", "integers: gradients are straight-through and not derivatives")
+        yield Result.skipped(
+            "gradcheck", "integers: gradients are straight-through and not derivatives"
+        )
         return
-    estimated = case.transform.ladj_kind is Ladj.estimate  # its gradient need not be that of its value: see ladj
-    atol = 1e-6 if case.iterative else 1e-7  # a root has an error of 1e-12, which differences divide by 1e-6
+    estimated = (
+        case.transform.ladj_kind is Ladj.estimate
+    )  # its gradient need not be that of its value: see ladj
+    atol = (
+        1e-6 if case.iterative else 1e-7
+    )  # a root has an error of 1e-12, which differences divide by 1e-6
     for f, inputs in joint_functions(case, 2):
         if has_no_gradient(inputs):
             yield Result.skipped(f"gradcheck {f.name}", "integers, and no parameters")
@@ -101,11 +120,13 @@ def gradcheck(case: Case) -> Iterator[Result]:
 
 
 def gradgradcheck(case: Case) -> Iterator[Result]:
-    """Derivatives of gradients, along a random direction, agree with finite differences, or raise an error.
+    """Derivatives of gradients, along a random direction, agree with finite differences, or raise
+    an error.
 
-    With L a random combination of all y and ladj, the product of its Hessian with a direction d of the input, the
-    context and all parameters is compared entry by entry with differences of ∇L along d. The gradient of an estimate
-    need not be that of a function, so that its Jacobian is not symmetric; then one random combination is compared.
+    With L a random combination of all y and ladj, the product of its Hessian with a direction d of
+    the input, the context and all parameters is compared entry by entry with differences of ∇L
+    along d. The gradient of an estimate need not be that of a function, so that its Jacobian is not
+    symmetric; then one random combination is compared.
     """
     if case.whole:
         note = "integers: gradients are straight-through and not derivatives"
@@ -155,7 +176,9 @@ def _random_direction(tensors: list[Tensor], seed: rng.Seed) -> Tensor:
 
 @dataclass(frozen=True)
 class _Gradient:
-    """∇L as a function of one vector of all inputs that have a gradient, L a random combination of y and ladj."""
+    """∇L as a function of one vector of all inputs that have a gradient, L a random combination of
+    y and ladj.
+    """
 
     f: JointFunction
     inputs: Inputs
@@ -166,7 +189,9 @@ class _Gradient:
         y, ladj = self.f(*self._split(at))  # type: ignore[arg-type]
         loss = 0 * at.sum()  # a constant has a gradient, too
         for name, output in (("y", y), ("ladj", ladj)):
-            weights = rng.normal(1, output.shape, output.detach(), rng.fold(self.seed, "loss", name))[0]
+            weights = rng.normal(
+                1, output.shape, output.detach(), rng.fold(self.seed, "loss", name)
+            )[0]
             loss = loss + (weights * output).sum()
         return torch.autograd.grad(loss, at, create_graph=create_graph)[0]
 

@@ -48,20 +48,28 @@ class Report:
         for result in self.results:
             if result.name == name:
                 return result
-        raise KeyError(f"no row {name!r}; the report has {[result.name for result in self.results]}")
+        raise KeyError(
+            f"no row {name!r}; the report has {[result.name for result in self.results]}"
+        )
 
     def __str__(self) -> str:
         rows = [("check", "", "error", "allowed", "")]
         for r in self.results:
             verdict = "ok" if r.passed else "FAILED"
-            rows.append((r.name, verdict, _number(r.value), _number(r.tolerance), " ".join(r.note.split())))
+            rows.append(
+                (r.name, verdict, _number(r.value), _number(r.tolerance), " ".join(r.note.split()))
+            )
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = []
         for name, verdict, value, tolerance, note in rows:
             left = f"{name:<{widths[0]}}  {verdict:<{widths[1]}}"
             lines.append(f"{left}  {value:>{widths[2]}}  {tolerance:>{widths[3]}}  {note}".rstrip())
         failed = len(self.failures)
-        verdict = f"{failed} of {len(self.results)} FAILED" if failed else f"all {len(self.results)} passed"
+        verdict = (
+            f"{failed} of {len(self.results)} FAILED"
+            if failed
+            else f"all {len(self.results)} passed"
+        )
         return "\n".join([f"{self.subject}: {verdict}", *lines])
 
     def raise_if_failed(self) -> None:

@@ -1,4 +1,6 @@
-"""Checks of the ladj: exact ones are compared with the Jacobian, estimates and bounds with draws."""
+"""Checks of the ladj: exact ones are compared with the Jacobian, estimates and bounds with
+draws.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj
 
 ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, and groups of them, each with a gradient
-TEST_DRAWS, PILOT_DRAWS, ATOMS = 2**14, 2**10, 64  # draws of y, draws for the proposal, values of a discrete proposal
+TEST_DRAWS, PILOT_DRAWS, ATOMS = (
+    2**14,
+    2**10,
+    64,
+)  # draws of y, draws for the proposal, values of a discrete proposal
 MAX_RELATIVE_ERROR = 0.1  # the standard error above which the test has no power
 
 
 def ladj(case: Case) -> Iterator[Result]:
-    """The ladj, or the mean of an estimate, is log|det| of the autograd Jacobian; for a bound, E[exp log p] = p(y)."""
+    """The ladj, or the mean of an estimate, is log|det| of the autograd Jacobian; for a bound,
+    E[exp log p] = p(y).
+    """
     kind = case.transform.ladj_kind
     if kind is Ladj.estimate and not case.bijective:
         yield Result.skipped("ladj", "an estimate, and not a bijection; check the links")
@@ -33,9 +41,14 @@ def ladj(case: Case) -> Iterator[Result]:
 
 
 def _log_det(y: Tensor, x: Tensor, keep: bool = False) -> Tensor:
-    """log|det ∂y/∂x| of every row: (n,). Rows are independent, so one backward pass computes a column for all."""
+    """log|det ∂y/∂x| of every row: (n,). Rows are independent, so one backward pass computes a
+    column for all.
+    """
     columns = y.reshape(len(x), -1).sum(0)
-    rows = [torch.autograd.grad(c, x, retain_graph=True, create_graph=keep)[0].reshape(len(x), -1) for c in columns]
+    rows = [
+        torch.autograd.grad(c, x, retain_graph=True, create_graph=keep)[0].reshape(len(x), -1)
+        for c in columns
+    ]
     return torch.linalg.slogdet(torch.stack(rows, 1))[1]
 
 
@@ -48,7 +61,9 @@ def _exact(case: Case) -> Iterator[Result]:
 
 
 def _estimate(case: Case) -> Iterator[Result]:
-    """E[ladj] = log|det|, and E[∇ Σ_i w_i·ladj_i] = ∇ Σ_i w_i·log|det|_i for random weights w of the rows."""
+    """E[ladj] = log|det|, and E[∇ Σ_i w_i·ladj_i] = ∇ Σ_i w_i·log|det|_i for random weights w of
+    the rows.
+    """
     limit, each = case.tolerances["standard errors"], ESTIMATES // GROUPS
     weight = rng.normal(1, (case.rows,), case.like, rng.fold(case.seed, "weights"))[0]
     for name, f, x, context, noise in case.pairs():
@@ -59,25 +74,42 @@ def _estimate(case: Case) -> Iterator[Result]:
         terms, slopes = [], []
         for group in range(GROUPS):
             copies = x.expand(each, *x.shape)
-            term = f(copies, context, seed=case.seed, start=group * each * case.rows)[1]  # (each, rows)
+            term = f(copies, context, seed=case.seed, start=group * each * case.rows)[
+                1
+            ]  # (each, rows)
             terms.append(term.detach())
             slopes.append(gradient(weight @ term.mean(0), leaves, keep=True))
-        yield from _near(f"ladj {name}", torch.cat(terms), expected.detach(), limit, case.tolerances["estimate"])
+        yield from _near(
+            f"ladj {name}", torch.cat(terms), expected.detach(), limit, case.tolerances["estimate"]
+        )
         allowed = case.tolerances["estimate gradient"] * max(1.0, slope.norm().item())
         yield from _near(f"ladj {name} gradient", torch.stack(slopes), slope, limit, allowed)
 
 
 def gradient(loss: Tensor, leaves: list[Tensor], keep: bool = False) -> Tensor:
-    """The gradient in all leaves as one vector, 0 where there is none; ``keep`` the graph, if not compiled."""
+    """The gradient in all leaves as one vector, 0 where there is none; ``keep`` the graph, if not
+    compiled.
+    """
     loss = loss + 0 * leaves[0].sum()  # a constant loss has gradient 0
     found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=keep)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, leaves, strict=True)])
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if g is None else g).flatten()
+            for g, p in zip(found, leaves, strict=True)
+        ]
+    )
 
 
-def _near(name: str, draws: Tensor, expected: Tensor, limit: float, ceiling: float) -> Iterator[Result]:
-    """The mean of draws (n, D) equals ``expected`` (D,) within standard errors, which are small enough."""
+def _near(
+    name: str, draws: Tensor, expected: Tensor, limit: float, ceiling: float
+) -> Iterator[Result]:
+    """The mean of draws (n, D) equals ``expected`` (D,) within standard errors, which are small
+    enough.
+    """
     error = draws.std(0) / math.sqrt(len(draws))
-    yield Result.of(name, _errors(draws.mean(0) - expected, error), limit, "standard errors of the mean")
+    yield Result.of(
+        name, _errors(draws.mean(0) - expected, error), limit, "standard errors of the mean"
+    )
     yield Result.of(f"{name} error", error.max().item(), ceiling, "largest standard error")
 
 
@@ -89,10 +121,12 @@ def _errors(gap: Tensor, error: Tensor) -> float:
 
 @torch.no_grad()
 def _bound(case: Case) -> Iterator[Result]:
-    """E[exp(log p(x) + V)] = p(y), by draws of y from the map and from a proposal g, for test functions ψ.
+    """E[exp(log p(x) + V)] = p(y), by draws of y from the map and from a proposal g, for test
+    functions ψ.
 
-    Inverse: E_g[ψ(y)·exp(log p(x) + V)] = E_p[ψ(y)·g(y)]. Forward: with A = log p(x) + V − log g(y), taken from forward
-    at draws of p and from inverse at draws of g, E_p[ψ·sigmoid(−A)] = E_g[ψ·sigmoid(A)] (Bennett 1976).
+    Inverse: E_g[ψ(y)·exp(log p(x) + V)] = E_p[ψ(y)·g(y)]. Forward: with A = log p(x) + V − log
+    g(y), taken from forward at draws of p and from inverse at draws of g, E_p[ψ·sigmoid(−A)] =
+    E_g[ψ·sigmoid(A)] (Bennett 1976).
     """
     f = case.transform
     yield from _opposite(case)
@@ -107,23 +141,35 @@ def _bound(case: Case) -> Iterator[Result]:
     inside = f.in_image(z)
     safe = torch.where(inside.reshape(-1, *[1] * (z.ndim - 1)), z, y)
     back = flow.log_prob(safe, one, seed=rng.fold(case.seed, "back")).where(inside, -torch.inf)
-    test_y, test_z = (near.functions(part, rng.fold(case.seed, "functions")) for part in (y, z))  # (TEST_DRAWS, ψ)
+    test_y, test_z = (
+        near.functions(part, rng.fold(case.seed, "functions")) for part in (y, z)
+    )  # (TEST_DRAWS, ψ)
     for name, left, right in (
         ("inverse", near.log_prob(y).exp(), back.exp()),
-        ("forward", torch.sigmoid(near.log_prob(y) - there), torch.sigmoid(back - near.log_prob(z))),
+        (
+            "forward",
+            torch.sigmoid(near.log_prob(y) - there),
+            torch.sigmoid(back - near.log_prob(z)),
+        ),
     ):
         left, right = left.unsqueeze(-1) * test_y, right.unsqueeze(-1) * test_z
         error = ((left.var(0) + right.var(0)) / TEST_DRAWS).sqrt()
         relative = (error[0] / left[:, 0].mean()).item()
         note = f"standard errors, of {100 * relative:.1g} %"
         if relative > MAX_RELATIVE_ERROR:
-            yield Result.skipped(f"ladj {name}", f"too few draws for {case.size} dimensions: {note}")
+            yield Result.skipped(
+                f"ladj {name}", f"too few draws for {case.size} dimensions: {note}"
+            )
         else:
-            yield Result.of(f"ladj {name}", _errors(left.mean(0) - right.mean(0), error), limit, note)
+            yield Result.of(
+                f"ladj {name}", _errors(left.mean(0) - right.mean(0), error), limit, note
+            )
 
 
 def _perturbed(base: Base, seed: int) -> Base:
-    """A standard normal with random mean and std: where q(z|y) is the conditional of the base, errors of q cancel."""
+    """A standard normal with random mean and std: where q(z|y) is the conditional of the base,
+    errors of q cancel.
+    """
     if type(base) is not StandardNormal:
         return base
     moved = DiagonalNormal(base.event_shape).to(base.anchor)
@@ -138,7 +184,9 @@ def _opposite(case: Case) -> Iterator[Result]:
     trip = case.round_trip("forward", "inverse") or case.round_trip("inverse", "forward")
     # The term of a bijection may be random although its values are not.
     if trip is None or (case.bijective and case.transform.ladj_kind is Ladj.bound):
-        yield Result.skipped("ladj opposite", "both directions are random; the rows forward and inverse compare them")
+        yield Result.skipped(
+            "ladj opposite", "both directions are random; the rows forward and inverse compare them"
+        )
     else:
         limit = case.with_solver_error(case.tolerances["ladj"])
         yield Result.of("ladj opposite", distance(trip[1][1], trip[0][1]), limit)
@@ -146,7 +194,9 @@ def _opposite(case: Case) -> Iterator[Result]:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A distribution close to that of y: a Gaussian, or uniform on the most frequent values if y is discrete."""
+    """A distribution close to that of y: a Gaussian, or uniform on the most frequent values if y is
+    discrete.
+    """
 
     mean: Tensor  # (D,)
     scale: Tensor  # (D, D), a Cholesky factor
@@ -157,9 +207,18 @@ class Proposal:
     def at(cls, y: Tensor) -> Proposal:
         flat = y.flatten(1)
         values, counts = flat.unique(dim=0, return_counts=True)
-        atoms = values[counts.argsort(descending=True)[:ATOMS]] if len(values) < len(flat) // 2 else None
+        atoms = (
+            values[counts.argsort(descending=True)[:ATOMS]]
+            if len(values) < len(flat) // 2
+            else None
+        )
         spread = flat.T.cov().reshape(flat.shape[1], -1)
-        return cls(flat.mean(0), torch.linalg.cholesky(spread) if atoms is None else spread, atoms, y.shape[1:])
+        return cls(
+            flat.mean(0),
+            torch.linalg.cholesky(spread) if atoms is None else spread,
+            atoms,
+            y.shape[1:],
+        )
 
     def draw(self, n: int, seed: rng.Seed) -> Tensor:
         if self.atoms is None:
@@ -170,7 +229,9 @@ class Proposal:
 
     def log_prob(self, y: Tensor) -> Tensor:
         if self.atoms is None:
-            return torch.distributions.MultivariateNormal(self.mean, scale_tril=self.scale).log_prob(y.flatten(1))
+            return torch.distributions.MultivariateNormal(
+                self.mean, scale_tril=self.scale
+            ).log_prob(y.flatten(1))
         found = (y.flatten(1).unsqueeze(1) == self.atoms).all(-1).any(-1)
         return y.new_full(found.shape, -math.log(len(self.atoms))).where(found, -math.inf)
 

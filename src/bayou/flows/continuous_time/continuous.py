@@ -23,20 +23,24 @@ Solver = Literal["rk4", "dopri5"]
 class Continuous(Symmetric, Transform):
     r"""y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt (Chen et al. 2018).
 
-    The two directions are inverse to each other up to the error of the solver; ``accuracy`` is its expected size, which
-    a field that is not smooth enough for its steps exceeds (see ``refine``). ``evaluations`` is the number of
-    evaluations of the field in the last pass.
+    The two directions are inverse to each other up to the error of the solver; ``accuracy`` is its
+    expected size, which a field that is not smooth enough for its steps exceeds (see ``refine``).
+    ``evaluations`` is the number of evaluations of the field in the last pass.
 
     Args:
         event: the size of a vector, or the shape of an event.
-        field: v, called as ``field(t, z)`` or, with a context, ``field(t, z, context)``: t (...), z (..., \*event).
+        field: v, called as ``field(t, z)`` or, with a context, ``field(t, z, context)``: t (...), z
+            (..., \*event).
         context_dim: the size of the context, 0 for none.
-        trace: "exact", with one vector-Jacobian product per dimension, or "hutchinson", εᵀ(∂v/∂z)ε with one random
-            ε = ±1 per row and pass; the log-density is then an estimate (Grathwohl et al. 2019, FFJORD).
-        solver: "rk4" with equal steps, which compiles to one graph, or "dopri5", with adaptive steps for every row.
+        trace: "exact", with one vector-Jacobian product per dimension, or "hutchinson", εᵀ(∂v/∂z)ε
+            with one random ε = ±1 per row and pass; the log-density is then an estimate (Grathwohl
+            et al. 2019, FFJORD).
+        solver: "rk4" with equal steps, which compiles to one graph, or "dopri5", with adaptive
+            steps for every row.
         steps: of "rk4".
         tolerance: of "dopri5".
-        checkpoint: recompute every step in the backward pass, so that memory does not grow with the number of steps.
+        checkpoint: recompute every step in the backward pass, so that memory does not grow with the
+            number of steps.
 
     Shapes: x, y (..., \*event), context (..., context_dim), ladj (...).
     """
@@ -64,7 +68,11 @@ class Continuous(Symmetric, Transform):
             raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
         self.event_shape = as_event(event, "the dimension")
         self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
-        self.steps, self.tolerance, self.checkpoint = positive(steps, "the number of steps"), tolerance, checkpoint
+        self.steps, self.tolerance, self.checkpoint = (
+            positive(steps, "the number of steps"),
+            tolerance,
+            checkpoint,
+        )
         self.takes_noise, self.recordable = trace == "hutchinson", solver == "rk4"
         self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
         self.evaluations = 0
@@ -72,16 +80,21 @@ class Continuous(Symmetric, Transform):
 
     @property
     def accuracy(self) -> float:  # type: ignore[override]
-        """The expected error of the solver for a smooth field: 100 tolerances, or steps⁻⁴ for RK4. A field with Fourier
-        features sin ωt has (ω/steps)⁴/2880, on average a fifth of that at the largest ω = π·``field.frequencies``."""
+        """The expected error of the solver for a smooth field: 100 tolerances, or steps⁻⁴ for RK4.
+        A field with Fourier features sin ωt has (ω/steps)⁴/2880, on average a fifth of that at the
+        largest ω = π·``field.frequencies``."""
         if self.solver == "dopri5":
             return 100 * self.tolerance
-        return max(1.0, (math.pi * getattr(self.field, "frequencies", 0)) ** 4 / 14400) / self.steps**4
+        return (
+            max(1.0, (math.pi * getattr(self.field, "frequencies", 0)) ** 4 / 14400) / self.steps**4
+        )
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return (torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like),)  # type: ignore[arg-type]
 
-    def _both(self, z: Tensor, context: Tensor | None, inverse: bool, probe: Tensor | None = None) -> Pair:
+    def _both(
+        self, z: Tensor, context: Tensor | None, inverse: bool, probe: Tensor | None = None
+    ) -> Pair:
         start, stop = (1.0, 0.0) if inverse else (0.0, 1.0)
         batch = z.shape[: z.ndim - len(self.event_shape)]
         if context is not None:
@@ -91,9 +104,13 @@ class Continuous(Symmetric, Transform):
             return z, z.new_zeros(batch)
         state, field = (z, z.new_zeros(batch)), self.derivative(context, probe)
         if self.solver == "rk4":
-            (y, ladj), self.evaluations = rk4(field, state, start, stop, self.steps, self.checkpoint, self.widths)
+            (y, ladj), self.evaluations = rk4(
+                field, state, start, stop, self.steps, self.checkpoint, self.widths
+            )
         else:
-            (y, ladj), self.evaluations = dopri5(field, state, start, stop, self.tolerance, checkpoint=self.checkpoint)
+            (y, ladj), self.evaluations = dopri5(
+                field, state, start, stop, self.tolerance, checkpoint=self.checkpoint
+            )
         return y, ladj
 
     def velocity(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
@@ -104,7 +121,9 @@ class Continuous(Symmetric, Transform):
     def derivative(self, context: Tensor | None, probe: Tensor | None = None) -> Field:
         """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
         dims = len(self.event_shape)
-        with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)  # a trace in closed form
+        with_trace: Callable[..., State] | None = getattr(
+            self.field, "with_trace", None
+        )  # a trace in closed form
 
         def change(t: Tensor, state: State) -> State:
             z = state[0]
@@ -115,7 +134,9 @@ class Continuous(Symmetric, Transform):
                 return v, sum_event(pull(probe) * probe, dims)
             event = z.shape[z.ndim - dims :]
             size = math.prod(event)
-            basis = torch.eye(size, dtype=z.dtype, device=z.device).reshape(size, *[1] * (z.ndim - dims), *event)
+            basis = torch.eye(size, dtype=z.dtype, device=z.device).reshape(
+                size, *[1] * (z.ndim - dims), *event
+            )
             basis = basis.expand(size, *z.shape)
             return v, sum_event((pull(basis) * basis).sum(0), dims)
 
@@ -131,10 +152,11 @@ class Continuous(Symmetric, Transform):
 
 @contextmanager
 def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[None]:
-    """Inside, continuous flows in ``module`` use random RK4 steps, for the loss of one training step.
+    """Inside, continuous flows in ``module`` use random RK4 steps, for the loss of one training
+    step.
 
-    With equal steps a likelihood can exploit the errors of the solver, which differ between random grids. ``fit`` uses
-    this.
+    With equal steps a likelihood can exploit the errors of the solver, which differ between random
+    grids. ``fit`` uses this.
 
     Args:
         module: a module with continuous flows.
@@ -153,11 +175,15 @@ def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[Non
             part.widths = None
 
 
-def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: int = 512) -> tuple[int, int]:
-    """Double the RK4 steps of continuous flows until twice as many change the loss by at most ``allowed``.
+def refine(
+    module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: int = 512
+) -> tuple[int, int]:
+    """Double the RK4 steps of continuous flows until twice as many change the loss by at most
+    ``allowed``.
 
-    No fixed number of steps suffices for every field: one that contracts too fast for its steps has an arbitrarily high
-    density. ``fit`` therefore calls this at every check; a custom training loop should do the same.
+    No fixed number of steps suffices for every field: one that contracts too fast for its steps has
+    an arbitrarily high density. ``fit`` therefore calls this at every check; a custom training loop
+    should do the same.
 
     Args:
         module: a module with continuous flows.
@@ -190,7 +216,9 @@ def refine(module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: 
 
 
 def _with_rk4(module: nn.Module) -> list[Continuous]:
-    return [part for part in module.modules() if isinstance(part, Continuous) and part.solver == "rk4"]
+    return [
+        part for part in module.modules() if isinstance(part, Continuous) and part.solver == "rk4"
+    ]
 
 
 def _autograd_pullback(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
@@ -218,7 +246,8 @@ def continuous(
     checkpoint: bool = False,
     field: nn.Module | None = None,
 ) -> Continuous:
-    """A continuous flow whose field is a network of z and t (Chen et al. 2018; Grathwohl et al. 2019).
+    """A continuous flow whose field is a network of z and t (Chen et al. 2018; Grathwohl et al.
+    2019).
 
     Args:
         event: a dimension, or the shape (C, H, W) of images.
@@ -231,7 +260,9 @@ def continuous(
     if isinstance(event, int):
         field = field or TimeMLP(positive(event, "the dimension"), hidden, context_dim)
     elif field is None:
-        raise ValueError(f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, context)")
+        raise ValueError(
+            f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, context)"
+        )
     return Continuous(
         event, field, context_dim=context_dim, trace=trace or ("exact" if flat else "hutchinson"), solver=solver,
         steps=steps, tolerance=tolerance, checkpoint=checkpoint,

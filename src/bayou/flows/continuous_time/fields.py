@@ -27,7 +27,9 @@ class TimeMLP(nn.Module):
         frequencies: of the Fourier features.
     """
 
-    def __init__(self, dim: int, hidden: Sequence[int] = (64, 64), context_dim: int = 0, frequencies: int = 4) -> None:
+    def __init__(
+        self, dim: int, hidden: Sequence[int] = (64, 64), context_dim: int = 0, frequencies: int = 4
+    ) -> None:
         super().__init__()
         self.frequencies = frequencies
         self.net = mlp(dim + context_dim + 2 * frequencies + 1, hidden, dim, nn.Tanh)
@@ -43,17 +45,26 @@ class TimeMLP(nn.Module):
 
     def pullback(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Pull]:
         """v, and u ↦ uᵀ ∂v/∂z for u (..., dim) with any additional leading dimensions."""
-        parts = [Linear(part.weight, part.bias) if isinstance(part, nn.Linear) else part for part in self.net]
+        parts = [
+            Linear(part.weight, part.bias) if isinstance(part, nn.Linear) else part
+            for part in self.net
+        ]
         v, pull = FixedNet(parts).pullback(self._inputs(t, z, context))
         return v, lambda u: pull(u)[..., : z.shape[-1]]
 
     @property
     def with_trace(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
-        """(t, z, context) → v and tr ∂v/∂z in closed form, for one or two hidden layers; else None."""
+        """(t, z, context) → v and tr ∂v/∂z in closed form, for one or two hidden layers; else
+        None.
+        """
         return self._with_trace if len(self.net) in (3, 5) else None
 
-    def _with_trace(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """With slopes d of the activations, tr(W₂·D·W₁) = Σ d∘diag(W₁W₂), tr(W₃·D₂·W₂·D₁·W₁) = d₂ᵀ(W₂ ∘ (W₁W₃)ᵀ)d₁."""
+    def _with_trace(
+        self, t: Tensor, z: Tensor, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """With slopes d of the activations, tr(W₂·D·W₁) = Σ d∘diag(W₁W₂), tr(W₃·D₂·W₂·D₁·W₁) =
+        d₂ᵀ(W₂ ∘ (W₁W₃)ᵀ)d₁.
+        """
         h, slopes = self._inputs(t, z, context), []
         for layer in self.net:
             h = layer(h)
@@ -70,5 +81,7 @@ class TimeMLP(nn.Module):
 
 def time_features(t: Tensor, frequencies: int) -> Tensor:
     """t, and sin and cos of π·k·t: (..., 2·frequencies + 1)."""
-    waves = math.pi * torch.arange(1, frequencies + 1, device=t.device, dtype=t.dtype) * t.unsqueeze(-1)
+    waves = (
+        math.pi * torch.arange(1, frequencies + 1, device=t.device, dtype=t.dtype) * t.unsqueeze(-1)
+    )
     return torch.cat([t.unsqueeze(-1), waves.sin(), waves.cos()], -1)

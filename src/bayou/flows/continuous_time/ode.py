@@ -1,4 +1,6 @@
-"""ODE solvers of ż = f(t, z) with a step size for every row, so that rows do not depend on each other."""
+"""ODE solvers of ż = f(t, z) with a step size for every row, so that rows do not depend on each
+other.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def rk4(
     checkpoint: bool = False,
     widths: Tensor | None = None,
 ) -> tuple[State, int]:
-    """The classical Runge–Kutta method, with error O(h⁴): the final state and the number of evaluations of f.
+    """The classical Runge–Kutta method, with error O(h⁴): the final state and the number of
+    evaluations of f.
 
     The steps are equal, or proportional to ``widths`` (steps,).
     """
@@ -59,12 +62,19 @@ def rk4(
 
 
 def dopri5(
-    field: Field, state: State, start: float, stop: float, tolerance: float, most: int = 1000, checkpoint: bool = False
+    field: Field,
+    state: State,
+    start: float,
+    stop: float,
+    tolerance: float,
+    most: int = 1000,
+    checkpoint: bool = False,
 ) -> tuple[State, int]:
     """The fifth-order method of Dormand and Prince, with adaptive steps for every row.
 
-    A step is accepted if the root mean square of error/(tolerance·(1 + |z|)) over the entries of a row is at most 1.
-    Steps are found without gradients and repeated with them, so that rejected steps are not part of the graph.
+    A step is accepted if the root mean square of error/(tolerance·(1 + |z|)) over the entries of a
+    row is at most 1. Steps are found without gradients and repeated with them, so that rejected
+    steps are not part of the graph.
     """
     sign = 1.0 if stop > start else -1.0
     with torch.no_grad():
@@ -83,7 +93,9 @@ def dopri5(
 def _adapt(
     field: Field, state: State, start: float, stop: float, sign: float, tolerance: float, most: int
 ) -> tuple[State, list[Tensor], int]:
-    """The state at ``stop``, the steps (signed, 0 where rejected), and the number of evaluations."""
+    """The state at ``stop``, the steps (signed, 0 where rejected), and the number of
+    evaluations.
+    """
     t = torch.full_like(state[-1], start)
     first = field(t, state)
     h = sign * _first_step(state, first, abs(stop - start), tolerance)
@@ -95,12 +107,16 @@ def _adapt(
         h = torch.where(last, left, h)
         new, slopes = _stages(field, t, h, state, first)
         evaluations += 6
-        error = _norm(tuple(sum_products(k, _E, h) for k in zip(*slopes, strict=True)), state, new, tolerance)
+        error = _norm(
+            tuple(sum_products(k, _E, h) for k in zip(*slopes, strict=True)), state, new, tolerance
+        )
         accept = (error <= 1) & (left != 0)
         if bool(accept.any()):
             sizes.append(torch.where(accept, h, 0.0))
         state = tuple(torch.where(_like(accept, a), a, b) for a, b in zip(new, state, strict=True))
-        first = tuple(torch.where(_like(accept, a), a, b) for a, b in zip(slopes[-1], first, strict=True))
+        first = tuple(
+            torch.where(_like(accept, a), a, b) for a, b in zip(slopes[-1], first, strict=True)
+        )
         t = torch.where(accept, torch.where(last, torch.full_like(t, stop), t + h), t)
         if bool((t == stop).all()):
             return state, sizes or [torch.zeros_like(t)], evaluations
@@ -116,12 +132,19 @@ def _adapt(
     )
 
 
-def _stages(field: Field, t: Tensor, h: Tensor, state: State, first: State | None = None) -> tuple[State, list[State]]:
+def _stages(
+    field: Field, t: Tensor, h: Tensor, state: State, first: State | None = None
+) -> tuple[State, list[State]]:
     slopes = [field(t, state) if first is None else first]
     new = state
     for c, row in zip(_C[1:], _A[1:], strict=True):
-        new = tuple(part + sum_products(k, row, h) for part, k in zip(state, zip(*slopes, strict=True), strict=True))
-        if first is None and c == 1.0 and len(row) == 6:  # the seventh slope is needed only for the error
+        new = tuple(
+            part + sum_products(k, row, h)
+            for part, k in zip(state, zip(*slopes, strict=True), strict=True)
+        )
+        if (
+            first is None and c == 1.0 and len(row) == 6
+        ):  # the seventh slope is needed only for the error
             break
         slopes.append(field(t + c * h, new))
     return new, slopes
@@ -151,7 +174,9 @@ def _norm(error: State, old: State, new: State, tolerance: float) -> Tensor:
 
 
 def _first_step(state: State, slope: State, span: float, tolerance: float) -> Tensor:
-    """A hundredth of the time in which the state changes by its own size (Hairer, Nørsett & Wanner 1993, II.4)."""
+    """A hundredth of the time in which the state changes by its own size (Hairer, Nørsett & Wanner
+    1993, II.4).
+    """
     zeros = tuple(torch.zeros_like(part) for part in state)
     size, speed = _norm(state, zeros, zeros, 1.0), _norm(slope, zeros, zeros, 1.0)
     guess = 0.01 * (1 + size) / speed.clamp_min(1e-10)
@@ -163,7 +188,11 @@ def _like(row: Tensor, part: Tensor) -> Tensor:
 
 
 def _run(step: Callable[..., State], checkpoint: bool, *inputs: Any) -> State:
-    if checkpoint and torch.is_grad_enabled() and concrete(torch.ones((), dtype=torch.bool)) is not None:
+    if (
+        checkpoint
+        and torch.is_grad_enabled()
+        and concrete(torch.ones((), dtype=torch.bool)) is not None
+    ):
         found: State = recompute(step, *inputs, use_reentrant=False)
         return found
     return step(*inputs)

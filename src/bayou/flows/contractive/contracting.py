@@ -33,7 +33,9 @@ class LipSwish(nn.Module):
 
     def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
-        self.raw = nn.Parameter(torch.tensor(beta + math.log(-math.expm1(-beta))))  # softplus(raw) = β
+        self.raw = nn.Parameter(
+            torch.tensor(beta + math.log(-math.expm1(-beta)))
+        )  # softplus(raw) = β
 
     def fixed(self) -> Swish:
         """Return the activation as a function of its current parameter."""
@@ -77,13 +79,17 @@ class Linear:
 
 @dataclass
 class Convolution:
-    """A convolution of (..., C, H, W) that preserves H and W, and its transpose, with the flipped kernel."""
+    """A convolution of (..., C, H, W) that preserves H and W, and its transpose, with the flipped
+    kernel.
+    """
 
     weight: Tensor
     bias: Tensor | None
 
     def __post_init__(self) -> None:
-        self.flipped = self.weight.flip(-1, -2).transpose(0, 1)  # here: the first product may be under no_grad
+        self.flipped = self.weight.flip(-1, -2).transpose(
+            0, 1
+        )  # here: the first product may be under no_grad
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._convolved(x, self.weight, self.bias)
@@ -101,8 +107,9 @@ class Convolution:
 class Contracting(nn.Linear):
     """x·Wᵀ·min(1, L/‖W‖) + b: its Lipschitz constant is L at most.
 
-    ‖W‖ is the Schatten norm (Σ σ^258)^(1/258), an upper bound of the largest singular value σ, tight to a factor
-    d^(1/258), 1.6 % for d = 64. Power iteration is cheaper for large layers but gives a lower bound.
+    ‖W‖ is the Schatten norm (Σ σ^258)^(1/258), an upper bound of the largest singular value σ,
+    tight to a factor d^(1/258), 1.6 % for d = 64. Power iteration is cheaper for large layers but
+    gives a lower bound.
 
     Args:
         inputs, outputs: sizes of the last axis.
@@ -122,11 +129,13 @@ class Contracting(nn.Linear):
 
 
 class ContractingConv(nn.Conv2d):
-    """A zero-padded convolution of (..., C, H, W) with the kernel K·min(1, L/‖K‖): its Lipschitz constant is L at most.
+    """A zero-padded convolution of (..., C, H, W) with the kernel K·min(1, L/‖K‖): its Lipschitz
+    constant is L at most.
 
-    ‖K‖ bounds the norm of the convolution for images of any size: the largest Schatten norm of the matrices K(ω) on a
-    grid of M×M frequencies, divided by cos²(π·d/M), d = half the kernel, to cover the frequencies in between (near its
-    maximum a trigonometric polynomial of degree d decreases no faster than a cosine, M. Riesz 1914).
+    ‖K‖ bounds the norm of the convolution for images of any size: the largest Schatten norm of the
+    matrices K(ω) on a grid of M×M frequencies, divided by cos²(π·d/M), d = half the kernel, to
+    cover the frequencies in between (near its maximum a trigonometric polynomial of degree d
+    decreases no faster than a cosine, M. Riesz 1914).
 
     Args:
         inputs, outputs: channels.
@@ -135,7 +144,9 @@ class ContractingConv(nn.Conv2d):
         grid: M.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, lipschitz: float, grid: int = GRID) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, lipschitz: float, grid: int = GRID
+    ) -> None:
         if kernel % 2 == 0 or grid < 2 * kernel:
             raise ValueError(
                 f"ContractingConv needs an odd kernel and a grid of twice its size or more, got kernel={kernel}, "
@@ -170,7 +181,9 @@ class ContractingNet(nn.Sequential):
 
     def fixed(self) -> FixedNet:
         """The network as a function, with its current weights."""
-        return FixedNet([part.fixed() if isinstance(part, (*LAYERS, LipSwish)) else part for part in self])
+        return FixedNet(
+            [part.fixed() if isinstance(part, (*LAYERS, LipSwish)) else part for part in self]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fixed()(x)
@@ -215,7 +228,11 @@ class FixedNet:
         back: list[Any] = []
         for part in self.parts:
             if isinstance(part, (Swish, nn.Tanh)):
-                x, slope = part.with_slope(x) if isinstance(part, Swish) else (y := torch.tanh(x), 1 - y.square())
+                x, slope = (
+                    part.with_slope(x)
+                    if isinstance(part, Swish)
+                    else (y := torch.tanh(x), 1 - y.square())
+                )
                 back.append(slope)
                 continue
             if isinstance(part, (Linear, Convolution)):
@@ -241,14 +258,17 @@ class Pullback:
 
     def rows(self, which: Tensor | slice) -> Pullback:
         """The pullback at some of the rows, without gradients."""
-        return Pullback([step.detach()[which] if isinstance(step, Tensor) else step for step in self.steps])
+        return Pullback(
+            [step.detach()[which] if isinstance(step, Tensor) else step for step in self.steps]
+        )
 
 
 def schatten(weight: Tensor) -> Tensor:
-    """Return n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (..., O, I).
+    """Return n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (...,
+    O, I).
 
-    It is an upper bound of the largest singular value. With G = WWᵀ and Q = G^(2^ORDER), n = tr(QG)^(1/p) and
-    ∂n/∂W = n·QW/tr(QG), so that a first derivative needs no graph of the powers.
+    It is an upper bound of the largest singular value. With G = WWᵀ and Q = G^(2^ORDER), n =
+    tr(QG)^(1/p) and ∂n/∂W = n·QW/tr(QG), so that a first derivative needs no graph of the powers.
     """
     w = promote(weight)
     if torch.compiler.is_compiling():
@@ -283,7 +303,9 @@ def _high_power(gram: Tensor) -> tuple[Tensor, Tensor]:
     log_scale = torch.zeros((), dtype=gram.real.dtype, device=gram.device)
     tiny = torch.finfo(gram.dtype).tiny
     for i in range(ORDER):
-        if i % 3 == 0:  # normalized to a largest eigenvalue of at least 1/d, hence d^−8 three squarings later
+        if (
+            i % 3 == 0
+        ):  # normalized to a largest eigenvalue of at least 1/d, hence d^−8 three squarings later
             trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp_min(tiny)
             log_scale = log_scale + 2 ** (ORDER - i) * trace.log()
             power = power / trace[..., None, None]
@@ -305,11 +327,12 @@ def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
 
 
 def _initialized(net: ContractingNet) -> ContractingNet:
-    """Scale hidden layers to just below their Lipschitz constant and the last one to a tenth of it: near the identity.
+    """Scale hidden layers to just below their Lipschitz constant and the last one to a tenth of it:
+    near the identity.
 
     The singular values of a matrix are all equal.
-    The inputs of a hidden unit have magnitude 1/√width, where a swish with β = 1 is almost linear and learns slowly;
-    therefore β starts at 10, with biases of matching size.
+    The inputs of a hidden unit have magnitude 1/√width, where a swish with β = 1 is almost linear
+    and learns slowly; therefore β starts at 10, with biases of matching size.
     """
     layers = [part for part in net if isinstance(part, LAYERS)]
     with torch.no_grad():
@@ -317,14 +340,22 @@ def _initialized(net: ContractingNet) -> ContractingNet:
             if isinstance(layer, Contracting):
                 nn.init.orthogonal_(layer.weight)
             norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
-            layer.weight.mul_(layer.lipschitz / norm * (INITIAL_LAST_NORM if layer is layers[-1] else INITIAL_NORM))
+            layer.weight.mul_(
+                layer.lipschitz
+                / norm
+                * (INITIAL_LAST_NORM if layer is layers[-1] else INITIAL_NORM)
+            )
             if layer.bias is not None:
-                nn.init.normal_(layer.bias, std=INITIAL_BIAS_STD if layer is not layers[-1] else 0.0)
+                nn.init.normal_(
+                    layer.bias, std=INITIAL_BIAS_STD if layer is not layers[-1] else 0.0
+                )
     return net
 
 
 def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> ContractingNet:
-    """A network of vectors with Lipschitz constant at most ``lipschitz``, the same for each layer."""
+    """A network of vectors with Lipschitz constant at most ``lipschitz``, the same for each
+    layer.
+    """
     each = lipschitz ** (1 / (len(hidden) + 1))
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise([dim, *hidden]):
@@ -335,11 +366,16 @@ def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> Contra
 def contracting_cnn(
     channels: int, hidden: Sequence[int], lipschitz: float, squeeze: int = 1, kernel: int = 3
 ) -> ContractingNet:
-    """A network of images (C, H, W) with Lipschitz constant at most ``lipschitz``: hidden 1×1 convolutions between two
-    convolutions, on blocks of ``squeeze``² pixels as channels."""
+    """A network of images (C, H, W) with Lipschitz constant at most ``lipschitz``: hidden 1×1
+    convolutions between two convolutions, on blocks of ``squeeze``² pixels as channels."""
     each, width = lipschitz ** (1 / (len(hidden) + 1)), channels * squeeze**2
     layers: list[nn.Module] = [nn.PixelUnshuffle(squeeze)] if squeeze > 1 else []
     for i, (fan_in, fan_out) in enumerate(pairwise([width, *hidden])):
-        layers += [ContractingConv(fan_in, fan_out, 1 if i else kernel, each), LipSwish(INITIAL_BETA)]
+        layers += [
+            ContractingConv(fan_in, fan_out, 1 if i else kernel, each),
+            LipSwish(INITIAL_BETA),
+        ]
     layers += [ContractingConv([width, *hidden][-1], width, kernel, each)]
-    return _initialized(ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else [])))
+    return _initialized(
+        ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else []))
+    )

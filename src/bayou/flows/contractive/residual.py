@@ -31,51 +31,65 @@ from bayou.flows.core.transform import (
 
 Determinant = Literal["exact", "roulette"]
 MAX_EXACT_DIM = 16  # dimensions up to which the exact Jacobian costs no more than roulette
-UNROLLED_NEWTON_STEPS = 16  # in the inverse where convergence cannot be tested (compiled or recorded)
+UNROLLED_NEWTON_STEPS = (
+    16  # in the inverse where convergence cannot be tested (compiled or recorded)
+)
 
 
 class Residual(Transform):
     r"""y = x + g(x), ‖∂g/∂x‖ ≤ L < 1, with ladj = log det(I + J) = Σ_k (−1)^{k+1} tr J^k / k.
 
-    The roulette estimator draws the number of terms of the series for every row, N ~ geometric(1 − L), and weights term
-    k by 1/P(N ≥ k) = L^{1−k}: unbiased, with finite variance (which a Poisson N does not have). Its gradient is that of
-    a single product with J, so that memory does not grow with N (Chen et al. 2019). The inverse is the fixed point of
-    x ← y − g(x), found by Newton's method if J is explicit.
+    The roulette estimator draws the number of terms of the series for every row, N ~ geometric(1 −
+    L), and weights term k by 1/P(N ≥ k) = L^{1−k}: unbiased, with finite variance (which a Poisson
+    N does not have). Its gradient is that of a single product with J, so that memory does not grow
+    with N (Chen et al. 2019). The inverse is the fixed point of x ← y − g(x), found by Newton's
+    method if J is explicit.
 
     Args:
         event: the size of a vector, or the shape of an event.
-        g: a network from events to events with Lipschitz constant at most ``lipschitz``; if it has a method
-            ``fixed()``, as those of ``residual``, its norms are computed once per pass.
+        g: a network from events to events with Lipschitz constant at most ``lipschitz``; if it has
+            a method ``fixed()``, as those of ``residual``, its norms are computed once per pass.
         lipschitz: L.
-        determinant: "exact" computes the whole Jacobian, "roulette" estimates the series; by default exact up to 16
-            dimensions.
+        determinant: "exact" computes the whole Jacobian, "roulette" estimates the series; by
+            default exact up to 16 dimensions.
 
     Shapes: x, y (..., \*event), ladj (...).
 
     Raises:
-        InversionError: if the inverse does not reach its tolerance, or g is found not to be contractive.
+        InversionError: if the inverse does not reach its tolerance, or g is found not to be
+            contractive.
     """
 
     inverse_kind = Cost.iterative
 
     def __init__(
-        self, event: int | Sequence[int], g: nn.Module, lipschitz: float, determinant: Determinant | None = None
+        self,
+        event: int | Sequence[int],
+        g: nn.Module,
+        lipschitz: float,
+        determinant: Determinant | None = None,
     ) -> None:
         super().__init__()
         if not 0 < lipschitz < 1:
-            raise ValueError(f"a residual flow needs a Lipschitz constant between 0 and 1, got {lipschitz}")
+            raise ValueError(
+                f"a residual flow needs a Lipschitz constant between 0 and 1, got {lipschitz}"
+            )
         if determinant not in (None, "exact", "roulette"):
             raise ValueError(f'determinant must be "exact" or "roulette", got {determinant!r}')
         self.event_shape = shape = as_event(event, "the dimension")
         self.g, self.lipschitz = g, lipschitz
-        self.exact = math.prod(shape) <= MAX_EXACT_DIM if determinant is None else determinant == "exact"
+        self.exact = (
+            math.prod(shape) <= MAX_EXACT_DIM if determinant is None else determinant == "exact"
+        )
         self.takes_noise = not self.exact
         self.recordable = self.exact  # the number of rows in the series varies
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
     @torch.no_grad()
     def jacobian_norm(self, x: Tensor, iterations: int = 30) -> Tensor:
-        r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, a lower bound; L is an upper bound."""
+        r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, a lower bound; L is
+        an upper bound.
+        """
         _, pull = self._fixed().pullback(x)
         v = rng.normal(1, x.shape, x, 0)[0]
         axes, tiny = tuple(range(-len(self.event_shape), 0)), torch.finfo(x.dtype).tiny
@@ -88,7 +102,9 @@ class Residual(Transform):
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
         terms = rows.fold("terms").uniform()
-        return probe, terms if terms.is_meta or is_recorded(terms) else terms.cpu()  # Python sorts the rows by it
+        return probe, terms if terms.is_meta or is_recorded(
+            terms
+        ) else terms.cpu()  # Python sorts the rows by it
 
     def _fixed(self) -> Net:
         """g with norms computed once, for one pass, as a function of explicit tensors."""
@@ -134,7 +150,11 @@ class Residual(Transform):
             else:
                 x = x + gap
                 gap = y - g(x) - x
-        found = (gap.abs() <= 64 * limit * self._tolerance_factor(y)).flatten(-len(self.event_shape)).all(-1)
+        found = (
+            (gap.abs() <= 64 * limit * self._tolerance_factor(y))
+            .flatten(-len(self.event_shape))
+            .all(-1)
+        )
         if concrete(found.all()) is False:
             raise InversionError(
                 f"x + g(x) = y did not converge in {most} steps, with a residual of {gap.abs().max().item():.1e}: the "
@@ -143,14 +163,25 @@ class Residual(Transform):
         return torch.where(found.reshape(limit.shape), x, torch.nan)
 
     def _tolerance_factor(self, x: Tensor) -> float:
-        """A larger tolerance for convolutions that round their inputs to 11 bits, on a GPU in float32."""
+        """A larger tolerance for convolutions that round their inputs to 11 bits, on a GPU in
+        float32.
+        """
         rounds = x.is_cuda and x.dtype == torch.float32 and len(self.event_shape) == 3
         return 2.0**-10 / (64 * 8 * torch.finfo(x.dtype).eps) if rounds else 1.0
 
     def _check_contraction(self, gap: Tensor, step: Tensor, limit: Tensor) -> None:
-        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| in the first step; Newton's method may converge without it."""
-        far, near = (torch.linalg.vector_norm(self._flat(promote(part)), dim=-1) for part in (step, gap))
-        slack = 64 * self._tolerance_factor(step) * self._flat(limit).amax(-1) * math.sqrt(self._flat(step).shape[-1])
+        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| in the first step; Newton's method may
+        converge without it.
+        """
+        far, near = (
+            torch.linalg.vector_norm(self._flat(promote(part)), dim=-1) for part in (step, gap)
+        )
+        slack = (
+            64
+            * self._tolerance_factor(step)
+            * self._flat(limit).amax(-1)
+            * math.sqrt(self._flat(step).shape[-1])
+        )
         if concrete((near <= self.lipschitz * far + slack).all()) is False:
             raise InversionError(
                 f"the Lipschitz constant of g is above {self.lipschitz:g}: it increased the distance of two points "
@@ -158,11 +189,15 @@ class Residual(Transform):
             )
 
     def _newton(self, g: Net, x: Tensor, y: Tensor, gap: Tensor) -> Pair:
-        """x ← x + (I + J)⁻¹·gap, or x + gap where that step does not reduce |gap| by the factor L."""
+        """x ← x + (I + J)⁻¹·gap, or x + gap where that step does not reduce |gap| by the factor
+        L.
+        """
         _, jacobian = self._jacobian(g, x)
         step = _solve(jacobian, self._flat(gap)).reshape(x.shape)
         new = y - g(x + step) - (x + step)
-        worse = self._flat(new).square().sum(-1) > self.lipschitz**2 * self._flat(gap).square().sum(-1)
+        worse = self._flat(new).square().sum(-1) > self.lipschitz**2 * self._flat(gap).square().sum(
+            -1
+        )
         worse = worse.reshape(*worse.shape, *[1] * len(self.event_shape))
         if concrete(worse.any()) is False:
             return x + step, new
@@ -174,7 +209,9 @@ class Residual(Transform):
         if self.exact:
             return attach_solution(_FixedPoint(self, g), x, y, *g.tensors())
 
-        def pull(value: Tensor, gradient: Tensor, y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        def pull(
+            value: Tensor, gradient: Tensor, y: Tensor, *tensors: Tensor
+        ) -> tuple[Tensor, ...]:
             _, pull_g = g.with_tensors(tensors).pullback(value)
             solved = _solve_transposed(pull_g, gradient, self.lipschitz)
             linear: Any = vjp(lambda y, *values: y - g.with_tensors(values)(value), y, *tensors)
@@ -192,7 +229,9 @@ class Residual(Transform):
         dims = len(self.event_shape)
         event, size = x.shape[x.ndim - dims :], math.prod(x.shape[x.ndim - dims :])
         value, pull = g.pullback(x)
-        basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *[1] * (x.ndim - dims), *event)
+        basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(
+            size, *[1] * (x.ndim - dims), *event
+        )
         return value, self._flat(pull(basis.expand(size, *x.shape))).movedim(0, -2)
 
     def _term(self, g: Net, x: Tensor, *noise: Tensor) -> Pair:
@@ -206,7 +245,9 @@ class Residual(Transform):
         batch, event = shape[: len(shape) - dims], shape[len(shape) - dims :]
         x, probe = (part.expand(shape).reshape(-1, *event) for part in (x, probe))
         # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
-        count = 1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
+        count = (
+            1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
+        )
         value, pull = g.pullback(x)
         with torch.no_grad():
             series, slope = self._roulette(pull, probe, count.expand(batch).flatten())
@@ -214,13 +255,24 @@ class Residual(Transform):
             surrogate = sum_event(pull(slope) * probe, dims)
             series = series + surrogate - surrogate.detach()
         rows = count.expand(batch).flatten()
-        series = with_derivatives(series, partial(self._pull_series, g), probe, rows, x, *g.tensors())
+        series = with_derivatives(
+            series, partial(self._pull_series, g), probe, rows, x, *g.tensors()
+        )
         return value.reshape(shape), series.reshape(batch)
 
     def _pull_series(
-        self, g: Net, _: Tensor, gradient: Tensor, probe: Tensor, count: Tensor, x: Tensor, *tensors: Tensor
+        self,
+        g: Net,
+        _: Tensor,
+        gradient: Tensor,
+        probe: Tensor,
+        count: Tensor,
+        x: Tensor,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of the roulette estimate in (probe, count, x, tensors of g), as functions of them."""
+        """Return the gradients of the roulette estimate in (probe, count, x, tensors of g), as
+        functions of them.
+        """
         _, pull = g.with_tensors(tensors).pullback(x)
         _, slope = self._masked_series(pull, probe, count)
 
@@ -251,15 +303,18 @@ class Residual(Transform):
         return sum_event(total * probe, dims), slope
 
     def _roulette(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
-        """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the gradient.
+        """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the
+        gradient.
 
-        Rows are sorted by their count, and finished ones are dropped, down to powers of two, since kernels of a GPU are
-        tuned for every new size.
+        Rows are sorted by their count, and finished ones are dropped, down to powers of two, since
+        kernels of a GPU are tuned for every new size.
         """
         if concrete(count.isfinite().all()) is None:
             return self._masked_series(pull, probe, count)
         dims = probe.ndim - 1
-        left = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]  # rows with N > k for k = 0, 1, ...
+        left = (len(count) - count.long().bincount().cumsum(0)).tolist()[
+            :-1
+        ]  # rows with N > k for k = 0, 1, ...
         weights = [(-self.lipschitz) ** -k for k in range(len(left))]
         order = count.argsort(descending=True)
         back, order = order.argsort().to(probe.device), order.to(probe.device)
@@ -351,11 +406,17 @@ def _plus_eye(jacobian: Tensor) -> Tensor:
 
 def _solve(jacobian: Tensor, right: Tensor) -> Tensor:
     """(I + J)⁻¹·right for rows (..., D)."""
-    return torch.linalg.solve(_plus_eye(jacobian), promote(right).unsqueeze(-1)).squeeze(-1).to(right.dtype)
+    return (
+        torch.linalg.solve(_plus_eye(jacobian), promote(right).unsqueeze(-1))
+        .squeeze(-1)
+        .to(right.dtype)
+    )
 
 
 class Neumann(torch.autograd.Function):
-    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹, without a graph for second derivatives."""
+    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹, without a graph for second
+    derivatives.
+    """
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, g: Net, x: Tensor, lipschitz: float) -> Tensor:
@@ -391,15 +452,18 @@ def residual(
     """A stack of residual flows with contractive networks (Chen et al. 2019).
 
     Args:
-        event: a dimension, or the shape (C, H, W) of images. For images the networks are convolutions, in turn on
-            pixels and on blocks of 2×2 and 4×4 pixels, if these divide the image.
+        event: a dimension, or the shape (C, H, W) of images. For images the networks are
+            convolutions, in turn on pixels and on blocks of 2×2 and 4×4 pixels, if these divide the
+            image.
         layers: the number of flows.
         hidden: units, or channels, of the hidden layers.
         lipschitz: the Lipschitz constant of the networks.
         determinant: as for ``Residual``.
     """
     if not isinstance(event, int) and len(event) != 3:
-        raise ValueError(f"residual takes a dimension, or the shape (C, H, W) of images, got {tuple(event)}")
+        raise ValueError(
+            f"residual takes a dimension, or the shape (C, H, W) of images, got {tuple(event)}"
+        )
     positive(event if isinstance(event, int) else min(event), "the dimension")
     made: list[Residual] = []
     for i in range(positive(layers, "the number of layers")):

@@ -17,7 +17,10 @@ from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.roots import solve_increasing
 from bayou.flows.core.transform import clamp_inside, sum_event, wrap_angle
 
-MAX_KAPPA, CDF_TERMS = 100.0, 100  # of a von Mises distribution: all further terms of its CDF are below 1e-20
+MAX_KAPPA, CDF_TERMS = (
+    100.0,
+    100,
+)  # of a von Mises distribution: all further terms of its CDF are below 1e-20
 
 ONE_DERIVATIVE_OF_WEIGHTS = (
     "draws of GaussianMixture have only first derivatives in the weights of the components, and a second one was "
@@ -31,7 +34,8 @@ class Base(nn.Module, ABC):
     Args:
         event: the size of a vector, or the shape of an event.
 
-    Shapes: ``draw`` returns (n, *batch, *event_shape), ``log_prob`` maps (..., *event_shape) to (...).
+    Shapes: ``draw`` returns (n, *batch, *event_shape), ``log_prob`` maps (..., *event_shape) to
+    (...).
     """
 
     event_shape: tuple[int, ...]
@@ -44,8 +48,12 @@ class Base(nn.Module, ABC):
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
 
     @abstractmethod
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
-        """Draws start .. start + n − 1 for every element of the batch, differentiable in the parameters."""
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
+        """Draws start .. start + n − 1 for every element of the batch, differentiable in the
+        parameters.
+        """
 
     @abstractmethod
     def log_prob(self, x: Tensor) -> Tensor:
@@ -64,7 +72,9 @@ def normal_cdf(x: Tensor) -> Tensor:
 class StandardNormal(Base):
     """N(0, I)."""
 
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         return rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -88,12 +98,18 @@ class DiagonalNormal(Base):
         self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
         self.log_std = nn.Parameter(torch.full(self.event_shape, math.log(std)))
 
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
-        return self.mean + self.log_std.exp() * rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
+        return self.mean + self.log_std.exp() * rng.normal(
+            n, (*batch, *self.event_shape), self.anchor, seed, start
+        )
 
     def log_prob(self, x: Tensor) -> Tensor:
         dims = len(self.event_shape)
-        return _normal_log_prob((x - self.mean) * (-self.log_std).exp(), dims) - sum_event(self.log_std, dims)
+        return _normal_log_prob((x - self.mean) * (-self.log_std).exp(), dims) - sum_event(
+            self.log_std, dims
+        )
 
 
 class Uniform(Base):
@@ -110,20 +126,28 @@ class Uniform(Base):
             raise ValueError(f"Uniform needs low < high, got low={low}, high={high}")
         self.low, self.high = float(low), float(high)
 
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
         return clamp_inside(self.low + (self.high - self.low) * u, (self.low, self.high))
 
     def log_prob(self, x: Tensor) -> Tensor:
         inside = (x >= self.low) & (x <= self.high)
-        return sum_event(torch.where(inside, -math.log(self.high - self.low), -torch.inf).to(x), len(self.event_shape))
+        return sum_event(
+            torch.where(inside, -math.log(self.high - self.low), -torch.inf).to(x),
+            len(self.event_shape),
+        )
 
 
 class VonMises(Base):
-    """Independent angles in [−π, π), log p(x) = Σ κ·cos(x − μ) − log 2π·I₀(κ), with learned μ and κ.
+    """Independent angles in [−π, π), log p(x) = Σ κ·cos(x − μ) − log 2π·I₀(κ), with learned μ and
+    κ.
 
-    A draw is μ + F⁻¹(u; κ) modulo 2π, with the CDF F(t) = ½ + t/2π + Σ_j I_j(κ)/I₀(κ)·sin(jt)/(jπ) inverted by root
-    finding: draws are differentiable in μ and κ, whereas ``torch.distributions.VonMises`` draws by rejection.
+    A draw is μ + F⁻¹(u; κ) modulo 2π, with the CDF F(t) = ½ + t/2π + Σ_j I_j(κ)/I₀(κ)·sin(jt)/(jπ)
+    inverted by root
+    finding: draws are differentiable in μ and κ, whereas ``torch.distributions.VonMises`` draws by
+    rejection.
 
     Args:
         event: the size of a vector, or the shape of an event.
@@ -136,17 +160,23 @@ class VonMises(Base):
         if not 0 < kappa < MAX_KAPPA:
             raise ValueError(f"VonMises needs 0 < kappa < {MAX_KAPPA:g}, got {kappa}")
         self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
-        self.logit = nn.Parameter(torch.full(self.event_shape, math.log(kappa / (MAX_KAPPA - kappa))))
+        self.logit = nn.Parameter(
+            torch.full(self.event_shape, math.log(kappa / (MAX_KAPPA - kappa)))
+        )
 
     @property
     def kappa(self) -> Tensor:
         """κ, in a dtype that Bessel functions support."""
         return MAX_KAPPA * promote(self.logit).sigmoid()
 
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         u = promote(rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start))
         kappa = self.kappa
-        ratios = [torch.zeros_like(kappa)]  # I_j/I_{j−1}, from the last j to the first, by their recurrence
+        ratios = [
+            torch.zeros_like(kappa)
+        ]  # I_j/I_{j−1}, from the last j to the first, by their recurrence
         for j in range(CDF_TERMS, 0, -1):
             ratios.append((2 * j / kappa + ratios[-1]).reciprocal())
         orders = torch.arange(1, CDF_TERMS + 1, dtype=kappa.dtype, device=kappa.device)
@@ -175,14 +205,16 @@ def _von_mises_log_density(t: Tensor, kappa: Tensor) -> Tensor:
 
 
 class GaussianMixture(Base):
-    """Σ_k π_k N(mean_k, diag(std_k²)), for densities with several modes; all parameters are learned.
+    """Σ_k π_k N(mean_k, diag(std_k²)), for densities with several modes; all parameters are
+    learned.
 
-    A draw is mean_k + std_k·ε, which is differentiable in means and stds. Gradients of the weights come from the
-    distributional transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit Reparameterization Gradients), by one
-    triangular solve (D, D) per draw; frozen ``logits`` need none. All gradients are unbiased. The transform is not used
-    for means and stds, since its gradients there are heavy-tailed in high dimensions. The gradients of a draw are no
-    longer unbiased if they are differentiated again in the weights, or those of the weights in anything; both raise a
-    ``SecondDerivativeError``.
+    A draw is mean_k + std_k·ε, which is differentiable in means and stds. Gradients of the weights
+    come from the distributional transform u_d = F(x_d | x_{<d}) (Figurnov et al. 2018, Implicit
+    Reparameterization Gradients), by one triangular solve (D, D) per draw; frozen ``logits`` need
+    none. All gradients are unbiased. The transform is not used for means and stds, since its
+    gradients there are heavy-tailed in high dimensions. The gradients of a draw are no longer
+    unbiased if they are differentiated again in the weights, or those of the weights in anything;
+    both raise a ``SecondDerivativeError``.
 
     Args:
         dim: D.
@@ -200,7 +232,9 @@ class GaussianMixture(Base):
         self.log_std = nn.Parameter(torch.zeros(components, dim))
         self.logits = nn.Parameter(torch.zeros(components))
 
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         batch = tuple(batch)
         dim = self.event_shape[0]
         eps = rng.normal(n, (*batch, dim), self.anchor, rng.fold(seed, "noise"), start)
@@ -221,7 +255,8 @@ class GaussianMixture(Base):
         """
         eps = (x[..., None, :] - mean) * (-log_std).exp()  # (..., K, D)
         log_pdf = -0.5 * (eps.square() + LOG_2PI) - log_std
-        # Exclusive sums; subtracting the last term would cancel where a narrow component is far away.
+        # Exclusive sums; subtracting the last term would cancel where a narrow component is far
+        # away.
         before = self.logits.unsqueeze(-1) + pad(log_pdf[..., :-1].cumsum(-1), (1, 0))
         weight = before.softmax(-2)  # p(k | x_{<d})
         below = normal_cdf(eps)
@@ -232,7 +267,9 @@ class GaussianMixture(Base):
             slope = -eps * (-log_std).exp()  # ∂ log p(x_j | k)/∂x_j
             jacobian = (pull.mT @ slope).tril(-1)  # (..., D, D), each row over its density
         shift = ((cdf - cdf.detach()) / density).unsqueeze(-1)
-        moved = torch.linalg.solve_triangular(promote(jacobian), promote(shift), upper=False, unitriangular=True)
+        moved = torch.linalg.solve_triangular(
+            promote(jacobian), promote(shift), upper=False, unitriangular=True
+        )
         return moved.squeeze(-1).to(x.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:

@@ -12,7 +12,17 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from bayou.flows.core.nets import mlp
-from bayou.flows.core.transform import Event, InversionError, Label, Map, Pair, Rows, Transform, common_event, concrete
+from bayou.flows.core.transform import (
+    Event,
+    InversionError,
+    Label,
+    Map,
+    Pair,
+    Rows,
+    Transform,
+    common_event,
+    concrete,
+)
 from bayou.modules import Modules
 
 
@@ -38,7 +48,9 @@ class Composite(Map):
     if not TYPE_CHECKING:
 
         def __new__(cls, *parts: Any, **options: Any) -> Any:
-            """For a bijective class, an instance of the general one if a part is not a ``Transform``."""
+            """For a bijective class, an instance of the general one if a part is not a
+            ``Transform``.
+            """
             maps = [part for part in (*parts, *options.values()) if isinstance(part, Map)]
             if issubclass(cls, Transform) and not all(isinstance(part, Transform) for part in maps):
                 return cls.__base__(*parts, **options)
@@ -73,7 +85,9 @@ class MapChain(Composite):
             event = agreed if isinstance(t, Transform) else t.event_out
         contexts = {t.context_dim for t in flat if t.context_dim > 0}
         if len(contexts) > 1:
-            raise ValueError(f"the links of a chain take contexts of different sizes {sorted(contexts)}; use one size")
+            raise ValueError(
+                f"the links of a chain take contexts of different sizes {sorted(contexts)}; use one size"
+            )
         self.transforms: Modules[Any] = nn.ModuleList(flat)  # type: ignore[assignment]
         self.context_dim = max(contexts, default=0)
         self.forward_kind = max(t.forward_kind for t in flat)
@@ -82,7 +96,10 @@ class MapChain(Composite):
         self.takes_noise = any(t.takes_noise for t in flat)
         self.accuracy = sum(t.accuracy for t in flat)
         self.whole_in, self.whole_out = flat[0].whole_in, flat[-1].whole_out
-        label, opposite = reduce(or_, (t.label for t in flat)), reduce(or_, (t.opposite for t in flat))
+        label, opposite = (
+            reduce(or_, (t.label for t in flat)),
+            reduce(or_, (t.opposite for t in flat)),
+        )
         self._describe(flat[0].event_in, event, label, opposite)
         self._no_noise: tuple[tuple[()], ...] = ((),) * len(flat)
 
@@ -95,7 +112,11 @@ class MapChain(Composite):
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         terms = []
-        for t, own in zip(reversed(self.transforms), reversed(noise if len(noise) else self._no_noise), strict=True):
+        for t, own in zip(
+            reversed(self.transforms),
+            reversed(noise if len(noise) else self._no_noise),
+            strict=True,
+        ):
             y, term = t._inverse(y, context if t.context_dim else None, *own)
             terms.append(term)
         return y, sum(terms[1:], terms[0])
@@ -109,15 +130,18 @@ class MapChain(Composite):
         return found
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
-        return tuple(t._noise(rows.fold(i), inverse) if t.takes_noise else () for i, t in enumerate(self.transforms))
+        return tuple(
+            t._noise(rows.fold(i), inverse) if t.takes_noise else ()
+            for i, t in enumerate(self.transforms)
+        )
 
 
 class Chain(MapChain, Transform):
     """y = f_T(... f_1(x)), with the sum of the ladjs.
 
     Args:
-        transforms: f_1, ..., f_T; the output event of each must match the input event of the next. If one of them is
-            not a ``Transform``, the result is a ``MapChain``.
+        transforms: f_1, ..., f_T; the output event of each must match the input event of the next.
+            If one of them is not a ``Transform``, the result is a ``MapChain``.
 
     Shapes: x, y (..., *event), ladj (...).
     """
@@ -159,30 +183,45 @@ class Inverse(MapInverse, Transform):
 
 
 class MapConditional(Composite):
-    """y = f(x; θ + h(context)) for any map f, with parameters from a hypernetwork h that starts at 0."""
+    """y = f(x; θ + h(context)) for any map f, with parameters from a hypernetwork h that starts at
+    0.
+    """
 
     def __init__(self, transform: Map, context_dim: int, hidden: tuple[int, ...] = (64,)) -> None:
         super().__init__()
         if transform.context_dim:
-            raise ValueError(f"{type(transform).__name__} already takes a context; use it without Conditional")
+            raise ValueError(
+                f"{type(transform).__name__} already takes a context; use it without Conditional"
+            )
         self.shapes = {name: p.shape for name, p in transform.named_parameters()}
         if not self.shapes:
-            raise ValueError(f"{type(transform).__name__} has no parameters that could depend on a context")
+            raise ValueError(
+                f"{type(transform).__name__} has no parameters that could depend on a context"
+            )
         self.transform = transform
-        # A tuple hides the two views from the module tree, so that their parameters are not saved three times.
+        # A tuple hides the two views from the module tree, so that their parameters are not saved
+        # three times.
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
         self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
-        self.context_dim, self.takes_noise, self.accuracy = context_dim, transform.takes_noise, transform.accuracy
+        self.context_dim, self.takes_noise, self.accuracy = (
+            context_dim,
+            transform.takes_noise,
+            transform.accuracy,
+        )
         self.whole_in, self.whole_out = transform.whole_in, transform.whole_out
         self.forward_kind, self.inverse_kind = transform.forward_kind, transform.inverse_kind
         self.domain, self.codomain = transform.domain, transform.codomain
         self._describe(transform.event_in, transform.event_out, transform.label, transform.opposite)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
-        return self._conditioned(self._directions[0], x, context, noise, self.event_in, self.event_out)
+        return self._conditioned(
+            self._directions[0], x, context, noise, self.event_in, self.event_out
+        )
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
-        return self._conditioned(self._directions[1], y, context, noise, self.event_out, self.event_in)
+        return self._conditioned(
+            self._directions[1], y, context, noise, self.event_out, self.event_in
+        )
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
         self.transform.check_values(x, inverse)
@@ -191,13 +230,23 @@ class MapConditional(Composite):
         return self.transform._noise(rows, inverse)
 
     def _conditioned(
-        self, direction: Direction, x: Tensor, context: Tensor | None, noise: Any, taken: Event, given: Event
+        self,
+        direction: Direction,
+        x: Tensor,
+        context: Tensor | None,
+        noise: Any,
+        taken: Event,
+        given: Event,
     ) -> Pair:
         batch = torch.broadcast_shapes(x.shape[: x.ndim - len(taken)], context.shape[:-1])  # type: ignore[union-attr]
         event = x.shape[x.ndim - len(taken) :]
         if 0 in batch:  # some operations do not support vmap over an empty axis
             return x.new_zeros(*batch, *(event if None in given else given)), x.new_zeros(batch)
-        flat = self.hypernet(context).expand(*batch, -1).flatten(0, -2) if batch else self.hypernet(context)[None]
+        flat = (
+            self.hypernet(context).expand(*batch, -1).flatten(0, -2)
+            if batch
+            else self.hypernet(context)[None]
+        )
         deltas = flat.split([s.numel() for s in self.shapes.values()], -1)
         params = {
             f"transform.{name}": p + delta.reshape(-1, *p.shape)
@@ -205,7 +254,9 @@ class MapConditional(Composite):
         }
         rows = x.expand(*batch, *event).reshape(-1, *event)
         noise = tree_map(lambda part: part.reshape(-1, *part.shape[len(batch) :]), noise)
-        call = vmap(lambda values, row, noise: functional_call(direction, values, (row, None, *noise)))
+        call = vmap(
+            lambda values, row, noise: functional_call(direction, values, (row, None, *noise))
+        )
         y, term = call(params, rows, noise)
         if concrete(term.isfinite().all()) is False:  # in vmap a failed inversion returns NaN
             raise InversionError(
@@ -215,10 +266,11 @@ class MapConditional(Composite):
 
 
 class Conditional(MapConditional, Transform):
-    """y = f(x; θ + h(context)): any transform with parameters from a hypernetwork h, which starts at 0.
+    """y = f(x; θ + h(context)): any transform with parameters from a hypernetwork h, which starts
+    at 0.
 
-    It uses ``vmap`` over stacked parameters, so memory grows with batch × number of parameters; coupling and
-    autoregressive flows take a context directly, at lower cost.
+    It uses ``vmap`` over stacked parameters, so memory grows with batch × number of parameters;
+    coupling and autoregressive flows take a context directly, at lower cost.
 
     Args:
         transform: f. If it is not a ``Transform``, the result is a ``MapConditional``.

@@ -1,4 +1,6 @@
-"""Derivatives of all orders for values whose computation is not recorded: solutions of equations, iterations."""
+"""Derivatives of all orders for values whose computation is not recorded: solutions of equations,
+iterations.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,24 @@ Pull = Callable[..., tuple[Tensor, ...]]  # (value, gradient, *theta) → gradie
 
 
 class SecondDerivativeError(NotImplementedError):
-    """A second derivative was requested of a value that has only a first one; the message names the way out."""
+    """A second derivative was requested of a value that has only a first one; the message names the
+    way out.
+    """
 
 
 def with_derivatives(first: Tensor, pull: Pull, *theta: Tensor) -> Tensor:
     """Return a value that has derivatives of all orders in θ.
 
-    A cheap graph of the value often has the right first derivative and wrong second ones, since it holds constant what
-    depends on θ. That graph is used unless the derivative is to be differentiated again (``create_graph=True`` and
-    ``torch.func``); then the derivative is computed by ``pull``. Compiled code always uses the graph; compilers refuse
-    second derivatives themselves.
+    A cheap graph of the value often has the right first derivative and wrong second ones, since it
+    holds constant what depends on θ. That graph is used unless the derivative is to be
+    differentiated again (``create_graph=True`` and ``torch.func``); then the derivative is computed
+    by ``pull``. Compiled code always uses the graph; compilers refuse second derivatives
+    themselves.
 
     Args:
         first: the value, with a graph to θ that has the right first derivative.
-        pull: maps (value, gradient of the value, *θ) to the gradients of θ. It is linear in the gradient and uses no
-            other tensor that depends on θ.
+        pull: maps (value, gradient of the value, *θ) to the gradients of θ. It is linear in the
+            gradient and uses no other tensor that depends on θ.
         theta: the tensors that the value depends on.
     """
     if torch.compiler.is_compiling():
@@ -52,7 +57,9 @@ class _WithDerivatives(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, ctx.pull, *theta = inputs
-        ctx.save_for_backward(output, *theta)  # the output depends on θ, and so do derivatives at it
+        ctx.save_for_backward(
+            output, *theta
+        )  # the output depends on θ, and so do derivatives at it
         ctx.save_for_forward(output, *theta)
 
     @staticmethod
@@ -69,7 +76,8 @@ class _WithDerivatives(torch.autograd.Function):
             torch.zeros_like(primal) if tangent is None else tangent
             for primal, tangent in zip(theta, tangents[2:], strict=True)
         )
-        # torch disables forward mode here; without this the tangents of an outer jvp would be dropped.
+        # torch disables forward mode here; without this the tangents of an outer jvp would be
+        # dropped.
         with _set_fwd_grad_enabled(True):
             linear: Any = vjp(lambda u: tuple(ctx.pull(value, u, *theta)), torch.zeros_like(value))
             (tangent,) = linear[1](filled)
@@ -80,13 +88,15 @@ class _WithDerivatives(torch.autograd.Function):
 class Equation(ABC):
     """An equation F(x, θ) = 0 with one solution x(θ), for tensors θ.
 
-    ``linearize`` is a pure function of its arguments: a tensor that it used without taking it as an argument would have
-    no derivative.
+    ``linearize`` is a pure function of its arguments: a tensor that it used without taking it as an
+    argument would have no derivative.
     """
 
     @abstractmethod
     def linearize(self, x: Tensor, *theta: Tensor) -> tuple[Tensor, Any]:
-        """Return F(x, θ), and ∂F/∂x in the form that ``solve`` takes: a tensor, or what is made of tensors."""
+        """Return F(x, θ), and ∂F/∂x in the form that ``solve`` takes: a tensor, or what is made of
+        tensors.
+        """
 
     @abstractmethod
     def solve(self, derivative: Any, right: Tensor, transposed: bool = False) -> Tensor:
@@ -96,8 +106,8 @@ class Equation(ABC):
 def attach_solution(equation: Equation, x: Tensor, *theta: Tensor) -> Tensor:
     """Return the solution of an equation with its derivatives of all orders in θ.
 
-    By the implicit function theorem ∂x/∂θ = −(∂F/∂x)⁻¹·∂F/∂θ. A first derivative costs one evaluation of F and one
-    linear solve.
+    By the implicit function theorem ∂x/∂θ = −(∂F/∂x)⁻¹·∂F/∂θ. A first derivative costs one
+    evaluation of F and one linear solve.
 
     Args:
         equation: F.
@@ -113,22 +123,26 @@ def attach_solution(equation: Equation, x: Tensor, *theta: Tensor) -> Tensor:
     def pull(value: Tensor, gradient: Tensor, *theta: Tensor) -> tuple[Tensor, ...]:
         linear: Any = vjp(lambda *values: equation.linearize(value, *values), *theta, has_aux=True)
         _, pull_residual, derivative = linear
-        gradients: tuple[Tensor, ...] = pull_residual(-equation.solve(derivative, gradient, transposed=True))
+        gradients: tuple[Tensor, ...] = pull_residual(
+            -equation.solve(derivative, gradient, transposed=True)
+        )
         return gradients
 
     first = x
     if torch.is_grad_enabled():
         residual, derivative = equation.linearize(x, *theta)
-        # The second term is zero; its derivative is that of x, as long as x and ∂F/∂x are taken as constants.
+        # The second term is zero; its derivative is that of x, as long as x and ∂F/∂x are taken as
+        # constants.
         first = x - equation.solve(derivative.detach(), residual - residual.detach())
     return with_derivatives(first, pull, *theta)
 
 
 def refuse_second_derivative(value: Tensor, message: str, *sources: Tensor) -> Tensor:
-    """Return a value whose gradient has no derivative in the sources: it raises a ``SecondDerivativeError``.
+    """Return a value whose gradient has no derivative in the sources: it raises a
+    ``SecondDerivativeError``.
 
-    For a value with a right first derivative and a wrong second one that nothing can mend. First derivatives do not
-    change, nor do second ones in other tensors than the sources.
+    For a value with a right first derivative and a wrong second one that nothing can mend. First
+    derivatives do not change, nor do second ones in other tensors than the sources.
 
     Args:
         value: the value, with its graph.
@@ -142,7 +156,9 @@ def refuse_second_derivative(value: Tensor, message: str, *sources: Tensor) -> T
 
 
 class _Guarded(torch.autograd.Function):
-    """The identity of a value; its gradient depends on the sources by zeros that have no derivative."""
+    """The identity of a value; its gradient depends on the sources by zeros that have no
+    derivative.
+    """
 
     generate_vmap_rule = True
 

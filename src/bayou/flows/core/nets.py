@@ -15,8 +15,8 @@ L = TypeVar("L", bound=nn.Module)
 class Dense(nn.Linear):
     """x·Wᵀ + b: (..., inputs) to (..., outputs).
 
-    The product with a single row is written as a sum when it is compiled for a GPU: a sum fuses with the operations
-    around it, whereas each small matrix product is a separate kernel.
+    The product with a single row is written as a sum when it is compiled for a GPU: a sum fuses
+    with the operations around it, whereas each small matrix product is a separate kernel.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,7 +35,8 @@ def zeroed(layer: L) -> L:
 def mlp(
     inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """A multilayer perceptron whose last layer starts at zero, so that a flow starts as the identity.
+    """A multilayer perceptron whose last layer starts at zero, so that a flow starts as the
+    identity.
 
     Args:
         inputs, outputs: sizes of the last axis.

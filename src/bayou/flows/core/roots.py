@@ -1,4 +1,6 @@
-"""Roots of increasing functions by bracketed Newton iterations, with implicit derivatives of all orders."""
+"""Roots of increasing functions by bracketed Newton iterations, with implicit derivatives of all
+orders.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,37 @@ from bayou.flows.core.implicit import Equation, attach_solution
 from bayou.flows.core.transform import InversionError, concrete
 
 MAX_ITERATIONS = 200
-UNROLLED_ITERATIONS = 60  # the number of iterations where convergence cannot be tested (compile, vmap)
+UNROLLED_ITERATIONS = (
+    60  # the number of iterations where convergence cannot be tested (compile, vmap)
+)
 
 Residual = Callable[..., tuple[Tensor, Tensor]]  # (x, *theta) → (residual, slope)
 
 
 def solve_increasing(f: Residual, low: Tensor, high: Tensor, *theta: Tensor) -> Tensor:
-    """Return x with f(x, θ) = 0, elementwise, for an f that increases in x and has its root in [low, high].
+    """Return x with f(x, θ) = 0, elementwise, for an f that increases in x and has its root in
+    [low, high].
 
-    Newton steps, and bisection where a step leaves the bracket or is not at most half the last one (Numerical Recipes,
-    rtsafe). Derivatives of all orders in θ follow from the implicit function theorem, ∂x/∂θ = −(∂f/∂θ)/f′(x).
+    Newton steps, and bisection where a step leaves the bracket or is not at most half the last one
+    (Numerical Recipes, rtsafe). Derivatives of all orders in θ follow from the implicit function
+    theorem, ∂x/∂θ = −(∂f/∂θ)/f′(x).
 
     Args:
-        f: maps (x, *θ) to the residual and its slope in x. It uses no other tensor that has a gradient.
+        f: maps (x, *θ) to the residual and its slope in x. It uses no other tensor that has a
+            gradient.
         low: the lower end of the bracket.
         high: the upper end.
         theta: the tensors that the root depends on.
 
     Raises:
-        InversionError: with the residual; in compile and vmap, where nothing can be raised, the result is NaN.
+        InversionError: with the residual; in compile and vmap, where nothing can be raised, the
+            result is NaN.
     """
     constants = tuple(value.detach() for value in theta)
     with torch.no_grad():
-        x, converged, residual = _bracketed_newton(lambda x: f(x, *constants), low.detach(), high.detach())
+        x, converged, residual = _bracketed_newton(
+            lambda x: f(x, *constants), low.detach(), high.detach()
+        )
     if concrete(converged.all()) is False:
         worst = residual.abs().where(~converged, 0).max().item()
         raise InversionError(
@@ -80,7 +90,8 @@ def _bracketed_newton(
         following = torch.where(trusted, newton, middle)
         following = torch.where(converged, x, following)
         x, step = following, following - x
-    # The tolerance of the last step is several units in the last place; taking that step leaves about one.
+    # The tolerance of the last step is several units in the last place; taking that step leaves
+    # about one.
     is_inside = (newton >= low) & (newton <= high)
     return torch.where(converged & is_inside, newton, x), converged, residual
 
@@ -88,10 +99,14 @@ def _bracketed_newton(
 def solve_tanh(scale: Tensor, slope: Tensor, offset: Tensor, target: Tensor) -> Tensor:
     """Return x with x + scale·tanh(slope·x + offset) = target, for scale·slope > −1."""
     reach = scale.abs()
-    return solve_increasing(_tanh_residual, target - reach, target + reach, scale, slope, offset, target)
+    return solve_increasing(
+        _tanh_residual, target - reach, target + reach, scale, slope, offset, target
+    )
 
 
-def _tanh_residual(x: Tensor, scale: Tensor, slope: Tensor, offset: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _tanh_residual(
+    x: Tensor, scale: Tensor, slope: Tensor, offset: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
     """x + scale·tanh(slope·x + offset) − target, and its slope in x as a sum of positive terms."""
     h = torch.tanh(slope * x + offset)
     product = scale * slope

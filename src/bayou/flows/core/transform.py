@@ -24,7 +24,9 @@ class Ladj(IntEnum):
 
     exact = 0
     bound = 1  # exp of the log-density is unbiased, so that the log-density itself is a bound
-    estimate = 2  # the log-density is unbiased; its exp is not, so never use it in an importance weight
+    estimate = (
+        2  # the log-density is unbiased; its exp is not, so never use it in an importance weight
+    )
 
 
 class Side(Flag):
@@ -43,7 +45,9 @@ class Side(Flag):
 
 @dataclass(frozen=True)
 class Label:
-    """The properties of a log-density through a map: its kind, and its side forward and in the inverse."""
+    """The properties of a log-density through a map: its kind, and its side forward and in the
+    inverse.
+    """
 
     kind: Ladj = Ladj.exact
     forward: Side = Side.equal  # of log p(x) − term of ``forward``, x ~ p
@@ -51,11 +55,15 @@ class Label:
 
     @classmethod
     def of(cls, kind: Ladj) -> Label:
-        """A bound is ≥ forward and ≤ in the inverse: reverse KL and maximum likelihood both stay valid."""
+        """A bound is ≥ forward and ≤ in the inverse: reverse KL and maximum likelihood both stay
+        valid.
+        """
         return cls(kind, Side.upper, Side.lower) if kind is Ladj.bound else cls(kind)
 
     def __or__(self, other: Label) -> Label:
-        return Label(max(self.kind, other.kind), self.forward | other.forward, self.inverse | other.inverse)
+        return Label(
+            max(self.kind, other.kind), self.forward | other.forward, self.inverse | other.inverse
+        )
 
 
 class Cost(IntEnum):
@@ -71,12 +79,16 @@ class InversionError(ArithmeticError):
 
 
 def is_recorded(x: Tensor) -> bool:
-    """Whether a compiler or a CUDA graph records the operations on x, so that no branch may depend on its values."""
+    """Whether a compiler or a CUDA graph records the operations on x, so that no branch may depend
+    on its values.
+    """
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def concrete(flag: Tensor) -> bool | None:
-    """The value of a boolean scalar; None where it cannot be read (in torch.compile, vmap or a CUDA graph)."""
+    """The value of a boolean scalar; None where it cannot be read (in torch.compile, vmap or a CUDA
+    graph).
+    """
     if is_recorded(flag):
         return None
     try:
@@ -87,7 +99,9 @@ def concrete(flag: Tensor) -> bool | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """The source of the noise of a map: the noise of row i is a function of (seed, start + i) alone."""
+    """The source of the noise of a map: the noise of row i is a function of (seed, start + i)
+    alone.
+    """
 
     batch: tuple[int, ...]
     like: Tensor
@@ -114,13 +128,15 @@ class Rows:
 class Map(nn.Module, ABC):
     r"""A deterministic or stochastic map y = f(x) from base to data, with a term in each direction.
 
-    log p(y) = log p(x) − term of ``forward`` = log p(x) + term of ``inverse``, exactly or as ``label`` states. The term
-    of a bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log f(y|x) − log r(x|y) in the inverse, a bound if
-    the inverse is stochastic (Nielsen et al. 2020, SurVAE). ``opposite`` is the label with the directions exchanged.
+    log p(y) = log p(x) − term of ``forward`` = log p(x) + term of ``inverse``, exactly or as
+    ``label`` states. The term of a bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log
+    f(y|x) − log r(x|y) in the inverse, a bound if the inverse is stochastic (Nielsen et al. 2020,
+    SurVAE). ``opposite`` is the label with the directions exchanged.
 
-    Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). The batch dimensions of
-    x and context broadcast. A subclass implements ``_forward`` and ``_inverse``; the public methods validate the input.
-    A map that ``takes_noise`` also implements ``_noise`` and receives the noise as additional arguments.
+    Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). The
+    batch dimensions of x and context broadcast. A subclass implements ``_forward`` and
+    ``_inverse``; the public methods validate the input. A map that ``takes_noise`` also implements
+    ``_noise`` and receives the noise as additional arguments.
     """
 
     event_in: Event
@@ -136,7 +152,9 @@ class Map(nn.Module, ABC):
     inverse_kind: Cost = Cost.analytic
     domain: tuple[float, float] = (-torch.inf, torch.inf)
     codomain: tuple[float, float] = (-torch.inf, torch.inf)
-    accuracy: float = 0.0  # error of a solver beyond rounding, in values and terms; ``check`` allows it
+    accuracy: float = (
+        0.0  # error of a solver beyond rounding, in values and terms; ``check`` allows it
+    )
     many_small_operations = True  # for the compiler: see training.graphs
     recordable: bool = True  # whether every pass performs the same operations, so that ``fit`` can record a CUDA graph
 
@@ -151,23 +169,45 @@ class Map(nn.Module, ABC):
         return self.label
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0, noise: Any = None
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        seed: rng.Seed = None,
+        start: int = 0,
+        noise: Any = None,
     ) -> Pair:
-        """Map base to data, (y, term). The noise of row i depends on (seed, start + i), unless ``noise`` is given."""
+        """Map base to data, (y, term). The noise of row i depends on (seed, start + i), unless
+        ``noise`` is given.
+        """
         self.validate(x, context)
         own = self.noise(x, context, seed=seed, start=start) if noise is None else noise
         return self._forward(x, context, *own)
 
     def inverse(
-        self, y: Tensor, context: Tensor | None = None, *, seed: rng.Seed = None, start: int = 0, noise: Any = None
+        self,
+        y: Tensor,
+        context: Tensor | None = None,
+        *,
+        seed: rng.Seed = None,
+        start: int = 0,
+        noise: Any = None,
     ) -> Pair:
         """Map data to base, (x, term of the inverse)."""
         self.validate(y, context, inverse=True)
-        own = self.noise(y, context, inverse=True, seed=seed, start=start) if noise is None else noise
+        own = (
+            self.noise(y, context, inverse=True, seed=seed, start=start) if noise is None else noise
+        )
         return self._inverse(y, context, *own)
 
     def noise(
-        self, x: Tensor, context: Tensor | None = None, *, inverse: bool = False, seed: rng.Seed = None, start: int = 0
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        inverse: bool = False,
+        seed: rng.Seed = None,
+        start: int = 0,
     ) -> tuple[Any, ...]:
         """The noise of one pass over x, for ``noise=`` in compiled code and under vmap."""
         if not self.takes_noise:
@@ -175,7 +215,10 @@ class Map(nn.Module, ABC):
         batch = x.shape[: x.ndim - len(self.event_out if inverse else self.event_in)]
         if context is not None:
             batch = torch.broadcast_shapes(batch, context.shape[:-1])
-        return self._noise(Rows(tuple(batch), x, rng.fold(seed, "inverse" if inverse else "forward"), start), inverse)
+        return self._noise(
+            Rows(tuple(batch), x, rng.fold(seed, "inverse" if inverse else "forward"), start),
+            inverse,
+        )
 
     @abstractmethod
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair: ...
@@ -208,7 +251,9 @@ class Map(nn.Module, ABC):
             )
         if self.context_dim > 0:
             if context is None:
-                raise ValueError(f"{name} needs a context (..., {self.context_dim}) but got none; pass context=")
+                raise ValueError(
+                    f"{name} needs a context (..., {self.context_dim}) but got none; pass context="
+                )
             check_tensor(context, (self.context_dim,), dtype, f"{name} context")
             batch, context_batch = x.shape[: x.ndim - len(event)], context.shape[:-1]
             try:
@@ -226,7 +271,8 @@ class Map(nn.Module, ABC):
 
 
 class Transform(Map):
-    r"""A bijection y = f(x) from base to data, with ladj = log|det ∂y/∂x|: the map whose two events agree.
+    r"""A bijection y = f(x) from base to data, with ladj = log|det ∂y/∂x|: the map whose two events
+    agree.
 
     Shapes: x, y (..., \*event_shape); context (..., context_dim); ladj (...).
     """
@@ -262,25 +308,47 @@ class Symmetric(Map):
         return self._both(y, context, True, *noise)
 
 
-def check_tensor(x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dtype | None, what: str) -> None:
-    """Raise a ValueError unless x is a finite floating-point tensor (..., *event_shape) of this dtype."""
-    expected = "(" + ", ".join(["..."] + ["*" if size is None else str(size) for size in event_shape]) + ")"
+def check_tensor(
+    x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dtype | None, what: str
+) -> None:
+    """Raise a ValueError unless x is a finite floating-point tensor (..., *event_shape) of this
+    dtype.
+    """
+    expected = (
+        "("
+        + ", ".join(["..."] + ["*" if size is None else str(size) for size in event_shape])
+        + ")"
+    )
     if not isinstance(x, Tensor):
-        raise ValueError(f"{what} must be a tensor {expected}, got {type(x).__name__}; use torch.as_tensor")
+        raise ValueError(
+            f"{what} must be a tensor {expected}, got {type(x).__name__}; use torch.as_tensor"
+        )
     if not x.is_floating_point():
-        remedy = "one_hot(k, n).float() for classes" if what.endswith("context") else "dequantize discrete data"
-        raise ValueError(f"{what} must be floating point, got {x.dtype}; use x.float(), or {remedy}")
+        remedy = (
+            "one_hot(k, n).float() for classes"
+            if what.endswith("context")
+            else "dequantize discrete data"
+        )
+        raise ValueError(
+            f"{what} must be floating point, got {x.dtype}; use x.float(), or {remedy}"
+        )
     trailing = x.shape[x.ndim - len(event_shape) :] if x.ndim >= len(event_shape) else None
-    if trailing is None or any(want not in (None, got) for got, want in zip(trailing, event_shape, strict=True)):
+    if trailing is None or any(
+        want not in (None, got) for got, want in zip(trailing, event_shape, strict=True)
+    ):
         raise ValueError(
             f"{what} has shape {tuple(x.shape)} but the last {len(event_shape)} axes must be {expected}; "
             "move the event axes last, or build the transform with that size"
         )
     if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-        raise ValueError(f"{what} is {x.dtype} but the parameters are {dtype}; call .to({dtype}) on one of them")
+        raise ValueError(
+            f"{what} is {x.dtype} but the parameters are {dtype}; call .to({dtype}) on one of them"
+        )
     if concrete(x.isfinite().all()) is False:
         bad = (~x.isfinite()).sum().item()
-        raise ValueError(f"{what} has {bad} NaN or infinite values of {x.numel()}; remove or impute them first")
+        raise ValueError(
+            f"{what} has {bad} NaN or infinite values of {x.numel()}; remove or impute them first"
+        )
 
 
 def check_whole(y: Tensor, levels: int | None, who: str) -> None:
@@ -296,7 +364,9 @@ def check_whole(y: Tensor, levels: int | None, who: str) -> None:
 
 
 def clamp_inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
-    """x clamped to an open interval: an endpoint becomes the nearest representable number inside it."""
+    """x clamped to an open interval: an endpoint becomes the nearest representable number inside
+    it.
+    """
     limits, (low, high) = torch.finfo(x.dtype), interval
     least = None if math.isinf(low) else low + max(abs(low) * limits.eps / 2, limits.tiny)
     most = None if math.isinf(high) else high - max(abs(high) * limits.eps / 2, limits.tiny)
@@ -320,6 +390,8 @@ def sum_event(x: Tensor, event_dims: int) -> Tensor:
 
 def common_event(given: Event, taken: Event) -> Event | None:
     """The shape that two event shapes agree on, with None sizes filled in; None if they differ."""
-    if len(given) != len(taken) or any(None not in (a, b) and a != b for a, b in zip(given, taken, strict=True)):
+    if len(given) != len(taken) or any(
+        None not in (a, b) and a != b for a, b in zip(given, taken, strict=True)
+    ):
         return None
     return tuple(b if a is None else a for a, b in zip(given, taken, strict=True))

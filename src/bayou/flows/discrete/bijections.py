@@ -1,8 +1,8 @@
 """Bijections of integers (stored as floats), with term 0: integer discrete flows and modulo flows.
 
-A bijection permutes probabilities and cannot change them; it can bring them into an order that a simple base
-(``DiscretizedLogistic``, ``Categorical``) can represent. Gradients are straight-through: of t for round(t), of a
-softmax for an argmax.
+A bijection permutes probabilities and cannot change them; it can bring them into an order that a
+simple base (``DiscretizedLogistic``, ``Categorical``) can represent. Gradients are
+straight-through: of t for round(t), of a softmax for an argmax.
 """
 
 from __future__ import annotations
@@ -59,17 +59,21 @@ class IntegerIdentity(DiscreteMap):
 
 
 class IntegerCoupling(Symmetric, DiscreteMap):
-    r"""y = x + (1 − m) ⊙ round(s·net(m ⊙ x / s)) with a mask m of the kept entries (Hoogeboom et al. 2019).
+    r"""y = x + (1 − m) ⊙ round(s·net(m ⊙ x / s)) with a mask m of the kept entries (Hoogeboom et
+    al. 2019).
 
     Args:
         event: the size of a vector, or (C, H, W).
-        mask: as in ``Coupling``, of the flattened event; by default the first "half", and a checkerboard for images.
+        mask: as in ``Coupling``, of the flattened event; by default the first "half", and a
+            checkerboard for images.
         flip: exchange kept and changed entries.
-        hidden: widths of the default network, an MLP for vectors and a CNN for images, whose last layer starts at 0.
+        hidden: widths of the default network, an MLP for vectors and a CNN for images, whose last
+            layer starts at 0.
         scale: s, the magnitude of the numbers; half of the levels is usual.
         net: any module (n, \*event) → (n, \*event).
         levels: L; the result is y mod L, in 0 .. L − 1, so that the base may be bounded.
-        context_dim: the size of a context that is an additional input of the network, as entries or channels.
+        context_dim: the size of a context that is an additional input of the network, as entries or
+            channels.
     """
 
     kept: Tensor
@@ -88,18 +92,28 @@ class IntegerCoupling(Symmetric, DiscreteMap):
         super().__init__()
         self.event_in = self.event_out = shape = as_event(event)
         if not scale > 0:
-            raise ValueError(f"the scale of IntegerCoupling must be positive, got {scale}; half of the levels is usual")
+            raise ValueError(
+                f"the scale of IntegerCoupling must be positive, got {scale}; half of the levels is usual"
+            )
         self.levels, self.context_dim = levels, context_dim
         self.scale = scale
         if mask is None and len(shape) == 1:
             mask = "half"
         elif mask is None:  # a checkerboard
-            mask = ((torch.arange(shape[-2])[:, None] + torch.arange(shape[-1])) % 2 == 0).expand(shape)
-        kept = coupling_mask(math.prod(shape), mask if isinstance(mask, str) else torch.as_tensor(mask).flatten(), flip)
+            mask = ((torch.arange(shape[-2])[:, None] + torch.arange(shape[-1])) % 2 == 0).expand(
+                shape
+            )
+        kept = coupling_mask(
+            math.prod(shape),
+            mask if isinstance(mask, str) else torch.as_tensor(mask).flatten(),
+            flip,
+        )
         self.register_buffer("kept", kept.reshape(shape))
         if net is None:
             if len(shape) not in (1, 3):
-                raise ValueError(f"IntegerCoupling takes vectors or images (C, H, W), got {shape}; pass net=")
+                raise ValueError(
+                    f"IntegerCoupling takes vectors or images (C, H, W), got {shape}; pass net="
+                )
             net = (mlp if len(shape) == 1 else cnn)(shape[0] + context_dim, hidden, shape[0])
         self.net = net
 
@@ -108,13 +122,19 @@ class IntegerCoupling(Symmetric, DiscreteMap):
         seen = x * kept / self.scale
         if context is not None:
             seen, context = broadcast_context(seen, context, dims)
-            planes = context.reshape(*context.shape, *[1] * (dims - 1)).expand(*context.shape, *self.event_in[1:])  # type: ignore[union-attr]
+            planes = context.reshape(*context.shape, *[1] * (dims - 1)).expand(
+                *context.shape, *self.event_in[1:]
+            )  # type: ignore[union-attr]
             seen = torch.cat([seen, planes], -dims)
-        t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(*seen.shape[:-dims], *self.event_in)
+        t = self.net(seen.reshape(-1, *seen.shape[-dims:])).reshape(
+            *seen.shape[:-dims], *self.event_in
+        )
         t = self.scale * t * (1 - kept)
         shift = straight_through(t.round(), t)
         y = x - shift if inverse else x + shift
-        return y if self.levels is None else y.remainder(self.levels), self._no_term(y, self.event_in)
+        return y if self.levels is None else y.remainder(self.levels), self._no_term(
+            y, self.event_in
+        )
 
 
 def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
@@ -146,7 +166,9 @@ def integer(
     """
     size, bound = positive(levels, "the number of levels") / 2, levels if wrap else None
     couplings = [
-        IntegerCoupling(event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim)
+        IntegerCoupling(
+            event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim
+        )
         for i in range(positive(layers, "the number of layers"))
     ]
     return Chain(*couplings, IntegerIdentity(event, levels))
@@ -182,10 +204,12 @@ class OneHot(DiscreteMap):
 
 
 class Modulo(nn.Module):
-    """y = (μ + σ·x) mod K on one-hot rows, with μ and σ, one of the U units of K, from logits (..., K + U).
+    """y = (μ + σ·x) mod K on one-hot rows, with μ and σ, one of the U units of K, from logits (...,
+    K + U).
 
-    y_j = Σ μ_m σ_u x_k over all m + u·k ≡ j, multilinear in the one-hot μ, σ and x, so that the straight-through
-    gradient of a softmax applies (Tran et al. 2019). Without gradients the integers are computed directly.
+    y_j = Σ μ_m σ_u x_k over all m + u·k ≡ j, multilinear in the one-hot μ, σ and x, so that the
+    straight-through gradient of a softmax applies (Tran et al. 2019). Without gradients the
+    integers are computed directly.
 
     Args:
         classes: K.
@@ -198,7 +222,9 @@ class Modulo(nn.Module):
     def __init__(self, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
         super().__init__()
         if classes < 2 or not temperature > 0:
-            raise ValueError(f"a modulo flow needs 2 classes and a positive temperature, got {classes}, {temperature}")
+            raise ValueError(
+                f"a modulo flow needs 2 classes and a positive temperature, got {classes}, {temperature}"
+            )
         self.classes, self.temperature = classes, temperature
         k, found = torch.arange(classes), torch.tensor(units(classes) if scale else [1])
         self.params = classes + (len(found) if len(found) > 1 else 0)
@@ -210,7 +236,9 @@ class Modulo(nn.Module):
             ("times", found[:, None] * k),
             ("over", inverses[:, None] * k),
         ):  # (a, k) ↦ the one-hot row of the result, (A·K, K)
-            self.register_buffer(name, one_hot(result % classes, classes).flatten(0, 1).float(), persistent=False)
+            self.register_buffer(
+                name, one_hot(result % classes, classes).flatten(0, 1).float(), persistent=False
+            )
 
     def _chosen(self, logits: Tensor) -> Tensor:
         hard = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
@@ -219,14 +247,20 @@ class Modulo(nn.Module):
     def forward(self, x: Tensor, logits: Tensor, inverse: bool = False) -> Tensor:
         """x (..., K), logits (..., K + U)."""
         if not (torch.is_grad_enabled() and (x.requires_grad or logits.requires_grad)):
-            k, shift, unit = x.argmax(-1), logits[..., : self.classes].argmax(-1), self.numbers[int(inverse), :1]
+            k, shift, unit = (
+                x.argmax(-1),
+                logits[..., : self.classes].argmax(-1),
+                self.numbers[int(inverse), :1],
+            )
             if self.params > self.classes:
                 unit = self.numbers[int(inverse)][logits[..., self.classes :].argmax(-1)]
             k = unit * (k - shift) if inverse else unit * k + shift
             return one_hot(k % self.classes, self.classes).to(x)
         steps = [("minus" if inverse else "plus", self._chosen(logits[..., : self.classes]))]
         if self.params > self.classes:
-            steps.append(("over" if inverse else "times", self._chosen(logits[..., self.classes :])))
+            steps.append(
+                ("over" if inverse else "times", self._chosen(logits[..., self.classes :]))
+            )
         for name, chosen in steps if inverse else steps[::-1]:
             pairs = (chosen.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)
             x = pairs @ getattr(self, name).to(x)
@@ -234,7 +268,8 @@ class Modulo(nn.Module):
 
 
 class ModuloCoupling(Symmetric, DiscreteMap):
-    """y = (μ + σ·x) mod K with μ and σ from the kept rows and the context, (D, K) → (D, K) (Tran et al. 2019).
+    """y = (μ + σ·x) mod K with μ and σ from the kept rows and the context, (D, K) → (D, K) (Tran et
+    al. 2019).
 
     Args:
         dim: D, at least 2.
@@ -259,7 +294,9 @@ class ModuloCoupling(Symmetric, DiscreteMap):
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
         self.modulo = Modulo(classes, scale, temperature)
-        self.conditioner = mlp(self.kept * classes + context_dim, hidden, self.changed * self.modulo.params)
+        self.conditioner = mlp(
+            self.kept * classes + context_dim, hidden, self.changed * self.modulo.params
+        )
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context, 2)
@@ -300,7 +337,8 @@ class OneHotMADE(MADE):
 class ModuloAutoregressive(DiscreteMap):
     """y_d = (μ + σ·x_d) mod K with μ and σ from the rows x_{<d} (Tran et al. 2019).
 
-    Forward is one pass, the inverse goes row by row; ``Inverse`` of it computes log-probabilities in one pass.
+    Forward is one pass, the inverse goes row by row; ``Inverse`` of it computes log-probabilities
+    in one pass.
 
     Args:
         conditioner: a network of rows, (..., D, K) → (..., D, params), such as ``OneHotMADE``.
@@ -310,7 +348,9 @@ class ModuloAutoregressive(DiscreteMap):
 
     inverse_kind = Cost.autoregressive
 
-    def __init__(self, conditioner: Conditioner, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
+    def __init__(
+        self, conditioner: Conditioner, classes: int, scale: bool = True, temperature: float = 1.0
+    ) -> None:
         super().__init__()
         self.event_in = self.event_out = (conditioner.dim, classes)
         self.context_dim = conditioner.context_dim
@@ -347,7 +387,8 @@ def modulo(
         classes: K.
         layers: the number of maps.
         hidden: widths of their networks.
-        autoregressive: autoregressive maps, with log-probabilities in one pass, instead of couplings.
+        autoregressive: autoregressive maps, with log-probabilities in one pass, instead of
+            couplings.
         scale, temperature: as in ``ModuloCoupling``.
         context_dim: the size of the context, 0 for none.
     """
@@ -355,8 +396,14 @@ def modulo(
     maps: list[Map] = []
     for i in range(positive(layers, "the number of layers")):
         if autoregressive:
-            net = OneHotMADE(dim, classes, count, hidden, range(dim)[::-1] if i % 2 else None, context_dim)
+            net = OneHotMADE(
+                dim, classes, count, hidden, range(dim)[::-1] if i % 2 else None, context_dim
+            )
             maps.append(Inverse(ModuloAutoregressive(net, classes, scale, temperature)))
         else:
-            maps.append(ModuloCoupling(dim, classes, "half", bool(i % 2), hidden, scale, temperature, context_dim))
+            maps.append(
+                ModuloCoupling(
+                    dim, classes, "half", bool(i % 2), hidden, scale, temperature, context_dim
+                )
+            )
     return Chain(*maps, OneHot(dim, classes))

@@ -1,10 +1,12 @@
-"""Lossless compression with a discrete flow, in −log₂ p(y) bits, by range asymmetric numeral systems (rANS, Duda 2013).
+"""Lossless compression with a discrete flow, in −log₂ p(y) bits, by range asymmetric numeral
+systems (rANS, Duda 2013).
 
-Each symbol of x = f⁻¹(y) is coded by its probability under the base, given the preceding symbols. Encoder and decoder
-need identical integers, so both run a float64 copy of the flow over the same batches of rows and the same stages, and
-round the parameters to 2⁻¹², which removes rounding errors (of another number of threads, say). Networks run on the
-device of the flow; tables and states are on the CPU. A stream contains a digest of its model and two checksums, so that
-wrong data are never returned.
+Each symbol of x = f⁻¹(y) is coded by its probability under the base, given the preceding symbols.
+Encoder and decoder need identical integers, so both run a float64 copy of the flow over the same
+batches of rows and the same stages, and round the parameters to 2⁻¹², which removes rounding errors
+(of another number of threads, say). Networks run on the device of the flow; tables and states are
+on the CPU. A stream contains a digest of its model and two checksums, so that wrong data are never
+returned.
 """
 
 from __future__ import annotations
@@ -36,9 +38,16 @@ PRECISION = 28  # bits of a frequency
 TOTAL = 1 << PRECISION
 MAX_SYMBOLS = 1 << 20  # different symbols of a stream
 LOW, WORD = 31, 32  # a state is in [2^31, 2^63) and exchanges words of 32 bits
-LANE_BITS, LANES = 40_000, 1024  # the least number of bits per lane, each of which costs 7 bits; the most lanes
+LANE_BITS, LANES = (
+    40_000,
+    1024,
+)  # the least number of bits per lane, each of which costs 7 bits; the most lanes
 PARAMETER_STEPS = 4096.0  # per unit, of rounded parameters
-MAX_AXES, MAX_NUMBERS, MAX_MAGNITUDE = 32, 1 << 31, 1 << 53  # of a stream: batch axes, numbers, the least symbol
+MAX_AXES, MAX_NUMBERS, MAX_MAGNITUDE = (
+    32,
+    1 << 31,
+    1 << 53,
+)  # of a stream: batch axes, numbers, the least symbol
 FORGED = "the checksum of the stream is correct, but it was not written by Flow.compress"
 PARTS = np.arange(16)[:, None]
 
@@ -47,7 +56,9 @@ Find = Callable[[slice, Ints], tuple[Ints, Ints, Ints]]
 
 
 class CodecError(ValueError):
-    """A flow that cannot be used for coding, or bytes that are damaged, foreign or from another model."""
+    """A flow that cannot be used for coding, or bytes that are damaged, foreign or from another
+    model.
+    """
 
 
 @torch.no_grad()
@@ -93,7 +104,9 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
     low = -(start // 2) if start % 2 else start // 2
     _at_most(abs(low), MAX_MAGNITUDE)
     if (low, low + _at_most(width, MAX_SYMBOLS - 1)) != (model.base.window or (low, low + width)):
-        raise CodecError(f"{FORGED}: it has symbols from {low} to {low + width}, the flow {model.base.window}")
+        raise CodecError(
+            f"{FORGED}: it has symbols from {low} to {low + width}, the flow {model.base.window}"
+        )
     decoder = Decoder(body[place:])
     model.spread(batch)
 
@@ -104,7 +117,9 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
 
     parts = [torch.zeros(0, *flow.event_shape, dtype=torch.float64)]
     for first in range(0, total := math.prod(batch), size := ROWS[version]):
-        parts.append(model.data(model.base.unroll((min(size, total - first),), choose), first).cpu())
+        parts.append(
+            model.data(model.base.unroll((min(size, total - first),), choose), first).cpu()
+        )
     y = torch.cat(parts)
     if not decoder.finished or _checksum(y) != body[8:12]:
         raise CodecError(
@@ -115,23 +130,32 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
 
 
 class Model:
-    """The flow as used by encoder and decoder: in float64 and eval mode, with the context of every row."""
+    """The flow as used by encoder and decoder: in float64 and eval mode, with the context of every
+    row.
+    """
 
     def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
         if why := uncodable(flow):
             raise CodecError(f"this flow cannot be used for compression: {why}")
         self.like = next(flow.parameters(), flow.base.anchor)
-        self.device = self.like.device if self.like.is_cuda else torch.device("cpu")  # others lack float64
+        self.device = (
+            self.like.device if self.like.is_cuda else torch.device("cpu")
+        )  # others lack float64
         self.flow = copy.deepcopy(flow).to(self.device, torch.float64).eval()
         if not (context is None or isinstance(context, Tensor)):
-            raise CodecError(f"the context must be a tensor (..., context_dim), got {type(context).__name__}")
+            raise CodecError(
+                f"the context must be a tensor (..., context_dim), got {type(context).__name__}"
+            )
         self.context = None if context is None else context.detach().to(self.device, torch.float64)
         self.base: DiscreteBase = self.flow.base  # type: ignore[assignment]
         digest = hashlib.blake2b(digest_size=8)
         for name, module in self.flow.named_modules():
             digest.update(f"{name} {type(module).__name__} ".encode())
         for name, tensor in self.flow.state_dict().items():
-            digest.update(f"{name} {tuple(tensor.shape)} ".encode() + tensor.cpu().contiguous().numpy().tobytes())
+            digest.update(
+                f"{name} {tuple(tensor.shape)} ".encode()
+                + tensor.cpu().contiguous().numpy().tobytes()
+            )
         if self.context is not None:
             digest.update(self.context.cpu().contiguous().numpy().tobytes())
         self.digest = digest.digest()
@@ -140,12 +164,16 @@ class Model:
         """Data as rows (N, *event), and the shape of the batch."""
         if not isinstance(y, Tensor) or not y.is_floating_point():
             got = y.dtype if isinstance(y, Tensor) else type(y).__name__
-            raise CodecError(f"compress takes whole numbers in a floating tensor, got {got}; use x.float()")
+            raise CodecError(
+                f"compress takes whole numbers in a floating tensor, got {got}; use x.float()"
+            )
         rows = y.detach().to("cpu", torch.float64)
         self.flow.transform.validate(rows.to(self.device), self.context, inverse=True)
         batch = tuple(rows.shape[: rows.ndim - len(self.flow.event_shape)])
         if len(batch) > MAX_AXES or rows.numel() > MAX_NUMBERS:
-            raise CodecError(f"got data of {tuple(y.shape)}; a stream has at most {MAX_NUMBERS:,} numbers: split them")
+            raise CodecError(
+                f"got data of {tuple(y.shape)}; a stream has at most {MAX_NUMBERS:,} numbers: split them"
+            )
         self.spread(batch)
         return rows.reshape(-1, *self.flow.event_shape), batch
 
@@ -163,8 +191,12 @@ class Model:
         """Symbols (n, D) of the base; an error if they are not mapped back to y."""
         x = self.flow.transform.inverse(y.to(self.device), self._context(first, len(y)))[0]
         symbols = self.base.as_symbols(x).round()
-        if self.flow.transform.forward_kind is Cost.analytic and not torch.equal(self.data(symbols, first).cpu(), y):
-            raise CodecError("the flow does not map back to its data: one of its maps is not a bijection")
+        if self.flow.transform.forward_kind is Cost.analytic and not torch.equal(
+            self.data(symbols, first).cpu(), y
+        ):
+            raise CodecError(
+                "the flow does not map back to its data: one of its maps is not a bijection"
+            )
         return symbols.long().cpu()
 
     def data(self, symbols: Tensor, first: int) -> Tensor:
@@ -179,7 +211,10 @@ class Model:
         """The smallest and the largest symbol."""
         low, high = self.base.window or (0, 0)
         if self.base.window is None and (parts := [part for part in symbols if part.numel()]):
-            low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
+            low, high = (
+                min(int(part.min()) for part in parts),
+                max(int(part.max()) for part in parts),
+            )
         if not high - low < MAX_SYMBOLS:
             raise CodecError(
                 f"the base would have to code numbers from {low} to {high}, more than {MAX_SYMBOLS:,}; scale the data"
@@ -205,7 +240,9 @@ def uncodable(flow: Flow) -> str | None:
 
 
 class Edges:
-    """Integer CDFs: E(k) = ⌊P(symbol < k)·(T − n)⌋ + k − low for n symbols, so that each has at least one slot."""
+    """Integer CDFs: E(k) = ⌊P(symbol < k)·(T − n)⌋ + k − low for n symbols, so that each has at
+    least one slot.
+    """
 
     def __init__(self, base: DiscreteBase, params: Tensor, low: int, high: int) -> None:
         rounded = (params.cpu() * PARAMETER_STEPS).round() / PARAMETER_STEPS
@@ -219,9 +256,17 @@ class Edges:
         return edge
 
     def find(self, part: slice, slot: Ints) -> tuple[Ints, Ints, Ints]:
-        """The symbols k with E(k) ≤ slot < E(k + 1), E(k) and E(k + 1) − E(k), by a search in equal parts."""
-        tables, k, size = [t[:, part] for t in self.tables], np.full(slot.shape, self.low), self.high - self.low + 1
-        parts = PARTS if slot.size < 128 else PARTS[:4]  # fewer calls for few numbers, fewer evaluations for many
+        """The symbols k with E(k) ≤ slot < E(k + 1), E(k) and E(k + 1) − E(k), by a search in equal
+        parts.
+        """
+        tables, k, size = (
+            [t[:, part] for t in self.tables],
+            np.full(slot.shape, self.low),
+            self.high - self.low + 1,
+        )
+        parts = (
+            PARTS if slot.size < 128 else PARTS[:4]
+        )  # fewer calls for few numbers, fewer evaluations for many
         while size > 1:
             size = -(-size // len(parts))
             k += size * (self(k + size * parts[1:], tables) <= slot).sum(0)
@@ -235,9 +280,9 @@ class Edges:
 def encode(start: Ints, count: Ints, lanes: int) -> bytes:
     """Encode symbols with slots start .. start + count − 1 of T, the i-th in lane i mod ``lanes``.
 
-    The initial state of a lane would cost 32 bits: therefore the last symbols are coded first, in a single lane, whose
-    words are the initial states of all lanes. The final states are written with as many bits as they have, after their
-    length in 5 bits.
+    The initial state of a lane would cost 32 bits: therefore the last symbols are coded first, in a
+    single lane, whose words are the initial states of all lanes. The final states are written with
+    as many bits as they have, after their length in 5 bits.
     """
     bits = PRECISION - np.log2(count)
     enough = bits[::-1].cumsum() > (WORD + 1) * lanes + 2 * WORD
@@ -246,16 +291,23 @@ def encode(start: Ints, count: Ints, lanes: int) -> bytes:
     cut = len(count) - tail
     state, words = _pushed(np.full(1, 1 << LOW, np.uint64), start[cut:], count[cut:])
     if cut:
-        words = np.concatenate([[int(state[0]) & (1 << WORD) - 1, int(state[0]) >> WORD], words]).astype(np.uint32)
+        words = np.concatenate(
+            [[int(state[0]) & (1 << WORD) - 1, int(state[0]) >> WORD], words]
+        ).astype(np.uint32)
         state, more = _pushed(np.uint64(1 << WORD) + words[:lanes], start[:cut], count[:cut])
         words = np.concatenate([more, words[lanes:]])
     digits = "1" + "".join(f"{int(x).bit_length() - LOW - 1:05b}{int(x):b}" for x in state)
     packed = int(digits, 2).to_bytes(-(-len(digits) // 8), "big")
-    return b"".join(map(_varint, (lanes, cut, len(packed)))) + packed + words.astype("<u4").tobytes()
+    return (
+        b"".join(map(_varint, (lanes, cut, len(packed)))) + packed + words.astype("<u4").tobytes()
+    )
 
 
-def _pushed(state: NDArray[np.uint64], start: Ints, count: Ints) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """x → ⌊x/count⌋·T + x mod count + start, from the last symbol to the first: states, and words in decoding order.
+def _pushed(
+    state: NDArray[np.uint64], start: Ints, count: Ints
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    """x → ⌊x/count⌋·T + x mod count + start, from the last symbol to the first: states, and words
+    in decoding order.
 
     A state that would exceed 2^63 first outputs a word.
     """
@@ -282,8 +334,15 @@ class Decoder:
         packed, words = data[place : place + size], data[place + size :]
         digits, at = f"{int.from_bytes(packed, 'big'):b}", 1
         self.state = np.zeros(_at_most(lanes, LANES), np.uint64)
-        if not lanes or len(packed) < size or len(words) % 4 or len(digits) < 1 + lanes * (5 + LOW + 1):
-            raise CodecError(f"{FORGED}: {len(data):,} bytes do not contain the states of {lanes} lanes")
+        if (
+            not lanes
+            or len(packed) < size
+            or len(words) % 4
+            or len(digits) < 1 + lanes * (5 + LOW + 1)
+        ):
+            raise CodecError(
+                f"{FORGED}: {len(data):,} bytes do not contain the states of {lanes} lanes"
+            )
         for lane in range(lanes):
             length = int(digits[at : at + 5] or "0", 2) + LOW + 1
             self.state[lane] = int(digits[at + 5 : at + 5 + length] or "0", 2)
@@ -292,14 +351,20 @@ class Decoder:
         self.place, self.done = 0, 0
 
     def take(self, n: int, find: Find) -> Ints:
-        """The next n symbols; ``find(part of them, slots)`` returns the symbols, starts and counts of slots."""
+        """The next n symbols; ``find(part of them, slots)`` returns the symbols, starts and counts
+        of slots.
+        """
         found, first = np.zeros(n, np.int64), self.done
         mask, word, shift = np.uint64(TOTAL - 1), np.uint64(WORD), np.uint64(PRECISION)
         while self.done < first + n:
             if self.done == self.cut and self.cut:
                 self._start_last_lane()
             lane, at = self.done % len(self.state), self.done - first
-            size = min(n - at, len(self.state) - lane, *([self.cut - self.done] if self.done < self.cut else []))
+            size = min(
+                n - at,
+                len(self.state) - lane,
+                *([self.cut - self.done] if self.done < self.cut else []),
+            )
             x = self.state[lane : lane + size]
             slot = x & mask
             found[at : at + size], start, count = find(slice(at, at + size), slot.astype(np.int64))
@@ -336,17 +401,25 @@ def _checked(data: bytes) -> tuple[int, bytes]:
         raise CodecError(f"decompress takes the bytes of Flow.compress, got {type(data).__name__}")
     data, head = bytes(data), len(MAGIC) + 5
     if data[: len(MAGIC)] != MAGIC or len(data) < head + 12:
-        raise CodecError(f"these {len(data):,} bytes were not written by Flow.compress: their header is different")
+        raise CodecError(
+            f"these {len(data):,} bytes were not written by Flow.compress: their header is different"
+        )
     if (version := data[len(MAGIC)]) not in ROWS:
         known = f"{min(ROWS)} to {max(ROWS)}"
-        raise CodecError(f"the stream has version {version}, this bayou reads {known}; use the version that wrote it")
+        raise CodecError(
+            f"the stream has version {version}, this bayou reads {known}; use the version that wrote it"
+        )
     if _crc(data[head:], version) != data[len(MAGIC) + 1 : head]:
-        raise CodecError("the stream is damaged or truncated: its checksum does not match; use a backup")
+        raise CodecError(
+            "the stream is damaged or truncated: its checksum does not match; use a backup"
+        )
     return version, data[head:]
 
 
 def _crc(data: bytes, version: int = 0) -> bytes:
-    return zlib.crc32(data, version if version > 2 else 0).to_bytes(4, "little")  # 2 and 3 differ by one bit
+    return zlib.crc32(data, version if version > 2 else 0).to_bytes(
+        4, "little"
+    )  # 2 and 3 differ by one bit
 
 
 def _checksum(rows: Tensor) -> bytes:

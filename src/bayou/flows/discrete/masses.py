@@ -24,9 +24,11 @@ MIN_LOG_SCALE = -5.0  # the probability of one integer is then 1 up to 1e-32
 
 
 class Groups(nn.Module):
-    r"""Parameters of a group of symbols from the preceding groups, with one pass of a network per group.
+    r"""Parameters of a group of symbols from the preceding groups, with one pass of a network per
+    group.
 
-    The input of a network is x with unknown symbols set to 0, and the mask of known symbols, concatenated along the
+    The input of a network is x with unknown symbols set to 0, and the mask of known symbols,
+    concatenated along the
     first axis: (..., 2·C, ...) → (..., C·P, ...) for events (C, ...).
 
     Args:
@@ -40,7 +42,9 @@ class Groups(nn.Module):
         super().__init__()
         count = int(groups.max()) + 1
         if len(nets) not in (1, count):
-            raise ValueError(f"Groups takes one network, or one for each of {count} groups; got {len(nets)}")
+            raise ValueError(
+                f"Groups takes one network, or one for each of {count} groups; got {len(nets)}"
+            )
         self.nets: Modules[nn.Module] = nn.ModuleList(nets)  # type: ignore[assignment]
         self.register_buffer("known", torch.stack([groups < g for g in range(count)]))
         self.members = [(groups.flatten() == g).nonzero()[:, 0].tolist() for g in range(count)]
@@ -65,7 +69,8 @@ class Groups(nn.Module):
 def quincunx(event: Sequence[int], levels: int) -> Tensor:
     """Groups of the pixels of (C, H, W), from coarse to fine.
 
-    Group 0 has every 2^levels-th pixel of every 2^levels-th row; each further group doubles the number of pixels.
+    Group 0 has every 2^levels-th pixel of every 2^levels-th row; each further group doubles the
+    number of pixels.
     """
     channels, height, width = event
     row, column = torch.arange(height)[:, None], torch.arange(width)[None]
@@ -80,25 +85,36 @@ def quincunx(event: Sequence[int], levels: int) -> Tensor:
 
 
 class DiscreteBase(Base):
-    r"""A distribution of integers, log p(x) = Σ_d log p(x_d | x_{<d}), which ``Flow.compress`` can code.
+    r"""A distribution of integers, log p(x) = Σ_d log p(x_d | x_{<d}), which ``Flow.compress`` can
+    code.
 
-    A ``conditioner`` computes the parameters (..., D, P) of all D symbols from preceding ones: a ``Conditioner``, one
-    symbol after another, or ``Groups``. Without one the symbols are independent, with learned parameters.
+    A ``conditioner`` computes the parameters (..., D, P) of all D symbols from preceding ones: a
+    ``Conditioner``, one symbol after another, or ``Groups``. Without one the symbols are
+    independent, with learned parameters.
     """
 
     symbols: int  # D
-    window: tuple[int, int] | None = None  # the least and the largest symbol; None: all whole numbers
+    window: tuple[int, int] | None = (
+        None  # the least and the largest symbol; None: all whole numbers
+    )
     first: Tensor
 
     def __init__(
-        self, event: int | Sequence[int], symbols: int, first: Tensor, conditioner: Conditioner | Groups | None
+        self,
+        event: int | Sequence[int],
+        symbols: int,
+        first: Tensor,
+        conditioner: Conditioner | Groups | None,
     ) -> None:
         super().__init__(event)
         self.symbols, self.conditioner = symbols, conditioner
         self.register_buffer("first", first)  # parameters (P,) before anything is learned
         if conditioner is None:
             self.table = nn.Parameter(torch.zeros(symbols, len(first)))
-        elif isinstance(conditioner, Conditioner) and (conditioner.dim, conditioner.out) != (symbols, len(first)):
+        elif isinstance(conditioner, Conditioner) and (conditioner.dim, conditioner.out) != (
+            symbols,
+            len(first),
+        ):
             raise ValueError(
                 f"{type(self).__name__} has {symbols} symbols of {len(first)} parameters, its conditioner gives "
                 f"{conditioner.dim} of {conditioner.out}; build it with dim={symbols}, params={len(first)}"
@@ -115,7 +131,9 @@ class DiscreteBase(Base):
     @staticmethod
     @abstractmethod
     def below(k: NDArray[np.int64], *tables: Floats) -> Floats:
-        """P(symbol < k): (..., n). In numpy and elementwise, so that it does not depend on the batch."""
+        """P(symbol < k): (..., n). In numpy and elementwise, so that it does not depend on the
+        batch.
+        """
 
     @abstractmethod
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
@@ -141,10 +159,14 @@ class DiscreteBase(Base):
         return self.first + self.conditioner(seen)
 
     def _seen(self, x: Tensor) -> Tensor:
-        return self.see(x if isinstance(self.conditioner, Groups) else x.flatten(-len(self.event_shape)))
+        return self.see(
+            x if isinstance(self.conditioner, Groups) else x.flatten(-len(self.event_shape))
+        )
 
     def unroll(self, batch: Sequence[int], choose: Choose) -> Tensor:
-        """Symbols (*batch, D), stage by stage: ``choose(indices, parameters (*batch, n, P))`` returns (*batch, n)."""
+        """Symbols (*batch, D), stage by stage: ``choose(indices, parameters (*batch, n, P))``
+        returns (*batch, n).
+        """
         x = self.anchor.new_zeros(*batch, self.symbols)
         if self.conditioner is None:
             every = list(range(self.symbols))
@@ -164,14 +186,21 @@ class DiscreteBase(Base):
         return self.log_mass(self.as_symbols(x), self.params(x)).sum(-1)
 
     @torch.no_grad()
-    def draw(self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0) -> Tensor:
+    def draw(
+        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+    ) -> Tensor:
         u = rng.uniform(n, (*batch, self.symbols, 2), self.anchor, seed, start)
-        symbols = self.unroll((n, *batch), lambda members, params: self.pick(u[..., members, :], params))
+        symbols = self.unroll(
+            (n, *batch), lambda members, params: self.pick(u[..., members, :], params)
+        )
         return self.as_event(symbols)
 
 
-def logistic_log_mass(x: Tensor, mean: Tensor, steep: Tensor, window: tuple[int, int] | None) -> Tensor:
-    """log[σ(b) − σ(a)], a, b = (x ∓ ½ − mean)·steep; the first and last integer of a window include the tails.
+def logistic_log_mass(
+    x: Tensor, mean: Tensor, steep: Tensor, window: tuple[int, int] | None
+) -> Tensor:
+    """log[σ(b) − σ(a)], a, b = (x ∓ ½ − mean)·steep; the first and last integer of a window include
+    the tails.
 
     It is log σ(b) + log σ(−a) + log(1 − exp(−steep)), which is accurate in both tails.
     """
@@ -186,15 +215,16 @@ def logistic_log_mass(x: Tensor, mean: Tensor, steep: Tensor, window: tuple[int,
 
 
 class DiscretizedLogistic(DiscreteBase):
-    r"""p(x) = Σ_k w_k·[σ(b_k) − σ(a_k)], a, b = (x ∓ ½ − mean_k)/scale_k: a mixture of discretized logistics.
+    r"""p(x) = Σ_k w_k·[σ(b_k) − σ(a_k)], a, b = (x ∓ ½ − mean_k)/scale_k: a mixture of discretized
+    logistics.
 
     Args:
         event: the shape of an event.
         levels: L; means are learned in units of L/2.
         components: the number of logistics.
         conditioner: a network from preceding symbols to 3·components parameters per symbol.
-        bounded: x is in 0 .. L − 1, and the first and last level include the tails (Salimans et al. 2017); otherwise x
-            is any integer (Hoogeboom et al. 2019).
+        bounded: x is in 0 .. L − 1, and the first and last level include the tails (Salimans et al.
+            2017); otherwise x is any integer (Hoogeboom et al. 2019).
         mean, scale: initial values, by default (L − 1)/2 and L/12.
     """
 
@@ -208,7 +238,10 @@ class DiscretizedLogistic(DiscreteBase):
         mean: float | None = None,
         scale: float | None = None,
     ) -> None:
-        self.levels, self.unit = positive(levels, "the levels of DiscretizedLogistic", 2), levels / 2
+        self.levels, self.unit = (
+            positive(levels, "the levels of DiscretizedLogistic", 2),
+            levels / 2,
+        )
         positive(components, "the components of DiscretizedLogistic")
         self.center = (levels - 1) / 2 if mean is None else float(mean)
         self.log_scale = math.log(levels / 12 if scale is None else scale)
@@ -239,7 +272,10 @@ class DiscretizedLogistic(DiscreteBase):
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
         log_w, mean, steep = self._parts(params)
         k = (u[..., :1] >= log_w.exp().cumsum(-1)[..., :-1]).sum(-1, keepdim=True)
-        mean, steep = mean.expand(*u.shape[:-1], -1).gather(-1, k), steep.expand(*u.shape[:-1], -1).gather(-1, k)
+        mean, steep = (
+            mean.expand(*u.shape[:-1], -1).gather(-1, k),
+            steep.expand(*u.shape[:-1], -1).gather(-1, k),
+        )
         x = (mean + u[..., 1:].clamp(1e-6, 1 - 1e-6).logit() / steep).squeeze(-1).round()
         return x if self.window is None else x.clamp(*self.window)
 
@@ -255,12 +291,16 @@ class Categorical(DiscreteBase):
     Args:
         dim: D.
         classes: K.
-        conditioner: a network (..., D, K) → (..., D, K) from preceding rows to logits; by default these are learned.
+        conditioner: a network (..., D, K) → (..., D, K) from preceding rows to logits; by default
+            these are learned.
     """
 
     def __init__(self, dim: int, classes: int, conditioner: Conditioner | None = None) -> None:
         super().__init__(
-            (dim, positive(classes, "the classes of Categorical", 2)), dim, torch.zeros(classes), conditioner
+            (dim, positive(classes, "the classes of Categorical", 2)),
+            dim,
+            torch.zeros(classes),
+            conditioner,
         )
         self.classes, self.window = classes, (0, classes - 1)
 

@@ -38,7 +38,9 @@ SYNC_EVERY = 16  # steps after which such a run waits for the device
 
 
 class Check(NamedTuple):
-    """One row of the history: the mean loss since the previous row, and the score for early stopping."""
+    """One row of the history: the mean loss since the previous row, and the score for early
+    stopping.
+    """
 
     step: int
     loss: float
@@ -53,7 +55,9 @@ class FitResult:
 
     objective: Literal["maximum likelihood", "flow matching", "reverse KL"]
     measure: str
-    """What ``best`` and the scores measure: held-out or training NLL in nats per row, or −bound + 2 standard errors."""
+    """What ``best`` and the scores measure: held-out or training NLL in nats per row, or −bound + 2
+    standard errors.
+    """
     history: tuple[Check, ...]
     best: float
     best_step: int
@@ -70,8 +74,14 @@ class FitResult:
         if self.bound is not None:
             head = f"bound {self.bound:.4f} ± {self.standard_error:.4f} ≤ log Z"
         else:
-            head = f"{self.measure} {self.best:.4f}" + (" nats per row" if self.measure.endswith("NLL") else "")
-        note = {Ladj.exact: "", Ladj.bound: " (log q is a bound)", Ladj.estimate: " (log q is an estimate)"}[self.ladj]
+            head = f"{self.measure} {self.best:.4f}" + (
+                " nats per row" if self.measure.endswith("NLL") else ""
+            )
+        note = {
+            Ladj.exact: "",
+            Ladj.bound: " (log q is a bound)",
+            Ladj.estimate: " (log q is an estimate)",
+        }[self.ladj]
         return (
             f"{self.objective}: {head}{note}; best at step {self.best_step} of {self.steps}, "
             f"{self.stopped} after {self.seconds:.1f} s"
@@ -79,27 +89,34 @@ class FitResult:
 
 
 class FitOptions(TypedDict, total=False):
-    """Options of ``fit`` and ``VAE.fit``, passed as keywords; the defaults are those of ``fit`` (of ``VAE.fit``).
+    """Options of ``fit`` and ``VAE.fit``, passed as keywords; the defaults are those of ``fit`` (of
+    ``VAE.fit``).
 
     Args:
         steps: the run ends after this many steps, 2,000 unless ``seconds`` is given.
-        seconds: the run ends after this time. With both, the first limit that is reached counts, also for the schedule
-            and the warm-up.
+        seconds: the run ends after this time. With both, the first limit that is reached counts,
+            also for the schedule and the warm-up.
         batch_size: rows of data, or of the context, in a step: 256 (100).
         lr: the learning rate: 5e-3 (1e-3).
         optimizer: ``optimizer(parameters, lr=lr)``; Adam by default.
-        schedule: the factor of lr as a function of the fraction done: "cosine" (with a warm-up of 2 %, the default),
-            "constant", or a callable.
+        schedule: the factor of lr as a function of the fraction done: "cosine" (with a warm-up of 2
+            %, the default), "constant", or a callable.
         clip: the largest norm of the gradient, 5 (None); None does not clip.
-        validation: the fraction of the rows, at most 4,096 of them, that is held out to select the best parameters:
-            0.1. With 0 the training rows select. Reverse KL selects by its bound instead.
-        patience: stop after this many checks in a row without a better score, 15 (None); None does not stop.
-        check_every: steps between two checks; by default a fiftieth of the run and at least 20, or an epoch if the run
-            is limited by ``seconds``. The best parameters are restored at the end.
-        warmup: the fraction of the run over which the weight of log p̃ (of the KL, for a VAE) increases: 0 (0.1).
-        seed: an int reproduces the run bit for bit and leaves the global stream of torch unchanged: 0.
+        validation: the fraction of the rows, at most 4,096 of them, that is held out to select the
+            best parameters: 0.1. With 0 the training rows select. Reverse KL selects by its bound
+                instead.
+        patience: stop after this many checks in a row without a better score, 15 (None); None does
+            not stop.
+        check_every: steps between two checks; by default a fiftieth of the run and at least 20, or
+            an epoch if the run is limited by ``seconds``. The best parameters are restored at the
+            end.
+        warmup: the fraction of the run over which the weight of log p̃ (of the KL, for a VAE)
+            increases: 0 (0.1).
+        seed: an int reproduces the run bit for bit and leaves the global stream of torch unchanged:
+            0.
         progress: whether and how progress is shown.
-        callback: called with every row of the history; a KeyboardInterrupt raised in it stops the run.
+        callback: called with every row of the history; a KeyboardInterrupt raised in it stops the
+            run.
     """
 
     steps: int | None
@@ -160,7 +177,11 @@ class FlowSettings(Settings):
     def rate(self, done: float) -> float:
         if callable(self.schedule):
             return self.schedule(done)
-        return 1.0 if self.schedule == "constant" else min(1.0, 0.1 + done / 0.02) * SCHEDULES["cosine"](done)
+        return (
+            1.0
+            if self.schedule == "constant"
+            else min(1.0, 0.1 + done / 0.02) * SCHEDULES["cosine"](done)
+        )
 
 
 def fit(
@@ -175,38 +196,47 @@ def fit(
     r"""Fit the parameters of a flow, in place.
 
     Data (rows, \*event) are fitted by **maximum likelihood**: minimize −E_data[log q(x | context)].
-    A callable log p̃, (n, \*event) → (n,), is fitted by **reverse KL**: minimize E_q[log q(x) − log p̃(x)]
-    = KL(q ‖ p) − log Z, p̃ being known up to its integral Z (Rezende & Mohamed 2015). The parameters are selected by the
-    bound minus two standard errors, with fixed noise; ``warmup`` increases the weight of log p̃ from 0.01 to 1, so that
-    the flow covers all modes.
+    A callable log p̃, (n, \*event) → (n,), is fitted by **reverse KL**: minimize E_q[log q(x) − log
+    p̃(x)] = KL(q ‖ p) − log Z, p̃ being known up to its integral Z (Rezende & Mohamed 2015). The
+    parameters are selected by the bound minus two standard errors, with fixed noise; ``warmup``
+    increases the weight of log p̃ from 0.01 to 1, so that the flow covers all modes.
 
     With ``matching`` a continuous flow is fitted to data by **flow matching**: minimize
-    E‖v(t, x_t) − ẋ_t‖² over linear paths from base draws to data (Lipman et al. 2023). Training needs no solver.
+    E‖v(t, x_t) − ẋ_t‖² over linear paths from base draws to data (Lipman et al. 2023). Training
+    needs no solver.
 
     Args:
         flow: the flow.
-        target: data, or log p̃. With a context, log p̃ takes (x, context), x (n, rows, \*event), and returns (n, rows).
+        target: data, or log p̃. With a context, log p̃ takes (x, context), x (n, rows, \*event),
+            and returns (n, rows).
         context: (rows, context_dim), one for each row of the data.
         matching: use flow matching.
         samples: draws in a step of reverse KL.
         options: settings of the run, see ``FitOptions``.
 
-    Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``. A loss or a gradient that
-    is not finite raises a FloatingPointError that names the row or parameter; the flow keeps its last good parameters.
+    Ctrl-C restores the best parameters so far and returns with ``stopped="interrupted"``. A loss or
+    a gradient that is not finite raises a FloatingPointError that names the row or parameter; the
+    flow keeps its last good parameters.
 
-    On a GPU a step of data (forward, backward, Adam) is one CUDA graph if every pass of the flow performs the same
-    operations; a loss that is not finite is then detected at the next check.
+    On a GPU a step of data (forward, backward, Adam) is one CUDA graph if every pass of the flow
+    performs the same operations; a loss that is not finite is then detected at the next check.
     """
     if not isinstance(flow, Flow):
-        raise ValueError(f"fit takes a Flow, got {type(flow).__name__}; wrap a transform: Flow(StandardNormal(2), t)")
+        raise ValueError(
+            f"fit takes a Flow, got {type(flow).__name__}; wrap a transform: Flow(StandardNormal(2), t)"
+        )
     settings = FlowSettings(samples=samples, **options)
-    settings = settings.of_length(len(target) // settings.batch_size if isinstance(target, Tensor) else 20)
+    settings = settings.of_length(
+        len(target) // settings.batch_size if isinstance(target, Tensor) else 20
+    )
     key = rng.integer(settings.seed)
     given = (context, settings.batch_size, settings.validation, key)
     objective: Objective
     if matching:
         if not isinstance(target, Tensor):
-            raise ValueError(f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)")
+            raise ValueError(
+                f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)"
+            )
         objective = FlowMatching(flow, target, *given)
     elif isinstance(target, Tensor):
         objective = MaximumLikelihood(flow, target, *given)
@@ -222,10 +252,16 @@ def fit(
         return found
     try:
         with rng.isolated(key, objective.anchor.device):
-            bound, error = elbo(flow, objective.log_density, BOUND_DRAWS, objective.context, rng.fold(key, "bound"))
-    except KeyboardInterrupt:  # a second Ctrl-C: the parameters are safe, only the number is missing
+            bound, error = elbo(
+                flow, objective.log_density, BOUND_DRAWS, objective.context, rng.fold(key, "bound")
+            )
+    except (
+        KeyboardInterrupt
+    ):  # a second Ctrl-C: the parameters are safe, only the number is missing
         return replace(found, stopped="interrupted", seconds=time.monotonic() - problem.begun)
-    return replace(found, bound=bound, standard_error=error, seconds=time.monotonic() - problem.begun)
+    return replace(
+        found, bound=bound, standard_error=error, seconds=time.monotonic() - problem.begun
+    )
 
 
 class FlowProblem(Problem):
@@ -247,26 +283,41 @@ class FlowProblem(Problem):
         self.history: list[Check] = []
         self.best_score, self.best_step, self.attempt = math.inf, 0, 0
         self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
-        self.recordable = objective.recordable and capturable(self.optimizer, objective.anchor.device)
+        self.recordable = objective.recordable and capturable(
+            self.optimizer, objective.anchor.device
+        )
         self.norm: Tensor = objective.anchor.new_zeros(())
         self.inputs: tuple[Any, ...] = ()
 
     @property
     def elapsed(self) -> float:
         """The fraction of ``seconds`` that has passed; 0 without a time limit."""
-        return 0.0 if self.seconds is None else min(1.0, (time.monotonic() - self.begun) / self.seconds)
+        return (
+            0.0
+            if self.seconds is None
+            else min(1.0, (time.monotonic() - self.begun) / self.seconds)
+        )
 
     def _by_clock(self, done: float) -> float:
-        """The learning rate by elapsed time; its warm-up counts steps, since the first one may take long."""
-        return self.usual_rate(max(done, self.elapsed)) * min(1.0, self.attempt / WARMUP_STEPS + 0.01)
+        """The learning rate by elapsed time; its warm-up counts steps, since the first one may take
+        long.
+        """
+        return self.usual_rate(max(done, self.elapsed)) * min(
+            1.0, self.attempt / WARMUP_STEPS + 0.01
+        )
 
     @torch.enable_grad()
     def fit(self, seed: int) -> FitResult:
         """Run. Even after an error the flow has parameters with a finite loss."""
-        steps, progress = Steps(self.settings.log_every or 1), self.settings.progress  # an epoch ends with a check
+        steps, progress = (
+            Steps(self.settings.log_every or 1),
+            self.settings.progress,
+        )  # an epoch ends with a check
         try:
             hooks = Hooks(self._score, None if self.recordable else self._keep, self._record)
-            state = fit_module(self, steps, self.settings, seed=seed, progress=progress, hooks=hooks)
+            state = fit_module(
+                self, steps, self.settings, seed=seed, progress=progress, hooks=hooks
+            )
             if not self.history:
                 self._restore()
         except FloatingPointError as error:
@@ -319,11 +370,14 @@ class FlowProblem(Problem):
         torch._foreach_copy_(list(self.good.values()), list(self.live.values()))
 
     def _restore(self) -> None:
-        # By load_state_dict, which also restores what is not a tensor (whether act norm is initialized).
+        # By load_state_dict, which also restores what is not a tensor (whether act norm is
+        # initialized).
         self.flow.load_state_dict(self.good)
 
     def after_step(self, numbers: dict[str, Tensor]) -> bool:
-        """Update the mean loss since the last record, on the device; whether the time limit is reached."""
+        """Update the mean loss since the last record, on the device; whether the time limit is
+        reached.
+        """
         self.sum, self.count = self.sum + numbers["loss"], self.count + 1
         numbers["loss"] = self.sum / self.count
         if self.seconds is not None and self.attempt % SYNC_EVERY == 0:
@@ -362,4 +416,6 @@ class FlowProblem(Problem):
 def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """Adam, fused where possible: for many small tensors this saves a sixth of a step on a CPU."""
     device = params[0].device.type
-    return torch.optim.Adam(params, lr=lr, fused=device in ("cpu", "cuda"), capturable=device == "cuda")
+    return torch.optim.Adam(
+        params, lr=lr, fused=device in ("cpu", "cuda"), capturable=device == "cuda"
+    )

@@ -23,14 +23,18 @@ Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
 MAX_HELD_OUT = 4096  # rows of validation: enough for 0.02 nats
 CHUNK = 1024  # rows that are scored at a time
 SCORE_DRAWS = 4096  # draws for the score of reverse KL, with the same noise at every evaluation
-SOLVER_TOLERANCE = 0.005  # the largest change of the loss, in nats per dimension, by twice as many solver steps
+SOLVER_TOLERANCE = (
+    0.005  # the largest change of the loss, in nats per dimension, by twice as many solver steps
+)
 SOLVER_ROWS = 256  # rows or draws on which this is tested
 GRID = 64  # random widths of solver steps, after which they repeat
 REMEDY = "lower lr or clip, standardize the data, or use float64"
 
 
 class Objective(ABC):
-    """An objective to minimize. ``value`` is noisy and differentiable, ``score`` repeatable and without gradients."""
+    """An objective to minimize. ``value`` is noisy and differentiable, ``score`` repeatable and
+    without gradients.
+    """
 
     measure: str  # what the score is, in words
     name: Name
@@ -40,7 +44,9 @@ class Objective(ABC):
 
     def __init__(self, flow: Flow, context: Tensor | None, seed: int) -> None:
         if not any(p.requires_grad for p in flow.parameters()):
-            raise ValueError("the flow has no parameter that requires a gradient; there is nothing to fit")
+            raise ValueError(
+                "the flow has no parameter that requires a gradient; there is nothing to fit"
+            )
         self.flow, self.seed = flow, seed
         self.anchor = next(flow.parameters())  # dtype and device follow the parameters
         self.context = context if context is None else context.to(self.anchor)
@@ -79,12 +85,20 @@ class Objective(ABC):
 
 
 class MaximumLikelihood(Objective):
-    """−E_data[log q(x | context)] in nats per row, over minibatches without replacement within an epoch."""
+    """−E_data[log q(x | context)] in nats per row, over minibatches without replacement within an
+    epoch.
+    """
 
     name: Name = "maximum likelihood"
 
     def __init__(
-        self, flow: Flow, data: Tensor, context: Tensor | None, batch_size: int, validation: float, seed: int
+        self,
+        flow: Flow,
+        data: Tensor,
+        context: Tensor | None,
+        batch_size: int,
+        validation: float,
+        seed: int,
     ) -> None:
         _check_data(flow, data, context)
         super().__init__(flow, context, seed)
@@ -99,7 +113,9 @@ class MaximumLikelihood(Objective):
         order = rng.permutation(rows, rng.fold(seed, "split")) if held else torch.arange(rows)
         self.held, self.rows = order[:held], order[held:]
         self.measure = "held-out NLL" if held else "training NLL"
-        self.batches = _batches(len(self.rows), min(batch_size, len(self.rows)), rng.fold(seed, "batches"))
+        self.batches = _batches(
+            len(self.rows), min(batch_size, len(self.rows)), rng.fold(seed, "batches")
+        )
         self.chunk = max(batch_size, CHUNK)
         self.recordable = all(getattr(part, "recordable", True) for part in flow.modules())
 
@@ -114,7 +130,10 @@ class MaximumLikelihood(Objective):
         rows = (self.held if len(self.held) else self.rows[:MAX_HELD_OUT]).to(self.data.device)
         seed = rng.fold(self.seed, "score")
         self.refine(lambda: -self._log_prob(rows[:SOLVER_ROWS], seed).mean())
-        found = [self._log_prob(part, seed, i * self.chunk) for i, part in enumerate(rows.split(self.chunk))]
+        found = [
+            self._log_prob(part, seed, i * self.chunk)
+            for i, part in enumerate(rows.split(self.chunk))
+        ]
         return -torch.cat(found).mean().item()
 
     def _log_prob(self, rows: Tensor, seed: rng.Seed = None, start: int = 0) -> Tensor:
@@ -132,18 +151,24 @@ class MaximumLikelihood(Objective):
 
 
 class FlowMatching(MaximumLikelihood):
-    """E‖v(t, x_t) − ẋ_t‖² over t, base draws x₀ and data x₁, with linear paths x_t = (1 − t)·x₀ + t·x₁.
+    """E‖v(t, x_t) − ẋ_t‖² over t, base draws x₀ and data x₁, with linear paths x_t = (1 − t)·x₀ +
+    t·x₁.
 
-    It needs no solver (Lipman et al. 2023). The minimum is not 0: paths cross, and the field is their mean.
+    It needs no solver (Lipman et al. 2023). The minimum is not 0: paths cross, and the field is
+    their mean.
     """
 
     name: Name = "flow matching"
 
     def __init__(self, flow: Flow, *args: Any) -> None:
         if not isinstance(flow.transform, Continuous):
-            raise ValueError(f"matching fits a continuous flow, got {type(flow.transform).__name__}; use continuous()")
+            raise ValueError(
+                f"matching fits a continuous flow, got {type(flow.transform).__name__}; use continuous()"
+            )
         super().__init__(flow, *args)
-        parts = (part for part in flow.modules() if not isinstance(part, Continuous))  # no solver runs
+        parts = (
+            part for part in flow.modules() if not isinstance(part, Continuous)
+        )  # no solver runs
         self.recordable = all(getattr(part, "recordable", True) for part in parts)
         self.pairs = args[2]  # rows that are scored at a time
         self.measure = self.measure.replace("NLL", "matching loss")
@@ -157,7 +182,10 @@ class FlowMatching(MaximumLikelihood):
     def score(self) -> float:
         rows = self.held if len(self.held) else self.rows[:MAX_HELD_OUT]
         parts = rows.split(self.pairs)
-        found = [self._distance(*self._paths(part, rng.fold(self.seed, "score", i))) for i, part in enumerate(parts)]
+        found = [
+            self._distance(*self._paths(part, rng.fold(self.seed, "score", i)))
+            for i, part in enumerate(parts)
+        ]
         return torch.cat(found).mean().item()
 
     def _paths(self, rows: Tensor, seed: rng.Seed) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,7 +214,13 @@ class ReverseKL(Objective):
     measure = "−bound + 2 s.e."
 
     def __init__(
-        self, flow: Flow, log_density: LogDensity, context: Tensor | None, samples: int, batch_size: int, seed: int
+        self,
+        flow: Flow,
+        log_density: LogDensity,
+        context: Tensor | None,
+        samples: int,
+        batch_size: int,
+        seed: int,
     ) -> None:
         _check_context(flow, context)
         super().__init__(flow, context, seed)
@@ -200,7 +234,11 @@ class ReverseKL(Objective):
         return (step,)
 
     def value(self, step: int) -> Tensor:
-        context = None if self.context is None else self.context[next(self.batches).to(self.context.device)]
+        context = (
+            None
+            if self.context is None
+            else self.context[next(self.batches).to(self.context.device)]
+        )
         with varied_steps(self.flow, *self._grid(step)):
             noise = rng.fold(self.seed, "step", step)
             log_q, log_p = log_ratio(self.flow, self.log_density, self.samples, context, noise)
@@ -212,8 +250,8 @@ class ReverseKL(Objective):
         seed = rng.fold(self.seed, "score")
         self.refine(lambda: self._gap(max(1, SOLVER_ROWS * draws // SCORE_DRAWS), seed).mean())
         loss = self._gap(draws, seed)
-        # Fixed noise can underestimate the loss by about a standard error, which is 0 at the optimum: compare the upper
-        # end of the interval.
+        # Fixed noise can underestimate the loss by about a standard error, which is 0 at the
+        # optimum: compare the upper end of the interval.
         spread = loss.std().item() / loss.numel() ** 0.5 if loss.numel() > 1 else 0.0
         return loss.mean().item() + 2 * spread
 
@@ -226,16 +264,25 @@ class ReverseKL(Objective):
 def elbo(
     flow: Flow, log_density: LogDensity, n: int, context: Tensor | None = None, seed: rng.Seed = 0
 ) -> tuple[float, float]:
-    """The evidence lower bound E_q[log p̃(x) − log q(x)] = log Z − KL(q ‖ p) ≤ log Z from n fresh draws, and its error.
+    """The evidence lower bound E_q[log p̃(x) − log q(x)] = log Z − KL(q ‖ p) ≤ log Z from n fresh
+    draws, and its error.
 
-    With a context (B, context_dim), ``log_density(x, context)`` takes x (n, B, *event), and the result is the mean over
-    the rows of the context.
+    With a context (B, context_dim), ``log_density(x, context)`` takes x (n, B, *event), and the
+    result is the mean over the rows of the context.
     """
     parts = []
     for start in range(0, n, SCORE_DRAWS):
-        log_q, log_p = log_ratio(flow, log_density, min(SCORE_DRAWS, n - start), context, rng.fold(seed, start))
-        parts.append((log_p - log_q).double().flatten(1).mean(1) if context is not None else (log_p - log_q).double())
-    draws = torch.cat(parts)  # one number per draw, averaged over the context; draws are independent
+        log_q, log_p = log_ratio(
+            flow, log_density, min(SCORE_DRAWS, n - start), context, rng.fold(seed, start)
+        )
+        parts.append(
+            (log_p - log_q).double().flatten(1).mean(1)
+            if context is not None
+            else (log_p - log_q).double()
+        )
+    draws = torch.cat(
+        parts
+    )  # one number per draw, averaged over the context; draws are independent
     return draws.mean().item(), (draws.std() / n**0.5).item()
 
 
@@ -248,7 +295,9 @@ def log_ratio(
     _check_finite(log_q, x, "log q(x)")
     log_p = log_density(x) if context is None else log_density(x, context)
     if not isinstance(log_p, Tensor):
-        raise ValueError(f"log_density returned {type(log_p).__name__}; return a tensor of shape {tuple(log_q.shape)}")
+        raise ValueError(
+            f"log_density returned {type(log_p).__name__}; return a tensor of shape {tuple(log_q.shape)}"
+        )
     if log_p.shape != log_q.shape:
         raise ValueError(
             f"log_density returned shape {tuple(log_p.shape)} for x of shape {tuple(x.shape)}, "
@@ -286,18 +335,24 @@ def _check_finite(value: Tensor, x: Tensor, what: str) -> None:
         remedy = (
             "fix the density there"
             if got != -torch.inf
-            else ("reverse KL needs p > 0 wherever q > 0: use a flow with the support of p, or a p with soft edges")
+            else (
+                "reverse KL needs p > 0 wherever q > 0: use a flow with the support of p, or a p with soft edges"
+            )
         )
     index = where[0] if len(where) == 1 else where
     count = f"{int(bad.sum())} of {bad.numel()} samples"
-    raise FloatingPointError(f"{what} is {got} at sample {index}, x = {_show(x[where])} ({count}); {remedy}")
+    raise FloatingPointError(
+        f"{what} is {got} at sample {index}, x = {_show(x[where])} ({count}); {remedy}"
+    )
 
 
 def _check_data(flow: Flow, data: Tensor, context: Tensor | None) -> None:
     event = ", ".join(map(str, flow.event_shape))
     check_tensor(data, flow.event_shape, None, "the data")
     if data.ndim != len(flow.event_shape) + 1:
-        raise ValueError(f"the data has shape {tuple(data.shape)}, expected (rows, {event}); flatten the row axes")
+        raise ValueError(
+            f"the data has shape {tuple(data.shape)}, expected (rows, {event}); flatten the row axes"
+        )
     if len(data) == 0:
         raise ValueError(f"the data has no rows: shape {tuple(data.shape)}; pass at least one")
     _check_context(flow, context)
@@ -313,10 +368,14 @@ def _check_context(flow: Flow, context: Tensor | None) -> None:
         raise ValueError(f"the flow is conditional; pass context= of shape (rows, {size})")
     if context is not None:
         if not size:
-            raise ValueError("the flow takes no context but context= was given; build the flow with context_dim=...")
+            raise ValueError(
+                "the flow takes no context but context= was given; build the flow with context_dim=..."
+            )
         check_tensor(context, (size,), None, "the context")
         if context.ndim != 2 or len(context) == 0:
-            raise ValueError(f"the context has shape {tuple(context.shape)}, expected (rows, {size}), rows ≥ 1")
+            raise ValueError(
+                f"the context has shape {tuple(context.shape)}, expected (rows, {size}), rows ≥ 1"
+            )
 
 
 def _show(x: Tensor) -> str:

@@ -1,1 +1,3 @@
-"""Bijections of vectors: elementwise, linear, coupling, autoregressive, by determinant identities."""
+"""Bijections of vectors: elementwise, linear, coupling, autoregressive, by determinant
+identities.
+"""

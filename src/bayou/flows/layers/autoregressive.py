@@ -14,8 +14,9 @@ from bayou.flows.layers.elementwise import Elementwise
 class Autoregressive(Transform):
     """y_d = g(x_d; net(x_{<d}, context)) for an elementwise g (Kingma et al. 2016, IAF).
 
-    Forward is one pass of the network; the inverse computes one coordinate after another. Its ``Inverse`` is a masked
-    autoregressive flow (Papamakarios et al. 2017, MAF), with fast densities and slow sampling.
+    Forward is one pass of the network; the inverse computes one coordinate after another. Its
+    ``Inverse`` is a masked autoregressive flow (Papamakarios et al. 2017, MAF), with fast densities
+    and slow sampling.
 
     Args:
         elementwise: g.
@@ -33,11 +34,15 @@ class Autoregressive(Transform):
             )
         if elementwise.circular:
             if not conditioner.circular:
-                raise ValueError(f"{type(conditioner).__name__} does not read angles; use MADE(..., circular=True)")
+                raise ValueError(
+                    f"{type(conditioner).__name__} does not read angles; use MADE(..., circular=True)"
+                )
             self.domain = self.codomain = ANGLES
         self.elementwise, self.conditioner = elementwise, conditioner
         self.event_shape, self.context_dim = conditioner.event, conditioner.context_dim
-        self.forward_kind = Cost.autoregressive if isinstance(conditioner, Recurrent) else Cost.analytic
+        self.forward_kind = (
+            Cost.autoregressive if isinstance(conditioner, Recurrent) else Cost.analytic
+        )
         self.inverse_kind = max(Cost.autoregressive, elementwise.inverse_kind)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,9 @@ from bayou.flows.core.transform import Transform, clamp_inside, sum_event
 
 
 class _Normal(Normal):
-    """N(loc, scale²) whose CDF and inverse CDF are accurate in the lower tail; those of torch are 0 beyond −5.6σ."""
+    """N(loc, scale²) whose CDF and inverse CDF are accurate in the lower tail; those of torch are 0
+    beyond −5.6σ.
+    """
 
     def cdf(self, value: Tensor) -> Tensor:
         return normal_cdf((value - self.loc) / self.scale)
@@ -24,21 +26,25 @@ class _Normal(Normal):
 
 
 class InverseCDF(Transform):
-    r"""y = F⁻¹(u) for u in (0, 1), elementwise; ladj = −Σ log p(y). Inverse transform sampling as a flow.
+    r"""y = F⁻¹(u) for u in (0, 1), elementwise; ladj = −Σ log p(y). Inverse transform sampling as a
+    flow.
 
-    Values that round to 0 or 1 are moved to the nearest number inside, so that they can be inverted.
+    Values that round to 0 or 1 are moved to the nearest number inside, so that they can be
+    inverted.
 
     Args:
         event: the size of a vector, or the shape of an event.
-        family: ``family(loc, scale)``, a ``torch.distributions`` class with ``cdf`` and ``icdf``; loc and scale are
-            learned.
+        family: ``family(loc, scale)``, a ``torch.distributions`` class with ``cdf`` and ``icdf``;
+            loc and scale are learned.
 
     Shapes: u, y (..., \*event), ladj (...).
     """
 
     domain = (0.0, 1.0)
 
-    def __init__(self, event: int | Sequence[int] = 1, family: Callable[..., Distribution] = Normal) -> None:
+    def __init__(
+        self, event: int | Sequence[int] = 1, family: Callable[..., Distribution] = Normal
+    ) -> None:
         super().__init__()
         self.event_shape = shape = as_event(event, "InverseCDF")
         self.family = _Normal if family is Normal else family

@@ -1,4 +1,6 @@
-"""Autoregressive conditioners: parameters of a coordinate from the preceding ones, in one pass or step by step."""
+"""Autoregressive conditioners: parameters of a coordinate from the preceding ones, in one pass or
+step by step.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Steps(Protocol):
 class Conditioner(nn.Module, ABC):
     """net(x, context) → (..., D, P); row d depends only on the coordinates before d in ``order``.
 
-    ``steps`` evaluates one coordinate at a time, for an inverse; by default it calls the whole network D times.
+    ``steps`` evaluates one coordinate at a time, for an inverse; by default it calls the whole
+    network D times.
 
     Args:
         dim: D.
@@ -49,7 +52,11 @@ class Conditioner(nn.Module, ABC):
 
     def __init__(self, dim: int, params: int, order: Order = None, context_dim: int = 0) -> None:
         super().__init__()
-        self.dim, self.out, self.context_dim = positive(dim, type(self).__name__), params, context_dim
+        self.dim, self.out, self.context_dim = (
+            positive(dim, type(self).__name__),
+            params,
+            context_dim,
+        )
         self.event = (dim,)
         index = torch.arange(dim) if order is None else torch.as_tensor(order, dtype=torch.long)
         if index.shape != (dim,) or not torch.equal(index.sort().values, torch.arange(dim)):
@@ -97,14 +104,15 @@ class MaskedLinear(nn.Linear):
 class MADE(Conditioner):
     """A masked autoregressive network (Germain et al. 2015).
 
-    Hidden units are sorted by degree, so that ``steps`` computes each unit once, when its last input is known: D steps
-    together cost about as much as one pass.
+    Hidden units are sorted by degree, so that ``steps`` computes each unit once, when its last
+    input is known: D steps together cost about as much as one pass.
 
     Args:
         dim, params, order, context_dim: as for ``Conditioner``.
         hidden: the widths of the hidden layers.
         residual: residual layers, h ← h + layer(relu(h)).
-        circular: read every angle x_d as (cos x_d, sin x_d), so that the output is continuous on the circle.
+        circular: read every angle x_d as (cos x_d, sin x_d), so that the output is continuous on
+            the circle.
 
     Shapes: x (..., D), context (..., context_dim), output (..., D, P).
     """
@@ -126,7 +134,8 @@ class MADE(Conditioner):
         if residual and len(set(widths)) > 1:
             raise ValueError(f"a residual MADE needs hidden layers of one width, got {widths}")
         self.residual, self.circular = residual, circular
-        # Degree: the number of leading coordinates that a unit depends on; with degree 0, only on the context.
+        # Degree: the number of leading coordinates that a unit depends on; with degree 0, only on
+        # the context.
         degree_in = self.order.argsort() + 1
         lowest = 0 if context_dim or dim == 1 else 1
         degrees = [lowest + (torch.arange(width) * (dim - lowest)) // width for width in widths]
@@ -134,9 +143,12 @@ class MADE(Conditioner):
         self._ends = [[int((d <= k).sum()) for k in range(dim)] for d in degrees]
         before = [degree_in.repeat_interleave(2) if circular else degree_in, *degrees]
         self.layers: Modules[MaskedLinear] = nn.ModuleList(  # type: ignore[assignment]
-            MaskedLinear(after[:, None] >= previous) for previous, after in zip(before, degrees, strict=False)
+            MaskedLinear(after[:, None] >= previous)
+            for previous, after in zip(before, degrees, strict=False)
         )
-        self.last = zeroed(MaskedLinear((degree_in[:, None] > degrees[-1]).repeat_interleave(params, 0)))
+        self.last = zeroed(
+            MaskedLinear((degree_in[:, None] > degrees[-1]).repeat_interleave(params, 0))
+        )
         self.from_context = nn.Linear(context_dim, widths[0], bias=False) if context_dim else None
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -157,7 +169,9 @@ class _MadeSteps:
         self.net = net
         self.position = 0
         self.known = like[..., :0]  # coordinates so far, in order
-        self.hidden: list[Tensor] = [like[..., :0] for _ in net.layers]  # relu of the units that are complete
+        self.hidden: list[Tensor] = [
+            like[..., :0] for _ in net.layers
+        ]  # relu of the units that are complete
         self.first = net.layers[0].weight.unflatten(1, (net.dim, -1))[:, net.order].flatten(1)
         self.bias = net.layers[0].bias.expand(*like.shape[:-1], -1)
         if net.from_context is not None:
@@ -175,10 +189,15 @@ class _MadeSteps:
             if start == end:
                 continue
             if i == 0:
-                new = self.known @ self.first[start:end, : self.known.shape[-1]].mT + self.bias[..., start:end]
+                new = (
+                    self.known @ self.first[start:end, : self.known.shape[-1]].mT
+                    + self.bias[..., start:end]
+                )
             else:
                 new = F.linear(
-                    self.hidden[i - 1], layer.weight[start:end, : net._ends[i - 1][k]], layer.bias[start:end]
+                    self.hidden[i - 1],
+                    layer.weight[start:end, : net._ends[i - 1][k]],
+                    layer.bias[start:end],
                 )
                 if net.residual and carried is not None:
                     new = new + carried
@@ -206,7 +225,9 @@ class Recurrent(Conditioner):
         hidden: the size of the state.
     """
 
-    def __init__(self, dim: int, params: int, hidden: int = 32, order: Order = None, context_dim: int = 0) -> None:
+    def __init__(
+        self, dim: int, params: int, hidden: int = 32, order: Order = None, context_dim: int = 0
+    ) -> None:
         super().__init__(dim, params, order, context_dim)
         self.hidden = positive(hidden, "the hidden state of Recurrent")
         self.read = nn.Linear(1, 3 * hidden)
@@ -220,7 +241,9 @@ class Recurrent(Conditioner):
         for d in self._order:
             rows.append(steps.params())
             steps.push(x[..., d])
-        by_coordinate = [row for _, row in sorted(zip(self._order, rows, strict=True), key=lambda pair: pair[0])]
+        by_coordinate = [
+            row for _, row in sorted(zip(self._order, rows, strict=True), key=lambda pair: pair[0])
+        ]
         return torch.stack(by_coordinate, -2)
 
     def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
@@ -231,10 +254,14 @@ class _RecurrentSteps:
     def __init__(self, net: Recurrent, like: Tensor, context: Tensor | None) -> None:
         self.net, self.position = net, 0
         zero = torch.zeros_like(like[..., :1]).expand(*like.shape[:-1], net.hidden)
-        self.state = zero if net.from_context is None else torch.tanh(net.from_context(context)) + zero
+        self.state = (
+            zero if net.from_context is None else torch.tanh(net.from_context(context)) + zero
+        )
 
     def params(self) -> Tensor:
-        out: Tensor = self.net.last(torch.tanh(self.state + self.net.place[self.net._order[self.position]]))
+        out: Tensor = self.net.last(
+            torch.tanh(self.state + self.net.place[self.net._order[self.position]])
+        )
         return out
 
     def push(self, x: Tensor) -> None:

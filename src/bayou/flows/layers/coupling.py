@@ -18,7 +18,9 @@ Mask = Literal["half", "alternate"] | Tensor | Sequence[bool]
 
 
 def coupling_mask(dim: int, mask: Mask = "half", flip: bool = False) -> Tensor:
-    """A boolean mask (D,), True where a coordinate is kept; at least one is kept and one changed."""
+    """A boolean mask (D,), True where a coordinate is kept; at least one is kept and one
+    changed.
+    """
     if positive(dim, "a coupling") < 2:
         raise ValueError(
             f"a coupling needs at least 2 dimensions, got {dim}; in one dimension use an autoregressive flow (naf, "
@@ -37,11 +39,15 @@ def coupling_mask(dim: int, mask: Mask = "half", flip: bool = False) -> Tensor:
             )
     kept = ~kept if flip else kept
     if bool(kept.all()) or not bool(kept.any()):
-        raise ValueError(f"mask must keep some coordinates and change others, got all {bool(kept[0])}")
+        raise ValueError(
+            f"mask must keep some coordinates and change others, got all {bool(kept[0])}"
+        )
     return kept
 
 
-def broadcast_context(x: Tensor, context: Tensor | None, dims: int = 1) -> tuple[Tensor, Tensor | None]:
+def broadcast_context(
+    x: Tensor, context: Tensor | None, dims: int = 1
+) -> tuple[Tensor, Tensor | None]:
     """x with ``dims`` event axes, and the context, expanded to a common batch shape."""
     if context is None or x.shape[:-dims] == context.shape[:-1]:
         return x, context
@@ -50,7 +56,8 @@ def broadcast_context(x: Tensor, context: Tensor | None, dims: int = 1) -> tuple
 
 
 class Coupling(Symmetric, Transform):
-    """y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for an elementwise g (Dinh et al. 2015, 2017).
+    """y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for an elementwise g (Dinh et al.
+    2015, 2017).
 
     Args:
         dim: D, at least 2.
@@ -59,8 +66,8 @@ class Coupling(Symmetric, Transform):
         flip: exchange kept and changed coordinates.
         hidden: the widths of the default conditioner, an MLP whose last layer starts at zero.
         context_dim: the size of the context, 0 for none.
-        conditioner: any module (..., kept + context_dim) → (..., changed·g.params); a circular g gives it the cosines
-            and sines of the kept angles, (..., 2·kept + context_dim).
+        conditioner: any module (..., kept + context_dim) → (..., changed·g.params); a circular g
+            gives it the cosines and sines of the kept angles, (..., 2·kept + context_dim).
 
     Shapes: x, y (..., D), context (..., context_dim), ladj (...).
     """
@@ -86,7 +93,8 @@ class Coupling(Symmetric, Transform):
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
-        # Halves and alternate coordinates are split and joined by slices, which is faster than indexing.
+        # Halves and alternate coordinates are split and joined by slices, which is faster than
+        # indexing.
         self._kept_first = bool(kept[: self.kept].all())
         self._kept_last = bool(kept[-self.kept :].all())
         odd = torch.arange(dim) % 2 == 1
@@ -104,7 +112,9 @@ class Coupling(Symmetric, Transform):
         if self._kept_last:
             rest, kept = x.split([self.changed, self.kept], -1)
             return kept, rest
-        kept, rest = (x if self._kept_first else x[..., self.order]).split([self.kept, self.changed], -1)
+        kept, rest = (x if self._kept_first else x[..., self.order]).split(
+            [self.kept, self.changed], -1
+        )
         return kept, rest
 
     def _join(self, kept: Tensor, rest: Tensor) -> Tensor:
@@ -128,10 +138,12 @@ class Coupling(Symmetric, Transform):
 
 
 class ResampledGate(Symmetric, Transform):
-    """The gated coupling of MNF with a new mask m ~ Bernoulli(½)^D in every training pass (Louizos & Welling 2017).
+    """The gated coupling of MNF with a new mask m ~ Bernoulli(½)^D in every training pass (Louizos
+    & Welling 2017).
 
-    h = tanh(f(m ⊙ x)), y = m ⊙ x + (1 − m) ⊙ (γ ⊙ x + (1 − γ) ⊙ μ), ladj = Σ (1 − m)·log γ. The ladj is exact given the
-    mask, but the density of y is a mixture over masks, so it is a bound. The inverse, and eval mode, use the last mask.
+    h = tanh(f(m ⊙ x)), y = m ⊙ x + (1 − m) ⊙ (γ ⊙ x + (1 − γ) ⊙ μ), ladj = Σ (1 − m)·log γ. The
+    ladj is exact given the mask, but the density of y is a mixture over masks, so it is a bound.
+    The inverse, and eval mode, use the last mask.
 
     Args:
         dim: D.
@@ -151,8 +163,12 @@ class ResampledGate(Symmetric, Transform):
         self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[()]:
-        if self.training and not inverse:  # one mask for all rows, as published; it may keep or change all coordinates
-            noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), rows.seed)[0]
+        if (
+            self.training and not inverse
+        ):  # one mask for all rows, as published; it may keep or change all coordinates
+            noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), rows.seed)[
+                0
+            ]
             self.mask.copy_(noise < 0.5)
         return ()
 

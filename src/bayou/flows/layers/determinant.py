@@ -21,12 +21,15 @@ Form = Literal["orthogonal", "householder", "triangular"]
 
 
 def tanh_ladj(h: Tensor, one_plus: Tensor) -> Tensor:
-    """log(1 + (1 − h²)·c) for h = tanh(·) and one_plus = 1 + c > 0, arranged as a sum of positive terms."""
+    """log(1 + (1 − h²)·c) for h = tanh(·) and one_plus = 1 + c > 0, arranged as a sum of positive
+    terms.
+    """
     return torch.log(h.square() + one_plus * (1 - h.square()))
 
 
 class _Stack(Symmetric, Transform):
-    """K maps with parameters θ (K, P), or W·context + θ; W starts at 0, so that all rows start with the same flow.
+    """K maps with parameters θ (K, P), or W·context + θ; W starts at 0, so that all rows start with
+    the same flow.
 
     The parameters of all maps are one matrix product, computed once for all draws of a context.
     """
@@ -37,7 +40,9 @@ class _Stack(Symmetric, Transform):
         super().__init__()
         self.event_shape, self.context_dim = (dim,), positive(context_dim, "the context", 0)
         self.theta = nn.Parameter(theta)
-        self.weight = nn.Parameter(theta.new_zeros(theta.numel(), context_dim)) if context_dim else None
+        self.weight = (
+            nn.Parameter(theta.new_zeros(theta.numel(), context_dim)) if context_dim else None
+        )
 
     def _rows(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, torch.Size]:
         """x (B, n, D), n draws for each of B contexts; the parameters (B, K, P); the batch of x."""
@@ -64,7 +69,8 @@ class _Stack(Symmetric, Transform):
 
 
 class Planar(_Stack):
-    """Maps y = x + û·tanh(wᵀx + b), det = 1 + tanh′·ûᵀw, with ûᵀw = softplus(uᵀw) − 1 > −1 (Rezende & Mohamed 2015).
+    """Maps y = x + û·tanh(wᵀx + b), det = 1 + tanh′·ûᵀw, with ûᵀw = softplus(uᵀw) − 1 > −1 (Rezende
+    & Mohamed 2015).
 
     The inverse solves α + ûᵀw·tanh(α + b) = wᵀy for α = wᵀx: one scalar root per row and map.
 
@@ -77,7 +83,9 @@ class Planar(_Stack):
     Shapes: x, y (..., D), context (..., context_dim), ladj (...).
     """
 
-    def __init__(self, dim: int, layers: int = 1, context_dim: int = 0, seed: rng.Seed = None) -> None:
+    def __init__(
+        self, dim: int, layers: int = 1, context_dim: int = 0, seed: rng.Seed = None
+    ) -> None:
         shape = (positive(layers, "the number of layers"), positive(dim, "Planar"))
         noise = rng.normal(2, shape, torch.zeros(()), seed)
         w = noise[0] / math.sqrt(dim)
@@ -88,7 +96,9 @@ class Planar(_Stack):
 
     @staticmethod
     def _parts(p: Tensor, dim: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
-        """Of every map w (B, D, 1), û (B, 1, D), b, 1 + ûᵀw (B, 1, 1); and the last of all maps (B, 1, K)."""
+        """Of every map w (B, D, 1), û (B, 1, D), b, 1 + ûᵀw (B, 1, 1); and the last of all maps (B,
+        1, K).
+        """
         w, u, b = p.split([dim, dim, 1], -1)
         inner = (u * w).sum(-1, keepdim=True)
         one_plus = F.softplus(inner)
@@ -143,7 +153,9 @@ class Radial(Transform):
         alpha, total = self.log_alpha.exp(), F.softplus(self.raw_sum)
         away = x - self.center
         r = torch.linalg.vector_norm(away, dim=-1)
-        return self.center + away * ((r + total) / (alpha + r)).unsqueeze(-1), self._ladj(r, alpha, total)
+        return self.center + away * ((r + total) / (alpha + r)).unsqueeze(-1), self._ladj(
+            r, alpha, total
+        )
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         alpha, total = self.log_alpha.exp(), F.softplus(self.raw_sum)
@@ -154,24 +166,29 @@ class Radial(Transform):
         root = torch.sqrt(half.square() + product + torch.finfo(y.dtype).tiny)
         # Two forms of the positive root; each is used where it does not cancel.
         r = torch.where(half > 0, product / (half.abs() + root), root - half)
-        return self.center + away * ((alpha + r) / (r + total)).unsqueeze(-1), -self._ladj(r, alpha, total)
+        return self.center + away * ((alpha + r) / (r + total)).unsqueeze(-1), -self._ladj(
+            r, alpha, total
+        )
 
 
 class Sylvester(_Stack):
-    """Maps y = x + Q·R·tanh(R̃·Qᵀx + b), R and R̃ upper triangular, QᵀQ = I (van den Berg et al. 2018).
+    """Maps y = x + Q·R·tanh(R̃·Qᵀx + b), R and R̃ upper triangular, QᵀQ = I (van den Berg et al.
+    2018).
 
-    det = Π_i (1 + tanh′_i·R_ii·R̃_ii); R and R̃ are the two triangles of one matrix, with separate diagonals in (−1, 1).
-    The inverse solves for Qᵀx from its last coordinate to its first, one scalar root each.
+    det = Π_i (1 + tanh′_i·R_ii·R̃_ii); R and R̃ are the two triangles of one matrix, with separate
+    diagonals in (−1, 1). The inverse solves for Qᵀx from its last coordinate to its first, one
+    scalar root each.
 
     Args:
         dim: D, the size of x.
         layers: the number of maps.
-        form: Q is "orthogonal" (D × rank), "householder" (D × D, a product of reflections) or "triangular" (the
-            identity, or the reversal of coordinates in every second map).
+        form: Q is "orthogonal" (D × rank), "householder" (D × D, a product of reflections) or
+            "triangular" (the identity, or the reversal of coordinates in every second map).
         rank: columns of Q for the orthogonal form, D // 2 by default.
-        reflections: the number of reflections of the Householder form; by default 8, as published, and at most D.
-        context_dim: the size of a context of which Q (before it is orthonormalized), R, R̃ and b are linear functions, 0
-            for none.
+        reflections: the number of reflections of the Householder form; by default 8, as published,
+            and at most D.
+        context_dim: the size of a context of which Q (before it is orthonormalized), R, R̃ and b
+            are linear functions, 0 for none.
         seed: of the initial parameters.
 
     Shapes: x, y (..., D), context (..., context_dim), ladj (...).
@@ -188,10 +205,14 @@ class Sylvester(_Stack):
         seed: rng.Seed = None,
     ) -> None:
         rank = _rank(positive(dim, "Sylvester"), form, rank)
-        count = positive(min(8, dim) if reflections is None else reflections, "the number of reflections")
+        count = positive(
+            min(8, dim) if reflections is None else reflections, "the number of reflections"
+        )
         columns = {"orthogonal": rank, "householder": count, "triangular": 0}[form]
         sizes = [dim * columns, rank * rank, rank, rank, rank]
-        noise = rng.normal(positive(layers, "the number of layers"), (sum(sizes[:-1]),), torch.zeros(()), seed)
+        noise = rng.normal(
+            positive(layers, "the number of layers"), (sum(sizes[:-1]),), torch.zeros(()), seed
+        )
         noise[:, sizes[0] :] *= 0.01  # not 0: there the gradient of R and R̃ is 0
         super().__init__(dim, context_dim, torch.cat([noise, torch.zeros(layers, rank)], -1))
         self.form, self.rank, self.sizes = form, rank, sizes
@@ -209,7 +230,9 @@ class Sylvester(_Stack):
         return (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).to(frame.dtype)
 
     def _parts(self, p: Tensor, dim: int) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """Q, and R and R̃ (B, K, rank, rank), b (B, K, rank), (Q·R)ᵀ (B, K, rank, D), (R̃·Qᵀ)ᵀ (B, K, D, rank)."""
+        """Q, and R and R̃ (B, K, rank, rank), b (B, K, rank), (Q·R)ᵀ (B, K, rank, D), (R̃·Qᵀ)ᵀ (B,
+        K, D, rank).
+        """
         frame, matrix, first, second, b = p.split(self.sizes, -1)
         matrix, q = matrix.unflatten(-1, (self.rank, self.rank)), self._q(frame, dim)
         r = matrix.triu(1) + torch.diag_embed(first.tanh())
@@ -217,7 +240,10 @@ class Sylvester(_Stack):
         if q is not None:
             return q, (r, r_tilde, b, (q @ r).mT, q @ r_tilde.mT)
         flip = (torch.arange(r.shape[1], device=r.device) % 2 == 1).reshape(-1, 1, 1)
-        out, into = torch.where(flip, r.mT.flip(-1), r.mT), torch.where(flip, r_tilde.mT.flip(-2), r_tilde.mT)
+        out, into = (
+            torch.where(flip, r.mT.flip(-1), r.mT),
+            torch.where(flip, r_tilde.mT.flip(-2), r_tilde.mT),
+        )
         return None, (r, r_tilde, b, out, into)
 
     @staticmethod
@@ -229,7 +255,9 @@ class Sylvester(_Stack):
     def _to_data(self, x: Tensor, p: Tensor) -> Pair:
         _, (r, r_tilde, b, out, into) = self._parts(p, x.shape[-1])
         hs = []
-        for left, right, offset in zip(out.unbind(1), into.unbind(1), b.unsqueeze(1).unbind(2), strict=True):
+        for left, right, offset in zip(
+            out.unbind(1), into.unbind(1), b.unsqueeze(1).unbind(2), strict=True
+        ):
             hs.append(torch.tanh(torch.baddbmm(offset, x, right)))  # (B, n, rank)
             x = torch.baddbmm(x, hs[-1], left)
         return x, self._ladj(hs, r, r_tilde)
@@ -245,11 +273,17 @@ class Sylvester(_Stack):
 
 
 def _rank(dim: int, form: Form, rank: int | None) -> int:
-    """The rank of a Sylvester map: by default dim // 2 for the orthogonal form and dim for the others."""
+    """The rank of a Sylvester map: by default dim // 2 for the orthogonal form and dim for the
+    others.
+    """
     if form not in ("orthogonal", "householder", "triangular"):
-        raise ValueError(f'Sylvester form must be "orthogonal", "householder" or "triangular", got {form!r}')
+        raise ValueError(
+            f'Sylvester form must be "orthogonal", "householder" or "triangular", got {form!r}'
+        )
     if form != "orthogonal" and rank not in (None, dim):
-        raise ValueError(f"the {form} form has rank {dim}, got rank={rank}; a lower rank needs the orthogonal form")
+        raise ValueError(
+            f"the {form} form has rank {dim}, got rank={rank}; a lower rank needs the orthogonal form"
+        )
     rank = (max(1, dim // 2) if form == "orthogonal" else dim) if rank is None else rank
     if not 1 <= rank <= dim:
         raise ValueError(f"Sylvester rank must be between 1 and {dim}, got {rank}")
@@ -257,7 +291,9 @@ def _rank(dim: int, form: Form, rank: int | None) -> int:
 
 
 def _solve_sylvester(target: Tensor, r: Tensor, r_tilde: Tensor, b: Tensor) -> Tensor:
-    """h = tanh(R̃·v + b) for the v with v + R·h = target (B, n, rank), from the last coordinate to the first."""
+    """h = tanh(R̃·v + b) for the v with v + R·h = target (B, n, rank), from the last coordinate to
+    the first.
+    """
     v: list[Tensor] = []
     h: list[Tensor] = []
     for i in reversed(range(b.shape[-1])):

@@ -1,6 +1,7 @@
 """Increasing functions of one variable, for coupling and autoregressive flows.
 
-All take x (...) and parameters (..., P), and start at or near the identity when the parameters are zero.
+All take x (...) and parameters (..., P), and start at or near the identity when the parameters are
+zero.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ LOG_SCALE_BOUND, OFFSET_BOUND = 3.0, 6.0  # of log a and b in a mixture of logis
 
 
 class Elementwise(ABC):
-    """y = g(x; p), increasing in x, with log ∂y/∂x. Shapes: x, y and the log-slope (...), p (..., params)."""
+    """y = g(x; p), increasing in x, with log ∂y/∂x. Shapes: x, y and the log-slope (...), p (...,
+    params).
+    """
 
     inverse_kind: Cost = Cost.analytic
-    circular: bool = False  # whether x and y are angles in [−π, π), which conditioners read as (cos, sin)
+    circular: bool = (
+        False  # whether x and y are angles in [−π, π), which conditioners read as (cos, sin)
+    )
 
     @property
     @abstractmethod
@@ -61,7 +66,9 @@ class Additive(Elementwise):
 
 @dataclass(frozen=True)
 class Affine(Elementwise):
-    """y = exp(s)·x + t with s = bound·tanh(p/bound), so that scales are bounded (Dinh et al. 2017, RealNVP)."""
+    """y = exp(s)·x + t with s = bound·tanh(p/bound), so that scales are bounded (Dinh et al. 2017,
+    RealNVP).
+    """
 
     bound: float = 3.0
 
@@ -83,8 +90,9 @@ class Affine(Elementwise):
 class BoundedAffine(Affine):
     """y = exp(s)·x + t with s = softplus(−q − bias) − softplus(−bias), q = bound·tanh(p/bound).
 
-    The scale of the inverse is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2 (Kingma & Dhariwal 2018),
-    so that densities of long chains stay finite; the bound of q does the same for draws.
+    The scale of the inverse is sigmoid(q + bias)/sigmoid(bias), at most 1.14 for a bias of 2
+    (Kingma & Dhariwal 2018), so that densities of long chains stay finite; the bound of q does the
+    same for draws.
     """
 
     bound: float = 8.0
@@ -96,7 +104,8 @@ class BoundedAffine(Affine):
 
 @dataclass(frozen=True)
 class Gate(Elementwise):
-    """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias) (Kingma et al. 2016, IAF; Louizos & Welling 2017, MNF).
+    """y = γ·x + (1 − γ)·μ with γ = sigmoid(s + bias) (Kingma et al. 2016, IAF; Louizos & Welling
+    2017, MNF).
 
     s = bound·tanh(p/bound) keeps γ away from 0, where the map has no inverse.
     """
@@ -120,13 +129,14 @@ class Gate(Elementwise):
 
 @dataclass(frozen=True)
 class Spline(Elementwise):
-    """Monotone rational-quadratic spline on [−bound, bound], the identity outside (Durkan et al. 2019).
+    """Monotone rational-quadratic spline on [−bound, bound], the identity outside (Durkan et al.
+    2019).
 
     Args:
         bins: the number of bins.
         bound: the half-width of the box.
-        circular: a spline of the circle [−π, π) with equal slopes at both ends, then a shift modulo 2π (Rezende et al.
-            2020, Normalizing Flows on Tori and Spheres). The bound is π.
+        circular: a spline of the circle [−π, π) with equal slopes at both ends, then a shift modulo
+            2π (Rezende et al. 2020, Normalizing Flows on Tori and Spheres). The bound is π.
     """
 
     bins: int = 8
@@ -135,9 +145,13 @@ class Spline(Elementwise):
 
     def __post_init__(self) -> None:
         if not 2 <= self.bins < 1 / MIN_WIDTH or self.bound <= 0:
-            raise ValueError(f"Spline needs 2 <= bins < {1 / MIN_WIDTH:g} and bound > 0, got {self}")
+            raise ValueError(
+                f"Spline needs 2 <= bins < {1 / MIN_WIDTH:g} and bound > 0, got {self}"
+            )
         if self.circular and self.bound != math.pi:
-            raise ValueError(f"a circular Spline has bound=math.pi, got {self.bound}; scale the angles to radians")
+            raise ValueError(
+                f"a circular Spline has bound=math.pi, got {self.bound}; scale the angles to radians"
+            )
 
     @property
     def params(self) -> int:
@@ -153,22 +167,36 @@ class Spline(Elementwise):
         return torch.softmax(p, -1) * (box * (1 - MIN_WIDTH * self.bins)) + box * MIN_WIDTH
 
     def _bin(self, x: Tensor, searched: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, ...]:
-        """Of the bin that x falls in along ``searched``: left edge, length (of both axes), and the two slopes."""
-        index = (x.unsqueeze(-1) >= searched.detach().cumsum(-1)[..., :-1] - self.bound).sum(-1, keepdim=True)
+        """Of the bin that x falls in along ``searched``: left edge, length (of both axes), and the
+        two slopes.
+        """
+        index = (x.unsqueeze(-1) >= searched.detach().cumsum(-1)[..., :-1] - self.bound).sum(
+            -1, keepdim=True
+        )
         below = (torch.arange(self.bins, device=x.device) < index).to(x.dtype)
         left, other_left = ((lengths * below).sum(-1) - self.bound for lengths in (searched, other))
-        length, other_length = (lengths.gather(-1, index).squeeze(-1) for lengths in (searched, other))
+        length, other_length = (
+            lengths.gather(-1, index).squeeze(-1) for lengths in (searched, other)
+        )
         raw = p[..., 2 * self.bins :]
         # On a line the outermost slopes are 1, as in the tails: raw value 0.
-        raw = torch.cat([raw[..., :-1], raw[..., :1]], -1) if self.circular else F.pad(raw, (1, 1), value=0.0)
+        raw = (
+            torch.cat([raw[..., :-1], raw[..., :1]], -1)
+            if self.circular
+            else F.pad(raw, (1, 1), value=0.0)
+        )
         shift = math.log(math.expm1(1 - MIN_SLOPE))
-        slopes = (F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + MIN_SLOPE for k in (0, 1))
+        slopes = (
+            F.softplus(raw.gather(-1, index + k).squeeze(-1) + shift) + MIN_SLOPE for k in (0, 1)
+        )
         return left, length, other_left, other_length, *slopes
 
     def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         x = wrap_angle(x) if self.circular else x
         inside, clamped = x.abs() < self._end, x.clamp(-self.bound, self.bound)
-        widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
+        widths, heights = (
+            self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1)
+        )
         x0, width, y0, height, d0, d1 = self._bin(clamped, widths, heights, p)
         slope, t = height / width, (clamped - x0) / width
         u = t * (1 - t)
@@ -182,11 +210,14 @@ class Spline(Elementwise):
     def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         y = wrap_angle(y - p[..., -1]) if self.circular else y
         inside, clamped = y.abs() < self._end, y.clamp(-self.bound, self.bound)
-        widths, heights = (self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1))
+        widths, heights = (
+            self._lengths(p[..., k * self.bins : (k + 1) * self.bins]) for k in (0, 1)
+        )
         y0, height, x0, width, d0, d1 = self._bin(clamped, heights, widths, p)
         slope = height / width
-        # With θ the share of the bin below y and φ = 1 − θ, z = t/(1 − t) solves s·φ·z² + b·z − s·θ = 0. Both roots are
-        # real by a sum of positive terms; t and 1 − t are quotients of such sums, and nothing cancels.
+        # With θ the share of the bin below y and φ = 1 − θ, z = t/(1 − t) solves s·φ·z² + b·z − s·θ
+        # = 0. Both roots are real by a sum of positive terms; t and 1 − t are quotients of such
+        # sums, and nothing cancels.
         theta = (clamped - y0) / height
         phi = (y0 + height - clamped) / height
         b = d0 * phi - d1 * theta
@@ -201,14 +232,18 @@ class Spline(Elementwise):
         return torch.where(inside, x0 + t * width, y), torch.where(inside, -log_slope, 0.0)
 
     @staticmethod
-    def _log_slope(slope: Tensor, t: Tensor, rest: Tensor, d0: Tensor, d1: Tensor, below: Tensor) -> Tensor:
+    def _log_slope(
+        slope: Tensor, t: Tensor, rest: Tensor, d0: Tensor, d1: Tensor, below: Tensor
+    ) -> Tensor:
         """log ∂y/∂x at the fraction t of a bin, with rest = 1 − t."""
         ends = d1 * t.square() + d0 * rest.square()
         return torch.log(slope * slope * (ends + 2 * slope * t * rest) / (below * below))
 
 
 def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """logit Σ_j w_j·sigmoid(a_j·x + b_j) and its log-slope, all in log space; p is (..., 3K) of w, a, b."""
+    """logit Σ_j w_j·sigmoid(a_j·x + b_j) and its log-slope, all in log space; p is (..., 3K) of w,
+    a, b.
+    """
     log_w, log_a, a, b = _mixture_params(p, offsets)
     u = a * x.unsqueeze(-1) + b
     log_s, log_1ms = F.logsigmoid(u), F.logsigmoid(-u)
@@ -218,15 +253,23 @@ def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tenso
 
 
 def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log w, log a, a and b. log a and b are bounded: far from the data the slope would explode, or vanish between
-    distant components; large changes of location and scale are left to the affine map."""
+    """log w, log a, a and b. log a and b are bounded: far from the data the slope would explode, or
+    vanish between distant components; large changes of location and scale are left to the affine
+    map."""
     w, raw_a, raw_b = p.chunk(3, -1)
     log_a = LOG_SCALE_BOUND * torch.tanh(raw_a / LOG_SCALE_BOUND)
-    return w.log_softmax(-1), log_a, log_a.exp(), OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets
+    return (
+        w.log_softmax(-1),
+        log_a,
+        log_a.exp(),
+        OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets,
+    )
 
 
 def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse by root finding, bracketed by min a_j·x + b_j ≤ logit of the mixture ≤ max a_j·x + b_j."""
+    """The inverse by root finding, bracketed by min a_j·x + b_j ≤ logit of the mixture ≤ max a_j·x
+    + b_j.
+    """
     dtype = y.dtype
     y, p = promote(y), promote(p)  # half precision has too few digits for root finding
     _, _, a, b = _mixture_params(p.detach(), offsets)
@@ -241,7 +284,9 @@ def _logit_mixture_inverse(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tenso
 
 
 def _offsets(components: int, like: Tensor) -> Tensor:
-    """Distinct initial offsets, since components with equal parameters would have equal gradients."""
+    """Distinct initial offsets, since components with equal parameters would have equal
+    gradients.
+    """
     if components == 1:
         return like.new_zeros(1)
     return torch.linspace(-1.0, 1.0, components, dtype=like.dtype, device=like.device)
@@ -249,7 +294,8 @@ def _offsets(components: int, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DeepSigmoid(Elementwise):
-    """``depth`` maps y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)), then an affine map (Huang et al. 2018, NAF).
+    """``depth`` maps y = logit(Σ_j w_j·sigmoid(a_j·x + b_j)), then an affine map (Huang et al.
+    2018, NAF).
 
     Args:
         units: sigmoids per map.
@@ -287,5 +333,7 @@ class DeepSigmoid(Elementwise):
 
 
 def logistic_mixture(components: int = 8) -> DeepSigmoid:
-    """y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t: mixture-of-logistics CDF (Ho et al. 2019, Flow++)."""
+    """y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t: mixture-of-logistics CDF (Ho et al. 2019,
+    Flow++).
+    """
     return DeepSigmoid(components, depth=1)

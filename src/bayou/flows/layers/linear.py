@@ -1,4 +1,6 @@
-"""Linear maps with tractable determinants: diagonal, triangular, reflections, permutations, 1×1 convolution."""
+"""Linear maps with tractable determinants: diagonal, triangular, reflections, permutations, 1×1
+convolution.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from bayou.flows.core.transform import Transform
 
 
 class DiagonalAffine(Transform):
-    """y = exp(log_scale) ⊙ x + shift, ladj = Σ log_scale. Shapes: x, y (..., *event), ladj (...)."""
+    """y = exp(log_scale) ⊙ x + shift, ladj = Σ log_scale. Shapes: x, y (..., *event), ladj
+    (...).
+    """
 
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__()
@@ -23,7 +27,9 @@ class DiagonalAffine(Transform):
 
     def _ladj(self, x: Tensor) -> Tensor:
         first = x.ndim - len(self.event_shape)
-        shared = x.shape[first:].numel() // self.log_scale.numel()  # entries with the same scale: see ``ActNorm``
+        shared = (
+            x.shape[first:].numel() // self.log_scale.numel()
+        )  # entries with the same scale: see ``ActNorm``
         return (shared * self.log_scale.sum()).expand(x.shape[:first])
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -34,7 +40,9 @@ class DiagonalAffine(Transform):
 
 
 class _TriangularFactors(nn.Module):
-    """W = L·U with L unit lower triangular and U upper triangular, diagonal exp(log_diagonal); starts at I."""
+    """W = L·U with L unit lower triangular and U upper triangular, diagonal exp(log_diagonal);
+    starts at I.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -44,7 +52,9 @@ class _TriangularFactors(nn.Module):
 
     def factors(self) -> tuple[Tensor, Tensor]:
         one = torch.eye(self.lower.shape[-1], dtype=self.lower.dtype, device=self.lower.device)
-        return self.lower.tril(-1) + one, self.upper.triu(1) + torch.diag_embed(self.log_diagonal.exp())
+        return self.lower.tril(-1) + one, self.upper.triu(1) + torch.diag_embed(
+            self.log_diagonal.exp()
+        )
 
     def multiply(self, x: Tensor) -> Tensor:
         """W x for rows x (..., D)."""
@@ -55,13 +65,17 @@ class _TriangularFactors(nn.Module):
         """W⁻¹ y for rows y (..., D), by two triangular solves."""
         lower, upper = (promote(factor) for factor in self.factors())
         rows = promote(y).reshape(-1, y.shape[-1])
-        rows = torch.linalg.solve_triangular(lower.mT, rows, upper=True, left=False, unitriangular=True)
+        rows = torch.linalg.solve_triangular(
+            lower.mT, rows, upper=True, left=False, unitriangular=True
+        )
         rows = torch.linalg.solve_triangular(upper.mT, rows, upper=False, left=False)
         return rows.reshape(y.shape).to(y.dtype)
 
 
 class LULinear(Transform):
-    """y = L·U·x + shift, ladj = Σ log diag U (Kingma & Dhariwal 2018, Glow). Shapes: x, y (..., D), ladj (...)."""
+    """y = L·U·x + shift, ladj = Σ log diag U (Kingma & Dhariwal 2018, Glow). Shapes: x, y (..., D),
+    ladj (...).
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -70,14 +84,20 @@ class LULinear(Transform):
         self.shift = nn.Parameter(torch.zeros(dim))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.weight.multiply(x) + self.shift, self.weight.log_diagonal.sum(-1).expand(x.shape[:-1])
+        return self.weight.multiply(x) + self.shift, self.weight.log_diagonal.sum(-1).expand(
+            x.shape[:-1]
+        )
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.weight.solve(y - self.shift), -self.weight.log_diagonal.sum(-1).expand(y.shape[:-1])
+        return self.weight.solve(y - self.shift), -self.weight.log_diagonal.sum(-1).expand(
+            y.shape[:-1]
+        )
 
 
 class Conv1x1(Transform):
-    """A 1×1 convolution of images (C, H, W) with W = L·U, ladj = H·W·Σ log diag U (Kingma & Dhariwal 2018, Glow)."""
+    """A 1×1 convolution of images (C, H, W) with W = L·U, ladj = H·W·Σ log diag U (Kingma &
+    Dhariwal 2018, Glow).
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -107,7 +127,9 @@ def orthonormal(a: Tensor) -> Tensor:
 
 
 def reflections(vectors: Tensor) -> Tensor:
-    """H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², of the columns v (..., D, K): I − V·T·Vᵀ, T⁻¹ + T⁻ᵀ = VᵀV (Joffrain 2006)."""
+    """H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², of the columns v (..., D, K): I − V·T·Vᵀ, T⁻¹ + T⁻ᵀ = VᵀV
+    (Joffrain 2006).
+    """
     v = promote(vectors)
     gram = v.mT @ v
     half = gram.triu(1) + torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1) / 2)
@@ -150,7 +172,11 @@ class Permutation(Transform):
     def __init__(self, order: Sequence[int] | Tensor) -> None:
         super().__init__()
         index = torch.as_tensor(order, dtype=torch.long)
-        if index.ndim != 1 or not torch.equal(index.sort().values, torch.arange(len(index))) or len(index) == 0:
+        if (
+            index.ndim != 1
+            or not torch.equal(index.sort().values, torch.arange(len(index)))
+            or len(index) == 0
+        ):
             raise ValueError(f"Permutation needs each of 0..D-1 once, got {index.tolist()}")
         self.event_shape = (len(index),)
         self.register_buffer("order", index)

@@ -17,18 +17,21 @@ def _statistics(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Mean and variance of each coordinate over all batch dimensions."""
     rows = x.detach().reshape(-1, x.shape[-1])
     if len(rows) < 2:
-        raise ValueError(f"{name} takes its statistics from a batch of at least 2 rows, got {len(rows)}; call eval()")
+        raise ValueError(
+            f"{name} takes its statistics from a batch of at least 2 rows, got {len(rows)}; call eval()"
+        )
     return rows.mean(0), rows.var(0, correction=0)
 
 
 class ActNorm(DiagonalAffine):
-    """y = exp(log_scale) ⊙ x + shift, initialized to standardize the first batch (Kingma & Dhariwal 2018, Glow).
+    """y = exp(log_scale) ⊙ x + shift, initialized to standardize the first batch (Kingma & Dhariwal
+    2018, Glow).
 
     The direction that is called first is the one whose output is standardized.
 
     Args:
-        event: the size of a vector, or (C, H, W) for images, with one scale and one shift per channel; H and W may be
-            None.
+        event: the size of a vector, or (C, H, W) for images, with one scale and one shift per
+            channel; H and W may be None.
     """
 
     initialized: Tensor
@@ -68,9 +71,10 @@ class ActNorm(DiagonalAffine):
 class BatchNorm(Transform):
     """y = exp(log_scale) ⊙ (x − m)/√(v + ε) + shift (Dinh et al. 2017; Papamakarios et al. 2017).
 
-    In training, the forward direction takes m and v from the batch and updates the running statistics, as in
-    ``nn.BatchNorm1d``; the ladj treats them as constants. The inverse, and eval mode, use the running statistics. For
-    density estimation, which uses ``inverse``, take ``Inverse(BatchNorm(dim))``.
+    In training, the forward direction takes m and v from the batch and updates the running
+    statistics, as in ``nn.BatchNorm1d``; the ladj treats them as constants. The inverse, and eval
+    mode, use the running statistics. For density estimation, which uses ``inverse``, take
+    ``Inverse(BatchNorm(dim))``.
 
     Args:
         dim: D.
@@ -85,7 +89,9 @@ class BatchNorm(Transform):
         super().__init__()
         self.event_shape = (positive(dim, "BatchNorm"),)
         if not eps > 0 or not 0 < momentum <= 1:
-            raise ValueError(f"BatchNorm needs eps > 0 and 0 < momentum <= 1, got eps={eps}, momentum={momentum}")
+            raise ValueError(
+                f"BatchNorm needs eps > 0 and 0 < momentum <= 1, got eps={eps}, momentum={momentum}"
+            )
         self.eps, self.momentum = eps, momentum
         self.log_scale = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.zeros(dim))

@@ -16,7 +16,9 @@ def image_shape(event: Sequence[int], who: str) -> Shape:
     """(C, H, W), or a ValueError."""
     shape = tuple(event) if isinstance(event, Sequence) else (event,)
     if len(shape) != 3:
-        raise ValueError(f"{who} takes images (channels, height, width), got {shape}; (1, 28, 28) for grayscale")
+        raise ValueError(
+            f"{who} takes images (channels, height, width), got {shape}; (1, 28, 28) for grayscale"
+        )
     channels, height, width = (positive(size, f"an image of {who}") for size in shape)
     return channels, height, width
 
@@ -39,7 +41,8 @@ def squeezed(x: Tensor) -> Tensor:
 
 
 class Squeeze(Map):
-    """(C, H, W) → (4C, H/2, W/2): each 2×2 block of pixels becomes four channels; term 0 (Dinh et al. 2017, RealNVP).
+    """(C, H, W) → (4C, H/2, W/2): each 2×2 block of pixels becomes four channels; term 0 (Dinh et
+    al. 2017, RealNVP).
 
     Args:
         event: (C, H, W) with even H and W.
@@ -55,5 +58,7 @@ class Squeeze(Map):
         return squeezed(x), x.new_zeros(x.shape[:-3])
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        x = y.unflatten(-3, (y.shape[-3] // 4, 2, 2)).movedim((-4, -3), (-3, -1))  # (..., C, h, 2, w, 2)
+        x = y.unflatten(-3, (y.shape[-3] // 4, 2, 2)).movedim(
+            (-4, -3), (-3, -1)
+        )  # (..., C, h, 2, w, 2)
         return x.flatten(-2).flatten(-3, -2), y.new_zeros(y.shape[:-3])

@@ -9,7 +9,8 @@ from bayou.flows.core.transform import Pair, Symmetric, Transform
 
 
 class AmortizedAffine(Symmetric, Transform):
-    """y = exp(s) ⊙ x + m, (m, s) = W·context + b: a Gaussian encoder or decoder (Kingma & Welling 2014).
+    """y = exp(s) ⊙ x + m, (m, s) = W·context + b: a Gaussian encoder or decoder (Kingma & Welling
+    2014).
 
     Args:
         dim: D, the size of x and y.

@@ -26,9 +26,11 @@ NextFeatures = Callable[[Tensor], Tensor]  # token t − 1 (N, C), first zeros, 
 
 
 class Causal(Conditioner):
-    """h_t = f(x_{<t}, context) by a network over positions t; entry c has parameters A_c·h_t + made_c(x_{t,<c}, h_t).
+    """h_t = f(x_{<t}, context) by a network over positions t; entry c has parameters A_c·h_t +
+    made_c(x_{t,<c}, h_t).
 
-    A subclass implements ``features`` (h at all positions) and ``cached`` (one position after another).
+    A subclass implements ``features`` (h at all positions) and ``cached`` (one position after
+    another).
 
     Args:
         event: (L,) or (L, C), or (C, H, W), whose positions are pixels or patches in raster order.
@@ -42,11 +44,19 @@ class Causal(Conditioner):
     back: Tensor  # back[d]: the position of coordinate d in the order
 
     def __init__(
-        self, event: Shape, params: int, width: int, patch: int = 1, reverse: bool = False, context_dim: int = 0
+        self,
+        event: Shape,
+        params: int,
+        width: int,
+        patch: int = 1,
+        reverse: bool = False,
+        context_dim: int = 0,
     ) -> None:
         name = type(self).__name__
         shape = (event,) if isinstance(event, int) else tuple(event)
-        grid = token_indices(tuple(positive(size, name) for size in shape), positive(patch, "a patch"))
+        grid = token_indices(
+            tuple(positive(size, name) for size in shape), positive(patch, "a patch")
+        )
         order = grid.flatten().flip(0) if reverse else grid.flatten()
         super().__init__(grid.numel(), params, order, context_dim)
         self.event = shape
@@ -60,16 +70,22 @@ class Causal(Conditioner):
 
     @abstractmethod
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
-        """Tokens (N, T, C) and embeddings of their positions (N or 1, T, width) to h (N, T, width)."""
+        """Tokens (N, T, C) and embeddings of their positions (N or 1, T, width) to h (N, T,
+        width).
+        """
 
     @abstractmethod
     def cached(self, place: Tensor) -> NextFeatures:
-        """A function that is called with token t − 1 (N, C), first with zeros, and returns h_t (N, width)."""
+        """A function that is called with token t − 1 (N, C), first with zeros, and returns h_t (N,
+        width).
+        """
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         batch = x.shape[:-1]
         # index_select: the gradient of x[:, order] sorts its indices on a GPU
-        tokens = x.index_select(-1, self.order).reshape(math.prod(batch), self.positions, self.channels)
+        tokens = x.index_select(-1, self.order).reshape(
+            math.prod(batch), self.positions, self.channels
+        )
         h = self.features(tokens, self._places(context))
         out = self.head(tokens, h) + self._direct(h)  # (N, T, C, P)
         return out.flatten(1, 2).index_select(1, self.back).reshape(*batch, self.dim, self.out)
@@ -118,7 +134,9 @@ class _CausalSteps:
 
 
 def token_indices(event: tuple[int, ...], patch: int = 1) -> Tensor:
-    """Flat indices of the entries of every position, (T, C); those of a patch by rows, columns, channels."""
+    """Flat indices of the entries of every position, (T, C); those of a patch by rows, columns,
+    channels.
+    """
     index = torch.arange(math.prod(event)).reshape(event)
     if len(event) in (1, 2) and patch == 1:
         return index.reshape(event[0], -1)
@@ -128,7 +146,11 @@ def token_indices(event: tuple[int, ...], patch: int = 1) -> Tensor:
             "H and W multiples of the patch; pad the image or use a patch that divides it"
         )
     c, h, w = event
-    return index.reshape(c, h // patch, patch, w // patch, patch).permute(1, 3, 2, 4, 0).reshape(-1, c * patch**2)
+    return (
+        index.reshape(c, h // patch, patch, w // patch, patch)
+        .permute(1, 3, 2, 4, 0)
+        .reshape(-1, c * patch**2)
+    )
 
 
 def shifted(x: Tensor, by: int, dim: int = -2) -> Tensor:
@@ -145,7 +167,9 @@ def gate(x: Tensor) -> Tensor:
 
 
 class _Dilated(nn.Module):
-    """A gated causal convolution with two taps, at t and t − dilation: the next input, and a skip output."""
+    """A gated causal convolution with two taps, at t and t − dilation: the next input, and a skip
+    output.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -158,11 +182,13 @@ class _Dilated(nn.Module):
 
 
 class WaveNet(Causal):
-    """Dilated causal convolutions over a sequence, with kernel 2 and dilations 1, 2, 4, … (van den Oord et al. 2016).
+    """Dilated causal convolutions over a sequence, with kernel 2 and dilations 1, 2, 4, … (van den
+    Oord et al. 2016).
 
     Args:
         event, params, width, reverse, context_dim: as for ``Causal``.
-        depth: layers, with a receptive field of 2^depth positions; by default all positions, at most 1,024.
+        depth: layers, with a receptive field of 2^depth positions; by default all positions, at
+            most 1,024.
     """
 
     def __init__(
@@ -176,7 +202,9 @@ class WaveNet(Causal):
     ) -> None:
         super().__init__(event, params, width, 1, reverse, context_dim)
         if len(self.event) > 2:
-            raise ValueError(f"WaveNet takes sequences (L,) or (L, C), got {self.event}; use PixelCNN for images")
+            raise ValueError(
+                f"WaveNet takes sequences (L,) or (L, C), got {self.event}; use PixelCNN for images"
+            )
         enough = min(max((self.positions - 1).bit_length(), 1), 10)
         depth = positive(enough if depth is None else depth, "the depth of WaveNet")
         self.dilations = tuple(2**i for i in range(depth))
@@ -210,7 +238,9 @@ class WaveNet(Causal):
 
 
 class _GatedPair(nn.Module):
-    """One layer of both stacks: ``down`` over rows above, ``across`` over pixels to the left and that output."""
+    """One layer of both stacks: ``down`` over rows above, ``across`` over pixels to the left and
+    that output.
+    """
 
     def __init__(self, width: int, reach: int) -> None:
         super().__init__()
@@ -221,26 +251,32 @@ class _GatedPair(nn.Module):
         self.out = nn.Linear(width, 2 * width)
 
     def down(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """v (N, reach + R, W, width), past rows first, to the next v (N, R, W, width) and the input of ``across``."""
+        """v (N, reach + R, W, width), past rows first, to the next v (N, R, W, width) and the input
+        of ``across``.
+        """
         sides = F.pad(v, (0, 0, self.reach, self.reach)).movedim(-1, 1)
         seen = F.conv2d(sides, self.rows.weight, self.rows.bias).movedim(1, -1)
         return v[:, self.reach :] + gate(seen), self.link(seen)
 
     def across(self, taps: list[Tensor], seen: Tensor) -> tuple[Tensor, Tensor]:
-        """The pixels from ``reach`` to the left up to here, each (..., width), to the next h and the skip."""
+        """The pixels from ``reach`` to the left up to here, each (..., width), to the next h and
+        the skip.
+        """
         more, skip = self.out(gate(self.taps(torch.cat(taps, -1)) + seen)).chunk(2, -1)
         return taps[-1] + more, skip
 
 
 class PixelCNN(Causal):
-    """Gated convolutions over an image in two stacks without a blind spot (van den Oord et al. 2016, gated PixelCNN).
+    """Gated convolutions over an image in two stacks without a blind spot (van den Oord et al.
+    2016, gated PixelCNN).
 
     v_ij depends on the rows above i, h_ij on those and on the pixels to the left of j.
 
     Args:
         event: (C, H, W).
         params, width, reverse, context_dim: as for ``Causal``.
-        depth: layers; each extends the receptive field by kernel // 2, by default to all preceding pixels.
+        depth: layers; each extends the receptive field by kernel // 2, by default to all preceding
+            pixels.
         kernel: the odd size of the kernels, at least 3.
     """
 
@@ -255,7 +291,9 @@ class PixelCNN(Causal):
         context_dim: int = 0,
     ) -> None:
         if isinstance(event, int) or len(event) != 3:
-            raise ValueError(f"PixelCNN takes images (C, H, W), got {event}; use WaveNet for sequences")
+            raise ValueError(
+                f"PixelCNN takes images (C, H, W), got {event}; use WaveNet for sequences"
+            )
         super().__init__(event, params, width, 1, reverse, context_dim)
         if kernel < 3 or kernel % 2 == 0:
             raise ValueError(f"the kernel of PixelCNN must be odd and 3 or more, got {kernel}")
@@ -263,8 +301,13 @@ class PixelCNN(Causal):
         reach = kernel // 2
         enough = max(1, math.ceil(max(self.columns - 1, self.height - 2) / reach))
         depth = positive(enough if depth is None else depth, "the depth of PixelCNN")
-        self.embed_above, self.embed_left = nn.Linear(self.channels, width), nn.Linear(self.channels, width)
-        self.layers: Modules[_GatedPair] = nn.ModuleList(_GatedPair(width, reach) for _ in range(depth))  # type: ignore[assignment]
+        self.embed_above, self.embed_left = (
+            nn.Linear(self.channels, width),
+            nn.Linear(self.channels, width),
+        )
+        self.layers: Modules[_GatedPair] = nn.ModuleList(
+            _GatedPair(width, reach) for _ in range(depth)
+        )  # type: ignore[assignment]
 
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
         pixels, place = (t.unflatten(1, (self.height, self.columns)) for t in (tokens, place))
@@ -282,7 +325,9 @@ class PixelCNN(Causal):
 
 
 class _PixelCNNCache:
-    """The stack of rows advances when a row is complete and keeps its last rows; the other keeps its last pixels."""
+    """The stack of rows advances when a row is complete and keeps its last rows; the other keeps
+    its last pixels.
+    """
 
     def __init__(self, net: PixelCNN, place: Tensor) -> None:
         self.net, self.place, self.position = net, place, 0
@@ -295,7 +340,9 @@ class _PixelCNNCache:
         net = self.net
         i, j = divmod(self.position, net.columns)
         if j == 0:
-            self._enter_row(torch.stack([*self.row, token][1:] if i else [token] * net.columns, 1), i)
+            self._enter_row(
+                torch.stack([*self.row, token][1:] if i else [token] * net.columns, 1), i
+            )
             self.row, token = [], torch.zeros_like(token)
         h = net.embed_left(token) + self.place[:, i, j]
         if j == 0:
@@ -311,7 +358,9 @@ class _PixelCNNCache:
         return F.relu(skips)
 
     def _enter_row(self, pixels: Tensor, i: int) -> None:
-        """Advance the row stack by the pixels (N, W, C) of the row above row i, zeros above row 0."""
+        """Advance the row stack by the pixels (N, W, C) of the row above row i, zeros above row
+        0.
+        """
         v = (self.net.embed_above(pixels) + self.place[:, i]).unsqueeze(1)
         self.seen = []
         for k, layer in enumerate(self.net.layers):
@@ -323,10 +372,17 @@ class _PixelCNNCache:
             self.seen.append(seen.squeeze(1))
 
 
-def causal_flow(layers: int, elementwise: Elementwise | None, build: Callable[[int, bool], Causal]) -> Chain:
-    """Inverted autoregressive layers of alternating order: densities in one pass, draws step by step."""
+def causal_flow(
+    layers: int, elementwise: Elementwise | None, build: Callable[[int, bool], Causal]
+) -> Chain:
+    """Inverted autoregressive layers of alternating order: densities in one pass, draws step by
+    step.
+    """
     g = elementwise or Affine()
-    parts = (Autoregressive(g, build(g.params, bool(i % 2))) for i in range(positive(layers, "the number of layers")))
+    parts = (
+        Autoregressive(g, build(g.params, bool(i % 2)))
+        for i in range(positive(layers, "the number of layers"))
+    )
     return Chain(*(Inverse(part) for part in parts))
 
 
@@ -338,9 +394,13 @@ def wavenet(
     elementwise: Elementwise | None = None,
     context_dim: int = 0,
 ) -> Chain:
-    """Autoregressive flow of sequences by dilated convolutions, with fast densities (van den Oord et al. 2016)."""
+    """Autoregressive flow of sequences by dilated convolutions, with fast densities (van den Oord
+    et al. 2016).
+    """
     return causal_flow(
-        layers, elementwise, lambda params, reverse: WaveNet(shape, params, width, depth, reverse, context_dim)
+        layers,
+        elementwise,
+        lambda params, reverse: WaveNet(shape, params, width, depth, reverse, context_dim),
     )
 
 
@@ -353,7 +413,11 @@ def pixelcnn(
     elementwise: Elementwise | None = None,
     context_dim: int = 0,
 ) -> Chain:
-    """Autoregressive flow of images by a gated PixelCNN, with fast densities (van den Oord et al. 2016)."""
+    """Autoregressive flow of images by a gated PixelCNN, with fast densities (van den Oord et al.
+    2016).
+    """
     return causal_flow(
-        layers, elementwise, lambda params, reverse: PixelCNN(shape, params, width, depth, kernel, reverse, context_dim)
+        layers,
+        elementwise,
+        lambda params, reverse: PixelCNN(shape, params, width, depth, kernel, reverse, context_dim),
     )

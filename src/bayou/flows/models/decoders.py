@@ -1,4 +1,6 @@
-"""Decoders of a VAE: p(x | z) of pixels that are independent given z, with parameters from a network."""
+"""Decoders of a VAE: p(x | z) of pixels that are independent given z, with parameters from a
+network.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from bayou.flows.core.transform import Pair, Rows, sum_event
 from bayou.flows.discrete.masses import logistic_log_mass
 from bayou.flows.surjections.conditional import ConditionalDistribution, open_uniform
 
-INITIAL_LOG_SCALE, MAX_LOG_SCALE_CHANGE = -3.0, 4.0  # of a logistic, relative to the number of levels
+INITIAL_LOG_SCALE, MAX_LOG_SCALE_CHANGE = (
+    -3.0,
+    4.0,
+)  # of a logistic, relative to the number of levels
 
 
 class Decoder(ConditionalDistribution):
@@ -100,7 +105,8 @@ class BernoulliDecoder(Decoder):
 class LogisticDecoder(Decoder):
     """Pixels 0 .. L − 1 from a discretized logistic: P(x) = σ((x + ½ − m)/s) − σ((x − ½ − m)/s).
 
-    The first and the last level include the tails (Salimans et al. 2017). θ: m = (L − 1)·σ(θ_0), and log s.
+    The first and the last level include the tails (Salimans et al. 2017). θ: m = (L − 1)·σ(θ_0),
+    and log s.
 
     Args:
         event, net: as for every decoder, with two parameters per pixel.
@@ -109,14 +115,18 @@ class LogisticDecoder(Decoder):
 
     params = 2
 
-    def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256) -> None:
+    def __init__(
+        self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256
+    ) -> None:
         super().__init__(event, net)
         self.levels: int = positive(levels, "the levels of pixels", 2)
 
     def _location_scale(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         location, raw = self._apart(theta)
         log_scale = (
-            INITIAL_LOG_SCALE + MAX_LOG_SCALE_CHANGE * torch.tanh(raw / MAX_LOG_SCALE_CHANGE) + math.log(self.levels)
+            INITIAL_LOG_SCALE
+            + MAX_LOG_SCALE_CHANGE * torch.tanh(raw / MAX_LOG_SCALE_CHANGE)
+            + math.log(self.levels)
         )
         return (self.levels - 1) * location.sigmoid(), log_scale.exp()
 
@@ -129,14 +139,20 @@ class LogisticDecoder(Decoder):
         return (location + scale * torch.logit(u)).round().clamp(0, self.levels - 1)
 
     def _mean(self, theta: Tensor) -> Tensor:
-        return self._location_scale(theta)[0]  # the median, and the mean up to the truncation of the tails
+        return self._location_scale(theta)[
+            0
+        ]  # the median, and the mean up to the truncation of the tails
 
 
 @final
 class CategoricalDecoder(Decoder):
-    """Pixels 0 .. L − 1 from a categorical distribution: θ are the L logits (van den Oord et al. 2016)."""
+    """Pixels 0 .. L − 1 from a categorical distribution: θ are the L logits (van den Oord et al.
+    2016).
+    """
 
-    def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256) -> None:
+    def __init__(
+        self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256
+    ) -> None:
         super().__init__(event, net)
         self.levels: int = positive(levels, "the levels of pixels", 2)
         self.params = levels
@@ -145,7 +161,12 @@ class CategoricalDecoder(Decoder):
         axis = -1 - len(self.event)
         batch = torch.broadcast_shapes(x.shape[: axis + 1], theta.shape[:axis])
         index = x.long().unsqueeze(axis).expand(*batch, 1, *self.event)
-        return log_softmax(theta, axis).expand(*batch, -1, *self.event).gather(axis, index).squeeze(axis)
+        return (
+            log_softmax(theta, axis)
+            .expand(*batch, -1, *self.event)
+            .gather(axis, index)
+            .squeeze(axis)
+        )
 
     def _quantile(self, u: Tensor, theta: Tensor) -> Tensor:
         axis = -1 - len(self.event)

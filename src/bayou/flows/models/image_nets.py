@@ -1,5 +1,5 @@
-"""Convolutional networks of image flows. The last layer of a conditioner starts at 0, so that a coupling starts as the
-identity."""
+"""Convolutional networks of image flows. The last layer of a conditioner starts at 0, so that a
+coupling starts as the identity."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from bayou.flows.core.nets import zeroed
 from bayou.flows.layers.squeeze import squeezed
 
 Shape = tuple[int, int, int]  # channels, height, width
-NetFactory = Callable[[Shape, int], nn.Module]  # of the input's shape and the number of output channels
+NetFactory = Callable[
+    [Shape, int], nn.Module
+]  # of the input's shape and the number of output channels
 
 
 class ImageNet(nn.Sequential):
-    """A sequence of layers for images with any batch axes: (..., C, H, W) to (..., outputs, H', W').
+    """A sequence of layers for images with any batch axes: (..., C, H, W) to (..., outputs, H',
+    W').
 
     Args:
         layers: modules of (N, C, H, W).
-        half: compute all but the last layer in bfloat16; a coupling stays exact, since both directions evaluate the
-            same network on the same numbers.
+        half: compute all but the last layer in bfloat16; a coupling stays exact, since both
+            directions evaluate the same network on the same numbers.
         gain: a factor of the output.
     """
 
@@ -36,7 +39,9 @@ class ImageNet(nn.Sequential):
         batch = x.shape[:-3]
         y = x.reshape(math.prod(batch), *x.shape[-3:])
         *layers, last = self
-        with torch.autocast(x.device.type, torch.bfloat16) if self.half_precision else nullcontext():
+        with (
+            torch.autocast(x.device.type, torch.bfloat16) if self.half_precision else nullcontext()
+        ):
             for layer in layers:
                 y = layer(y)
         y = last(y.to(x.dtype)) * self.gain
@@ -44,9 +49,11 @@ class ImageNet(nn.Sequential):
 
 
 def _output_gain(hidden: int) -> float:
-    """A gain with which a step of Adam changes the outputs by the same amount for any number of hidden channels.
+    """A gain with which a step of Adam changes the outputs by the same amount for any number of
+    hidden channels.
 
-    With a gain of 1, a Glow of CIFAR-10 with 48 couplings of 256 channels was infinite after two steps.
+    With a gain of 1, a Glow of CIFAR-10 with 48 couplings of 256 channels was infinite after two
+    steps.
     """
     return min(1.0, 64 / hidden)
 
@@ -65,9 +72,15 @@ def conv_net(shape: Shape, outputs: int, hidden: int = 64, half: bool = False) -
 
 
 def gated_net(
-    shape: Shape, outputs: int, hidden: int = 64, blocks: int = 2, heads: int = 4, half: bool = False
+    shape: Shape,
+    outputs: int,
+    hidden: int = 64,
+    blocks: int = 2,
+    heads: int = 4,
+    half: bool = False,
 ) -> ImageNet:
-    """Gated residual convolutions, each followed by self-attention over all pixels (Ho et al. 2019, Flow++).
+    """Gated residual convolutions, each followed by self-attention over all pixels (Ho et al. 2019,
+    Flow++).
 
     ``heads=0``: convolutions alone.
     """
@@ -80,8 +93,12 @@ def gated_net(
     return ImageNet(*layers, last, half=half, gain=_output_gain(hidden))
 
 
-def feature_net(shape: Shape, features: int, levels: int, blocks: int = 2, half: bool = False) -> ImageNet:
-    """Features of images 0 .. levels − 1 for a dequantizer: (..., C, H, W) to (..., features, H/2, W/2)."""
+def feature_net(
+    shape: Shape, features: int, levels: int, blocks: int = 2, half: bool = False
+) -> ImageNet:
+    """Features of images 0 .. levels − 1 for a dequantizer: (..., C, H, W) to (..., features, H/2,
+    W/2).
+    """
     convolutions = [GatedConv(features) for _ in range(blocks)]
     first = nn.Conv2d(4 * shape[0], features, 3, padding=1)
     return ImageNet(_Centered(levels), first, *convolutions, half=half)
@@ -115,14 +132,19 @@ class GatedConv(_Residual):
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
-        self.first, self.second = nn.Conv2d(channels, channels, 3, padding=1), nn.Conv2d(channels, 2 * channels, 1)
+        self.first, self.second = (
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.Conv2d(channels, 2 * channels, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self._add(x, F.glu(self.second(F.elu(self.first(F.elu(x)))), 1))
 
 
 class GatedAttention(_Residual):
-    """x ← norm(x + a·sigmoid(b)), (a, b) from attention over all pixels with learned position embeddings."""
+    """x ← norm(x + a·sigmoid(b)), (a, b) from attention over all pixels with learned position
+    embeddings.
+    """
 
     def __init__(self, shape: Shape, heads: int) -> None:
         channels, height, width = shape
@@ -137,7 +159,9 @@ class GatedAttention(_Residual):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(2).mT + self.place  # (N, H·W, C)
-        q, k, v = self.read(rows).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (N, heads, H·W, C/heads)
+        q, k, v = (
+            self.read(rows).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )  # (N, heads, H·W, C/heads)
         if x.is_cuda:
             seen = F.scaled_dot_product_attention(q, k, v)
         else:  # the fused kernel does not support vmap on a CPU

@@ -1,6 +1,8 @@
-"""Flows of images (C, H, W): Glow and Flow++ from squeezes, splits, 1×1 convolutions and couplings with CNNs.
+"""Flows of images (C, H, W): Glow and Flow++ from squeezes, splits, 1×1 convolutions and couplings
+with CNNs.
 
-Data are whole numbers; ``Dequantize`` gives them a density, and bits per dimension are −log p/(D·log 2).
+Data are whole numbers; ``Dequantize`` gives them a density, and bits per dimension are −log
+p/(D·log 2).
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.nets import zeroed
-from bayou.flows.core.transform import Map, Pair, Symmetric, Transform, clamp_inside, concrete, sum_event
+from bayou.flows.core.transform import (
+    Map,
+    Pair,
+    Symmetric,
+    Transform,
+    clamp_inside,
+    concrete,
+    sum_event,
+)
 from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
@@ -32,23 +42,25 @@ from bayou.flows.surjections.maps import Slice
 from bayou.flows.surjections.quantization import Dequantize
 
 Mask = Literal["channel", "checkerboard"]
-# Pixels in (0, 1) are mapped to logits of (margin, 1 − margin). With the margin .05 of RealNVP the noise of black and
-# white pixels is narrow and training slow: a small Glow of MNIST has 3.63 bits on held-out images after 120 steps, and
-# 1.83 with 1e-3; for CIFAR-10 the margins do not differ.
+# Pixels in (0, 1) are mapped to logits of (margin, 1 − margin). With the margin .05 of RealNVP the
+# noise of black and white pixels is narrow and training slow: a small Glow of MNIST has 3.63 bits
+# on held-out images after 120 steps, and 1.83 with 1e-3; for CIFAR-10 the margins do not differ.
 MARGIN = 1e-3
 
 
 class ImageCoupling(Symmetric, Transform):
-    r"""y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for images (C, H, W) and an elementwise g.
+    r"""y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for images (C, H, W) and an
+    elementwise g.
 
     Args:
         event: (C, H, W).
         elementwise: g.
-        mask: "channel" keeps the first C//2 channels; "checkerboard" keeps the pixels with even row + column, as 2C
-            channels of (H/2, W/2).
+        mask: "channel" keeps the first C//2 channels; "checkerboard" keeps the pixels with even row
+            + column, as 2C channels of (H/2, W/2).
         flip: exchange kept and changed entries.
-        net: ``net((inputs, h, w), outputs)`` returns the conditioner, (..., inputs, h, w) → (..., outputs, h, w); its
-            outputs are all planes of g's first parameter, then of the second, ...
+        net: ``net((inputs, h, w), outputs)`` returns the conditioner, (..., inputs, h, w) → (...,
+            outputs, h, w); its outputs are all planes of g's first parameter, then of the second,
+            ...
         context: the channels of a context that is an image (context, h, w), flattened.
         context_dim: the size of a context that is a vector, such as a one-hot class.
 
@@ -70,9 +82,13 @@ class ImageCoupling(Symmetric, Transform):
         if mask not in ("channel", "checkerboard"):
             raise ValueError(f'mask must be "channel" or "checkerboard", got {mask!r}')
         if (context and context_dim) or context < 0 or context_dim < 0:
-            raise ValueError(f"ImageCoupling got context={context} and context_dim={context_dim}; pass at most one")
+            raise ValueError(
+                f"ImageCoupling got context={context} and context_dim={context_dim}; pass at most one"
+            )
         if mask == "channel" and shape[0] < 2:
-            raise ValueError(f"a coupling of channels needs two, got {shape}; use Squeeze, or mask='checkerboard'")
+            raise ValueError(
+                f"a coupling of channels needs two, got {shape}; use Squeeze, or mask='checkerboard'"
+            )
         self.event_shape: tuple[int | None, ...] = shape
         self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
         self.checkerboard, self.flip = mask == "checkerboard", flip
@@ -99,7 +115,9 @@ class ImageCoupling(Symmetric, Transform):
         if not self.checkerboard:
             return torch.cat([first, second], -3)
         (a, d), (b, c) = first.chunk(2, -3), second.chunk(2, -3)
-        blocks = torch.stack([torch.stack([a, b], -1), torch.stack([c, d], -1)], -3)  # (..., C, h, 2, w, 2)
+        blocks = torch.stack(
+            [torch.stack([a, b], -1), torch.stack([c, d], -1)], -3
+        )  # (..., C, h, 2, w, 2)
         return blocks.flatten(-2).flatten(-3, -2)
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
@@ -116,7 +134,8 @@ class ImageCoupling(Symmetric, Transform):
 
 
 class Pointwise(Symmetric, Transform):
-    """y = g(x; context), elementwise, where the context holds the parameters, (params, *event) flattened.
+    """y = g(x; context), elementwise, where the context holds the parameters, (params, *event)
+    flattened.
 
     Args:
         event: the shape of x and y.
@@ -137,7 +156,8 @@ class Pointwise(Symmetric, Transform):
 
 
 class Sigmoid(Transform):
-    """y = (sigmoid(x) − margin)/(1 − 2·margin), onto an interval slightly larger than (0, 1) (Dinh et al. 2017).
+    """y = (sigmoid(x) − margin)/(1 − 2·margin), onto an interval slightly larger than (0, 1) (Dinh
+    et al. 2017).
 
     Args:
         event: the shape of x and y.
@@ -172,12 +192,20 @@ class Sigmoid(Transform):
 
 
 def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
-    """A ``Conv1x1`` that starts at a random orthogonal matrix, as in Glow, rather than at the identity."""
+    """A ``Conv1x1`` that starts at a random orthogonal matrix, as in Glow, rather than at the
+    identity.
+    """
     conv = Conv1x1(channels)
     with torch.no_grad():
-        q = torch.linalg.qr(rng.normal(channels, (channels,), torch.zeros((), dtype=torch.float64), seed))[0]
-        _, lower, upper = torch.linalg.lu(q)  # L·U without the permutation of rows is orthogonal, too
-        upper = upper * upper.diagonal().sign()  # and with signs of columns that make the pivots positive
+        q = torch.linalg.qr(
+            rng.normal(channels, (channels,), torch.zeros((), dtype=torch.float64), seed)
+        )[0]
+        _, lower, upper = torch.linalg.lu(
+            q
+        )  # L·U without the permutation of rows is orthogonal, too
+        upper = (
+            upper * upper.diagonal().sign()
+        )  # and with signs of columns that make the pivots positive
         conv.weight.lower.copy_(lower.tril(-1))
         conv.weight.upper.copy_(upper.triu(1))
         conv.weight.log_diagonal.copy_(upper.diagonal().log())
@@ -185,7 +213,8 @@ def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
 
 
 def split_channels(event: Sequence[int], keep: int | None = None) -> Map:
-    """A split: from base to data, it adds channels of Gaussian noise, with moments by a convolution of the kept ones.
+    """A split: from base to data, it adds channels of Gaussian noise, with moments by a convolution
+    of the kept ones.
 
     log p(rest | kept) is exact (Dinh et al. 2017; Kingma & Dhariwal 2018).
 
@@ -196,20 +225,35 @@ def split_channels(event: Sequence[int], keep: int | None = None) -> Map:
     channels, height, width = image_shape(event, "split_channels")
     kept, g = channels // 2 if keep is None else keep, Affine()
     if not 0 < kept < channels:
-        raise ValueError(f"split_channels needs 0 < keep < {channels}, the number of channels, got {kept}")
+        raise ValueError(
+            f"split_channels needs 0 < keep < {channels}, the number of channels, got {kept}"
+        )
     rest = (channels - kept, height, width)
     net = ImageNet(zeroed(nn.Conv2d(kept, g.params * rest[0], 3, padding=1)))
     flow = Flow(StandardNormal(rest), Pointwise(rest, g))
-    return Inverse(Slice((channels, height, width), kept, ConditionalFlow(flow, nn.Sequential(net, nn.Flatten(-3)))))
+    return Inverse(
+        Slice(
+            (channels, height, width),
+            kept,
+            ConditionalFlow(flow, nn.Sequential(net, nn.Flatten(-3))),
+        )
+    )
 
 
 def glow_image(
-    shape: Sequence[int], levels: int = 3, steps: int = 8, hidden: int = 64, half: bool = False, context_dim: int = 0
+    shape: Sequence[int],
+    levels: int = 3,
+    steps: int = 8,
+    hidden: int = 64,
+    half: bool = False,
+    context_dim: int = 0,
 ) -> MapChain:
-    """Glow (Kingma & Dhariwal 2018), from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels in (0, 1).
+    """Glow (Kingma & Dhariwal 2018), from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels
+    in (0, 1).
 
-    A level consists of a squeeze and ``steps`` of act norm, 1×1 convolution and affine coupling; between levels half of
-    the channels are split off. ``Chain(glow_image(shape), Dequantize(shape, 256))`` has integers as data.
+    A level consists of a squeeze and ``steps`` of act norm, 1×1 convolution and affine coupling;
+    between levels half of the channels are split off.
+    ``Chain(glow_image(shape), Dequantize(shape, 256))`` has integers as data.
 
     Args:
         shape: (C, H, W), with H and W multiples of 2^levels.
@@ -246,19 +290,28 @@ def flowpp_image(
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
-    """Flow++ (Ho et al. 2019): mixture-of-logistics couplings, with gates and attention in their CNNs, without splits.
+    """Flow++ (Ho et al. 2019): mixture-of-logistics couplings, with gates and attention in their
+    CNNs, without splits.
 
-    The first level has checkerboard couplings, each further one a squeeze and couplings of channels. Densities are
-    analytic, draws need root finding. The paper uses ``image_flow(flowpp_image(shape), dequantize="variational")``.
+    The first level has checkerboard couplings, each further one a squeeze and couplings of
+    channels. Densities are analytic, draws need root finding. The paper uses
+    ``image_flow(flowpp_image(shape), dequantize="variational")``.
 
     Args:
         shape, half, context_dim: as for ``glow_image``.
         levels, steps: the number of levels and of couplings per level.
-        hidden, blocks, heads: channels, blocks and attention heads of a CNN; published are 96 channels and 10 blocks.
+        hidden, blocks, heads: channels, blocks and attention heads of a CNN; published are 96
+            channels and 10 blocks.
         components: of the mixture; published are 32.
     """
     event = image_shape(shape, "flowpp_image")
-    net = partial(gated_net, hidden=positive(hidden, "the CNN of a coupling"), blocks=blocks, heads=heads, half=half)
+    net = partial(
+        gated_net,
+        hidden=positive(hidden, "the CNN of a coupling"),
+        blocks=blocks,
+        heads=heads,
+        half=half,
+    )
     g = logistic_mixture(components)
     parts: list[Map] = [Sigmoid(event, MARGIN)]
     for level in range(positive(levels, "the number of levels")):
@@ -271,14 +324,17 @@ def flowpp_image(
             if event[0] > 1:
                 parts.append(Inverse(rotation(event[0])))
             mask: Mask = "channel" if level else "checkerboard"
-            parts.append(Inverse(ImageCoupling(event, g, mask, bool(i % 2), net, context_dim=context_dim)))
+            parts.append(
+                Inverse(ImageCoupling(event, g, mask, bool(i % 2), net, context_dim=context_dim))
+            )
     return MapChain(*reversed(parts))
 
 
 def dequantizer(
     shape: Sequence[int], levels: int = 256, steps: int = 4, hidden: int = 32, half: bool = False
 ) -> ConditionalFlow:
-    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: affine couplings conditional on the image y.
+    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: affine couplings conditional on the
+    image y.
 
     It starts as uniform noise (Ho et al. 2019, variational dequantization).
 
@@ -294,13 +350,18 @@ def dequantizer(
         for i in range(positive(steps, "the number of steps"))
     ]
     flow = Flow(Uniform(event), Chain(Inverse(Sigmoid(event)), *couplings, Sigmoid(event)))
-    return ConditionalFlow(flow, nn.Sequential(feature_net(event, hidden, levels, half=half), nn.Flatten(-3)))
+    return ConditionalFlow(
+        flow, nn.Sequential(feature_net(event, hidden, levels, half=half), nn.Flatten(-3))
+    )
 
 
 def image_flow(
-    chain: Map, levels: int = 256, dequantize: Literal["uniform", "variational"] | ConditionalFlow | Flow = "uniform"
+    chain: Map,
+    levels: int = 256,
+    dequantize: Literal["uniform", "variational"] | ConditionalFlow | Flow = "uniform",
 ) -> Flow:
-    """A density of images with integers 0 .. levels − 1: standard normal noise, the chain, dequantization.
+    """A density of images with integers 0 .. levels − 1: standard normal noise, the chain,
+    dequantization.
 
     Args:
         chain: from noise to pixels in (0, 1), for example ``glow_image(shape)``.
@@ -310,7 +371,9 @@ def image_flow(
     shape = image_shape(chain.event_out, "image_flow")  # type: ignore[arg-type]
     if isinstance(dequantize, str):
         if dequantize not in ("uniform", "variational"):
-            raise ValueError(f'dequantize must be "uniform", "variational" or a flow onto (0, 1), got {dequantize!r}')
+            raise ValueError(
+                f'dequantize must be "uniform", "variational" or a flow onto (0, 1), got {dequantize!r}'
+            )
         q = dequantizer(shape, levels) if dequantize == "variational" else None
     else:
         q = dequantize  # type: ignore[assignment]
@@ -326,7 +389,8 @@ def bits_per_dim(
     batch_size: int = 256,
     context: Tensor | None = None,
 ) -> Tensor:
-    """−log p(y | context)/(D·log 2) of every image, in eval mode: (rows,). With dequantization, an upper bound.
+    """−log p(y | context)/(D·log 2) of every image, in eval mode: (rows,). With dequantization, an
+    upper bound.
 
     Args:
         flow: a density of integers.
@@ -342,10 +406,16 @@ def bits_per_dim(
             "Dequantize, or build it with image_flow"
         )
     shape = flow.event_shape
-    if not isinstance(images, Tensor) or images.ndim != len(shape) + 1 or tuple(images.shape[1:]) != shape:
+    if (
+        not isinstance(images, Tensor)
+        or images.ndim != len(shape) + 1
+        or tuple(images.shape[1:]) != shape
+    ):
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise ValueError(f"images must be a tensor (rows, {', '.join(map(str, shape))}), got {got}")
-    like = next((t for t in (*flow.parameters(), *flow.buffers()) if t.is_floating_point()), torch.zeros(()))
+    like = next(
+        (t for t in (*flow.parameters(), *flow.buffers()) if t.is_floating_point()), torch.zeros(())
+    )
     if context is not None and context.shape[:-1] not in ((), (len(images),)):
         raise ValueError(
             f"got {len(images)} images and contexts of shape {tuple(context.shape)}; pass one for all, or one for each"
@@ -355,7 +425,11 @@ def bits_per_dim(
     try:
         found = []
         for i in range(0, len(images), batch_size):
-            own = None if context is None else context.to(like).expand(len(images), -1)[i : i + batch_size]
+            own = (
+                None
+                if context is None
+                else context.to(like).expand(len(images), -1)[i : i + batch_size]
+            )
             part = images[i : i + batch_size].to(like)
             found.append(flow.log_prob(part, own, samples=samples, seed=seed, start=i))
     finally:

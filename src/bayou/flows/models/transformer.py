@@ -20,13 +20,16 @@ MAX_UNFUSED = 64  # keys up to which attention on a CPU is computed by matrix pr
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """softmax(q·kᵀ/√d)·v of (N, heads, T, d), masked to the keys up to each query if causal.
 
-    A fused kernel does not store T × T scores, but on a CPU it does not support vmap and gains little for small T.
+    A fused kernel does not store T × T scores, but on a CPU it does not support vmap and gains
+    little for small T.
     """
     if q.is_cuda or k.shape[-2] > MAX_UNFUSED:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -math.inf)
+        scores = scores.masked_fill(
+            torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -math.inf
+        )
     return scores.softmax(-1) @ v
 
 
@@ -40,10 +43,16 @@ class KeyValues:
     def add(self, *new: Tensor) -> list[Tensor]:
         """Append those of the next position and return all."""
         if torch.is_grad_enabled():  # autograd needs the earlier tensors unchanged
-            self.pair = [torch.cat(both, 2) for both in zip(self.pair, new, strict=True)] if self.pair else list(new)
+            self.pair = (
+                [torch.cat(both, 2) for both in zip(self.pair, new, strict=True)]
+                if self.pair
+                else list(new)
+            )
             return self.pair
         if not self.pair:
-            self.pair = [one.new_zeros(*one.shape[:2], self.positions, one.shape[-1]) for one in new]
+            self.pair = [
+                one.new_zeros(*one.shape[:2], self.positions, one.shape[-1]) for one in new
+            ]
         for store, one in zip(self.pair, new, strict=True):
             store[:, :, self.length] = one.squeeze(2)
         self.length += 1
@@ -51,17 +60,24 @@ class KeyValues:
 
 
 class _Block(nn.Module):
-    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width), or with a cache the next position (N, 1, width)."""
+    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width), or with a cache the next
+    position (N, 1, width).
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.read, self.write = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, h: Tensor, cache: KeyValues | None = None) -> Tensor:
-        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.read(self.norm(h)).chunk(3, -1))
+        q, k, v = (
+            p.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for p in self.read(self.norm(h)).chunk(3, -1)
+        )
         if cache is not None:
             k, v = cache.add(k, v)
         attended = attend(q, k, v, causal=cache is None)
@@ -71,9 +87,11 @@ class _Block(nn.Module):
 
 
 class CausalTransformer(Causal):
-    """Causal attention over the tokens of a sequence or the patches of an image (Zhai et al. 2024, TarFlow).
+    """Causal attention over the tokens of a sequence or the patches of an image (Zhai et al. 2024,
+    TarFlow).
 
-    The embedding of a position is that of the preceding token, for images also of the patches above.
+    The embedding of a position is that of the preceding token, for images also of the patches
+    above.
 
     Args:
         event, params, width, patch, reverse, context_dim: as for ``Causal``.
@@ -94,10 +112,15 @@ class CausalTransformer(Causal):
     ) -> None:
         super().__init__(event, params, width, patch, reverse, context_dim)
         if width % positive(heads, "the number of heads"):
-            raise ValueError(f"the width of CausalTransformer must be a multiple of its heads, got {width} and {heads}")
+            raise ValueError(
+                f"the width of CausalTransformer must be a multiple of its heads, got {width} and {heads}"
+            )
         row = self.event[2] // patch if len(self.event) == 3 else 1
         self.delays = sorted({1, max(row - 1, 1), row, row + 1}) if row > 1 else [1]
-        self.embed, self.norm = nn.Linear(len(self.delays) * self.channels, width), nn.LayerNorm(width)
+        self.embed, self.norm = (
+            nn.Linear(len(self.delays) * self.channels, width),
+            nn.LayerNorm(width),
+        )
         self.blocks: Modules[_Block] = nn.ModuleList(  # type: ignore[assignment]
             _Block(width, heads) for _ in range(positive(depth, "the depth of CausalTransformer"))
         )
@@ -136,7 +159,9 @@ def transformer_flow(
     elementwise: Elementwise | None = None,
     context_dim: int = 0,
 ) -> Chain:
-    """Autoregressive flow of sequences or images by causal Transformers, with fast densities (Zhai et al. 2024)."""
+    """Autoregressive flow of sequences or images by causal Transformers, with fast densities (Zhai
+    et al. 2024).
+    """
 
     def build(params: int, reverse: bool) -> Causal:
         return CausalTransformer(shape, params, width, depth, heads, patch, reverse, context_dim)

@@ -1,4 +1,6 @@
-"""Variational autoencoders: a decoder p(x|z), a conditional flow as encoder q(z|x), and a prior p(z)."""
+"""Variational autoencoders: a decoder p(x|z), a conditional flow as encoder q(z|x), and a prior
+p(z).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from bayou.flows.fitting.objectives import MaximumLikelihood
 from bayou.flows.surjections.conditional import ConditionalDistribution
 from bayou.flows.surjections.maps import Autoencoder
 
-DEFAULTS: FitOptions = {"batch_size": 100, "lr": 1e-3, "clip": None, "patience": None, "warmup": 0.1}  # of VAE.fit
+DEFAULTS: FitOptions = {
+    "batch_size": 100,
+    "lr": 1e-3,
+    "clip": None,
+    "patience": None,
+    "warmup": 0.1,
+}  # of VAE.fit
 BLOCK = 500  # importance samples per row whose noise is drawn at once
 
 
@@ -42,14 +50,17 @@ class Terms(NamedTuple):
 
 
 class VAE(nn.Module):
-    r"""log p(x) ≥ E_q[log p(x|z) + log p(z) − log q(z|x)] (Kingma & Welling 2014; with flows Rezende & Mohamed 2015).
+    r"""log p(x) ≥ E_q[log p(x|z) + log p(z) − log q(z|x)] (Kingma & Welling 2014; with flows
+    Rezende & Mohamed 2015).
 
-    ``flow`` is the same model as a distribution: the prior transformed by an ``Autoencoder`` map. The noise of row i
-    depends on (seed, start + i) alone.
+    ``flow`` is the same model as a distribution: the prior transformed by an ``Autoencoder`` map.
+    The noise of row i depends on (seed, start + i) alone.
 
     Args:
-        decoder: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder``, ``CategoricalDecoder`` or ``ConditionalFlow``.
-        encoder: q(z|x), for example ``ConditionalFlow(Flow(StandardNormal(64), AmortizedAffine(64, 256)), net)``.
+        decoder: p(x|z), a ``BernoulliDecoder``, ``LogisticDecoder``, ``CategoricalDecoder`` or
+            ``ConditionalFlow``.
+        encoder: q(z|x), for example
+            ``ConditionalFlow(Flow(StandardNormal(64), AmortizedAffine(64, 256)), net)``.
         prior: p(z), a base or a flow; by default N(0, I).
 
     Shapes: x (rows, \*event), z (rows, dim).
@@ -66,7 +77,9 @@ class VAE(nn.Module):
         latent: Any = self.map.event_in
         self.prior = StandardNormal(latent) if prior is None else prior
         if self.prior.event_shape != latent:
-            raise ValueError(f"the encoder has events {latent}, the prior {self.prior.event_shape}; use one size")
+            raise ValueError(
+                f"the encoder has events {latent}, the prior {self.prior.event_shape}; use one size"
+            )
         if isinstance(self.prior, Flow) and self.prior.kind is not Ladj.exact:
             raise ValueError(f"the prior needs an exact log-density, got {self.prior.kind.name!r}")
 
@@ -93,9 +106,16 @@ class VAE(nn.Module):
 
     @torch.no_grad()
     def log_prob(
-        self, x: Tensor, samples: int = 5000, *, seed: rng.Seed = None, start: int = 0, chunk: int = 4096
+        self,
+        x: Tensor,
+        samples: int = 5000,
+        *,
+        seed: rng.Seed = None,
+        start: int = 0,
+        chunk: int = 4096,
     ) -> Tensor:
-        """log (1/K)·Σ_k p(x|z_k)·p(z_k)/q(z_k|x) of every row: (rows,), a bound that tightens with K (Burda 2016).
+        """log (1/K)·Σ_k p(x|z_k)·p(z_k)/q(z_k|x) of every row: (rows,), a bound that tightens with
+        K (Burda 2016).
 
         ``chunk``: the number of z that are decoded at a time; it affects memory, not the result.
         """
@@ -108,7 +128,9 @@ class VAE(nn.Module):
             part = x[first : first + max(1, chunk // block)]
             total = x.new_full((len(part),), -math.inf)
             for number, done in enumerate(range(0, samples, block)):
-                noise = self._noise(part, block, rng.fold(seed, "importance", number), start + first)
+                noise = self._noise(
+                    part, block, rng.fold(seed, "importance", number), start + first
+                )
                 for some in noise[: samples - done].split(max(1, chunk // len(part))):
                     total = torch.logaddexp(total, self._terms(part, some).elbo.logsumexp(0))
             found.append(total - math.log(samples))
@@ -130,7 +152,9 @@ class VAE(nn.Module):
     @torch.no_grad()
     def reconstruct(self, x: Tensor, *, seed: rng.Seed = None, start: int = 0) -> Tensor:
         r"""E[x|z] at z = ``encode(x)``: (rows, \*event)."""
-        return self.map.decoder.center(self.encode(x, seed=seed, start=start), len(self.map.event_in))
+        return self.map.decoder.center(
+            self.encode(x, seed=seed, start=start), len(self.map.event_in)
+        )
 
     def _check(self, x: Tensor, samples: int) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -138,29 +162,42 @@ class VAE(nn.Module):
         self.map.validate(x, inverse=True)
         if x.ndim != 1 + len(self.event):
             event = ", ".join(map(str, self.event))
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected (rows, {event}); flatten the row axes")
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected (rows, {event}); flatten the row axes"
+            )
 
     def _noise(self, x: Tensor, samples: int, seed: rng.Seed, start: int) -> Tensor:
         """(samples, rows, *noise); the noise of a row does not depend on the chunk."""
-        return self.map.encoder.noise(Rows((len(x),), x, rng.fold(seed, "encoder"), start), samples).transpose(0, 1)
+        return self.map.encoder.noise(
+            Rows((len(x),), x, rng.fold(seed, "encoder"), start), samples
+        ).transpose(0, 1)
 
     def _terms(self, x: Tensor, noise: Tensor) -> Terms:
         z, log_q = self.map.encoder.draw(noise, x, len(self.event))
-        return Terms(self.map.decoder.log_prob(x, z, len(self.map.event_in)), self.prior.log_prob(z), log_q)
+        return Terms(
+            self.map.decoder.log_prob(x, z, len(self.map.event_in)), self.prior.log_prob(z), log_q
+        )
 
     # --- learning ----------------------------------------------------------------------------------------------------
 
     def fit(
-        self, data: Tensor, *, held_out: Tensor | None = None, beta: float = 1.0, **options: Unpack[FitOptions]
+        self,
+        data: Tensor,
+        *,
+        held_out: Tensor | None = None,
+        beta: float = 1.0,
+        **options: Unpack[FitOptions],
     ) -> FitResult:
         r"""Fit decoder, encoder and prior, in place: maximize E[log p(x|z)] − β_t·KL.
 
-        β_t increases linearly to ``beta`` over the first ``warmup`` of the run (Sønderby et al. 2016). KL is the mean
-        over a batch. Early stopping compares the bound itself, β = 1, on held-out rows.
+        β_t increases linearly to ``beta`` over the first ``warmup`` of the run (Sønderby et al.
+        2016). KL is the mean over a batch. Early stopping compares the bound itself, β = 1, on
+        held-out rows.
 
         Args:
             data: rows (rows, \*event) to train on.
-            held_out: rows to compare parameters on; by default a fraction ``validation`` of the data.
+            held_out: rows to compare parameters on; by default a fraction ``validation`` of the
+                data.
             beta: the final weight of the KL.
             options: settings of the run, see ``FitOptions``.
         """
@@ -169,7 +206,9 @@ class VAE(nn.Module):
         settings = FlowSettings(**(DEFAULTS | options))
         settings = settings.of_length(len(data) // settings.batch_size)
         key = rng.integer(settings.seed)
-        objective = EvidenceBound(self, data, held_out, settings.batch_size, settings.validation, beta, key)
+        objective = EvidenceBound(
+            self, data, held_out, settings.batch_size, settings.validation, beta, key
+        )
         found = FlowProblem(objective, settings).fit(key)
         self.eval()
         return found
@@ -184,7 +223,9 @@ class EvidenceBound(MaximumLikelihood):
     ) -> None:  # fmt: skip
         for rows in (data,) if held_out is None else (data, held_out):
             vae._check(rows, 1)
-        super().__init__(vae.flow, data, None, batch_size, 0.0 if held_out is not None else validation, seed)
+        super().__init__(
+            vae.flow, data, None, batch_size, 0.0 if held_out is not None else validation, seed
+        )
         self.vae, self.beta = vae, beta
         if held_out is not None:
             self.data = torch.cat([self.data, held_out.detach().to(self.anchor)])

@@ -18,17 +18,23 @@ from bayou.flows.layers.linear import DiagonalAffine
 class ConditionalDistribution(nn.Module, ABC):
     r"""p(x | y), with the noise of a draw as an argument.
 
-    Shapes: x (..., \*event), y (..., \*given) with batches that broadcast, log p (...). The argument ``given`` is
-    the number of event axes of y.
+    Shapes: x (..., \*event), y (..., \*given) with batches that broadcast, log p (...). The
+    argument ``given`` is the number of event axes of y.
     """
 
     event: tuple[int, ...]  # of x
-    levels: int | None = None  # x has integers 0 .. levels − 1, stored as floats; None: real numbers
+    levels: int | None = (
+        None  # x has integers 0 .. levels − 1, stored as floats; None: real numbers
+    )
 
     def accepts(self, event: tuple[int, ...], given: tuple[int, ...], who: str) -> Self:
-        """Itself, or a ValueError unless it is a distribution of this event, conditional on an event of shape given."""
+        """Itself, or a ValueError unless it is a distribution of this event, conditional on an
+        event of shape given.
+        """
         if self.event != event:
-            raise ValueError(f"{who} needs a distribution of events {event}, got one of events {self.event}")
+            raise ValueError(
+                f"{who} needs a distribution of events {event}, got one of events {self.event}"
+            )
         return self
 
     @abstractmethod
@@ -45,14 +51,17 @@ class ConditionalDistribution(nn.Module, ABC):
 
     @abstractmethod
     def center(self, y: Tensor, given: int) -> Tensor:
-        """One x for every y, without noise: the mean if it is known, else the image of the center of the noise."""
+        """One x for every y, without noise: the mean if it is known, else the image of the center
+        of the noise.
+        """
 
 
 class ConditionalFlow(ConditionalDistribution):
     r"""q(x | y): a flow with context ``net(y)``.
 
     Args:
-        flow: a flow with a base without parameters, ``StandardNormal`` or ``Uniform``; without context it ignores y.
+        flow: a flow with a base without parameters, ``StandardNormal`` or ``Uniform``; without
+            context it ignores y.
         net: from y to the context, by default y itself, flattened.
 
     Shapes: x (..., \*event), y (..., \*given), context (..., context_dim), log q (...).
@@ -66,7 +75,9 @@ class ConditionalFlow(ConditionalDistribution):
                 f"{type(flow.base).__name__}; start the transform with a DiagonalAffine"
             )
         if flow.transform.takes_noise:
-            raise ValueError(f"{type(flow.transform).__name__} takes noise; use a flow of transforms")
+            raise ValueError(
+                f"{type(flow.transform).__name__} takes noise; use a flow of transforms"
+            )
         self.flow, self.net = flow, net
 
     @property
@@ -87,7 +98,9 @@ class ConditionalFlow(ConditionalDistribution):
     def noise(self, rows: Rows, *copies: int) -> Tensor:
         base = self.flow.base
         if isinstance(base, Uniform):
-            return base.low + (base.high - base.low) * open_uniform(rows, *copies, *base.event_shape)
+            return base.low + (base.high - base.low) * open_uniform(
+                rows, *copies, *base.event_shape
+            )
         return rows.normal(*copies, *base.event_shape)
 
     def draw(self, noise: Tensor, y: Tensor, given: int) -> Pair:
@@ -129,12 +142,16 @@ def open_uniform(rows: Rows, *event: int) -> Tensor:
 def normal(event: tuple[int, ...]) -> Flow:
     """N(mean, std²) with learned mean and std: the default distribution of an event."""
     if len(event) != 1:
-        raise ValueError(f"there is no default distribution of events {event}; pass a flow over them")
+        raise ValueError(
+            f"there is no default distribution of events {event}; pass a flow over them"
+        )
     return Flow(StandardNormal(event), DiagonalAffine(*event))
 
 
 class Surjection(Map):
-    """A many-to-one map y = f(x) whose inverse draws x ~ q(x|y): its term −log q(x|y) gives a bound."""
+    """A many-to-one map y = f(x) whose inverse draws x ~ q(x|y): its term −log q(x|y) gives a
+    bound.
+    """
 
     takes_noise = True
     ladj_kind = Ladj.bound

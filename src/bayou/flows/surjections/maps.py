@@ -1,8 +1,9 @@
 """Surjections and stochastic maps (Nielsen et al. 2020, SurVAE flows).
 
-All are written from base to data, y = f(x) with x ~ q(x|y) in the inverse: log p(y) ≥ E_q[log p(x) − log q(x|y)]. The
-``Inverse`` of one draws data y ~ p(y|x) and computes x = f(y), so that log p(y) = log p(x) + log p(y|x) is exact if
-p(x) is supported on the range of f only (positive or ordered numbers, say), and a lower bound otherwise.
+All are written from base to data, y = f(x) with x ~ q(x|y) in the inverse: log p(y) ≥ E_q[log p(x)
+− log q(x|y)]. The ``Inverse`` of one draws data y ~ p(y|x) and computes x = f(y), so that log p(y)
+= log p(x) + log p(y|x) is exact if p(x) is supported on the range of f only (positive or ordered
+numbers, say), and a lower bound otherwise.
 """
 
 from __future__ import annotations
@@ -31,33 +32,41 @@ from bayou.flows.surjections.conditional import (
 
 
 class Slice(Surjection):
-    """y = the first entries of x along its first axis; the inverse draws the rest from q(rest | y), term −log q.
+    """y = the first entries of x along its first axis; the inverse draws the rest from q(rest | y),
+    term −log q.
 
-    ``Inverse(Slice(...))`` adds entries in the direction to data and evaluates p(rest | kept) in the other, exactly:
-    the split of a multi-scale flow (Dinh et al. 2017).
+    ``Inverse(Slice(...))`` adds entries in the direction to data and evaluates p(rest | kept) in
+    the other, exactly: the split of a multi-scale flow (Dinh et al. 2017).
 
     Args:
         event: the shape of x.
         keep: the number of entries that are kept.
-        rest: q, a distribution of the other entries that may be conditional on y; by default a learned Gaussian.
+        rest: q, a distribution of the other entries that may be conditional on y; by default a
+            learned Gaussian.
     """
 
-    def __init__(self, event: int | Sequence[int], keep: int, rest: ConditionalFlow | Flow | None = None) -> None:
+    def __init__(
+        self, event: int | Sequence[int], keep: int, rest: ConditionalFlow | Flow | None = None
+    ) -> None:
         super().__init__()
         self.event_in = as_event(event)
         if not 0 < keep < self.event_in[0]:
-            raise ValueError(f"Slice needs 0 < keep < {self.event_in[0]}, the number of entries, got keep={keep}")
+            raise ValueError(
+                f"Slice needs 0 < keep < {self.event_in[0]}, the number of entries, got keep={keep}"
+            )
         self.event_out = (keep, *self.event_in[1:])
         dropped = (self.event_in[0] - keep, *self.event_in[1:])
-        self.rest = (as_conditional(rest) if rest is not None else ConditionalFlow(normal(dropped))).accepts(
-            dropped, self.event_out, "Slice"
-        )
+        self.rest = (
+            as_conditional(rest) if rest is not None else ConditionalFlow(normal(dropped))
+        ).accepts(dropped, self.event_out, "Slice")
 
     def _draws(self, rows: Rows) -> tuple[Any, ...]:
         return (self.rest.noise(rows),)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        y, rest = x.split([self.event_out[0], self.event_in[0] - self.event_out[0]], -len(self.event_in))
+        y, rest = x.split(
+            [self.event_out[0], self.event_in[0] - self.event_out[0]], -len(self.event_in)
+        )
         return y, self.rest.log_prob(rest, y, len(self.event_out))
 
     def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
@@ -66,7 +75,8 @@ class Slice(Surjection):
 
 
 class Abs(Surjection):
-    """y = |x|; the inverse draws the signs, term −Σ log q(sign). ``Inverse(Abs)`` draws signs in the forward direction.
+    """y = |x|; the inverse draws the signs, term −Σ log q(sign). ``Inverse(Abs)`` draws signs in
+    the forward direction.
 
     Args:
         event: the shape of x.
@@ -84,7 +94,9 @@ class Abs(Surjection):
         return (rows.uniform(*self.event_in),)
 
     def _log_q(self, sign: Tensor, y: Tensor) -> Tensor:
-        each = torch.full_like(y, -math.log(2)) if self.net is None else logsigmoid(sign * self.net(y))
+        each = (
+            torch.full_like(y, -math.log(2)) if self.net is None else logsigmoid(sign * self.net(y))
+        )
         return sum_event(each, len(self.event_in))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
@@ -100,7 +112,8 @@ class Abs(Surjection):
 class Sort(Surjection):
     """y = the sorted entries of x; the inverse draws an order, term log n!.
 
-    ``Chain(Sort(n), Inverse(Sort(n)))`` is a random order in both directions, which makes a density exchangeable.
+    ``Chain(Sort(n), Inverse(Sort(n)))`` is a random order in both directions, which makes a density
+    exchangeable.
 
     Args:
         n: the number of entries.
@@ -128,7 +141,9 @@ class Sort(Surjection):
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
         if inverse and concrete(self.in_image(x).all()) is False:
-            raise ValueError("the data of Sort must be sorted; for data in any order use Inverse(Sort)")
+            raise ValueError(
+                "the data of Sort must be sorted; for data in any order use Inverse(Sort)"
+            )
 
     def _log_orders(self, x: Tensor) -> Tensor:
         return x.new_full(x.shape[: x.ndim - len(self.event_in)], math.lgamma(self.event_in[0] + 1))
@@ -136,14 +151,19 @@ class Sort(Surjection):
 
 def _permuted(x: Tensor, order: Tensor) -> Tensor:
     """The entries of x (..., n), or its rows (..., n, features), in the order (..., n)."""
-    return x.gather(-1, order) if x.ndim == order.ndim else x.gather(-2, order.unsqueeze(-1).expand(x.shape))
+    return (
+        x.gather(-1, order)
+        if x.ndim == order.ndim
+        else x.gather(-2, order.unsqueeze(-1).expand(x.shape))
+    )
 
 
 class Max(Surjection):
-    """y = max x, (n,) → (1,); the inverse draws the position of y and the rest, term log n − Σ log q(rest | y).
+    """y = max x, (n,) → (1,); the inverse draws the position of y and the rest, term log n − Σ log
+    q(rest | y).
 
-    q(rest | y) is N(mean, std²) truncated to values below y, with learned mean and std. ``Inverse(Max(n))`` is max
-    pooling of data with n entries.
+    q(rest | y) is N(mean, std²) truncated to values below y, with learned mean and std.
+    ``Inverse(Max(n))`` is max pooling of data with n entries.
 
     Args:
         n: the number of entries, at least 2.
@@ -184,14 +204,19 @@ class Max(Surjection):
 
 
 def log_ndtr(x: Tensor) -> Tensor:
-    """log Φ(x), accurate in both tails; ``torch.special.log_ndtr`` does not support vmap or half precision."""
+    """log Φ(x), accurate in both tails; ``torch.special.log_ndtr`` does not support vmap or half
+    precision.
+    """
     x = promote(x) / math.sqrt(2)
     low, high = x.clamp_max(0), x.clamp_min(0)
-    return torch.where(x < 0, (erfcx(-low) / 2).log() - low.square(), torch.log1p(-torch.erfc(high) / 2))
+    return torch.where(
+        x < 0, (erfcx(-low) / 2).log() - low.square(), torch.log1p(-torch.erfc(high) / 2)
+    )
 
 
 class Autoencoder(Map):
-    """y ~ p(y|x) with inverse x ~ q(x|y), term log p(y|x) − log q(x|y): the bound of a VAE (Kingma & Welling 2014).
+    """y ~ p(y|x) with inverse x ~ q(x|y), term log p(y|x) − log q(x|y): the bound of a VAE (Kingma
+    & Welling 2014).
 
     Args:
         decoder: p(y|x).
@@ -201,7 +226,9 @@ class Autoencoder(Map):
     takes_noise = True
     ladj_kind = Ladj.bound
 
-    def __init__(self, decoder: ConditionalDistribution | Flow, encoder: ConditionalDistribution | Flow) -> None:
+    def __init__(
+        self, decoder: ConditionalDistribution | Flow, encoder: ConditionalDistribution | Flow
+    ) -> None:
         super().__init__()
         self.decoder, self.encoder = as_conditional(decoder), as_conditional(encoder)
         self.event_in, self.event_out = self.encoder.event, self.decoder.event

@@ -13,7 +13,13 @@ from torch.nn.functional import logsigmoid, one_hot, softplus
 from bayou.flows.core.arguments import as_event, positive
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Pair, Rows, clamp_inside
-from bayou.flows.surjections.conditional import ConditionalFlow, Surjection, as_conditional, normal, open_uniform
+from bayou.flows.surjections.conditional import (
+    ConditionalFlow,
+    Surjection,
+    as_conditional,
+    normal,
+    open_uniform,
+)
 
 
 class Dequantize(Surjection):
@@ -24,19 +30,29 @@ class Dequantize(Surjection):
     Args:
         event: the shape of x and y.
         levels: L, with x in [0, 1) and y in 0 .. L − 1; by default y = ⌊x⌋, unbounded.
-        q: a flow onto (0, 1) with y as context (Ho et al. 2019), by default uniform noise (Theis et al. 2016).
+        q: a flow onto (0, 1) with y as context (Ho et al. 2019), by default uniform noise (Theis et
+            al. 2016).
     """
 
     whole_out = True
 
     def __init__(
-        self, event: int | Sequence[int], levels: int | None = None, q: ConditionalFlow | Flow | None = None
+        self,
+        event: int | Sequence[int],
+        levels: int | None = None,
+        q: ConditionalFlow | Flow | None = None,
     ) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
-        self.levels = self.levels_out = None if levels is None else positive(levels, "the number of levels")
+        self.levels = self.levels_out = (
+            None if levels is None else positive(levels, "the number of levels")
+        )
         self._scale = 0.0 if levels is None else math.prod(self.event_in) * math.log(levels)
-        self.q = None if q is None else as_conditional(q).accepts(self.event_in, self.event_out, "Dequantize")
+        self.q = (
+            None
+            if q is None
+            else as_conditional(q).accepts(self.event_in, self.event_out, "Dequantize")
+        )
         if self.q is not None and self.q.flow.transform.codomain != (0.0, 1.0):
             low, high = self.q.flow.transform.codomain
             raise ValueError(
@@ -62,14 +78,17 @@ class Dequantize(Surjection):
         # y + u must not be rounded to the next integer.
         edge = (torch.finfo(y.dtype).eps * (1 + y.abs())).clamp_max(0.5)
         x = y + torch.minimum(torch.maximum(u, edge), 1 - edge)
-        return x if self.levels is None else clamp_inside(x / self.levels, (0.0, 1.0)), -log_q - self._scale
+        return x if self.levels is None else clamp_inside(
+            x / self.levels, (0.0, 1.0)
+        ), -log_q - self._scale
 
 
 class Argmax(Surjection):
-    """y = argmax_k x_k, (D, K) → (D,); the inverse draws Gumbel variables with this argmax, term −log q(x|y).
+    """y = argmax_k x_k, (D, K) → (D,); the inverse draws Gumbel variables with this argmax, term
+    −log q(x|y).
 
-    The largest is Gumbel(log Σ exp φ), the others Gumbel(φ_k) truncated below it, with learned locations φ (D, K)
-    (Hoogeboom et al. 2021).
+    The largest is Gumbel(log Σ exp φ), the others Gumbel(φ_k) truncated below it, with learned
+    locations φ (D, K) (Hoogeboom et al. 2021).
 
     Args:
         dim: D.
@@ -85,7 +104,9 @@ class Argmax(Surjection):
         self.location = nn.Parameter(torch.zeros(dim, classes))
 
     def _draws(self, rows: Rows) -> tuple[Any, ...]:
-        return open_uniform(rows, self.event_in[0]), open_uniform(rows.fold("others"), *self.event_in)
+        return open_uniform(rows, self.event_in[0]), open_uniform(
+            rows.fold("others"), *self.event_in
+        )
 
     def _log_q(self, x: Tensor, hot: Tensor) -> Tensor:
         top = (x * hot).sum(-1)
@@ -117,15 +138,18 @@ def _bounded_exp(x: Tensor) -> Tensor:
 
 
 class BinaryArgmax(Surjection):
-    """y = the class whose binary code is given by the signs of x, (D, bits) → (D,) (Hoogeboom et al. 2021).
+    """y = the class whose binary code is given by the signs of x, (D, bits) → (D,) (Hoogeboom et
+    al. 2021).
 
-    The inverse draws magnitudes softplus(u), u ~ q(u | code), term −log q(x|y). Codes beyond the last class (5 of 32
-    for 27 classes) are second codes of the first classes; the inverse draws one of the two.
+    The inverse draws magnitudes softplus(u), u ~ q(u | code), term −log q(x|y). Codes beyond the
+    last class (5 of 32 for 27 classes) are second codes of the first classes; the inverse draws one
+    of the two.
 
     Args:
         dim: D.
         classes: K; y is in 0 .. K − 1.
-        q: a distribution of u (D·bits,), conditional on the code as ±1; by default a learned Gaussian.
+        q: a distribution of u (D·bits,), conditional on the code as ±1; by default a learned
+            Gaussian.
     """
 
     whole_out = True
