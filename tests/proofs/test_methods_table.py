@@ -14,7 +14,7 @@ from experiments.study import Fit
 from experiments.toy import METHODS, POINTS, Toy
 
 HOME = Path(__file__).parents[2]
-RESULTS = HOME / "benchmarks" / "results"
+RESULTS = HOME / "experiments" / "results"
 FOUND = study.read(Toy(), RESULTS)
 ROWS: dict[str, Any] = {row["label"]: row for row in FOUND["rows"]}
 
