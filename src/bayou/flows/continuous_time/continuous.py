@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou.flows.continuous_time.fields import Pull, TimeMLP
 from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
 from bayou.flows.contractive.residual import pullback
-from bayou.flows.core.arguments import as_event, positive
+from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Symmetric, Transform, sum_event
 
 Trace = Literal["exact", "hutchinson"]
@@ -69,7 +69,7 @@ class Continuous(Symmetric, Transform):
         self.event_shape = as_event(event, "the dimension")
         self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
         self.steps, self.tolerance, self.checkpoint = (
-            positive(steps, "the number of steps"),
+            check_size(steps, "the number of steps"),
             tolerance,
             checkpoint,
         )
@@ -258,7 +258,7 @@ def continuous(
     """
     flat = isinstance(event, int)
     if isinstance(event, int):
-        field = field or TimeMLP(positive(event, "the dimension"), hidden, context_dim)
+        field = field or TimeMLP(check_size(event, "the dimension"), hidden, context_dim)
     elif field is None:
         raise ValueError(
             f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, context)"

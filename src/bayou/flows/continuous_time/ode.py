@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
-from bayou.flows.core.transform import InversionError, concrete
+from bayou.flows.core.transform import InversionError, read_flag
 
 State = tuple[Tensor, ...]  # tensors (*batch, *event), each with an event of its own
 Field = Callable[[Tensor, State], State]  # (t, state) → derivative; t (*batch)
@@ -191,7 +191,7 @@ def _run(step: Callable[..., State], checkpoint: bool, *inputs: Any) -> State:
     if (
         checkpoint
         and torch.is_grad_enabled()
-        and concrete(torch.ones((), dtype=torch.bool)) is not None
+        and read_flag(torch.ones((), dtype=torch.bool)) is not None
     ):
         found: State = recompute(step, *inputs, use_reentrant=False)
         return found

@@ -14,7 +14,7 @@ from torch.func import functional_call, vjp, vmap
 
 from bayou.core import rng
 from bayou.flows.contractive.contracting import FixedNet, Pullback, contracting_cnn, contracting_mlp
-from bayou.flows.core.arguments import as_event, positive, promote
+from bayou.flows.core.arguments import as_event, check_size, promote
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.implicit import Equation, attach_solution, with_derivatives
 from bayou.flows.core.transform import (
@@ -24,8 +24,8 @@ from bayou.flows.core.transform import (
     Pair,
     Rows,
     Transform,
-    concrete,
     is_recorded,
+    read_flag,
     sum_event,
 )
 
@@ -137,13 +137,13 @@ class Residual(Transform):
         size = self._flat(y).abs().amax(-1)
         limit = 8 * eps * (1 + size.reshape(*size.shape, *[1] * len(self.event_shape)))
         most = math.ceil(math.log(eps / 4) / math.log(self.lipschitz)) + 8
-        if self.exact and concrete(limit.isfinite().all()) is None:
+        if self.exact and read_flag(limit.isfinite().all()) is None:
             most = UNROLLED_NEWTON_STEPS
         x, step = y, -g(y)
         x, gap = x + step, g(y) - g(x + step)
         self._check_contraction(gap, step, limit)
         for _ in range(most):
-            if concrete((gap.abs() <= limit).all()):
+            if read_flag((gap.abs() <= limit).all()):
                 break
             if self.exact:
                 x, gap = self._newton(g, x, y, gap)
@@ -155,7 +155,7 @@ class Residual(Transform):
             .flatten(-len(self.event_shape))
             .all(-1)
         )
-        if concrete(found.all()) is False:
+        if read_flag(found.all()) is False:
             raise InversionError(
                 f"x + g(x) = y did not converge in {most} steps, with a residual of {gap.abs().max().item():.1e}: the "
                 f"Lipschitz constant of g is above {self.lipschitz:g}; use Contracting, ContractingConv, LipSwish"
@@ -182,7 +182,7 @@ class Residual(Transform):
             * self._flat(limit).amax(-1)
             * math.sqrt(self._flat(step).shape[-1])
         )
-        if concrete((near <= self.lipschitz * far + slack).all()) is False:
+        if read_flag((near <= self.lipschitz * far + slack).all()) is False:
             raise InversionError(
                 f"the Lipschitz constant of g is above {self.lipschitz:g}: it increased the distance of two points "
                 f"{(near / far).nan_to_num().max().item():.3g} times; use Contracting, ContractingConv, LipSwish"
@@ -199,7 +199,7 @@ class Residual(Transform):
             -1
         )
         worse = worse.reshape(*worse.shape, *[1] * len(self.event_shape))
-        if concrete(worse.any()) is False:
+        if read_flag(worse.any()) is False:
             return x + step, new
         x = x + torch.where(worse, gap, step)
         return x, y - g(x) - x
@@ -285,7 +285,7 @@ class Residual(Transform):
 
     def _most_terms(self, count: Tensor) -> int:
         """Return a bound of the number of terms of any row."""
-        if concrete(count.isfinite().all()) is not None:
+        if read_flag(count.isfinite().all()) is not None:
             return int(count.max())
         return math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))
 
@@ -309,7 +309,7 @@ class Residual(Transform):
         Rows are sorted by their count, and finished ones are dropped, down to powers of two, since
         kernels of a GPU are tuned for every new size.
         """
-        if concrete(count.isfinite().all()) is None:
+        if read_flag(count.isfinite().all()) is None:
             return self._masked_series(pull, probe, count)
         dims = probe.ndim - 1
         left = (len(count) - count.long().bincount().cumsum(0)).tolist()[
@@ -436,7 +436,7 @@ def _solve_transposed(pull: Pull, u: Tensor, lipschitz: float) -> Tensor:
     v = u
     for _ in range(math.ceil(math.log(eps) / math.log(lipschitz)) + 1):
         new = u - pull(v)
-        if concrete(((new - v).abs() <= eps * (1 + new.abs())).all()):
+        if read_flag(((new - v).abs() <= eps * (1 + new.abs())).all()):
             break
         v = new
     return v
@@ -464,9 +464,9 @@ def residual(
         raise ValueError(
             f"residual takes a dimension, or the shape (C, H, W) of images, got {tuple(event)}"
         )
-    positive(event if isinstance(event, int) else min(event), "the dimension")
+    check_size(event if isinstance(event, int) else min(event), "the dimension")
     made: list[Residual] = []
-    for i in range(positive(layers, "the number of layers")):
+    for i in range(check_size(layers, "the number of layers")):
         if isinstance(event, int):
             g = contracting_mlp(event, hidden, lipschitz)
         else:

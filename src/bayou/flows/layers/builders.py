@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import check_size
 from bayou.flows.core.compose import Chain, Inverse
 from bayou.flows.core.transform import Transform
 from bayou.flows.layers.autoregressive import Autoregressive
@@ -151,7 +151,7 @@ def gated_resampled(
         Louizos & Welling 2017, Multiplicative Normalizing Flows for Variational Bayesian Neural
         Networks.
     """
-    positive(layers, "the number of layers")
+    check_size(layers, "the number of layers")
     couplings = [ResampledGate(dim, hidden, context_dim) for _ in range(layers)]
     return Chain(*couplings)
 
@@ -269,7 +269,7 @@ def iaf(
         Kingma, Salimans, Jozefowicz, Chen, Sutskever & Welling 2016, Improving Variational Inference
         with Inverse Autoregressive Flow.
     """
-    positive(layers, "the number of layers")
+    check_size(layers, "the number of layers")
     g = elementwise or Affine()
     maps: list[Transform] = []
     for i in range(layers):
@@ -460,7 +460,7 @@ def tan(dim: int, layers: int = 2, hidden: int = 32, context_dim: int = 0) -> Ch
         Oliva, Dubey, Zaheer, Poczos, Salakhutdinov, Xing & Schneider 2018, Transformation
         Autoregressive Networks.
     """
-    positive(layers, "the number of layers")
+    check_size(layers, "the number of layers")
     maps: list[Transform] = []
     for i in range(layers):
         net_order = _layer_order(dim, i)
@@ -517,7 +517,7 @@ def radial(dim: int, layers: int = 8) -> Chain:
     References:
         Rezende & Mohamed 2015, Variational Inference with Normalizing Flows.
     """
-    positive(layers, "the number of layers")
+    check_size(layers, "the number of layers")
     maps = [Radial(dim) for _ in range(layers)]
     return Chain(*maps)
 
@@ -585,7 +585,7 @@ def glow(dim: int, layers: int = 4, hidden: Hidden = (64, 64), context_dim: int 
     References:
         Kingma & Dhariwal 2018, Glow: Generative Flow with Invertible 1×1 Convolutions.
     """
-    positive(layers, "the number of layers")
+    check_size(layers, "the number of layers")
     maps: list[Transform] = []
     for i in range(layers):
         flip = i % 2 == 1
@@ -604,7 +604,7 @@ def _chain_couplings(
     mask: Mask = "half",
 ) -> Chain:
     """Chain couplings that exchange the kept and the changed coordinates from layer to layer."""
-    positive(layers, "the number of layers")
+    check_size(layers, "the number of layers")
     couplings: list[Transform] = []
     for i in range(layers):
         flip = i % 2 == 1
