@@ -106,8 +106,9 @@ class Continuous(Symmetric, Transform):
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         """Draw the probe ε = ±1 (*batch, *event)."""
-        signs = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0)  # type: ignore[arg-type]
-        return (signs.to(rows.like),)
+        uniform = rows.uniform(*self.event_shape)  # type: ignore[arg-type]
+        probe = torch.where(uniform < 0.5, -1.0, 1.0).to(rows.like)
+        return (probe,)
 
     def _both(
         self,
@@ -155,17 +156,24 @@ class Continuous(Symmetric, Transform):
             probe: ε = ±1 (..., \*event) for an estimate of the trace; exact by default.
         """
         dims = len(self.event_shape)
+        if probe is not None:
+
+            def estimate(t: Tensor, state: State) -> State:
+                v, pull = self._pullback(t, state[0], context)
+                return v, sum_event(pull(probe) * probe, dims)
+
+            return estimate
+
         # v and its trace in closed form
         with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)
+        if with_trace is not None:
 
-        def estimate(t: Tensor, state: State) -> State:
-            v, pull = self._pullback(t, state[0], context)
-            return v, sum_event(pull(probe) * probe, dims)  # type: ignore[arg-type]
+            def closed_form(t: Tensor, state: State) -> State:
+                if context is None:
+                    return with_trace(t, state[0])
+                return with_trace(t, state[0], context)
 
-        def closed_form(t: Tensor, state: State) -> State:
-            if context is None:
-                return with_trace(t, state[0])  # type: ignore[misc]
-            return with_trace(t, state[0], context)  # type: ignore[misc]
+            return closed_form
 
         def exact(t: Tensor, state: State) -> State:
             z = state[0]
@@ -176,10 +184,6 @@ class Continuous(Symmetric, Transform):
             basis = basis.reshape(size, *[1] * (z.ndim - dims), *event).expand(size, *z.shape)
             return v, sum_event((pull(basis) * basis).sum(0), dims)
 
-        if probe is not None:
-            return estimate
-        if with_trace is not None:
-            return closed_form
         return exact
 
     def _pullback(self, t: Tensor, z: Tensor, context: Tensor | None) -> tuple[Tensor, Pull]:
@@ -347,7 +351,8 @@ def continuous(
         trace = trace or "exact"
     elif field is None:
         raise ValueError(
-            f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, context)"
+            f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, "
+            "context)"
         )
     return Continuous(
         event,

@@ -164,9 +164,9 @@ def _choose_steps(
             break
     row = int((t.flatten() != stop).nonzero()[0])
     raise InversionError(
-        f"the solver stopped at t = {t.flatten()[row].item():.4g} of {stop:g} in row {row} after {len(sizes)} steps, "
-        f"with a step of {h.flatten()[row].item():.1e}: the field is stiff or not finite there; use a smoother field "
-        f"or a larger tolerance than {tolerance:g}"
+        f"the solver stopped at t = {t.flatten()[row].item():.4g} of {stop:g} in row {row} after "
+        f"{len(sizes)} steps, with a step of {h.flatten()[row].item():.1e}: the field is stiff or "
+        f"not finite there; use a smoother field or a larger tolerance than {tolerance:g}"
     )
 
 

@@ -57,7 +57,11 @@ class FrozenLayer(ABC):
 
 @dataclass
 class FrozenSwish(FrozenLayer):
-    """The activation x·sigmoid(β·x)/1.1 with β = softplus(raw)."""
+    """The activation x·sigmoid(β·x)/1.1 with β = softplus(raw).
+
+    Args:
+        raw: ().
+    """
 
     raw: Tensor
 
@@ -90,7 +94,12 @@ class FrozenTanh(FrozenLayer):
 
 @dataclass
 class FrozenLinear(FrozenLayer):
-    """The linear layer x·Wᵀ + b, with the transpose u·W."""
+    """The linear layer x·Wᵀ + b, with the transpose u·W.
+
+    Args:
+        weight: W (outputs, inputs).
+        bias: b (outputs,).
+    """
 
     weight: Tensor
     bias: Tensor
@@ -117,6 +126,10 @@ class FrozenConvolution(FrozenLayer):
     """A convolution of (..., C, H, W) that preserves H and W.
 
     Its transpose is the convolution with the flipped kernel.
+
+    Args:
+        weight: the kernel (outputs, inputs, size, size).
+        bias: (outputs,), or None.
     """
 
     weight: Tensor
@@ -159,7 +172,12 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass
 class FrozenRearrangement(FrozenLayer):
-    """A permutation of the numbers of an image, with its inverse, which is its transpose."""
+    """A permutation of the numbers of an image, with its inverse, which is its transpose.
+
+    Args:
+        apply: the permutation.
+        undo: its inverse.
+    """
 
     apply: Callable[[Tensor], Tensor]
     undo: Callable[[Tensor], Tensor]
@@ -291,8 +309,8 @@ class ContractingConv(nn.Conv2d):
     ) -> None:
         if kernel % 2 == 0 or grid < 2 * kernel:
             raise ValueError(
-                f"ContractingConv needs an odd kernel and a grid of twice its size or more, got kernel={kernel}, "
-                f"grid={grid}"
+                "ContractingConv needs an odd kernel and a grid of twice its size or more, got "
+                f"kernel={kernel}, grid={grid}"
             )
         super().__init__(inputs, outputs, kernel, padding=kernel // 2)
         self.lipschitz = lipschitz
@@ -468,9 +486,10 @@ def _scale_weight(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
 
 @torch.no_grad()
 def _initialize(layers: Sequence[Contracting | ContractingConv], orthogonal: bool) -> None:
-    """Scale hidden layers to just below their Lipschitz constant, and the last one to a tenth of it.
+    """Scale hidden layers to just below their Lipschitz constant.
 
-    The network is then small, and a flow near the identity. The inputs of a hidden unit have
+    The last one is scaled to a tenth of it: the network is small, and a flow starts near the
+    identity. The inputs of a hidden unit have
     magnitude 1/√width, where a swish with β = 1 is almost linear and learns slowly; therefore β
     starts at 10, with biases of matching size.
 

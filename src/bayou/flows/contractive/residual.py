@@ -130,8 +130,8 @@ class Residual(Transform):
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         """Draw a probe ±1 (*batch, *event), and uniform numbers (*batch,) for the terms."""
-        signs = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0)  # type: ignore[arg-type]
-        probe = signs.to(rows.like)
+        uniform = rows.uniform(*self.event_shape)  # type: ignore[arg-type]
+        probe = torch.where(uniform < 0.5, -1.0, 1.0).to(rows.like)
         terms = rows.fold("terms").uniform()
         if not terms.is_meta and not is_recorded(terms):
             terms = terms.cpu()  # Python sorts the rows by it
@@ -192,8 +192,9 @@ class Residual(Transform):
         has_converged = self._flatten(gap.abs() <= max_gap).all(-1)
         if read_flag(has_converged.all()) is False:
             raise InversionError(
-                f"x + g(x) = y did not converge in {max_steps} steps, with a residual of {gap.abs().max().item():.1e}: "
-                f"the Lipschitz constant of g is above {self.lipschitz:g}; {REMEDY}"
+                f"x + g(x) = y did not converge in {max_steps} steps, with a residual of "
+                f"{gap.abs().max().item():.1e}: the Lipschitz constant of g is above "
+                f"{self.lipschitz:g}; {REMEDY}"
             )
         return torch.where(has_converged.reshape(limit.shape), x, torch.nan)
 
@@ -230,8 +231,8 @@ class Residual(Transform):
         if read_flag(is_contracted.all()) is False:
             expansion = (output_distance / input_distance).nan_to_num().max().item()
             raise InversionError(
-                f"the Lipschitz constant of g is above {self.lipschitz:g}: it increased the distance of two points "
-                f"{expansion:.3g} times; {REMEDY}"
+                f"the Lipschitz constant of g is above {self.lipschitz:g}: it increased the "
+                f"distance of two points {expansion:.3g} times; {REMEDY}"
             )
 
     def _newton_step(self, g: Net, x: Tensor, y: Tensor, gap: Tensor) -> Pair:
@@ -269,7 +270,8 @@ class Residual(Transform):
         first = x
         if torch.is_grad_enabled():
             residual = y - x - g(x)  # 0, with the gradient of dy − dg at a fixed x
-            first = x + NeumannSolve.apply(residual, g, x, self.lipschitz)  # type: ignore[no-untyped-call]
+            solve: Any = NeumannSolve.apply
+            first = x + solve(residual, g, x, self.lipschitz)
         return with_derivatives(first, pull, y, *g.tensors())
 
     def _jacobian(self, g: Net, x: Tensor) -> Pair:

@@ -25,8 +25,8 @@ MAX_KAPPA = 100.0  # of a von Mises distribution
 CDF_TERMS = 100  # of a von Mises CDF; all further ones are below 1e-20 for κ < MAX_KAPPA
 
 ONE_DERIVATIVE_OF_WEIGHTS = (
-    "draws of GaussianMixture have only first derivatives in the weights of the components, and a second one was "
-    "requested; keep the weights constant with logits.requires_grad_(False)"
+    "draws of GaussianMixture have only first derivatives in the weights of the components, and a "
+    "second one was requested; keep the weights constant with logits.requires_grad_(False)"
 )
 
 
@@ -117,8 +117,8 @@ class Base(nn.Module, ABC):
 
     def _refuse_compression(self) -> NoReturn:
         raise CodecError(
-            f"this flow cannot be used for compression: its base, {type(self).__name__}, is not discrete; use "
-            "DiscretizedLogistic or Categorical"
+            f"this flow cannot be used for compression: its base, {type(self).__name__}, is not "
+            "discrete; use DiscretizedLogistic or Categorical"
         )
 
 
@@ -177,7 +177,8 @@ class DiagonalNormal(Base):
         super().__init__(event)
         if not 0 < std < math.inf or not math.isfinite(mean):
             raise ValueError(
-                f"DiagonalNormal needs a finite mean and a positive and finite std, got mean={mean}, std={std}"
+                "DiagonalNormal needs a finite mean and a positive and finite std, got "
+                f"mean={mean}, std={std}"
             )
         self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
         self.log_std = nn.Parameter(torch.full(self.event_shape, math.log(std)))

@@ -95,7 +95,8 @@ class MapChain(Composite):
         contexts = {link.context_dim for link in links if link.context_dim > 0}
         if len(contexts) > 1:
             raise ValueError(
-                f"the links of a chain take contexts of different sizes {sorted(contexts)}; use one size"
+                f"the links of a chain take contexts of different sizes {sorted(contexts)}; use "
+                "one size"
             )
         self.transforms: Modules[Any] = nn.ModuleList(links)  # type: ignore[assignment]
         self.context_dim = max(contexts, default=0)
@@ -161,8 +162,8 @@ def _join_events(links: list[Map]) -> Event:
         agreed = common_event(event, link.event_in)
         if agreed is None:
             raise ValueError(
-                f"the events of a chain do not match: link {i} returns {event}, link {i + 1} takes {link.event_in}; "
-                "build both with the same size"
+                f"the events of a chain do not match: link {i} returns {event}, link {i + 1} takes "
+                f"{link.event_in}; build both with the same size"
             )
         event = agreed if isinstance(link, Transform) else link.event_out
     return event
@@ -332,7 +333,8 @@ class MapConditional(Composite):
         y, term = call(parameters, rows, noise)
         if read_flag(term.isfinite().all()) is False:  # in vmap a failed inversion returns NaN
             raise InversionError(
-                "a conditional inversion did not converge and returned NaN; check the range of the input"
+                "a conditional inversion did not converge and returned NaN; check the range of the "
+                "input"
             )
         return y.reshape(*batch, *y.shape[1:]), term.reshape(batch)
 

@@ -51,12 +51,13 @@ class Flow(nn.Module):
         if not isinstance(base, Base) or not isinstance(transform, Map):
             call = f"Flow({type(base).__name__}, {type(transform).__name__})"
             raise ValueError(
-                f"got {call}; expected Flow(base, transform), as in Flow(StandardNormal(2), realnvp(2))"
+                f"got {call}; expected Flow(base, transform), as in Flow(StandardNormal(2), "
+                "realnvp(2))"
             )
         if common_event(base.event_shape, transform.event_in) is None:
             raise ValueError(
-                f"the base has events {base.event_shape} but the transform takes {transform.event_in}; "
-                "build both with the same size"
+                f"the base has events {base.event_shape} but the transform takes "
+                f"{transform.event_in}; build both with the same size"
             )
         self.base = base
         self.transform = transform
@@ -65,7 +66,8 @@ class Flow(nn.Module):
             event = base.event_shape
         if None in event:
             raise ValueError(
-                f"the size of the events {event} of the transform is not known; build its maps with sizes"
+                f"the size of the events {event} of the transform is not known; build its maps "
+                "with sizes"
             )
         self.event_shape: tuple[int, ...] = event  # type: ignore[assignment]
 
@@ -112,7 +114,8 @@ class Flow(nn.Module):
             raise ValueError(f"samples must be at least 1, got {samples}")
         if self.kind is Ladj.estimate:
             raise ValueError(
-                "exp of an estimated log-determinant is biased and cannot be averaged; use samples=1"
+                "exp of an estimated log-determinant is biased and cannot be averaged; use "
+                "samples=1"
             )
         draws = samples if self.kind is Ladj.bound else 1
         log_weights = [

@@ -47,8 +47,9 @@ def solve_increasing(f: Residual, low: Tensor, high: Tensor, *theta: Tensor) -> 
     if read_flag(has_converged.all()) is False:
         worst = residual.abs().where(~has_converged, 0).max().item()
         raise InversionError(
-            f"{int((~has_converged).sum())} of {has_converged.numel()} inversions did not converge: largest residual "
-            f"{worst:.3e} in {x.dtype}; use float64, or check that the input is in the range of the transform"
+            f"{int((~has_converged).sum())} of {has_converged.numel()} inversions did not "
+            f"converge: largest residual {worst:.3e} in {x.dtype}; use float64, or check that the "
+            "input is in the range of the transform"
         )
     x = torch.where(has_converged, x, torch.nan)
     return attach_solution(_IncreasingEquation(f), x, *theta)

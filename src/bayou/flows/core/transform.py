@@ -501,8 +501,8 @@ def check_tensor(x: Tensor, event_shape: Event, dtype: torch.dtype | None, name:
         )
     if not _ends_with(tuple(x.shape), event_shape):
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)} but the last {len(event_shape)} axes must be {expected}; "
-            "move the event axes last, or build the transform with that size"
+            f"{name} has shape {tuple(x.shape)} but the last {len(event_shape)} axes must be "
+            f"{expected}; move the event axes last, or build the transform with that size"
         )
     if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(
@@ -539,7 +539,8 @@ def check_integers(x: Tensor, levels: int | None, name: str) -> None:
         raise ValueError(f"{name} takes whole numbers as data, got {fraction:g}; round them first")
     if levels is not None and read_flag(((x >= 0) & (x < levels)).all()) is False:
         raise ValueError(
-            f"{name} takes 0 to {levels - 1}, got {x.min():g} to {x.max():g}; use more levels, or shift the data"
+            f"{name} takes 0 to {levels - 1}, got {x.min():g} to {x.max():g}; use more levels, or "
+            "shift the data"
         )
 
 

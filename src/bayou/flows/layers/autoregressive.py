@@ -39,13 +39,15 @@ class Autoregressive(Transform):
         super().__init__()
         if conditioner.out != elementwise.params:
             raise ValueError(
-                f"{type(elementwise).__name__} takes {elementwise.params} parameters per coordinate but the "
-                f"conditioner returns {conditioner.out}; build it with params={elementwise.params}"
+                f"{type(elementwise).__name__} takes {elementwise.params} parameters per "
+                f"coordinate but the conditioner returns {conditioner.out}; build it with "
+                f"params={elementwise.params}"
             )
         if elementwise.circular:
             if not conditioner.circular:
                 raise ValueError(
-                    f"{type(conditioner).__name__} does not read angles; use MADE(..., circular=True)"
+                    f"{type(conditioner).__name__} does not read angles; use MADE(..., "
+                    "circular=True)"
                 )
             self.domain = self.codomain = ANGLES
         self.elementwise = elementwise

@@ -266,8 +266,8 @@ def iaf(
         (torch.Size([100, 6]), torch.Size([100]))
 
     References:
-        Kingma, Salimans, Jozefowicz, Chen, Sutskever & Welling 2016, Improving Variational Inference
-        with Inverse Autoregressive Flow.
+        Kingma, Salimans, Jozefowicz, Chen, Sutskever & Welling 2016, Improving Variational
+        Inference with Inverse Autoregressive Flow.
     """
     check_size(layers, "the number of layers")
     g = elementwise or Affine()
@@ -386,8 +386,8 @@ def circular_spline(
         torch.Size([100])
 
     References:
-        Rezende, Papamakarios, Racanière, Albergo, Kanwar, Shanahan & Cranmer 2020, Normalizing Flows
-        on Tori and Spheres.
+        Rezende, Papamakarios, Racanière, Albergo, Kanwar, Shanahan & Cranmer 2020, Normalizing
+        Flows on Tori and Spheres.
     """
     spline = Spline(bins, math.pi, circular=True)
     if coupling:
@@ -463,9 +463,9 @@ def tan(dim: int, layers: int = 2, hidden: int = 32, context_dim: int = 0) -> Ch
     check_size(layers, "the number of layers")
     maps: list[Transform] = []
     for i in range(layers):
-        net_order = _layer_order(dim, i)
         maps.append(LULinear(dim))
-        maps.append(Autoregressive(Affine(), Recurrent(dim, 2, hidden, net_order, context_dim)))
+        net = Recurrent(dim, 2, hidden, _layer_order(dim, i), context_dim)
+        maps.append(Autoregressive(Affine(), net))
     return Chain(*maps)
 
 
@@ -553,8 +553,8 @@ def sylvester(
         (torch.Size([100, 6]), torch.Size([100]))
 
     References:
-        van den Berg, Hasenclever, Tomczak & Welling 2018, Sylvester Normalizing Flows for Variational
-        Inference.
+        van den Berg, Hasenclever, Tomczak & Welling 2018, Sylvester Normalizing Flows for
+        Variational Inference.
     """
     return Sylvester(dim, layers, form, rank)
 

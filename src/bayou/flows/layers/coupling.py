@@ -39,8 +39,8 @@ def coupling_mask(dim: int, mask: Mask = "half", flip: bool = False) -> Tensor:
     """
     if check_size(dim, "a coupling") < 2:
         raise ValueError(
-            f"a coupling needs at least 2 dimensions, got {dim}; in one dimension use an autoregressive flow (naf, "
-            "spline_autoregressive) or DiagonalAffine"
+            f"a coupling needs at least 2 dimensions, got {dim}; in one dimension use an "
+            "autoregressive flow (naf, spline_autoregressive) or DiagonalAffine"
         )
     kept = _read_mask(dim, mask)
     if flip:
@@ -63,8 +63,8 @@ def _read_mask(dim: int, mask: Mask) -> Tensor:
     kept = torch.as_tensor(mask)
     if kept.dtype != torch.bool or kept.shape != (dim,):
         raise ValueError(
-            f"mask must be {dim} booleans (True: kept), got {kept.dtype} of shape {tuple(kept.shape)}; "
-            "use mask.bool()"
+            f"mask must be {dim} booleans (True: kept), got {kept.dtype} of shape "
+            f"{tuple(kept.shape)}; use mask.bool()"
         )
     return kept
 
@@ -100,9 +100,9 @@ def _join_context(x: Tensor, context: Tensor | None) -> Tensor:
 class Coupling(Symmetric, Transform):
     """A coupling: y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)).
 
-    The elementwise g is increasing, so that the map is a bijection with ladj = Σ log ∂y_rest/∂x_rest
-    in both directions, each at the cost of one pass of the network (Dinh et al. 2015, NICE; Dinh et
-    al. 2017, RealNVP).
+    The elementwise g is increasing, so that the map is a bijection with
+    ladj = Σ log ∂y_rest/∂x_rest. Both directions cost one pass of the network (Dinh et al. 2015,
+    NICE; Dinh et al. 2017, RealNVP).
 
     Args:
         dim: the number of coordinates D, at least 2.

@@ -399,7 +399,8 @@ def _choose_rank(dim: int, form: Form, rank: int | None) -> int:
     if form != "orthogonal":
         if rank not in (None, dim):
             raise ValueError(
-                f"the {form} form has rank {dim}, got rank={rank}; a lower rank needs the orthogonal form"
+                f"the {form} form has rank {dim}, got rank={rank}; a lower rank needs the "
+                "orthogonal form"
             )
         return dim
     if rank is None:

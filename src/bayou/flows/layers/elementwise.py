@@ -208,7 +208,8 @@ class Spline(Elementwise):
             )
         if self.circular and self.bound != math.pi:
             raise ValueError(
-                f"a circular Spline has bound=math.pi, got {self.bound}; scale the angles to radians"
+                f"a circular Spline has bound=math.pi, got {self.bound}; scale the angles to "
+                "radians"
             )
 
     @property

@@ -20,7 +20,8 @@ def _mean_and_variance(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     rows = x.detach().reshape(-1, x.shape[-1])
     if len(rows) < 2:
         raise ValueError(
-            f"{name} takes its statistics from a batch of at least 2 rows, got {len(rows)}; call eval()"
+            f"{name} takes its statistics from a batch of at least 2 rows, got {len(rows)}; call "
+            "eval()"
         )
     return rows.mean(0), rows.var(0, correction=0)
 
@@ -42,7 +43,8 @@ class ActNorm(DiagonalAffine):
 
     def __init__(self, event: int | Sequence[int | None]) -> None:
         shape = (event,) if isinstance(event, int) else tuple(event)
-        super().__init__((check_size(shape[0], "ActNorm"), *[1] * (len(shape) - 1)))  # type: ignore[arg-type]
+        channels = check_size(shape[0], "ActNorm")  # type: ignore[arg-type]
+        super().__init__((channels, *[1] * (len(shape) - 1)))
         self.event_shape = shape
         self.register_buffer("initialized", torch.zeros((), dtype=torch.bool))
         # not initialized, as a Python value that compiled code can branch on

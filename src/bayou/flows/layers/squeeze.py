@@ -44,8 +44,8 @@ def halve_size(shape: Shape, name: str) -> tuple[int, int]:
     _, height, width = shape
     if height % 2 or width % 2:
         raise ValueError(
-            f"{name} needs an even height and width, got {height}×{width} of {shape}; pad or crop the images, or "
-            "use fewer levels"
+            f"{name} needs an even height and width, got {height}×{width} of {shape}; pad or crop "
+            "the images, or use fewer levels"
         )
     return height // 2, width // 2
 
