@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,7 @@ class ImageNet(nn.Sequential):
         batch = x.shape[:-3]
         y = x.reshape(math.prod(batch), *x.shape[-3:])
         *layers, last = self
-        precision = nullcontext()
+        precision: AbstractContextManager[object] = nullcontext()
         if self.half_precision:
             precision = torch.autocast(x.device.type, torch.bfloat16)
         with precision:

@@ -328,7 +328,8 @@ def glow_image(
     """Build Glow: a multi-scale flow of images.
 
     A level consists of a squeeze and ``steps`` of act norm, 1×1 convolution and affine coupling,
-    y_rest = s(y_kept) ⊙ x_rest + t(y_kept); between levels half of the channels are split off.
+    y_rest = s(x_kept) ⊙ x_rest + t(x_kept) with y_kept = x_kept; between levels half of the
+    channels are split off.
     Densities and draws cost one pass of each network. The noise is
     (2^(levels+1)·C, H/2^levels, W/2^levels), pixels are in (0, 1);
     ``image_flow(glow_image(shape))`` has integers as data.
@@ -388,7 +389,7 @@ def flowpp_image(
 ) -> MapChain:
     """Build Flow++: mixture-of-logistics couplings of images, with attention in their CNNs.
 
-    Each coupling maps every changed entry by
+    From data to noise, each coupling maps every changed entry by
     y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t, with all parameters from a CNN of the kept
     entries. The first level has checkerboard couplings, each further one a squeeze and couplings of
     channels; there are no splits. Densities are analytic, draws need root finding. The paper uses

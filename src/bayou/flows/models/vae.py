@@ -102,7 +102,7 @@ class VAE(nn.Module):
     ) -> None:
         super().__init__()
         self.map = Autoencoder(decoder, encoder)
-        latent_event = self.map.event_in
+        latent_event = self.map.encoder.event
         self.prior = StandardNormal(latent_event) if prior is None else prior
         if self.prior.event_shape != latent_event:
             raise ValueError(
@@ -372,7 +372,12 @@ class NegativeElbo(MaximumLikelihood):
         rows, *widths = super().inputs(step)
         return rows, self.anchor.new_full((), self.beta * self.warmed), *widths
 
-    def value(self, rows: Tensor, beta: Tensor, *widths: Tensor) -> Tensor:  # type: ignore[override]
+    def value(  # type: ignore[override]
+        self,
+        rows: Tensor,
+        beta: Tensor,
+        *widths: Tensor,
+    ) -> Tensor:
         x = self.data[rows]
         with varied_steps(self.flow, *widths):
             terms = self.vae._terms(x, self.vae._noise(x, 1, None, 0))
