@@ -27,7 +27,7 @@ from bayou.network import (
     shared_copy,
 )
 from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
-from bayou.training.data import digest
+from bayou.training.inputs import digest
 
 PriorRules = Prior | Mapping[str, Prior]
 

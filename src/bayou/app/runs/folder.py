@@ -35,8 +35,8 @@ from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
-from bayou.training.data import digest
-from bayou.training.jobs import Executor, finished, send
+from bayou.training.inputs import digest
+from bayou.training.jobs import Executor, send, wait_for
 
 if (
     TYPE_CHECKING
@@ -338,7 +338,7 @@ class Run:
         if sent is not None or self._finished(job) is None:
             try:
                 tell(job.name, "fitting", {})
-                if sent is None or not finished(sent):
+                if sent is None or not wait_for(sent):
                     self._fit(job, data, against, facts["net"], tell, show)
             except (ValueError, FloatingPointError, RuntimeError) as error:
                 write_json(

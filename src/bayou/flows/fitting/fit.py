@@ -24,9 +24,10 @@ from bayou.flows.fitting.objectives import (
     ReverseKL,
     elbo,
 )
-from bayou.training.data import Steps
+from bayou.training.data import StepCount
 from bayou.training.graphs import capturable
-from bayou.training.loop import Hooks, Problem, fit_module
+from bayou.training.loop import fit_module
+from bayou.training.problem import Hooks, Problem
 from bayou.training.settings import SCHEDULES, Settings
 
 Stopped = Literal["finished", "patience", "interrupted"]
@@ -310,7 +311,7 @@ class FlowProblem(Problem):
     def fit(self, seed: int) -> FitResult:
         """Run. Even after an error the flow has parameters with a finite loss."""
         steps, progress = (
-            Steps(self.settings.log_every or 1),
+            StepCount(self.settings.log_every or 1),
             self.settings.progress,
         )  # an epoch ends with a check
         try:
