@@ -27,7 +27,7 @@ from bayou.app.runs import nets
 from bayou.app.runs.config import DATA, Config
 from bayou.app.runs.interrupt import raise_if_interrupted
 from bayou.app.runs.writing import RunError, read_json, write_json
-from bayou.core.files import StrPath, locked, write_text
+from bayou.core.files import StrPath, lock_file, write_text
 from bayou.core.progress import Show
 from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
@@ -306,7 +306,7 @@ class Run:
         """Lock the folder for this process until it ends (not on Windows); a RunError if another
         has locked it.
         """
-        with locked(self.folder / LOCK) as free:
+        with lock_file(self.folder / LOCK) as free:
             if not free:
                 raise RunError(
                     f"another process is using {self.folder}; wait until it ends and continue with `bayou resume "
