@@ -252,6 +252,10 @@ def reseed(seed: int, device: torch.device) -> None:
     """Seed torch's global streams of the CPU and of ``device``.
 
     Only inside ``isolated``, which restores them.
+
+    Args:
+        seed: the seed.
+        device: the device whose stream is seeded, in addition to that of the CPU.
     """
     _TURNS.offer()
     for stream in _streams(device):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayou.training.guards import FiniteCheck
-from bayou.training.inputs import Keywords, forward_inputs
+from bayou.training.inputs import Inputs, Keywords, forward_inputs
 
 # Calls before the graph is recorded, which compile, allocate and initialize the optimizer's state.
 WARMUP_CALLS = 3
@@ -64,7 +64,12 @@ def _with_new_code(function: FunctionType, run_key: Hashable) -> FunctionType:
 
 
 def capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
-    """Return whether the steps of an optimizer can be recorded on this device."""
+    """Return whether the steps of an optimizer can be recorded on this device.
+
+    Args:
+        optimizer: the optimizer.
+        device: that of the parameters.
+    """
     return device.type == "cuda" and all(
         group.get("capturable", False) for group in optimizer.param_groups
     )
@@ -150,11 +155,11 @@ class Replay(Recording):
         self.check = check
         self.norm = norm
 
-    def accepts(self, x: Any, y: Tensor) -> bool:
+    def accepts(self, x: Inputs, y: Tensor) -> bool:
         """Return whether a batch fits the graph; count the steps before there is one."""
         return self.matches((*forward_inputs(x), y)) and self.matching_calls > WARMUP_CALLS
 
-    def __call__(self, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
+    def __call__(self, x: Inputs, y: Tensor, step: int) -> dict[str, Tensor]:
         """Take one step; its numbers stay on the device, and the next step overwrites them."""
         if self.graph is None:
             self.check.prepare()

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from bayou.training.inputs import Inputs
 from bayou.training.ranks import current
 
 
@@ -40,7 +41,7 @@ class FiniteCheck:
         # The first bad step of a recorded run, −1 if there was none.
         self._first_bad_step: Tensor | None = None
 
-    def look(self, value: Tensor, step: int, x: Any, y: Tensor) -> None:
+    def look(self, value: Tensor, step: int, x: Inputs, y: Tensor) -> None:
         """Check a loss and its gradients.
 
         Args:
@@ -122,7 +123,7 @@ class FiniteCheck:
                 raise FloatingPointError(_message(steps_done - 1, None, tensor))
 
     def _raise_for_first(
-        self, value: Tensor, step: int, x: Any, y: Tensor, gradients: list[tuple[str, Tensor]]
+        self, value: Tensor, step: int, x: Inputs, y: Tensor, gradients: list[tuple[str, Tensor]]
     ) -> None:
         """Raise for the first of: an input, a parameter, a gradient, the loss.
 

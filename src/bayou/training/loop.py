@@ -13,7 +13,7 @@ from bayou.core.progress import Progress, Show
 from bayou.training.checkpoints import BestState, Checkpoint, RunState
 from bayou.training.data import Data, batches_from
 from bayou.training.guards import FiniteCheck, Interrupt
-from bayou.training.inputs import Batch
+from bayou.training.inputs import Batch, Inputs
 from bayou.training.monitors import CheckpointWriter, ConvergenceMonitor, History, Validation
 from bayou.training.problem import Hooks, Numbers, Problem
 from bayou.training.ranks import ALONE, current
@@ -92,7 +92,16 @@ def fit_module(
 
 
 class TrainingRun:
-    """One run: its state, and a collaborator for every concern of a step."""
+    """One run: its state, and a collaborator for every concern of a step.
+
+    Args:
+        problem: the module with the loss.
+        data: the batches.
+        settings: the length of the run, its optimizer and its schedule.
+        seed: the seed of batches and noise.
+        checkpoint: the file that the run is saved to and resumed from; None: no file.
+        hooks: functions that are called during the run.
+    """
 
     def __init__(
         self,
@@ -134,9 +143,7 @@ class TrainingRun:
             )
         if replay is not None:
             self.learning_rates.move_to(self.device)
-        self.recorded_step = RecordedStep(
-            problem, replay, self.undo, loss_is_compiled=compiled_loss is not None
-        )
+        self.recorded_step = RecordedStep(problem, replay, self.undo, compiled_loss is not None)
         self.eager_step = EagerStep(
             problem,
             optimizer,
@@ -175,7 +182,7 @@ class TrainingRun:
             if self.is_over:
                 return
 
-    def step(self, x: Any, y: Tensor) -> None:
+    def step(self, x: Inputs, y: Tensor) -> None:
         """Take one optimizer step, then record, validate and save where they are due."""
         step = self.state.step
         self.undo.begin()

@@ -26,7 +26,14 @@ from bayou.training.settings import Settings
 
 
 class History:
-    """The records of a run: every ``log_every`` steps, at evaluations and at the last step."""
+    """The records of a run: every ``log_every`` steps, at evaluations and at the last step.
+
+    Args:
+        state: the run, which has the records.
+        settings: says how often to record.
+        check: detects values that are not finite.
+        hooks: may be called with every record.
+    """
 
     def __init__(
         self, state: RunState, settings: Settings, check: FiniteCheck, hooks: Hooks
@@ -58,7 +65,16 @@ class History:
 
 
 class Validation:
-    """The validation loss after every epoch, and the parameters with the lowest one."""
+    """The validation loss after every epoch, and the parameters with the lowest one.
+
+    Args:
+        problem: has the parameters.
+        state: the run, which has the lowest loss.
+        settings: has the patience.
+        held_out_loss: computes the loss; None: no validation.
+        epoch_steps: the number of steps in an epoch.
+        best: the parameters with the lowest loss so far, if any.
+    """
 
     def __init__(
         self,
@@ -180,7 +196,16 @@ class ConvergenceMonitor:
 
 
 class CheckpointWriter:
-    """Writes the checkpoint of a run, if it has a file."""
+    """Writes the checkpoint of a run, if it has a file.
+
+    Args:
+        checkpoint: the file; None: nothing is written.
+        problem: has the parameters and buffers.
+        optimizer: the optimizer.
+        state: the progress.
+        settings: says how often to write.
+        check: detects parameters that are not finite, which are not written.
+    """
 
     def __init__(
         self,

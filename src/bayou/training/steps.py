@@ -16,7 +16,7 @@ from bayou.core.progress import spell
 from bayou.training.convergence import ConvergenceWarning
 from bayou.training.graphs import Replay, capturable, compile_loss, warmup_stream
 from bayou.training.guards import FiniteCheck
-from bayou.training.inputs import Batch
+from bayou.training.inputs import Batch, Inputs
 from bayou.training.problem import Hooks, Numbers, Problem
 from bayou.training.ranks import Ranks
 from bayou.training.seeds import part_seed
@@ -29,7 +29,12 @@ MAX_FALL_RATIO = 2.0
 
 
 class LearningRates:
-    """The learning rates of an optimizer, which follow the schedule of the settings."""
+    """The learning rates of an optimizer, which follow the schedule of the settings.
+
+    Args:
+        optimizer: has groups with their initial rates.
+        settings: has the schedule.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
         self.optimizer = optimizer
@@ -57,6 +62,9 @@ class StepUndo:
     The forward pass of such a step may have changed buffers: running statistics. Which buffers
     change is found by comparing their values before and after the first step, since batch norm
     does not change the version counters of its statistics.
+
+    Args:
+        module: has the buffers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -94,7 +102,13 @@ class StepUndo:
 
 
 class SharedRows:
-    """The rows of every batch, of which several processes compute a share each."""
+    """The rows of every batch, of which several processes compute a share each.
+
+    Args:
+        problem: has the gradients.
+        ranks: the processes.
+        undo: knows the running statistics before the step.
+    """
 
     def __init__(self, problem: Problem, ranks: Ranks, undo: StepUndo) -> None:
         self.problem = problem
@@ -133,18 +147,31 @@ class SharedRows:
 
 
 class FirstBatch:
-    """The first batch of a run, on which its end is compared with its start."""
+    """The first batch of a run, on which its end is compared with its start.
+
+    Args:
+        problem: computes the objective.
+        settings: has the learning rate that a warning names.
+        seed: the seed of the run.
+        rows: the number of rows of all data.
+    """
 
     def __init__(self, problem: Problem, settings: Settings, seed: int, rows: int) -> None:
         self.problem = problem
         self.settings = settings
         self.seed = seed
-        self.rows = rows  # of all data
-        self._batch: tuple[Any, Tensor] | None = None
+        self.rows = rows
+        self._batch: Batch | None = None
         self._numbers: Numbers = {}
 
-    def remember(self, x: Any, y: Tensor, numbers: Numbers) -> None:
-        """Store the first batch and the terms of its objective before the first step."""
+    def remember(self, x: Inputs, y: Tensor, numbers: Numbers) -> None:
+        """Store the first batch and the terms of its objective before the first step.
+
+        Args:
+            x: the inputs of the batch.
+            y: its targets.
+            numbers: the terms.
+        """
         self._batch = (x, y)
         self._numbers = dict(numbers)
 
@@ -172,7 +199,19 @@ class FirstBatch:
 
 
 class EagerStep:
-    """One step as PyTorch runs it: loss, gradients, clipping and optimizer."""
+    """One step as PyTorch runs it: loss, gradients, clipping and optimizer.
+
+    Args:
+        problem: computes the loss.
+        optimizer: changes the parameters.
+        settings: has the largest norm of the gradients.
+        hooks: may change the gradients.
+        check: detects values that are not finite.
+        shared_rows: combines the gradients of several processes.
+        undo: is told when the parameters change.
+        first_batch: stores the first batch.
+        compiled_loss: the compiled loss, if any.
+    """
 
     def __init__(
         self,
@@ -197,7 +236,7 @@ class EagerStep:
         self.compiled_loss = compiled_loss
         self._compiled_shape: torch.Size | None = None  # of y
 
-    def __call__(self, x: Any, y: Tensor, step: int, before_recording: bool) -> Numbers:
+    def __call__(self, x: Inputs, y: Tensor, step: int, before_recording: bool) -> Numbers:
         """Take the step and return its numbers, of the rows of all processes.
 
         Args:
@@ -256,7 +295,15 @@ class EagerStep:
 
 
 class RecordedStep:
-    """One step replayed as a CUDA graph, where it can be recorded."""
+    """One step replayed as a CUDA graph, where it can be recorded.
+
+    Args:
+        problem: has the version of the loss: when it changes, the step is recorded again.
+        replay: records and replays; None: no step is recorded.
+        undo: is told when the parameters change.
+        loss_is_compiled: whether the loss is compiled, so that an error is not one of the user's
+            code.
+    """
 
     def __init__(
         self,
@@ -275,7 +322,7 @@ class RecordedStep:
         """Whether a step of this run may be recorded, now or later."""
         return self._replay is not None
 
-    def __call__(self, x: Any, y: Tensor, step: int) -> Numbers | None:
+    def __call__(self, x: Inputs, y: Tensor, step: int) -> Numbers | None:
         """Replay the step and return its numbers; None if it must run eagerly."""
         replay = self._replay
         if replay is None or not replay.accepts(x, y):
@@ -296,7 +343,13 @@ class RecordedStep:
 
 
 def compile_if_set(problem: Problem, settings: Settings, rows: int) -> Callable[..., Any] | None:
-    """Return the compiled loss of a problem; None unless the settings ask for it."""
+    """Return the compiled loss of a problem; None unless the settings ask for it.
+
+    Args:
+        problem: computes the loss.
+        settings: says whether to compile, and has the batch size.
+        rows: the number of rows of all data.
+    """
     if not settings.compile:
         return None
     return compile_loss(problem.loss, problem, rows, settings.batch_size)
@@ -310,7 +363,16 @@ def make_replay(
     compiled_loss: Callable[..., Any] | None,
     device: torch.device,
 ) -> Replay | None:
-    """Return the recorder of a step on a GPU; None where the step cannot be recorded."""
+    """Return the recorder of a step on a GPU; None where the step cannot be recorded.
+
+    Args:
+        problem: computes the loss.
+        optimizer: changes the parameters.
+        settings: has the largest norm of the gradients.
+        check: detects values that are not finite.
+        compiled_loss: the compiled loss, if any.
+        device: that of the parameters.
+    """
     loss = compiled_loss
     if compiled_loss is None and problem.recordable:
         loss = problem.loss
