@@ -171,6 +171,18 @@ class Progress:
             sys.stderr.write(f"{self.title} {describe(0, self.total, {})}\n")
             sys.stderr.flush()
 
+    def start_clock(self, total: int) -> None:
+        """Count the time of steps from now on.
+
+        The time of a preparation under the same title belongs to none of them.
+
+        Args:
+            total: the number of steps, which is known now.
+        """
+        self.total = total
+        self._first = 0
+        self._start = time.monotonic()
+
     def update(self, step: int, **fields: float) -> None:
         """Report that ``step`` steps are done; cheap enough for every step.
 

@@ -221,10 +221,15 @@ def _check_has_rows(x: object, inputs: tuple[Any, ...]) -> None:
     advice = "torch.as_tensor(x, dtype=torch.float32)"
     if isinstance(x, Dataset):
         advice = "DataLoader(x, batch_size=256), whose labels are left out"
-    elif isinstance(x, list | tuple) and isinstance(inputs[0], list | tuple | Mapping):
+    elif isinstance(x, list | tuple) and _begins_with_rows(inputs):
         description = f"a {type(x).__name__} of batches or rows"
         advice = "the inputs alone, torch.cat([x for x, y in batches])"
     raise ValueError(
         "x must be a tensor whose first axis is the rows, or a tuple or dict of them, got "
         f"{description}; use {advice}"
     )
+
+
+def _begins_with_rows(inputs: tuple[Any, ...]) -> bool:
+    """Return whether the first input is a batch or a row and not an argument."""
+    return bool(inputs) and isinstance(inputs[0], list | tuple | Mapping)
