@@ -67,14 +67,12 @@ if TYPE_CHECKING:
         MixingWarning as MixingWarning,
         elbo as elbo,
     )
-    from bayou.operations import (
-        acquire as acquire,
-        calibrate as calibrate,
-        compress as compress,
-        conformal as conformal,
-        continual as continual,
-        distill as distill,
-    )
+    from bayou.operations.acquire import acquire as acquire
+    from bayou.operations.calibrate import calibrate as calibrate
+    from bayou.operations.compress import compress as compress
+    from bayou.operations.conformal import conformal as conformal
+    from bayou.operations.continual import continual as continual
+    from bayou.operations.distill import distill as distill
     from bayou.posteriors import Posterior as Posterior, load as load
     from bayou.predictive import Predictive as Predictive
     from bayou.priors import Normal as Normal

@@ -18,6 +18,9 @@ class Job(Protocol):
     def result(self) -> Any:
         """Wait for the job, and return what it returned or raise what it raised."""
 
+    def cancel(self) -> Any:
+        """Cancel the job, unless it has started."""
+
 
 @runtime_checkable
 class Executor(Protocol):

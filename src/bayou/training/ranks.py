@@ -345,6 +345,8 @@ def reseed_for_rank(device: torch.device) -> None:
 
     A compiled step draws as one process.
     """
+    if torch.compiler.is_compiling():
+        return
     rank = current().rank
-    if not torch.compiler.is_compiling() and rank:
+    if rank:
         rng.reseed(part_seed(rng.integer(None), "rank", rank), device)
