@@ -135,9 +135,9 @@ def predict(
     ] = None,
 ) -> None:
     """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
-    from bayou.app.runs import use
+    from bayou.app.runs.predictions import write_predictions
 
-    notes = use.predict(
+    notes = write_predictions(
         run,
         input,
         out,
@@ -240,9 +240,9 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Score the methods of a run on a file or on the test data of the run."""
-    from bayou.app.runs import use
+    from bayou.app.runs.evaluation import evaluate_run
 
-    rows, notes = use.evaluate(run, data, method=method, samples=samples)
+    rows, notes = evaluate_run(run, data, method=method, samples=samples)
     for note in notes:
         typer.echo(note, err=True)
     _print_rows(rows, as_json)
@@ -262,25 +262,25 @@ def report(
     """Write the report of a run again, or one page that compares runs, paired over their common
     test rows.
     """
-    from bayou.app.runs import use
+    from bayou.app.runs.comparison import write_report
 
-    path, said = use.report(runs, out, force=force)
-    typer.echo("\n".join(said), err=True)
+    path, conclusion = write_report(runs, out, force=force)
+    typer.echo("\n".join(conclusion), err=True)
     typer.echo(f"wrote {path}")
 
 
 @app.command()
 def verify() -> None:
     """Check the mathematics on this machine against known values."""
-    from bayou.app.runs.verify import checks
+    from bayou.app.runs.verify import known_values
 
-    done: list[bool] = []
-    for check in checks():
-        done.append(check.passed)
-        mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red")
-        typer.echo(f"{mark}  {check.name:<66} expected {check.expected:<24} got {check.got}")
-    typer.echo(f"{sum(done)} of {len(done)} checks passed")
-    raise typer.Exit(0 if all(done) else 1)
+    results: list[bool] = []
+    for value in known_values():
+        results.append(value.passed)
+        mark = typer.style("pass", fg="green") if value.passed else typer.style("FAIL", fg="red")
+        typer.echo(f"{mark}  {value.name:<66} expected {value.expected:<24} got {value.got}")
+    typer.echo(f"{sum(results)} of {len(results)} checks passed")
+    raise typer.Exit(0 if all(results) else 1)
 
 
 @app.command()

@@ -19,7 +19,7 @@ SHOWN = (
     "error",
     "rmse",
     "nll",
-    "beside_map",
+    "difference_from_map",
     "ece",
     "coverage",
     "auroc_entropy",
@@ -27,7 +27,7 @@ SHOWN = (
     "ess",
     "seconds",
 )
-HEADS = {"beside_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}
+HEADS = {"difference_from_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}
 COLORS = {"done": "green", "failed": "red", "fitting": "dim", "baseline": "dim"}
 
 
