@@ -17,7 +17,7 @@ import bayou
 from bayou.app.runs.folder import Run, RunError
 from bayou.core.files import StrPath, write_text
 from bayou.core.progress import spell
-from bayou.data.preprocess import Preprocessor, Rows
+from bayou.data.preprocess import PreparedRows, Preprocessor
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive, check_level
 
@@ -46,7 +46,7 @@ def write_predictions(
     row, mean, std, epistemic_std, lower, upper (the central interval of probability ``level``),
     entropy, epistemic_share_of_variance. Both have the id of a row, if the run has an id column,
     and for a table its ``distance`` beyond the range of the training data, in standard deviations
-    (``bayou.data.preprocess.Rows``). A text that a spreadsheet would run as a formula, since it
+    (``bayou.data.preprocess.PreparedRows``). A text that a spreadsheet would run as a formula, since it
     begins with =, +, -, @, a tab or a carriage return, has a quote before it.
 
     Args:
@@ -106,7 +106,7 @@ def _check_output(path: Path, source: StrPath, force: bool) -> None:
 def _predict_columns(
     posterior: Posterior,
     preprocessor: Preprocessor,
-    rows: Rows,
+    rows: PreparedRows,
     samples: int,
     level: float,
     guarantee: Conformal | None,
@@ -127,7 +127,7 @@ def _predict_columns(
 
 
 def _row_columns(
-    rows: Rows,
+    rows: PreparedRows,
     preprocessor: Preprocessor,
     columns: dict[str, list[str]],
 ) -> dict[str, list[str]]:
@@ -284,7 +284,7 @@ def _epistemic_share(predictive: Predictive) -> Tensor:
 def _calibrate(
     run: Run,
     posterior: Posterior,
-    held_out_rows: Rows,
+    held_out_rows: PreparedRows,
     level: float,
     samples: int,
 ) -> Conformal:

@@ -31,7 +31,12 @@ from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import spell
 from bayou.core.specs import nearest
-from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
+from bayou.data.preprocess import (
+    ImagePreprocessor,
+    PreparedRows,
+    Preprocessor,
+    TablePreprocessor,
+)
 from bayou.posteriors import Posterior
 from bayou.predictive import check_level
 
@@ -65,7 +70,7 @@ class Request:
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.level = 0.0
-        self.inputs: Rows | None = None
+        self.inputs: PreparedRows | None = None
         self.predictions: list[str] = []
         self.rows_done = 0
         self.error: Exception | None = None
@@ -295,7 +300,7 @@ class Service:
         request.predictions.append(json.dumps(predictions, allow_nan=False)[1:-1])
         request.rows_done += len(predictions)
 
-    def _read(self, request: Any) -> tuple[float, Rows]:
+    def _read(self, request: Any) -> tuple[float, PreparedRows]:
         """Return the level and the rows of a request."""
         if not isinstance(request, Mapping) or not isinstance(request.get("rows"), list):
             example = '{"rows": [{"column": 1.5}, ...]}'
