@@ -22,7 +22,7 @@ from bayou.flows import (
 )
 from bayou.flows.fitting import objectives
 from bayou.flows.fitting.objectives import FlowMatching
-from benchmarks.time_unet import TimeUNet
+from experiments.measure.time_unet import TimeUNet
 from tests.conformance.training import check_trained
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)

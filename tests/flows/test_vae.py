@@ -36,7 +36,13 @@ from bayou.flows import (
 from bayou.flows.layers.linear import orthonormal, reflections
 from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import EvidenceBound
-from benchmarks.vae_nets import amortized, conv_decoder, conv_encoder, dense_decoder, dense_encoder
+from experiments.measure.vae_nets import (
+    amortized,
+    conv_decoder,
+    conv_encoder,
+    dense_decoder,
+    dense_encoder,
+)
 from tests.conformance.training import check_trained
 
 T = TypeVar("T", bound=nn.Module)
