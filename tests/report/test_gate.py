@@ -245,7 +245,7 @@ def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(
     board = live.Board(["mle-0", "map-0"])
     for name in ("map-0", "mle-0"):  # MAP is fitted first
         board.tell(name, "fitting", {})
-        board.last = -live.LINE
+        board.last_line = -live.LINE
         board.show("fitting", 6, 6, {"done": 0.99})
         board.tell(name, "done", {"nll": 0.5})
     shown = [line for line in capsys.readouterr().err.splitlines() if "of the whole" in line]
