@@ -162,7 +162,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
         self.outputs_, self.large_ = (
             outputs,
-            not hasattr(self, "classes_") and len(X) > nets.MANY_ROWS,
+            not hasattr(self, "classes_") and len(X) > nets.MAX_SMALL_NET_ROWS,
         )
         method, prior = self._method(), self._prior()
         self.posterior_ = fit(
@@ -219,7 +219,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             elif self.net is not None:
                 net = self.net(features, outputs)
             elif self.large_ and self.hidden is None and self.activation is None:
-                net = nets.build(nets.LARGE, shape, outputs)
+                net = nets.build(nets.LARGE_NET, shape, outputs)
             else:
                 hidden = (50,) if self.hidden is None else tuple(map(int, self.hidden))
                 net = layers.dense(shape, outputs, hidden, self._activation())
