@@ -276,8 +276,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     def _predictives(self, X: ArrayLike, rows: int | None = MAX_BATCH_ROWS) -> Iterator[Predictive]:
         """Yield the predictions of batches of rows, in the units of y."""
         check_is_fitted(self, "posterior_")
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        x = self._inputs(X)
+        x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
         for batch in x.split(rows or len(x)):
             p = self.posterior_.predict(batch, samples=plain(self.samples), seed=self.seed_)
             yield self._in_units(p)

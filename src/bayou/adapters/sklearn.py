@@ -7,7 +7,7 @@ mean, std = model.predict(X_new, return_std=True)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self, final
+from typing import Any, Self, final
 
 # First: it names missing packages.
 from bayou.adapters.estimator import MAX_BATCH_ROWS, BayesEstimator, moments
@@ -51,15 +51,15 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         Raises:
             ValueError: if y has one class only.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        inputs, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more"
             )
-        X, codes = self._hold_out(X, codes)
-        return self._fit(X, codes, len(self.classes_), Categorical())
+        inputs, codes = self._hold_out(inputs, codes)
+        return self._fit(inputs, codes, len(self.classes_), Categorical())
 
     def predict_set(
         self, X: ArrayLike, level: float = 0.9, *, score: str = "lac", empty: bool = True
@@ -157,25 +157,27 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
             X: inputs (N, features).
             y: numbers, (N,) or (N, D).
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        y = y.astype(np.float64)
-        self.flat_ = y.ndim == 1
-        X, y = self._hold_out(X, y.reshape(len(y), -1))
+        inputs, targets = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True
+        )
+        targets = targets.astype(np.float64)
+        self.flat_ = targets.ndim == 1
+        inputs, targets = self._hold_out(inputs, targets.reshape(len(targets), -1))
         likelihood = self.likelihood
         if likelihood is None:
-            spread = 1.0 if self.standardize else float(moments(y, True)[1].mean())
+            spread = 1.0 if self.standardize else float(moments(targets, True)[1].mean())
             likelihood = Gaussian(Config.noise * spread, learn=True)
         if not isinstance(likelihood, Likelihood):
             raise ValueError(
                 f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}"
             )
-        outputs = likelihood.outputs(y.shape[1])
+        outputs = likelihood.outputs(targets.shape[1])
         rescaled = likelihood.bind().rescaled(
             torch.zeros(1, outputs), torch.zeros(1), torch.ones(1)
         )
         has_units = rescaled is not None  # counts stay counts
-        self.y_mean_, self.y_scale_ = moments(y, self.standardize and has_units)
-        return self._fit(X, y, outputs, likelihood)
+        self.y_mean_, self.y_scale_ = moments(targets, self.standardize and has_units)
+        return self._fit(inputs, targets, outputs, likelihood)
 
     def _targets(self, y: np.ndarray) -> Tensor:
         """Return standardized targets."""
@@ -189,9 +191,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         likelihood, outputs = rescaled or (p.likelihood, p.outputs)
         return Predictive(likelihood, outputs.squeeze(2) if self.flat_ else outputs)
 
-    def predict(
-        self, X: ArrayLike, return_std: bool = False
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
         """Return E[y] of every row.
 
         Args:

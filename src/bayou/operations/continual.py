@@ -271,7 +271,7 @@ def _reset_repeated_heads(
 
 @torch.no_grad()
 def _permute_head(net: nn.Module, head: set[str], seed: int) -> nn.Module:
-    """Return a copy with the values of its head in another order: other values of the same scale."""
+    """Return a copy with the values of its head in another order, so that their scale is kept."""
     if not head:
         return net
     permuted = copy.deepcopy(net)
@@ -327,7 +327,7 @@ def _continue_tensors(
 
 
 def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """Return the mean; for a family without one in closed form, that of its Normal approximation."""
+    """Return the mean, or that of a Normal approximation where it has no closed form."""
     try:
         return posterior.mean()
     except ValueError:

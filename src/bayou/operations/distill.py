@@ -379,7 +379,7 @@ def gaussian_nll(f: Tensor, moments: Tensor) -> Tensor:
 
 
 def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
-    """Compute the NLL of the means of the draws under N(m, e^s), and of their noise under N(0, e^t).
+    """Compute the NLL of the draws' means under N(m, e^s) and of their noise under N(0, e^t).
 
     Args:
         f: m, s and t, (B, 3·D).
