@@ -342,7 +342,8 @@ def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
     small probabilities.) The gradient of α₀ is along (1 .. 1), which leaves m unchanged.
 
     Args:
-        likelihood: has the axis of the classes. Targets are (p̄, E_s Σ_c p_sc²), (B, *event, C + 1).
+        likelihood: has the axis of the classes. Targets of the loss are (p̄, E_s Σ_c p_sc²),
+            (B, *event, C + 1).
     """
 
     def loss(f: Tensor, targets: Tensor) -> Tensor:
