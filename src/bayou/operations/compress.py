@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.params import Params
-from bayou.network import called, forward_inputs
+from bayou.network import call_network, forward_inputs
 from bayou.operations.prune import Pruning
 from bayou.operations.unit_graph import LAYERS, TRANSPOSED, UnitGraph
 from bayou.posteriors import Posterior
@@ -256,7 +256,7 @@ def _attempt_pruning(
 def _evaluate(net: nn.Module, x: Any) -> Tensor:
     """Return the outputs for a copy of x, which the network may change in place."""
     inputs = tuple(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x))
-    outputs: Tensor = called(net, inputs)
+    outputs: Tensor = call_network(net, inputs)
     return outputs
 
 

@@ -24,7 +24,7 @@ from bayou.posteriors.state import with_state
 from bayou.priors import BoundNormal, Normal, Prior
 from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.rows import joined
+from bayou.training.rows import join_batches
 from bayou.training.seeds import as_int_seed, part_seed
 
 Selection = Literal["random", "k-center"]
@@ -222,7 +222,7 @@ class _TaskSequence:
                 self._fit_task(t, coresets[t], last, posteriors[t], f"coreset{t}")
                 for t in range(count)
             ]
-        rows = as_data(joined(map(_all_rows, coresets)), self.method.batch_size)
+        rows = as_data(join_batches(map(_all_rows, coresets)), self.method.batch_size)
         return [self._fit_task(count - 1, rows, last, None, "coreset")] * count
 
 

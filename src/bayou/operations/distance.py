@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from bayou.core import rng
 from bayou.flows.contractive.contracting import schatten
-from bayou.network import placed, rows_of
+from bayou.network import place_inputs, rows_of
 from bayou.posteriors import Posterior
 from bayou.training.data import as_data
 
@@ -181,7 +181,7 @@ class FeatureDensity(nn.Module):
         components = MultivariateNormal(self.mean, scale_tril=self.root, validate_args=False)
         weights = Categorical(logits=self.log_weight)
         mixture = MixtureSameFamily(weights, components, validate_args=False)
-        inputs = placed(x, next(self.net.parameters()))
+        inputs = place_inputs(x, next(self.net.parameters()))
         log_densities = []
         for first in range(0, len(inputs[0]), BATCH_ROWS):
             batch = rows_of(inputs, slice(first, first + BATCH_ROWS))
@@ -223,7 +223,7 @@ def feature_density(
         y = y.new_zeros(len(y))
     _, classes = y.unique(return_inverse=True)
     density = FeatureDensity(net, int(classes.max()) + 1)
-    z = torch.cat([density.features(placed(x, reference)) for x, _ in batches])
+    z = torch.cat([density.features(place_inputs(x, reference)) for x, _ in batches])
     counts = classes.bincount() if z.ndim == 2 else None
     if counts is None or int(counts.min()) < 2:
         raise ValueError(

@@ -26,11 +26,11 @@ from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
 from bayou.network import (
     Network,
-    adapted,
+    adapt,
     clear_errors,
     evaluating,
     forward_inputs,
-    placed,
+    place_inputs,
     rows_of,
 )
 from bayou.network.units import units_of, with_units
@@ -38,8 +38,9 @@ from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
 from bayou.target import PriorRules, Target
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Numbers, Problem, fit_module
-from bayou.training.rows import joined, unlabeled
+from bayou.training.loop import fit_module
+from bayou.training.problem import Numbers, Problem
+from bayou.training.rows import as_unlabeled_data, join_batches
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -176,7 +177,7 @@ def _online_lesson(
     """Start a chain whose draws are the teachers of one step each."""
     method, settings = _match_draws_to_steps(method, data, settings)
     chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
-    batches = unlabeled(queries, settings.batch_size)
+    batches = as_unlabeled_data(queries, settings.batch_size)
     x, _ = next(iter(batches.ordered()))
     return _Lesson(next(chain), batches, x, settings, chain)
 
@@ -191,14 +192,14 @@ def _offline_lesson(
 ) -> _Lesson:
     """Evaluate the teacher once for each row."""
     batches = []
-    for x, _ in unlabeled(data, TEACHER_ROWS).ordered():
+    for x, _ in as_unlabeled_data(data, TEACHER_ROWS).ordered():
         p = posterior.predict(x, samples, seed=part_seed(seed, "teacher"))
         if keep and len(p.outputs) == 1:
             raise ValueError(
                 "the teacher has one function, without epistemic uncertainty to keep; use keep=None"
             )
         batches.append((x, _teacher_statistics(p, keep)))
-    x, statistics = joined(batches)
+    x, statistics = join_batches(batches)
     statistics = statistics.to(forward_inputs(x)[0].device)
     return _Lesson(posterior, as_data((x, statistics), settings.batch_size), x, settings)
 
@@ -448,7 +449,7 @@ def _class_statistics(p: Predictive, likelihood: FiniteLikelihood, keep: Keep | 
 @torch.no_grad()
 def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
     """Raise a ValueError unless the student gives outputs of the shape that its loss needs."""
-    inputs = rows_of(placed(x, next(net.parameters())), slice(2))
+    inputs = rows_of(place_inputs(x, next(net.parameters())), slice(2))
     with evaluating(net), clear_errors(inputs):
         outputs = net(*inputs)
     if isinstance(outputs, Tensor) and outputs.shape == (len(inputs[0]), *expected):
@@ -468,7 +469,7 @@ class _Student(Problem):
 
     def __init__(self, net: nn.Module, loss: Loss, n: int) -> None:
         super().__init__()
-        self.net = adapted(net)
+        self.net = adapt(net)
         self.compare = loss
         self.n = n
 

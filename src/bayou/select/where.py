@@ -18,7 +18,7 @@ from bayou.methods.ivon import IVON
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.point import MAP
 from bayou.methods.vi import VI, Variational
-from bayou.network.function import shared_copy
+from bayou.network import shared_copy
 from bayou.posteriors import Empirical, Posterior
 from bayou.select.auto import Auto
 from bayou.select.folds import FOLDS, SCALE_FACTOR
