@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.params import Params, match
 from bayou.core.progress import Show
-from bayou.inference.first_batch import check_first_batch
+from bayou.inference.data_checks import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.network import forward_inputs
