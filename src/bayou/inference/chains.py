@@ -338,7 +338,11 @@ class ChainRun:
 
 
 def mean_over_chains(values: Tensor) -> float:
-    """Return the mean over chains (C,) as a number; NaN where there are none."""
+    """Return the mean over chains as a number; NaN where there are none.
+
+    Args:
+        values: of the chains, (C,).
+    """
     return float(values.mean()) if values.numel() else math.nan
 
 

@@ -31,7 +31,12 @@ LAST = "last"  # the value of ``where`` for the tensors of the last layer
 
 
 def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
-    """Return the inputs of the first batch, checked and on the device of the network."""
+    """Return the inputs of the first batch, checked and on the device of the network.
+
+    Args:
+        target: has the network.
+        data: all batches.
+    """
     parameter = next(target.net.parameters())
     batch = next(data.ordered())
     check_finite(batch)
@@ -45,6 +50,10 @@ def check_decoder_inputs(net: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Raise a ValueError for an encoder-decoder without inputs of its decoder.
 
     Labels go to the likelihood and are not passed on to the network.
+
+    Args:
+        net: the network of the user.
+        inputs: its arguments for one batch.
     """
     names = inputs[-1] if isinstance(inputs[-1], Keywords) else ()
     if not names or not getattr(getattr(net, "config", None), "is_encoder_decoder", False):
@@ -121,6 +130,10 @@ def _row_shapes(inputs: tuple[Any, ...]) -> list[torch.Size]:
 
 def last_layer(target: Target, data: Data) -> list[str]:
     """Return the names of the tensors of the layer that computes the outputs.
+
+    Args:
+        target: has the network.
+        data: all batches.
 
     Raises:
         ValueError: if one of them is frozen.
@@ -216,7 +229,12 @@ def check_inputs_unchanged(writes: bool) -> None:
 
 
 def warn_of_dependent_rows(target: Target, inputs: tuple[Any, ...]) -> None:
-    """Warn if the output of the network for a row depends on the other rows of its batch."""
+    """Warn if the output of the network for a row depends on the other rows of its batch.
+
+    Args:
+        target: has the network.
+        inputs: its arguments for one batch.
+    """
     if not target.network.dry_run(target.start, inputs).rows_apart:
         warnings.warn(
             f"{type(target.net).__name__} mixes the rows of a batch: its output for a row depends "
@@ -230,6 +248,10 @@ def warn_of_dependent_rows(target: Target, inputs: tuple[Any, ...]) -> None:
 
 def check_gradients_reach_parameters(target: Target, inputs: tuple[Any, ...]) -> None:
     """Warn of parameters that get no gradient of the outputs.
+
+    Args:
+        target: has the network.
+        inputs: its arguments for one batch.
 
     Raises:
         ValueError: if no parameter gets one.

@@ -83,7 +83,7 @@ class Method(Checked, ABC):
         """Return this method for a network at a mode, with fixed priors and noise.
 
         Args:
-            noise: the standard deviation of the noise of y.
+            noise: the noise of y at the mode.
             data: the rows of the mode.
         """
         return self
@@ -162,7 +162,12 @@ class Trained(Settings, Method):
 
 
 def prefers_full_batch(data: Data, batch_size: int) -> bool:
-    """Return whether a step over all rows costs little more than a batch, and has less noise."""
+    """Return whether a step over all rows costs little more than a batch, and has less noise.
+
+    Args:
+        data: all rows.
+        batch_size: rows of a batch.
+    """
     return data.n <= MAX_FULL_BATCHES * batch_size and data.targets() is not None
 
 

@@ -33,6 +33,9 @@ def is_random_or_moving(module: nn.Module) -> bool:
     """Return whether a layer draws random numbers or changes its buffers in training.
 
     Dropout of rate 0 does not.
+
+    Args:
+        module: one layer.
     """
     return isinstance(module, RANDOM_OR_MOVING) and getattr(module, "p", None) != 0
 
@@ -316,7 +319,12 @@ def _ignore_frozen(model: Any, keys: Any) -> None:
 
 
 def add_noise(x: Tensor, std: float) -> Tensor:
-    """Return x + std·ε with Gaussian ε; x itself if it has no floating-point numbers."""
+    """Return x + std·ε with Gaussian ε.
+
+    Args:
+        x: a tensor of any shape; without floating-point numbers it is returned as it is.
+        std: the standard deviation.
+    """
     if not x.is_floating_point():
         return x
     return x + std * rng.normal_like(x)

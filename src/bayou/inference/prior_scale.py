@@ -59,7 +59,11 @@ def rescale_priors(
 
 
 def fix_learned_priors(posterior: Posterior) -> Target:
-    """Return the target of a posterior with its learned noise and priors, fixed."""
+    """Return the target of a posterior with its learned noise and priors, fixed.
+
+    Args:
+        posterior: whose learned priors must be Normal.
+    """
     target = posterior.target.copy()
     target.likelihood.requires_grad_(False)
     learned = require_normal(posterior.bound_priors(), target.learned_priors)

@@ -21,7 +21,11 @@ from bayou.training.data import Data
 
 
 def network_at(point: Empirical) -> nn.Module:
-    """Return a copy of the user's network with the weights and the buffers of a point."""
+    """Return a copy of the user's network with the weights and the buffers of a point.
+
+    Args:
+        point: a posterior whose first point is used.
+    """
     state = {name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)}
     return with_state(point.target.net, point.network.buffers() | state)
 
