@@ -79,5 +79,5 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         f = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)(
             self.weights, x
         )  # (S, N, *out)
-        means = self.fitted.tempered(self.fitted.target.likelihood, f).means
+        means = self.fitted.apply_temperature(self.fitted.target.likelihood, f).means
         return means.reshape(size(self.weights), *X.shape[:-1], -1).movedim(0, -3).to(X)

@@ -20,7 +20,7 @@ from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
 from bayou.network import forward_inputs, rows_of
 from bayou.posteriors import Posterior
-from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
+from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, check_history, check_mixing
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, some_rows
@@ -73,7 +73,7 @@ def check(
     fitted baselines;
     ``predictive``: the posterior's prediction for these rows.
     """
-    found = list(of_history(posterior))
+    found = list(check_history(posterior))
     rows = held if held is not None else train
     if rows is not None:
         x, y = all_rows(rows)
@@ -144,7 +144,7 @@ def check_after_fit(posterior: Posterior, train: Any, held: Any = None, *, seed:
         text = (
             f"the posterior could not be compared with baselines: {type(error).__name__}: {error}"
         )
-        posterior.checks = Checks((*of_history(posterior), Check("baselines", "warning", text)))
+        posterior.checks = Checks((*check_history(posterior), Check("baselines", "warning", text)))
         return posterior.checks
 
 
@@ -292,8 +292,8 @@ def _mean_network(posterior: Posterior, x: Any, rows: int | None) -> Predictive 
         name: v.unsqueeze(0) for name, v in posterior.like().items() if not name.startswith(NOISE)
     }
     inputs = posterior.place(x)
-    with posterior.isolated(inputs, 0):
-        return posterior.tempered(
+    with posterior.seed_network(inputs, 0):
+        return posterior.apply_temperature(
             posterior.target.likelihood, posterior.outputs(stack, inputs, rows).detach()
         )
 
@@ -324,7 +324,7 @@ def _mixing(posterior: Posterior, x: Any) -> list[Check]:
     # R̂² ≈ 1 + χ²₃/(3·n) for independent draws, n = half a chain, and the worst of many rows is
     # taken.
     return [
-        mixed(
+        check_mixing(
             float(rhat(moving).max()),
             float(ess_bulk(moving).min()),
             " of a prediction",

@@ -15,6 +15,7 @@ from bayou.core.progress import BayouWarning
 from bayou.kernels import Joint
 from bayou.metrics.chains import MIN_DRAWS, ess_bulk, rhat
 from bayou.network import forward_inputs, rows_of
+from bayou.posteriors.checks import WARNING_RHAT
 from bayou.posteriors.empirical import Empirical
 from bayou.training.data import Data
 from bayou.training.loop import move
@@ -25,7 +26,6 @@ COMPARED_ROWS = 64  # whose functions are compared between chains
 MAX_COMPARED_VALUES = 512  # of these functions, about
 POWER_ITERATIONS = 20
 MIN_CHAIN_DRAWS = 20  # for a decision whether chains have mixed
-MAX_RHAT = 1.1  # of chains that have mixed
 MIN_ESS = 50.0  # of chains that have mixed
 
 
@@ -151,7 +151,7 @@ class ChainProbe:
             mixing["ess_median"] = float(ess.median())
         if has_enough:
             is_lost = not self.joint.noisy and not fall <= temperature * typical_fall(weights)
-            has_low_rhat = mixing.get("r_hat", math.inf) <= MAX_RHAT
+            has_low_rhat = mixing.get("r_hat", math.inf) <= WARNING_RHAT
             has_high_ess = mixing.get("ess", 0.0) >= MIN_ESS
             mixing["lost"] = is_lost
             mixing["mixed"] = has_low_rhat and has_high_ess and not is_lost
@@ -184,8 +184,8 @@ def warn_unless_mixed(name: str, posterior: Empirical) -> None:
     if mixing.get("mixed", True):
         return
     reasons = []
-    if mixing.get("r_hat", 0.0) > MAX_RHAT:
-        reasons.append(f"R-hat is {mixing['r_hat']:.2f} (over {MAX_RHAT})")
+    if mixing.get("r_hat", 0.0) > WARNING_RHAT:
+        reasons.append(f"R-hat is {mixing['r_hat']:.2f} (over {WARNING_RHAT})")
     if mixing.get("ess", 0.0) < MIN_ESS:
         ess = mixing.get("ess", 0.0)
         reasons.append(f"the effective sample size is {ess:.0f} (under {MIN_ESS:.0f})")

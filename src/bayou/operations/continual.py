@@ -259,7 +259,7 @@ def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
     """The head of a task with the body of the last, which are independent."""
     if own is last:
         return last
-    exact = last.joined(own, heads)
+    exact = last.with_tensors_of(own, heads)
     if exact is not None:
         return exact
     body = {
