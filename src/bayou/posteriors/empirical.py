@@ -116,10 +116,14 @@ class Empirical(Posterior):
         return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the points, the number of chains and their diagnostics."""
-        stack = {name: value[:1] if shared(value) else value for name, value in self.stack.items()}
+        """Return the points, their shared tensors, the number of chains and their diagnostics."""
+        shared_names = [name for name, value in self.stack.items() if shared(value)]
+        stack = {
+            name: value[:1] if name in shared_names else value for name, value in self.stack.items()
+        }
         tensors, config = target_state(self, stack=stack)
         config["chains"] = self.chains
+        config["shared"] = shared_names
         if self.mixing is not None:
             config["mixing"] = self.mixing
         return tensors, config

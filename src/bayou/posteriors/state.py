@@ -113,6 +113,7 @@ KEYS_BY_KIND = {
     "empirical": ("chains",),
     "masked": ("p",),
 }
+OPTIONAL_KEYS = ("temperature", "shared")
 # What an entry must be, in words and as a test.
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "history": ("a list of records", _are_records),
@@ -128,6 +129,10 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "components": ("a list of posteriors", _are_records),
     "chains": ("a positive whole number", _is_positive_count),
+    "shared": (
+        "the names of tensors",
+        lambda value: isinstance(value, list) and _have_type(value, str),
+    ),
     "p": (
         "a rate or nothing",
         lambda value: value is None or (isinstance(value, float) and 0 < value < 1),
@@ -152,8 +157,7 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     if not is_mixture:
         keys += USUAL_KEYS
     keys += KEYS_BY_KIND.get(config["kind"], ())
-    if "temperature" in config:
-        keys.append("temperature")
+    keys += [key for key in OPTIONAL_KEYS if key in config]
     for key in keys:
         description, is_valid = EXPECTED[key]
         if key not in config or not is_valid(config[key]):
@@ -200,7 +204,7 @@ def check_restored(
     network_tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     noise = posterior.target.likelihood.state_dict(prefix="likelihood.")
     _check_axes(path, tensors, restored, network_tensors | noise)
-    _check_points(path, under("stack.", tensors))
+    _check_points(path, under("stack.", tensors), config.get("shared"))
     for group in ("net.", "mean.", "stack.", "weights."):
         draw = draw | under(group, tensors)  # a draw may have another dtype than its mean
     dtypes = {name: value.dtype for name, value in draw.items() if name in network_tensors}
@@ -230,18 +234,20 @@ def _check_axes(path: StrPath, tensors: Params, restored: Params, network_tensor
             )
 
 
-def _check_points(path: StrPath, stack: Params) -> None:
+def _check_points(path: StrPath, stack: Params, shared_names: list[str] | None) -> None:
     """Raise a FileError unless all tensors of a stack have as many points.
 
-    A tensor with one point alone would be used for all.
+    Args:
+        path: of the file.
+        stack: the tensors of the file, (points, *shape).
+        shared_names: tensors with one point that all share; None in files of an earlier version,
+            which do not name them.
     """
-    points = {name: len(value) for name, value in stack.items()}
-    first = next(iter(points), "")
-    for name, count in points.items():
-        if count != points[first]:
-            raise FileError(
-                f"{path} has {count} points in {name!r} and {points[first]} in {first!r}; fit again"
-            )
+    points = max((len(value) for value in stack.values()), default=0)
+    for name, value in stack.items():
+        is_shared = len(value) == 1 and (shared_names is None or name in shared_names)
+        if len(value) != points and not is_shared:
+            raise FileError(f"{path} has {len(value)} of {points} points in {name!r}; fit again")
 
 
 def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], network_tensors: Params) -> None:
