@@ -219,7 +219,7 @@ class Mixture(Posterior):
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."
 
 
-def _draw_with_noise(component: Posterior, n: int, seed: int, start: int) -> Params:
+def _draw_with_noise(component: Posterior, n: int, seed: rng.Seed, start: int) -> Params:
     """Draw from a component, with the learned noise where it draws none."""
     draws = component.sample(n, seed, start)
     for name, value in _noise(component).items():
