@@ -15,7 +15,7 @@ from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import BayouWarning, Show
 from bayou.diagnostics.checks import MAX_BASELINE_ROWS, MAX_CHECKED_ROWS, check_after_fit
-from bayou.inference.first_batch import LAST, check_gradients_enabled, first_inputs, last_layer
+from bayou.inference.data_checks import LAST, check_gradients_enabled, first_inputs, last_layer
 from bayou.inference.method import Method, identity
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI

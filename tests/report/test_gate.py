@@ -326,20 +326,20 @@ def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in
 def test_settings_are_spelled_for_their_reader() -> None:
     """The checks of a fit name options in a terminal, and arguments in Python."""
     from bayou.core.progress import command_line_spelling
-    from bayou.posteriors.checks import of_history
+    from bayou.posteriors.checks import check_history
 
     data = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     posterior = bayou.fit(torch.nn.Linear(2, 2), data, bayou.MAP(steps=3), progress=False)
     posterior.stopped = "interrupted"
-    in_python = str(of_history(posterior))
+    in_python = str(check_history(posterior))
     assert "give more steps= or epochs=" in in_python
     assert "checkpoint=" in in_python
     with command_line_spelling():
-        in_terminal = str(of_history(posterior))
+        in_terminal = str(check_history(posterior))
     assert "give more --steps or --epochs" in in_terminal
     assert "`bayou resume`" in in_terminal
     assert "=" not in in_terminal
-    assert str(of_history(posterior)) == in_python
+    assert str(check_history(posterior)) == in_python
 
 
 def test_a_command_names_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("short_search")
 def test_every_method_runs_on_the_digits(
     half: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "ITERATIONS", 2)  # any step of a sampler will do here
+    monkeypatch.setattr(probe, "POWER_ITERATIONS", 2)  # any step of a sampler will do here
     names = tuple(
         name for name in named.METHODS if name not in ("hmc", "nuts", "mclmc", "annealed")
     )[half::2]

@@ -93,5 +93,5 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         (x,) = self.fitted.place(x.reshape(-1, x.shape[-1]).to(dtype))
         call = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)
         f = call(self.weights, x)  # (S, N, *out)
-        means = self.fitted.tempered(self.fitted.target.likelihood, f).means
+        means = self.fitted.apply_temperature(self.fitted.target.likelihood, f).means
         return means.reshape(size(self.weights), *X.shape[:-1], -1).movedim(0, -3).to(X)

@@ -18,7 +18,7 @@ from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
 from bayou.network import forward_inputs, rows_of
 from bayou.posteriors import Posterior
-from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, mixed, of_history
+from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, check_history
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, some_rows
@@ -88,7 +88,7 @@ def check(
     Example:
         >>> print(bayou.diagnostics.check(posterior, (x, y), (x_held, y_held)))
     """
-    checks = list(of_history(posterior))
+    checks = list(check_history(posterior))
     data = train if held is None else held
     if data is not None:
         x, y = all_rows(data)
@@ -140,7 +140,7 @@ def check_after_fit(posterior: Posterior, train: Any, held: Any = None, *, seed:
         text = (
             f"the posterior could not be compared with baselines: {type(error).__name__}: {error}"
         )
-        posterior.checks = Checks((*of_history(posterior), Check("baselines", "warning", text)))
+        posterior.checks = Checks((*check_history(posterior), Check("baselines", "warning", text)))
         return posterior.checks
 
 
@@ -354,9 +354,9 @@ def _predict_at_mean(posterior: Posterior, x: Any, rows: int | None) -> Predicti
         if not name.startswith(NOISE)
     }
     inputs = posterior.place(x)
-    with posterior.isolated(inputs, 0):
+    with posterior.seed_network(inputs, 0):
         outputs = posterior.outputs(stack, inputs, rows).detach()
-        return posterior.tempered(posterior.target.likelihood, outputs)
+        return posterior.apply_temperature(posterior.target.likelihood, outputs)
 
 
 def _is_flat(p: Predictive, y: Tensor) -> bool:
@@ -388,7 +388,7 @@ def _check_mixing(posterior: Posterior, x: Any) -> list[Check]:
     chance = 5 / means.shape[1]
     worst_rhat = float(rhat(varying_means).max())
     worst_ess = float(ess_bulk(varying_means).min())
-    return [mixed(worst_rhat, worst_ess, " of a prediction", chance)]
+    return [check_mixing(worst_rhat, worst_ess, " of a prediction", chance)]
 
 
 def _outputs_by_chain(posterior: Posterior, inputs: tuple[Any, ...]) -> Tensor:

@@ -13,8 +13,8 @@ from bayou.core.files import StrPath
 from bayou.core.params import Params
 from bayou.core.progress import Progress, Show
 from bayou.curvature.swag import LowRankPlusDiagonal
+from bayou.inference.baseline_checks import compare_with_start
 from bayou.inference.method import Method, Trained, identity
-from bayou.inference.own_rows import compare_with_start
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP

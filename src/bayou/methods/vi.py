@@ -18,9 +18,10 @@ from bayou.core.progress import Show, spell
 from bayou.guides import MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec, ParameterKind
-from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
-from bayou.inference.method import Method, Trained, few, identity
-from bayou.inference.own_rows import compare_with_constant
+from bayou.inference.baseline_checks import compare_with_constant
+from bayou.inference.data_checks import first_inputs, some_inputs
+from bayou.inference.method import Method, Trained, identity, prefers_full_batch
+from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
@@ -126,7 +127,7 @@ class Variational(Trained):
         """
         if not self.open_ended:
             return replace(self, start="network")
-        if not few(data, self.batch_size):
+        if not prefers_full_batch(data, self.batch_size):
             return replace(self, start="network", effort=LENGTH_FROM_MODE * self.effort)
         shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
         return replace(self, start="network", effort=shorter, batch_size=data.n)

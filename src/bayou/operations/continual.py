@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.params import Params, match
 from bayou.core.progress import Show
-from bayou.inference.first_batch import check_first_batch
+from bayou.inference.data_checks import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.network import forward_inputs
@@ -343,7 +343,7 @@ def _attach_head(posterior: Posterior, last: Posterior, head: set[str]) -> Poste
     """Return the head of a task's posterior with the body of the last, which are independent."""
     if posterior is last:
         return last
-    exact = last.joined(posterior, head)
+    exact = last.with_tensors_of(posterior, head)
     if exact is not None:
         return exact
     body_draws = {
