@@ -18,7 +18,13 @@ from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
 from bayou.network import forward_inputs, rows_of
 from bayou.posteriors import Posterior
-from bayou.posteriors.checks import LARGE_EXCESS, Check, Checks, check_history
+from bayou.posteriors.checks import (
+    LARGE_EXCESS,
+    Check,
+    Checks,
+    check_history,
+    check_mixing,
+)
 from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, some_rows
