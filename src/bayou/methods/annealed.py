@@ -19,9 +19,9 @@ from bayou.core.params import Params, flatten, unflatten
 from bayou.core.progress import Show
 from bayou.guides.bayesian import given_to
 from bayou.guides.guide import Guide
-from bayou.inference.chains import Run, Sampling, mean_of, resident
+from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
 from bayou.inference.method import Method, identity
-from bayou.inference.prior_scale import require_normal, settled
+from bayou.inference.prior_scale import fix_learned_priors, require_normal
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.hmc import Density
@@ -131,14 +131,14 @@ class Annealed(Method):
             return found
         assert isinstance(found, Guided | GaussianPosterior)  # by __post_init__
         joint = Joint(
-            settled(found),
+            fix_learned_priors(found),
             found.network,
             {name: value.detach() for name, value in found.like().items()},
         )
         steps, device = self.temperatures, joint.start.device
         with torch.no_grad():
             make = partial(AnnealingRun, self, joint, found, batches, seed)
-            run = Run(self, make, seed, device, steps, [steps - 1], file, progress)
+            run = ChainRun(self, make, seed, device, steps, [steps - 1], file, progress)
             try:
                 return run.run()
             except KeyboardInterrupt:  # return q
@@ -152,7 +152,7 @@ FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Lap
 class AnnealingRun(Sampling):
     """The chains of one run between q and the posterior."""
 
-    apart = True
+    draws_are_independent = True
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class AnnealingRun(Sampling):
         begin = torch.cat([family.draw(n, part_seed(seed, who)) for who, n in self._names()])
         calls = method.temperatures * (method.leapfrogs + 1)
         weights = family.weights(begin)
-        log_joint = joint.density(resident(joint, data, weights), weights, calls=calls)
+        log_joint = joint.density(load_batches(joint, data, weights), weights, calls=calls)
         mass = family.variance(part_seed(seed, "mass"))
         self.family, self.annealing = (
             family,
@@ -207,13 +207,13 @@ class AnnealingRun(Sampling):
         uniform = self._noise(rng.uniform, "accept", step, 2)
         accepted = annealing.move(momentum, uniform, method.leapfrogs, method.accept, last)
         self.info = accepted[: self.count]
-        self.rate += mean_of(self.info) / last
+        self.rate += mean_over_chains(self.info) / last
 
     def record(self) -> dict[str, float]:
         return {
             "beta": self.annealing.beta,
-            "log_weight": mean_of(self.annealing.log_weights[: self.count]),
-            "accept": mean_of(self.info),
+            "log_weight": mean_over_chains(self.annealing.log_weights[: self.count]),
+            "accept": mean_over_chains(self.info),
             "step_size": float(self.annealing.log_step.exp()),
         }
 

@@ -18,9 +18,10 @@ from bayou.core.progress import Show, spell
 from bayou.guides import MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec, ParameterKind
-from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
-from bayou.inference.method import Method, Trained, few, identity
-from bayou.inference.own_rows import compare_with_constant
+from bayou.inference.baseline_checks import compare_with_constant
+from bayou.inference.data_checks import first_inputs, some_inputs
+from bayou.inference.method import Method, Trained, identity, prefers_full_batch
+from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
@@ -31,11 +32,12 @@ from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.convergence import ConvergenceWarning, fallen
+from bayou.training.convergence import ConvergenceWarning, fall_from_maximum
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Hooks, fit_module
+from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
-from bayou.training.ranks import current, own_noise
+from bayou.training.problem import Hooks
+from bayou.training.ranks import current, reseed_for_rank
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -125,7 +127,7 @@ class Variational(Trained):
         """
         if not self.open_ended:
             return replace(self, start="network")
-        if not few(data, self.batch_size):
+        if not prefers_full_batch(data, self.batch_size):
             return replace(self, start="network", effort=LENGTH_FROM_MODE * self.effort)
         shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
         return replace(self, start="network", effort=shorter, batch_size=data.n)
@@ -215,7 +217,9 @@ class Variational(Trained):
         there are many.
         """
         beta = cold * getattr(self, "beta", 1.0)
-        nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
+        nats = fall_from_maximum(
+            [record["log_likelihood"] - beta * record["kl"] for record in history]
+        )
         if nats < LARGE_FALL * rows:
             return {}
         warnings.warn(
@@ -364,7 +368,7 @@ class EvidenceBound(NetworkProblem):
         like = next(bayesian.parameters())
         self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
         self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
-        self.title, self.own = method.title, current().own_draws(method.samples)
+        self.title, self.own = method.title, current().draws_of_rank(method.samples)
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         means = sum(
             value.numel() for value in bayesian.mean().values()
@@ -386,7 +390,7 @@ class EvidenceBound(NetworkProblem):
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
         draw = draw if self.own is None else draw.part(self.own)
-        own_noise(y.device)
+        reseed_for_rank(y.device)
         if (
             self.method.autocast
         ):  # only products of the network: noise, flows and sums keep their precision
