@@ -30,10 +30,10 @@ from bayou.operations import Conformal, conformal
 from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.predictive import Predictive, check_level
 from bayou.priors import Normal, Prior
-from bayou.select import by_name
+from bayou.select import Recipe, by_name
 from bayou.select.far_values import check_arrays, replace_sentinels
-from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
+from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
 from bayou.target import PriorRules
 
@@ -178,13 +178,13 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         return DTYPES[self.dtype]
 
-    def _method(self) -> Method:
+    def _method(self) -> Method | Recipe:
         given = {
             name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None
         }
         if isinstance(self.method, str):
             return by_name(self.method, **given)
-        if not isinstance(self.method, Method):
+        if not isinstance(self.method, Method | Recipe):
             raise ValueError(
                 f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}"
             )
@@ -196,7 +196,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     def _prior(self) -> PriorRules | None:
         prior = plain(self.prior)
         if prior is None:
-            if isinstance(self.method, str) or self.method.chooses_prior:
+            if isinstance(self.method, str | Recipe):
                 return None
             return Normal(
                 "fan_in", gain=GAIN_OF_CLASSES if hasattr(self, "classes_") else GAIN_OF_NUMBERS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -48,14 +49,13 @@ class Method(Checked, ABC):
     ) -> Posterior:
         """The posterior of ``target`` given ``data``."""
 
-    # Capabilities that methods which wrap this one (``bayou.select``) use.
+    # Capabilities that ``bayou.select`` uses.
 
     def check_target(self, target: Target, data: Data) -> None:
         """Raise a ValueError where ``fit`` would refuse the network, before anything is trained for
         it.
         """
 
-    chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was given
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 
     @property
@@ -83,11 +83,22 @@ class Method(Checked, ABC):
         """
         return self
 
-    def over_last_layer(self) -> Method | None:
-        """This method over the last layer, with the weights below as they are; None if it cannot do
-        that.
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Method | None:
+        """Return this method over some tensors, with the others as points; None if it cannot.
+
+        Args:
+            names: of the tensors that stay random.
+            learns_others: whether the points are learned, without a prior, if the method can do
+                that; otherwise they keep their values.
         """
         return None
+
+    def shortened(self, factor: float) -> Method:
+        """Return this method with its default length multiplied, for a comparison with others.
+
+        Chains keep their length: near the mode they would seem as good as it.
+        """
+        return self
 
     def starts(self, target: Target, seed: int) -> Params | None:
         """The initial weights of several modes that are its posterior, a stack; None if it is not
@@ -136,7 +147,7 @@ def few(data: Data, batch_size: int) -> bool:
     return data.n <= WHOLE * batch_size and data.targets() is not None
 
 
-def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
+def identity(method: Checked, target: Target, data: Data, seed: int) -> dict[str, Any]:
     """The identity of a run, without its initial weights and the frequency of checkpoints."""
     spec = to_json(method)
     spec["fields"].pop("checkpoint_every", None)

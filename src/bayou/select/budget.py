@@ -71,8 +71,9 @@ def affordable_folds(rows: Rows, folds: list[tuple[Rows, Rows]]) -> list[tuple[R
 
 
 def shortened_start(start: MAP, rows: Rows, fits: int) -> MAP:
-    """Return the method that finds modes by minibatches with so many steps that some fits cost
-    ``SEARCH_FITS``.
+    """Return the method that finds modes by minibatches, short enough for a search.
+
+    Some fits of it cost as much as ``SEARCH_FITS`` of the fit that the search serves.
 
     Args:
         start: the method of the fit that the search serves.

@@ -19,9 +19,7 @@ MAX_NUMBERS: Final = 2**23  # of a tensor, beyond which it is not searched
 
 
 class SentinelWarning(BayouWarning):
-    """x or y has values that are so far from all others of their column that they cannot be
-    measurements.
-    """
+    """Values of x or y are so far from all others of their column that they cannot be real."""
 
 
 def flag_sentinels(columns: Tensor) -> Tensor:

@@ -34,8 +34,9 @@ BISECTIONS: Final = 50
 @final
 @dataclass(frozen=True)
 class Residuals:
-    """Squared residuals of the mean function and variances of the functions, one of each per number
-    of y.
+    """Squared residuals of the mean function and variances of the functions of rows.
+
+    There is one of each per number of y.
 
     Args:
         squares: squared residuals, (M, D) for M held-out rows of D numbers.
@@ -61,9 +62,7 @@ class Residuals:
         return Residuals(torch.cat(squares).double(), torch.cat(variances).double())
 
     def log_density_loss(self, noise: float) -> Tensor:
-        """Return −log N(residual; 0, variance + noise²) as a mean over the numbers of each row,
-        (M,).
-        """
+        """Return −log N(residual; 0, variance + noise²), a mean over the numbers of a row, (M,)."""
         total = self.variances + noise**2
         each = 0.5 * (self.squares / total + total.log() + math.log(2 * math.pi))
         return each.mean(1)
@@ -104,9 +103,7 @@ class Residuals:
         return float(((self.squares - total) / total.square()).mean()) > 0
 
     def covering_noise(self) -> float:
-        """Return the smallest noise whose intervals of probability ``LEVEL`` contain this fraction
-        of y.
-        """
+        """Return the smallest noise whose intervals contain a fraction ``LEVEL`` of y."""
         needed = (self.squares / QUANTILE**2 - self.variances).flatten()
         least = MIN_NOISE_SHARE * float(self.squares.mean())
         return math.sqrt(max(least, float(needed.quantile(LEVEL))))
@@ -153,9 +150,7 @@ class Judgment:
         return not self.is_worse_than_mode and not self.covers_too_little
 
     def history(self) -> dict[str, float]:
-        """Return the numbers for the last record of ``Posterior.history``, which
-        ``Posterior.checks`` reads.
-        """
+        """Return the numbers for the last record of a history, which ``checks`` reads."""
         numbers = {"nll": self.nll, "mode_nll": self.mode_nll, "nll_error": self.error}
         numbers["mode_allowance"] = self.allowance
         if self.is_worse_than_mode:

@@ -28,9 +28,7 @@ class ConfigError(ValueError):
 
 
 def setting(default: Any, part: str, help: str, must: Must | None = None) -> Any:
-    """A field with its section and text in --help, and the condition that a value other than None
-    must meet.
-    """
+    """Declare a field with its section and text in --help."""
     return field(default=default, metadata={"part": part, "help": help, "must": must})
 
 

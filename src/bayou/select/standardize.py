@@ -89,8 +89,7 @@ def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> U
 
 
 def without_sentinels(rows: Data, likelihood: Likelihood | None) -> Data:
-    """Return tensors with the median of a column in place of values that are absurdly far from all
-    others.
+    """Replace values that are absurdly far from all others of their column by the median.
 
     A warning names them. Targets are not replaced: such a target is an error without a likelihood
     of the user, and a warning with one. Data sets and loaders are returned as they are.
@@ -135,8 +134,9 @@ def apply_units(units: Units, rows: Data) -> Data:
 
 
 def warn_if_far_from_unit_scale(rows: Data) -> None:
-    """Warn once if y or a column of x is far from unit scale, for a method that fits the data as
-    they are.
+    """Warn once if y or a column of x is far from unit scale.
+
+    This is for a method that fits the data as they are.
 
     Args:
         rows: the training data.
@@ -217,8 +217,9 @@ def is_pretrained(
 def _predictions_and_truth(
     outputs: Tensor, y: Tensor, likelihood: Likelihood | None
 ) -> tuple[Tensor, Tensor]:
-    """Return means of y under the network and y itself, for classes probabilities and indicators,
-    (N, K) each.
+    """Return means of y under the network and y itself, (N, K) each.
+
+    For classes these are probabilities and indicators.
     """
     outputs = outputs.double()
     has_classes = not y.is_floating_point() and outputs.ndim == y.ndim + 1
@@ -263,8 +264,9 @@ class Columns:
 
 
 def describe_columns(net: nn.Module, x: Any) -> Columns | None:
-    """Describe the columns of an input, (N,), (N, D) or (N, T, D); None for images, whole numbers
-    and no tensors.
+    """Describe the columns of an input, (N,), (N, D) or (N, T, D).
+
+    None for images, whole numbers and what is not a tensor.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim > 3:
         return None
@@ -294,8 +296,7 @@ def leave_indices(
     inputs: tuple[Any, ...],
     columns: list[Columns | None],
 ) -> list[Columns | None]:
-    """Leave columns of whole numbers as they are that the network uses as an index, of an embedding
-    for example.
+    """Leave columns of whole numbers as they are that the network uses as an index.
 
     No gradient of the outputs reaches such a column, and the network raises an error for some
     standardized values.
@@ -321,9 +322,7 @@ def _with_numeric_columns(
     kept: list[Columns | None],
     number: int,
 ) -> Columns | None:
-    """Standardize those whole-numbered columns of one input that the network accepts so, tried one
-    by one.
-    """
+    """Standardize columns of whole numbers that the network accepts so, tried one by one."""
     full, item = columns[number], kept[number]
     if full is None or item is None:
         return None
@@ -344,8 +343,9 @@ def _reached_columns(
     inputs: tuple[Any, ...],
     columns: list[Columns | None],
 ) -> list[Tensor | None] | None:
-    """Return for each described input which columns a gradient of the outputs reaches; None if the
-    network fails.
+    """Return which columns of each input a gradient of the outputs reaches.
+
+    None if the network fails.
     """
     first = next(net.parameters())
     leaves: list[Any] = []

@@ -143,7 +143,10 @@ def stages(results: Results) -> Section | None:
             rows.append([label, "evaluation on the test data", "", "", "", f"{judging:.1f}"])
     heads = [*map(Head, ("method", "stage", "tried", "lowest score", "with", "time, s"))]
     notes = [
-        f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")
+        f"{result['label']}, seed {result['seed']}: {result[key]}."
+        for result in results.all
+        for key in ("plan", "choice")
+        if result.get(key)
     ]
     return (
         Section("stages", Table(heads, [[*map(Cell, row)] for row in rows]), notes=notes)

@@ -420,6 +420,7 @@ class Run:
             "history": posterior.history,
             "seconds_to_evaluate": round(time.monotonic() - start, 2),
             "choice": posterior.choice,
+            "plan": posterior.plan,
             "selection": list(posterior.selection),
             **found,
         }
