@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -129,8 +130,9 @@ class Fitted(Method):
             return self.method.fit(
                 target, data, seed=seed, checkpoint=checkpoint, progress=progress
             )
-        self.posterior.selection = ()
-        return self.posterior
+        posterior = copy.copy(self.posterior)
+        posterior.selection = ()  # the plan has its stages
+        return posterior
 
     @classmethod
     def plan(cls, method: Method | None, posterior: Posterior, rows: Data, seed: int) -> Plan:
