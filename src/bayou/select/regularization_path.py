@@ -198,7 +198,7 @@ def search_paths(
     count = len(masks)
     remaining = list(range(len(multipliers)))
     passes = passes_per_step or path_passes(target, effort)
-    line.total = len(steps) * passes
+    line.start_clock(len(steps) * passes)
     path = Path(
         target,
         rows,
