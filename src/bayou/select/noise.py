@@ -59,7 +59,7 @@ def select_noise_of_modes(
     Returns:
         The settings, and the record of the stage.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     errors = []
     for number, (training, held_out) in enumerate(folds):
         with stage(number + 1, len(folds), unit="fold"):
@@ -67,7 +67,7 @@ def select_noise_of_modes(
         errors.append(float(residuals(mode, held_out, run.seed)[0].mean()))
     noise = math.sqrt(sum(errors) / len(errors))
     settings = NoiseAndPrior(noise, fold_error=errors[0])
-    return settings, stage_record("noise", began, [{"noise": noise}])
+    return settings, stage_record("noise", started, [{"noise": noise}])
 
 
 def correct_noise(
@@ -108,7 +108,7 @@ def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
     Returns:
         The noise.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     if isinstance(posterior, Empirical):
         posterior.stack = {
             name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)
@@ -119,7 +119,7 @@ def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
     if rows.coverage(noise) < LEVEL - MAX_SHORTFALL - chance:
         noise = rows.covering_noise()
     posterior.target = NoiseAndPrior(noise).apply(posterior.target)
-    posterior.selection = [stage_record("noise", began, [{"noise": noise}]), *posterior.selection]
+    posterior.selection = [stage_record("noise", started, [{"noise": noise}]), *posterior.selection]
     return noise
 
 

@@ -72,7 +72,7 @@ def select_prior_scale(
     Raises:
         SearchInterrupted: after Ctrl-C, with the network as given.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     PointModel(run.start, target).check_first_batch(rows)
     max_up = MAX_UP_STEPS_RANDOM if draws_all_weights else MAX_SCALE_STEPS
     folds = split_folds(rows, run.part_seed("folds"), run.effort)
@@ -81,7 +81,7 @@ def select_prior_scale(
             best = best_prior_scale(target, rows, folds, run.progress, max_up, run.effort)
     except KeyboardInterrupt:
         raise unfitted(target) from None
-    return best.target, stage_record("prior scale", began, list(best.trials)), best.decision
+    return best.target, stage_record("prior scale", started, list(best.trials)), best.decision
 
 
 def best_prior_scale(

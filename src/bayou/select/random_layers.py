@@ -113,7 +113,7 @@ def plan_random_layers(
     Raises:
         SearchInterrupted: after Ctrl-C, with the posterior so far.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     if isinstance(method, GradientSampler):
         method = replace(method, effort=method.effort / 2)
     count = stages_before + len(layers) + 3
@@ -140,7 +140,7 @@ def plan_random_layers(
     }
     errors = 0.0 if isinstance(method, VI) else 1.0
     comparison = compare_fits(fits, held_out, run.seed, errors=errors, mode=mode)
-    record = stage_record("method", began, comparison.trials)
+    record = stage_record("method", started, comparison.trials)
     best = comparison.best
     with stage(count - 1, count, f"{best}, all rows"):
         start = find_start(target, rows, run, "start")

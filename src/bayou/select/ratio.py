@@ -52,7 +52,7 @@ def select_ratio_and_shape(
     Raises:
         SearchInterrupted: after Ctrl-C, with the network as given.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     noise = initial_noise(target)
     PointModel(run.start, target).check_first_batch(rows)
     is_deep = len(first_layer(target)) < len(target.free)
@@ -66,8 +66,8 @@ def select_ratio_and_shape(
         try:
             if is_deep and takes_columns(target, x):
                 scales_by_fold, trials = input_scales(x, y, masks, run.part_seed("inputs"))
-                stages.append(stage_record("prior by input", began, list(trials)))
-                began = time.perf_counter()
+                stages.append(stage_record("prior by input", started, list(trials)))
+                started = time.perf_counter()
             first = NoiseAndPrior(
                 noise, input_scales=scales_by_fold[-1], fold_input_scales=scales_by_fold[0]
             )
@@ -98,7 +98,7 @@ def select_ratio_and_shape(
         for (prior, step), error in search.trials.items()
     ]
     modes = {name: value[[0, -1]] for name, value in search.modes.items()}
-    return settings, modes, [*stages, stage_record("noise and prior", began, trials)]
+    return settings, modes, [*stages, stage_record("noise and prior", started, trials)]
 
 
 def prior_shapes(first: NoiseAndPrior, is_deep: bool) -> list[NoiseAndPrior]:

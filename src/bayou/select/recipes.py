@@ -246,7 +246,7 @@ class Auto(Recipe):
                 f"auto holds out some of the rows, which {type(data).__name__} does not support; "
                 "give (x, y)"
             )
-        began = time.perf_counter()
+        started = time.perf_counter()
         training, held_out = data.split(HELD_OUT_FRACTION, part_seed(seed, "auto"))
         own = target.copy(training.n)
         count = len(self.methods) + 2
@@ -264,7 +264,7 @@ class Auto(Recipe):
         }
         comparison = compare_fits(fits, held_out, as_int_seed(seed), errors=self.errors)
         best = comparison.best
-        record = stage_record("method", began, comparison.trials)
+        record = stage_record("method", started, comparison.trials)
         with stage(count - 1, count, f"{best}, all rows"):
             plan = plan_method(
                 self.methods[best],

@@ -139,7 +139,7 @@ def _correct_for_method(
     run: SearchRun,
 ) -> RegressionSearch:
     """Select the noise of the method itself, or the spread of an ensemble of modes."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     settings = replace(search.settings, input_scales=search.settings.fold_input_scales)
     starts = None
     if search.modes:
@@ -160,7 +160,7 @@ def _correct_for_method(
         settings = correct_noise(settings, posterior, held_out, run.part_seed("check"))
     settings = replace(settings, input_scales=search.settings.input_scales)
     trial = {"noise": settings.noise, "spread": settings.spread}
-    record = stage_record("noise of the method", began, [trial])
+    record = stage_record("noise of the method", started, [trial])
     return RegressionSearch(settings, search.modes, [*search.stages, record])
 
 

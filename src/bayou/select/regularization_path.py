@@ -233,15 +233,17 @@ def search_paths(
             _is_worse(errors_of[best_prior, last], errors_of[best]) for last in (step - 1, step)
         ):
             break
-        kept = [
-            k
-            for k, prior in enumerate(remaining)
-            if not _is_worse(errors_of[prior, step], errors_of[best_prior, step])
-        ]
+        at_step = [errors_of[prior, step] for prior in remaining]
+        kept = _indices_near_best(at_step, errors_of[best_prior, step])
         remaining = [remaining[k] for k in kept]
         path.keep(torch.tensor([k * count + fold for k in kept for fold in range(count)]))
     trials = {trial: float(errors.mean()) for trial, errors in errors_of.items()}
     return PathSearch(best[0], best[1], errors_of[best], modes, trials)
+
+
+def _indices_near_best(errors: Sequence[Tensor], best: Tensor) -> list[int]:
+    """Return the indices of the settings that are not clearly worse than the best one."""
+    return [index for index, others in enumerate(errors) if not _is_worse(others, best)]
 
 
 def _is_worse(errors: Tensor, best: Tensor) -> bool:

@@ -93,12 +93,12 @@ def target_at(mode: Empirical) -> Target:
     return replace(mode.target, net=network_at(mode))
 
 
-def stage_record(name: str, began: float, trials: list[dict[str, Any]]) -> Stage:
+def stage_record(name: str, started: float, trials: list[dict[str, Any]]) -> Stage:
     """Return the record of a stage for ``Posterior.selection``.
 
     Args:
         name: of the stage.
-        began: the time of its beginning, by ``time.perf_counter``.
+        started: the time of its beginning, by ``time.perf_counter``.
         trials: the settings that were compared, with their scores.
     """
-    return {"stage": name, "seconds": time.perf_counter() - began, "trials": trials}
+    return {"stage": name, "seconds": time.perf_counter() - started, "trials": trials}
