@@ -55,7 +55,7 @@ def fit(
     checkpoint: StrPath | None = None,
     progress: Show = True,
 ) -> Posterior:
-    """The posterior over a network's weights, p(w | D) ∝ p(w)·Π_n p(y_n | x_n, w).
+    """Fit the posterior over a network's weights, p(w | D) ∝ p(w)·Π_n p(y_n | x_n, w).
 
     Several processes of torchrun share a fit: each takes its rows of every batch and gets the
     posterior of one process.
@@ -66,7 +66,7 @@ def fit(
             tensor, a tuple of them, or a mapping (a dict, a ``BatchEncoding``), which the network
             takes as keyword arguments; a mapping with "labels" is x and y.
         method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf": noise and prior
-            scale are chosen by held-out rows (``bayou.select.by_name``), x and y are standardized
+            scale are selected on held-out rows (``bayou.select.plan``), x and y are standardized
             for the fit, and the posterior takes and predicts data in your units. Or a method object
             such as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say and fits
             data as they are: standardize them. ``VI()`` by default.

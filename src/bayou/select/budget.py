@@ -16,9 +16,8 @@ SEARCH_FITS: Final = 2  # a search costs at most so many times the fit that it s
 MAX_SHARED_PRODUCTS: Final = (
     2**25
 )  # multiply-adds of one pass over all rows, up to which modes share passes
-MIN_ROWS_OF_TWO_FOLDS: Final = (
-    100  # rows, from which on fits by minibatches have two folds instead of five
-)
+# Rows, from which on fits by minibatches have two folds instead of five.
+MIN_ROWS_OF_TWO_FOLDS: Final = 100
 
 
 def shares_passes(target: Target, rows: Rows) -> bool:

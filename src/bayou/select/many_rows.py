@@ -90,9 +90,11 @@ def plan_many_rows(
             )
     posterior.held_out_index = held_out.index
     noise = posterior.target.likelihood.gaussian_noise or 0.0
-    decision = f"noise {noise:.3g}, the likeliest for {held_out.n:,} held-out rows; priors as given"
     plan = Fitted.plan(method, posterior, training, run.seed)
-    return replace(plan, decisions=tuple(decision.split("; ")))
+    decision = (
+        f"noise {noise:.3g} in the units of the fit, the likeliest for {held_out.n:,} held-out rows"
+    )
+    return replace(plan, decisions=(decision, "priors as given"))
 
 
 def split_many_rows(rows: Rows, seed: int) -> tuple[Rows, Rows]:

@@ -34,14 +34,18 @@ CHAINS, SMALL_CHAINS = (
 @final
 @dataclass(frozen=True)
 class Named:
-    """A method by name: its label in reports, a summary, its constructor, and whether its network
-    must have dropout.
+    """A method by name.
 
-    ``prepare`` adds dropout to a network that has none. ``cost``: the processor time of a fit of
-    the default length on a small table, in thousands of plain steps of Adam on a batch (the table
-    of defaults); None if it varies too much.
-    ``selects_prior``: whether part of that is a search of the prior scale, which steps= does not
-    shorten.
+    Args:
+        name: the name.
+        label: its label in reports.
+        summary: one line for lists of methods.
+        make: makes a recipe or a method from settings.
+        dropout: whether its network must have dropout.
+        cost: the processor time of a fit of the default length on a small table, in thousands of
+            plain steps of Adam on a batch; None if it varies too much.
+        selects_prior: whether part of the cost is a search of the prior scale, which a number of
+            steps does not shorten.
     """
 
     name: str
@@ -401,7 +405,7 @@ def by_name(name: str, **settings: Any) -> Method | Recipe:
     >>> by_name("ensemble", members=3).method.members
     3
     """
-    known = [one.name for one in fields(Training)]
+    known = [field.name for field in fields(Training)]
     for key in settings:
         if key not in known:
             raise ValueError(

@@ -93,8 +93,8 @@ class Plan:
         if self.choice:
             lines.append(f"- {self.choice}")
         for record in self.stages:
-            count = len(record["trials"])
-            lines.append(f"- compared: {count} of {record['stage']} in {record['seconds']:.1f} s")
+            trials = len(record["trials"])
+            lines.append(f"- {record['stage']}: {trials} compared in {record['seconds']:.1f} s")
         return "\n".join(lines)
 
 

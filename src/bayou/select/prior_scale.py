@@ -49,9 +49,10 @@ class PriorScale:
         return f"{scale}, chosen from {len(self.trials)} {self.folds}"
 
 
-def describe_scale(scale: float) -> str:
+def describe_scale(scale: float, *, is_prior_given: bool = False) -> str:
     """Return a factor of the prior scales in words."""
-    return f"prior scale {scale:.3g} of the default"
+    prior = "given prior" if is_prior_given else "default"
+    return f"prior scale {scale:.3g} of the {prior}"
 
 
 def select_prior_scale(

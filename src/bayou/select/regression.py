@@ -125,7 +125,9 @@ def plan_regression(
         plan,
         seed=run.seed,
         stages=(*search.stages, *plan.stages),
-        decisions=describe_settings(search, folds, method),
+        decisions=describe_settings(
+            search, folds, method, is_prior_given=not target.prior_selected
+        ),
         progress_stage=(count, count, ""),
     )
 
@@ -214,16 +216,24 @@ def _mode_for(
 
 
 def describe_settings(
-    search: RegressionSearch, folds: Sequence[Fold], method: Method
+    search: RegressionSearch, folds: Sequence[Fold], method: Method, *, is_prior_given: bool
 ) -> tuple[str, ...]:
-    """Return the decisions of a search in words."""
+    """Return the decisions of a search in words.
+
+    Args:
+        search: the search.
+        folds: training and held-out rows.
+        method: the method that it serves.
+        is_prior_given: whether the scale is a factor of a prior of the user.
+    """
     settings = search.settings
     where = describe_folds(folds)
     if not search.modes:
         prior = "priors as given"
     else:
         trials = search.stages[-1 if not settings.is_corrected else -2]["trials"]
-        prior = f"{describe_scale(settings.scale)}, chosen from {len(trials)} {where}"
+        scale = describe_scale(settings.scale, is_prior_given=is_prior_given)
+        prior = f"{scale}, chosen from {len(trials)} {where}"
     decisions = [prior]
     if settings.bias_factor != 1:
         decisions.append(f"biases with a prior {settings.bias_factor:g} times as wide")
@@ -235,7 +245,7 @@ def describe_settings(
         )
     if settings.input_scales:
         decisions.append("prior scales of the first layer by input")
-    noise = f"noise {settings.noise:.3g}, by the errors {where}"
+    noise = f"noise {settings.noise:.3g} in the units of the fit, by the errors {where}"
     if settings.is_corrected:
         noise += f" and by the predictive variance of {type(method).__name__}"
     decisions.append(noise)

@@ -21,29 +21,24 @@ from bayou.select.far_values import check_sentinels, flag_sentinels, replace_sen
 from bayou.training.data import Batch, Data, Rows
 from bayou.training.rows import some_rows
 
-MAX_SAMPLED_ROWS: Final = (
-    5_000  # of data that are not tensors, from which means and scales are estimated
-)
+# Of data that are not tensors, from which means and scales are estimated.
+MAX_SAMPLED_ROWS: Final = 5_000
 MAX_TRIED_ROWS: Final = 1_000  # on which the network as given is compared with a constant
 MAX_CODE: Final = 10.0  # largest absolute value of a column of whole numbers that is left as it is
 MIN_IMAGE_PIXELS: Final = 64  # columns of a flattened image
 MIN_SHARE_OF_PIXELS: Final = 0.25  # of the columns, whose largest value is that of all pixels
 MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
-STRETCH: Final = (
-    1.5  # of the deviations of predictions, with which those of a random network improve
-)
+# Of the deviations of predictions, with which those of a random network improve.
+STRETCH: Final = 1.5
 FAR: Final = 30.0  # a mean or a standard deviation by this factor from 1 is far from unit scale
-STANDARD_TOLERANCE: Final = (
-    1e-5  # of means and standard deviations of rows that are standardized already
-)
+# Of means and standard deviations of rows that are standardized already.
+STANDARD_TOLERANCE: Final = 1e-5
 MAX_PROBED_ROWS: Final = 8  # on which gradients of the outputs in the inputs are computed
-MAX_TRIED_COLUMNS: Final = (
-    64  # of whole numbers, of which each is tried as a number where some are indices
-)
+# Of whole numbers, of which each is tried as a number where some are indices.
+MAX_TRIED_COLUMNS: Final = 64
 MAX_QUANTILE_NUMBERS: Final = 2**23  # that torch.quantile is given
-OUTLIER_REACH: Final = (
-    1e4  # interquartile ranges from the median, beyond which a value is left out of mean and scale
-)
+# Interquartile ranges from the median, beyond which a value is left out of mean and scale.
+OUTLIER_REACH: Final = 1e4
 
 
 class UnitsWarning(BayouWarning):
