@@ -310,7 +310,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             for name, value in config["params"].items():
                 if name not in params:
                     try:
-                        params[name] = from_json(value, *FAMILIES.get(name, (Method, GuideSpec)))
+                        params[name] = from_json(value, *FAMILIES.get(name, (Method, Recipe, GuideSpec)))
                     except ValueError as error:
                         raise FileError(
                             f"{path}: {error}; give it again: load(path, {name}=...)"

@@ -48,6 +48,10 @@ def held_out_masks(rows: Rows, folds: Sequence[Fold]) -> Tensor:
     """Return which rows each fold holds out, and none in the last row, (F + 1, N).
 
     The last row is for a mode of all rows.
+
+    Args:
+        rows: all N rows.
+        folds: training and held-out rows.
     """
     masks = [torch.isin(rows.index, held_out.index) for _, held_out in folds]
     return torch.stack([*masks, torch.zeros_like(masks[0])])

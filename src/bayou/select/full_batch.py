@@ -89,7 +89,13 @@ class FullBatchModes(Method):
 
 
 def can_follow_path(start: MAP, target: Target, rows: Rows) -> bool:
-    """Return whether L-BFGS can find the modes."""
+    """Return whether L-BFGS can find the modes.
+
+    Args:
+        start: the method of one mode.
+        target: the network, whose loss must be a smooth and deterministic function of its weights.
+        rows: all rows.
+    """
     return (
         PointModel(start, target).smooth and not start.validation and rows.n <= MAX_FULL_BATCH_ROWS
     )

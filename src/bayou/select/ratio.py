@@ -138,12 +138,21 @@ def path_to(
 
 
 def candidate_noises(noise: float) -> list[float]:
-    """Return the noises that are compared at a fixed prior scale, from large to small."""
+    """Return the noises that are compared at a fixed prior scale, from large to small.
+
+    Args:
+        noise: the initial noise.
+    """
     return [noise * NOISE_FACTOR**step for step in NOISE_STEPS]
 
 
 def path_steps(noises: Sequence[float], noise: float) -> list[float]:
-    """Return multipliers of prior precisions that give the modes of some noises at another one."""
+    """Return multipliers of prior precisions that give the modes of some noises at another one.
+
+    Args:
+        noises: the noises.
+        noise: the noise of the target.
+    """
     return [(candidate / noise) ** 2 for candidate in noises]
 
 

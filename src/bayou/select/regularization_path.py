@@ -30,7 +30,12 @@ MIN_GAIN: Final = 0.05  # nats that 25 passes must gain to continue
 
 
 def path_passes(target: Target, effort: float) -> int:
-    """Return the passes over all rows of every mode at a step of a path."""
+    """Return the passes over all rows of every mode at a step of a path.
+
+    Args:
+        target: a regression with one noise, or a target that is judged by −log p.
+        effort: multiplies the passes; at least a quarter of them are made.
+    """
     has_one_noise = target.likelihood.gaussian_noise is not None
     return round(max(0.25, effort) * (PASSES if has_one_noise else LOG_PROB_PASSES))
 
