@@ -134,3 +134,24 @@ def test_a_recipe_takes_the_method_for_the_size_of_the_network() -> None:
     assert recipe.method_for(target_of(numbers())) == bayou.MAP()  # 25 weights
     assert recipe.method_for(target_of(classes())) == bayou.MAP()  # 32 weights
     assert replace(recipe, max_weights=31).method_for(target_of(classes())) == bayou.MLE()
+
+
+@pytest.mark.usefixtures("short_search")
+@pytest.mark.parametrize("rows", [numbers(), classes()], ids=["numbers", "classes"])
+def test_the_done_part_of_a_fit_never_decreases(
+    rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+    done: list[float] = []
+    titles: list[str] = []
+
+    def show(title: str, step: int, total: int, fields: dict[str, float]) -> None:
+        titles.append(title)
+        if "done" in fields:
+            done.append(fields["done"])
+
+    posterior = plan(by_name("ffg", steps=3), target_of(rows), rows, seed=0, progress=show)
+    posterior.fit(progress=show)
+    assert done == sorted(done)
+    counts = {title.partition(" of ")[2].partition(":")[0] for title in titles}
+    assert len(counts) == 1  # all stages are numbered together

@@ -139,7 +139,7 @@ def widest_spread(settings: NoiseAndPrior, trials: Sequence[SpreadTrial]) -> Noi
         squares = trial.squares / settings.noise**2
         variances = MORE_ROWS * trial.variances / settings.noise**2
         factor = math.sqrt(float(((squares + pseudo) / (1 + variances)).mean()) / (1 + pseudo))
-        candidates.append(settings.with_spread(trial.spread).scaled(factor))
+        candidates.append(settings.with_spread(trial.spread).scale_both(factor))
         total = factor**2 + variances
         losses.append(0.5 * (total.log() + squares / total))
     best = min(losses, key=lambda loss: float(loss.mean()))

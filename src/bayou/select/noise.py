@@ -92,7 +92,7 @@ def correct_noise(
     pseudo = PSEUDO_ROWS / len(squares)
     mode_error = settings.fold_error / settings.noise**2
     factor = math.sqrt(float(((squares + pseudo) / (1 + variances)).mean()) / (mode_error + pseudo))
-    return settings.scaled(factor)
+    return settings.scale_both(factor)
 
 
 def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:

@@ -52,8 +52,12 @@ class NoiseAndPrior:
     fold_input_scales: tuple[float, ...] = ()
     spread: float = 0.0
 
-    def scaled(self, factor: float) -> NoiseAndPrior:
-        """Return the settings with noise and prior scale multiplied: their ratio stays."""
+    def scale_both(self, factor: float) -> NoiseAndPrior:
+        """Return the settings with noise and prior scale multiplied, so that their ratio stays.
+
+        Args:
+            factor: the factor of both, which makes the noise that of the method itself.
+        """
         return replace(
             self, noise=factor * self.noise, scale=factor * self.scale, is_corrected=True
         )

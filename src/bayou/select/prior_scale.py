@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from bayou.core.progress import Progress, Show
-from bayou.inference.point import PointModel
 from bayou.inference.prior_scale import rescaled
 from bayou.posteriors.posterior import Stage
 from bayou.select.budget import affordable_passes, affordable_scales, shares_passes
 from bayou.select.folds import Fold, describe_folds, split_folds
 from bayou.select.regularization_path import Multipliers, path_passes, search_paths
-from bayou.select.search_run import SearchRun, stage_record, unfitted
+from bayou.select.search_run import SearchRun, stage_record, stop_at_network
 from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
@@ -74,14 +73,13 @@ def select_prior_scale(
         SearchInterrupted: after Ctrl-C, with the network as given.
     """
     started = time.perf_counter()
-    PointModel(run.start, target).check_first_batch(rows)
     max_up = MAX_UP_STEPS_RANDOM if draws_all_weights else MAX_SCALE_STEPS
     folds = split_folds(rows, run.part_seed("folds"), run.effort)
     try:
         with Interrupt():
             best = best_prior_scale(target, rows, folds, run.progress, max_up, run.effort)
     except KeyboardInterrupt:
-        raise unfitted(target) from None
+        raise stop_at_network(target) from None
     return best.target, stage_record("prior scale", started, list(best.trials)), best.decision
 
 

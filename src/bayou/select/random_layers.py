@@ -27,6 +27,7 @@ from bayou.target import Target
 from bayou.training.data import Data, Rows
 
 TRIAL_LENGTH: Final = 0.5  # of the fits that are compared
+STAGES_BESIDE_TRIALS: Final = 3  # the modes of four fifths of the rows and of all, and the last fit
 
 
 @final
@@ -116,7 +117,7 @@ def plan_random_layers(
     started = time.perf_counter()
     if isinstance(method, GradientSampler):
         method = replace(method, effort=method.effort / 2)
-    count = stages_before + len(layers) + 3
+    count = stages_before + len(layers) + STAGES_BESIDE_TRIALS
     training, held_out = rows.split(HELD_OUT_FRACTION, run.part_seed("auto"))
     with stage(stages_before + 1, count, "held out"), without_warnings():
         mode = find_start(target.copy(training.n), training, run, "mode")

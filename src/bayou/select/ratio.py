@@ -22,7 +22,7 @@ from bayou.select.input_scales import Scales, input_scales
 from bayou.select.noise import initial_noise
 from bayou.select.noise_and_prior import NoiseAndPrior, first_layer, takes_columns
 from bayou.select.regularization_path import Multipliers, search_paths
-from bayou.select.search_run import SearchRun, stage_record, unfitted
+from bayou.select.search_run import SearchRun, stage_record, stop_at_network
 from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
@@ -85,7 +85,7 @@ def select_ratio_and_shape(
             steps = path_steps(noises, noise)
             search = search_paths(path_target, rows, folds, multipliers, steps, line, run.effort)
         except KeyboardInterrupt:
-            raise unfitted(target) from None
+            raise stop_at_network(target) from None
     selected_noise = math.sqrt(float(search.errors.mean()))
     settings = replace(
         shapes[search.prior],

@@ -18,6 +18,7 @@ from bayou.core.files import StrPath
 from bayou.core.progress import Show, stage
 from bayou.core.specs import Checked
 from bayou.inference.method import Method
+from bayou.inference.point import PointModel
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.methods.vi import VI
@@ -38,7 +39,11 @@ from bayou.select.noise import has_noise_to_select
 from bayou.select.noise_and_prior import with_default_prior
 from bayou.select.plans import Plan
 from bayou.select.prior_scale import select_prior_scale
-from bayou.select.random_layers import candidate_layers, plan_random_layers
+from bayou.select.random_layers import (
+    STAGES_BESIDE_TRIALS,
+    candidate_layers,
+    plan_random_layers,
+)
 from bayou.select.regression import plan_regression
 from bayou.select.rounding import round_initial_noise, round_rows
 from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
@@ -161,12 +166,22 @@ class NamedMethod(Recipe):
         if is_prior_given:
             return self._plan_from_modes(method, target, rows, run)
         current().note_unshared(SEARCH)
-        with stage(1, 2):
+        PointModel(self.start, target).check_first_batch(rows)
+        with stage(1, 1 + self._count_stages(method, target, rows, seed)):
             target, record, decision = select_prior_scale(
                 target, rows, run, draws_all_weights=self.draws_all_weights
             )
         plan = self._plan_from_modes(method, target, rows, run, stages_before=1)
         return replace(plan, stages=(record, *plan.stages), decisions=(decision, *plan.decisions))
+
+    def _count_stages(self, method: Method, target: Target, rows: Rows, seed: int) -> int:
+        """Return the number of stages of a fit after the search of the prior."""
+        if initial_weights(self.start, method, target, seed) is not None:
+            return 1
+        if self.draws_all_weights and not isinstance(target.likelihood, FiniteLikelihood):
+            return 2
+        layers = candidate_layers(method, target, rows) if self.selects_layers else {}
+        return len(layers) + STAGES_BESIDE_TRIALS if layers else 1
 
     def _plan_from_modes(
         self, method: Method, target: Target, rows: Rows, run: SearchRun, stages_before: int = 0

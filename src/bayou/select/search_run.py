@@ -74,7 +74,7 @@ def raise_if_stopped(posterior: Posterior) -> None:
         raise SearchInterrupted(posterior)
 
 
-def unfitted(target: Target) -> SearchInterrupted:
+def stop_at_network(target: Target) -> SearchInterrupted:
     """Return the interruption of a search that has no mode yet: the posterior is the network."""
     weights = {name: value.unsqueeze(0) for name, value in target.start().items()}
     posterior = Empirical(target, target.network, weights)

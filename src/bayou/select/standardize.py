@@ -183,14 +183,14 @@ def is_pretrained(
     are small, and any correlation with y grows when they are stretched.
     """
     index = rng.permutation(len(y), 0)[:MAX_TRIED_ROWS].to(y.device)
-    few = rows_of(inputs, index)
+    sample = rows_of(inputs, index)
     network = Network(net)
     first = next(net.parameters())
-    few = tuple(item.to(first.device) if isinstance(item, Tensor) else item for item in few)
+    sample = tuple(item.to(first.device) if isinstance(item, Tensor) else item for item in sample)
     try:
         with rng.isolated(0, first.device):
             outputs = network.evaluate(
-                {name: value.detach() for name, value in net.named_parameters()}, *few
+                {name: value.detach() for name, value in net.named_parameters()}, *sample
             )
     except Exception:  # the fit itself describes what is wrong with the inputs
         return False
@@ -202,11 +202,13 @@ def is_pretrained(
     total = (truth - truth.mean(0)).square().sum()
     center = predictions.mean(0)
 
-    def explained(stretch: float) -> float:
+    def explained_variance(stretch: float) -> float:
+        """Return the share of the variance of y that stretched predictions explain."""
         residual = truth - center - stretch * (predictions - center)
         return float(1 - residual.square().sum() / total)
 
-    return explained(1.0) > MIN_EXPLAINED and explained(1.0) >= explained(STRETCH)
+    share = explained_variance(1.0)
+    return share > MIN_EXPLAINED and share >= explained_variance(STRETCH)
 
 
 def _predictions_and_truth(
@@ -322,13 +324,13 @@ def _with_numeric_columns(
     if full is None or item is None:
         return None
     candidates = (full.is_whole & full.is_standardized).nonzero().flatten()[:MAX_TRIED_COLUMNS]
-    for place in candidates.tolist():
+    for column in candidates.tolist():
         is_tried = item.is_standardized.clone()
-        is_tried[place] = True
+        is_tried[column] = True
         tried = replace(item, is_standardized=is_tried)
         reached = _reached_columns(net, inputs, [*kept[:number], tried, *kept[number + 1 :]])
         mask = None if reached is None else reached[number]
-        if mask is not None and bool(mask[place]):
+        if mask is not None and bool(mask[column]):
             item = tried
     return item
 
@@ -532,6 +534,7 @@ class StandardizedBatches(Data):
         return self.data.batches
 
     def _standardize(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches in standard units."""
         for x, y in batches:
             inputs = self.units.standardize_inputs(forward_inputs(x))
             yield inputs, self.units.standardize_targets(y)
