@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bayou import flows
 from bayou.core import rng
-from bayou.flows.models.image_nets import zeroed
+from bayou.flows.models.image_nets import zero_init
 from bayou.flows.models.images import rotation
 
 SHAPE = (3, 32, 32)
@@ -48,7 +48,7 @@ class Dense(nn.Module):
         self.mixes = nn.ModuleList(nn.Conv2d(size, size, 1) for size in sizes[:-1])
         self.grows = nn.ModuleList(nn.Conv2d(size, growth, 3, padding=1) for size in sizes[:-1])
         self.gate = nn.Conv2d(sizes[-1], 3 * width, 1)
-        self.last = zeroed(nn.Conv2d(width, outputs, 1))
+        self.last = zero_init(nn.Conv2d(width, outputs, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         h = start = self.first(x)

@@ -13,8 +13,8 @@ from torch.nn.functional import interpolate, silu
 
 from bayou.core.modules import Modules
 from bayou.flows.continuous_time.fields import time_features
-from bayou.flows.core.arguments import positive
-from bayou.flows.core.nets import zeroed
+from bayou.flows.core.arguments import check_size
+from bayou.flows.core.nets import zero_init
 
 MAX_ATTENTION = 256  # pixels of the lowest resolution up to which there is attention between them
 
@@ -55,7 +55,7 @@ class TimeUNet(nn.Module):
             raise ValueError(
                 f"TimeUNet normalizes over channels and needs at least 2, got {tuple(channels)}"
             )
-        self.frequencies, self.blocks = frequencies, positive(blocks, "the number of blocks")
+        self.frequencies, self.blocks = frequencies, check_size(blocks, "the number of blocks")
         width = 4 * channels[0]
         self.embed = nn.Sequential(
             nn.Linear(2 * frequencies + 1 + context_dim, width), nn.SiLU(), nn.Linear(width, width)
@@ -77,7 +77,7 @@ class TimeUNet(nn.Module):
         self.down: Modules[Modules[Block]] = nn.ModuleList(down)  # type: ignore[assignment]
         self.up: Modules[Modules[Block]] = nn.ModuleList(up)  # type: ignore[assignment]
         self.last = nn.Sequential(
-            _norm(now), nn.SiLU(), zeroed(nn.Conv2d(now, shape[0], 3, padding=1))
+            _norm(now), nn.SiLU(), zero_init(nn.Conv2d(now, shape[0], 3, padding=1))
         )
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
@@ -116,7 +116,7 @@ class Block(nn.Module):
         super().__init__()
         self.norms: Modules[nn.GroupNorm] = nn.ModuleList([_norm(inputs), _norm(outputs)])  # type: ignore[assignment]
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.conv2 = zeroed(nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.conv2 = zero_init(nn.Conv2d(outputs, outputs, 3, padding=1))
         self.modulation = nn.Linear(embedding, 2 * outputs)
         self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
         self.attend = Attention(outputs) if attention else None
@@ -137,7 +137,7 @@ class Attention(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm, self.qkv = _norm(channels), nn.Conv2d(channels, 3 * channels, 1)
-        self.out = zeroed(nn.Conv2d(channels, channels, 1))
+        self.out = zero_init(nn.Conv2d(channels, channels, 1))
 
     def forward(self, h: Tensor) -> Tensor:
         """(B, C, H, W) to the same."""

@@ -23,7 +23,7 @@ from bayou.flows import (
     continuous,
     iaf,
 )
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import check_size
 from bayou.flows.layers.squeeze import image_shape
 
 KINDS: dict[str, Callable[..., Transform]] = {  # the maps after the Gaussian
@@ -48,7 +48,7 @@ class Maxout(nn.Linear):
     """The elementwise maximum of ``pieces`` linear maps (Goodfellow et al. 2013)."""
 
     def __init__(self, inputs: int, outputs: int, pieces: int = 4) -> None:
-        super().__init__(inputs, outputs * positive(pieces, "Maxout"))
+        super().__init__(inputs, outputs * check_size(pieces, "Maxout"))
         self.pieces = pieces
 
     def forward(self, x: Tensor) -> Tensor:

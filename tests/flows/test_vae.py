@@ -33,7 +33,7 @@ from bayou.flows import (
     Transform,
     realnvp,
 )
-from bayou.flows.layers.linear import orthonormal, reflections
+from bayou.flows.layers.linear import multiply_reflections, orthonormalize
 from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import NegativeElbo
 from experiments.measure.vae_nets import (
@@ -244,12 +244,12 @@ def test_frames() -> None:
     a = rng.normal(6, (5, 3), W, 0)
     q, r = torch.linalg.qr(a)
     assert torch.allclose(
-        orthonormal(a), q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2), atol=1e-12
+        orthonormalize(a), q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2), atol=1e-12
     )
     product = torch.eye(5).double()
     for v in a[2].mT:
         product = product @ (torch.eye(5) - 2 * torch.outer(v, v) / v.dot(v))
-    assert torch.allclose(reflections(a)[2], product, atol=1e-12)
+    assert torch.allclose(multiply_reflections(a)[2], product, atol=1e-12)
 
 
 # --- decoders --------------------------------------------------------------------------------------------------------

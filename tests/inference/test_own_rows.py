@@ -19,7 +19,7 @@ from bayou.inference.own_rows import constant_nll
 from bayou.likelihoods import Categorical
 from bayou.methods.laplace import MIN_HELD_OUT_ROWS, SCALES
 from bayou.target import Target
-from bayou.training.data import Batches, as_data, last_batches
+from bayou.training.data import BatchRange, as_data, last_batches
 
 Rows = tuple[Tensor, Tensor]
 
@@ -174,7 +174,7 @@ def test_the_last_batches_of_a_loader() -> None:
     assert [int(y[0]) for _, y in held.ordered()] == [40]
     assert (rest.n, held.n, rest.batches, held.batches) == (40, 10, 4, 1)
     assert rest.fingerprint() != held.fingerprint()
-    assert last_batches(Batches(data, 0, 1), 0.1)[1] is None
+    assert last_batches(BatchRange(data, 0, 1), 0.1)[1] is None
 
 
 def test_the_best_constant_is_the_frequencies() -> None:

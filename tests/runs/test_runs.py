@@ -289,7 +289,7 @@ def test_a_second_process_gets_a_sentence_and_no_results_are_lost(tmp_path: Path
     )
     if files.fcntl is not None:
         with (
-            files.locked(tmp_path / "run" / ".lock"),
+            files.lock_file(tmp_path / "run" / ".lock"),
             pytest.raises(RunError, match="another process .*another --out"),
         ):
             first.work()

@@ -26,7 +26,7 @@ from bayou.app.runs.use import evaluate
 from bayou.methods import vi
 from bayou.network import is_sharded
 from bayou.training import checkpoints
-from bayou.training.data import whole
+from bayou.training.inputs import gather_shards
 from bayou.training.ranks import sharing
 
 N = 37  # the last batch of an epoch has one row: too few for two processes
@@ -89,7 +89,7 @@ def forward(bayesian):
     """The gradients of a training loop that calls the module."""
     output, kl = bayesian(data()[0], seed=0)
     (output.sum() + kl).backward()
-    return [whole(p.grad) for p in bayesian.parameters()]
+    return [gather_shards(p.grad) for p in bayesian.parameters()]
 
 
 def run(name, **changes):

@@ -22,8 +22,9 @@ from bayou.inference.probe import Probe
 from bayou.kernels import Joint
 from bayou.posteriors.empirical import Empirical
 from bayou.training.checkpoints import Checkpoint, check_fractions
-from bayou.training.data import Batch, Data, check_finite
+from bayou.training.data import Data
 from bayou.training.guards import Interrupt
+from bayou.training.inputs import Batch, check_finite
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 from bayou.training.threads import largest_product, suitable_threads
@@ -141,7 +142,7 @@ class Run:
         ):
             try:
                 while self.step < self.steps:
-                    with interrupt.held():
+                    with interrupt.defer():
                         self._advance(keep, started)
                     progress.update(
                         self.step, **{k: v for k, v in self.history[-1].items() if k in SHOWN}

@@ -23,14 +23,16 @@ from bayou.network import (
     check_dtype,
     check_tensor,
     clear_errors,
-    combined,
+    combine_inputs,
     evaluating,
     forward_inputs,
     rows_of,
 )
 from bayou.target import Target
-from bayou.training.data import Batch, Data, check_finite
-from bayou.training.loop import Problem, move
+from bayou.training.data import Data
+from bayou.training.inputs import Batch, check_finite
+from bayou.training.loop import move
+from bayou.training.problem import Problem
 from bayou.training.threads import largest_product
 
 LAST = "last"  # the value of ``where`` for the tensors of the last layer
@@ -101,7 +103,7 @@ def some_inputs(target: Target, data: Data, rows: int, seed: int) -> tuple[Any, 
         parts.append(inputs)
         if sum(len(part[0]) for part in parts) >= rows:
             break
-    whole = combined(torch.cat, parts)
+    whole = combine_inputs(torch.cat, parts)
     index = rng.permutation(len(whole[0]), seed)[:rows].to(
         like.device
     )  # a batch of all rows has their order
@@ -191,7 +193,7 @@ def check_rows_and_gradients(target: Target, inputs: tuple[Any, ...]) -> None:
             stacklevel=7,
         )
     with clear_errors(inputs):
-        cut = network.cut_off(target.start(), free, inputs)
+        cut = network.unreached_names(target.start(), free, inputs)
     if cut and len(cut) == len(free):
         raise ValueError(
             f"no gradient of the outputs of {who} reaches any of its parameters, so that nothing can be learned from "

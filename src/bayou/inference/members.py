@@ -25,8 +25,10 @@ from bayou.posteriors.posterior import NOISE
 from bayou.priors import BoundNormal
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Batch, Data, Rows, batches_from, stacked
-from bayou.training.loop import Hooks, fit_module, move
+from bayou.training.data import Data, Rows, batches_from, stack_batches
+from bayou.training.inputs import Batch
+from bayou.training.loop import fit_module, move
+from bayou.training.problem import Hooks
 from bayou.training.seeds import part_seed
 
 Init = str | Callable[[nn.Module], Any] | None
@@ -251,10 +253,10 @@ class StackedRows(Data):
             return [part_seed(own, "epoch", epoch) for own in self.seeds]
 
         several = batches_from(skip, [self.rows] * len(self.seeds), seeds, self.check)
-        return map(stacked, islice(several, self.steps - skip))
+        return map(stack_batches, islice(several, self.steps - skip))
 
     def ordered(self) -> Iterator[Batch]:
-        return (stacked((batch,) * len(self.seeds)) for batch in self.rows.ordered())
+        return (stack_batches((batch,) * len(self.seeds)) for batch in self.rows.ordered())
 
     def fingerprint(self) -> list[Any]:
         return self.rows.fingerprint()
@@ -263,7 +265,7 @@ class StackedRows(Data):
 class StackedModel(NetworkProblem):
     """K copies of a network and its likelihood with stacked parameters: (K, *shape) each."""
 
-    steady = True
+    loss_is_stationary = True
 
     def __init__(self, method: PointMethod, targets: list[Target]) -> None:
         super().__init__(targets[0])

@@ -18,7 +18,8 @@ from bayou.network import evaluating, forward_inputs, rows_of
 from bayou.posteriors.gaussian import CLOSED, GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
-from bayou.training.data import Batch, Data
+from bayou.training.data import Data
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 
 CHECK_ROWS: Final = 256  # approximate number of rows

@@ -18,8 +18,9 @@ from bayou.curvature.sweep import Plan, Sweep
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import forward_inputs
 from bayou.posteriors.empirical import Empirical
-from bayou.training.data import Batch, Data
+from bayou.training.data import Data
 from bayou.training.guards import Interrupt
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 
@@ -72,7 +73,7 @@ class Passes:
                     if self.check is not None:
                         self.check(raw)
                     x, y = move(raw, like)
-                    with interrupt.held():
+                    with interrupt.defer():
                         half_done = True
                         for f, own in sweep.batch(forward_inputs(x), y, number, sums):
                             total.add(f, own)

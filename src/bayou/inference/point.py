@@ -15,14 +15,15 @@ from bayou.core.params import Params
 from bayou.core.progress import Show
 from bayou.inference.first_batch import NetworkProblem, validation_loss
 from bayou.inference.method import Trained, identity
-from bayou.network import Network, adapted, forward_inputs, is_constant, layouts, shared_copy
+from bayou.network import Network, adapt, forward_inputs, is_constant, layouts, shared_copy
 from bayou.posteriors.empirical import Empirical
 from bayou.target import Target
-from bayou.training.checkpoints import Checkpoint, State
+from bayou.training.checkpoints import Checkpoint, RunState
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Hooks, fit_module
+from bayou.training.loop import fit_module
 from bayou.training.newton import finish, passes_for
-from bayou.training.ranks import own_noise
+from bayou.training.problem import Hooks
+from bayou.training.ranks import reseed_for_rank
 from bayou.training.seeds import as_int_seed, part_seed
 
 RANDOM_OR_MOVING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU)
@@ -78,7 +79,7 @@ class Regularized(Trained):
 
     def _run(
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
-    ) -> tuple[PointModel, Data, State]:
+    ) -> tuple[PointModel, Data, RunState]:
         """The problem at the end of a run, and the data of its steps."""
         seed = as_int_seed(seed)
         batches, held = self.split(as_data(data, self.batch_size), seed)
@@ -133,7 +134,7 @@ class PointMethod(Regularized):
 class PointModel(NetworkProblem):
     """A copy of the network and its likelihood during optimization."""
 
-    steady = True
+    loss_is_stationary = True
 
     def __init__(
         self, method: Regularized, target: Target, held: Data | None = None, seed: int = 0
@@ -141,7 +142,7 @@ class PointModel(NetworkProblem):
         super().__init__(target)
         self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
         self.title = type(method).__name__
-        self.net, self.names = adapted(shared_copy(target.net, clone=True)), target.free
+        self.net, self.names = adapt(shared_copy(target.net, clone=True)), target.free
         self.register_state_dict_post_hook(_without_frozen)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
         self.units = [
@@ -198,7 +199,7 @@ class PointModel(NetworkProblem):
 
     def training_outputs(self, x: Any, device: torch.device) -> Tensor:
         """The outputs, in training mode with the noise of a step."""
-        own_noise(device)
+        reseed_for_rank(device)
         inputs = forward_inputs(x)
         if self.method.input_noise and self.training:
             inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)

@@ -24,8 +24,9 @@ from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, 
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.kernels.hmc import Density
 from bayou.methods.mcmc import Sampler
-from bayou.training.data import Batch, Data, Rows, batches_from, stacked
+from bayou.training.data import Data, Rows, batches_from, stack_batches
 from bayou.training.graphs import Recorded
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.ranks import current
 from bayou.training.seeds import part_seed
@@ -294,7 +295,7 @@ class GradientChains(Sampling):
 
         for batches in batches_from(step, [self.data] * max(1, len(runs)), seeds, self.check):
             own, shares = zip(*map(current().rows, batches), strict=True)
-            yield move(stacked(own) if self.own else own[0], like), shares[0]
+            yield move(stack_batches(own) if self.own else own[0], like), shares[0]
 
     def record(self) -> dict[str, float]:
         h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h

@@ -38,7 +38,8 @@ from bayou.posteriors.gaussian import (
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.target import Target
-from bayou.training.data import Batch, Data, Rows, as_data, last_batches
+from bayou.training.data import Data, Rows, as_data, last_batches
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed

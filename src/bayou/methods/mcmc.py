@@ -28,7 +28,7 @@ from bayou.posteriors.posterior import NOISE
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.jobs import Executor, finished, send
+from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
@@ -197,7 +197,7 @@ class Sampler(Method):
             jobs = [send(executor, run_chain, chains, c, file) for c, file in enumerate(files)]
             for c, (job, file) in enumerate(zip(jobs, files, strict=True)):
                 try:
-                    if not finished(job):
+                    if not wait_for(job):
                         run_chain(chains, c, file)
                     done.append(file)
                 except DivergenceError as error:

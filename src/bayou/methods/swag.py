@@ -25,7 +25,8 @@ from bayou.posteriors.posterior import Posterior
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Problem, fit_module, move
+from bayou.training.loop import fit_module, move
+from bayou.training.problem import Problem
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Schedule, Settings
 

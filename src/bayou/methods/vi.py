@@ -31,11 +31,12 @@ from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.convergence import ConvergenceWarning, fallen
+from bayou.training.convergence import ConvergenceWarning, fall_from_maximum
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Hooks, fit_module
+from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
-from bayou.training.ranks import current, own_noise
+from bayou.training.problem import Hooks
+from bayou.training.ranks import current, reseed_for_rank
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -218,7 +219,9 @@ class Variational(Trained):
         there are many.
         """
         beta = cold * getattr(self, "beta", 1.0)
-        nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
+        nats = fall_from_maximum(
+            [record["log_likelihood"] - beta * record["kl"] for record in history]
+        )
         if nats < LARGE_FALL * rows:
             return {}
         warnings.warn(
@@ -373,7 +376,7 @@ class EvidenceBound(NetworkProblem):
         like = next(bayesian.parameters())
         self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
         self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
-        self.title, self.own = method.title, current().own_draws(method.samples)
+        self.title, self.own = method.title, current().draws_of_rank(method.samples)
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         means = sum(
             value.numel() for value in bayesian.mean().values()
@@ -395,7 +398,7 @@ class EvidenceBound(NetworkProblem):
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
         draw = draw if self.own is None else draw.part(self.own)
-        own_noise(y.device)
+        reseed_for_rank(y.device)
         if (
             self.method.autocast
         ):  # only products of the network: noise, flows and sums keep their precision

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.params import Params
-from bayou.network import called, forward_inputs
+from bayou.network import call_network, forward_inputs
 from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
 from bayou.operations.prune import Pruning
 from bayou.posteriors import Posterior
@@ -203,7 +203,7 @@ class _Attempt:
 
 
 def _call(net: nn.Module, x: Any) -> Tensor:
-    out: Tensor = called(
+    out: Tensor = call_network(
         net, tuple(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x))
     )
     return out

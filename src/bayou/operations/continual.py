@@ -24,7 +24,7 @@ from bayou.posteriors.state import with_state
 from bayou.priors import BoundNormal, Normal, Prior
 from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.rows import joined
+from bayou.training.rows import join_batches
 from bayou.training.seeds import as_int_seed, part_seed
 
 Selection = Literal["random", "k-center"]
@@ -157,7 +157,7 @@ def continual(
             final = [
                 run(
                     known[-1],
-                    as_data(joined(map(_taken, coresets)), method.batch_size),
+                    as_data(join_batches(map(_taken, coresets)), method.batch_size),
                     last,
                     None,
                     "coreset",

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from bayou.core import rng
 from bayou.flows.contractive.contracting import schatten
-from bayou.network import placed, rows_of
+from bayou.network import place_inputs, rows_of
 from bayou.posteriors import Posterior
 from bayou.training.data import as_data
 
@@ -133,7 +133,7 @@ class FeatureDensity(nn.Module):
         mixture = MixtureSameFamily(
             Categorical(logits=self.log_weight), classes, validate_args=False
         )
-        inputs = placed(x, next(self.net.parameters()))
+        inputs = place_inputs(x, next(self.net.parameters()))
         parts = [
             rows_of(inputs, slice(first, first + ROWS)) for first in range(0, len(inputs[0]), ROWS)
         ]
@@ -163,7 +163,7 @@ def feature_density(
     y = torch.cat([labels for _, labels in rows]).to(like.device)
     _, labels = (y.new_zeros(len(y)) if y.is_floating_point() else y).unique(return_inverse=True)
     made = FeatureDensity(net, int(labels.max()) + 1)
-    z = torch.cat([made.features(placed(x, like)) for x, _ in rows])
+    z = torch.cat([made.features(place_inputs(x, like)) for x, _ in rows])
     if z.ndim != 2 or int((counts := labels.bincount()).min()) < 2:
         raise ValueError(
             f"a density needs features (B, D), got {tuple(z.shape)}, and two rows of each class at least"

@@ -26,11 +26,11 @@ from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
 from bayou.network import (
     Network,
-    adapted,
+    adapt,
     clear_errors,
     evaluating,
     forward_inputs,
-    placed,
+    place_inputs,
     rows_of,
 )
 from bayou.network.units import units_of, with_units
@@ -38,8 +38,9 @@ from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
 from bayou.target import PriorRules, Target
 from bayou.training.data import as_data
-from bayou.training.loop import Numbers, Problem, fit_module
-from bayou.training.rows import joined, unlabeled
+from bayou.training.loop import fit_module
+from bayou.training.problem import Numbers, Problem
+from bayou.training.rows import as_unlabeled_data, join_batches
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -110,7 +111,7 @@ def distill(
         )
         method, settings = _one_step_a_draw(posterior, data, settings)
         chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
-        queries = unlabeled(data if rows is None else rows, batch_size)
+        queries = as_unlabeled_data(data if rows is None else rows, batch_size)
         x, _ = next(iter(queries.ordered()))
         posterior = next(chain)
     elif not isinstance(posterior, Posterior):
@@ -266,14 +267,14 @@ def _teach(
 ) -> tuple[Any, Tensor]:
     """The rows, and the teacher's targets for them."""
     parts = []
-    for x, _ in unlabeled(data, TEACHER_ROWS).ordered():
+    for x, _ in as_unlabeled_data(data, TEACHER_ROWS).ordered():
         p = posterior.predict(x, samples, seed=part_seed(seed, "teacher"))
         if keep and len(p.outputs) == 1:
             raise ValueError(
                 "the teacher has one function, without epistemic uncertainty to keep; use keep=None"
             )
         parts.append((x, _statistics(p, keep)))
-    x, targets = joined(parts)
+    x, targets = join_batches(parts)
     return x, targets.to(forward_inputs(x)[0].device)
 
 
@@ -333,7 +334,7 @@ def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
     loss needs.
     """
     like = next(net.parameters())
-    some = rows_of(placed(x, like), slice(2))
+    some = rows_of(place_inputs(x, like), slice(2))
     with evaluating(net), clear_errors(some):
         got = net(*some)
     if not isinstance(got, Tensor) or got.shape != (len(some[0]), *expected):
@@ -351,7 +352,7 @@ class _Student(Problem):
 
     def __init__(self, net: nn.Module, loss: Loss, n: int) -> None:
         super().__init__()
-        self.net, self.compare, self.n = adapted(net), loss, n
+        self.net, self.compare, self.n = adapt(net), loss, n
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
         value = self.compare(self.net(*forward_inputs(x)), y).mean()

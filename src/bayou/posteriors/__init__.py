@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bayou.core.files import FileError, StrPath, making, read_file
-from bayou.network import selecting
+from bayou.network import with_output
 from bayou.network.inputs import Select
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.empirical import Empirical
@@ -37,7 +37,7 @@ def restore_any(
         )
     check_contents(tensors, config)
     with nullcontext() if options else making("posterior", path):  # the error may be in the options
-        net = selecting(
+        net = with_output(
             net,
             restore_spec(path, "output", config.get("output"), object)
             if output is None

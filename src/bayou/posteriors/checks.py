@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from bayou.core.progress import setting_name, spell
-from bayou.training.convergence import JUDGED
+from bayou.training.convergence import MIN_TESTED_STEPS
 
 if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
@@ -164,7 +164,9 @@ def of_history(posterior: Posterior) -> Checks:
         lost = [row["fallen"] for row in history if "fallen" in row]
         found.append(
             _converged(
-                _rising(history), int(descent[-1].get("step", JUDGED)) + 1, max(lost, default=0.0)
+                _rising(history),
+                int(descent[-1].get("step", MIN_TESTED_STEPS)) + 1,
+                max(lost, default=0.0),
             )
         )
     if "divergences" in last:
@@ -243,7 +245,7 @@ def _converged(rates: list[float], steps: int, lost: float) -> Check:
         text = f"the objective ended {lost:,.0f} nats below its maximum; {way_out}"
         return Check("converged", "failed", text)
     longer = f"give more {setting_name('steps')} or {setting_name('epochs')}"
-    if not rates and steps < JUDGED:
+    if not rates and steps < MIN_TESTED_STEPS:
         text = f"{steps} steps are too few to judge convergence; {longer}"
         return Check("converged", "warning", text)
     if not rates:

@@ -16,14 +16,14 @@ from bayou.core.files import StrPath, write_file
 from bayou.core.params import Params, match, shared, size
 from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
-from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, placed, rows_of
+from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, place_inputs, rows_of
 from bayou.network.units import Units
 from bayou.posteriors.checks import Checks, of_history
 from bayou.posteriors.state import with_state
 from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.target import Target
-from bayou.training.data import whole
+from bayou.training.inputs import gather_shards
 from bayou.training.ranks import current
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that belong to the likelihood, not to the network
@@ -300,7 +300,7 @@ class Posterior(ABC):
         """
         tensors, config = self.state()
         config |= {"base": self.target.base(), "checks": self.checks.to_json()}
-        write_file(path, {n: whole(value) for n, value in tensors.items()}, config)
+        write_file(path, {n: gather_shards(value) for n, value in tensors.items()}, config)
 
     @torch.no_grad()
     def predict(
@@ -373,7 +373,7 @@ class Posterior(ABC):
         device = next(
             iter(own.values()), first
         ).device  # the first one may be frozen, and elsewhere
-        return placed(x, own.get(name, first).new_empty(0, device=device))
+        return place_inputs(x, own.get(name, first).new_empty(0, device=device))
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
         """The result of a dry run of the network on inputs of these shapes."""
@@ -400,7 +400,7 @@ class Posterior(ABC):
         if ranks.size == 1 or count < ranks.size or seen.random or not seen.rows_apart:
             return by_rows(function, stack, inputs, seen, rows, together)
         own = rows_of(inputs, torch.tensor(ranks.spread(count), device=inputs[0].device))
-        return ranks.joined(by_rows(function, stack, own, seen, rows, together), count)
+        return ranks.gather_rows(by_rows(function, stack, own, seen, rows, together), count)
 
     def _functions(self, inputs: tuple[Any, ...], *, loop: bool) -> Map:
         """The map over draws, or a loop."""
@@ -414,7 +414,7 @@ class Posterior(ABC):
             return 1.0
         own = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
         drawn = [name for name, value in own.items() if not shared(value)]
-        return self.network.drawn_part(
+        return self.network.drawn_fraction(
             drawn, {name: value[0] for name, value in own.items()}, inputs
         )
 

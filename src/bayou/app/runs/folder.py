@@ -27,7 +27,7 @@ from bayou.app.runs import nets
 from bayou.app.runs.config import DATA, Config
 from bayou.app.runs.interrupt import raise_if_interrupted
 from bayou.app.runs.writing import RunError, read_json, write_json
-from bayou.core.files import StrPath, locked, write_text
+from bayou.core.files import StrPath, lock_file, write_text
 from bayou.core.progress import Show
 from bayou.data import DataError, DataSet, load
 from bayou.data.preprocess import Preprocessor
@@ -35,8 +35,8 @@ from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
 from bayou.select.named import find
 from bayou.select.settings import ConfigError
-from bayou.training.data import digest
-from bayou.training.jobs import Executor, finished, send
+from bayou.training.inputs import digest
+from bayou.training.jobs import Executor, send, wait_for
 
 if (
     TYPE_CHECKING
@@ -306,7 +306,7 @@ class Run:
         """Lock the folder for this process until it ends (not on Windows); a RunError if another
         has locked it.
         """
-        with locked(self.folder / LOCK) as free:
+        with lock_file(self.folder / LOCK) as free:
             if not free:
                 raise RunError(
                     f"another process is using {self.folder}; wait until it ends and continue with `bayou resume "
@@ -338,7 +338,7 @@ class Run:
         if sent is not None or self._finished(job) is None:
             try:
                 tell(job.name, "fitting", {})
-                if sent is None or not finished(sent):
+                if sent is None or not wait_for(sent):
                     self._fit(job, data, against, facts["net"], tell, show)
             except (ValueError, FloatingPointError, RuntimeError) as error:
                 write_json(

@@ -15,7 +15,7 @@ from bayou.core import rng
 from bayou.core.progress import BayouWarning
 from bayou.flows.continuous_time.continuous import Continuous, refine, varied_steps
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import check_tensor, concrete, sum_event
+from bayou.flows.core.transform import check_tensor, read_flag, sum_event
 
 LogDensity = Callable[..., Tensor]
 Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
@@ -180,7 +180,7 @@ class MaximumLikelihood(Objective):
         context = None if self.context is None else self.context[rows]
         log_prob = self.flow.log_prob(x, context, seed=seed, start=start)
         is_bad = ~log_prob.isfinite()
-        if concrete(is_bad.any()):
+        if read_flag(is_bad.any()):
             i = int(is_bad.nonzero()[0])
             raise FloatingPointError(
                 f"log q is {log_prob[i].item()} at row {int(rows[i])} of the data, "
