@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import bayou
-from bayou.app.runs.writing import RunError, read_json, write_json
+from bayou.app.runs.json_files import RunError, read_json, write_json
 from bayou.core import files
 
 SOURCE = Path(bayou.__file__).parent

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         BayesClassifier as BayesClassifier,
         BayesRegressor as BayesRegressor,
     )
+    from bayou.core import rng as rng
     from bayou.core.progress import BayouWarning as BayouWarning
     from bayou.guides import (
         MNF as MNF,

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.app.runs.config import Config
+from bayou.app.runs.evaluation import evaluate_run
 from bayou.app.runs.folder import Run
-from bayou.app.runs.use import evaluate
 from bayou.methods import vi
 from bayou.network import is_sharded
 from bayou.training import checkpoints
@@ -182,7 +182,7 @@ def predicted(posterior):
 
 def scores(folder):
     """What ``bayou evaluate`` prints of a run."""
-    (found,) = evaluate(folder, None)[0]
+    (found,) = evaluate_run(folder, None)[0]
     return {name: value for name, value in found.items() if name != "method"}
 
 

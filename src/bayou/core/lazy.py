@@ -47,7 +47,11 @@ def lazy_imports(
                 if error.name != f"{package}.{name}":
                     raise
                 raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
-        value = getattr(import_module(modules[name]), name)
+        module = import_module(modules[name])
+        try:
+            value = getattr(module, name)
+        except AttributeError:  # a module of a package, such as bayou.core.rng
+            value = import_module(f"{modules[name]}.{name}")
         setattr(sys.modules[package], name, value)
         return value
 

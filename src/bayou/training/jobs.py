@@ -12,7 +12,7 @@ from bayou.core.progress import BayouWarning
 from bayou.training.ranks import current
 
 
-class Job(Protocol):
+class PendingResult(Protocol):
     """A job that was sent to a worker: a future of any library."""
 
     def result(self) -> Any:
@@ -24,13 +24,13 @@ class Job(Protocol):
 
 @runtime_checkable
 class Executor(Protocol):
-    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns a ``Job``."""
+    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns a ``PendingResult``."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
         """Start a job."""
 
 
-def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> Job:
+def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> PendingResult:
     """Start a job that leaves its result in a file.
 
     Args:
@@ -47,7 +47,7 @@ def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> 
             "not both"
         )
     try:
-        job: Job = executor.submit(function, *arguments)
+        job: PendingResult = executor.submit(function, *arguments)
         return job
     except BrokenExecutor as error:  # by a job before
         future: Future[None] = Future()
@@ -55,7 +55,7 @@ def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> 
         return future
 
 
-def wait_for(job: Job) -> bool:
+def wait_for(job: PendingResult) -> bool:
     """Wait for a job, and raise what it raises.
 
     Returns:
