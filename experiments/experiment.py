@@ -180,7 +180,7 @@ class Experiment:
 
     def _fitted(
         self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show
-    ) -> tuple[Posterior, Method]:
+    ) -> tuple[Posterior, Method | Recipe]:
         """The posterior of a row, and the method that made it."""
         assert fit.length is not None
         method = row.method(self.budget(fit.length, place.type == "cuda"))
