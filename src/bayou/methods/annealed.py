@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from bayou.guides.guide import Guide
 from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
 from bayou.inference.method import Method, identity
 from bayou.inference.prior_scale import fix_learned_priors, require_normal
+from bayou.inference.restricted import RestrictedMethod
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.hmc import Density
@@ -95,6 +97,15 @@ class Annealed(Method):
 
     def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, of=self.of.at_mode(noise, data))
+
+    def shortened(self, factor: float) -> Self:
+        count = max(2, round(factor * self.temperatures))
+        return replace(self, of=self.of.shortened(factor), temperatures=count)
+
+    def restricted_to(
+        self, names: Sequence[str], *, learns_others: bool = False
+    ) -> RestrictedMethod | None:
+        return None if learns_others else RestrictedMethod(self, tuple(names))
 
     def with_planned_length(self, data: Data) -> Self:
         return replace(self, of=self.of.with_planned_length(data))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self, final
@@ -19,6 +19,7 @@ from torch import Tensor
 from bayou.inference.chains import Sampling, check_data, load_batches, mean_over_chains
 from bayou.inference.method import prefers_full_batch
 from bayou.inference.probe import ChainProbe, typical_fall
+from bayou.inference.restricted import RestrictedMethod
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.kernels.hmc import Density
@@ -130,6 +131,11 @@ class GradientSampler(Sampler):
         return replace(
             own, steps=self._plan(data)[0] // 3, batch_size=whole
         )  # a mode needs a shorter burn-in
+
+    def restricted_to(
+        self, names: Sequence[str], *, learns_others: bool = False
+    ) -> RestrictedMethod | None:
+        return None if learns_others else RestrictedMethod(self, tuple(names))
 
     @property
     def step_sizes(self) -> StepSizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, spell
-from bayou.guides import MeanField
+from bayou.guides import Delta, MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec, ParameterKind
 from bayou.inference.baseline_checks import compare_with_constant
@@ -131,6 +131,9 @@ class Variational(Trained):
             return replace(self, start="network", effort=LENGTH_FROM_MODE * self.effort)
         shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
         return replace(self, start="network", effort=shorter, batch_size=data.n)
+
+    def shortened(self, factor: float) -> Self:
+        return replace(self, effort=factor * self.effort)
 
     def with_planned_length(self, data: Data) -> Self:
         if not self.open_ended:
@@ -315,6 +318,12 @@ class VI(Variational):
         return self.make_optimizer(
             parameter_groups(problem, self.lr, self.scale_lr or 10 * self.lr)
         )
+
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
+        if isinstance(self.guide, Mapping):
+            return None
+        others = Delta(learn=learns_others)
+        return replace(self, guide=dict.fromkeys(names, self.guide) | {"*": others})
 
     @property
     def title(self) -> str:
