@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.flows import Side
-from bayou.guides.bayesian import Bayesian, given_to
+from bayou.guides.bayesian import Bayesian, parent_arguments
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
-from bayou.guides.multiplicative import Conjugate, Multiplicative, gained_kl, rows
+from bayou.guides.multiplicative import Conjugate, Multiplicative, gain_kl, rows
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
@@ -233,8 +233,8 @@ def _training_kl(bayesian: Bayesian, guide: Guide, samples: int, seed: int) -> T
     size = sum(bayesian.mean()[name].numel() for name in guide.names)
     copied, own, found = copy.deepcopy(guide).double().eval(), rng.fold(seed, *guide.names), []
     for start, n in _chunks(samples, size):
-        others = bayesian.sample(n, seed, start) if guide.given else {}
-        given = given_to(guide, {name: others[name].double() for name in guide.given})
+        others = bayesian.sample(n, seed, start) if guide.parents else {}
+        given = parent_arguments(guide, {name: others[name].double() for name in guide.parents})
         found.append(copied.draw(n, seed=own, start=start, **given).kl.double())
     return torch.cat(found)
 
@@ -279,7 +279,7 @@ def _mixture(
     """The same for q(w) = E_z q(w|z), with fresh latents of q(z) for every w."""
     bounds, lowers, uppers = [], [], []
     for start, n in _chunks(samples, guide.center.numel()):
-        made = guide.make(n, seed, start)
+        made = guide.draw_with_noise(n, seed, start)
         inner, rest, none = LogMean(), guide.conditional_kl(made), made.z.new_zeros(n)
         for begin, k in _chunks(draws, n * guide.latent, CHUNK_NUMBERS):
             latents = rng.normal(
@@ -299,7 +299,7 @@ def _conditional_kl(guide: Multiplicative, z: Tensor, weight: Tensor) -> Tensor:
     """
     std = guide.log_std.exp()
     if isinstance(guide.prior, BoundNormal):
-        return gained_kl(guide.prior, guide.center, std, z, guide.axis)
+        return gain_kl(guide.prior, guide.center, std, z, guide.axis)
     shape = guide.center.movedim(guide.axis, 0).shape
     w = (
         weight.unflatten(2, shape[1:]).movedim(1, guide.axis + 1)
