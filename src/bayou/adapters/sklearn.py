@@ -132,7 +132,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
                 f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}"
             )
         outputs = likelihood.outputs(y.shape[1])
-        units = likelihood.bind().rescaled(torch.zeros(1, outputs), torch.zeros(1), torch.ones(1))
+        units = likelihood.bind().rescale(torch.zeros(1, outputs), torch.zeros(1), torch.ones(1))
         self.y_mean_, self.y_scale_ = moments(
             y, self.standardize and units is not None
         )  # counts stay counts
@@ -146,7 +146,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         shift, scale = (
             torch.as_tensor(value).to(p.outputs) for value in (self.y_mean_, self.y_scale_)
         )
-        likelihood, outputs = p.likelihood.rescaled(p.outputs, shift, scale) or (
+        likelihood, outputs = p.likelihood.rescale(p.outputs, shift, scale) or (
             p.likelihood,
             p.outputs,
         )

@@ -395,7 +395,7 @@ def _calibration(p: Predictive, y: Tensor, seed: int) -> Check:
         confidence, torch.linspace(0, 1, 16, dtype=torch.float64)[1:-1].contiguous()
     )
     known = p.likelihood.labels(y)[1]
-    each = p.likelihood.unweighted(p.outputs[0], y)[0].pointwise(
+    each = p.likelihood.without_weights(p.outputs[0], y)[0].pointwise(
         p.outputs, p.probabilities.argmax(-1)
     )
     likely = each[:, known].detach().exp().double().cpu()

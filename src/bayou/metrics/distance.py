@@ -46,7 +46,7 @@ def total_variation(a: Predictive, b: Predictive) -> float:
         p, q = (one.probabilities.detach().double() for one in (a, b))
         return 0.5 * float((p - q.to(p.device)).abs().sum(-1).mean())
     for one in (a, b):
-        if not one.likelihood._own("cdf"):
+        if not one.likelihood.overrides("cdf"):
             name = type(one.likelihood).__name__
             raise ValueError(
                 f"total_variation needs P(Y ≤ y), and {name} has no cdf of its own: give it one"

@@ -45,7 +45,7 @@ def calibrate(
     numbers.
 
     argmin_T −Σ_n log 1/S Σ_s p(y_n | f_s(x_n), T), with softmax(f/T) (below 1 as
-    ``BoundLikelihood.tempered`` says) or noise T·σ (Guo 2017). The posterior and its files store
+    ``BoundLikelihood.temper`` says) or noise T·σ (Guo 2017). The posterior and its files store
     it, replacing an earlier one; ``predict`` applies it from then on, and
     ``posterior.temperature = 1.0`` removes it. The ELBO, the evidence and ``sample`` do not change.
 
@@ -77,7 +77,7 @@ def best_temperature(p: Predictive, y: Tensor) -> Calibration:
     y = y.to(outputs.device)
 
     def nll(log_t: float) -> float:
-        return -float(Predictive(*likelihood.tempered(outputs, math.exp(log_t))).log_prob(y).mean())
+        return -float(Predictive(*likelihood.temper(outputs, math.exp(log_t))).log_prob(y).mean())
 
     before = nll(0.0)
     if math.isnan(before):

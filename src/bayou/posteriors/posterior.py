@@ -360,7 +360,7 @@ class Posterior(ABC):
     def tempered(self, likelihood: BoundLikelihood, outputs: Tensor) -> Predictive:
         """The predictive at the posterior's temperature."""
         if self.temperature != 1.0:
-            likelihood, outputs = likelihood.tempered(outputs, self.temperature)
+            likelihood, outputs = likelihood.temper(outputs, self.temperature)
         return Predictive(likelihood, outputs)
 
     def place(self, x: Any) -> tuple[Any, ...]:
