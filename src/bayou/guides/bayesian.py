@@ -304,7 +304,7 @@ class Bayesian(nn.Module):
 
     @property
     def rows_independent(self) -> bool:
-        """Return whether no batch norm uses statistics of the batch, so that rows are independent."""
+        """Return whether rows are independent: no batch norm has statistics of the batch."""
         batch_norms = (
             module
             for module in self.net.modules()

@@ -1,4 +1,4 @@
-"""The interface of guides: trainable distributions over one tensor of a network, or over a group."""
+"""The interface of guides: trainable distributions over one tensor, or over a group of them."""
 
 from __future__ import annotations
 

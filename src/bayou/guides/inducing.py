@@ -372,7 +372,8 @@ class InducingGuide(JointGuide):
     def sample(
         self, n: int, seed: rng.Seed = None, start: int = 0, parents: Params | None = None
     ) -> Params:
-        return dict(self.draw(n, seed=seed, start=start, parents=parents).parts)  # type: ignore[arg-type]
+        draw = self.draw(n, seed=seed, start=start, parents=parents)
+        return dict(draw.parts)  # type: ignore[arg-type]
 
     def log_prob(self, params: Params) -> Tensor:
         first = params[self.names[0]]

@@ -86,7 +86,8 @@ class JointFlowGuide(VectorGuide):
         self.transform: Map = (linear if transform is None else Chain(transform, linear)).to(start)
         self.kl_kind = KL.of(self.transform.label.kind)
         self.kl_side = self.transform.label.forward
-        self.base = flows.StandardNormal(self.transform.event_in).to(start)  # type: ignore[arg-type]
+        base = flows.StandardNormal(self.transform.event_in)  # type: ignore[arg-type]
+        self.base = base.to(start)
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(std)))
 

@@ -168,11 +168,11 @@ def draw_output(
         else:
             bias_gains.append(gain.z)
     mean = _call_with_gains(operation, center, w, b, output_gains, bias_gains)
-    if std_w is None and std_b is None:
-        return mean
     noise_gains = bias_gains if bias and bias.on_noise else []
     if std_w is None:
-        std = _shape_bias(std_b, w, mean, noise_gains, operation.is_linear)  # type: ignore[arg-type]
+        if std_b is None:
+            return mean
+        std = _shape_bias(std_b, w, mean, noise_gains, operation.is_linear)
         return mean + std * rng.normal_like(mean)
     var_w = squares(std_w)
     var_b = None if std_b is None else std_b.square()

@@ -84,8 +84,8 @@ class NodeFlow(GuideSpec):
     KL = E[log q(z) − log p(z)], at the transformed z.
 
     Args:
-        flow: a name of ``flows.registry("vector")`` (default "gated"), a callable dim → Transform, or
-            None.
+        flow: a name of ``flows.registry("vector")`` (default "gated"), a callable dim → Transform,
+            or None.
         options: keyword arguments of a flow by name.
         where: the gains multiply the "input" (the default) or the "output" of a layer, or "both".
         z: one draw of the gains for each "batch" (the default) or each "example".

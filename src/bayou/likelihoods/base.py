@@ -1,4 +1,4 @@
-"""The interface of likelihoods p(y | f): a density and draws, from which everything else follows."""
+"""The interface of likelihoods p(y | f): a density and draws, from which the rest follows."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ class BoundLikelihood(nn.Module, ABC):
             y: targets, (B, *event).
         """
         raise ValueError(
-            f"{type(self).__name__} has no closed form or bound of E log p(y | f) for a Gaussian f; "
-            "use Gaussian, StudentT, Categorical, Bernoulli or Poisson, or VI, which draws f"
+            f"{type(self).__name__} has no closed form or bound of E log p(y | f) for a Gaussian "
+            "f; use Gaussian, StudentT, Categorical, Bernoulli or Poisson, or VI, which draws f"
         )
 
     def log_prob(self, f: Tensor, y: Tensor, variance: Tensor | None = None) -> Tensor:
