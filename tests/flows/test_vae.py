@@ -35,8 +35,14 @@ from bayou.flows import (
 )
 from bayou.flows.layers.linear import orthonormal, reflections
 from bayou.flows.models.decoders import Decoder
-from bayou.flows.models.vae import EvidenceBound
-from benchmarks.vae_nets import amortized, conv_decoder, conv_encoder, dense_decoder, dense_encoder
+from bayou.flows.models.vae import NegativeElbo
+from experiments.measure.vae_nets import (
+    amortized,
+    conv_decoder,
+    conv_encoder,
+    dense_decoder,
+    dense_encoder,
+)
 from tests.conformance.training import check_trained
 
 T = TypeVar("T", bound=nn.Module)
@@ -343,7 +349,7 @@ def test_gated_convolutions_start_with_the_variance_of_what_comes_in() -> None:
 
 def test_the_loss_weights_the_kl() -> None:
     vae, rows = pca(exact=False, wide=1.5), torch.arange(4)
-    objective = EvidenceBound(vae, X.expand(4, 3), None, 4, 0.0, 1.0, 0)
+    objective = NegativeElbo(vae, X.expand(4, 3), None, 4, 0.0, 1.0, 0)
 
     def value(beta: float) -> float:
         with rng.isolated(0, torch.device("cpu")):
@@ -377,9 +383,9 @@ def test_beta_rises(
     monkeypatch: pytest.MonkeyPatch, warmup: float, beta: float, expected: list[float]
 ) -> None:
     seen: list[float] = []
-    value = EvidenceBound.value
+    value = NegativeElbo.value
     monkeypatch.setattr(
-        EvidenceBound,
+        NegativeElbo,
         "value",
         lambda self, x, beta: (seen.append(float(beta)), value(self, x, beta))[1],
     )
