@@ -547,7 +547,7 @@ def test_mnf_bounds_the_kl_of_a_flow() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_gained_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
+def test_gain_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
     """For a prior with a mean and with a scale per weight (a posterior turned prior)."""
     shape = (3, 4, 2)
     like = torch.zeros((), dtype=DOUBLE)
