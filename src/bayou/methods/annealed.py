@@ -18,7 +18,7 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.files import StrPath
 from bayou.core.params import Params, flatten, unflatten
 from bayou.core.progress import Show
-from bayou.guides.bayesian import given_to
+from bayou.guides.bayesian import parent_arguments
 from bayou.guides.guide import Guide
 from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
 from bayou.inference.method import Method, identity
@@ -295,7 +295,7 @@ class Family:
         drawn, parts = Params(), list[Tensor]()
         for guide in self.guides:
             made, v = guide.coordinates(
-                n, rng.fold(seed, *guide.names), **given_to(guide, drawn, n)
+                n, rng.fold(seed, *guide.names), **parent_arguments(guide, drawn, n)
             )
             drawn |= made
             parts.append(v.detach())

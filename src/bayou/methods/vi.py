@@ -17,7 +17,7 @@ from bayou.core.files import StrPath
 from bayou.core.progress import Show, spell
 from bayou.guides import Delta, MeanField
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.guide import Guide, GuideSpec, ParameterKind
+from bayou.guides.guide import Guide, GuideSpec
 from bayou.inference.baseline_checks import compare_with_constant
 from bayou.inference.data_checks import first_inputs, some_inputs
 from bayou.inference.method import Method, Trained, identity, prefers_full_batch
@@ -398,7 +398,7 @@ class EvidenceBound(NetworkProblem):
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
-        draw = draw if self.own is None else draw.part(self.own)
+        draw = draw if self.own is None else draw.subset(self.own)
         reseed_for_rank(y.device)
         if (
             self.method.autocast
@@ -461,32 +461,26 @@ class EvidenceBound(NetworkProblem):
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
+    """Return the parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
 
-    The noise of D entries that are moved at once adds up: a triangular map has scale_lr/√D; a
-    factor, which is in units of the weights, and a matrix of a flow's networks, D its inputs, have
-    that but no more than ``lr``.
+    Guides know the rates of their parameters (``Guide.learning_rates``).
+
+    Args:
+        module: a module with guides and likelihoods, such as a ``Bayesian``.
+        lr: the learning rate of locations.
+        scale_lr: the learning rate of scales.
     """
-    kinds: dict[nn.Parameter, ParameterKind] = {}
-    for part in module.modules():
-        if isinstance(part, Guide):
-            kinds |= part.parameter_kinds()
-        elif isinstance(part, BoundLikelihood):
-            own = part.named_parameters(
-                recurse=False
-            )  # of a likelihood of the user, others may be locations
-            kinds |= {p: ParameterKind.scale for name, p in own if name in ("log_scale", "log_std")}
+    rates: dict[nn.Parameter, float] = {}
+    for child in module.modules():
+        if isinstance(child, Guide):
+            rates |= child.learning_rates(lr, scale_lr)
+        elif isinstance(child, BoundLikelihood):
+            # Of a likelihood of the user, others may be locations.
+            for name, parameter in child.named_parameters(recurse=False):
+                if name in ("log_scale", "log_std"):
+                    rates[parameter] = scale_lr
     groups: dict[float, list[nn.Parameter]] = {lr: [], scale_lr: []}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            kind, rate = kinds.get(parameter), lr
-            if kind is ParameterKind.scale:
-                rate = scale_lr
-            elif kind is ParameterKind.triangular:
-                rate = scale_lr / math.sqrt(len(parameter))
-            elif kind is ParameterKind.factor:
-                rate = min(lr, scale_lr / math.sqrt(len(parameter)))
-            elif kind is ParameterKind.network and parameter.ndim > 1:
-                rate = min(lr, scale_lr / math.sqrt(parameter[0].numel()))
-            groups.setdefault(rate, []).append(parameter)
-    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items() if parameters]
+            groups.setdefault(rates.get(parameter, lr), []).append(parameter)
+    return [{"params": group, "lr": rate} for rate, group in groups.items() if group]

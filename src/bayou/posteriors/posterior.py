@@ -498,7 +498,7 @@ class Posterior(ABC):
             outputs: of S functions, (S, B, *out).
         """
         if self.temperature != 1.0:
-            likelihood, outputs = likelihood.tempered(outputs, self.temperature)
+            likelihood, outputs = likelihood.temper(outputs, self.temperature)
         return Predictive(likelihood, outputs)
 
     def place(self, x: Any) -> tuple[Any, ...]:
