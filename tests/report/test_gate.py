@@ -323,6 +323,21 @@ def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in
     )
 
 
+@pytest.mark.parametrize(("error", "is_named"), [(0.1, True), (0.6, False)])
+def test_a_linear_model_is_named_if_it_is_better_by_more_than_chance(
+    error: float, is_named: bool
+) -> None:
+    from bayou.app.report.results import Results
+    from bayou.app.report.verdict import verdict
+
+    rows = torch.zeros(5).double()
+    metrics = {"rmse": 3.0, "coverage": 0.88}
+    result = scored("Laplace", rows, metrics=metrics, errors={"rmse": error}, losses=[1.0] * 5)
+    linear = {"rows": rows.tolist(), "metrics": {"rmse": 2.5}, "errors": {}, "losses": [1.0] * 5}
+    sentences = verdict(Results([result], {"baselines": {"linear": linear}}, {}))
+    assert ("a linear model has the better RMSE" in " ".join(sentences)) == is_named
+
+
 def test_settings_are_spelled_for_their_reader() -> None:
     """The checks of a fit name options in a terminal, and arguments in Python."""
     from bayou.core.progress import command_line_spelling

@@ -161,14 +161,14 @@ def _ordinal(rank: int, count: int) -> str:
 
 
 def _linear_advantage(results: Results, best: str) -> str:
-    """Name the first score in which a linear model is better than the method."""
+    """Name the first score in which a linear model is better by more than a standard error."""
     for name in METRICS:
         mean = results.mean(best, name)
         linear = results.mean("linear", name)
         if mean is None or linear is None or METRICS[name][1] not in HINTS:
             continue
         is_known = math.isfinite(mean.value) and math.isfinite(linear.value)
-        if is_known and _loss(name, mean.value) > _loss(name, linear.value):
+        if is_known and _loss(name, mean.value) - mean.error > _loss(name, linear.value):
             scores = f"{_score(name, mean.value)}, linear {_score(name, linear.value)}"
             return f", but a linear model has the better {_short_title(name)} ({scores})"
     return ""
