@@ -16,6 +16,8 @@ MODULES = [
     "core.flow",
     "core.nets",
     "core.transform",
+    "discrete.bijections",
+    "discrete.masses",
     "layers.autoregressive",
     "layers.builders",
     "layers.cdf",
