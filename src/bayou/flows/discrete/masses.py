@@ -362,8 +362,8 @@ class DiscretizedLogistic(DiscreteBase):
 
     Example:
         >>> import bayou.flows as flows
-        >>> base = flows.DiscretizedLogistic(4, levels=16, components=2)
-        >>> flow = flows.Flow(base, flows.integer(4, levels=16))
+        >>> base = flows.DiscretizedLogistic(4, levels=16, components=2, bounded=True)
+        >>> flow = flows.Flow(base, flows.integer(4, levels=16, wrap=True))
         >>> y = flow.sample(10, seed=0)
         >>> y.shape, flow.log_prob(y).shape
         (torch.Size([10, 4]), torch.Size([10]))
