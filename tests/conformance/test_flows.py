@@ -15,7 +15,7 @@ import torch
 
 from bayou import flows
 from bayou.core import rng
-from bayou.flows._registry import Entry, registry
+from bayou.flows._registry import RegisteredMap, registry
 from bayou.flows.checking.check import resolve_event
 from bayou.flows.checking.report import Report
 from bayou.flows.contractive import contracting, residual
@@ -339,4 +339,4 @@ def test_every_map_is_listed() -> None:
         "discrete",
     }
     assert set(registry("discrete")) < set(registry())
-    assert isinstance(registry()["realnvp"], Entry)
+    assert isinstance(registry()["realnvp"], RegisteredMap)

@@ -8,6 +8,9 @@ from importlib import import_module
 import pytest
 
 MODULES = [
+    "_registry",
+    "checking.check",
+    "checking.report",
     "continuous_time.continuous",
     "contractive.contracting",
     "contractive.residual",

@@ -99,9 +99,9 @@ def check(
         >>> import bayou.flows as flows
         >>> print(flows.check(flows.realnvp(3), only=["state_dict"]))
         Chain on 3, parameters perturbed by 0.2 (seed 0): all 2 passed
-        check                    error  allowed
-        state_dict forward  ok       -        -
-        state_dict inverse  ok       -        -
+        check                   error  allowed
+        state_dict forward  ok      -        -
+        state_dict inverse  ok      -        -
     """
     names = _select_checks(only, skip)
     if not 0 <= perturb < math.inf:

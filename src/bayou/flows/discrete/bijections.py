@@ -620,8 +620,8 @@ def modulo(
     for i in range(check_size(layers, "the number of layers")):
         if autoregressive:
             order = range(dim)[::-1] if i % 2 else None
-            made = OneHotMADE(dim, classes, params, hidden, order, context_dim)
-            maps.append(Inverse(ModuloAutoregressive(made, classes, scale, temperature)))
+            network = OneHotMADE(dim, classes, params, hidden, order, context_dim)
+            maps.append(Inverse(ModuloAutoregressive(network, classes, scale, temperature)))
         else:
             coupling = ModuloCoupling(
                 dim,
