@@ -67,7 +67,11 @@ class Case:
         return Cost.iterative in (self.transform.forward_kind, self.transform.inverse_kind)
 
     def input_event(self, direction: str) -> tuple[int, ...]:
-        """Return the shape of an input event of a direction."""
+        """Return the shape of an input event of a direction.
+
+        Args:
+            direction: "forward" or "inverse".
+        """
         if self.is_bijective or direction == "forward":
             return self.event
         return self.transform.event_out  # type: ignore[return-value]
@@ -122,17 +126,33 @@ class Case:
         return self.transform.forward(x, self.context(n), seed=seed)[0]
 
     def noise(self, direction: str, x: Tensor, context: Tensor | None) -> Noise:
-        """Draw the noise of one pass over x."""
+        """Draw the noise of one pass over x.
+
+        Args:
+            direction: "forward" or "inverse".
+            x: the input of the pass.
+            context: (n, context_dim), or None.
+        """
         seed = rng.fold(self.seed, "noise")
         return self.transform.noise(x, context, inverse=direction == "inverse", seed=seed)
 
     def run(self, direction: str, x: Tensor, context: Tensor | None) -> Pair:
-        """Compute a direction at x, with its noise: (y, ladj)."""
+        """Compute a direction at x, with its noise: (y, ladj).
+
+        Args:
+            direction: "forward" or "inverse".
+            x: the input, (n, *event).
+            context: (n, context_dim), or None.
+        """
         noise = self.noise(direction, x, context)
         return Direction(self.transform, direction)(x, context, noise=noise)
 
     def round_trip(self, first: str, second: str) -> tuple[Pair, Pair] | None:
         """Run a direction and then the other.
+
+        Args:
+            first: the direction of the first step.
+            second: the direction of the second step.
 
         Returns:
             (x, −term of the first step) and the result of the second, which should be equal; None
@@ -150,6 +170,9 @@ class Case:
         """Return contexts of n rows, fixed or random: (n, context_dim).
 
         It is None for a map without context.
+
+        Args:
+            n: the number of rows; by default the rows of the case.
         """
         if not self.transform.context_dim:
             return None
@@ -165,13 +188,20 @@ class Case:
         return None if contexts is None else contexts[0]
 
     def tolerance(self, name: str) -> float:
-        """Look up a tolerance, which is larger for a map that iterates."""
+        """Look up a tolerance, which is larger for a map that iterates.
+
+        Args:
+            name: of the tolerance: "inverse" or "equal".
+        """
         return self.tolerances[f"{name} iterative" if self.is_iterative else name]
 
     def with_solver_error(self, limit: float) -> float:
         """Return the tolerance of two directions, or of a value and its Jacobian.
 
         It is at least the accuracy of the map's solver.
+
+        Args:
+            limit: the tolerance of a map without a solver.
         """
         return max(limit, self.transform.accuracy)
 
@@ -179,7 +209,11 @@ class Case:
         self,
         n: int | None = None,
     ) -> Iterator[tuple[str, Direction, Tensor, Tensor | None, Noise]]:
-        """Yield both directions: name, module, inputs, context, noise."""
+        """Yield both directions: name, module, inputs, context, noise.
+
+        Args:
+            n: the number of rows; by default the rows of the case.
+        """
         for name in DIRECTIONS:
             x = self.inputs(name, n)
             context = self.context(n)
@@ -188,7 +222,12 @@ class Case:
 
 
 def map_into(numbers: Tensor, interval: tuple[float, float]) -> Tensor:
-    """Map real numbers into an interval, by exp or a sigmoid where it is bounded."""
+    """Map real numbers into an interval, by exp or a sigmoid where it is bounded.
+
+    Args:
+        numbers: real numbers of any shape.
+        interval: the ends, which may be infinite.
+    """
     low, high = interval
     if math.isinf(low) and math.isinf(high):
         return numbers
@@ -203,6 +242,10 @@ def distance(values: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to magnitudes above 1.
 
     It is infinite for NaN or different shapes.
+
+    Args:
+        values: to compare.
+        expected: with the same shape.
     """
     if values.shape != expected.shape:
         return math.inf
@@ -214,5 +257,10 @@ def distance(values: Tensor, expected: Tensor) -> float:
 
 
 def pair_distance(pair: Pair, expected: Pair) -> float:
-    """Return the larger of the distances of values and ladjs."""
+    """Return the larger of the distances of values and ladjs.
+
+    Args:
+        pair: (y, ladj).
+        expected: (y, ladj).
+    """
     return max(distance(a, b) for a, b in zip(pair, expected, strict=True))

@@ -74,6 +74,10 @@ def joint_functions(case: Case, rows: int) -> Iterator[tuple[JointFunction, Inpu
     """Yield both directions as functions, with their inputs.
 
     Inputs that have no derivative require no gradient.
+
+    Args:
+        case: the map to check.
+        rows: the number of random inputs.
     """
     for name, direction, x, context, noise in case.passes(rows):
         parameters = [p.detach().flatten() for p in direction.parameters()]
@@ -93,12 +97,20 @@ def _differentiable_copy(tensor: Tensor | None) -> Tensor | None:
 
 
 def has_no_gradient(inputs: Inputs) -> bool:
-    """Return whether no input requires a gradient: x is integer, and there is nothing else."""
+    """Return whether no input requires a gradient: x is integer, and there is nothing else.
+
+    Args:
+        inputs: of a ``JointFunction``.
+    """
     return not any(tensor is not None and tensor.requires_grad for tensor in inputs)
 
 
 def gradcheck(case: Case) -> Iterator[Result]:
-    """Compare gradients in the input, the context and all parameters with finite differences."""
+    """Compare gradients in the input, the context and all parameters with finite differences.
+
+    Args:
+        case: the map to check.
+    """
     if case.is_discrete:
         yield Result.skip("gradcheck", INTEGER_NOTE)
         return
@@ -141,6 +153,9 @@ def gradgradcheck(case: Case) -> Iterator[Result]:
     compared entry by entry with differences of ∇L along d. The gradient of an estimate need not be
     that of a function, so that its Jacobian is not symmetric; then one random combination is
     compared.
+
+    Args:
+        case: the map to check.
     """
     if case.is_discrete:
         yield Result.skip("gradgradcheck", INTEGER_NOTE)

@@ -29,7 +29,11 @@ MAX_GRID_ERROR = 0.05
 
 @torch.no_grad()
 def density(case: Case) -> Iterator[Result]:
-    """Integrate the density of the flow, in one and two dimensions: the integral is 1."""
+    """Integrate the density of the flow, in one and two dimensions: the integral is 1.
+
+    Args:
+        case: the map to check.
+    """
     base = case.base
     reason = _reason_to_skip(case)
     if reason is not None or base is None:

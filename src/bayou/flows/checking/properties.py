@@ -35,7 +35,11 @@ BATCH_SHAPES = ((6,), (2, 3), (1, 2, 1, 3), (0,), (2, 0))  # of at most BATCH_RO
 
 @torch.no_grad()
 def inverse(case: Case) -> Iterator[Result]:
-    """Compare f⁻¹(f(x)) with x and f(f⁻¹(y)) with y, if the second step is not random."""
+    """Compare f⁻¹(f(x)) with x and f(f⁻¹(y)) with y, if the second step is not random.
+
+    Args:
+        case: the map to check.
+    """
     yield from _check_lipschitz(case)
     limit = case.with_solver_error(case.tolerance("inverse"))
     for first, second in (DIRECTIONS, DIRECTIONS[::-1]):
@@ -63,7 +67,11 @@ def _check_lipschitz(case: Case) -> Iterator[Result]:
 
 
 def compile_graph(case: Case) -> Iterator[Result]:
-    """Compare one compiled graph without breaks with eager mode: values and gradients."""
+    """Compare one compiled graph without breaks with eager mode: values and gradients.
+
+    Args:
+        case: the map to check.
+    """
     limit = case.tolerance("equal")
     for name, f, x, context, noise in case.passes():
         leaves = [x.requires_grad_(), *(p for p in f.parameters() if p.requires_grad)]
@@ -103,7 +111,11 @@ def _fresh_function(f: Direction) -> Callable[[Tensor, Tensor | None, Noise], Pa
 
 @torch.no_grad()
 def vmap_parameters(case: Case) -> Iterator[Result]:
-    """Compare ``vmap`` over stacked parameters and inputs with a loop."""
+    """Compare ``vmap`` over stacked parameters and inputs with a loop.
+
+    Args:
+        case: the map to check.
+    """
     for name, f, _, context, _ in case.passes():
         stack = {}
         for key, p in f.named_parameters():
@@ -136,7 +148,11 @@ def vmap_parameters(case: Case) -> Iterator[Result]:
 
 @torch.no_grad()
 def dtype(case: Case) -> Iterator[Result]:
-    """Check that float64, float32 and bfloat16 are preserved, with results close to float64."""
+    """Check that float64, float32 and bfloat16 are preserved, with results close to float64.
+
+    Args:
+        case: the map to check.
+    """
     for precision in (torch.float64, torch.float32, torch.bfloat16):
         if case.is_discrete:
             yield _check_discrete_dtype(case, precision)
@@ -192,6 +208,9 @@ def state_dict(case: Case) -> Iterator[Result]:
 
     The copy runs in training mode before, which may change running statistics or initialize from
     data.
+
+    Args:
+        case: the map to check.
     """
     state = case.transform.state_dict()
     file = save({key: tensor.contiguous().clone() for key, tensor in state.items()})
@@ -225,6 +244,9 @@ def batch(case: Case) -> Iterator[Result]:
     """Check batches with any axes, also none or empty ones.
 
     Rows are independent, with their noise, and contexts broadcast.
+
+    Args:
+        case: the map to check.
     """
     for name, f, x, context, _ in case.passes(BATCH_ROWS):
         run = partial(f, seed=case.seed)

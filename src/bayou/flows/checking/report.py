@@ -27,12 +27,24 @@ class Result:
 
     @classmethod
     def of(cls, name: str, value: float, tolerance: float, note: str = "") -> Result:
-        """Return a row that passes if value ≤ tolerance; NaN does not."""
+        """Return a row that passes if value ≤ tolerance; NaN does not.
+
+        Args:
+            name: of the property.
+            value: the error.
+            tolerance: the largest error that passes.
+            note: details; empty by default.
+        """
         return cls(name, value <= tolerance, value, tolerance, note)
 
     @classmethod
     def skip(cls, name: str, reason: str) -> Result:
-        """Return a row for a property that this transform does not have."""
+        """Return a row for a property that this transform does not have.
+
+        Args:
+            name: of the property.
+            reason: why it is not measured.
+        """
         return cls(name, True, note=f"skipped: {reason}")
 
     def _cells(self) -> tuple[str, str, str, str, str]:

@@ -25,6 +25,9 @@ def tails(case: Case) -> Iterator[Result]:
     """Check that results far from the origin, in one coordinate or all, are finite.
 
     If the image is unbounded, they are also inverted.
+
+    Args:
+        case: the map to check.
     """
     if case.is_discrete:
         yield Result.skip("tails", "integers")

@@ -36,6 +36,9 @@ def ladj(case: Case) -> Iterator[Result]:
     """Compare the ladj, or the mean of an estimate, with log|det| of the autograd Jacobian.
 
     For a bound, E[exp log p] = p(y) is tested by draws.
+
+    Args:
+        case: the map to check.
     """
     ladj_kind = case.transform.ladj_kind
     if ladj_kind is Ladj.estimate and not case.is_bijective:
@@ -268,7 +271,11 @@ class Proposal:
 
     @classmethod
     def of(cls, y: Tensor) -> Proposal:
-        """Compute the proposal from draws of y, (n, *event)."""
+        """Compute the proposal from draws of y, (n, *event).
+
+        Args:
+            y: draws of y.
+        """
         flat = y.flatten(1)
         mean = flat.mean(0)
         covariance = flat.T.cov().reshape(flat.shape[1], -1)
@@ -279,7 +286,12 @@ class Proposal:
         return cls(mean, torch.linalg.cholesky(covariance), None, y.shape[1:])
 
     def draw(self, n: int, seed: rng.Seed) -> Tensor:
-        """Draw n events: (n, *event)."""
+        """Draw n events: (n, *event).
+
+        Args:
+            n: the number of events.
+            seed: of the noise.
+        """
         if self.atoms is None:
             flat = self.mean + rng.normal(n, self.mean.shape, self.mean, seed) @ self.scale.T
         else:
@@ -287,7 +299,11 @@ class Proposal:
         return flat.reshape(n, *self.event)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Compute the log-density of events (n, *event), or their log-mass: (n,)."""
+        """Compute the log-density of events (n, *event), or their log-mass: (n,).
+
+        Args:
+            y: events.
+        """
         flat = y.flatten(1)
         if self.atoms is None:
             normal = torch.distributions.MultivariateNormal(self.mean, scale_tril=self.scale)
@@ -296,7 +312,12 @@ class Proposal:
         return y.new_full(is_atom.shape, -math.log(len(self.atoms))).where(is_atom, -math.inf)
 
     def functions(self, y: Tensor, seed: rng.Seed) -> Tensor:
-        """Evaluate bounded test functions of y, 1 and random cosines: (n, 1 + TEST_FUNCTIONS)."""
+        """Evaluate bounded test functions of y, 1 and random cosines: (n, 1 + TEST_FUNCTIONS).
+
+        Args:
+            y: events (n, *event).
+            seed: of the cosines.
+        """
         standardized = (y.flatten(1) - self.mean) / self.scale.diagonal().abs().clamp_min(MIN_SCALE)
         waves = rng.normal(TEST_FUNCTIONS, self.mean.shape, self.mean, rng.fold(seed, "wave"))
         uniform = rng.uniform(TEST_FUNCTIONS, (), self.mean, rng.fold(seed, "phase"))

@@ -25,7 +25,12 @@ IMAGE_AXES = 3  # (C, H, W)
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
-    """Return the values of ``hard`` with the gradient of ``soft``."""
+    """Return the values of ``hard`` with the gradient of ``soft``.
+
+    Args:
+        hard: a value without a useful gradient.
+        soft: a differentiable approximation of it, of the same shape.
+    """
     return hard.detach() + (soft - soft.detach())
 
 
@@ -192,7 +197,13 @@ def _default_net(shape: tuple[int, ...], hidden: Sequence[int], context_dim: int
 
 
 def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """Build 3×3 convolutions and a last 1×1 convolution that starts at 0."""
+    """Build 3×3 convolutions and a last 1×1 convolution that starts at 0.
+
+    Args:
+        inputs: the number of input channels.
+        hidden: the channels of the 3×3 convolutions.
+        outputs: the number of output channels.
+    """
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
@@ -253,7 +264,11 @@ def integer(
 
 
 def units(classes: int) -> list[int]:
-    """Return the numbers with an inverse modulo K."""
+    """Return the numbers with an inverse modulo K.
+
+    Args:
+        classes: K.
+    """
     return [k for k in range(1, classes) if math.gcd(k, classes) == 1]
 
 

@@ -181,6 +181,10 @@ class StreamHeader:
     def decode(cls, body: bytes, model: CodingModel) -> tuple[StreamHeader, int]:
         """Read a header: the header, and the position after it.
 
+        Args:
+            body: a stream without its version and first checksum.
+            model: the model that is to decode it.
+
         Raises:
             CodecError: if a number is out of bounds, or the symbols are not those of the model.
         """
@@ -240,7 +244,11 @@ class CodingModel:
         return digest.digest()
 
     def rows(self, y: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Return the data as rows (N, *event), and the shape of the batch; expand the context."""
+        """Return the data as rows (N, *event), and the shape of the batch; expand the context.
+
+        Args:
+            y: data (..., *event).
+        """
         if not isinstance(y, Tensor) or not y.is_floating_point():
             received = y.dtype if isinstance(y, Tensor) else type(y).__name__
             raise CodecError(
@@ -260,6 +268,9 @@ class CodingModel:
     def expand_context(self, batch_shape: Sequence[int]) -> None:
         """Expand the context to one per row.
 
+        Args:
+            batch_shape: the batch axes of the data.
+
         Raises:
             CodecError: if it does not broadcast to the batch.
         """
@@ -274,13 +285,22 @@ class CodingModel:
             ) from None
 
     def symbol_batches(self, rows: Tensor, batch_rows: int) -> list[Tensor]:
-        """Return the symbols (n, D) of batches of rows."""
+        """Return the symbols (n, D) of batches of rows.
+
+        Args:
+            rows: data (N, *event).
+            batch_rows: the largest number of rows of a batch.
+        """
         return [
             self.symbols(batch, i * batch_rows) for i, batch in enumerate(rows.split(batch_rows))
         ]
 
     def symbols(self, y: Tensor, first: int) -> Tensor:
         """Return the symbols (n, D) of the base for rows y, the first of which is row ``first``.
+
+        Args:
+            y: data (n, *event).
+            first: the index of their first row, for the context.
 
         Raises:
             CodecError: if they are not mapped back to y.
@@ -295,7 +315,12 @@ class CodingModel:
         return symbols.long().cpu()
 
     def data(self, symbols: Tensor, first: int) -> Tensor:
-        """Return the data of symbols (n, D), from row ``first`` on: (n, *event)."""
+        """Return the data of symbols (n, D), from row ``first`` on: (n, *event).
+
+        Args:
+            symbols: of the base.
+            first: the index of their first row, for the context.
+        """
         x = self.base.as_event(symbols.to(torch.float64))
         return self.flow.transform.forward(x, self._row_context(first, len(x)))[0]
 
@@ -305,6 +330,9 @@ class CodingModel:
 
     def symbol_range(self, batches: list[Tensor]) -> tuple[int, int]:
         """Return the smallest and the largest symbol, of the base or, if unbounded, of the data.
+
+        Args:
+            batches: the symbols (n, D) of all batches.
 
         Raises:
             CodecError: if there are too many symbols between them.
@@ -323,7 +351,11 @@ class CodingModel:
 
 
 def uncodable(flow: Flow) -> str | None:
-    """Return the reason why a flow with a discrete base cannot be used for coding, or None."""
+    """Return the reason why a flow with a discrete base cannot be used for coding, or None.
+
+    Args:
+        flow: a flow, whose base is discrete.
+    """
     links = flow.transform.transforms if isinstance(flow.transform, MapChain) else [flow.transform]
     for i, link in enumerate(links, 1):
         inner: Map = link
@@ -370,6 +402,10 @@ class Edges:
 
         The search divides the range of every symbol into equal parts: 16 for few slots, so that
         there are few calls, and 4 for many, so that there are few evaluations.
+
+        Args:
+            rows: the rows of ``params`` that the slots belong to.
+            slot: one slot for each of them, (n,).
         """
         tables = [table[:, rows] for table in self.tables]
         k = np.full(slot.shape, self.low)

@@ -180,11 +180,20 @@ class DiscreteBase(Base):
 
     @abstractmethod
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
-        """Compute log p of symbols (...), or one-hot rows (..., K), from parameters (..., P)."""
+        """Compute log p of symbols (...), or one-hot rows (..., K), from parameters (..., P).
+
+        Args:
+            x: symbols, or one-hot rows if events consist of these.
+            params: the parameters of each symbol, from ``params``.
+        """
 
     @abstractmethod
     def tables(self, params: Tensor) -> tuple[Tensor, ...]:
-        """Return the arguments of ``below`` for parameters (n, P): tensors (..., n)."""
+        """Return the arguments of ``below`` for parameters (n, P): tensors (..., n).
+
+        Args:
+            params: the parameters of n symbols.
+        """
 
     @staticmethod
     @abstractmethod
@@ -192,26 +201,51 @@ class DiscreteBase(Base):
         """Compute P(symbol < k), (..., n).
 
         This is elementwise and in numpy, so that it does not depend on the batch.
+
+        Args:
+            k: symbols (..., n).
+            tables: from ``tables``, for the n symbols.
         """
 
     @abstractmethod
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
-        """Draw symbols (...) from uniform noise (..., 2) and parameters (..., P)."""
+        """Draw symbols (...) from uniform noise (..., 2) and parameters (..., P).
+
+        Args:
+            u: uniform noise in [0, 1).
+            params: the parameters of each symbol.
+        """
 
     @abstractmethod
     def see(self, symbols: Tensor) -> Tensor:
-        """Return the input of the conditioner for these symbols."""
+        """Return the input of the conditioner for these symbols.
+
+        Args:
+            symbols: symbols of any shape.
+        """
 
     def as_symbols(self, x: Tensor) -> Tensor:
-        """Return the symbols (..., D) of events (..., *event)."""
+        """Return the symbols (..., D) of events (..., *event).
+
+        Args:
+            x: events.
+        """
         return x.flatten(-len(self.event_shape))
 
     def as_event(self, symbols: Tensor) -> Tensor:
-        """Return the events (..., *event) of symbols (..., D)."""
+        """Return the events (..., *event) of symbols (..., D).
+
+        Args:
+            symbols: all D symbols of each event.
+        """
         return symbols.reshape(*symbols.shape[:-1], *self.event_shape)
 
     def params(self, x: Tensor) -> Tensor:
-        """Compute the parameters (..., D, P) of all symbols of events x."""
+        """Compute the parameters (..., D, P) of all symbols of events x.
+
+        Args:
+            x: events (..., *event).
+        """
         if self.conditioner is None:
             return self.first + self.table
         inputs = self._conditioner_inputs(x)

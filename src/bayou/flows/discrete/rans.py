@@ -203,7 +203,11 @@ class SymbolDecoder:
 
 
 def varint(number: int) -> bytes:
-    """Return a number of at least 0 in 7 bits a byte, the lowest first; the last is below 128."""
+    """Return a number of at least 0 in 7 bits a byte, the lowest first; the last is below 128.
+
+    Args:
+        number: an integer of at least 0.
+    """
     encoded = bytearray()
     while number > 127:
         encoded.append(number & 127 | 128)
@@ -213,6 +217,11 @@ def varint(number: int) -> bytes:
 
 def read_varints(data: bytes, start: int, count: int) -> tuple[list[int], int]:
     """Read ``count`` numbers from the position ``start``: the numbers, and the position after them.
+
+    Args:
+        data: bytes that contain the numbers.
+        start: the position of the first number.
+        count: the number of numbers.
 
     Raises:
         CodecError: if a number has more than 9 bytes, or the data end before.
@@ -236,7 +245,12 @@ def _read_varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def check_at_most(number: int, most: int) -> int:
-    """Return the number; raise a CodecError if it is above ``most``."""
+    """Return the number; raise a CodecError if it is above ``most``.
+
+    Args:
+        number: a number of a stream.
+        most: the largest number that is allowed.
+    """
     if number > most:
         raise CodecError(f"{FORGED}: it has {number:,} where at most {most:,} is allowed")
     return number
