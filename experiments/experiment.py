@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 
 import bayou
-from bayou.app.report.judge import prediction, score
+from bayou.app.report.judge import prediction_options, score
 from bayou.app.runs import nets
 from bayou.app.runs.interrupt import raise_if_interrupted
 from bayou.core.progress import Show
@@ -23,6 +23,7 @@ from bayou.data import CATALOGUE, DataSet, load
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Guided, Posterior
+from bayou.select import Recipe
 from bayou.target import PriorRules
 from experiments import figures, study
 from experiments.digest import digest, network
@@ -59,7 +60,7 @@ class Row:
     """
 
     label: str
-    method: Callable[[Budget], Method]
+    method: Callable[[Budget], Method | Recipe]
     net: str
     prior: PriorRules = field(default_factory=lambda: bayou.Normal(1.0))
     published: str = ""
@@ -154,7 +155,7 @@ class Experiment:
             told["chosen"] = row.label
         posterior, method = self._fitted(row, data, fit, place, show)
         seconds = time.monotonic() - start
-        options = prediction(posterior, samples or 100, fit.seed)
+        options = prediction_options(posterior, samples or 100, fit.seed)
         p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
         if "accuracy" in scores:
             scores["error"] = 100 * (1 - scores["accuracy"])
@@ -179,7 +180,7 @@ class Experiment:
 
     def _fitted(
         self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show
-    ) -> tuple[Posterior, Method]:
+    ) -> tuple[Posterior, Method | Recipe]:
         """The posterior of a row, and the method that made it."""
         assert fit.length is not None
         method = row.method(self.budget(fit.length, place.type == "cuda"))
@@ -203,7 +204,11 @@ class Experiment:
         def nll(one: Row) -> float:
             posterior, _ = self._fitted(one, held, fit, place, show)
             return score(
-                posterior, held.test, None, held.y_scale, prediction(posterior, 100, fit.seed)
+                posterior,
+                held.test,
+                None,
+                held.y_scale,
+                prediction_options(posterior, 100, fit.seed),
             )[2]["nll"]
 
         return min(row.rivals, key=nll)

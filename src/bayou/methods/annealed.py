@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.files import StrPath
 from bayou.core.params import Params, flatten, unflatten
 from bayou.core.progress import Show
-from bayou.guides.bayesian import given_to
+from bayou.guides.bayesian import parent_arguments
 from bayou.guides.guide import Guide
-from bayou.inference.chains import Run, Sampling, mean_of, resident
+from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
 from bayou.inference.method import Method, identity
-from bayou.inference.prior_scale import require_normal, settled
+from bayou.inference.prior_scale import fix_learned_priors, require_normal
+from bayou.inference.restricted import RestrictedMethod
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, pilots_of, weighed
 from bayou.kernels.hmc import Density
@@ -96,6 +98,15 @@ class Annealed(Method):
     def at_mode(self, noise: float, data: Data) -> Self:
         return replace(self, of=self.of.at_mode(noise, data))
 
+    def shortened(self, factor: float) -> Self:
+        count = max(2, round(factor * self.temperatures))
+        return replace(self, of=self.of.shortened(factor), temperatures=count)
+
+    def restricted_to(
+        self, names: Sequence[str], *, learns_others: bool = False
+    ) -> RestrictedMethod | None:
+        return None if learns_others else RestrictedMethod(self, tuple(names))
+
     def with_planned_length(self, data: Data) -> Self:
         return replace(self, of=self.of.with_planned_length(data))
 
@@ -131,14 +142,14 @@ class Annealed(Method):
             return found
         assert isinstance(found, Guided | GaussianPosterior)  # by __post_init__
         joint = Joint(
-            settled(found),
+            fix_learned_priors(found),
             found.network,
             {name: value.detach() for name, value in found.like().items()},
         )
         steps, device = self.temperatures, joint.start.device
         with torch.no_grad():
             make = partial(AnnealingRun, self, joint, found, batches, seed)
-            run = Run(self, make, seed, device, steps, [steps - 1], file, progress)
+            run = ChainRun(self, make, seed, device, steps, [steps - 1], file, progress)
             try:
                 return run.run()
             except KeyboardInterrupt:  # return q
@@ -152,7 +163,7 @@ FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Lap
 class AnnealingRun(Sampling):
     """The chains of one run between q and the posterior."""
 
-    apart = True
+    draws_are_independent = True
 
     def __init__(
         self,
@@ -168,7 +179,7 @@ class AnnealingRun(Sampling):
         begin = torch.cat([family.draw(n, part_seed(seed, who)) for who, n in self._names()])
         calls = method.temperatures * (method.leapfrogs + 1)
         weights = family.weights(begin)
-        log_joint = joint.density(resident(joint, data, weights), weights, calls=calls)
+        log_joint = joint.density(load_batches(joint, data, weights), weights, calls=calls)
         mass = family.variance(part_seed(seed, "mass"))
         self.family, self.annealing = (
             family,
@@ -207,13 +218,13 @@ class AnnealingRun(Sampling):
         uniform = self._noise(rng.uniform, "accept", step, 2)
         accepted = annealing.move(momentum, uniform, method.leapfrogs, method.accept, last)
         self.info = accepted[: self.count]
-        self.rate += mean_of(self.info) / last
+        self.rate += mean_over_chains(self.info) / last
 
     def record(self) -> dict[str, float]:
         return {
             "beta": self.annealing.beta,
-            "log_weight": mean_of(self.annealing.log_weights[: self.count]),
-            "accept": mean_of(self.info),
+            "log_weight": mean_over_chains(self.annealing.log_weights[: self.count]),
+            "accept": mean_over_chains(self.info),
             "step_size": float(self.annealing.log_step.exp()),
         }
 
@@ -284,7 +295,7 @@ class Family:
         drawn, parts = Params(), list[Tensor]()
         for guide in self.guides:
             made, v = guide.coordinates(
-                n, rng.fold(seed, *guide.names), **given_to(guide, drawn, n)
+                n, rng.fold(seed, *guide.names), **parent_arguments(guide, drawn, n)
             )
             drawn |= made
             parts.append(v.detach())

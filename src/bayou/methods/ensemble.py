@@ -36,7 +36,7 @@ from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.jobs import Executor, finished, send
+from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.seeds import as_int_seed
 
 ANCHOR_SPREADS = (
@@ -242,7 +242,7 @@ class Ensemble(Method):
             for member, seed in enumerate(seeds):
                 try:
                     if jobs:
-                        finished(
+                        wait_for(
                             jobs[member]
                         )  # its file is in the folder; without it, the member is trained here
                     posterior = self._member(member, target, data, seed, folder, progress)

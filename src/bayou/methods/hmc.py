@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.inference.chains import Sampling, mean_of, resident
-from bayou.inference.probe import Probe
+from bayou.inference.chains import Sampling, load_batches, mean_over_chains
+from bayou.inference.probe import ChainProbe
 from bayou.kernels import Joint, adaptation, hmc, nuts
 from bayou.methods.mcmc import Sampler
 from bayou.training.data import Data
@@ -98,8 +98,8 @@ class HamiltonianChains(Sampling):
     ) -> None:
         super().__init__(method, joint, seed, chains)
         calls = method._gradients_of_all_rows(data)
-        self._density = joint.density(resident(joint, data, start), start, calls=calls)
-        self.probe = Probe(joint, data, seed, start)
+        self._density = joint.density(load_batches(joint, data, start), start, calls=calls)
+        self.probe = ChainProbe(joint, data, seed, start)
         self.adapting, self.window_ends = adaptation.windows(method.warmup if method.adapt else 0)
         self.begin = start
         self.now: hmc.State | None = None
@@ -167,13 +167,13 @@ class HamiltonianChains(Sampling):
         learned = (
             {}
             if self.info.gain is None
-            else {"length": mean_of(self.tuned.log_average_length.exp())}
+            else {"length": mean_over_chains(self.tuned.log_average_length.exp())}
         )
         return learned | {
-            "log_joint": mean_of(self.now.log_prob) * self.method.temperature,
-            "accept": mean_of(self.info.accept),
-            "step_size": mean_of(self.used),
-            "leapfrogs": mean_of(self.info.leapfrogs),
+            "log_joint": mean_over_chains(self.now.log_prob) * self.method.temperature,
+            "accept": mean_over_chains(self.info.accept),
+            "step_size": mean_over_chains(self.used),
+            "leapfrogs": mean_over_chains(self.info.leapfrogs),
             "divergences": float(self.divergences),
         }
 

@@ -5,7 +5,7 @@ Adam.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
@@ -115,6 +115,9 @@ class IVON(Variational):
         return replace(
             own, lr=self.lr * noise**2, hessian=self.hessian / noise**2
         )  # curvature ∝ 1/noise²
+
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
+        return None if learns_others else replace(self, where=tuple(names))
 
     def large(self, widest: int) -> dict[str, Any]:
         return {"warmup": 0.4}

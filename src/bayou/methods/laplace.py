@@ -18,11 +18,11 @@ from bayou.curvature.joint import JointNormal, with_past
 from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
 from bayou.curvature.sweep import Plan, make_plan
-from bayou.inference.first_batch import LAST, check_first_batch, first_inputs, last_layer
+from bayou.inference.baseline_checks import compare_with_mode
+from bayou.inference.curvature_passes import CurvaturePasses
+from bayou.inference.data_checks import LAST, check_first_batch, first_inputs, last_layer
 from bayou.inference.method import Method
-from bayou.inference.own_rows import compare_with_mode
-from bayou.inference.passes import Passes
-from bayou.inference.prior_scale import rescaled, select_within_chance
+from bayou.inference.prior_scale import rescale_priors, select_within_chance
 from bayou.inference.start import starting_point
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
@@ -38,7 +38,8 @@ from bayou.posteriors.gaussian import (
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.target import Target
-from bayou.training.data import Batch, Data, Rows, as_data, last_batches
+from bayou.training.data import Data, Rows, as_data, last_batches
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
@@ -167,13 +168,13 @@ class Laplace(Method):
         learned = [
             name for name in plan.wanted if any(True for _ in target.priors[name].parameters())
         ]
-        target = rescaled(
+        target = rescale_priors(
             target, dict.fromkeys(learned, 1.0)
         )  # learned by the evidence, not by the start
         point = starting_point(
             self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
         )
-        run = Run(self, Passes(self, plan, batches, check, seed, progress))
+        run = Run(self, CurvaturePasses(self, plan, batches, check, seed, progress))
         return run.posterior(point, learned, held)
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
@@ -276,7 +277,7 @@ class Run:
     """
 
     method: Laplace
-    passes: Passes
+    passes: CurvaturePasses
 
     def posterior(
         self, point: Empirical, learned: list[str], held: Data | None
@@ -336,7 +337,7 @@ class Run:
                 for name, value in hyper.multipliers.items()
                 if bool((value != 1.0).any())
             }
-            quieter = rescaled(target, changed, float(hyper.noise))
+            quieter = rescale_priors(target, changed, float(hyper.noise))
             return GaussianPosterior(
                 quieter, point.network, params, covariance, history, predictive=method.predictive
             )

@@ -13,8 +13,9 @@ from bayou.kernels import Joint, hmc, mclmc
 from bayou.kernels.hmc import Density
 from bayou.methods.hmc import HamiltonianChains, HamiltonianSampler
 from bayou.metrics.chains import MIN_DRAWS, ess_mean
-from bayou.training.data import Batch, Data, batches_from
+from bayou.training.data import Data, batches_from
 from bayou.training.graphs import Recorded
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 

@@ -17,7 +17,7 @@ from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.params import flatten
 from bayou.core.progress import Progress, Show
-from bayou.inference.chains import DivergenceError, Run, Sampling
+from bayou.inference.chains import ChainRun, DivergenceError, Sampling
 from bayou.inference.method import Method, identity
 from bayou.inference.probe import warn_unless_mixed
 from bayou.inference.start import starting_point
@@ -28,12 +28,12 @@ from bayou.posteriors.posterior import NOISE
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.jobs import Executor, finished, send
+from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
 Chains = Callable[
-    [range, StrPath | None, Show], Run
+    [range, StrPath | None, Show], ChainRun
 ]  # the run of some chains, in a checkpoint file
 MODE_LR = 5e-3  # of the short MAP that chains start at
 MODE_HELD_OUT, MODE_MIN_ROWS = (
@@ -197,7 +197,7 @@ class Sampler(Method):
             jobs = [send(executor, run_chain, chains, c, file) for c, file in enumerate(files)]
             for c, (job, file) in enumerate(zip(jobs, files, strict=True)):
                 try:
-                    if not finished(job):
+                    if not wait_for(job):
                         run_chain(chains, c, file)
                     done.append(file)
                 except DivergenceError as error:
@@ -211,8 +211,8 @@ class Sampler(Method):
                     break
                 line.update(c + 1)
             if lost is None:
-                return whole.joined(done, stopped)
-            lost.posterior = whole.joined(done, "diverged") if done else None
+                return whole.join_chains(done, stopped)
+            lost.posterior = whole.join_chains(done, "diverged") if done else None
             raise lost
 
     def stream(
@@ -255,7 +255,7 @@ class Sampler(Method):
     def _run(
         self, target: Target, data: Data, seed: int, found: Empirical, chains: range, checkpoint: StrPath | None,
         progress: Show,
-    ) -> Run:  # fmt: skip
+    ) -> ChainRun:  # fmt: skip
         """Some of the chains before their first step."""
         file = (
             None
@@ -272,7 +272,7 @@ class Sampler(Method):
         )
         begin = self._dispersed(joint, found, seed, chains)
         make = partial(self._sampling, joint, data, begin, seed, chains)
-        return Run(self, make, seed, begin.device, *self._plan(data), file, progress)
+        return ChainRun(self, make, seed, begin.device, *self._plan(data), file, progress)
 
     def _dispersed(self, joint: Joint, points: Empirical, seed: int, chains: range) -> Tensor:
         """The initial positions of the chains, around the point or around one point each: (C,

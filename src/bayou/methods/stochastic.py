@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou.core.files import StrPath
 from bayou.core.params import Params
 from bayou.core.progress import Show
-from bayou.inference.first_batch import check_written, first_inputs
+from bayou.inference.data_checks import check_inputs_unchanged, first_inputs
 from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
@@ -93,7 +93,9 @@ class MCDropout(Method):
             mode, versions = Masks(0, self.p), [i._version for i in inputs if isinstance(i, Tensor)]
             with watched(network.net, lambda: len(mode.shapes)) as reached, mode:
                 network.call(params, *inputs)
-            check_written(versions != [i._version for i in inputs if isinstance(i, Tensor)])
+            check_inputs_unchanged(
+                versions != [i._version for i in inputs if isinstance(i, Tensor)]
+            )
             if not any(mode.rates):
                 what = (
                     "has only dropout with a rate of 0"

@@ -20,7 +20,7 @@ from bayou.core.progress import Show
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.structures import LIMIT
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.inference.first_batch import first_inputs, last_layer
+from bayou.inference.data_checks import first_inputs, last_layer
 from bayou.inference.point import PointModel, Regularized
 from bayou.network import Call, Network, clear_errors, evaluating
 from bayou.posteriors.gaussian import (
@@ -237,8 +237,8 @@ class LastLayer(PointModel):
             )
 
     def held_out_loss(self) -> float:
-        assert self.held is not None
-        return -self.total(self.held) / self.held.n
+        assert self.held_out_rows is not None
+        return -self.total(self.held_out_rows) / self.held_out_rows.n
 
     def covariance(self) -> Covariance:
         """S as a covariance of the tensors of the layer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, spell
-from bayou.guides import MeanField
+from bayou.guides import Delta, MeanField
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.guide import Guide, GuideSpec, ParameterKind
-from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
-from bayou.inference.method import Method, Trained, few, identity
-from bayou.inference.own_rows import compare_with_constant
+from bayou.guides.guide import Guide, GuideSpec
+from bayou.inference.baseline_checks import compare_with_constant
+from bayou.inference.data_checks import first_inputs, some_inputs
+from bayou.inference.method import Method, Trained, identity, prefers_full_batch
+from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
@@ -31,11 +32,12 @@ from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.convergence import ConvergenceWarning, fallen
+from bayou.training.convergence import ConvergenceWarning, fall_from_maximum
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Hooks, fit_module
+from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
-from bayou.training.ranks import current, own_noise
+from bayou.training.problem import Hooks
+from bayou.training.ranks import current, reseed_for_rank
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -125,10 +127,13 @@ class Variational(Trained):
         """
         if not self.open_ended:
             return replace(self, start="network")
-        if not few(data, self.batch_size):
+        if not prefers_full_batch(data, self.batch_size):
             return replace(self, start="network", effort=LENGTH_FROM_MODE * self.effort)
         shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
         return replace(self, start="network", effort=shorter, batch_size=data.n)
+
+    def shortened(self, factor: float) -> Self:
+        return replace(self, effort=factor * self.effort)
 
     def with_planned_length(self, data: Data) -> Self:
         if not self.open_ended:
@@ -215,7 +220,9 @@ class Variational(Trained):
         there are many.
         """
         beta = cold * getattr(self, "beta", 1.0)
-        nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
+        nats = fall_from_maximum(
+            [record["log_likelihood"] - beta * record["kl"] for record in history]
+        )
         if nats < LARGE_FALL * rows:
             return {}
         warnings.warn(
@@ -312,6 +319,12 @@ class VI(Variational):
             parameter_groups(problem, self.lr, self.scale_lr or 10 * self.lr)
         )
 
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
+        if isinstance(self.guide, Mapping):
+            return None
+        others = Delta(learn=learns_others)
+        return replace(self, guide=dict.fromkeys(names, self.guide) | {"*": others})
+
     @property
     def title(self) -> str:
         guide = self.guide
@@ -364,7 +377,7 @@ class EvidenceBound(NetworkProblem):
         like = next(bayesian.parameters())
         self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
         self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
-        self.title, self.own = method.title, current().own_draws(method.samples)
+        self.title, self.own = method.title, current().draws_of_rank(method.samples)
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         means = sum(
             value.numel() for value in bayesian.mean().values()
@@ -385,8 +398,8 @@ class EvidenceBound(NetworkProblem):
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
-        draw = draw if self.own is None else draw.part(self.own)
-        own_noise(y.device)
+        draw = draw if self.own is None else draw.subset(self.own)
+        reseed_for_rank(y.device)
         if (
             self.method.autocast
         ):  # only products of the network: noise, flows and sums keep their precision
@@ -448,32 +461,26 @@ class EvidenceBound(NetworkProblem):
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
+    """Return the parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
 
-    The noise of D entries that are moved at once adds up: a triangular map has scale_lr/√D; a
-    factor, which is in units of the weights, and a matrix of a flow's networks, D its inputs, have
-    that but no more than ``lr``.
+    Guides know the rates of their parameters (``Guide.learning_rates``).
+
+    Args:
+        module: a module with guides and likelihoods, such as a ``Bayesian``.
+        lr: the learning rate of locations.
+        scale_lr: the learning rate of scales.
     """
-    kinds: dict[nn.Parameter, ParameterKind] = {}
-    for part in module.modules():
-        if isinstance(part, Guide):
-            kinds |= part.parameter_kinds()
-        elif isinstance(part, BoundLikelihood):
-            own = part.named_parameters(
-                recurse=False
-            )  # of a likelihood of the user, others may be locations
-            kinds |= {p: ParameterKind.scale for name, p in own if name in ("log_scale", "log_std")}
+    rates: dict[nn.Parameter, float] = {}
+    for child in module.modules():
+        if isinstance(child, Guide):
+            rates |= child.learning_rates(lr, scale_lr)
+        elif isinstance(child, BoundLikelihood):
+            # Of a likelihood of the user, others may be locations.
+            for name, parameter in child.named_parameters(recurse=False):
+                if name in ("log_scale", "log_std"):
+                    rates[parameter] = scale_lr
     groups: dict[float, list[nn.Parameter]] = {lr: [], scale_lr: []}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            kind, rate = kinds.get(parameter), lr
-            if kind is ParameterKind.scale:
-                rate = scale_lr
-            elif kind is ParameterKind.triangular:
-                rate = scale_lr / math.sqrt(len(parameter))
-            elif kind is ParameterKind.factor:
-                rate = min(lr, scale_lr / math.sqrt(len(parameter)))
-            elif kind is ParameterKind.network and parameter.ndim > 1:
-                rate = min(lr, scale_lr / math.sqrt(parameter[0].numel()))
-            groups.setdefault(rate, []).append(parameter)
-    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items() if parameters]
+            groups.setdefault(rates.get(parameter, lr), []).append(parameter)
+    return [{"params": group, "lr": rate} for rate, group in groups.items() if group]
