@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from bayou.core import rng
 from bayou.flows import Map, Spline, logistic_mixture
-from bayou.flows.checking.check import _event, _perturbed
+from bayou.flows.checking.check import perturb_parameters, resolve_event
 from bayou.flows.core.compose import Direction
 from bayou.flows.core.transform import Ladj
 from bayou.flows.layers.elementwise import Elementwise
@@ -39,7 +39,7 @@ BIJECTIONS = [
 
 def far_points(map_: Map, inverse: bool) -> Tensor:
     """Points that are far from the center in one coordinate or in all."""
-    event = _event(map_, None)
+    event = resolve_event(map_, None)
     if inverse:
         with torch.no_grad():
             event = map_.forward(far_points(map_, False), far_context(map_), seed=0)[0].shape[1:]
@@ -73,7 +73,7 @@ def by_row(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", BIJECTIONS)
 def test_errors_are_those_of_rounding(name: str, direction: str) -> None:
     single = (build(name, 2) if name in FLOWS else made(name)[0]).float().eval()
-    _perturbed(single, 0.5, 0)
+    perturb_parameters(single, 0.5, 0)
     x = far_points(single, direction == "inverse")
     context = far_context(single)
     noise = single.noise(x, context, inverse=direction == "inverse", seed=0)

@@ -15,8 +15,8 @@ import torch
 
 from bayou import flows
 from bayou.core import rng
-from bayou.flows._registry import Entry, registry
-from bayou.flows.checking.check import _event
+from bayou.flows._registry import RegisteredMap, registry
+from bayou.flows.checking.check import resolve_event
 from bayou.flows.checking.report import Report
 from bayou.flows.contractive import contracting, residual
 from bayou.flows.core import implicit
@@ -90,7 +90,7 @@ def test_inverse_ladj_density_and_gradients(name: str, dim: int, steps: int) -> 
 def test_parameters_have_an_effect(name: str, dim: int) -> None:
     flow = build(name, dim).double()
     unmoved = name in WITHOUT_PARAMETERS or (name, dim) in WITHOUT_FREEDOM
-    assert random_training(flow, _event(flow, dim), 3) != unmoved
+    assert random_training(flow, resolve_event(flow, dim), 3) != unmoved
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -339,4 +339,4 @@ def test_every_map_is_listed() -> None:
         "discrete",
     }
     assert set(registry("discrete")) < set(registry())
-    assert isinstance(registry()["realnvp"], Entry)
+    assert isinstance(registry()["realnvp"], RegisteredMap)

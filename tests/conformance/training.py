@@ -10,8 +10,8 @@ import torch
 
 from bayou.core import rng
 from bayou.flows import Cost, Map, Report, Transform, check
-from bayou.flows.checking.case import within
-from bayou.flows.checking.check import _event
+from bayou.flows.checking.case import map_into
+from bayou.flows.checking.check import resolve_event
 
 
 def check_trained(
@@ -28,7 +28,7 @@ def check_trained(
     if train_steps:
         transform = copy.deepcopy(transform).to(torch.float64).eval()
         with rng.isolated(seed, torch.device("cpu")):  # a transform may draw in training mode
-            random_training(transform, _event(transform, dim), train_steps, seed)
+            random_training(transform, resolve_event(transform, dim), train_steps, seed)
         options["perturb"] = 0.0
     return check(transform, dim, seed=seed, **options)
 
@@ -69,11 +69,11 @@ def random_training(
         analytic = transform.forward_kind is Cost.analytic
         noise = rng.normal(rows, event if analytic else out, like, rng.fold(seed, "noise", step))  # type: ignore[arg-type]
         if analytic:
-            y, ladj = transform.forward(within(noise, transform.domain), context)
+            y, ladj = transform.forward(map_into(noise, transform.domain), context)
             residual = torch.linalg.solve(mixing, (y.reshape(rows, size) - mean).unsqueeze(-1))
             loss = (0.5 * residual.square().sum((-2, -1)) - ladj).mean()
         else:
-            y = within(
+            y = map_into(
                 (noise.reshape(rows, size) @ mixing.T + mean).reshape(noise.shape),
                 transform.codomain,
             )

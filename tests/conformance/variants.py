@@ -49,7 +49,7 @@ from bayou.flows import (
     transformer_flow,
     wavenet,
 )
-from bayou.flows._registry import Entry, Kind
+from bayou.flows._registry import Kind, RegisteredMap
 from bayou.flows.models.images import rotation
 from experiments.measure.vae_nets import amortized
 
@@ -86,15 +86,17 @@ def learned(dim: int) -> Flow:
     )
 
 
-def _form(kind: Kind, build: Callable[[], Map], base: Callable[[], Base] | None = None) -> Entry:
-    return Entry(lambda _: build(), kind, None if base is None else lambda _: base())
+def _form(
+    kind: Kind, build: Callable[[], Map], base: Callable[[], Base] | None = None
+) -> RegisteredMap:
+    return RegisteredMap(lambda _: build(), kind, None if base is None else lambda _: base())
 
 
 _bijective, _surjective, _discrete = (
     partial(_form, kind) for kind in ("bijective", "surjective", "discrete")
 )
 
-VARIANTS: dict[str, Entry] = {
+VARIANTS: dict[str, RegisteredMap] = {
     # with a context
     "amortized, sylvester_householder": _bijective(
         lambda: amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform),

@@ -42,7 +42,7 @@ from bayou.flows import (
     realnvp,
     reverse,
 )
-from bayou.flows.discrete import codec
+from bayou.flows.discrete import codec, rans
 from bayou.flows.discrete.bijections import cnn
 
 
@@ -116,7 +116,7 @@ def test_decoding_is_exact_and_the_length_is_the_negative_log_probability(
 ) -> None:
     flow = shaken(FLOWS[name]())
     y = data(flow, rows)
-    monkeypatch.setitem(codec.ROWS, 2, 512)
+    monkeypatch.setitem(codec.BATCH_ROWS, 2, 512)
     stream = flow.compress(y)
     assert torch.equal(flow.decompress(stream), y)
     # header and states; parameters are rounded to 2^-12, and the masses to 2^-28
@@ -151,20 +151,20 @@ def test_lanes(lanes: int) -> None:
     """Whatever their number, the same symbols come back, in any pieces."""
     generator = np.random.default_rng(0)
     weights = generator.integers(1, 1000, 31)
-    edges = np.concatenate([[0], weights.cumsum() * (codec.TOTAL // weights.sum())])
-    edges[-1] = codec.TOTAL
-    k = generator.choice(31, 3001, p=np.diff(edges) / codec.TOTAL)
-    coded = codec.encode(edges[k], edges[k + 1] - edges[k], lanes)
+    edges = np.concatenate([[0], weights.cumsum() * (rans.TOTAL // weights.sum())])
+    edges[-1] = rans.TOTAL
+    k = generator.choice(31, 3001, p=np.diff(edges) / rans.TOTAL)
+    coded = rans.encode(edges[k], edges[k + 1] - edges[k], lanes)
 
-    def find(part: slice, slot: codec.Ints) -> tuple[codec.Ints, codec.Ints, codec.Ints]:
+    def find(part: slice, slot: rans.Ints) -> tuple[rans.Ints, rans.Ints, rans.Ints]:
         found = np.searchsorted(edges, slot, "right") - 1
         return found, edges[found], edges[found + 1] - edges[found]
 
-    decoder = codec.Decoder(coded)
+    decoder = rans.SymbolDecoder(coded)
     pieces = [decoder.take(n, find) for n in (1, 0, 1000, 13, 1987)]
     assert np.array_equal(np.concatenate(pieces), k)
-    assert decoder.finished
-    bits = (codec.PRECISION - np.log2(edges[k + 1] - edges[k])).sum()
+    assert decoder.is_at_end
+    bits = (rans.PRECISION - np.log2(edges[k + 1] - edges[k])).sum()
     assert 8 * len(coded) < bits + 8 * lanes + 64 + 8 * 8
 
 
@@ -232,7 +232,7 @@ def test_a_stream_of_a_gpu_is_decoded_in_the_same_batches_on_a_cpu(
 ) -> None:
     flow = shaken(FLOWS["pixel after pixel"]())
     y = data(flow, 20)
-    monkeypatch.setattr(codec, "ROWS", {2: 7, 3: 11})
+    monkeypatch.setattr(codec, "BATCH_ROWS", {2: 7, 3: 11})
     streams = [flow.compress(y)]
     monkeypatch.setitem(codec.VERSION, "cpu", 3)
     streams.append(flow.compress(y))
@@ -296,10 +296,10 @@ FORGERIES = {
 def test_a_stream_with_invalid_sizes_is_an_error(name: str) -> None:
     flow = shaken(FLOWS["classes"]())
     stream = flow.compress(data(flow, 20))
-    head = codec._varints(stream, 20, 4)[1]
+    head = rans.read_varints(stream, 20, 4)[1]
     where, numbers = FORGERIES[name](stream)
     kept = stream[8:20] if where == 0 else stream[8:head]
-    forged = sealed(flow, kept + b"".join(map(codec._varint, numbers)) + stream[head:])
+    forged = sealed(flow, kept + b"".join(map(rans.varint, numbers)) + stream[head:])
     tracemalloc.start()
     with pytest.raises(CodecError, match="checksum of the stream is correct, but"):
         flow.decompress(forged)

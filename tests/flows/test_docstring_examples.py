@@ -8,6 +8,9 @@ from importlib import import_module
 import pytest
 
 MODULES = [
+    "_registry",
+    "checking.check",
+    "checking.report",
     "continuous_time.continuous",
     "contractive.contracting",
     "contractive.residual",
@@ -16,6 +19,8 @@ MODULES = [
     "core.flow",
     "core.nets",
     "core.transform",
+    "discrete.bijections",
+    "discrete.masses",
     "layers.autoregressive",
     "layers.builders",
     "layers.cdf",

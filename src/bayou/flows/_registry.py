@@ -52,53 +52,76 @@ from bayou.flows.surjections.maps import Abs, Autoencoder, Max, Slice, Sort
 from bayou.flows.surjections.quantization import Argmax, BinaryArgmax, Dequantize
 
 Kind = Literal["vector", "bijective", "surjective", "stochastic", "discrete"]
-CLASSES, LEVELS = 3, 4  # of the discrete maps here
-SMALL: dict[str, Any] = {"steps": 1, "hidden": 4}
+Builder = Callable[..., Map]
+
+# Of the discrete maps here.
+CLASSES = 3
+LEVELS = 4
+SMALL_IMAGE_FLOW: dict[str, int] = {"steps": 1, "hidden": 4}
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A map: its constructor from a size (the dimension, or the channels of small images), and its
-    kind.
+class RegisteredMap:
+    """A map of the registry.
+
+    Args:
+        build: builds the map from a size: the dimension, or the channels of small images.
+        kind: "bijective" (the default), "surjective", "stochastic" or "discrete".
+        base: builds the distribution of x for ``check`` from the size, if x does not consist of
+            real numbers; None, the default, if it does.
     """
 
-    build: Callable[..., Map]
+    build: Builder
     kind: Kind = "bijective"
     base: Callable[[int], Base] | None = None
-    """The distribution of x for ``check``, if x does not consist of real numbers."""
 
 
-def _image(build: Callable[..., Map], side: int = 2, **options: Any) -> Callable[..., Map]:
-    """A constructor for images as a constructor from the number of channels."""
+def _image(build: Builder, side: int = 2, **options: Any) -> Builder:
+    """Return a builder of maps of images as a builder from the number of channels."""
 
     @wraps(build)
-    def built(channels: int, **more: Any) -> Map:
-        return build((channels, side, side), **{**options, **more})
+    def build_from_channels(channels: int, **more_options: Any) -> Map:
+        return build((channels, side, side), **{**options, **more_options})
 
-    return built
+    return build_from_channels
 
 
 def autoencoder(dim: int) -> Autoencoder:
-    """A small ``Autoencoder`` with coupling flows, whose y has one entry more than x."""
+    """Build a small ``Autoencoder`` with coupling flows, whose y has one entry more than x.
 
-    def conditional(event: int, context: int) -> Flow:
-        return Flow(
-            StandardNormal(event),
-            builders.realnvp(event, layers=1, hidden=(8,), context_dim=context),
-        )
+    Args:
+        dim: the number of entries of x.
+    """
+    return Autoencoder(_coupling_flow(dim + 1, dim), _coupling_flow(dim, dim + 1))
 
-    return Autoencoder(conditional(dim + 1, dim), conditional(dim, dim + 1))
+
+def _coupling_flow(event: int, context_dim: int) -> Flow:
+    """Build a small conditional flow of one affine coupling."""
+    transform = builders.realnvp(event, layers=1, hidden=(8,), context_dim=context_dim)
+    return Flow(StandardNormal(event), transform)
+
+
+def _random_order(dim: int) -> Map:
+    """Build a map that sorts the entries and then shuffles them."""
+    return Chain(Sort(dim), Inverse(Sort(dim)))
 
 
 def _classes(dim: int) -> Base:
+    """Build a distribution of one-hot rows."""
     return Categorical(dim, CLASSES)
 
 
-def _numbers(dim: int) -> Base:
+def _integers(dim: int) -> Base:
+    """Build a distribution of unbounded integers."""
     return DiscretizedLogistic(dim, LEVELS, scale=1.0)
 
 
-_VECTORS: dict[str, Callable[..., Map]] = {
+def _bounded_integers(dim: int) -> Base:
+    """Build a distribution of integers in 0 .. LEVELS − 1."""
+    return DiscretizedLogistic(dim, LEVELS, bounded=True)
+
+
+_VECTORS: dict[str, Builder] = {
     # determinant identities
     "diagonal_affine": DiagonalAffine,
     "lu_linear": LULinear,
@@ -138,48 +161,80 @@ _VECTORS: dict[str, Callable[..., Map]] = {
     "inverse_cdf": InverseCDF,
 }
 
-_OTHERS: dict[str, Entry] = {
-    # given a context
-    "amortized_affine": Entry(partial(AmortizedAffine, context_dim=2)),
-    "amortized_planar": Entry(partial(Planar, layers=2, context_dim=2)),
-    "amortized_sylvester": Entry(partial(Sylvester, layers=2, context_dim=2)),
+_FURTHER_MAPS: dict[str, RegisteredMap] = {
+    # with a context
+    "amortized_affine": RegisteredMap(partial(AmortizedAffine, context_dim=2)),
+    "amortized_planar": RegisteredMap(partial(Planar, layers=2, context_dim=2)),
+    "amortized_sylvester": RegisteredMap(partial(Sylvester, layers=2, context_dim=2)),
     # angles
-    "circular_coupling": Entry(partial(builders.circular_spline, layers=2, hidden=(8,))),
-    "circular_autoregressive": Entry(partial(builders.circular_spline, layers=2, hidden=(8,), coupling=False)),
+    "circular_coupling": RegisteredMap(
+        partial(builders.circular_spline, layers=2, hidden=(8,)),
+    ),
+    "circular_autoregressive": RegisteredMap(
+        partial(builders.circular_spline, layers=2, hidden=(8,), coupling=False),
+    ),
     # images, by channels
-    "squeeze": Entry(_image(Squeeze)),
-    "sigmoid": Entry(_image(Sigmoid, side=1, margin=0.05)),
-    "pointwise": Entry(_image(Pointwise, side=1, elementwise=Affine())),
-    "image_coupling": Entry(_image(ImageCoupling, elementwise=Affine(), net=partial(conv_net, hidden=4))),
-    "flowpp_image": Entry(_image(flowpp_image, blocks=1, components=2, heads=2, **SMALL)),
-    "split_channels": Entry(_image(split_channels), "surjective"),
-    "glow_image": Entry(_image(glow_image, side=4, levels=2, **SMALL), "surjective"),
+    "squeeze": RegisteredMap(_image(Squeeze)),
+    "sigmoid": RegisteredMap(_image(Sigmoid, side=1, margin=0.05)),
+    "pointwise": RegisteredMap(_image(Pointwise, side=1, elementwise=Affine())),
+    "image_coupling": RegisteredMap(
+        _image(ImageCoupling, elementwise=Affine(), net=partial(conv_net, hidden=4)),
+    ),
+    "flowpp_image": RegisteredMap(
+        _image(flowpp_image, blocks=1, components=2, heads=2, **SMALL_IMAGE_FLOW),
+    ),
+    "split_channels": RegisteredMap(_image(split_channels), "surjective"),
+    "glow_image": RegisteredMap(
+        _image(glow_image, side=4, levels=2, **SMALL_IMAGE_FLOW),
+        "surjective",
+    ),
     # surjections
-    "dequantize": Entry(Dequantize, "surjective"),
-    "slice": Entry(partial(Slice, keep=1), "surjective"),
-    "abs": Entry(Abs, "surjective"),
-    "sort": Entry(Sort, "surjective"),
-    "max": Entry(Max, "surjective"),
-    "argmax": Entry(partial(Argmax, classes=CLASSES), "surjective"),
-    "binary_argmax": Entry(partial(BinaryArgmax, classes=CLASSES), "surjective"),
+    "dequantize": RegisteredMap(Dequantize, "surjective"),
+    "slice": RegisteredMap(partial(Slice, keep=1), "surjective"),
+    "abs": RegisteredMap(Abs, "surjective"),
+    "sort": RegisteredMap(Sort, "surjective"),
+    "max": RegisteredMap(Max, "surjective"),
+    "argmax": RegisteredMap(partial(Argmax, classes=CLASSES), "surjective"),
+    "binary_argmax": RegisteredMap(partial(BinaryArgmax, classes=CLASSES), "surjective"),
     # random in both directions
-    "random_order": Entry(lambda dim: Chain(Sort(dim), Inverse(Sort(dim))), "stochastic"),
-    "autoencoder": Entry(autoencoder, "stochastic"),
+    "random_order": RegisteredMap(_random_order, "stochastic"),
+    "autoencoder": RegisteredMap(autoencoder, "stochastic"),
     # integers
-    "whole": Entry(IntegerIdentity, "discrete", _numbers),
-    "integer_coupling": Entry(partial(IntegerCoupling, hidden=(8,), scale=LEVELS / 2), "discrete", _numbers),
-    "integer": Entry(partial(integer, levels=LEVELS, layers=2, hidden=(8,), wrap=True), "discrete",
-                     lambda dim: DiscretizedLogistic(dim, LEVELS, bounded=True)),
-    "one_hot": Entry(partial(OneHot, classes=CLASSES), "discrete", _classes),
-    "modulo_coupling": Entry(partial(ModuloCoupling, classes=CLASSES, hidden=(8,)), "discrete", _classes),
-    "modulo": Entry(partial(modulo, classes=CLASSES, layers=2, hidden=(8,)), "discrete", _classes),
-    "modulo_autoregressive": Entry(
-        partial(modulo, classes=CLASSES, layers=2, hidden=(8,), autoregressive=True), "discrete", _classes),
-}  # fmt: skip
+    "whole": RegisteredMap(IntegerIdentity, "discrete", _integers),
+    "integer_coupling": RegisteredMap(
+        partial(IntegerCoupling, hidden=(8,), scale=LEVELS / 2),
+        "discrete",
+        _integers,
+    ),
+    "integer": RegisteredMap(
+        partial(integer, levels=LEVELS, layers=2, hidden=(8,), wrap=True),
+        "discrete",
+        _bounded_integers,
+    ),
+    "one_hot": RegisteredMap(partial(OneHot, classes=CLASSES), "discrete", _classes),
+    "modulo_coupling": RegisteredMap(
+        partial(ModuloCoupling, classes=CLASSES, hidden=(8,)),
+        "discrete",
+        _classes,
+    ),
+    "modulo": RegisteredMap(
+        partial(modulo, classes=CLASSES, layers=2, hidden=(8,)),
+        "discrete",
+        _classes,
+    ),
+    "modulo_autoregressive": RegisteredMap(
+        partial(modulo, classes=CLASSES, layers=2, hidden=(8,), autoregressive=True),
+        "discrete",
+        _classes,
+    ),
+}
 
 
-def registry(kind: Kind | None = None) -> dict[str, Entry]:
-    """All maps by name, or those of one kind, with small networks.
+def registry(kind: Kind | None = None) -> dict[str, RegisteredMap]:
+    """Return all maps by name, or those of one kind, with small networks.
+
+    The conformance suite measures each of them by ``check``, and guides accept the names of those
+    of kind "vector".
 
     Args:
         kind: "bijective" maps have exact terms in both directions; "vector" are those bijections
@@ -187,16 +242,27 @@ def registry(kind: Kind | None = None) -> dict[str, Entry]:
             information in one direction, "stochastic" maps are random in both, "discrete" maps are
             bijections of integers. By default all.
 
+    Returns:
+        By name, an entry with ``build``, a function of a size (the dimension, or the channels of
+        small images) that returns the map; ``kind``; and ``base``, a function of the size that
+        returns the distribution of x if x does not consist of real numbers.
+
     Raises:
         ValueError: for a kind that does not exist.
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> entry = flows.registry("discrete")["modulo"]
+        >>> flow = flows.Flow(entry.base(4), entry.build(4))
+        >>> flow.sample(10, seed=0).shape
+        torch.Size([10, 4])
     """
     if kind not in (None, *get_args(Kind)):
         raise ValueError(
             f"there is no kind {kind!r} of maps; the kinds are {', '.join(get_args(Kind))}"
         )
-    vectors = {name: Entry(build) for name, build in _VECTORS.items()}
+    vectors = {name: RegisteredMap(build) for name, build in _VECTORS.items()}
     if kind == "vector":
         return vectors
-    return {
-        name: entry for name, entry in (vectors | _OTHERS).items() if kind in (None, entry.kind)
-    }
+    maps = vectors | _FURTHER_MAPS
+    return {name: entry for name, entry in maps.items() if kind in (None, entry.kind)}

@@ -19,7 +19,9 @@ from bayou.flows.core.transform import Map
 
 CHECKS: tuple[str, ...] = tuple(PROPERTIES)
 
-PERTURB = 0.2  # away from the identity, with root finding still well-conditioned
+# The standard deviation of changes of parameters: away from the identity, with root finding still
+# well-conditioned.
+PERTURB = 0.2
 
 TOLERANCES: dict[str, float] = {
     "inverse": 1e-10,  # where neither direction iterates
@@ -37,6 +39,9 @@ TOLERANCES: dict[str, float] = {
     "bfloat16": 2.0**6 * torch.finfo(torch.bfloat16).eps,
     "tails": 1e-6,
 }
+MAX_NOTE = 2500  # characters of an error message in a row; of longer ones, both ends are shown
+NOTE_START = 2000
+NOTE_END = 500
 
 
 def check(
@@ -54,105 +59,168 @@ def check(
     fresh: Callable[[], Map] | None = None,
     base: Base | None = None,
 ) -> Report:
-    """Measure every property of the contract on a float64 copy in eval mode; the transform does not
-    change.
+    """Measure every property of the contract of a map, on a float64 copy in eval mode.
+
+    The map itself does not change. The properties are: f⁻¹(f(x)) = x; ladj = log|det ∂y/∂x|; the
+    density integrates to 1; first and second derivatives agree with finite differences;
+    ``torch.compile``, ``vmap``, half precision and a saved ``state_dict`` give equal values; far
+    from the origin results are finite; rows of a batch are independent.
 
     Args:
         transform: the map or transform.
-        dim: the event of x; sizes that the transform does not determine are 2 by default.
-        only, skip: names from ``CHECKS``, by default all.
-        rows: the number of random inputs.
+        dim: the shape of an event of x, or its leading axis; sizes that the transform does not
+            determine are 2 by default.
+        only: the names of the properties to measure, of "inverse", "ladj", "density", "gradcheck",
+            "gradgradcheck", "compile", "vmap", "dtype", "state_dict", "tails" and "batch"; by
+            default all.
+        skip: the names of properties to leave out; none by default.
+        rows: the number of random inputs; 8 by default.
         perturb: the standard deviation of Gaussian noise that is added to the parameters of the
-            copy, times 1/√fan_in for a matrix. Most flows start at the identity, which hides
-            errors. 0 checks the transform as it is.
-        context: one context (context_dim,) or one for each row, by default random.
-        compile_backend: of ``torch.compile``; "aot_eager" is faster.
-        tolerances: entries that replace those of ``TOLERANCES``.
-        fresh: builds a new transform of the same architecture, for a stricter state_dict check.
+            copy, times 1/√fan_in for a matrix; 0.2 by default. Most flows start at the identity,
+            which hides errors. 0 checks the transform as it is.
+        seed: of inputs, noise and perturbation; 0 by default.
+        context: one context (context_dim,) or one for each row, (rows, context_dim); by default
+            random.
+        compile_backend: of ``torch.compile``, "inductor" by default; "aot_eager" is faster.
+        tolerances: entries that replace those of ``TOLERANCES``; none by default.
+        fresh: builds a new transform of the same architecture, for a stricter state_dict check;
+            None, the default, for a copy.
         base: the distribution of x, if it is restricted (positive, ordered, integers); by default
             normal, or uniform on a bounded domain.
 
     Returns:
-        A report with one row per property.
+        A report with one or more rows per property.
+
+    Raises:
+        ValueError: if ``only`` or ``skip`` has an unknown name, ``perturb`` is negative,
+            ``tolerances`` has an unknown entry, or ``dim`` does not fit the transform.
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> print(flows.check(flows.realnvp(3), only=["state_dict"]))
+        Chain on 3, parameters perturbed by 0.2 (seed 0): all 2 passed
+        check                   error  allowed
+        state_dict forward  ok      -        -
+        state_dict inverse  ok      -        -
     """
-    wanted = _wanted(only, skip)
+    names = _select_checks(only, skip)
     if not 0 <= perturb < math.inf:
         raise ValueError(
-            f"perturb must be a standard deviation of at least 0, got {perturb}; 0 checks the transform as it is"
+            f"perturb must be a standard deviation of at least 0, got {perturb}; "
+            "0 checks the transform as it is"
         )
     limits = TOLERANCES | dict(tolerances or {})
     if unknown := sorted(limits.keys() - TOLERANCES.keys()):
         raise ValueError(
             f"tolerances has unknown entries {unknown}; choose from {list(TOLERANCES)}"
         )
-    event = _event(transform, dim)
-    subject = copy.deepcopy(transform).to(torch.float64).eval()
-    start = None if base is None else copy.deepcopy(base).to(torch.float64)
-    case = Case(subject, event, rows, seed, limits, compile_backend, fresh, context, start)
+    event = resolve_event(transform, dim)
+    case = Case(
+        transform=copy.deepcopy(transform).to(torch.float64).eval(),
+        event=event,
+        rows=rows,
+        seed=seed,
+        tolerances=limits,
+        backend=compile_backend,
+        build=fresh,
+        fixed_context=context,
+        fixed_base=None if base is None else copy.deepcopy(base).to(torch.float64),
+    )
+    title = getattr(transform, "title", type(transform).__name__)
+    subject = f"{title} on {'x'.join(map(str, event))}"
     results: list[Result] = []
-    with (
-        rng.isolated(seed, case.like.device),
-        warnings.catch_warnings(),
-    ):  # a transform may draw in training mode
+    # The generator is isolated since a transform may draw in training mode.
+    with rng.isolated(seed, case.reference.device), warnings.catch_warnings():
         # Warnings of other libraries are no failure; those of torch's kernels have the name of the
         # calling module.
         warnings.filterwarnings("ignore", module=r"(?!bayou\b)")
         warnings.filterwarnings("ignore", message=r"(?s).*Triggered internally at")
-        moved = perturb > 0 and _perturbed(subject, perturb, seed)
-        for name in wanted:
-            try:
-                for result in PROPERTIES[name](case):
-                    results.append(result)
-            except Exception as error:  # the other properties are still measured
-                note = f"{type(error).__name__}: {error}"
-                note = note if len(note) < 2500 else f"{note[:2000]} ... {note[-500:]}"
-                results.append(Result(name, False, note=note))
-    title = (
-        f"{getattr(transform, 'title', type(transform).__name__)} on {'x'.join(map(str, event))}"
-    )
-    title += f", parameters perturbed by {perturb:g} (seed {seed})" if moved else ""
-    return Report(title, tuple(results))
+        if perturb > 0 and perturb_parameters(case.transform, perturb, seed):
+            subject += f", parameters perturbed by {perturb:g} (seed {seed})"
+        for name in names:
+            results += _measure(name, case)
+    return Report(subject, tuple(results))
+
+
+def _measure(name: str, case: Case) -> list[Result]:
+    """Measure a property; an error is a row that failed, so that the others are still measured."""
+    results: list[Result] = []
+    try:
+        for result in PROPERTIES[name](case):
+            results.append(result)
+    except Exception as error:
+        note = f"{type(error).__name__}: {error}"
+        if len(note) >= MAX_NOTE:
+            note = f"{note[:NOTE_START]} ... {note[-NOTE_END:]}"
+        results.append(Result(name, False, note=note))
+    return results
 
 
 @torch.no_grad()
-def _perturbed(transform: Map, scale: float, seed: int) -> bool:
-    """Add noise to all trainable parameters, in place; whether there are any."""
-    parameters = {
-        name: p for name, p in transform.named_parameters() if p.requires_grad and p.numel()
-    }
-    for name, p in parameters.items():
-        fan_in = p[0].numel() if p.ndim > 1 else 1
-        p.add_(
-            scale
-            / math.sqrt(fan_in)
-            * rng.normal(1, p.shape, p, rng.fold(seed, "perturb", name))[0]
-        )
-    return bool(parameters)
+def perturb_parameters(transform: Map, scale: float, seed: int) -> bool:
+    """Add Gaussian noise to all trainable parameters, in place.
+
+    Args:
+        transform: the map, which changes.
+        scale: the standard deviation of the noise; 1/√fan_in of it for a matrix.
+        seed: of the noise.
+
+    Returns:
+        Whether there are trainable parameters.
+    """
+    has_parameters = False
+    for name, parameter in transform.named_parameters():
+        if not (parameter.requires_grad and parameter.numel()):
+            continue
+        fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
+        noise = rng.normal(1, parameter.shape, parameter, rng.fold(seed, "perturb", name))[0]
+        parameter.add_(scale / math.sqrt(fan_in) * noise)
+        has_parameters = True
+    return has_parameters
 
 
-def _wanted(only: Collection[str] | None, skip: Collection[str]) -> list[str]:
-    for names, what in ((only or (), "only"), (skip, "skip")):
-        if isinstance(names, str):
-            raise ValueError(
-                f"{what} must be a collection of names, got the string {names!r}; pass [{names!r}]"
-            )
-        unknown = sorted(set(names) - set(CHECKS))
-        if unknown:
-            raise ValueError(f"{what} has unknown checks {unknown}; choose from {list(CHECKS)}")
+def _select_checks(only: Collection[str] | None, skip: Collection[str]) -> list[str]:
+    """Return the names of the properties to measure, in the order of ``CHECKS``.
+
+    Raises:
+        ValueError: for a string in place of a collection, or an unknown name.
+    """
+    _validate_names("only", only or ())
+    _validate_names("skip", skip)
     return [name for name in CHECKS if (only is None or name in only) and name not in skip]
 
 
-def _event(transform: Map, dim: int | tuple[int, ...] | None) -> tuple[int, ...]:
+def _validate_names(option: str, names: Collection[str]) -> None:
+    """Raise a ValueError unless all are names of properties."""
+    if isinstance(names, str):
+        raise ValueError(
+            f"{option} must be a collection of names, got the string {names!r}; pass [{names!r}]"
+        )
+    unknown = sorted(set(names) - set(CHECKS))
+    if unknown:
+        raise ValueError(f"{option} has unknown checks {unknown}; choose from {list(CHECKS)}")
+
+
+def resolve_event(transform: Map, dim: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shape of an event of x, with 2 for sizes that nothing determines.
+
+    Args:
+        transform: the map.
+        dim: the leading sizes; None for those of the map.
+
+    Raises:
+        ValueError: if they do not fit the map.
+    """
     shape = transform.event_in
     if dim is None:
         return tuple(2 if size is None else size for size in shape)
     sizes = (dim,) if isinstance(dim, int) else tuple(dim)
     # A single number is the size of the leading axis.
-    filled = (*sizes, *(2 if size is None else size for size in shape[len(sizes) :]))
-    if len(filled) != len(shape) or any(
-        want not in (None, got) for got, want in zip(filled, shape, strict=True)
+    event = (*sizes, *(2 if size is None else size for size in shape[len(sizes) :]))
+    if len(event) != len(shape) or any(
+        expected not in (None, size) for size, expected in zip(event, shape, strict=True)
     ):
         raise ValueError(
             f"dim={dim} does not fit {type(transform).__name__} on events {shape}; leave dim out"
         )
-    return filled
+    return event

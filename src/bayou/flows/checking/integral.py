@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,99 +12,168 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.flows.checking.case import Case
 from bayou.flows.checking.report import Result
-from bayou.flows.core.bases import Uniform
+from bayou.flows.core.bases import Base, Uniform
 from bayou.flows.core.transform import Ladj
+
+MAX_DIMENSIONS = 2
+GRID_SIZES = {1: (2000, 20000), 2: (64, 128, 256)}  # points per axis, by dimension
+CHUNK = 16384  # points of one pass
+# The radius of the region that contains the mass of a normal; outside are 2e-19 and 2e-8 of it.
+NORMAL_RADIUS = {1: 9.0, 2: 6.0}
+UNIFORM_MARGIN = 1e-9  # between the boundary of a uniform base and the points on it
+BOX_MARGIN = 0.02  # around the image of the boundary, in units of its width
+BULK_DRAWS = 512
+CIRCLE_POINTS = 512
+MAX_GRID_ERROR = 0.05
 
 
 @torch.no_grad()
 def density(case: Case) -> Iterator[Result]:
-    """The density of the flow integrates to 1, in one and two dimensions."""
-    f = case.transform
-    if case.size > 2:
-        yield Result.skipped("density", f"{case.size} dimensions are too many for a grid")
-        return
-    if f.ladj_kind is not Ladj.exact or not case.bijective:
-        why = (
-            "not a bijection"
-            if f.ladj_kind is Ladj.exact
-            else f"the ladj is not exact ({f.ladj_kind.name})"
-        )
-        yield Result.skipped("density", f"{why}; the ladj rows compare it with draws")
-        return
-    base = case.base
-    if base is None:
-        yield Result.skipped("density", f"no base distribution on {f.domain}")
-        return
-    low, high = f.domain
-    boundary = _sphere(case.size, case.like)
-    if isinstance(base, Uniform):
-        boundary = low + (high - low) * (
-            0.5 + (0.5 - 1e-9) * boundary / boundary.abs().amax(-1, keepdim=True)
-        )
-    else:
-        boundary = boundary * (9.0 if case.size == 1 else 6.0)  # mass outside: 2e-19, 2e-8
-    context = None if f.context_dim == 0 else case.context(1)[0]  # type: ignore[index]
-    # A bijection maps the boundary of a region to the boundary of its image: the box around that
-    # contains the mass.
-    edge = f.forward(boundary.reshape(-1, *case.event), context)[0].reshape(-1, case.size)
-    bulk = f.forward(base.draw(512, seed=rng.fold(case.seed, "density")), context)[0].reshape(
-        -1, case.size
-    )
-    center = bulk.median(0).values
-    free = all(math.isinf(end) for end in f.codomain)
-    # A grid along the principal axes resolves narrow diagonal ridges; it is not possible on a
-    # bounded codomain.
-    axes = (
-        torch.linalg.eigh(bulk.T.cov().reshape(case.size, case.size))[1]
-        if free
-        else torch.eye(case.size).to(bulk)
-    )
-    edge, bulk = (edge - center) @ axes, (bulk - center) @ axes
-    margin = 0.02 * (edge.amax(0) - edge.amin(0))
-    bottom, top = edge.amin(0) - margin, edge.amax(0) + margin
-    if math.isfinite(f.codomain[1] - f.codomain[0]):  # all of it: a circle has no boundary
-        bottom, top = f.codomain[0] - center, f.codomain[1] - center
-    elif not free:
-        bottom, top = bottom.maximum(f.codomain[0] - center), top.minimum(f.codomain[1] - center)
-    scale = bulk.quantile(0.9, 0) - bulk.quantile(0.1, 0)
+    """Integrate the density of the flow, in one and two dimensions: the integral is 1.
 
-    # The grid is even in t, with y = center + axes · scale sinh t: fine in the bulk, coarse in long
-    # tails.
-    first, last = (bottom / scale).asinh(), (top / scale).asinh()
-    limit, integral, error = case.tolerances["density"], math.nan, math.inf
-    for n in (2000, 20000) if case.size == 1 else (64, 128, 256):
-        step = (last - first) / n
-        t = first + step * (torch.arange(n).to(first)[:, None] + 0.5)  # (n, size)
-        grid, weight = (
-            torch.stack(torch.meshgrid(*part.unbind(-1), indexing="ij"), -1)
-            for part in (scale * t.sinh(), scale * t.cosh() * step)
-        )
-        terms = []
-        for points in (center + grid @ axes.T).reshape(-1, *case.event).split(16384):
-            x, log_slope = f.inverse(points, context)
-            terms.append((base.log_prob(x) + log_slope).exp())
-        mass = torch.cat(terms).reshape(weight.shape[:-1]) * weight.prod(-1)
-        integral = mass.sum().item()
-        # Every second point is a grid with twice the step; the difference bounds the error of this
-        # one.
-        halves = (
-            [mass[i::2] for i in (0, 1)]
-            if case.size == 1
-            else [mass[i::2, j::2] for i in (0, 1) for j in (0, 1)]
-        )
-        error = max(abs(half.sum().item() * len(halves) - integral) for half in halves)
+    Args:
+        case: the map to check.
+    """
+    base = case.base
+    reason = _reason_to_skip(case)
+    if reason is not None or base is None:
+        reason = reason or f"no base distribution on {case.transform.domain}"
+        yield Result.skip("density", reason)
+        return
+    box = _find_box(case, base)
+    limit = case.tolerances["density"]
+    integral = math.nan
+    error = math.inf
+    for n in GRID_SIZES[case.size]:
+        integral, error = _integrate(case, base, box, n)
         if max(error, abs(integral - 1)) < limit / 2:
             break
     note = f"integral {integral:.6f}, {n} points per axis, grid error {error:.0e}"
-    if error > 0.05:
-        yield Result.skipped("density", f"the grid does not resolve the density; {note}")
+    if error > MAX_GRID_ERROR:
+        yield Result.skip("density", f"the grid does not resolve the density; {note}")
     else:
         yield Result.of("density", abs(integral - 1), max(limit, error), note)
 
 
-def _sphere(size: int, like: Tensor) -> Tensor:
-    """The unit sphere: two points in one dimension, a circle in two."""
-    if size == 1:
-        return torch.tensor([[-1.0], [1.0]]).to(like)
-    angle = torch.arange(512).to(like) * (2 * math.pi / 512)
+def _reason_to_skip(case: Case) -> str | None:
+    """Return why the density cannot be integrated on a grid, or None."""
+    ladj_kind = case.transform.ladj_kind
+    if case.size > MAX_DIMENSIONS:
+        return f"{case.size} dimensions are too many for a grid"
+    if ladj_kind is not Ladj.exact:
+        return f"the ladj is not exact ({ladj_kind.name}); the ladj rows compare it with draws"
+    if not case.is_bijective:
+        return "not a bijection; the ladj rows compare it with draws"
+    return None
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A box that contains the mass of y = center + axes · u, where u is in bottom .. top.
+
+    Args:
+        center: the median of y, (D,).
+        axes: an orthogonal matrix, (D, D).
+        scale: the distance of the 10 % and 90 % quantiles along the axes, (D,).
+        bottom: the least coordinates, (D,).
+        top: the largest coordinates, (D,).
+    """
+
+    center: Tensor
+    axes: Tensor
+    scale: Tensor
+    bottom: Tensor
+    top: Tensor
+
+    def grid(self, n: int) -> tuple[Tensor, Tensor]:
+        """Return n points per axis, (n, ..., D), and their volumes, (n, ...).
+
+        The grid is even in t, with y = center + axes · scale sinh t: fine in the bulk, coarse in
+        long tails.
+        """
+        first = (self.bottom / self.scale).asinh()
+        last = (self.top / self.scale).asinh()
+        step = (last - first) / n
+        t = first + step * (torch.arange(n).to(first)[:, None] + 0.5)  # (n, D)
+        coordinates = _outer(self.scale * t.sinh())
+        widths = _outer(self.scale * t.cosh() * step)
+        return self.center + coordinates @ self.axes.T, widths.prod(-1)
+
+
+def _outer(columns: Tensor) -> Tensor:
+    """Return all combinations of the entries of columns (n, D): (n, ..., D)."""
+    return torch.stack(torch.meshgrid(*columns.unbind(-1), indexing="ij"), -1)
+
+
+def _find_box(case: Case, base: Base) -> _Box:
+    """Return a box that contains the mass of y.
+
+    A bijection maps the boundary of a region to the boundary of its image: the box around that
+    contains the mass.
+    """
+    f = case.transform
+    context = case.single_context()
+    boundary = _region_boundary(case, base)
+    edge = f.forward(boundary.reshape(-1, *case.event), context)[0].reshape(-1, case.size)
+    x = base.draw(BULK_DRAWS, seed=rng.fold(case.seed, "density"))
+    bulk = f.forward(x, context)[0].reshape(-1, case.size)
+    center = bulk.median(0).values
+    low, high = f.codomain
+    is_unbounded = math.isinf(low) and math.isinf(high)
+    # A grid along the principal axes resolves narrow diagonal ridges; it is not possible on a
+    # bounded codomain.
+    axes = torch.eye(case.size).to(bulk)
+    if is_unbounded:
+        axes = torch.linalg.eigh(bulk.T.cov().reshape(case.size, case.size))[1]
+    edge = (edge - center) @ axes
+    bulk = (bulk - center) @ axes
+    scale = bulk.quantile(0.9, 0) - bulk.quantile(0.1, 0)
+    margin = BOX_MARGIN * (edge.amax(0) - edge.amin(0))
+    bottom = edge.amin(0) - margin
+    top = edge.amax(0) + margin
+    if math.isfinite(high - low):  # all of it: a circle has no boundary
+        bottom = low - center
+        top = high - center
+    elif not is_unbounded:
+        bottom = bottom.maximum(low - center)
+        top = top.minimum(high - center)
+    return _Box(center, axes, scale, bottom, top)
+
+
+def _region_boundary(case: Case, base: Base) -> Tensor:
+    """Return points on the boundary of a region of x with nearly all mass of the base: (n, D)."""
+    sphere = _unit_sphere(case.size, case.reference)
+    if not isinstance(base, Uniform):
+        return sphere * NORMAL_RADIUS[case.size]
+    low, high = case.transform.domain
+    half_width = 0.5 - UNIFORM_MARGIN
+    return low + (high - low) * (0.5 + half_width * sphere / sphere.abs().amax(-1, keepdim=True))
+
+
+def _integrate(case: Case, base: Base, box: _Box, n: int) -> tuple[float, float]:
+    """Return the integral of the density on a grid of n points per axis, and a bound of its error.
+
+    Every second point is a grid with twice the step; the difference bounds the error of this one.
+    """
+    points, volumes = box.grid(n)
+    context = case.single_context()
+    densities = []
+    for chunk in points.reshape(-1, *case.event).split(CHUNK):
+        x, ladj = case.transform.inverse(chunk, context)
+        densities.append((base.log_prob(x) + ladj).exp())
+    mass = torch.cat(densities).reshape(volumes.shape) * volumes
+    integral = mass.sum().item()
+    if case.size == 1:
+        coarse_grids = [mass[i::2] for i in (0, 1)]
+    else:
+        coarse_grids = [mass[i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    error = max(abs(coarse.sum().item() * len(coarse_grids) - integral) for coarse in coarse_grids)
+    return integral, error
+
+
+def _unit_sphere(dim: int, reference: Tensor) -> Tensor:
+    """Return points of the unit sphere: two in one dimension, a circle in two."""
+    if dim == 1:
+        return torch.tensor([[-1.0], [1.0]]).to(reference)
+    angle = torch.arange(CIRCLE_POINTS).to(reference) * (2 * math.pi / CIRCLE_POINTS)
     return torch.stack([angle.cos(), angle.sin()], -1)

@@ -12,215 +12,286 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.flows.checking.case import Case, distance
+from bayou.flows.checking.case import Case, Noise, distance
 from bayou.flows.checking.report import Result
 from bayou.flows.core.bases import Base, DiagonalNormal, StandardNormal
+from bayou.flows.core.compose import Direction
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj
 
-ESTIMATES, GROUPS = 4096, 64  # draws of an estimate, and groups of them, each with a gradient
-TEST_DRAWS, PILOT_DRAWS, ATOMS = (
-    2**14,
-    2**10,
-    64,
-)  # draws of y, draws for the proposal, values of a discrete proposal
+ESTIMATES = 4096  # draws of an estimated ladj
+GROUPS = 64  # groups of these draws, each with a gradient
+GROUP_SIZE = ESTIMATES // GROUPS
+TEST_DRAWS = 2**14  # of y, and of the proposal
+PILOT_DRAWS = 2**10  # of y, from which the proposal is computed
+MAX_ATOMS = 64  # values of a discrete proposal
+TEST_FUNCTIONS = 7  # besides the constant
 MAX_RELATIVE_ERROR = 0.1  # the standard error above which the test has no power
+BASE_PERTURBATION = 0.3  # the standard deviation of the mean and log std of a base
+ROUNDING_ERROR = 1e-10
+MIN_SCALE = 1e-6  # of a coordinate of the proposal
 
 
 def ladj(case: Case) -> Iterator[Result]:
-    """The ladj, or the mean of an estimate, is log|det| of the autograd Jacobian; for a bound,
-    E[exp log p] = p(y).
+    """Compare the ladj, or the mean of an estimate, with log|det| of the autograd Jacobian.
+
+    For a bound, E[exp log p] = p(y) is tested by draws.
+
+    Args:
+        case: the map to check.
     """
-    kind = case.transform.ladj_kind
-    if kind is Ladj.estimate and not case.bijective:
-        yield Result.skipped("ladj", "an estimate, and not a bijection; check the links")
-    elif not case.bijective or kind is Ladj.bound:
-        yield from _bound(case)
+    ladj_kind = case.transform.ladj_kind
+    if ladj_kind is Ladj.estimate and not case.is_bijective:
+        yield Result.skip("ladj", "an estimate, and not a bijection; check the links")
+    elif not case.is_bijective or ladj_kind is Ladj.bound:
+        yield from _check_bound(case)
+    elif ladj_kind is Ladj.estimate:
+        yield from _check_estimate(case)
     else:
-        yield from _estimate(case) if kind is Ladj.estimate else _exact(case)
+        yield from _check_exact(case)
 
 
-def _log_det(y: Tensor, x: Tensor, keep: bool = False) -> Tensor:
-    """log|det ∂y/∂x| of every row: (n,). Rows are independent, so one backward pass computes a
-    column for all.
+def _log_det(y: Tensor, x: Tensor, create_graph: bool = False) -> Tensor:
+    """Compute log|det ∂y/∂x| of every row: (n,).
+
+    Rows are independent, so one backward pass computes a row of the Jacobian of all.
     """
-    columns = y.reshape(len(x), -1).sum(0)
-    rows = [
-        torch.autograd.grad(c, x, retain_graph=True, create_graph=keep)[0].reshape(len(x), -1)
-        for c in columns
+    totals = y.reshape(len(x), -1).sum(0)
+    gradients = [
+        torch.autograd.grad(total, x, retain_graph=True, create_graph=create_graph)[0]
+        for total in totals
     ]
-    return torch.linalg.slogdet(torch.stack(rows, 1))[1]
+    jacobian = torch.stack([gradient.reshape(len(x), -1) for gradient in gradients], 1)
+    return torch.linalg.slogdet(jacobian)[1]
 
 
-def _exact(case: Case) -> Iterator[Result]:
+def _check_exact(case: Case) -> Iterator[Result]:
+    """Compare the ladj with the Jacobian."""
     limit = case.with_solver_error(case.tolerances["ladj"])
-    for name, f, x, context, noise in case.pairs():
-        y, got = f(x.requires_grad_(), context, noise=noise)
-        yield Result.of(f"ladj {name}", distance(got.detach(), _log_det(y, x)), limit)
-    yield from _opposite(case)
+    for name, f, x, context, noise in case.passes():
+        y, log_det = f(x.requires_grad_(), context, noise=noise)
+        yield Result.of(f"ladj {name}", distance(log_det.detach(), _log_det(y, x)), limit)
+    yield from _check_opposite(case)
 
 
-def _estimate(case: Case) -> Iterator[Result]:
-    """E[ladj] = log|det|, and E[∇ Σ_i w_i·ladj_i] = ∇ Σ_i w_i·log|det|_i for random weights w of
-    the rows.
+def _check_estimate(case: Case) -> Iterator[Result]:
+    """Compare the means of an estimate and of its gradient with those of the Jacobian.
+
+    E[ladj] = log|det|, and E[∇ Σ_i w_i·ladj_i] = ∇ Σ_i w_i·log|det|_i for random weights w of the
+    rows.
     """
-    limit, each = case.tolerances["standard errors"], ESTIMATES // GROUPS
-    weight = rng.normal(1, (case.rows,), case.like, rng.fold(case.seed, "weights"))[0]
-    for name, f, x, context, noise in case.pairs():
-        x.requires_grad_()
-        leaves = [x, *(p for p in f.parameters() if p.requires_grad)]
-        expected = _log_det(f(x, context, noise=noise)[0], x, keep=True)
-        slope = gradient(weight @ expected, leaves, keep=True)
-        terms, slopes = [], []
-        for group in range(GROUPS):
-            copies = x.expand(each, *x.shape)
-            term = f(copies, context, seed=case.seed, start=group * each * case.rows)[
-                1
-            ]  # (each, rows)
-            terms.append(term.detach())
-            slopes.append(gradient(weight @ term.mean(0), leaves, keep=True))
-        yield from _near(
-            f"ladj {name}", torch.cat(terms), expected.detach(), limit, case.tolerances["estimate"]
-        )
-        allowed = case.tolerances["estimate gradient"] * max(1.0, slope.norm().item())
-        yield from _near(f"ladj {name} gradient", torch.stack(slopes), slope, limit, allowed)
+    weights = rng.normal(1, (case.rows,), case.reference, rng.fold(case.seed, "weights"))[0]
+    for name, f, x, context, noise in case.passes():
+        yield from _check_estimate_of(case, name, f, x, context, noise, weights)
 
 
-def gradient(loss: Tensor, leaves: list[Tensor], keep: bool = False) -> Tensor:
-    """The gradient in all leaves as one vector, 0 where there is none; ``keep`` the graph, if not
-    compiled.
+def _check_estimate_of(
+    case: Case,
+    name: str,
+    f: Direction,
+    x: Tensor,
+    context: Tensor | None,
+    noise: Noise,
+    weights: Tensor,
+) -> Iterator[Result]:
+    """Compare an estimate of a direction, at x, with the Jacobian."""
+    limit = case.tolerances["standard errors"]
+    x.requires_grad_()
+    leaves = [x, *(p for p in f.parameters() if p.requires_grad)]
+    log_det = _log_det(f(x, context, noise=noise)[0], x, create_graph=True)
+    log_det_gradient = gradient(weights @ log_det, leaves, retain_graph=True)
+    estimates = []
+    estimate_gradients = []
+    for group in range(GROUPS):
+        copies = x.expand(GROUP_SIZE, *x.shape)
+        start = group * GROUP_SIZE * case.rows
+        estimate = f(copies, context, seed=case.seed, start=start)[1]  # (GROUP_SIZE, rows)
+        estimates.append(estimate.detach())
+        estimate_gradients.append(gradient(weights @ estimate.mean(0), leaves, retain_graph=True))
+    yield from _compare_mean(
+        f"ladj {name}",
+        torch.cat(estimates),
+        log_det.detach(),
+        limit,
+        case.tolerances["estimate"],
+    )
+    gradient_scale = max(1.0, log_det_gradient.norm().item())
+    yield from _compare_mean(
+        f"ladj {name} gradient",
+        torch.stack(estimate_gradients),
+        log_det_gradient,
+        limit,
+        case.tolerances["estimate gradient"] * gradient_scale,
+    )
+
+
+def gradient(loss: Tensor, leaves: list[Tensor], retain_graph: bool = False) -> Tensor:
+    """Return the gradient in all leaves as one vector, 0 where there is none.
+
+    Args:
+        loss: a scalar.
+        leaves: the tensors to differentiate in.
+        retain_graph: whether to keep the graph, which compiled code does not allow.
     """
     loss = loss + 0 * leaves[0].sum()  # a constant loss has gradient 0
-    found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=keep)
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=retain_graph)
     return torch.cat(
         [
-            (torch.zeros_like(p) if g is None else g).flatten()
-            for g, p in zip(found, leaves, strict=True)
+            (torch.zeros_like(leaf) if entries is None else entries).flatten()
+            for entries, leaf in zip(gradients, leaves, strict=True)
         ]
     )
 
 
-def _near(
-    name: str, draws: Tensor, expected: Tensor, limit: float, ceiling: float
+def _compare_mean(
+    name: str,
+    draws: Tensor,
+    expected: Tensor,
+    limit: float,
+    max_error: float,
 ) -> Iterator[Result]:
-    """The mean of draws (n, D) equals ``expected`` (D,) within standard errors, which are small
-    enough.
+    """Compare the mean of draws (n, D) with ``expected`` (D,).
+
+    The difference is at most ``limit`` standard errors, and these are at most ``max_error``.
     """
     error = draws.std(0) / math.sqrt(len(draws))
-    yield Result.of(
-        name, _errors(draws.mean(0) - expected, error), limit, "standard errors of the mean"
-    )
-    yield Result.of(f"{name} error", error.max().item(), ceiling, "largest standard error")
+    gap = _in_standard_errors(draws.mean(0) - expected, error)
+    yield Result.of(name, gap, limit, "standard errors of the mean")
+    yield Result.of(f"{name} error", error.max().item(), max_error, "largest standard error")
 
 
-def _errors(gap: Tensor, error: Tensor) -> float:
-    """The largest gap in standard errors; rounding alone does not make it large."""
-    worst = (gap.abs() / (error + 1e-10)).max().item()
-    return math.inf if math.isnan(worst) else worst
+def _in_standard_errors(gap: Tensor, error: Tensor) -> float:
+    """Return the largest gap in standard errors; rounding alone does not make it large."""
+    largest = (gap.abs() / (error + ROUNDING_ERROR)).max().item()
+    return math.inf if math.isnan(largest) else largest
 
 
 @torch.no_grad()
-def _bound(case: Case) -> Iterator[Result]:
-    """E[exp(log p(x) + V)] = p(y), by draws of y from the map and from a proposal g, for test
-    functions ψ.
+def _check_bound(case: Case) -> Iterator[Result]:
+    """Test E[exp(log p(x) + V)] = p(y), by draws of y from the map and from a proposal g.
 
-    Inverse: E_g[ψ(y)·exp(log p(x) + V)] = E_p[ψ(y)·g(y)]. Forward: with A = log p(x) + V − log
-    g(y), taken from forward at draws of p and from inverse at draws of g, E_p[ψ·sigmoid(−A)] =
-    E_g[ψ·sigmoid(A)] (Bennett 1976).
+    Inverse: E_g[ψ(y)·exp(log p(x) + V)] = E_p[ψ(y)·g(y)] for test functions ψ. Forward: with
+    A = log p(x) + V − log g(y), taken from forward at draws of p and from inverse at draws of g,
+    E_p[ψ·sigmoid(−A)] = E_g[ψ·sigmoid(A)] (Bennett 1976).
     """
     f = case.transform
-    yield from _opposite(case)
+    yield from _check_opposite(case)
     if case.base is None:
-        yield Result.skipped("ladj inverse", f"no base distribution on {f.domain}; pass base=")
+        yield Result.skip("ladj inverse", f"no base distribution on {f.domain}; pass base=")
         return
-    flow, limit = Flow(_perturbed(case.base, case.seed), f), case.tolerances["standard errors"]
-    one = None if f.context_dim == 0 else case.context(1)[0]  # type: ignore[index]
-    near = Proposal.at(flow.sample(PILOT_DRAWS, one, seed=rng.fold(case.seed, "pilot")))
-    y, there = flow.sample_and_log_prob(TEST_DRAWS, one, seed=rng.fold(case.seed, "draws"))
-    z = near.draw(TEST_DRAWS, rng.fold(case.seed, "proposal"))
-    inside = f.in_image(z)
-    safe = torch.where(inside.reshape(-1, *[1] * (z.ndim - 1)), z, y)
-    back = flow.log_prob(safe, one, seed=rng.fold(case.seed, "back")).where(inside, -torch.inf)
-    test_y, test_z = (
-        near.functions(part, rng.fold(case.seed, "functions")) for part in (y, z)
-    )  # (TEST_DRAWS, ψ)
-    for name, left, right in (
-        ("inverse", near.log_prob(y).exp(), back.exp()),
-        (
-            "forward",
-            torch.sigmoid(near.log_prob(y) - there),
-            torch.sigmoid(back - near.log_prob(z)),
-        ),
-    ):
-        left, right = left.unsqueeze(-1) * test_y, right.unsqueeze(-1) * test_z
-        error = ((left.var(0) + right.var(0)) / TEST_DRAWS).sqrt()
-        relative = (error[0] / left[:, 0].mean()).item()
-        note = f"standard errors, of {100 * relative:.1g} %"
-        if relative > MAX_RELATIVE_ERROR:
-            yield Result.skipped(
-                f"ladj {name}", f"too few draws for {case.size} dimensions: {note}"
-            )
-        else:
-            yield Result.of(
-                f"ladj {name}", _errors(left.mean(0) - right.mean(0), error), limit, note
-            )
+    flow = Flow(_perturb_base(case.base, case.seed), f)
+    context = case.single_context()
+    pilot = flow.sample(PILOT_DRAWS, context, seed=rng.fold(case.seed, "pilot"))
+    proposal = Proposal.of(pilot)
+    seed = rng.fold(case.seed, "draws")
+    y, forward_log_prob = flow.sample_and_log_prob(TEST_DRAWS, context, seed=seed)
+    z = proposal.draw(TEST_DRAWS, rng.fold(case.seed, "proposal"))
+    is_inside = f.in_image(z)
+    z_inside = torch.where(is_inside.reshape(-1, *[1] * (z.ndim - 1)), z, y)
+    inverse_log_prob = flow.log_prob(z_inside, context, seed=rng.fold(case.seed, "back"))
+    inverse_log_prob = inverse_log_prob.where(is_inside, -torch.inf)
+    function_seed = rng.fold(case.seed, "functions")
+    y_functions = proposal.functions(y, function_seed)  # (TEST_DRAWS, ψ)
+    z_functions = proposal.functions(z, function_seed)
+    y_weight = proposal.log_prob(y).exp()
+    z_weight = inverse_log_prob.exp()
+    yield _compare_draws(case, "inverse", y_weight, z_weight, y_functions, z_functions)
+    y_weight = torch.sigmoid(proposal.log_prob(y) - forward_log_prob)
+    z_weight = torch.sigmoid(inverse_log_prob - proposal.log_prob(z))
+    yield _compare_draws(case, "forward", y_weight, z_weight, y_functions, z_functions)
 
 
-def _perturbed(base: Base, seed: int) -> Base:
-    """A standard normal with random mean and std: where q(z|y) is the conditional of the base,
-    errors of q cancel.
+def _compare_draws(
+    case: Case,
+    name: str,
+    y_weight: Tensor,
+    z_weight: Tensor,
+    y_functions: Tensor,
+    z_functions: Tensor,
+) -> Result:
+    """Compare the weighted means of test functions at draws of the map, y, and the proposal, z."""
+    y_terms = y_weight.unsqueeze(-1) * y_functions
+    z_terms = z_weight.unsqueeze(-1) * z_functions
+    error = ((y_terms.var(0) + z_terms.var(0)) / TEST_DRAWS).sqrt()
+    relative_error = (error[0] / y_terms[:, 0].mean()).item()
+    note = f"standard errors, of {100 * relative_error:.1g} %"
+    if relative_error > MAX_RELATIVE_ERROR:
+        reason = f"too few draws for {case.size} dimensions: {note}"
+        return Result.skip(f"ladj {name}", reason)
+    gap = _in_standard_errors(y_terms.mean(0) - z_terms.mean(0), error)
+    return Result.of(f"ladj {name}", gap, case.tolerances["standard errors"], note)
+
+
+def _perturb_base(base: Base, seed: int) -> Base:
+    """Return a normal with random mean and std in place of a standard normal.
+
+    Where q(z|y) is the conditional of the base, errors of q would cancel.
     """
     if type(base) is not StandardNormal:
         return base
-    moved = DiagonalNormal(base.event_shape).to(base.anchor)
-    for name, p in moved.named_parameters():
-        p.copy_(0.3 * rng.normal(1, p.shape, p, rng.fold(seed, name))[0])
-    return moved
+    normal = DiagonalNormal(base.event_shape).to(base.anchor)
+    for name, parameter in normal.named_parameters():
+        noise = rng.normal(1, parameter.shape, parameter, rng.fold(seed, name))[0]
+        parameter.copy_(BASE_PERTURBATION * noise)
+    return normal
 
 
 @torch.no_grad()
-def _opposite(case: Case) -> Iterator[Result]:
-    """The two terms of a round trip are opposite."""
+def _check_opposite(case: Case) -> Iterator[Result]:
+    """Compare the two terms of a round trip, which are opposite."""
     trip = case.round_trip("forward", "inverse") or case.round_trip("inverse", "forward")
     # The term of a bijection may be random although its values are not.
-    if trip is None or (case.bijective and case.transform.ladj_kind is Ladj.bound):
-        yield Result.skipped(
+    if trip is None or (case.is_bijective and case.transform.ladj_kind is Ladj.bound):
+        yield Result.skip(
             "ladj opposite", "both directions are random; the rows forward and inverse compare them"
         )
-    else:
-        limit = case.with_solver_error(case.tolerances["ladj"])
-        yield Result.of("ladj opposite", distance(trip[1][1], trip[0][1]), limit)
+        return
+    start, end = trip
+    limit = case.with_solver_error(case.tolerances["ladj"])
+    yield Result.of("ladj opposite", distance(end[1], start[1]), limit)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A distribution close to that of y: a Gaussian, or uniform on the most frequent values if y is
-    discrete.
+    """A distribution close to that of y.
+
+    It is a Gaussian, or uniform on the most frequent values if y is discrete.
+
+    Args:
+        mean: of flattened events, (D,).
+        scale: a Cholesky factor of the covariance, (D, D); the covariance if y is discrete.
+        atoms: the most frequent values (n, D) of a discrete y; None for a continuous one.
+        event: the shape of y.
     """
 
-    mean: Tensor  # (D,)
-    scale: Tensor  # (D, D), a Cholesky factor
+    mean: Tensor
+    scale: Tensor
     atoms: Tensor | None
     event: tuple[int, ...]
 
     @classmethod
-    def at(cls, y: Tensor) -> Proposal:
+    def of(cls, y: Tensor) -> Proposal:
+        """Compute the proposal from draws of y, (n, *event).
+
+        Args:
+            y: draws of y.
+        """
         flat = y.flatten(1)
+        mean = flat.mean(0)
+        covariance = flat.T.cov().reshape(flat.shape[1], -1)
         values, counts = flat.unique(dim=0, return_counts=True)
-        atoms = (
-            values[counts.argsort(descending=True)[:ATOMS]]
-            if len(values) < len(flat) // 2
-            else None
-        )
-        spread = flat.T.cov().reshape(flat.shape[1], -1)
-        return cls(
-            flat.mean(0),
-            torch.linalg.cholesky(spread) if atoms is None else spread,
-            atoms,
-            y.shape[1:],
-        )
+        if len(values) < len(flat) // 2:
+            atoms = values[counts.argsort(descending=True)[:MAX_ATOMS]]
+            return cls(mean, covariance, atoms, y.shape[1:])
+        return cls(mean, torch.linalg.cholesky(covariance), None, y.shape[1:])
 
     def draw(self, n: int, seed: rng.Seed) -> Tensor:
+        """Draw n events: (n, *event).
+
+        Args:
+            n: the number of events.
+            seed: of the noise.
+        """
         if self.atoms is None:
             flat = self.mean + rng.normal(n, self.mean.shape, self.mean, seed) @ self.scale.T
         else:
@@ -228,16 +299,27 @@ class Proposal:
         return flat.reshape(n, *self.event)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        if self.atoms is None:
-            return torch.distributions.MultivariateNormal(
-                self.mean, scale_tril=self.scale
-            ).log_prob(y.flatten(1))
-        found = (y.flatten(1).unsqueeze(1) == self.atoms).all(-1).any(-1)
-        return y.new_full(found.shape, -math.log(len(self.atoms))).where(found, -math.inf)
+        """Compute the log-density of events (n, *event), or their log-mass: (n,).
 
-    def functions(self, y: Tensor, seed: rng.Seed, count: int = 7) -> Tensor:
-        """Bounded test functions of y, 1 and random cosines: (n, 1 + count)."""
-        away = (y.flatten(1) - self.mean) / self.scale.diagonal().abs().clamp_min(1e-6)
-        waves = rng.normal(count, self.mean.shape, self.mean, rng.fold(seed, "wave"))
-        phases = 2 * math.pi * rng.uniform(count, (), self.mean, rng.fold(seed, "phase"))
-        return torch.cat([torch.ones_like(away[:, :1]), (away @ waves.T + phases).cos()], -1)
+        Args:
+            y: events.
+        """
+        flat = y.flatten(1)
+        if self.atoms is None:
+            normal = torch.distributions.MultivariateNormal(self.mean, scale_tril=self.scale)
+            return normal.log_prob(flat)
+        is_atom = (flat.unsqueeze(1) == self.atoms).all(-1).any(-1)
+        return y.new_full(is_atom.shape, -math.log(len(self.atoms))).where(is_atom, -math.inf)
+
+    def functions(self, y: Tensor, seed: rng.Seed) -> Tensor:
+        """Evaluate bounded test functions of y, 1 and random cosines: (n, 1 + TEST_FUNCTIONS).
+
+        Args:
+            y: events (n, *event).
+            seed: of the cosines.
+        """
+        standardized = (y.flatten(1) - self.mean) / self.scale.diagonal().abs().clamp_min(MIN_SCALE)
+        waves = rng.normal(TEST_FUNCTIONS, self.mean.shape, self.mean, rng.fold(seed, "wave"))
+        uniform = rng.uniform(TEST_FUNCTIONS, (), self.mean, rng.fold(seed, "phase"))
+        cosines = (standardized @ waves.T + 2 * math.pi * uniform).cos()
+        return torch.cat([torch.ones_like(standardized[:, :1]), cosines], -1)

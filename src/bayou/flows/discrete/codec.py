@@ -15,7 +15,8 @@ import copy
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,17 @@ from torch import Tensor
 from bayou.flows.core.bases import CodecError
 from bayou.flows.core.compose import MapChain, MapInverse
 from bayou.flows.core.transform import Cost, Ladj, Map
+from bayou.flows.discrete.rans import (
+    FORGED,
+    TOTAL,
+    Ints,
+    SymbolDecoder,
+    check_at_most,
+    count_lanes,
+    encode,
+    read_varints,
+    varint,
+)
 from bayou.flows.layers.linear import Permutation
 from bayou.flows.layers.squeeze import Squeeze
 
@@ -33,192 +45,317 @@ if TYPE_CHECKING:
     from bayou.flows.core.flow import Flow
     from bayou.flows.discrete.masses import DiscreteBase
 
-MAGIC, VERSION = b"BYF", {"cpu": 2, "cuda": 3}  # the version determines the batch size
-ROWS = {2: 1024, 3: 4096}  # rows per batch, by version
-PRECISION = 28  # bits of a frequency
-TOTAL = 1 << PRECISION
-MAX_SYMBOLS = 1 << 20  # different symbols of a stream
-LOW, WORD = 31, 32  # a state is in [2^31, 2^63) and exchanges words of 32 bits
-LANE_BITS, LANES = (
-    40_000,
-    1024,
-)  # the least number of bits per lane, each of which costs 7 bits; the most lanes
+# A stream is MAGIC, the version (1 byte), a checksum of the rest (4), a digest of the model (8), a
+# checksum of the data (4), the header, and the symbols.
+MAGIC = b"BYF"
+DIGEST_BYTES = 8
+CHECKSUM_BYTES = 4
+HEADER_START = DIGEST_BYTES + CHECKSUM_BYTES  # in the part that the first checksum covers
+VERSION = {"cpu": 2, "cuda": 3}  # by device type; it determines the number of rows of a batch
+BATCH_ROWS = {2: 1024, 3: 4096}  # by version
 PARAMETER_STEPS = 4096.0  # per unit, of rounded parameters
-MAX_AXES, MAX_NUMBERS, MAX_MAGNITUDE = (
-    32,
-    1 << 31,
-    1 << 53,
-)  # of a stream: batch axes, numbers, the least symbol
-FORGED = "the checksum of the stream is correct, but it was not written by Flow.compress"
-PARTS = np.arange(16)[:, None]
-
-Ints = NDArray[np.int64]
-Find = Callable[[slice, Ints], tuple[Ints, Ints, Ints]]
+MAX_SYMBOLS = 1 << 20  # different symbols of a stream
+MAX_BATCH_AXES = 32
+MAX_NUMBERS = 1 << 31  # of the data
+MAX_MAGNITUDE = 1 << 53  # of the least symbol
+SEARCH_PARTS = np.arange(16)[:, None]
+FEW_SLOTS = 128  # fewer are searched in 16 parts, more in 4
 
 
 @torch.no_grad()
 def compress(flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
-    """Encode data; see ``Flow.compress``."""
-    model = Model(flow, context)
-    rows, batch = model.rows(y)
-    size = ROWS[version := VERSION[model.device.type]]
-    symbols = [model.symbols(part, i * size) for i, part in enumerate(rows.split(size))]
-    low, high = model.window(symbols)
-    found = [np.zeros((2, 0), np.int64)]
-    for part in symbols:
+    """Encode data with a flow of integers; see ``Flow.compress``.
 
-        def choose(members: list[int], params: Tensor, part: Tensor = part) -> Tensor:
-            k, edges = part[:, members].flatten().numpy(), Edges(model.base, params, low, high)
-            start = edges(k)
-            found.append(np.stack([start, edges(k + 1) - start]))
-            return part[:, members].to(params)
+    Args:
+        flow: a flow whose base is a ``DiscreteBase`` and whose maps are bijections of integers.
+        y: the data, whole numbers as floats, (..., *event).
+        context: the context of every row, (..., context_dim), which broadcasts to the batch of y;
+            None, the default, for a flow without context.
 
-        model.base.unroll((len(part),), choose)
-    start, count = np.concatenate(found, 1)
-    bits = PRECISION * len(count) - float(np.log2(count).sum())
-    lanes = int(min(max(1, bits // LANE_BITS), LANES))
-    head = b"".join(map(_varint, (len(batch), *batch, 2 * abs(low) + (low < 0), high - low)))
-    body = model.digest + _checksum(rows) + head + encode(start, count, lanes)
+    Returns:
+        A stream of about −log₂ p(y) bits.
+
+    Raises:
+        CodecError: if the flow is not a bijection of integers, or the data do not fit it.
+    """
+    model = CodingModel(flow, context)
+    version = VERSION[model.device.type]
+    rows, batch_shape = model.rows(y)
+    batches = model.symbol_batches(rows, BATCH_ROWS[version])
+    low, high = model.symbol_range(batches)
+    slots = [np.zeros((2, 0), np.int64)]
+    for symbols in batches:
+        slots += _slots(model.base, symbols, low, high)
+    start, count = np.concatenate(slots, 1)
+    header = StreamHeader(batch_shape, low, high).encode()
+    body = model.digest + _checksum(rows) + header + encode(start, count, count_lanes(count))
     return MAGIC + bytes([version]) + _crc(body, version) + body
+
+
+def _slots(base: DiscreteBase, symbols: Tensor, low: int, high: int) -> list[Ints]:
+    """Return the first slot and the number of slots of every symbol of a batch, stage by stage."""
+    slots: list[Ints] = []
+
+    def choose(members: list[int], params: Tensor) -> Tensor:
+        k = symbols[:, members].flatten().numpy()
+        edges = Edges(base, params, low, high)
+        start = edges(k)
+        slots.append(np.stack([start, edges(k + 1) - start]))
+        return symbols[:, members].to(params)
+
+    base.unroll((len(symbols),), choose)
+    return slots
 
 
 @torch.no_grad()
 def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor:
-    """Decode the bytes of ``compress``; see ``Flow.decompress``."""
-    model, (version, body) = Model(flow, context), _checked(data)
-    if body[:8] != model.digest:
-        given = ", and pass the same context" if flow.transform.context_dim else ""
+    """Decode the bytes of ``compress``; see ``Flow.decompress``.
+
+    Args:
+        flow: the flow that compressed the data, with the same weights.
+        data: the stream.
+        context: the context that was passed to ``compress``.
+
+    Returns:
+        The data (..., *event), in the dtype and on the device of the flow.
+
+    Raises:
+        CodecError: if the stream is damaged, belongs to another model, or does not decode to the
+            data of its checksum.
+    """
+    model = CodingModel(flow, context)
+    version, body = _read_body(data)
+    if body[:DIGEST_BYTES] != model.digest:
+        hint = ", and pass the same context" if flow.transform.context_dim else ""
         raise CodecError(
-            "the stream was written by another model: its digest differs from that of this flow; load the weights "
-            f"that compressed it{given}"
+            "the stream was written by another model: its digest differs from that of this flow; "
+            f"load the weights that compressed it{hint}"
         )
-    (axes,), place = _varints(body, 12, 1)
-    batch, place = _varints(body, place, _at_most(axes, MAX_AXES))
-    _at_most(math.prod(max(n, 1) for n in (*batch, *flow.event_shape)), MAX_NUMBERS)
-    (start, width), place = _varints(body, place, 2)
-    low = -(start // 2) if start % 2 else start // 2
-    _at_most(abs(low), MAX_MAGNITUDE)
-    if (low, low + _at_most(width, MAX_SYMBOLS - 1)) != (model.base.window or (low, low + width)):
-        raise CodecError(
-            f"{FORGED}: it has symbols from {low} to {low + width}, the flow {model.base.window}"
-        )
-    decoder = Decoder(body[place:])
-    model.spread(batch)
+    header, symbols_start = StreamHeader.decode(body, model)
+    decoder = SymbolDecoder(body[symbols_start:])
+    model.expand_context(header.batch_shape)
 
     def choose(members: list[int], params: Tensor) -> Tensor:
-        edges = Edges(model.base, params, low, low + width)
-        k = decoder.take(params.shape[:-1].numel(), edges.find)
-        return torch.from_numpy(k).reshape(params.shape[:-1]).to(params)
+        edges = Edges(model.base, params, header.low, header.high)
+        shape = params.shape[:-1]
+        k = decoder.take(shape.numel(), edges.find)
+        return torch.from_numpy(k).reshape(shape).to(params)
 
-    parts = [torch.zeros(0, *flow.event_shape, dtype=torch.float64)]
-    for first in range(0, total := math.prod(batch), size := ROWS[version]):
-        parts.append(
-            model.data(model.base.unroll((min(size, total - first),), choose), first).cpu()
-        )
-    y = torch.cat(parts)
-    if not decoder.finished or _checksum(y) != body[8:12]:
+    rows = math.prod(header.batch_shape)
+    batch_rows = BATCH_ROWS[version]
+    batches = [torch.zeros(0, *flow.event_shape, dtype=torch.float64)]
+    for first in range(0, rows, batch_rows):
+        symbols = model.base.unroll((min(batch_rows, rows - first),), choose)
+        batches.append(model.data(symbols, first).cpu())
+    y = torch.cat(batches)
+    if not decoder.is_at_end or _checksum(y) != body[DIGEST_BYTES:HEADER_START]:
         raise CodecError(
-            "the stream is intact but decodes to different numbers: this machine computes the flow differently; decode "
-            "on the type of machine, and with the version of torch, that encoded it"
+            "the stream is intact but decodes to different numbers: this machine computes the flow "
+            "differently; decode on the type of machine, and with the version of torch, that "
+            "encoded it"
         )
-    return y.reshape(*batch, *flow.event_shape).to(model.like)
+    return y.reshape(*header.batch_shape, *flow.event_shape).to(model.reference)
 
 
-class Model:
-    """The flow as used by encoder and decoder: in float64 and eval mode, with the context of every
-    row.
+@dataclass(frozen=True)
+class StreamHeader:
+    """The shape of the batch and the range of the symbols, which a stream starts with.
+
+    Args:
+        batch_shape: the batch axes of the data.
+        low: the least symbol.
+        high: the largest symbol.
+    """
+
+    batch_shape: tuple[int, ...]
+    low: int
+    high: int
+
+    def encode(self) -> bytes:
+        """Return the header as numbers of variable length; the sign of ``low`` is its last bit."""
+        signed_low = 2 * abs(self.low) + (self.low < 0)
+        width = self.high - self.low
+        return b"".join(map(varint, (len(self.batch_shape), *self.batch_shape, signed_low, width)))
+
+    @classmethod
+    def decode(cls, body: bytes, model: CodingModel) -> tuple[StreamHeader, int]:
+        """Read a header: the header, and the position after it.
+
+        Args:
+            body: a stream without its version and first checksum.
+            model: the model that is to decode it.
+
+        Raises:
+            CodecError: if a number is out of bounds, or the symbols are not those of the model.
+        """
+        (axes,), position = read_varints(body, HEADER_START, 1)
+        batch_shape, position = read_varints(body, position, check_at_most(axes, MAX_BATCH_AXES))
+        shape = (*batch_shape, *model.flow.event_shape)
+        check_at_most(math.prod(max(n, 1) for n in shape), MAX_NUMBERS)
+        (signed_low, width), position = read_varints(body, position, 2)
+        low = -(signed_low // 2) if signed_low % 2 else signed_low // 2
+        check_at_most(abs(low), MAX_MAGNITUDE)
+        high = low + check_at_most(width, MAX_SYMBOLS - 1)
+        window = model.base.window
+        if window is not None and window != (low, high):
+            raise CodecError(f"{FORGED}: it has symbols from {low} to {high}, the flow {window}")
+        return cls(tuple(batch_shape), low, high), position
+
+
+class CodingModel:
+    """The flow as encoder and decoder use it: in float64 and eval mode, with the context of a row.
+
+    Args:
+        flow: the flow, which is copied.
+        context: contexts (..., context_dim), or None.
+
+    Raises:
+        CodecError: if the flow cannot be used for coding.
     """
 
     def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
-        if why := uncodable(flow):
-            raise CodecError(f"this flow cannot be used for compression: {why}")
-        self.like = next(flow.parameters(), flow.base.anchor)
-        self.device = (
-            self.like.device if self.like.is_cuda else torch.device("cpu")
-        )  # others lack float64
+        if reason := uncodable(flow):
+            raise CodecError(f"this flow cannot be used for compression: {reason}")
+        self.reference = next(flow.parameters(), flow.base.anchor)
+        self.device = torch.device("cpu")
+        if self.reference.is_cuda:  # other devices lack float64
+            self.device = self.reference.device
         self.flow = copy.deepcopy(flow).to(self.device, torch.float64).eval()
         if not (context is None or isinstance(context, Tensor)):
             raise CodecError(
                 f"the context must be a tensor (..., context_dim), got {type(context).__name__}"
             )
-        self.context = None if context is None else context.detach().to(self.device, torch.float64)
+        self.context: Tensor | None = None
+        if context is not None:
+            self.context = context.detach().to(self.device, torch.float64)
         self.base: DiscreteBase = self.flow.base  # type: ignore[assignment]
-        digest = hashlib.blake2b(digest_size=8)
+        self.digest = self._compute_digest()
+
+    def _compute_digest(self) -> bytes:
+        """Return 8 bytes that depend on the modules, the weights and the context."""
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for name, module in self.flow.named_modules():
             digest.update(f"{name} {type(module).__name__} ".encode())
         for name, tensor in self.flow.state_dict().items():
-            digest.update(
-                f"{name} {tuple(tensor.shape)} ".encode()
-                + tensor.cpu().contiguous().numpy().tobytes()
-            )
+            digest.update(f"{name} {tuple(tensor.shape)} ".encode())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
         if self.context is not None:
             digest.update(self.context.cpu().contiguous().numpy().tobytes())
-        self.digest = digest.digest()
+        return digest.digest()
 
     def rows(self, y: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Data as rows (N, *event), and the shape of the batch."""
+        """Return the data as rows (N, *event), and the shape of the batch; expand the context.
+
+        Args:
+            y: data (..., *event).
+        """
         if not isinstance(y, Tensor) or not y.is_floating_point():
-            got = y.dtype if isinstance(y, Tensor) else type(y).__name__
+            received = y.dtype if isinstance(y, Tensor) else type(y).__name__
             raise CodecError(
-                f"compress takes whole numbers in a floating tensor, got {got}; use x.float()"
+                f"compress takes whole numbers in a floating tensor, got {received}; use x.float()"
             )
         rows = y.detach().to("cpu", torch.float64)
         self.flow.transform.validate(rows.to(self.device), self.context, inverse=True)
-        batch = tuple(rows.shape[: rows.ndim - len(self.flow.event_shape)])
-        if len(batch) > MAX_AXES or rows.numel() > MAX_NUMBERS:
+        batch_shape = tuple(rows.shape[: rows.ndim - len(self.flow.event_shape)])
+        if len(batch_shape) > MAX_BATCH_AXES or rows.numel() > MAX_NUMBERS:
             raise CodecError(
-                f"got data of {tuple(y.shape)}; a stream has at most {MAX_NUMBERS:,} numbers: split them"
+                f"got data of {tuple(y.shape)}; a stream has at most {MAX_NUMBERS:,} numbers: "
+                "split them"
             )
-        self.spread(batch)
-        return rows.reshape(-1, *self.flow.event_shape), batch
+        self.expand_context(batch_shape)
+        return rows.reshape(-1, *self.flow.event_shape), batch_shape
 
-    def spread(self, batch: Sequence[int]) -> None:
-        """Expand the context to one per row."""
-        if self.context is not None:
-            try:
-                self.context = self.context.expand(*batch, -1).flatten(0, -2)
-            except RuntimeError:
-                raise CodecError(
-                    f"got data of batch {tuple(batch)} but contexts of {tuple(self.context.shape[:-1])}; pass one each"
-                ) from None
+    def expand_context(self, batch_shape: Sequence[int]) -> None:
+        """Expand the context to one per row.
+
+        Args:
+            batch_shape: the batch axes of the data.
+
+        Raises:
+            CodecError: if it does not broadcast to the batch.
+        """
+        if self.context is None:
+            return
+        try:
+            self.context = self.context.expand(*batch_shape, -1).flatten(0, -2)
+        except RuntimeError:
+            raise CodecError(
+                f"got data of batch {tuple(batch_shape)} but contexts of "
+                f"{tuple(self.context.shape[:-1])}; pass one each"
+            ) from None
+
+    def symbol_batches(self, rows: Tensor, batch_rows: int) -> list[Tensor]:
+        """Return the symbols (n, D) of batches of rows.
+
+        Args:
+            rows: data (N, *event).
+            batch_rows: the largest number of rows of a batch.
+        """
+        return [
+            self.symbols(batch, i * batch_rows) for i, batch in enumerate(rows.split(batch_rows))
+        ]
 
     def symbols(self, y: Tensor, first: int) -> Tensor:
-        """Symbols (n, D) of the base; an error if they are not mapped back to y."""
-        x = self.flow.transform.inverse(y.to(self.device), self._context(first, len(y)))[0]
+        """Return the symbols (n, D) of the base for rows y, the first of which is row ``first``.
+
+        Args:
+            y: data (n, *event).
+            first: the index of their first row, for the context.
+
+        Raises:
+            CodecError: if they are not mapped back to y.
+        """
+        x = self.flow.transform.inverse(y.to(self.device), self._row_context(first, len(y)))[0]
         symbols = self.base.as_symbols(x).round()
-        if self.flow.transform.forward_kind is Cost.analytic and not torch.equal(
-            self.data(symbols, first).cpu(), y
-        ):
+        is_cheap = self.flow.transform.forward_kind is Cost.analytic
+        if is_cheap and not torch.equal(self.data(symbols, first).cpu(), y):
             raise CodecError(
                 "the flow does not map back to its data: one of its maps is not a bijection"
             )
         return symbols.long().cpu()
 
     def data(self, symbols: Tensor, first: int) -> Tensor:
-        """The data of symbols, from row ``first`` on."""
-        x = self.base.as_event(symbols.to(torch.float64))
-        return self.flow.transform.forward(x, self._context(first, len(x)))[0]
+        """Return the data of symbols (n, D), from row ``first`` on: (n, *event).
 
-    def _context(self, first: int, n: int) -> Tensor | None:
+        Args:
+            symbols: of the base.
+            first: the index of their first row, for the context.
+        """
+        x = self.base.as_event(symbols.to(torch.float64))
+        return self.flow.transform.forward(x, self._row_context(first, len(x)))[0]
+
+    def _row_context(self, first: int, n: int) -> Tensor | None:
+        """Return the contexts of n rows from ``first`` on."""
         return None if self.context is None else self.context[first : first + n]
 
-    def window(self, symbols: list[Tensor]) -> tuple[int, int]:
-        """The smallest and the largest symbol."""
+    def symbol_range(self, batches: list[Tensor]) -> tuple[int, int]:
+        """Return the smallest and the largest symbol, of the base or, if unbounded, of the data.
+
+        Args:
+            batches: the symbols (n, D) of all batches.
+
+        Raises:
+            CodecError: if there are too many symbols between them.
+        """
         low, high = self.base.window or (0, 0)
-        if self.base.window is None and (parts := [part for part in symbols if part.numel()]):
-            low, high = (
-                min(int(part.min()) for part in parts),
-                max(int(part.max()) for part in parts),
-            )
-        if not high - low < MAX_SYMBOLS:
+        filled_batches = [symbols for symbols in batches if symbols.numel()]
+        if self.base.window is None and filled_batches:
+            low = min(int(symbols.min()) for symbols in filled_batches)
+            high = max(int(symbols.max()) for symbols in filled_batches)
+        if high - low >= MAX_SYMBOLS:
             raise CodecError(
-                f"the base would have to code numbers from {low} to {high}, more than {MAX_SYMBOLS:,}; scale the data"
+                f"the base would have to code numbers from {low} to {high}, "
+                f"more than {MAX_SYMBOLS:,}; scale the data"
             )
         return low, high
 
 
 def uncodable(flow: Flow) -> str | None:
-    """Return the reason why a flow with a discrete base cannot be used for coding, or None."""
+    """Return the reason why a flow with a discrete base cannot be used for coding, or None.
+
+    Args:
+        flow: a flow, whose base is discrete.
+    """
     links = flow.transform.transforms if isinstance(flow.transform, MapChain) else [flow.transform]
     for i, link in enumerate(links, 1):
         inner: Map = link
@@ -233,215 +370,89 @@ def uncodable(flow: Flow) -> str | None:
 
 
 class Edges:
-    """Integer CDFs: E(k) = ⌊P(symbol < k)·(T − n)⌋ + k − low for n symbols, so that each has at
-    least one slot.
+    """The first slots of symbols: E(k) = ⌊P(symbol < k)·(T − n)⌋ + k − low for n symbols.
+
+    Every symbol has at least one slot, and E is the integer form of a cumulative distribution.
+
+    Args:
+        base: the distribution of the symbols.
+        params: its parameters, (..., P), one row for every symbol to code.
+        low: the least symbol.
+        high: the largest symbol.
     """
 
     def __init__(self, base: DiscreteBase, params: Tensor, low: int, high: int) -> None:
-        rounded = (params.cpu() * PARAMETER_STEPS).round() / PARAMETER_STEPS
-        self.tables = [t.contiguous().numpy() for t in base.tables(rounded.flatten(0, -2))]
-        self.below, self.low, self.high = base.below, low, high
+        rounded_params = (params.cpu() * PARAMETER_STEPS).round() / PARAMETER_STEPS
+        tables = base.tables(rounded_params.flatten(0, -2))
+        self.tables = [table.contiguous().numpy() for table in tables]
+        self.below = base.below
+        self.low = low
+        self.high = high
 
     def __call__(self, k: Ints, tables: Sequence[NDArray[np.float64]] | None = None) -> Ints:
+        """Return E(k) for symbols (..., n), by default with the tables of all n rows."""
         mass = self.below(np.minimum(k, self.high + 1), *(tables or self.tables))
         edge = (mass * (TOTAL - (self.high - self.low + 1))).astype(np.int64) + (k - self.low)
-        edge[k <= self.low], edge[k > self.high] = 0, TOTAL
+        edge[k <= self.low] = 0
+        edge[k > self.high] = TOTAL
         return edge
 
-    def find(self, part: slice, slot: Ints) -> tuple[Ints, Ints, Ints]:
-        """The symbols k with E(k) ≤ slot < E(k + 1), E(k) and E(k + 1) − E(k), by a search in equal
-        parts.
+    def find(self, rows: slice, slot: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the symbols k with E(k) ≤ slot < E(k + 1), with E(k) and E(k + 1) − E(k).
+
+        The search divides the range of every symbol into equal parts: 16 for few slots, so that
+        there are few calls, and 4 for many, so that there are few evaluations.
+
+        Args:
+            rows: the rows of ``params`` that the slots belong to.
+            slot: one slot for each of them, (n,).
         """
-        tables, k, size = (
-            [t[:, part] for t in self.tables],
-            np.full(slot.shape, self.low),
-            self.high - self.low + 1,
-        )
-        parts = (
-            PARTS if slot.size < 128 else PARTS[:4]
-        )  # fewer calls for few numbers, fewer evaluations for many
+        tables = [table[:, rows] for table in self.tables]
+        k = np.full(slot.shape, self.low)
+        size = self.high - self.low + 1
+        parts = SEARCH_PARTS if slot.size < FEW_SLOTS else SEARCH_PARTS[:4]
         while size > 1:
             size = -(-size // len(parts))
             k += size * (self(k + size * parts[1:], tables) <= slot).sum(0)
-        start, end = self(k + PARTS[:2], tables)
+        start, end = self(k + SEARCH_PARTS[:2], tables)
         return k, start, end - start
 
 
-# --- rANS ------------------------------------------------------------------------------------------------------------
+def _read_body(data: bytes) -> tuple[int, bytes]:
+    """Return the version and the body of an intact stream.
 
-
-def encode(start: Ints, count: Ints, lanes: int) -> bytes:
-    """Encode symbols with slots start .. start + count − 1 of T, the i-th in lane i mod ``lanes``.
-
-    The initial state of a lane would cost 32 bits: therefore the last symbols are coded first, in a
-    single lane, whose words are the initial states of all lanes. The final states are written with
-    as many bits as they have, after their length in 5 bits.
+    Raises:
+        CodecError: if it is not a stream, has another version, or is damaged.
     """
-    bits = PRECISION - np.log2(count)
-    enough = bits[::-1].cumsum() > (WORD + 1) * lanes + 2 * WORD
-    tail = int(enough.argmax()) + 1 if lanes > 1 and enough.any() else len(count)
-    lanes = lanes if tail < len(count) else 1
-    cut = len(count) - tail
-    state, words = _pushed(np.full(1, 1 << LOW, np.uint64), start[cut:], count[cut:])
-    if cut:
-        words = np.concatenate(
-            [[int(state[0]) & (1 << WORD) - 1, int(state[0]) >> WORD], words]
-        ).astype(np.uint32)
-        state, more = _pushed(np.uint64(1 << WORD) + words[:lanes], start[:cut], count[:cut])
-        words = np.concatenate([more, words[lanes:]])
-    digits = "1" + "".join(f"{int(x).bit_length() - LOW - 1:05b}{int(x):b}" for x in state)
-    packed = int(digits, 2).to_bytes(-(-len(digits) // 8), "big")
-    return (
-        b"".join(map(_varint, (lanes, cut, len(packed)))) + packed + words.astype("<u4").tobytes()
-    )
-
-
-def _pushed(
-    state: NDArray[np.uint64], start: Ints, count: Ints
-) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """x → ⌊x/count⌋·T + x mod count + start, from the last symbol to the first: states, and words
-    in decoding order.
-
-    A state that would exceed 2^63 first outputs a word.
-    """
-    lanes, words, state = len(state), [np.zeros(0, np.uint32)], state.astype(np.uint64)
-    starts, counts = start.astype(np.uint64), count.astype(np.uint64)
-    shift, word = np.uint64(LOW + WORD - PRECISION), np.uint64(WORD)
-    for i in range((len(start) - 1) // lanes, -1, -1):
-        f, s = counts[i * lanes : (i + 1) * lanes], starts[i * lanes : (i + 1) * lanes]
-        x = state[: len(f)]
-        full = x >= f << shift
-        if full.any():
-            words.append(x[full].astype(np.uint32))
-            x = np.where(full, x >> word, x)
-        times, rest = np.divmod(x, f)
-        state[: len(f)] = (times << np.uint64(PRECISION)) + rest + s
-    return state, np.concatenate(words[::-1])
-
-
-class Decoder:
-    """Decode symbols, in the order in which the model computes their parameters."""
-
-    def __init__(self, data: bytes) -> None:
-        (lanes, self.cut, size), place = _varints(data, 0, 3)
-        packed, words = data[place : place + size], data[place + size :]
-        digits, at = f"{int.from_bytes(packed, 'big'):b}", 1
-        self.state = np.zeros(_at_most(lanes, LANES), np.uint64)
-        if (
-            not lanes
-            or len(packed) < size
-            or len(words) % 4
-            or len(digits) < 1 + lanes * (5 + LOW + 1)
-        ):
-            raise CodecError(
-                f"{FORGED}: {len(data):,} bytes do not contain the states of {lanes} lanes"
-            )
-        for lane in range(lanes):
-            length = int(digits[at : at + 5] or "0", 2) + LOW + 1
-            self.state[lane] = int(digits[at + 5 : at + 5 + length] or "0", 2)
-            at += 5 + length
-        self.words = np.frombuffer(words, "<u4").astype(np.uint64)
-        self.place, self.done = 0, 0
-
-    def take(self, n: int, find: Find) -> Ints:
-        """The next n symbols; ``find(part of them, slots)`` returns the symbols, starts and counts
-        of slots.
-        """
-        found, first = np.zeros(n, np.int64), self.done
-        mask, word, shift = np.uint64(TOTAL - 1), np.uint64(WORD), np.uint64(PRECISION)
-        while self.done < first + n:
-            if self.done == self.cut and self.cut:
-                self._start_last_lane()
-            lane, at = self.done % len(self.state), self.done - first
-            size = min(
-                n - at,
-                len(self.state) - lane,
-                *([self.cut - self.done] if self.done < self.cut else []),
-            )
-            x = self.state[lane : lane + size]
-            slot = x & mask
-            found[at : at + size], start, count = find(slice(at, at + size), slot.astype(np.int64))
-            x = count.astype(np.uint64) * (x >> shift) + slot - start.astype(np.uint64)
-            empty = x < np.uint64(1 << LOW)
-            if (wanted := int(empty.sum())) > len(self.words) - self.place:
-                raise CodecError(f"{FORGED}: it ends after {self.done:,} symbols")
-            if wanted:
-                x[empty] = (x[empty] << word) | self.words[self.place : self.place + wanted]
-                self.place += wanted
-            self.state[lane : lane + size] = x
-            self.done += size
-        return found
-
-    def _start_last_lane(self) -> None:
-        """Continue with the last lane, whose words are the initial states of all lanes."""
-        words = np.concatenate([self.state & np.uint64((1 << WORD) - 1), self.words[self.place :]])
-        if len(words) < 2:
-            raise CodecError(f"{FORGED}: it ends after {self.done:,} symbols")
-        self.state, self.words, self.place = words[:1] | words[1:2] << np.uint64(WORD), words[2:], 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether all data were used."""
-        return self.place == len(self.words) and bool((self.state == np.uint64(1 << LOW)).all())
-
-
-# --- bytes -----------------------------------------------------------------------------------------------------------
-
-
-def _checked(data: bytes) -> tuple[int, bytes]:
-    """Version and body of an intact stream."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise CodecError(f"decompress takes the bytes of Flow.compress, got {type(data).__name__}")
-    data, head = bytes(data), len(MAGIC) + 5
-    if data[: len(MAGIC)] != MAGIC or len(data) < head + 12:
+    data = bytes(data)
+    body_start = len(MAGIC) + 1 + CHECKSUM_BYTES
+    if data[: len(MAGIC)] != MAGIC or len(data) < body_start + HEADER_START:
         raise CodecError(
-            f"these {len(data):,} bytes were not written by Flow.compress: their header is different"
+            f"these {len(data):,} bytes were not written by Flow.compress: their header is "
+            "different"
         )
-    if (version := data[len(MAGIC)]) not in ROWS:
-        known = f"{min(ROWS)} to {max(ROWS)}"
+    version = data[len(MAGIC)]
+    if version not in BATCH_ROWS:
+        known = f"{min(BATCH_ROWS)} to {max(BATCH_ROWS)}"
         raise CodecError(
-            f"the stream has version {version}, this bayou reads {known}; use the version that wrote it"
+            f"the stream has version {version}, this bayou reads {known}; use the version that "
+            "wrote it"
         )
-    if _crc(data[head:], version) != data[len(MAGIC) + 1 : head]:
+    if _crc(data[body_start:], version) != data[len(MAGIC) + 1 : body_start]:
         raise CodecError(
             "the stream is damaged or truncated: its checksum does not match; use a backup"
         )
-    return version, data[head:]
+    return version, data[body_start:]
 
 
 def _crc(data: bytes, version: int = 0) -> bytes:
-    return zlib.crc32(data, version if version > 2 else 0).to_bytes(
-        4, "little"
-    )  # 2 and 3 differ by one bit
+    """Return a checksum; versions above 2 start it with their number, so that they differ."""
+    start = version if version > 2 else 0  # 2 and 3 differ by one bit
+    return zlib.crc32(data, start).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _checksum(rows: Tensor) -> bytes:
+    """Return the checksum of whole numbers."""
     return _crc(rows.to(torch.int64).contiguous().numpy().astype("<i8").tobytes())
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits per byte, the lowest first; the last byte is below 128."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def _varints(data: bytes, place: int, count: int) -> tuple[list[int], int]:
-    """``count`` numbers, and the place after them."""
-    found: list[int] = []
-    while len(found) < count:
-        end = next((i for i in range(place, min(place + 9, len(data))) if data[i] < 128), None)
-        if end is None:
-            raise CodecError(f"{FORGED}: there is no number at byte {place}")
-        found.append(sum((byte & 127) << 7 * i for i, byte in enumerate(data[place : end + 1])))
-        place = end + 1
-    return found, place
-
-
-def _at_most(number: int, most: int) -> int:
-    """The number, or a CodecError if it is above ``most``."""
-    if number > most:
-        raise CodecError(f"{FORGED}: it has {number:,} where at most {most:,} is allowed")
-    return number

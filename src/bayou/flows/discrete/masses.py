@@ -22,20 +22,35 @@ from bayou.flows.layers.conditioners import Conditioner
 
 Choose = Callable[[list[int], Tensor], Tensor]
 Floats = NDArray[np.float64]
-MIN_LOG_SCALE = -5.0  # the probability of one integer is then 1 up to 1e-32
+MIN_LOG_SCALE = -5.0  # of a logistic, with which the probability of one integer is 1 up to 1e-32
+MAX_COMPONENT_OFFSET = 0.8  # of initial means, in units of L/2
+MIN_PROBABILITY = 1e-6  # of the uniform noise of a draw
 
 
 class Groups(nn.Module):
-    r"""Parameters of a group of symbols from the preceding groups, with one pass of a network per
-    group.
+    r"""A conditioner of a ``DiscreteBase`` by groups: one pass of a network for each group.
 
-    The input of a network is x with unknown symbols set to 0, and the mask of known symbols,
-    concatenated along the
-    first axis: (..., 2·C, ...) → (..., C·P, ...) for events (C, ...).
+    The parameters of a group of symbols depend on the preceding groups. The input of a network is x
+    with unknown symbols set to 0, and the mask of known symbols, concatenated along the first axis:
+    (n, 2·C, ...) → (n, C·P, ...) for events (C, ...) and P parameters per symbol. G groups cost G
+    passes, where a ``Conditioner`` that takes one symbol after another costs D.
 
     Args:
-        groups: the index of the group of each symbol (\*event), for example from ``quincunx``.
+        groups: the index of the group of each symbol, (\*event), from 0 to G − 1; for example from
+            ``quincunx``.
         nets: one network for all groups, or one for each.
+
+    Raises:
+        ValueError: if the number of networks is neither 1 nor the number of groups.
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import DiscretizedLogistic, Groups, quincunx
+        >>> nets = [torch.nn.Conv2d(2, 3, 3, padding=1)]  # one channel, 3 parameters per pixel
+        >>> groups = Groups(quincunx((1, 4, 4), levels=1), nets)
+        >>> base = DiscretizedLogistic((1, 4, 4), levels=16, conditioner=groups, bounded=True)
+        >>> base.draw(5, seed=0).shape
+        torch.Size([5, 1, 4, 4])
     """
 
     known: Tensor
@@ -52,53 +67,89 @@ class Groups(nn.Module):
         self.members = [(groups.flatten() == g).nonzero()[:, 0].tolist() for g in range(count)]
 
     def group(self, x: Tensor, g: int) -> Tensor:
-        """Parameters (..., D, P), valid for the symbols of group g, from x (..., *event)."""
-        where, dims = self.known[g].to(x), self.known.ndim - 1
-        seen = torch.cat([x * where, where.expand_as(x)], -dims)
-        batch = x.shape[: x.ndim - dims]
-        out: Tensor = self.nets[g % len(self.nets)](seen.reshape(-1, *seen.shape[len(batch) :]))
-        out = out.unflatten(1, (x.shape[-dims], -1)).movedim(2, -1).flatten(1, -2)
-        return out.reshape(*batch, *out.shape[1:])
+        """Compute parameters (..., D, P), valid for the symbols of group g.
+
+        Args:
+            x: events (..., *event), whose symbols of group g and later ones are ignored.
+            g: the index of the group.
+        """
+        is_known = self.known[g].to(x)
+        event_dims = self.known.ndim - 1
+        inputs = torch.cat([x * is_known, is_known.expand_as(x)], -event_dims)
+        batch = x.shape[: x.ndim - event_dims]
+        net = self.nets[g % len(self.nets)]
+        params: Tensor = net(inputs.reshape(-1, *inputs.shape[len(batch) :]))
+        params = params.unflatten(1, (x.shape[-event_dims], -1)).movedim(2, -1).flatten(1, -2)
+        return params.reshape(*batch, *params.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Parameters of all symbols: (..., D, P)."""
-        out = self.group(x, 0)
+        """Compute the parameters of all symbols, (..., D, P).
+
+        Args:
+            x: events (..., *event).
+        """
+        params = self.group(x, 0)
         for g in range(1, len(self.members)):
-            out = torch.where(self.known[g].flatten().unsqueeze(-1), out, self.group(x, g))
-        return out
+            is_known = self.known[g].flatten().unsqueeze(-1)
+            params = torch.where(is_known, params, self.group(x, g))
+        return params
 
 
 def quincunx(event: Sequence[int], levels: int) -> Tensor:
-    """Groups of the pixels of (C, H, W), from coarse to fine.
+    """Assign the pixels of an image to groups, from coarse to fine.
 
     Group 0 has every 2^levels-th pixel of every 2^levels-th row; each further group doubles the
     number of pixels.
+
+    Args:
+        event: (C, H, W).
+        levels: the number of times that the distance of known pixels is halved.
+
+    Returns:
+        The index of the group of every pixel, 0 .. 2·levels, of shape (C, H, W).
+
+    Example:
+        >>> from bayou.flows import quincunx
+        >>> quincunx((1, 2, 4), levels=1)[0]
+        tensor([[0, 2, 0, 2],
+                [2, 1, 2, 1]])
     """
     channels, height, width = event
-    row, column = torch.arange(height)[:, None], torch.arange(width)[None]
+    row = torch.arange(height)[:, None]
+    column = torch.arange(width)[None]
     group = torch.zeros(height, width, dtype=torch.long)
     for level in range(levels):
         step = 2 ** (levels - level)
-        odd_row, odd_column = row % step == step // 2, column % step == step // 2
-        on_row, on_column = row % step == 0, column % step == 0
-        group[odd_row & odd_column] = 2 * level + 1
-        group[(odd_row & on_column) | (on_row & odd_column)] = 2 * level + 2
+        is_odd_row = row % step == step // 2
+        is_odd_column = column % step == step // 2
+        is_even_row = row % step == 0
+        is_even_column = column % step == 0
+        group[is_odd_row & is_odd_column] = 2 * level + 1
+        group[(is_odd_row & is_even_column) | (is_even_row & is_odd_column)] = 2 * level + 2
     return group.expand(channels, height, width).clone()
 
 
 class DiscreteBase(Base):
-    r"""A distribution of integers, log p(x) = Σ_d log p(x_d | x_{<d}), which ``Flow.compress`` can
-    code.
+    r"""A distribution of integers, log p(x) = Σ_d log p(x_d | x_{<d}), which a codec can use.
 
     A ``conditioner`` computes the parameters (..., D, P) of all D symbols from preceding ones: a
     ``Conditioner``, one symbol after another, or ``Groups``. Without one the symbols are
-    independent, with learned parameters.
+    independent, with learned parameters. ``Flow.compress`` codes data of a flow with such a base.
+
+    Args:
+        event: the shape of an event.
+        symbols: the number of symbols of an event, D.
+        first: the parameters (P,) of a symbol before anything is learned, to which those that are
+            learned are added.
+        conditioner: a network of all symbols, or None for independent symbols.
+
+    Raises:
+        ValueError: if the conditioner has other numbers of symbols or parameters.
     """
 
     symbols: int  # D
-    window: tuple[int, int] | None = (
-        None  # the least and the largest symbol; None: all whole numbers
-    )
+    # The least and the largest symbol; None for all integers.
+    window: tuple[int, int] | None = None
     first: Tensor
 
     def __init__(
@@ -109,74 +160,122 @@ class DiscreteBase(Base):
         conditioner: Conditioner | Groups | None,
     ) -> None:
         super().__init__(event)
-        self.symbols, self.conditioner = symbols, conditioner
-        self.register_buffer("first", first)  # parameters (P,) before anything is learned
+        self.symbols = symbols
+        self.conditioner = conditioner
+        self.register_buffer("first", first)
         if conditioner is None:
             self.table = nn.Parameter(torch.zeros(symbols, len(first)))
-        elif isinstance(conditioner, Conditioner) and (conditioner.dim, conditioner.out) != (
-            symbols,
-            len(first),
-        ):
+        elif isinstance(conditioner, Conditioner):
+            self._check_conditioner(conditioner)
+
+    def _check_conditioner(self, conditioner: Conditioner) -> None:
+        """Raise a ValueError unless a conditioner has parameters of all symbols."""
+        params = len(self.first)
+        if (conditioner.dim, conditioner.out) != (self.symbols, params):
             raise ValueError(
-                f"{type(self).__name__} has {symbols} symbols of {len(first)} parameters, its conditioner gives "
-                f"{conditioner.dim} of {conditioner.out}; build it with dim={symbols}, params={len(first)}"
+                f"{type(self).__name__} has {self.symbols} symbols of {params} parameters, its "
+                f"conditioner gives {conditioner.dim} of {conditioner.out}; build it with "
+                f"dim={self.symbols}, params={params}"
             )
 
     @abstractmethod
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
-        """log p of symbols (...), or of one-hot rows (..., K), with parameters (..., P)."""
+        """Compute log p of symbols (...), or one-hot rows (..., K), from parameters (..., P).
+
+        Args:
+            x: symbols, or one-hot rows if events consist of these.
+            params: the parameters of each symbol, from ``params``.
+        """
 
     @abstractmethod
     def tables(self, params: Tensor) -> tuple[Tensor, ...]:
-        """The arguments of ``below`` from parameters (n, P): tensors (..., n)."""
+        """Return the arguments of ``below`` for parameters (n, P): tensors (..., n).
+
+        Args:
+            params: the parameters of n symbols.
+        """
 
     @staticmethod
     @abstractmethod
     def below(k: NDArray[np.int64], *tables: Floats) -> Floats:
-        """P(symbol < k): (..., n). In numpy and elementwise, so that it does not depend on the
-        batch.
+        """Compute P(symbol < k), (..., n).
+
+        This is elementwise and in numpy, so that it does not depend on the batch.
+
+        Args:
+            k: symbols (..., n).
+            tables: from ``tables``, for the n symbols.
         """
 
     @abstractmethod
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
-        """Symbols (...) from uniform noise (..., 2)."""
+        """Draw symbols (...) from uniform noise (..., 2) and parameters (..., P).
+
+        Args:
+            u: uniform noise in [0, 1).
+            params: the parameters of each symbol.
+        """
 
     @abstractmethod
     def see(self, symbols: Tensor) -> Tensor:
-        """The input of the conditioner for these symbols."""
+        """Return the input of the conditioner for these symbols.
+
+        Args:
+            symbols: symbols of any shape.
+        """
 
     def as_symbols(self, x: Tensor) -> Tensor:
-        """Symbols (..., D) of events (..., *event)."""
+        """Return the symbols (..., D) of events (..., *event).
+
+        Args:
+            x: events.
+        """
         return x.flatten(-len(self.event_shape))
 
     def as_event(self, symbols: Tensor) -> Tensor:
-        """Events of symbols."""
+        """Return the events (..., *event) of symbols (..., D).
+
+        Args:
+            symbols: all D symbols of each event.
+        """
         return symbols.reshape(*symbols.shape[:-1], *self.event_shape)
 
     def params(self, x: Tensor) -> Tensor:
-        """Parameters (..., D, P) of all symbols of x."""
+        """Compute the parameters (..., D, P) of all symbols of events x.
+
+        Args:
+            x: events (..., *event).
+        """
         if self.conditioner is None:
             return self.first + self.table
-        seen = self._seen(x)
-        return self.first + self.conditioner(seen)
+        inputs = self._conditioner_inputs(x)
+        return self.first + self.conditioner(inputs)
 
-    def _seen(self, x: Tensor) -> Tensor:
-        return self.see(
-            x if isinstance(self.conditioner, Groups) else x.flatten(-len(self.event_shape))
-        )
+    def _conditioner_inputs(self, x: Tensor) -> Tensor:
+        """Return the input of the conditioner for events, in the shape that it takes."""
+        if not isinstance(self.conditioner, Groups):
+            x = x.flatten(-len(self.event_shape))
+        return self.see(x)
 
     def unroll(self, batch: Sequence[int], choose: Choose) -> Tensor:
-        """Symbols (*batch, D), stage by stage: ``choose(indices, parameters (*batch, n, P))``
-        returns (*batch, n).
+        """Choose symbols stage by stage, so that parameters depend on the ones before.
+
+        Args:
+            batch: the batch shape.
+            choose: called as ``choose(indices, parameters)`` with the indices of n symbols and
+                their parameters (*batch, n, P); returns the symbols, (*batch, n).
+
+        Returns:
+            Symbols (*batch, D).
         """
         x = self.anchor.new_zeros(*batch, self.symbols)
         if self.conditioner is None:
-            every = list(range(self.symbols))
-            return choose(every, (self.first + self.table).expand(*batch, -1, -1))
+            params = (self.first + self.table).expand(*batch, -1, -1)
+            return choose(list(range(self.symbols)), params)
         if isinstance(self.conditioner, Groups):
             for g, members in enumerate(self.conditioner.members):
-                found = self.conditioner.group(self.see(self.as_event(x)), g)[..., members, :]
-                x[..., members] = choose(members, self.first + found)
+                params = self.conditioner.group(self.see(self.as_event(x)), g)[..., members, :]
+                x[..., members] = choose(members, self.first + params)
             return x
         steps = self.conditioner.steps(self.see(x))
         for d in self.conditioner.coordinates:
@@ -185,57 +284,128 @@ class DiscreteBase(Base):
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log-probability.
+
+        Args:
+            x: events (..., *event_shape) of integers, as floats.
+
+        Returns:
+            Log-probabilities (...).
+        """
         return self.log_mass(self.as_symbols(x), self.params(x)).sum(-1)
 
     def compress(self, flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
-        """Encode data with a flow of this base; see ``Flow.compress``."""
+        """Encode data with a flow of this base; see ``Flow.compress``.
+
+        Args:
+            flow: a flow with this base.
+            y: data (..., *event) of the flow.
+            context: (..., context_dim), for a flow with a context.
+        """
         return codec.compress(flow, y, context)
 
     def decompress(self, flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor:
-        """Decode data with a flow of this base; see ``Flow.decompress``."""
+        """Decode data with a flow of this base; see ``Flow.decompress``.
+
+        Args:
+            flow: a flow with this base.
+            data: the output of ``compress``.
+            context: the context that was passed to ``compress``.
+        """
         return codec.decompress(flow, data, context)
 
     @torch.no_grad()
     def draw(
-        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
+        self,
+        n: int,
+        batch: Sequence[int] = (),
+        seed: rng.Seed = None,
+        start: int = 0,
     ) -> Tensor:
+        """Draw events, which have no gradient.
+
+        Args:
+            n: the number of draws for every element of the batch.
+            batch: the batch shape; () by default.
+            seed: an int, a generator, or None for torch's generator.
+            start: the index of the first draw; 0 by default. Draw i depends on (seed, start + i).
+
+        Returns:
+            Draws (n, *batch, *event_shape).
+        """
         u = rng.uniform(n, (*batch, self.symbols, 2), self.anchor, seed, start)
-        symbols = self.unroll(
-            (n, *batch), lambda members, params: self.pick(u[..., members, :], params)
-        )
-        return self.as_event(symbols)
+
+        def choose(members: list[int], params: Tensor) -> Tensor:
+            return self.pick(u[..., members, :], params)
+
+        return self.as_event(self.unroll((n, *batch), choose))
 
 
 def logistic_log_mass(
-    x: Tensor, mean: Tensor, steep: Tensor, window: tuple[int, int] | None
+    x: Tensor,
+    mean: Tensor,
+    steep: Tensor,
+    window: tuple[int, int] | None,
 ) -> Tensor:
-    """log[σ(b) − σ(a)], a, b = (x ∓ ½ − mean)·steep; the first and last integer of a window include
-    the tails.
+    """Compute log[σ(b) − σ(a)] with a, b = (x ∓ ½ − mean)·steep, the log-probability of integers.
 
-    It is log σ(b) + log σ(−a) + log(1 − exp(−steep)), which is accurate in both tails.
+    It is log σ(b) + log σ(−a) + log(1 − exp(−steep)), which is accurate in both tails. The first
+    and the last integer of a window include the tails; outside of it the probability is 0.
+
+    Args:
+        x: integers, as floats.
+        mean: of the logistic distribution.
+        steep: 1/scale of it.
+        window: the first and the last integer, or None for all integers.
     """
     a = (x - 0.5 - mean) * steep
-    below, above = logsigmoid(a + steep), logsigmoid(-a)
-    each = below + above + (-torch.expm1(-steep)).log()
+    below = logsigmoid(a + steep)
+    above = logsigmoid(-a)
+    log_mass = below + above + (-torch.expm1(-steep)).log()
     if window is None:
-        return each
+        return log_mass
     low, high = window
-    each = torch.where(x == low, below, torch.where(x == high, above, each))
-    return each.masked_fill((x < low) | (x > high), -torch.inf)
+    log_mass = torch.where(x == low, below, torch.where(x == high, above, log_mass))
+    return log_mass.masked_fill((x < low) | (x > high), -torch.inf)
 
 
 class DiscretizedLogistic(DiscreteBase):
-    r"""p(x) = Σ_k w_k·[σ(b_k) − σ(a_k)], a, b = (x ∓ ½ − mean_k)/scale_k: a mixture of discretized
-    logistics.
+    r"""A distribution of integers: a mixture of discretized logistic distributions.
+
+    p(x) = Σ_k w_k·[σ(b_k) − σ(a_k)] with a_k, b_k = (x ∓ ½ − mean_k)/scale_k for every symbol, the
+    mass of a mixture of logistic distributions between x − ½ and x + ½. It is the usual base of
+    integer discrete flows.
 
     Args:
         event: the shape of an event.
-        levels: L; means are learned in units of L/2.
-        components: the number of logistics.
-        conditioner: a network from preceding symbols to 3·components parameters per symbol.
-        bounded: x is in 0 .. L − 1, and the first and last level include the tails (Salimans et al.
-            2017); otherwise x is any integer (Hoogeboom et al. 2019).
-        mean, scale: initial values, by default (L − 1)/2 and L/12.
+        levels: L, the number of values of the data, 256 by default; means are learned in units of
+            L/2.
+        components: the number of logistic distributions, 1 by default.
+        conditioner: a network from preceding symbols to 3·components parameters per symbol, a
+            ``Conditioner`` or ``Groups``; None, the default, for independent symbols.
+        bounded: whether x is in 0 .. L − 1, and the first and last level include the tails
+            (Salimans et al. 2017); by default x is any integer (Hoogeboom et al. 2019).
+        mean: the initial mean, (L − 1)/2 by default.
+        scale: the initial scale, L/12 by default.
+
+    Raises:
+        ValueError: if there are fewer than 2 levels or 1 component, or the conditioner does not
+            have the parameters of all symbols.
+
+    Shapes: ``draw`` returns (n, *batch, *event), ``log_prob`` maps (..., *event) to (...).
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> base = flows.DiscretizedLogistic(4, levels=16, components=2, bounded=True)
+        >>> flow = flows.Flow(base, flows.integer(4, levels=16, wrap=True))
+        >>> y = flow.sample(10, seed=0)
+        >>> y.shape, flow.log_prob(y).shape
+        (torch.Size([10, 4]), torch.Size([10]))
+
+    References:
+        Salimans, Karpathy, Chen & Kingma 2017, PixelCNN++.
+        Hoogeboom, Peters, van den Berg & Welling 2019, Integer Discrete Flows and Lossless
+        Compression.
     """
 
     def __init__(
@@ -248,96 +418,131 @@ class DiscretizedLogistic(DiscreteBase):
         mean: float | None = None,
         scale: float | None = None,
     ) -> None:
-        self.levels, self.unit = (
-            check_size(levels, "the levels of DiscretizedLogistic", 2),
-            levels / 2,
-        )
+        self.levels = check_size(levels, "the levels of DiscretizedLogistic", 2)
+        self.unit = levels / 2
         check_size(components, "the components of DiscretizedLogistic")
         self.center = (levels - 1) / 2 if mean is None else float(mean)
         self.log_scale = math.log(levels / 12 if scale is None else scale)
-        apart = torch.linspace(-0.8, 0.8, components) if components > 1 else torch.zeros(1)
-        first = torch.cat([torch.zeros(components), apart, torch.zeros(components)])
+        offsets = torch.zeros(1)
+        if components > 1:
+            offsets = torch.linspace(-MAX_COMPONENT_OFFSET, MAX_COMPONENT_OFFSET, components)
+        first = torch.cat([torch.zeros(components), offsets, torch.zeros(components)])
         super().__init__(event, math.prod(as_event(event)), first, conditioner)
         self.window = (0, levels - 1) if bounded else None
 
-    def _parts(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log w, mean and 1/scale, each (..., K)."""
+    def _mixture(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log w, mean and 1/scale of the components, (..., K) each."""
         logits, mean, log_scale = params.unflatten(-1, (3, -1)).unbind(-2)
-        narrow = (self.log_scale + log_scale).clamp_min(MIN_LOG_SCALE)
-        return logits.log_softmax(-1), self.center + self.unit * mean, (-narrow).exp()
+        log_scale = (self.log_scale + log_scale).clamp_min(MIN_LOG_SCALE)
+        return logits.log_softmax(-1), self.center + self.unit * mean, (-log_scale).exp()
 
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
-        log_w, mean, steep = self._parts(params)
+        """Compute log p of symbols (...) from parameters (..., 3·K)."""
+        log_w, mean, steep = self._mixture(params)
         return (log_w + logistic_log_mass(x.unsqueeze(-1), mean, steep, self.window)).logsumexp(-1)
 
     def tables(self, params: Tensor) -> tuple[Tensor, ...]:
-        log_w, mean, steep = (part.mT for part in self._parts(params))
+        """Return w, mean + ½ and 1/(2·scale), (K, n) each, from parameters (n, 3·K)."""
+        log_w, mean, steep = (tensor.mT for tensor in self._mixture(params))
         return log_w.exp(), mean + 0.5, steep / 2
 
     @staticmethod
     def below(k: NDArray[np.int64], *tables: Floats) -> Floats:
+        """Compute P(symbol < k) = Σ w·(½ + ½ tanh((k − edge)·steep)), (..., n)."""
         w, edge, steep = (t[(slice(None), *[None] * (k.ndim - 1))] for t in tables)
         return (w * (0.5 + 0.5 * np.tanh((k - edge) * steep))).sum(0)
 
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
-        log_w, mean, steep = self._parts(params)
-        k = (u[..., :1] >= log_w.exp().cumsum(-1)[..., :-1]).sum(-1, keepdim=True)
-        mean, steep = (
-            mean.expand(*u.shape[:-1], -1).gather(-1, k),
-            steep.expand(*u.shape[:-1], -1).gather(-1, k),
-        )
-        x = (mean + u[..., 1:].clamp(1e-6, 1 - 1e-6).logit() / steep).squeeze(-1).round()
+        """Draw symbols from uniform noise (..., 2): one for the component, one for its value."""
+        log_w, means, steeps = self._mixture(params)
+        component = (u[..., :1] >= log_w.exp().cumsum(-1)[..., :-1]).sum(-1, keepdim=True)
+        mean = means.expand(*u.shape[:-1], -1).gather(-1, component)
+        steep = steeps.expand(*u.shape[:-1], -1).gather(-1, component)
+        logits = u[..., 1:].clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY).logit()
+        x = (mean + logits / steep).squeeze(-1).round()
         return x if self.window is None else x.clamp(*self.window)
 
     def see(self, symbols: Tensor) -> Tensor:
+        """Return the symbols in units of L/2, around their initial mean."""
         return (symbols - self.center) / self.unit
 
 
 class Categorical(DiscreteBase):
-    """D symbols of K classes as one-hot rows (D, K): log p(x) = Σ_d x_d · log softmax(logits_d).
+    """A distribution of D symbols of K classes, as one-hot rows: the base of modulo flows.
 
-    ``Flow(Categorical(D, K), OneHot(D, K))`` is a distribution of class indices.
+    log p(x) = Σ_d x_d · log softmax(logits_d) with logits that are learned, or that a conditioner
+    computes from the preceding rows. ``Flow(Categorical(D, K), OneHot(D, K))`` is a distribution of
+    class indices.
 
     Args:
-        dim: D.
-        classes: K.
-        conditioner: a network (..., D, K) → (..., D, K) from preceding rows to logits; by default
-            these are learned.
+        dim: the number of symbols D.
+        classes: the number of classes K, at least 2.
+        conditioner: a network (..., D, K) → (..., D, K) from preceding rows to logits, such as
+            ``OneHotMADE``; None, the default, for independent symbols with learned logits.
+
+    Raises:
+        ValueError: if there are fewer than 2 classes, or the conditioner has other sizes.
+
+    Shapes: ``draw`` returns (n, *batch, D, K), ``log_prob`` maps (..., D, K) to (...).
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> flow = flows.Flow(flows.Categorical(4, 3), flows.modulo(4, classes=3))
+        >>> y = flow.sample(10, seed=0)
+        >>> y.shape, flow.log_prob(y).shape
+        (torch.Size([10, 4]), torch.Size([10]))
+
+    References:
+        Tran, Vafa, Agrawal, Dinh & Poole 2019, Discrete Flows: Invertible Generative Models of
+        Discrete Data.
     """
 
     def __init__(self, dim: int, classes: int, conditioner: Conditioner | None = None) -> None:
-        super().__init__(
-            (dim, check_size(classes, "the classes of Categorical", 2)),
-            dim,
-            torch.zeros(classes),
-            conditioner,
-        )
-        self.classes, self.window = classes, (0, classes - 1)
+        event = (dim, check_size(classes, "the classes of Categorical", 2))
+        super().__init__(event, dim, torch.zeros(classes), conditioner)
+        self.classes = classes
+        self.window = (0, classes - 1)
 
-    def _seen(self, x: Tensor) -> Tensor:
+    def _conditioner_inputs(self, x: Tensor) -> Tensor:
+        """Return one-hot rows, which the conditioner takes as they are."""
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
+        """Compute the log-probability.
+
+        Args:
+            x: one-hot rows (..., D, K).
+
+        Returns:
+            Log-probabilities (...).
+        """
         return self.log_mass(x, self.params(x)).sum(-1)
 
     def as_symbols(self, x: Tensor) -> Tensor:
+        """Return the class indices (..., D) of one-hot rows."""
         return x.argmax(-1).to(x)
 
     def as_event(self, symbols: Tensor) -> Tensor:
+        """Return one-hot rows (..., D, K) of class indices."""
         return self.see(symbols)
 
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
+        """Compute log p of one-hot rows (..., K) from logits (..., K)."""
         return (x * params.log_softmax(-1)).sum(-1)
 
     def tables(self, params: Tensor) -> tuple[Tensor, ...]:
+        """Return the cumulative probabilities (K + 1, n), from 0, of logits (n, K)."""
         return (torch.nn.functional.pad(params.softmax(-1).cumsum(-1), (1, 0)).mT,)
 
     @staticmethod
     def below(k: NDArray[np.int64], *tables: Floats) -> Floats:
+        """Look up P(class < k), (..., n)."""
         return tables[0][k, np.arange(k.shape[-1])]
 
     def pick(self, u: Tensor, params: Tensor) -> Tensor:
+        """Draw class indices from uniform noise (..., 2), of which the first number is used."""
         return (u[..., :1] >= params.softmax(-1).cumsum(-1)[..., :-1]).sum(-1).to(u)
 
     def see(self, symbols: Tensor) -> Tensor:
+        """Return one-hot rows (..., K) of class indices (...)."""
         return one_hot(symbols.long(), self.classes).to(self.anchor)

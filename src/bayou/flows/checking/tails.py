@@ -1,0 +1,127 @@
+"""The check of the tails: far from the origin, results are finite and inverted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bayou.core import rng
+from bayou.flows.checking.case import DIRECTIONS, Case
+from bayou.flows.checking.report import Result
+from bayou.flows.core.transform import Map
+
+Interval = tuple[float, float]
+FAR_VALUES = (1e3, -1e3, 1e4, -1e4)
+INTERVAL_MARGIN = 1e-6  # between points and the ends of an interval, in units of its width
+ROUNDING_UNITS = 64  # of the last digit, by which y changes to measure the condition of the inverse
+MAX_CONDITION_FACTOR = 100  # of the error of an inverse to its change by rounding
+
+
+@torch.no_grad()
+def tails(case: Case) -> Iterator[Result]:
+    """Check that results far from the origin, in one coordinate or all, are finite.
+
+    If the image is unbounded, they are also inverted.
+
+    Args:
+        case: the map to check.
+    """
+    if case.is_discrete:
+        yield Result.skip("tails", "integers")
+        return
+    for name, opposite in (DIRECTIONS, DIRECTIONS[::-1]):
+        yield _check_tails(case, name, opposite)
+
+
+def _check_tails(case: Case, name: str, opposite: str) -> Result:
+    """Check one direction."""
+    interval = case.transform.domain
+    image = case.transform.codomain
+    if name == "inverse":
+        interval, image = image, interval
+    context = case.context(1)
+    x = _far_points(case)
+    if not case.is_bijective and _is_valid(case.transform, x, context) == (name == "inverse"):
+        x = case.run(opposite, _clamp_inside(x, image), context)[0]
+    x = _clamp_inside(x, interval)
+    y, log_det = case.run(name, x, context)
+    if not (y.isfinite().all() and log_det.isfinite().all()):
+        count = int((~y.isfinite()).sum() + (~log_det.isfinite()).sum())
+        return Result(f"tails {name}", False, note=f"{count} values are not finite")
+    if not case.is_bijective:
+        return Result(f"tails {name}", True, note="finite")
+    if any(math.isfinite(end) for end in (*interval, *image)):
+        note = "finite; not inverted, since the image is bounded"
+        return Result(f"tails {name}", True, note=note)
+    return _check_inverse(case, name, opposite, x, y, context)
+
+
+def _far_points(case: Case) -> Tensor:
+    """Return points with one coordinate, or all, far from the origin: (4·(D + 1), *event)."""
+    near = rng.normal(1, (case.size,), case.reference, rng.fold(case.seed, "tails"))[0]
+    is_single = torch.eye(case.size).to(near).bool()
+    is_far = torch.cat([is_single, torch.ones_like(is_single[:1])])
+    x = torch.cat([torch.where(is_far, value, near) for value in FAR_VALUES])
+    return x.reshape(-1, *case.event)
+
+
+def _check_inverse(
+    case: Case,
+    name: str,
+    opposite: str,
+    x: Tensor,
+    y: Tensor,
+    context: Tensor | None,
+) -> Result:
+    """Compare the inverse of y with x.
+
+    Slopes may be as small as e⁻³⁰, where no float can be inverted. Where a change of y in its last
+    digits changes the inverse by as much as the error, the image of the inverse is compared with y
+    instead.
+    """
+    limit = case.with_solver_error(case.tolerances["tails"])
+    x_again, log_det = case.run(opposite, y, context)
+    error = _relative_error(x_again, x)
+    noise = rng.normal(len(y), case.event, y, rng.fold(case.seed, "rounding"))
+    nearby_y = y * (1 + ROUNDING_UNITS * torch.finfo(y.dtype).eps * noise)
+    nearby_x = case.run(opposite, nearby_y, context)[0]
+    is_ill_conditioned = (
+        (error > limit)
+        & (error <= MAX_CONDITION_FACTOR * _relative_error(nearby_x, x_again))
+        & x_again.isfinite().flatten(1).all(-1)
+    )
+    is_replaced = is_ill_conditioned.reshape(-1, *[1] * (x.ndim - 1))
+    y_again = case.run(name, torch.where(is_replaced, x_again, x), context)[0]
+    gap = torch.where(is_ill_conditioned, _relative_error(y_again, y), error).max().item()
+    if math.isnan(gap) or not log_det.isfinite().all():
+        gap = math.inf
+    note = ""
+    if is_ill_conditioned.any():
+        count = int(is_ill_conditioned.sum())
+        note = f"ill-conditioned: {count} of {len(x)} compared by their image"
+    return Result.of(f"tails {name}", gap, limit, note)
+
+
+def _is_valid(transform: Map, x: Tensor, context: Tensor | None) -> bool:
+    """Return whether x is a valid input of forward; that of an inverse sort must be sorted."""
+    try:
+        transform.validate(x, context)
+    except ValueError:
+        return False
+    return True
+
+
+def _relative_error(values: Tensor, expected: Tensor) -> Tensor:
+    """Return the largest difference in each event, relative to its largest magnitude: (n,)."""
+    magnitude = expected.flatten(1).abs().amax(-1)
+    return (values - expected).flatten(1).abs().amax(-1) / magnitude
+
+
+def _clamp_inside(x: Tensor, interval: Interval) -> Tensor:
+    """Clamp points into the interval, close to its ends."""
+    low, high = interval
+    width = high - low if math.isfinite(high - low) else 1.0
+    return x.clamp(low + INTERVAL_MARGIN * width, high - INTERVAL_MARGIN * width)
