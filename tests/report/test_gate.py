@@ -334,7 +334,9 @@ def test_a_linear_model_is_named_if_it_is_better_by_more_than_chance(
     metrics = {"rmse": 3.0, "coverage": 0.88}
     result = scored("Laplace", rows, metrics=metrics, errors={"rmse": error}, losses=[1.0] * 5)
     linear = {"rows": rows.tolist(), "metrics": {"rmse": 2.5}, "errors": {}, "losses": [1.0] * 5}
-    sentences = verdict(Results([result], {"baselines": {"linear": linear}}, {}))
+    constant = linear | {"metrics": {}, "losses": [2.0] * 5}
+    facts = {"baselines": {"constant": constant, "linear": linear}}
+    sentences = verdict(Results([result], facts, {}))
     assert ("a linear model has the better RMSE" in " ".join(sentences)) == is_named
 
 
