@@ -11,15 +11,15 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.likelihoods import BoundLikelihood, Information, Scores, Weighted, score
 
-Kind = Literal["ggn", "fisher", "sampled"]
-KINDS: Final[tuple[Kind, ...]] = ("ggn", "fisher", "sampled")
+CurvatureType = Literal["ggn", "fisher", "sampled"]
+CURVATURE_TYPES: Final[tuple[CurvatureType, ...]] = ("ggn", "fisher", "sampled")
 
 
 def information(
     likelihood: BoundLikelihood,
     f: Tensor,
     y: Tensor,
-    kind: Kind = "ggn",
+    kind: CurvatureType = "ggn",
     samples: int = 1,
     seed: rng.Seed = None,
 ) -> Information:

@@ -43,7 +43,7 @@ class JointNormal:
         return JointNormal(self.mean, self.covariance.marginal(list(names)), self.base)
 
 
-def with_past(shapes: Mapping[str, torch.Size], tensors: Params, prior: JointNormal) -> Params:
+def add_past_curvature(shapes: Mapping[str, torch.Size], tensors: Params, prior: JointNormal) -> Params:
     """The curvature C of new data plus that of all earlier data, Σ⁻¹ − base: online Laplace (Ritter
     2018).
 

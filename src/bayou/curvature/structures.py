@@ -18,7 +18,7 @@ from bayou.curvature.sweep import Plan, Sink
 
 Shapes = Mapping[str, torch.Size]
 Multipliers = Mapping[str, Tensor]
-LIMIT = 5_000  # weights that a full matrix may be over
+MAX_FULL_WEIGHTS = 5_000  # weights that a full matrix may be over
 
 
 class Curvature(ABC):

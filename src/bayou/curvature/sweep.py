@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayou.core import rng
 from bayou.core.params import Params
-from bayou.curvature.information import Kind, information
+from bayou.curvature.information import CurvatureType, information
 from bayou.curvature.layers import Layer, layer_of, supported
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor, close, rows_of
@@ -285,7 +285,7 @@ class Sweep:
         params: Params,
         plan: Plan,
         likelihood: BoundLikelihood,
-        kind: Kind = "ggn",
+        kind: CurvatureType = "ggn",
         samples: int = 1,
         seed: rng.Seed = None,
     ) -> None:

@@ -60,7 +60,7 @@ class Passes:
         like, likelihood = next(iter(params.values())), point.target.likelihood
         method, total = self.method, Tally(likelihood)
         sums = SUMS[method.structure](shapes, self.plan, like)
-        seed, kind = part_seed(self.seed, "curvature"), method.kind(self.plan.outputs)
+        seed, kind = part_seed(self.seed, "curvature"), method.curvature_for(self.plan.outputs)
         sweep = Sweep(point.network.call, params, self.plan, likelihood, kind, method.samples, seed)
         interrupted = half_done = False
         with (

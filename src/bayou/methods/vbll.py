@@ -18,7 +18,7 @@ from bayou.core.files import StrPath
 from bayou.core.params import Params
 from bayou.core.progress import Show
 from bayou.curvature.covariance import Covariance, Diagonal, Full
-from bayou.curvature.structures import LIMIT
+from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.first_batch import first_inputs, last_layer
 from bayou.inference.point import PointModel, Regularized
@@ -155,7 +155,7 @@ class LastLayer(PointModel):
                 f"VBLL needs a Normal prior of each of {' and '.join(names)}; use such a prior, or VI"
             )
         shape = len(weight), weight.shape[1] + len(names) - 1
-        self.full = method.rank is None and math.prod(shape) <= LIMIT
+        self.full = method.rank is None and math.prod(shape) <= MAX_FULL_WEIGHTS
         self.log_std = nn.Parameter(weight.new_full(shape, math.log(START)))
         columns = shape[1] if self.full else 8 if method.rank is None else method.rank
         noise = rng.normal(
