@@ -148,7 +148,9 @@ def _one_step_a_draw(method: Sampler, data: Any, settings: Settings) -> tuple[Sa
     steps, kept = method._plan(as_data(data, method.batch_size))
     if isinstance(method, GradientSampler):  # every step of the chain is a draw
         draws = (
-            len(method._weights(steps).nonzero()[0]) if settings.steps is None else settings.steps
+            len(method._draw_density(steps).nonzero()[0])
+            if settings.steps is None
+            else settings.steps
         )
         method = replace(method, draws=draws)
         steps, kept = method._plan(as_data(data, method.batch_size))
