@@ -48,7 +48,7 @@ class Checked:
             if name not in own and f"``{name}``:" not in doc
         ]
         if doc and added:
-            cls.__doc__ = "\n".join([doc, *([] if own else ["", "Args:"]), *added]) + "\n"
+            cls.__doc__ = _insert_args(doc, "\n".join(added)) + "\n"
 
     def _check(self, names: Sequence[str], valid: Callable[[Any], bool], what: str) -> None:
         for name in names:
@@ -99,6 +99,15 @@ class Checked:
         """A ValueError unless this field is one of the choices."""
         valid = f"one of {', '.join(choices)}"
         self._check([name], lambda value: isinstance(value, str) and value in choices, valid)
+
+
+def _insert_args(doc: str, entries: str) -> str:
+    """Return a docstring with further entries at the end of its ``Args`` section."""
+    before, heading, section = doc.partition("\nArgs:\n")
+    if not heading:
+        return f"{doc}\n\nArgs:\n{entries}"
+    args, separator, rest = section.partition("\n\n")
+    return f"{before}{heading}{args}\n{entries}{separator}{rest}"
 
 
 def _is_number(value: Any) -> bool:
