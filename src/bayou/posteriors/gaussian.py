@@ -18,7 +18,7 @@ from bayou.curvature import Covariance
 from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.kronecker import Kronecker
-from bayou.curvature.linearize import linearized, tangent
+from bayou.curvature.linearize import linearize, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
@@ -122,8 +122,8 @@ class GaussianPosterior(Posterior):
     def _linearized(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
         own = self._random
-        f, pull = linearized(self._at(inputs), own)
-        _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
+        f, pull = linearize(self._at(inputs), own)
+        _, push = linearize(lambda u: pull(u)[0], torch.zeros_like(f))
         each = [
             push({name: stack[name][s] - value for name, value in own.items()})[0]
             for s in range(size(stack))
@@ -205,7 +205,7 @@ class GaussianPosterior(Posterior):
             network = self._at(
                 [row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one]
             )
-            f, pull = linearized(lambda own: network(own).squeeze(0), self._random)
+            f, pull = linearize(lambda own: network(own).squeeze(0), self._random)
             eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
             return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
 
@@ -274,7 +274,7 @@ class GaussianPosterior(Posterior):
         rest = self.covariance.marginal(
             [name for name in self.covariance.shapes if name not in names]
         )
-        apart = rest.beside(theirs)
+        apart = rest.with_independent(theirs)
         return GaussianPosterior(
             other.target, other.network, mean, apart, predictive=other.predictive
         )
