@@ -48,9 +48,9 @@ format: $(STAMPS)/lint  ## let ruff sort the imports and format the code
 	$(BIN)/ruff format .
 
 bench: $(STAMPS)/test $(STAMPS)/bench  ## measure the flows against other libraries, and what it costs to be Bayesian
-	$(BIN)/python benchmarks/flows.py $(ARGS)
-	$(BIN)/python benchmarks/posteriors.py
-	$(BIN)/python benchmarks/laplace.py
+	$(BIN)/python experiments/measure/flows.py $(ARGS)
+	$(BIN)/python experiments/measure/posteriors.py
+	$(BIN)/python experiments/measure/laplace.py
 
 docs: $(STAMPS)/test $(STAMPS)/docs  ## build the documentation to docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

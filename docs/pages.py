@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "benchmarks" / "results"
+RESULTS = HERE.parent / "experiments" / "results"
 GENERATED = HERE / "_generated"
 COMMAND = re.compile(r"^`((?:bayou|python) [^`]+)`(?:, (\d{4}-\d\d-\d\d))?")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
-# --- tables of benchmarks/results ------------------------------------------------------------------------------------
+# --- tables of experiments/results ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -374,7 +374,7 @@ def table_page(stem: str) -> str:
     )
     text = re.sub(r"^#", "###", re.sub(r"\A# .*\n", "", text), flags=re.MULTILINE)
     text = re.sub(r"^###(#+)", r"##\1", text, flags=re.MULTILINE)
-    text = re.sub(r"!\[([^\]]*)\]\(([\w.-]+)\)", r"![\1](../../benchmarks/results/\2)", text)
+    text = re.sub(r"!\[([^\]]*)\]\(([\w.-]+)\)", r"![\1](../../experiments/results/\2)", text)
     made = sorted(set(runs(stem)), key=lambda run: run[::-1])
     dates = sorted({date for _, date in made})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

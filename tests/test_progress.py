@@ -192,6 +192,25 @@ def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(
     assert [numbers["seconds_left"] for numbers in heard] == [2.0 * k for k in range(99, -1, -1)]
 
 
+def test_the_time_that_is_left_counts_no_preparation_and_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A minute before the first steps, which come in pairs, as in a search: not "about 3 h" at 2 of
+    360.
+    """
+    now, heard = [0.0], list[dict[str, float]]()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Progress(
+        "searching", 20, lambda title, step, total, numbers: heard.append(numbers)
+    ) as line:
+        now[0] += 60.0
+        line.start_clock(360)
+        for step in range(2, 361, 2):
+            now[0] += 1.0
+            line.update(step)
+    assert [numbers["seconds_left"] for numbers in heard] == [0.5 * k for k in range(358, -1, -2)]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(6.4, "6 s"), (98, "98 s"), (200, "3 min"), (7200, "2 h")]
 )

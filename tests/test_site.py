@@ -180,7 +180,7 @@ def test_settings_are_those_of_the_class() -> None:
 def written_for_readers() -> list[Path]:
     """Every page that a reader of the results meets."""
     root = DOCS.parent
-    results = [*(root / "benchmarks" / "results").glob("*.md"), *(DOCS / "benchmarks").iterdir()]
+    results = [*(root / "experiments" / "results").glob("*.md"), *(DOCS / "benchmarks").iterdir()]
     return [
         *results,
         *DOCS.glob("*.md"),

@@ -31,6 +31,22 @@ def commands(text: str) -> list[list[str]]:
     return [line.split()[1:] for line in re.findall(r"^    (bayou .+)$", text, re.MULTILINE)]
 
 
+def printed_sentences(text: str) -> list[str]:
+    """The lines of a page that a command prints as its conclusion: from the scores to the next
+    command.
+    """
+    return [
+        line
+        for line in re.findall(r"^    (.+)$", text, re.MULTILINE)
+        if line.startswith(("Laplace:", "The "))
+    ]
+
+
+def words(text: str) -> str:
+    """A text without its numbers, which depend on the machine in their last digits."""
+    return re.sub(r"\d[\d.,]*", "#", text)
+
+
 def decided_rows(text: str) -> dict[str, list[int]]:
     """The rows of the table of decisions by its first column, the reason left out."""
     decisions: dict[str, list[int]] = {}
@@ -59,12 +75,19 @@ def test_the_decisions_are_those_of_the_page_and_right(
     make_files, decide_function, *_ = code_blocks(FIRST)
     exec(compile(make_files, "csv.md", "exec"), namespace)
     exec(compile(decide_function, "csv.md", "exec"), namespace)
+    printed = ""
     for arguments in commands(FIRST):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
+        printed += result.output
+    shown = printed_sentences(FIRST)
+    assert len(shown) == 2
+    assert set(map(words, shown)) <= set(map(words, printed.splitlines()))
 
     (scores,) = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert scores["metrics"]["rmse"] < RMSE_OF_A_LINEAR_MODEL / 2
+    (rmse,) = re.findall(r"Laplace: RMSE ([\d.]+)", FIRST)
+    assert scores["metrics"]["rmse"] == pytest.approx(float(rmse), rel=0.03)
     with open("predictions.csv", newline="") as file:
         predictions = list(csv.DictReader(file))
     decisions: dict[str, list[int]] = {}

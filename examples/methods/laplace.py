@@ -48,8 +48,8 @@ print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metri
 
 # %% [markdown]
 # The band is narrow at the data and wide in the gap and outside, where the Jacobian points in directions that no row
-# has constrained. On the moons the held-out rows select a posterior so narrow that it is nearly its mode: the mutual
-# information is close to zero, and the entropy is that of MAP.
+# has constrained. On the moons held-out rows cannot tell the scales of the prior apart, and the evidence selects one:
+# the networks disagree along the boundary, and more where it leaves the data.
 
 # %%
 ticks = torch.linspace(-3, 3, 50)

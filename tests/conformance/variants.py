@@ -51,7 +51,7 @@ from bayou.flows import (
 )
 from bayou.flows._registry import Entry, Kind
 from bayou.flows.models.images import rotation
-from benchmarks.vae_nets import amortized
+from experiments.measure.vae_nets import amortized
 
 NET = partial(conv_net, hidden=4)
 GATED = partial(gated_net, hidden=4, blocks=1, heads=2)

@@ -277,7 +277,8 @@ def test_the_names_need_only_the_standard_library() -> None:
     code = """
 import importlib.util, sys, types, pathlib
 root = pathlib.Path(sys.argv[1])
-for name, path in (("bayou", root), ("bayou.data", root / "data"), ("bayou.app.runs", root / "runs")):
+folders = {"bayou": root, "bayou.data": root / "data", "bayou.app.runs": root / "app" / "runs"}
+for name, path in folders.items():
     module = types.ModuleType(name); module.__path__ = [str(path)]; sys.modules[name] = module
 import bayou.data.catalogue, bayou.data.files, bayou.data.dataset, bayou.app.runs.nets
 spec = importlib.util.spec_from_file_location("bayou.data", root / "data" / "__init__.py")

@@ -1,4 +1,4 @@
-"""How often the gate is wrong, on problems whose posterior is known: ``benchmarks/gate.py`` makes
+"""How often the gate is wrong, on problems whose posterior is known: ``experiments/measure/gate.py`` makes
 the whole table.
 """
 
@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "gate.py"
+    path = Path(__file__).parents[2] / "experiments" / "measure" / "gate.py"
     spec = importlib.util.spec_from_file_location("gate_benchmark", path)
     assert spec is not None
     assert spec.loader is not None

@@ -246,7 +246,7 @@ def test_scripts_that_pages_name_exist() -> None:
     pages = [
         ROOT / "README.md",
         *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "benchmarks" / "results").glob("*.md"),
+        *(ROOT / "experiments" / "results").glob("*.md"),
     ]
     named = {
         path

@@ -42,7 +42,7 @@ def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> Non
 
 
 def test_the_rows_of_the_table_are_near_the_densities() -> None:
-    rows = study.read(Implicit(), Path(__file__).parents[2] / "benchmarks" / "results")["rows"]
+    rows = study.read(Implicit(), Path(__file__).parents[2] / "experiments" / "results")["rows"]
     found = {(row["data"], row["label"]): row for row in rows if row["label"] != "FFG"}
     assert set(found) == set(itertools.product(DENSITIES, ("SIVI", "UIVI")))
     for (name, _), row in found.items():

@@ -9,8 +9,8 @@ import json
 import pytest
 
 from bayou.core.params import match
-from benchmarks import partial
 from experiments.hmc_cifar.network import resnet
+from experiments.measure import partial
 
 
 def test_the_table_is_that_of_its_numbers() -> None:

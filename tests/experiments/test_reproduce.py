@@ -88,7 +88,7 @@ def test_every_row_of_every_experiment_can_be_built(name: str) -> None:
         for row in experiment.rows(data):
             assert row.net in nets.NETS
             row.method(Budget(**{experiment.unit: experiment.length(data)}))
-    committed = Path(__file__).parents[2] / "benchmarks" / "results" / f"{name}.json"
+    committed = Path(__file__).parents[2] / "experiments" / "results" / f"{name}.json"
     found = study.read(experiment, committed.parent)
     assert committed.with_suffix(".md").read_text() == experiment.render(found)
 

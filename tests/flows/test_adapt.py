@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributions, nn
 
 from bayou.flows import Cost, Flow, Inverse, Ladj, StandardNormal, check, realnvp
-from benchmarks.adapt import adapt
+from experiments.measure.adapt import adapt
 from tests.conformance.training import check_trained
 
 Pair = tuple[Tensor, Tensor]

@@ -72,7 +72,7 @@ def inputs(net: Causal, *batch: int) -> tuple[Tensor, Tensor | None]:
 
 def stepped(net: Causal, x: Tensor, context: Tensor | None) -> Tensor:
     steps, found = net.steps(x, context), {}
-    for d in net._order:
+    for d in net.coordinates:
         found[d] = steps.params()
         steps.push(x[..., d])
     return torch.stack([found[d] for d in range(net.dim)], -2)
@@ -98,8 +98,8 @@ def test_a_coordinate_changes_only_later_parameters(name: str) -> None:
     context = None if context is None else context.expand(net.dim, -1)
     before, after = net(x.expand(net.dim, -1), context), net(moved, context)
     for d in range(net.dim):
-        k = net._order.index(d)
-        kept, changed = list(net._order[: k + 1]), list(net._order[k + 1 :])
+        k = net.coordinates.index(d)
+        kept, changed = list(net.coordinates[: k + 1]), list(net.coordinates[k + 1 :])
         assert torch.equal(before[d, kept], after[d, kept]), (
             f"coordinate {d} changed what comes before it"
         )
@@ -118,7 +118,7 @@ def seen(net: Causal) -> Tensor:
     own = net(x).reshape(3, net.dim, net.dim, net.out).diagonal(dim1=1, dim2=2)
     (gradient,) = torch.autograd.grad(own.sum(), x)
     found = (gradient.reshape(3, net.dim, net.dim) != 0).any(0)
-    return found[list(net._order)][:, list(net._order)]
+    return found[list(net.coordinates)][:, list(net.coordinates)]
 
 
 @pytest.mark.parametrize(

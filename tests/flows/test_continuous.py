@@ -22,7 +22,7 @@ from bayou.flows import (
 )
 from bayou.flows.fitting import objectives
 from bayou.flows.fitting.objectives import FlowMatching
-from benchmarks.time_unet import TimeUNet
+from experiments.measure.time_unet import TimeUNet
 from tests.conformance.training import check_trained
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)
@@ -203,7 +203,7 @@ def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
     assert core.steps in (4, 8)
     scale = core.field.rate.detach().exp()  # y = x·exp(rate)
     exact = -torch.distributions.Normal(0.0, scale).log_prob(data).squeeze(-1)
-    held = objectives.MaximumLikelihood(flow, data, None, 256, 0.1, 0).held
+    held = objectives.MaximumLikelihood(flow, data, None, 256, 0.1, 0).held_out_rows
     assert found.best == pytest.approx(exact[held].mean().item(), abs=0.01)
 
 
@@ -239,7 +239,7 @@ def test_the_least_loss_of_matching_two_gaussians() -> None:
     flow = Flow(DiagonalNormal(1).double(), Continuous(1, Mean()))
     data = 2 + 0.5 * rng.normal(8000, (1,), torch.zeros((), dtype=torch.float64), 1)
     objective = FlowMatching(flow, data, None, 256, 0.5, 0)
-    losses = objective._distance(*objective._paths(objective.held, 3))
+    losses = objective._distance(*objective._paths(objective.held_out_rows, 3))
     assert abs(losses.mean().item() - math.pi / 4) < 5 * losses.std().item() / math.sqrt(
         len(losses)
     )

@@ -434,7 +434,7 @@ def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
 
     assert [name for name, _ in base.named_parameters()] == ["mean", "log_std", "logits"]
     x = base.draw(20, seed=3).detach()
-    x = x - base._implicit(x, base.mean, base.log_std)
+    x = x - base._weight_gradient(x, base.mean, base.log_std)
     u = [conditionals(x.detach(), d, theta) for d in range(4)]
     assert torch.allclose(invert(u, theta), x, atol=1e-9)
     weights = points(20, 4)
@@ -477,7 +477,7 @@ def test_the_graph_of_a_mixture_grows_with_neither_dimension_nor_components() ->
 
         def gradient(u: Tensor) -> tuple[Tensor, ...]:
             return torch.autograd.grad(
-                base._implicit(u, base.mean, base.log_std).sum(), list(base.parameters())
+                base._weight_gradient(u, base.mean, base.log_std).sum(), list(base.parameters())
             )
 
         return len(make_fx(gradient)(torch.zeros(2, dim)).graph.nodes)
@@ -498,7 +498,7 @@ def test_a_mixture_with_fixed_weights_leaves_them_alone() -> None:
 
 def test_the_gradient_of_a_mixture_with_a_narrow_component_is_that_of_double_precision() -> None:
     def slopes(base: GaussianMixture, x: Tensor) -> Tensor:
-        loss = (x - base._implicit(x, base.mean, base.log_std)).square().sum(-1).mean()
+        loss = (x - base._weight_gradient(x, base.mean, base.log_std)).square().sum(-1).mean()
         return torch.cat(
             [g.flatten().double() for g in torch.autograd.grad(loss, tuple(base.parameters()))]
         )
@@ -583,7 +583,7 @@ def test_the_gradient_of_a_mixture_in_its_lower_tail_is_that_of_double_precision
     def slope(base: GaussianMixture) -> Tensor:
         x = torch.tensor([[-9.0]]).to(base.mean)
         return torch.autograd.grad(
-            base._implicit(x, base.mean.detach(), base.log_std.detach()).sum(), base.logits
+            base._weight_gradient(x, base.mean.detach(), base.log_std.detach()).sum(), base.logits
         )[0]
 
     base = GaussianMixture(1, 2, spread=1.0)

@@ -1,4 +1,4 @@
-"""The simulators of benchmarks/sbi.py: moments of x given theta, and posteriors in closed form."""
+"""The simulators of experiments/measure/sbi.py: moments of x given theta, and posteriors in closed form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from benchmarks.sbi import TASKS
+from experiments.measure.sbi import TASKS
 
 N = 40_000
 

@@ -33,10 +33,16 @@ from bayou.flows import (
     Transform,
     realnvp,
 )
-from bayou.flows.layers.linear import orthonormal, reflections
+from bayou.flows.layers.linear import multiply_reflections, orthonormalize
 from bayou.flows.models.decoders import Decoder
-from bayou.flows.models.vae import EvidenceBound
-from benchmarks.vae_nets import amortized, conv_decoder, conv_encoder, dense_decoder, dense_encoder
+from bayou.flows.models.vae import NegativeElbo
+from experiments.measure.vae_nets import (
+    amortized,
+    conv_decoder,
+    conv_encoder,
+    dense_decoder,
+    dense_encoder,
+)
 from tests.conformance.training import check_trained
 
 T = TypeVar("T", bound=nn.Module)
@@ -238,12 +244,12 @@ def test_frames() -> None:
     a = rng.normal(6, (5, 3), W, 0)
     q, r = torch.linalg.qr(a)
     assert torch.allclose(
-        orthonormal(a), q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2), atol=1e-12
+        orthonormalize(a), q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2), atol=1e-12
     )
     product = torch.eye(5).double()
     for v in a[2].mT:
         product = product @ (torch.eye(5) - 2 * torch.outer(v, v) / v.dot(v))
-    assert torch.allclose(reflections(a)[2], product, atol=1e-12)
+    assert torch.allclose(multiply_reflections(a)[2], product, atol=1e-12)
 
 
 # --- decoders --------------------------------------------------------------------------------------------------------
@@ -343,7 +349,7 @@ def test_gated_convolutions_start_with_the_variance_of_what_comes_in() -> None:
 
 def test_the_loss_weights_the_kl() -> None:
     vae, rows = pca(exact=False, wide=1.5), torch.arange(4)
-    objective = EvidenceBound(vae, X.expand(4, 3), None, 4, 0.0, 1.0, 0)
+    objective = NegativeElbo(vae, X.expand(4, 3), None, 4, 0.0, 1.0, 0)
 
     def value(beta: float) -> float:
         with rng.isolated(0, torch.device("cpu")):
@@ -377,9 +383,9 @@ def test_beta_rises(
     monkeypatch: pytest.MonkeyPatch, warmup: float, beta: float, expected: list[float]
 ) -> None:
     seen: list[float] = []
-    value = EvidenceBound.value
+    value = NegativeElbo.value
     monkeypatch.setattr(
-        EvidenceBound,
+        NegativeElbo,
         "value",
         lambda self, x, beta: (seen.append(float(beta)), value(self, x, beta))[1],
     )

@@ -1,6 +1,6 @@
 """Families against HMC: the posterior of a 1-20-1 tanh network on a cubic.
 
-``experiments.toy`` has the problem, ``benchmarks/cubic.py`` makes the whole table. Here the target
+``experiments.toy`` has the problem, ``experiments/measure/cubic.py`` makes the whole table. Here the target
 is shown to be the one that HMC had, and a few families are fitted again, shortly.
 """
 
@@ -24,7 +24,7 @@ F64 = torch.float64
 
 
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "cubic.py"
+    path = Path(__file__).parents[2] / "experiments" / "measure" / "cubic.py"
     spec = importlib.util.spec_from_file_location("cubic_benchmark", path)
     assert spec is not None
     assert spec.loader is not None

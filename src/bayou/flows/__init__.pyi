@@ -9,6 +9,7 @@ from bayou.flows.contractive.contracting import Contracting, ContractingConv, Li
 from bayou.flows.contractive.residual import Residual, residual
 from bayou.flows.core.bases import (
     Base,
+    CodecError,
     DiagonalNormal,
     GaussianMixture,
     StandardNormal,
@@ -30,7 +31,6 @@ from bayou.flows.discrete.bijections import (
     integer,
     modulo,
 )
-from bayou.flows.discrete.codec import CodecError
 from bayou.flows.discrete.masses import Categorical, DiscretizedLogistic, Groups, quincunx
 from bayou.flows.fitting.fit import FitOptions, FitResult, fit
 from bayou.flows.layers.autoregressive import Autoregressive

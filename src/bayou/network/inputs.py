@@ -169,7 +169,9 @@ def placed(x: Any, like: Tensor) -> tuple[Any, ...]:
         way = "torch.as_tensor(x, dtype=torch.float32)"
         if isinstance(x, Dataset):
             way = "DataLoader(x, batch_size=256), whose labels are left out"
-        elif isinstance(x, list | tuple) and isinstance(inputs[0], list | tuple | Mapping):
+        elif (
+            inputs and isinstance(x, list | tuple) and isinstance(inputs[0], list | tuple | Mapping)
+        ):
             what = f"a {type(x).__name__} of batches or rows"
             way = "the inputs alone, torch.cat([x for x, y in batches])"
         raise ValueError(

@@ -87,10 +87,15 @@ class Empirical(Posterior):
         return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        stack = {name: value[:1] if shared(value) else value for name, value in self.stack.items()}
+        shared_names = [name for name, value in self.stack.items() if shared(value)]
+        stack = {
+            name: value[:1] if name in shared_names else value for name, value in self.stack.items()
+        }
         tensors, config = target_state(self, stack=stack)
-        mixing = {} if self.mixing is None else {"mixing": self.mixing}
-        return tensors, config | {"chains": self.chains} | mixing
+        config |= {"chains": self.chains, "shared": shared_names}
+        if self.mixing is not None:
+            config["mixing"] = self.mixing
+        return tensors, config
 
     @classmethod
     def restore(

@@ -100,6 +100,10 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "free": ("the names of parameters", lambda value: isinstance(value, list) and _all(value, str)),
     "components": ("a list of posteriors", _records),
     "chains": ("a positive whole number", _whole),
+    "shared": (
+        "the names of tensors",
+        lambda value: isinstance(value, list) and _all(value, str),
+    ),
     "p": (
         "a rate or nothing",
         lambda value: value is None or (isinstance(value, float) and 0 < value < 1),
@@ -114,9 +118,9 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """A FileError for a file with missing or invalid entries."""
     path, kind = config["path"], config["kind"]
-    calibrated = ("temperature",) if "temperature" in config else ()
+    optional = [key for key in ("temperature", "shared") if key in config]
     usual = ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes", "free")))
-    for key in (*usual, *KEYS.get(kind, ()), *calibrated):
+    for key in (*usual, *KEYS.get(kind, ()), *optional):
         what, holds = EXPECTED[key]
         if key not in config or not holds(config[key]):
             raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")
@@ -169,7 +173,7 @@ def check_made(
                 f"{path} has {list(value.shape)} in {name!r}, one axis too many or too few for {inner!r} of shape "
                 f"{list(like[name].shape)}; fit again"
             )
-    _check_points(path, under("stack.", tensors))
+    _check_points(path, under("stack.", tensors), config.get("shared"))
     for part in (
         "net.",
         "mean.",
@@ -180,17 +184,20 @@ def check_made(
     _check_dtypes(path, {name: value.dtype for name, value in draw.items() if name in own}, own)
 
 
-def _check_points(path: StrPath, stack: Params) -> None:
-    """Raise a FileError unless all tensors of a stack have as many points, since one alone would be
-    used for all.
+def _check_points(path: StrPath, stack: Params, shared_names: list[str] | None) -> None:
+    """Raise a FileError unless all tensors of a stack have as many points.
+
+    Args:
+        path: the file.
+        stack: the tensors of the file, (points, *shape).
+        shared_names: tensors with one point that all share; None in files of an earlier version,
+            which do not name them.
     """
-    points = {name: len(value) for name, value in stack.items()}
-    first = next(iter(points), "")
-    for name, count in points.items():
-        if count != points[first]:
-            raise FileError(
-                f"{path} has {count} points in {name!r} and {points[first]} in {first!r}; fit again"
-            )
+    points = max((len(value) for value in stack.values()), default=0)
+    for name, value in stack.items():
+        is_shared = len(value) == 1 and (shared_names is None or name in shared_names)
+        if len(value) != points and not is_shared:
+            raise FileError(f"{path} has {len(value)} of {points} points in {name!r}; fit again")
 
 
 def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], own: Params) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, Final
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -101,9 +100,7 @@ def check_arrays(x: NDArray[Any], y: NDArray[Any], refuses_targets: bool) -> Non
         y: the targets.
         refuses_targets: whether a target far from all others is an error.
     """
-    check_sentinels(
-        (torch.from_numpy(np.asarray(x)),), torch.from_numpy(np.asarray(y)), refuses_targets
-    )
+    check_sentinels((torch.tensor(x),), torch.tensor(y), refuses_targets)
 
 
 def _is_table(values: Any) -> bool:

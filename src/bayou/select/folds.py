@@ -212,7 +212,7 @@ def search(
     errors_of, modes = dict[tuple[int, int], Tensor](), Params()
     count, left = len(held), list(range(len(factors)))
     passes = passes_per_step or path_passes(target, effort)
-    line.total = len(steps) * passes
+    line.start_clock(len(steps) * passes)
     masks = ~held.repeat(len(left), 1)
     every = [f for each in factors for f in each]
     path = Path(

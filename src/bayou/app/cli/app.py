@@ -292,7 +292,7 @@ def reproduce(
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder for table, figure and JSON")] = Path(
-        "benchmarks/results"
+        "experiments/results"
     ),
     seeds: Annotated[
         int | None, typer.Option(help="seeds, or splits of UCI; by default as in the experiment")

@@ -13,36 +13,48 @@ from torch import Tensor, nn
 from bayou.flows.continuous_time.fields import Pull, TimeMLP
 from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
 from bayou.flows.contractive.residual import pullback
-from bayou.flows.core.arguments import as_event, positive
+from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Symmetric, Transform, sum_event
 
 Trace = Literal["exact", "hutchinson"]
 Solver = Literal["rk4", "dopri5"]
 
+MIN_RANDOM_WIDTH = 0.25  # of a random RK4 step, relative to an equal one
+RANDOM_WIDTH_RANGE = 1.5
+
 
 class Continuous(Symmetric, Transform):
-    r"""y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt (Chen et al. 2018).
+    r"""A continuous flow, y = z(1) of ż = v(t, z), z(0) = x.
 
-    The two directions are inverse to each other up to the error of the solver; ``accuracy`` is its
-    expected size, which a field that is not smooth enough for its steps exceeds (see ``refine``).
-    ``evaluations`` is the number of evaluations of the field in the last pass.
+    ladj = ∫ tr ∂v/∂z dt along the path (Chen et al. 2018). The two directions are inverse to each
+    other up to the error of the solver; ``accuracy`` is its expected size, which a field that is
+    not smooth enough for its steps exceeds (see ``refine``). ``evaluations`` is the number of
+    evaluations of the field in the last pass.
 
     Args:
         event: the size of a vector, or the shape of an event.
         field: v, called as ``field(t, z)`` or, with a context, ``field(t, z, context)``: t (...), z
-            (..., \*event).
-        context_dim: the size of the context, 0 for none.
-        trace: "exact", with one vector-Jacobian product per dimension, or "hutchinson", εᵀ(∂v/∂z)ε
-            with one random ε = ±1 per row and pass; the log-density is then an estimate (Grathwohl
-            et al. 2019, FFJORD).
-        solver: "rk4" with equal steps, which compiles to one graph, or "dopri5", with adaptive
-            steps for every row.
-        steps: of "rk4".
-        tolerance: of "dopri5".
-        checkpoint: recompute every step in the backward pass, so that memory does not grow with the
-            number of steps.
+            (..., \*event). It may have a method ``pullback`` and a property ``with_trace``, as
+            ``TimeMLP`` has; autograd is used otherwise.
+        context_dim: the size of the context; 0, the default, for none.
+        trace: "exact" (the default), with one vector-Jacobian product per dimension, or
+            "hutchinson", εᵀ(∂v/∂z)ε with one random ε = ±1 per row and pass; the log-density is
+            then an estimate (Grathwohl et al. 2019, FFJORD).
+        solver: "rk4" (the default) with equal steps, which compiles to one graph, or "dopri5", with
+            adaptive steps for every row.
+        steps: the number of steps of "rk4"; 32 by default.
+        tolerance: the error of a step of "dopri5"; 1e-6 by default.
+        checkpoint: whether to recompute every step in the backward pass, so that memory does not
+            grow with the number of steps; False by default.
 
     Shapes: x, y (..., \*event), context (..., context_dim), ladj (...).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Continuous, TimeMLP
+        >>> y, ladj = Continuous(2, TimeMLP(2), steps=16)(torch.zeros(10, 2))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 2]), torch.Size([10]))
     """
 
     forward_kind = inverse_kind = Cost.iterative
@@ -67,169 +79,225 @@ class Continuous(Symmetric, Transform):
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}")
         self.event_shape = as_event(event, "the dimension")
-        self.field, self.context_dim, self.trace, self.solver = field, context_dim, trace, solver
-        self.steps, self.tolerance, self.checkpoint = (
-            positive(steps, "the number of steps"),
-            tolerance,
-            checkpoint,
-        )
-        self.takes_noise, self.recordable = trace == "hutchinson", solver == "rk4"
+        self.field = field
+        self.context_dim = context_dim
+        self.trace = trace
+        self.solver = solver
+        self.steps = check_size(steps, "the number of steps")
+        self.tolerance = tolerance
+        self.checkpoint = checkpoint
+        self.takes_noise = trace == "hutchinson"
+        self.recordable = solver == "rk4"
         self.ladj_kind = Ladj.estimate if self.takes_noise else Ladj.exact
         self.evaluations = 0
         self.widths: Tensor | None = None  # of the steps: see ``varied_steps``
 
     @property
     def accuracy(self) -> float:  # type: ignore[override]
-        """The expected error of the solver for a smooth field: 100 tolerances, or steps⁻⁴ for RK4.
-        A field with Fourier features sin ωt has (ω/steps)⁴/2880, on average a fifth of that at the
-        largest ω = π·``field.frequencies``."""
+        """The expected error of the solver for a smooth field.
+
+        100 tolerances, or steps⁻⁴ for RK4. A field with Fourier features sin ωt has
+        (ω/steps)⁴/2880, on average a fifth of that at the largest ω = π·``field.frequencies``.
+        """
         if self.solver == "dopri5":
             return 100 * self.tolerance
-        return (
-            max(1.0, (math.pi * getattr(self.field, "frequencies", 0)) ** 4 / 14400) / self.steps**4
-        )
+        max_frequency = math.pi * getattr(self.field, "frequencies", 0)
+        return max(1.0, max_frequency**4 / 14400) / self.steps**4
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
-        return (torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like),)  # type: ignore[arg-type]
+        """Draw the probe ε = ±1 (*batch, *event)."""
+        uniform = rows.uniform(*self.event_shape)  # type: ignore[arg-type]
+        probe = torch.where(uniform < 0.5, -1.0, 1.0).to(rows.like)
+        return (probe,)
 
     def _both(
-        self, z: Tensor, context: Tensor | None, inverse: bool, probe: Tensor | None = None
+        self,
+        z: Tensor,
+        context: Tensor | None,
+        inverse: bool,
+        probe: Tensor | None = None,
     ) -> Pair:
         start, stop = (1.0, 0.0) if inverse else (0.0, 1.0)
         batch = z.shape[: z.ndim - len(self.event_shape)]
         if context is not None:
+            event = z.shape[z.ndim - len(self.event_shape) :]
             batch = torch.broadcast_shapes(batch, context.shape[:-1])
-            z = z.expand(*batch, *z.shape[z.ndim - len(self.event_shape) :])
+            z = z.expand(*batch, *event)
         if 0 in batch:
             return z, z.new_zeros(batch)
-        state, field = (z, z.new_zeros(batch)), self.derivative(context, probe)
+        state = (z, z.new_zeros(batch))
+        derivative = self.derivative(context, probe)
         if self.solver == "rk4":
             (y, ladj), self.evaluations = rk4(
-                field, state, start, stop, self.steps, self.checkpoint, self.widths
+                derivative, state, start, stop, self.steps, self.checkpoint, self.widths
             )
         else:
             (y, ladj), self.evaluations = dopri5(
-                field, state, start, stop, self.tolerance, checkpoint=self.checkpoint
+                derivative, state, start, stop, self.tolerance, checkpoint=self.checkpoint
             )
         return y, ladj
 
     def velocity(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
-        """v(t, z), without the trace."""
+        r"""Return v(t, z), without the trace.
+
+        Args:
+            t: times (...).
+            z: states (..., \*event).
+            context: (..., context_dim), for a flow with a context.
+        """
         v: Tensor = self.field(t, z) if context is None else self.field(t, z, context)
         return v
 
     def derivative(self, context: Tensor | None, probe: Tensor | None = None) -> Field:
-        """(t, (z, ladj)) → (v, tr ∂v/∂z)."""
-        dims = len(self.event_shape)
-        with_trace: Callable[..., State] | None = getattr(
-            self.field, "with_trace", None
-        )  # a trace in closed form
+        r"""Return the function (t, (z, ladj)) → (v, tr ∂v/∂z) that a solver integrates.
 
-        def change(t: Tensor, state: State) -> State:
-            z = state[0]
-            if probe is None and with_trace is not None:
-                return with_trace(t, z) if context is None else with_trace(t, z, context)
-            v, pull = self._pullback(t, z, context)
-            if probe is not None:
+        Args:
+            context: (..., context_dim), or None.
+            probe: ε = ±1 (..., \*event) for an estimate of the trace; exact by default.
+        """
+        dims = len(self.event_shape)
+        if probe is not None:
+
+            def estimate(t: Tensor, state: State) -> State:
+                v, pull = self._pullback(t, state[0], context)
                 return v, sum_event(pull(probe) * probe, dims)
+
+            return estimate
+
+        # v and its trace in closed form
+        with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)
+        if with_trace is not None:
+
+            def closed_form(t: Tensor, state: State) -> State:
+                if context is None:
+                    return with_trace(t, state[0])
+                return with_trace(t, state[0], context)
+
+            return closed_form
+
+        def exact(t: Tensor, state: State) -> State:
+            z = state[0]
+            v, pull = self._pullback(t, z, context)
             event = z.shape[z.ndim - dims :]
             size = math.prod(event)
-            basis = torch.eye(size, dtype=z.dtype, device=z.device).reshape(
-                size, *[1] * (z.ndim - dims), *event
-            )
-            basis = basis.expand(size, *z.shape)
+            basis = torch.eye(size, dtype=z.dtype, device=z.device)
+            basis = basis.reshape(size, *[1] * (z.ndim - dims), *event).expand(size, *z.shape)
             return v, sum_event((pull(basis) * basis).sum(0), dims)
 
-        return change
+        return exact
 
     def _pullback(self, t: Tensor, z: Tensor, context: Tensor | None) -> tuple[Tensor, Pull]:
-        """v(t, z), and u ↦ uᵀ ∂v/∂z for one u per row, or several along a leading axis."""
-        if isinstance(self.field, TimeMLP):
-            return self.field.pullback(t, z, context)
-        by = _autograd_pullback if self.checkpoint and torch.is_grad_enabled() else pullback
-        return by(lambda z: self.velocity(t, z, context), z)
+        """Return v(t, z), and u ↦ uᵀ ∂v/∂z.
+
+        u is one vector per row, or several along a leading axis.
+        """
+        if hasattr(self.field, "pullback"):
+            field: Any = self.field
+            v_and_pull: tuple[Tensor, Pull] = field.pullback(t, z, context)
+            return v_and_pull
+        if self.checkpoint and torch.is_grad_enabled():
+            return _autograd_pullback(lambda z: self.velocity(t, z, context), z)
+        return pullback(lambda z: self.velocity(t, z, context), z)
 
 
 @contextmanager
 def varied_steps(module: nn.Module, noise: Tensor | None = None) -> Iterator[None]:
-    """Inside, continuous flows in ``module`` use random RK4 steps, for the loss of one training
-    step.
+    """Use random RK4 steps in continuous flows, for the loss of one training step.
 
     With equal steps a likelihood can exploit the errors of the solver, which differ between random
     grids. ``fit`` uses this.
 
     Args:
         module: a module with continuous flows.
-        noise: uniform numbers (n,), new ones for every loss; with None the steps stay equal.
+        noise: uniform numbers (n,), new ones for every loss; with None, the default, the steps stay
+            equal.
+
+    Example:
+        >>> import torch, bayou.flows as flows
+        >>> flow = flows.Flow(flows.StandardNormal(2), flows.continuous(2))
+        >>> with flows.varied_steps(flow, torch.rand(64)):
+        ...     loss = -flow.log_prob(torch.zeros(100, 2)).mean()
     """
     if noise is None:
         yield
         return
-    solved = _with_rk4(module)
+    rk4_flows = _flows_with_rk4(module)
+    widths = MIN_RANDOM_WIDTH + RANDOM_WIDTH_RANGE * noise
     try:
-        for part in solved:
-            part.widths = (0.25 + 1.5 * noise).repeat(-(-part.steps // len(noise)))[: part.steps]
+        for flow in rk4_flows:
+            repeats = -(-flow.steps // len(noise))
+            flow.widths = widths.repeat(repeats)[: flow.steps]
         yield
     finally:
-        for part in solved:
-            part.widths = None
+        for flow in rk4_flows:
+            flow.widths = None
 
 
 def refine(
-    module: nn.Module, loss: Callable[[], Tensor], allowed: float, most: int = 512
+    module: nn.Module,
+    loss: Callable[[], Tensor],
+    allowed: float,
+    most: int = 512,
 ) -> tuple[int, int]:
-    """Double the RK4 steps of continuous flows until twice as many change the loss by at most
-    ``allowed``.
+    """Double the RK4 steps of continuous flows until they are accurate.
 
-    No fixed number of steps suffices for every field: one that contracts too fast for its steps has
-    an arbitrarily high density. ``fit`` therefore calls this at every check; a custom training loop
-    should do the same.
+    That is the case when twice as many change the loss by at most ``allowed``. No fixed number of
+    steps suffices for every field: one that contracts too fast for its steps has an arbitrarily
+    high density. ``fit`` therefore calls this at every check; a custom training loop should do the
+    same.
 
     Args:
         module: a module with continuous flows.
         loss: a function without noise, or with the same noise in every call.
         allowed: the largest change of the loss.
-        most: the largest number of steps.
+        most: the largest number of steps; 512 by default.
 
     Returns:
         The number of steps before and after, of the flow with the most.
     """
-    solved = [(part, part.steps) for part in _with_rk4(module)]
-    before, factor = max((steps for _, steps in solved), default=0), 1
+    rk4_flows = _flows_with_rk4(module)
+    initial_steps = [flow.steps for flow in rk4_flows]
+    before = max(initial_steps, default=0)
+    factor = 1
 
-    def set_steps(times: int) -> None:
-        for part, steps in solved:
-            part.steps = times * steps
+    def multiply_steps(multiple: int) -> None:
+        for flow, steps in zip(rk4_flows, initial_steps, strict=True):
+            flow.steps = multiple * steps
 
     try:
         with torch.no_grad():
-            coarse = loss().item() if before else 0.0
+            coarse_loss = loss().item() if before else 0.0
             while 0 < 2 * factor * before <= most:
-                set_steps(2 * factor)
-                fine = loss().item()
-                if abs(fine - coarse) <= allowed:
+                multiply_steps(2 * factor)
+                fine_loss = loss().item()
+                if abs(fine_loss - coarse_loss) <= allowed:
                     break
-                factor, coarse = 2 * factor, fine
+                factor = 2 * factor
+                coarse_loss = fine_loss
     finally:
-        set_steps(factor)
+        multiply_steps(factor)
     return before, factor * before
 
 
-def _with_rk4(module: nn.Module) -> list[Continuous]:
+def _flows_with_rk4(module: nn.Module) -> list[Continuous]:
+    """Return the continuous flows of a module that are solved with equal steps."""
     return [
-        part for part in module.modules() if isinstance(part, Continuous) and part.solver == "rk4"
+        flow for flow in module.modules() if isinstance(flow, Continuous) and flow.solver == "rk4"
     ]
 
 
 def _autograd_pullback(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Pull]:
-    """f(z), and u ↦ uᵀ ∂f/∂z by autograd, which supports checkpoints; torch.func does not."""
+    """Return f(z), and u ↦ uᵀ ∂f/∂z by autograd.
+
+    It supports checkpoints, which torch.func does not.
+    """
     with torch.enable_grad():
         z = z if z.requires_grad else z.detach().requires_grad_()
         v = f(z)
 
     def pull(u: Tensor) -> Tensor:
         if u.ndim > z.ndim:
-            return torch.stack([pull(one) for one in u])
+            return torch.stack([pull(row) for row in u])
         return torch.autograd.grad(v, z, u, create_graph=True)[0]
 
     return v, pull
@@ -246,24 +314,53 @@ def continuous(
     checkpoint: bool = False,
     field: nn.Module | None = None,
 ) -> Continuous:
-    """A continuous flow whose field is a network of z and t (Chen et al. 2018; Grathwohl et al.
-    2019).
+    """Build a continuous flow whose field is a network of z and t.
+
+    y = z(1) of ż = v(t, z), z(0) = x, with ladj = ∫ tr ∂v/∂z dt along the path. Both directions
+    solve an ordinary differential equation.
 
     Args:
         event: a dimension, or the shape (C, H, W) of images.
-        hidden: units of the default field ``TimeMLP``.
-        context_dim, solver, steps, tolerance, checkpoint: as for ``Continuous``.
-        trace: by default "exact", and "hutchinson" for images.
+        hidden: the widths of the hidden layers of the default field ``TimeMLP``; (64, 64) by
+            default.
+        context_dim: the size of a context that the field reads too; 0, the default, for none.
+        trace: "exact", the default for vectors, or "hutchinson", an estimate, for images.
+        solver: "rk4" (the default) with equal steps, or "dopri5", with adaptive steps for every
+            row.
+        steps: the number of steps of "rk4"; 32 by default.
+        tolerance: the error of a step of "dopri5"; 1e-6 by default.
+        checkpoint: whether to recompute every step in the backward pass, so that memory does not
+            grow with the number of steps; False by default.
         field: a network v(t, z, context) to use instead of the default; needed for images.
+
+    Returns:
+        A transform of x, y (..., *event).
+
+    Example:
+        >>> import torch, bayou.flows as flows
+        >>> flow = flows.Flow(flows.StandardNormal(2), flows.continuous(2, steps=16))
+        >>> flow.log_prob(torch.zeros(100, 2)).shape
+        torch.Size([100])
+
+    References:
+        Chen, Rubanova, Bettencourt & Duvenaud 2018, Neural Ordinary Differential Equations;
+        Grathwohl, Chen, Bettencourt, Sutskever & Duvenaud 2019, FFJORD.
     """
-    flat = isinstance(event, int)
     if isinstance(event, int):
-        field = field or TimeMLP(positive(event, "the dimension"), hidden, context_dim)
+        field = field or TimeMLP(check_size(event, "the dimension"), hidden, context_dim)
+        trace = trace or "exact"
     elif field is None:
         raise ValueError(
-            f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, context)"
+            f"a continuous flow of events {tuple(event)} needs a field=: a network of (t, z, "
+            "context)"
         )
     return Continuous(
-        event, field, context_dim=context_dim, trace=trace or ("exact" if flat else "hutchinson"), solver=solver,
-        steps=steps, tolerance=tolerance, checkpoint=checkpoint,
-    )  # fmt: skip
+        event,
+        field,
+        context_dim=context_dim,
+        trace=trace or "hutchinson",
+        solver=solver,
+        steps=steps,
+        tolerance=tolerance,
+        checkpoint=checkpoint,
+    )

@@ -1,13 +1,17 @@
-"""Contractive networks: layers whose Lipschitz constant is bounded for all weights."""
+"""Contractive networks: layers whose Lipschitz constant is bounded for all weights.
+
+A network computes its norms once per pass: ``freeze`` returns it as a function of explicit tensors,
+with products with its Jacobian.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,54 +21,85 @@ from torch.nn.functional import conv2d, linear, pixel_shuffle, pixel_unshuffle, 
 from bayou.flows.core.arguments import promote
 from bayou.flows.core.implicit import with_derivatives
 
-ORDER = 7  # squarings: the Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value
-SWISH = 1.0998393  # the largest slope of x·sigmoid(x)
-INITIAL_BETA, INITIAL_BIAS_STD, INITIAL_LAST_NORM = 10.0, 0.2, 0.1  # see ``_initialized``
-INITIAL_NORM = 0.999  # of the bound L, where the slope of min(1, L/‖W‖) is discontinuous
-GRID = 16  # frequencies per axis in the norm of a convolution: a bound 4 % above the norm of a 3×3 kernel
+# The Schatten norm of order p = 2·(2⁷ + 1) is within d^(1/258) of the largest singular value.
+SQUARINGS = 7
+SQUARINGS_PER_RESCALING = 3
+MAX_SWISH_SLOPE = 1.0998393  # of x·sigmoid(x)
+INITIAL_BETA = 10.0  # of LipSwish in a network: see ``_initialize``
+INITIAL_BIAS_STD = 0.2
+INITIAL_LAST_NORM = 0.1  # of the last layer, as a fraction of L
+# Of hidden layers, as a fraction of L; at 1 the slope of min(1, L/‖W‖) is discontinuous.
+INITIAL_NORM = 0.999
+FREQUENCIES = 16  # per axis in the norm of a convolution: 4 % above the norm of a 3×3 kernel
+
+PullbackStep = Tensor | Callable[[Tensor], Tensor]  # slopes, or the transpose of a linear layer
 
 
-class LipSwish(nn.Module):
-    """x·sigmoid(β·x)/1.1 with slopes in [−1, 1] and a learned β > 0 (Chen et al. 2019).
+class FrozenLayer(ABC):
+    """A layer as a function of explicit tensors, with products with its Jacobian."""
 
-    Args:
-        beta: the initial β.
-    """
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the output of the layer."""
 
-    def __init__(self, beta: float = 1.0) -> None:
-        super().__init__()
-        self.raw = nn.Parameter(
-            torch.tensor(beta + math.log(-math.expm1(-beta)))
-        )  # softplus(raw) = β
+    @abstractmethod
+    def pullback(self, x: Tensor) -> tuple[Tensor, PullbackStep]:
+        """Return the output, and u ↦ uᵀ ∂/∂x as slopes to multiply by, or as a function."""
 
-    def fixed(self) -> Swish:
-        """Return the activation as a function of its current parameter."""
-        return Swish(self.raw)
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that the layer is a function of."""
+        return []
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fixed()(x)
+    def with_tensors(self, values: Iterator[Tensor]) -> FrozenLayer:
+        """Return the layer with the next values as its ``tensors``."""
+        return self
 
 
 @dataclass
-class Swish:
-    """x·sigmoid(β·x)/1.1 with β = softplus(raw)."""
+class FrozenSwish(FrozenLayer):
+    """The activation x·sigmoid(β·x)/1.1 with β = softplus(raw).
+
+    Args:
+        raw: ().
+    """
 
     raw: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x * sigmoid(softplus(self.raw) * x) / SWISH
+        return x * sigmoid(softplus(self.raw) * x) / MAX_SWISH_SLOPE
 
-    def with_slope(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the value, and ∂/∂x."""
+    def pullback(self, x: Tensor) -> tuple[Tensor, PullbackStep]:
         beta = softplus(self.raw)
         s = sigmoid(beta * x)
-        y = x * s / SWISH
-        return y, torch.addcmul(s / SWISH, beta * y, 1 - s)
+        y = x * s / MAX_SWISH_SLOPE
+        return y, torch.addcmul(s / MAX_SWISH_SLOPE, beta * y, 1 - s)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.raw]
+
+    def with_tensors(self, values: Iterator[Tensor]) -> FrozenSwish:
+        return FrozenSwish(next(values))
+
+
+class FrozenTanh(FrozenLayer):
+    """The activation tanh(x)."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    def pullback(self, x: Tensor) -> tuple[Tensor, PullbackStep]:
+        y = torch.tanh(x)
+        return y, 1 - y.square()
 
 
 @dataclass
-class Linear:
-    """x ↦ x·Wᵀ + b, and its transpose u ↦ u·W."""
+class FrozenLinear(FrozenLayer):
+    """The linear layer x·Wᵀ + b, with the transpose u·W.
+
+    Args:
+        weight: W (outputs, inputs).
+        bias: b (outputs,).
+    """
 
     weight: Tensor
     bias: Tensor
@@ -72,91 +107,217 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
+    def pullback(self, x: Tensor) -> tuple[Tensor, PullbackStep]:
+        return self(x), self.transpose
+
     def transpose(self, u: Tensor) -> Tensor:
-        """uᵀ ∂/∂x."""
+        """Return uᵀ ∂/∂x."""
         return u @ self.weight
+
+    def tensors(self) -> list[Tensor]:
+        return [self.weight, self.bias]
+
+    def with_tensors(self, values: Iterator[Tensor]) -> FrozenLinear:
+        return FrozenLinear(next(values), next(values))
 
 
 @dataclass
-class Convolution:
-    """A convolution of (..., C, H, W) that preserves H and W, and its transpose, with the flipped
-    kernel.
+class FrozenConvolution(FrozenLayer):
+    """A convolution of (..., C, H, W) that preserves H and W.
+
+    Its transpose is the convolution with the flipped kernel.
+
+    Args:
+        weight: the kernel (outputs, inputs, size, size).
+        bias: (outputs,), or None.
     """
 
     weight: Tensor
     bias: Tensor | None
 
     def __post_init__(self) -> None:
-        self.flipped = self.weight.flip(-1, -2).transpose(
-            0, 1
-        )  # here: the first product may be under no_grad
+        # here, since the first product may be under no_grad
+        self.flipped = self.weight.flip(-1, -2).transpose(0, 1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._convolved(x, self.weight, self.bias)
+        return _convolve(x, self.weight, self.bias)
+
+    def pullback(self, x: Tensor) -> tuple[Tensor, PullbackStep]:
+        return self(x), self.transpose
 
     def transpose(self, u: Tensor) -> Tensor:
-        """uᵀ ∂/∂x."""
-        return self._convolved(u, self.flipped, None)
+        """Return uᵀ ∂/∂x."""
+        return _convolve(u, self.flipped, None)
 
-    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
-        y = conv2d(rows, weight, bias, padding=weight.shape[-1] // 2)
-        return y if x.ndim == 4 else y.reshape(*x.shape[:-3], *y.shape[1:])
+    def tensors(self) -> list[Tensor]:
+        if self.bias is None:
+            return [self.weight]
+        return [self.weight, self.bias]
+
+    def with_tensors(self, values: Iterator[Tensor]) -> FrozenConvolution:
+        weight = next(values)
+        if self.bias is None:
+            return FrozenConvolution(weight, None)
+        return FrozenConvolution(weight, next(values))
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the convolution of (..., C, H, W) with zero padding that preserves H and W."""
+    images = x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
+    y = conv2d(images, weight, bias, padding=weight.shape[-1] // 2)
+    if x.ndim == 4:
+        return y
+    return y.reshape(*x.shape[:-3], *y.shape[1:])
+
+
+@dataclass
+class FrozenRearrangement(FrozenLayer):
+    """A permutation of the numbers of an image, with its inverse, which is its transpose.
+
+    Args:
+        apply: the permutation.
+        undo: its inverse.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    undo: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.apply(x)
+
+    def pullback(self, x: Tensor) -> tuple[Tensor, PullbackStep]:
+        return self.apply(x), self.undo
+
+
+def freeze(layer: nn.Module) -> FrozenLayer:
+    """Return a layer as a function of its current tensors.
+
+    Args:
+        layer: a layer of this module, a linear layer, tanh, or a pixel shuffle of torch.
+
+    Raises:
+        TypeError: for another layer.
+    """
+    if isinstance(layer, (Contracting, ContractingConv, LipSwish)):
+        return layer.freeze()
+    if isinstance(layer, nn.Linear):
+        return FrozenLinear(layer.weight, layer.bias)
+    if isinstance(layer, nn.Tanh):
+        return FrozenTanh()
+    if isinstance(layer, nn.PixelUnshuffle):
+        factor = layer.downscale_factor
+        return FrozenRearrangement(
+            apply=partial(pixel_unshuffle, downscale_factor=factor),
+            undo=partial(pixel_shuffle, upscale_factor=factor),
+        )
+    if isinstance(layer, nn.PixelShuffle):
+        factor = layer.upscale_factor
+        return FrozenRearrangement(
+            apply=partial(pixel_shuffle, upscale_factor=factor),
+            undo=partial(pixel_unshuffle, downscale_factor=factor),
+        )
+    raise TypeError(f"a contractive network has no layers of {type(layer).__name__}")
+
+
+class LipSwish(nn.Module):
+    """The activation x·sigmoid(β·x)/1.1, with slopes in [−1, 1] and a learned β > 0.
+
+    Chen et al. 2019.
+
+    Args:
+        beta: the initial β; 1 by default.
+
+    Shapes: any.
+    """
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        raw = beta + math.log(-math.expm1(-beta))  # softplus(raw) = β
+        self.raw = nn.Parameter(torch.tensor(raw))
+
+    def freeze(self) -> FrozenSwish:
+        """Return the activation as a function of its current parameter."""
+        return FrozenSwish(self.raw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.freeze()(x)
 
 
 class Contracting(nn.Linear):
-    """x·Wᵀ·min(1, L/‖W‖) + b: its Lipschitz constant is L at most.
+    """A linear layer x·Wᵀ·min(1, L/‖W‖) + b, whose Lipschitz constant is L at most.
 
     ‖W‖ is the Schatten norm (Σ σ^258)^(1/258), an upper bound of the largest singular value σ,
     tight to a factor d^(1/258), 1.6 % for d = 64. Power iteration is cheaper for large layers but
     gives a lower bound.
 
     Args:
-        inputs, outputs: sizes of the last axis.
+        inputs: the size of the last axis of the input.
+        outputs: the size of the last axis of the output.
         lipschitz: L.
+
+    Shapes: (..., inputs) to (..., outputs).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Contracting
+        >>> Contracting(3, 5, lipschitz=0.9)(torch.zeros(10, 3)).shape
+        torch.Size([10, 5])
     """
 
     def __init__(self, inputs: int, outputs: int, lipschitz: float) -> None:
         super().__init__(inputs, outputs)
         self.lipschitz = lipschitz
 
-    def fixed(self) -> Linear:
-        """The layer with its norm computed once, for many calls."""
-        return Linear(_scaled(self.weight, schatten(self.weight), self.lipschitz), self.bias)
+    def bound(self) -> Tensor:
+        """Return an upper bound () of the norm of the unscaled weights."""
+        return schatten(self.weight)
+
+    def freeze(self) -> FrozenLinear:
+        """Return the layer as a function, with its norm computed once for many calls."""
+        return FrozenLinear(_scale_weight(self.weight, self.bound(), self.lipschitz), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fixed()(x)
+        return self.freeze()(x)
 
 
 class ContractingConv(nn.Conv2d):
-    """A zero-padded convolution of (..., C, H, W) with the kernel K·min(1, L/‖K‖): its Lipschitz
-    constant is L at most.
+    """A convolution with the kernel K·min(1, L/‖K‖), whose Lipschitz constant is L at most.
 
-    ‖K‖ bounds the norm of the convolution for images of any size: the largest Schatten norm of the
-    matrices K(ω) on a grid of M×M frequencies, divided by cos²(π·d/M), d = half the kernel, to
-    cover the frequencies in between (near its maximum a trigonometric polynomial of degree d
-    decreases no faster than a cosine, M. Riesz 1914).
+    It pads images with zeros to preserve their size. ‖K‖ bounds the norm of the convolution for
+    images of any size: the largest Schatten norm of the matrices K(ω) on a grid of M×M frequencies,
+    divided by cos²(π·d/M), d = half the kernel, to cover the frequencies in between (near its
+    maximum a trigonometric polynomial of degree d decreases no faster than a cosine, M. Riesz
+    1914).
 
     Args:
-        inputs, outputs: channels.
+        inputs: the number of channels of the input.
+        outputs: the number of channels of the output.
         kernel: the odd size of the kernel.
         lipschitz: L.
-        grid: M.
+        grid: M, at least twice the kernel; 16 by default.
+
+    Shapes: (..., inputs, H, W) to (..., outputs, H, W).
     """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, lipschitz: float, grid: int = GRID
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        lipschitz: float,
+        grid: int = FREQUENCIES,
     ) -> None:
         if kernel % 2 == 0 or grid < 2 * kernel:
             raise ValueError(
-                f"ContractingConv needs an odd kernel and a grid of twice its size or more, got kernel={kernel}, "
-                f"grid={grid}"
+                "ContractingConv needs an odd kernel and a grid of twice its size or more, got "
+                f"kernel={kernel}, grid={grid}"
             )
         super().__init__(inputs, outputs, kernel, padding=kernel // 2)
-        self.lipschitz, self.grid = lipschitz, grid
+        self.lipschitz = lipschitz
+        self.grid = grid
 
     def bound(self) -> Tensor:
-        """An upper bound of the norm of the convolution with the unscaled weights: ()."""
+        """Return an upper bound () of the norm of the convolution with the unscaled weights."""
         half = self.kernel_size[0] // 2
         if half == 0:
             return schatten(self.weight[..., 0, 0])
@@ -164,133 +325,129 @@ class ContractingConv(nn.Conv2d):
         waves = waves.permute(2, 3, 0, 1)  # (M, M/2 + 1, O, I)
         return schatten(waves).amax() / math.cos(math.pi * half / self.grid) ** 2
 
-    def fixed(self) -> Convolution:
-        """The layer with its norm computed once, for many calls."""
-        return Convolution(_scaled(self.weight, self.bound(), self.lipschitz), self.bias)
+    def freeze(self) -> FrozenConvolution:
+        """Return the layer as a function, with its norm computed once for many calls."""
+        weight = _scale_weight(self.weight, self.bound(), self.lipschitz)
+        return FrozenConvolution(weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fixed()(x)
-
-
-LAYERS = (Contracting, ContractingConv)  # a tuple: torch 2.9 does not compile isinstance of a union
-WITH_TENSORS = (Linear, Convolution, Swish)
+        return self.freeze()(x)
 
 
 class ContractingNet(nn.Sequential):
-    """A sequence of layers; ``fixed`` computes their norms once, for many calls."""
+    """A sequence of layers that computes their norms once per pass."""
 
-    def fixed(self) -> FixedNet:
-        """The network as a function, with its current weights."""
-        return FixedNet(
-            [part.fixed() if isinstance(part, (*LAYERS, LipSwish)) else part for part in self]
-        )
+    def freeze(self) -> FrozenNet:
+        """Return the network as a function, with its current weights."""
+        return FrozenNet([freeze(layer) for layer in self])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fixed()(x)
-
-
-def _tensor_names(part: Linear | Convolution | Swish) -> list[str]:
-    return [field.name for field in fields(part) if getattr(part, field.name) is not None]
+        return self.freeze()(x)
 
 
 @dataclass
-class FixedNet:
-    """A network with fixed norms, and products with its Jacobian."""
+class FrozenNet:
+    """A network as a function of explicit tensors, with products with its Jacobian.
 
-    parts: Sequence[Any]
+    Args:
+        layers: its layers, in order.
+    """
+
+    layers: Sequence[FrozenLayer]
 
     def __call__(self, x: Tensor) -> Tensor:
-        for part in self.parts:
-            x = part(x)
+        for layer in self.layers:
+            x = layer(x)
         return x
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors that the network is a function of."""
-        found = []
-        for part in self.parts:
-            if isinstance(part, WITH_TENSORS):
-                found += [getattr(part, name) for name in _tensor_names(part)]
-        return found
+        return [tensor for layer in self.layers for tensor in layer.tensors()]
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> FixedNet:
-        """Return the network with other values of its ``tensors``."""
+    def with_tensors(self, tensors: Sequence[Tensor]) -> FrozenNet:
+        """Return the network with other values of its ``tensors``.
+
+        Args:
+            tensors: the values, in the same order.
+        """
         values = iter(tensors)
-        parts = []
-        for part in self.parts:
-            if isinstance(part, WITH_TENSORS):
-                changes: dict[str, Any] = {name: next(values) for name in _tensor_names(part)}
-                part = replace(part, **changes)
-            parts.append(part)
-        return FixedNet(parts)
+        return FrozenNet([layer.with_tensors(values) for layer in self.layers])
 
     def pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """g(x), and u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions."""
-        back: list[Any] = []
-        for part in self.parts:
-            if isinstance(part, (Swish, nn.Tanh)):
-                x, slope = (
-                    part.with_slope(x)
-                    if isinstance(part, Swish)
-                    else (y := torch.tanh(x), 1 - y.square())
-                )
-                back.append(slope)
-                continue
-            if isinstance(part, (Linear, Convolution)):
-                back.append(part.transpose)
-            elif isinstance(part, nn.PixelUnshuffle):
-                back.append(partial(pixel_shuffle, upscale_factor=part.downscale_factor))
-            else:
-                back.append(partial(pixel_unshuffle, downscale_factor=part.upscale_factor))
-            x = part(x)
-        return x, Pullback(back[::-1])
+        """Return g(x), and u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions.
+
+        Args:
+            x: the input of the network.
+        """
+        steps: list[PullbackStep] = []
+        for layer in self.layers:
+            x, step = layer.pullback(x)
+            steps.append(step)
+        return x, Pullback(steps[::-1])
 
 
 @dataclass
 class Pullback:
-    """u ↦ uᵀ ∂g/∂x at the rows of x: transposed layers and slopes of the activations."""
+    """The product u ↦ uᵀ ∂g/∂x at the rows of x.
 
-    steps: Sequence[Any]
+    Args:
+        steps: transposed layers and slopes of the activations, from the last layer to the first.
+    """
+
+    steps: Sequence[PullbackStep]
 
     def __call__(self, u: Tensor) -> Tensor:
         for step in self.steps:
             u = u * step if isinstance(step, Tensor) else step(u)
         return u
 
-    def rows(self, which: Tensor | slice) -> Pullback:
-        """The pullback at some of the rows, without gradients."""
+    def rows(self, index: Tensor | slice) -> Pullback:
+        """Return the product at some of the rows, without gradients.
+
+        Args:
+            index: of the rows.
+        """
         return Pullback(
-            [step.detach()[which] if isinstance(step, Tensor) else step for step in self.steps]
+            [step.detach()[index] if isinstance(step, Tensor) else step for step in self.steps]
         )
 
 
 def schatten(weight: Tensor) -> Tensor:
-    """Return n = (Σ σ_i^p)^(1/p), p = 2^(ORDER + 1) + 2, of the singular values of matrices (...,
-    O, I).
+    """Compute the Schatten norm n = (Σ σ_i^p)^(1/p), p = 2^(SQUARINGS + 1) + 2.
 
-    It is an upper bound of the largest singular value. With G = WWᵀ and Q = G^(2^ORDER), n =
-    tr(QG)^(1/p) and ∂n/∂W = n·QW/tr(QG), so that a first derivative needs no graph of the powers.
+    It is an upper bound of the largest singular value. With G = WWᵀ and Q = G^(2^SQUARINGS),
+    n = tr(QG)^(1/p) and ∂n/∂W = n·QW/tr(QG), so that a first derivative needs no graph of the
+    powers.
+
+    Args:
+        weight: matrices W (..., O, I).
+
+    Returns:
+        Norms (...).
     """
     w = promote(weight)
     if torch.compiler.is_compiling():
-        return _schatten(w)
-    gram = _gram(w)
+        return _schatten_with_graph(w)
+    gram = _gram_matrix(w)
     with torch.no_grad():
         power, log_scale = _high_power(gram)
-    share = _trace_of_product(power, gram)
+    trace = _trace_of_product(power, gram)
     with torch.no_grad():
-        norm = _norm_from_trace(share, log_scale)
-    first = norm + norm / 2 * (share - share.detach()) / share.detach()
-    return with_derivatives(first, lambda _, gradient, w: vjp(_schatten, w)[1](gradient), w)
+        norm = _norm_from_trace(trace, log_scale)
+    first = norm + norm / 2 * (trace - trace.detach()) / trace.detach()
+    return with_derivatives(
+        first, lambda _, gradient, w: vjp(_schatten_with_graph, w)[1](gradient), w
+    )
 
 
-def _schatten(w: Tensor) -> Tensor:
+def _schatten_with_graph(w: Tensor) -> Tensor:
     """Return the norm of ``schatten`` with the graph of all powers."""
-    gram = _gram(w)
+    gram = _gram_matrix(w)
     power, log_scale = _high_power(gram)
     return _norm_from_trace(_trace_of_product(power, gram), log_scale)
 
 
-def _gram(w: Tensor) -> Tensor:
+def _gram_matrix(w: Tensor) -> Tensor:
     """Return the smaller one of WWᵀ and WᵀW."""
     if w.shape[-2] <= w.shape[-1]:
         return w @ w.mH
@@ -298,16 +455,15 @@ def _gram(w: Tensor) -> Tensor:
 
 
 def _high_power(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return G^(2^ORDER)/exp(log_scale), and log_scale."""
+    """Return G^(2^SQUARINGS)/exp(log_scale), and log_scale."""
     power = gram
     log_scale = torch.zeros((), dtype=gram.real.dtype, device=gram.device)
     tiny = torch.finfo(gram.dtype).tiny
-    for i in range(ORDER):
-        if (
-            i % 3 == 0
-        ):  # normalized to a largest eigenvalue of at least 1/d, hence d^−8 three squarings later
+    for i in range(SQUARINGS):
+        # Rescaled to a largest eigenvalue of at least 1/d, hence d^−8 three squarings later.
+        if i % SQUARINGS_PER_RESCALING == 0:
             trace = power.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp_min(tiny)
-            log_scale = log_scale + 2 ** (ORDER - i) * trace.log()
+            log_scale = log_scale + 2 ** (SQUARINGS - i) * trace.log()
             power = power / trace[..., None, None]
         power = power @ power
     return power, log_scale
@@ -319,63 +475,89 @@ def _trace_of_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _norm_from_trace(trace: Tensor, log_scale: Tensor) -> Tensor:
-    return ((log_scale + trace.log()) / (2 ** (ORDER + 1) + 2)).exp()
+    """Return (trace·exp(log_scale))^(1/p)."""
+    return ((log_scale + trace.log()) / (2 ** (SQUARINGS + 1) + 2)).exp()
 
 
-def _scaled(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
+def _scale_weight(weight: Tensor, norm: Tensor, lipschitz: float) -> Tensor:
+    """Return the weights, scaled to a norm of L at most."""
     return weight * (lipschitz / norm).clamp_max(1.0).to(weight.dtype)
 
 
-def _initialized(net: ContractingNet) -> ContractingNet:
-    """Scale hidden layers to just below their Lipschitz constant and the last one to a tenth of it:
-    near the identity.
+@torch.no_grad()
+def _initialize(layers: Sequence[Contracting | ContractingConv], orthogonal: bool) -> None:
+    """Scale hidden layers to just below their Lipschitz constant.
 
-    The singular values of a matrix are all equal.
-    The inputs of a hidden unit have magnitude 1/√width, where a swish with β = 1 is almost linear
-    and learns slowly; therefore β starts at 10, with biases of matching size.
+    The last one is scaled to a tenth of it: the network is small, and a flow starts near the
+    identity. The inputs of a hidden unit have
+    magnitude 1/√width, where a swish with β = 1 is almost linear and learns slowly; therefore β
+    starts at 10, with biases of matching size.
+
+    Args:
+        layers: all layers with weights, in order.
+        orthogonal: whether all singular values of a weight start at the same value.
     """
-    layers = [part for part in net if isinstance(part, LAYERS)]
-    with torch.no_grad():
-        for layer in layers:
-            if isinstance(layer, Contracting):
-                nn.init.orthogonal_(layer.weight)
-            norm = schatten(layer.weight) if isinstance(layer, Contracting) else layer.bound()
-            layer.weight.mul_(
-                layer.lipschitz
-                / norm
-                * (INITIAL_LAST_NORM if layer is layers[-1] else INITIAL_NORM)
-            )
-            if layer.bias is not None:
-                nn.init.normal_(
-                    layer.bias, std=INITIAL_BIAS_STD if layer is not layers[-1] else 0.0
-                )
-    return net
+    for layer in layers:
+        is_last = layer is layers[-1]
+        if orthogonal:
+            nn.init.orthogonal_(layer.weight)
+        initial_norm = INITIAL_LAST_NORM if is_last else INITIAL_NORM
+        layer.weight.mul_(layer.lipschitz / layer.bound() * initial_norm)
+        if layer.bias is not None:
+            nn.init.normal_(layer.bias, std=0.0 if is_last else INITIAL_BIAS_STD)
 
 
 def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> ContractingNet:
-    """A network of vectors with Lipschitz constant at most ``lipschitz``, the same for each
-    layer.
+    """Build a contractive network of vectors.
+
+    Args:
+        dim: the size of its input and output.
+        hidden: the widths of the hidden layers.
+        lipschitz: the largest Lipschitz constant of the network; that of each layer is the same.
     """
-    each = lipschitz ** (1 / (len(hidden) + 1))
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise([dim, *hidden]):
-        layers += [Contracting(fan_in, fan_out, each), LipSwish(INITIAL_BETA)]
-    return _initialized(ContractingNet(*layers, Contracting([dim, *hidden][-1], dim, each)))
+    widths = [dim, *hidden, dim]
+    layer_lipschitz = lipschitz ** (1 / (len(hidden) + 1))
+    weighted: list[Contracting | ContractingConv] = []
+    modules: list[nn.Module] = []
+    for fan_in, fan_out in pairwise(widths):
+        if modules:
+            modules.append(LipSwish(INITIAL_BETA))
+        layer = Contracting(fan_in, fan_out, layer_lipschitz)
+        weighted.append(layer)
+        modules.append(layer)
+    _initialize(weighted, orthogonal=True)
+    return ContractingNet(*modules)
 
 
 def contracting_cnn(
-    channels: int, hidden: Sequence[int], lipschitz: float, squeeze: int = 1, kernel: int = 3
+    channels: int,
+    hidden: Sequence[int],
+    lipschitz: float,
+    squeeze: int = 1,
+    kernel: int = 3,
 ) -> ContractingNet:
-    """A network of images (C, H, W) with Lipschitz constant at most ``lipschitz``: hidden 1×1
-    convolutions between two convolutions, on blocks of ``squeeze``² pixels as channels."""
-    each, width = lipschitz ** (1 / (len(hidden) + 1)), channels * squeeze**2
-    layers: list[nn.Module] = [nn.PixelUnshuffle(squeeze)] if squeeze > 1 else []
-    for i, (fan_in, fan_out) in enumerate(pairwise([width, *hidden])):
-        layers += [
-            ContractingConv(fan_in, fan_out, 1 if i else kernel, each),
-            LipSwish(INITIAL_BETA),
-        ]
-    layers += [ContractingConv([width, *hidden][-1], width, kernel, each)]
-    return _initialized(
-        ContractingNet(*layers, *([nn.PixelShuffle(squeeze)] if squeeze > 1 else []))
-    )
+    """Build a contractive network of images: hidden 1×1 convolutions between two convolutions.
+
+    Args:
+        channels: the number of channels of its input and output.
+        hidden: the channels of the hidden layers.
+        lipschitz: the largest Lipschitz constant of the network; that of each layer is the same.
+        squeeze: the network takes blocks of ``squeeze``² pixels as channels; 1 by default.
+        kernel: the size of the first and the last kernel; 3 by default.
+    """
+    width = channels * squeeze**2
+    widths = [width, *hidden, width]
+    layer_lipschitz = lipschitz ** (1 / (len(hidden) + 1))
+    weighted: list[Contracting | ContractingConv] = []
+    modules: list[nn.Module] = []
+    for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        if i > 0:
+            modules.append(LipSwish(INITIAL_BETA))
+        is_outer = i in (0, len(hidden))
+        layer = ContractingConv(fan_in, fan_out, kernel if is_outer else 1, layer_lipschitz)
+        weighted.append(layer)
+        modules.append(layer)
+    _initialize(weighted, orthogonal=False)
+    if squeeze > 1:
+        modules = [nn.PixelUnshuffle(squeeze), *modules, nn.PixelShuffle(squeeze)]
+    return ContractingNet(*modules)

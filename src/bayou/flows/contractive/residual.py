@@ -13,8 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from bayou.core import rng
-from bayou.flows.contractive.contracting import FixedNet, Pullback, contracting_cnn, contracting_mlp
-from bayou.flows.core.arguments import as_event, positive, promote
+from bayou.flows.contractive.contracting import (
+    FrozenNet,
+    Pullback,
+    contracting_cnn,
+    contracting_mlp,
+)
+from bayou.flows.core.arguments import as_event, check_size, promote
 from bayou.flows.core.compose import Chain
 from bayou.flows.core.implicit import Equation, attach_solution, with_derivatives
 from bayou.flows.core.transform import (
@@ -24,31 +29,36 @@ from bayou.flows.core.transform import (
     Pair,
     Rows,
     Transform,
-    concrete,
     is_recorded,
+    read_flag,
     sum_event,
 )
 
 Determinant = Literal["exact", "roulette"]
-MAX_EXACT_DIM = 16  # dimensions up to which the exact Jacobian costs no more than roulette
-UNROLLED_NEWTON_STEPS = (
-    16  # in the inverse where convergence cannot be tested (compiled or recorded)
-)
+
+MAX_EXACT_DIM = 16  # up to which the exact Jacobian costs no more than roulette
+UNROLLED_NEWTON_STEPS = 16  # where convergence cannot be tested (compiled or recorded)
+EXTRA_FIXED_POINT_STEPS = 8  # beyond those that a contraction by L needs
+GAP_TOLERANCE = 8  # of |y − g(x) − x| at which the iteration stops, in units of the last place
+MAX_GAP_FACTOR = 64  # of a solution, in multiples of that tolerance
+IMAGE_BLOCKS = (1, 2, 4)  # sizes of the blocks of pixels that the networks of images read in turn
+REMEDY = "use Contracting, ContractingConv, LipSwish"
 
 
 class Residual(Transform):
-    r"""y = x + g(x), ‖∂g/∂x‖ ≤ L < 1, with ladj = log det(I + J) = Σ_k (−1)^{k+1} tr J^k / k.
+    r"""A residual flow, y = x + g(x) with ‖∂g/∂x‖ ≤ L < 1.
 
-    The roulette estimator draws the number of terms of the series for every row, N ~ geometric(1 −
-    L), and weights term k by 1/P(N ≥ k) = L^{1−k}: unbiased, with finite variance (which a Poisson
-    N does not have). Its gradient is that of a single product with J, so that memory does not grow
-    with N (Chen et al. 2019). The inverse is the fixed point of x ← y − g(x), found by Newton's
-    method if J is explicit.
+    ladj = log det(I + J) = Σ_k (−1)^{k+1} tr J^k / k with J = ∂g/∂x. The roulette estimator draws
+    the number of terms of the series for every row, N ~ geometric(1 − L), and weights term k by
+    1/P(N ≥ k) = L^{1−k}: unbiased, with finite variance (which a Poisson N does not have). Its
+    gradient is that of a single product with J, so that memory does not grow with N (Chen et al.
+    2019). The inverse is the fixed point of x ← y − g(x), found by Newton's method if J is
+    explicit.
 
     Args:
         event: the size of a vector, or the shape of an event.
         g: a network from events to events with Lipschitz constant at most ``lipschitz``; if it has
-            a method ``fixed()``, as those of ``residual``, its norms are computed once per pass.
+            a method ``freeze()``, as those of ``residual``, its norms are computed once per pass.
         lipschitz: L.
         determinant: "exact" computes the whole Jacobian, "roulette" estimates the series; by
             default exact up to 16 dimensions.
@@ -58,6 +68,14 @@ class Residual(Transform):
     Raises:
         InversionError: if the inverse does not reach its tolerance, or g is found not to be
             contractive.
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Contracting, LipSwish, Residual
+        >>> g = torch.nn.Sequential(Contracting(2, 8, 0.9), LipSwish(), Contracting(8, 2, 0.9))
+        >>> y, ladj = Residual(2, g, lipschitz=0.81)(torch.zeros(10, 2))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 2]), torch.Size([10]))
     """
 
     inverse_kind = Cost.iterative
@@ -76,23 +94,34 @@ class Residual(Transform):
             )
         if determinant not in (None, "exact", "roulette"):
             raise ValueError(f'determinant must be "exact" or "roulette", got {determinant!r}')
-        self.event_shape = shape = as_event(event, "the dimension")
-        self.g, self.lipschitz = g, lipschitz
-        self.exact = (
-            math.prod(shape) <= MAX_EXACT_DIM if determinant is None else determinant == "exact"
-        )
+        shape = as_event(event, "the dimension")
+        if determinant is None:
+            determinant = "exact" if math.prod(shape) <= MAX_EXACT_DIM else "roulette"
+        self.event_shape = shape
+        self.g = g
+        self.lipschitz = lipschitz
+        self.exact = determinant == "exact"
         self.takes_noise = not self.exact
         self.recordable = self.exact  # the number of rows in the series varies
         self.ladj_kind = Ladj.exact if self.exact else Ladj.estimate
 
     @torch.no_grad()
     def jacobian_norm(self, x: Tensor, iterations: int = 30) -> Tensor:
-        r"""‖∂g/∂x‖ at the rows of x (..., \*event): (...). By power iteration, a lower bound; L is
-        an upper bound.
+        r"""Estimate ‖∂g/∂x‖ at the rows of x by power iteration.
+
+        The estimate is a lower bound; L is an upper bound.
+
+        Args:
+            x: (..., \*event).
+            iterations: of the power iteration; 30 by default.
+
+        Returns:
+            Norms (...).
         """
-        _, pull = self._fixed().pullback(x)
+        _, pull = self._freeze().pullback(x)
         v = rng.normal(1, x.shape, x, 0)[0]
-        axes, tiny = tuple(range(-len(self.event_shape), 0)), torch.finfo(x.dtype).tiny
+        axes = tuple(range(-len(self.event_shape), 0))
+        tiny = torch.finfo(x.dtype).tiny
         for _ in range(iterations):
             v = v / torch.linalg.vector_norm(v, dim=axes, keepdim=True).clamp_min(tiny)
             u = pull(v)  # Jᵀv, linear in v: its own product is J·u
@@ -100,163 +129,194 @@ class Residual(Transform):
         return torch.linalg.vector_norm(u, dim=axes)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
-        probe = torch.where(rows.uniform(*self.event_shape) < 0.5, -1.0, 1.0).to(rows.like)  # type: ignore[arg-type]
+        """Draw a probe ±1 (*batch, *event), and uniform numbers (*batch,) for the terms."""
+        uniform = rows.uniform(*self.event_shape)  # type: ignore[arg-type]
+        probe = torch.where(uniform < 0.5, -1.0, 1.0).to(rows.like)
         terms = rows.fold("terms").uniform()
-        return probe, terms if terms.is_meta or is_recorded(
-            terms
-        ) else terms.cpu()  # Python sorts the rows by it
+        if not terms.is_meta and not is_recorded(terms):
+            terms = terms.cpu()  # Python sorts the rows by it
+        return probe, terms
 
-    def _fixed(self) -> Net:
-        """g with norms computed once, for one pass, as a function of explicit tensors."""
-        if not hasattr(self.g, "fixed"):
+    def _freeze(self) -> Net:
+        """Return g with norms computed once, for one pass, as a function of explicit tensors."""
+        if not hasattr(self.g, "freeze"):
             return ModuleNet(self.g, dict(self.g.named_parameters()))
-        fixed: Net = self.g.fixed()  # type: ignore[operator]
-        return fixed
+        net: Net = self.g.freeze()  # type: ignore[operator]
+        return net
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
         if not x.numel():
             return x, sum_event(x, len(self.event_shape))
-        value, ladj = self._term(self._fixed(), x, *noise)
+        value, ladj = self._value_and_ladj(self._freeze(), x, *noise)
         return x + value, ladj
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
         if not y.numel():
             return y, sum_event(y, len(self.event_shape))
-        g = self._fixed()
+        g = self._freeze()
         with torch.no_grad():
-            x = self._fixed_point(g, y)
-        x = self._with_gradient(g, x, y)
-        return x, -self._term(g, x, *noise)[1]
+            x = self._solve_fixed_point(g, y)
+        x = self._attach_gradient(g, x, y)
+        return x, -self._value_and_ladj(g, x, *noise)[1]
 
-    def _flat(self, x: Tensor) -> Tensor:
+    def _flatten(self, x: Tensor) -> Tensor:
+        """Return events as vectors (..., D)."""
         return x.flatten(-len(self.event_shape))
 
-    def _fixed_point(self, g: Net, y: Tensor) -> Tensor:
-        """x with x + g(x) = y, to a few units in the last place."""
+    def _per_row(self, values: Tensor) -> Tensor:
+        """Return values (...) of rows with axes of size 1 for the event."""
+        return values.reshape(*values.shape, *[1] * len(self.event_shape))
+
+    def _solve_fixed_point(self, g: Net, y: Tensor) -> Tensor:
+        """Return x with x + g(x) = y, to a few units in the last place."""
         eps = torch.finfo(y.dtype).eps
-        size = self._flat(y).abs().amax(-1)
-        limit = 8 * eps * (1 + size.reshape(*size.shape, *[1] * len(self.event_shape)))
-        most = math.ceil(math.log(eps / 4) / math.log(self.lipschitz)) + 8
-        if self.exact and concrete(limit.isfinite().all()) is None:
-            most = UNROLLED_NEWTON_STEPS
-        x, step = y, -g(y)
-        x, gap = x + step, g(y) - g(x + step)
+        magnitude = self._flatten(y).abs().amax(-1)
+        limit = GAP_TOLERANCE * eps * (1 + self._per_row(magnitude))
+        contraction_steps = math.ceil(math.log(eps / 4) / math.log(self.lipschitz))
+        max_steps = contraction_steps + EXTRA_FIXED_POINT_STEPS
+        if self.exact and read_flag(limit.isfinite().all()) is None:
+            max_steps = UNROLLED_NEWTON_STEPS
+        step = -g(y)
+        x = y + step
+        gap = g(y) - g(x)
         self._check_contraction(gap, step, limit)
-        for _ in range(most):
-            if concrete((gap.abs() <= limit).all()):
+        for _ in range(max_steps):
+            if read_flag((gap.abs() <= limit).all()):
                 break
             if self.exact:
-                x, gap = self._newton(g, x, y, gap)
+                x, gap = self._newton_step(g, x, y, gap)
             else:
                 x = x + gap
                 gap = y - g(x) - x
-        found = (
-            (gap.abs() <= 64 * limit * self._tolerance_factor(y))
-            .flatten(-len(self.event_shape))
-            .all(-1)
-        )
-        if concrete(found.all()) is False:
+        max_gap = MAX_GAP_FACTOR * limit * self._tolerance_factor(y)
+        has_converged = self._flatten(gap.abs() <= max_gap).all(-1)
+        if read_flag(has_converged.all()) is False:
             raise InversionError(
-                f"x + g(x) = y did not converge in {most} steps, with a residual of {gap.abs().max().item():.1e}: the "
-                f"Lipschitz constant of g is above {self.lipschitz:g}; use Contracting, ContractingConv, LipSwish"
+                f"x + g(x) = y did not converge in {max_steps} steps, with a residual of "
+                f"{gap.abs().max().item():.1e}: the Lipschitz constant of g is above "
+                f"{self.lipschitz:g}; {REMEDY}"
             )
-        return torch.where(found.reshape(limit.shape), x, torch.nan)
+        return torch.where(has_converged.reshape(limit.shape), x, torch.nan)
 
     def _tolerance_factor(self, x: Tensor) -> float:
-        """A larger tolerance for convolutions that round their inputs to 11 bits, on a GPU in
-        float32.
+        """Return the factor of the tolerance, for convolutions that round their inputs.
+
+        On a GPU in float32 they round to 11 bits.
         """
-        rounds = x.is_cuda and x.dtype == torch.float32 and len(self.event_shape) == 3
-        return 2.0**-10 / (64 * 8 * torch.finfo(x.dtype).eps) if rounds else 1.0
+        rounds_inputs = x.is_cuda and x.dtype == torch.float32 and len(self.event_shape) == 3
+        if not rounds_inputs:
+            return 1.0
+        return 2.0**-10 / (MAX_GAP_FACTOR * GAP_TOLERANCE * torch.finfo(x.dtype).eps)
 
     def _check_contraction(self, gap: Tensor, step: Tensor, limit: Tensor) -> None:
-        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| in the first step; Newton's method may
-        converge without it.
+        """Raise unless |g(x₁) − g(x₀)| ≤ L·|x₁ − x₀| in the first step.
+
+        Newton's method may converge without it.
+
+        Args:
+            gap: g(x₀) − g(x₁).
+            step: x₁ − x₀.
+            limit: the tolerance of each row.
         """
-        far, near = (
-            torch.linalg.vector_norm(self._flat(promote(part)), dim=-1) for part in (step, gap)
-        )
-        slack = (
-            64
+        flat_step = self._flatten(step)
+        input_distance = torch.linalg.vector_norm(promote(flat_step), dim=-1)
+        output_distance = torch.linalg.vector_norm(promote(self._flatten(gap)), dim=-1)
+        rounding = (
+            MAX_GAP_FACTOR
             * self._tolerance_factor(step)
-            * self._flat(limit).amax(-1)
-            * math.sqrt(self._flat(step).shape[-1])
+            * self._flatten(limit).amax(-1)
+            * math.sqrt(flat_step.shape[-1])
         )
-        if concrete((near <= self.lipschitz * far + slack).all()) is False:
+        is_contracted = output_distance <= self.lipschitz * input_distance + rounding
+        if read_flag(is_contracted.all()) is False:
+            expansion = (output_distance / input_distance).nan_to_num().max().item()
             raise InversionError(
-                f"the Lipschitz constant of g is above {self.lipschitz:g}: it increased the distance of two points "
-                f"{(near / far).nan_to_num().max().item():.3g} times; use Contracting, ContractingConv, LipSwish"
+                f"the Lipschitz constant of g is above {self.lipschitz:g}: it increased the "
+                f"distance of two points {expansion:.3g} times; {REMEDY}"
             )
 
-    def _newton(self, g: Net, x: Tensor, y: Tensor, gap: Tensor) -> Pair:
-        """x ← x + (I + J)⁻¹·gap, or x + gap where that step does not reduce |gap| by the factor
-        L.
+    def _newton_step(self, g: Net, x: Tensor, y: Tensor, gap: Tensor) -> Pair:
+        """Return the next x and its gap y − g(x) − x.
+
+        x ← x + (I + J)⁻¹·gap, or x + gap where that step does not reduce |gap| by the factor L.
         """
         _, jacobian = self._jacobian(g, x)
-        step = _solve(jacobian, self._flat(gap)).reshape(x.shape)
-        new = y - g(x + step) - (x + step)
-        worse = self._flat(new).square().sum(-1) > self.lipschitz**2 * self._flat(gap).square().sum(
-            -1
-        )
-        worse = worse.reshape(*worse.shape, *[1] * len(self.event_shape))
-        if concrete(worse.any()) is False:
-            return x + step, new
-        x = x + torch.where(worse, gap, step)
+        step = _solve(jacobian, self._flatten(gap)).reshape(x.shape)
+        new_gap = y - g(x + step) - (x + step)
+        squared_gap = self._flatten(gap).square().sum(-1)
+        is_worse = self._flatten(new_gap).square().sum(-1) > self.lipschitz**2 * squared_gap
+        if read_flag(is_worse.any()) is False:
+            return x + step, new_gap
+        x = x + torch.where(self._per_row(is_worse), gap, step)
         return x, y - g(x) - x
 
-    def _with_gradient(self, g: Net, x: Tensor, y: Tensor) -> Tensor:
+    def _attach_gradient(self, g: Net, x: Tensor, y: Tensor) -> Tensor:
         """Return x with its implicit derivatives, dx = (I + J)⁻¹·(dy − dg)."""
         if self.exact:
-            return attach_solution(_FixedPoint(self, g), x, y, *g.tensors())
+            return attach_solution(_FixedPointEquation(self, g), x, y, *g.tensors())
 
         def pull(
-            value: Tensor, gradient: Tensor, y: Tensor, *tensors: Tensor
+            value: Tensor,
+            gradient: Tensor,
+            y: Tensor,
+            *tensors: Tensor,
         ) -> tuple[Tensor, ...]:
             _, pull_g = g.with_tensors(tensors).pullback(value)
-            solved = _solve_transposed(pull_g, gradient, self.lipschitz)
+            solution = _solve_transposed(pull_g, gradient, self.lipschitz)
             linear: Any = vjp(lambda y, *values: y - g.with_tensors(values)(value), y, *tensors)
-            gradients: tuple[Tensor, ...] = linear[1](solved)
+            gradients: tuple[Tensor, ...] = linear[1](solution)
             return gradients
 
         first = x
         if torch.is_grad_enabled():
             residual = y - x - g(x)  # 0, with the gradient of dy − dg at a fixed x
-            first = x + Neumann.apply(residual, g, x, self.lipschitz)  # type: ignore[no-untyped-call]
+            solve: Any = NeumannSolve.apply
+            first = x + solve(residual, g, x, self.lipschitz)
         return with_derivatives(first, pull, y, *g.tensors())
 
     def _jacobian(self, g: Net, x: Tensor) -> Pair:
-        """g(x), and ∂g/∂x of every row: (..., D, D)."""
+        """Return g(x), and ∂g/∂x of every row: (..., D, D)."""
         dims = len(self.event_shape)
-        event, size = x.shape[x.ndim - dims :], math.prod(x.shape[x.ndim - dims :])
+        event = x.shape[x.ndim - dims :]
+        size = math.prod(event)
         value, pull = g.pullback(x)
-        basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(
-            size, *[1] * (x.ndim - dims), *event
-        )
-        return value, self._flat(pull(basis.expand(size, *x.shape))).movedim(0, -2)
+        basis = torch.eye(size, dtype=x.dtype, device=x.device)
+        basis = basis.reshape(size, *[1] * (x.ndim - dims), *event)
+        return value, self._flatten(pull(basis.expand(size, *x.shape))).movedim(0, -2)
 
-    def _term(self, g: Net, x: Tensor, *noise: Tensor) -> Pair:
-        """g(x) and log det(I + J)."""
+    def _value_and_ladj(self, g: Net, x: Tensor, *noise: Tensor) -> Pair:
+        """Return g(x) and log det(I + J)."""
         if self.exact:
             value, jacobian = self._jacobian(g, x)
             return value, torch.linalg.slogdet(_plus_eye(jacobian))[1].to(x.dtype)
-        probe, u = noise
+        return self._value_and_series(g, x, *noise)
+
+    def _value_and_series(self, g: Net, x: Tensor, probe: Tensor, u: Tensor) -> Pair:
+        """Return g(x) and the roulette estimate of log det(I + J).
+
+        Args:
+            g: the network.
+            x: (..., *event).
+            probe: ±1 (..., *event).
+            u: uniform numbers (...) that set the number of terms.
+        """
         dims = len(self.event_shape)
         shape = torch.broadcast_shapes(x.shape, probe.shape)
-        batch, event = shape[: len(shape) - dims], shape[len(shape) - dims :]
-        x, probe = (part.expand(shape).reshape(-1, *event) for part in (x, probe))
+        batch = shape[: len(shape) - dims]
+        event = shape[len(shape) - dims :]
+        x = x.expand(shape).reshape(-1, *event)
+        probe = probe.expand(shape).reshape(-1, *event)
         # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
-        count = (
-            1 + (u.clamp_min(torch.finfo(u.dtype).tiny).log() / math.log(self.lipschitz)).floor()
-        )
+        log_u = u.clamp_min(torch.finfo(u.dtype).tiny).log()
+        count = (1 + (log_u / math.log(self.lipschitz)).floor()).expand(batch).flatten()
         value, pull = g.pullback(x)
         with torch.no_grad():
-            series, slope = self._roulette(pull, probe, count.expand(batch).flatten())
+            series, slope = self._sum_series(pull, probe, count)
         if torch.is_grad_enabled():
             surrogate = sum_event(pull(slope) * probe, dims)
             series = series + surrogate - surrogate.detach()
-        rows = count.expand(batch).flatten()
         series = with_derivatives(
-            series, partial(self._pull_series, g), probe, rows, x, *g.tensors()
+            series, partial(self._pull_series, g), probe, count, x, *g.tensors()
         )
         return value.reshape(shape), series.reshape(batch)
 
@@ -270,11 +330,12 @@ class Residual(Transform):
         x: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of the roulette estimate in (probe, count, x, tensors of g), as
-        functions of them.
+        """Return the gradients of the roulette estimate in (probe, count, x, tensors of g).
+
+        They are functions of these tensors, so that they can be differentiated again.
         """
         _, pull = g.with_tensors(tensors).pullback(x)
-        _, slope = self._masked_series(pull, probe, count)
+        _, slope = self._sum_masked_series(pull, probe, count)
 
         def surrogate(x: Tensor, *tensors: Tensor) -> Tensor:
             _, pull = g.with_tensors(tensors).pullback(x)
@@ -283,56 +344,65 @@ class Residual(Transform):
         gradients = vjp(surrogate, x, *tensors)[1](gradient)
         return torch.zeros_like(probe), torch.zeros_like(count), *gradients
 
-    def _most_terms(self, count: Tensor) -> int:
+    def _max_terms(self, count: Tensor) -> int:
         """Return a bound of the number of terms of any row."""
-        if concrete(count.isfinite().all()) is not None:
+        if read_flag(count.isfinite().all()) is not None:
             return int(count.max())
         return math.ceil(1 + math.log(torch.finfo(count.dtype).eps / 2) / math.log(self.lipschitz))
 
-    def _masked_series(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
-        """Return the sums of ``_roulette``, where all rows take part in all terms."""
+    def _sum_masked_series(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
+        """Return the sums of ``_sum_series``, where all rows take part in all terms."""
         dims = probe.ndim - 1
         term = probe
         total = torch.zeros_like(probe)
         slope = probe
-        for k in range(self._most_terms(count)):
+        for k in range(self._max_terms(count)):
             weight = (-self.lipschitz) ** -k
             term = pull(term) * (count.to(probe) > k).reshape(-1, *[1] * dims)
             total = total + weight / (k + 1) * term
             slope = slope - weight * term
         return sum_event(total * probe, dims), slope
 
-    def _roulette(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
-        """Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k) for the
-        gradient.
+    def _sum_series(self, pull: Pull, probe: Tensor, count: Tensor) -> Pair:
+        """Return the roulette estimate of every row, and the vector of its gradient.
 
-        Rows are sorted by their count, and finished ones are dropped, down to powers of two, since
-        kernels of a GPU are tuned for every new size.
+        Σ_k ±εᵀJᵏε/(k·P(N ≥ k)) up to the count of every row, and Σ_k ±(Jᵀ)ᵏε/P(N ≥ k). Rows are
+        sorted by their count, and finished ones are dropped, down to powers of two, since kernels
+        of a GPU are tuned for every new size.
+
+        Args:
+            pull: u ↦ uᵀJ.
+            probe: ε (n, *event).
+            count: N (n,).
         """
-        if concrete(count.isfinite().all()) is None:
-            return self._masked_series(pull, probe, count)
+        if read_flag(count.isfinite().all()) is None:
+            return self._sum_masked_series(pull, probe, count)
         dims = probe.ndim - 1
-        left = (len(count) - count.long().bincount().cumsum(0)).tolist()[
-            :-1
-        ]  # rows with N > k for k = 0, 1, ...
-        weights = [(-self.lipschitz) ** -k for k in range(len(left))]
+        # rows with N > k for k = 0, 1, ...
+        active_rows = (len(count) - count.long().bincount().cumsum(0)).tolist()[:-1]
+        weights = [(-self.lipschitz) ** -k for k in range(len(active_rows))]
         order = count.argsort(descending=True)
-        back, order = order.argsort().to(probe.device), order.to(probe.device)
-        pull, probe = pull.rows(order), probe[order]
+        back = order.argsort().to(probe.device)
+        order = order.to(probe.device)
+        pull = pull.rows(order)
+        probe = probe[order]
         term = pull(probe)
-        total, slope = term.clone(), probe - term
+        total = term.clone()
+        slope = probe - term
         for k, weight in enumerate(weights[1:], 1):
-            now, rows = left[k], 1 << (left[k] - 1).bit_length()
+            active = active_rows[k]
+            rows = 1 << (active - 1).bit_length()
             if rows < len(term):
-                pull, term = pull.rows(slice(rows)), term[:rows]
+                pull = pull.rows(slice(rows))
+                term = term[:rows]
             term = pull(term)
-            total[:now].add_(term[:now], alpha=weight / (k + 1))
-            slope[:now].sub_(term[:now], alpha=weight)
+            total[:active].add_(term[:active], alpha=weight / (k + 1))
+            slope[:active].sub_(term[:active], alpha=weight)
         return sum_event(total * probe, dims)[back], slope[back]
 
 
 @dataclass(frozen=True)
-class _FixedPoint(Equation):
+class _FixedPointEquation(Equation):
     """x + g(x) − y = 0, for the tensors y and those of g."""
 
     layer: Residual
@@ -345,29 +415,45 @@ class _FixedPoint(Equation):
 
     def solve(self, derivative: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
         jacobian = derivative.mT if transposed else derivative
-        return _solve(jacobian, self.layer._flat(right)).reshape(right.shape)
+        return _solve(jacobian, self.layer._flatten(right)).reshape(right.shape)
 
 
 @dataclass(frozen=True)
-class Vjp:
-    """The product with the Jacobian of any g, by autograd."""
+class AutogradPullback:
+    """The product with the Jacobian of any g, by autograd.
+
+    Args:
+        g: the function.
+        x: the point.
+        product: u ↦ (uᵀ ∂g/∂x,) for u in the shape of g(x).
+    """
 
     g: Callable[[Tensor], Tensor]
     x: Tensor
     product: Callable[[Tensor], tuple[Tensor, ...]]
 
     def __call__(self, u: Tensor) -> Tensor:
-        found: Tensor = self.product(u)[0] if u.ndim == self.x.ndim else vmap(self.product)(u)[0]
-        return found
+        product = self.product if u.ndim == self.x.ndim else vmap(self.product)
+        gradient: Tensor = product(u)[0]
+        return gradient
 
-    def rows(self, which: Tensor | slice) -> Pull:
-        """The product at some of the rows of x, without gradients, by a new pass of g."""
-        return pullback(self.g, self.x.detach()[which])[1]
+    def rows(self, index: Tensor | slice) -> Pull:
+        """Return the product at some of the rows of x, without gradients, by a new pass of g.
+
+        Args:
+            index: of the rows.
+        """
+        return pullback(self.g, self.x.detach()[index])[1]
 
 
 @dataclass(frozen=True)
 class ModuleNet:
-    """Any network as a function of its parameters."""
+    """Any network as a function of its parameters.
+
+    Args:
+        module: the network.
+        parameters: their values, by name.
+    """
 
     module: nn.Module
     parameters: dict[str, Tensor]
@@ -381,46 +467,62 @@ class ModuleNet:
         return list(self.parameters.values())
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> ModuleNet:
-        """Return the network with other values of its ``tensors``."""
+        """Return the network with other values of its ``tensors``.
+
+        Args:
+            tensors: the values, in the same order.
+        """
         return ModuleNet(self.module, dict(zip(self.parameters, tensors, strict=True)))
 
     def pullback(self, x: Tensor) -> tuple[Tensor, Pull]:
-        """Return g(x), and the product with its Jacobian."""
+        """Return g(x), and the product with its Jacobian.
+
+        Args:
+            x: the input of the network.
+        """
         return pullback(self, x)
 
 
-Net = FixedNet | ModuleNet
-Pull = Pullback | Vjp  # u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions
+Net = FrozenNet | ModuleNet
+Pull = Pullback | AutogradPullback  # u ↦ uᵀ ∂g/∂x for u with any additional leading dimensions
 
 
 def pullback(g: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Pull]:
-    """Return g(x), and the product with its Jacobian, by autograd."""
-    result: Any = vjp(g, x)
-    return result[0], Vjp(g, x, result[1])
+    """Return g(x), and the product with its Jacobian, by autograd.
+
+    Args:
+        g: a function of one tensor.
+        x: its input.
+    """
+    value_and_product: Any = vjp(g, x)
+    value, product = value_and_product
+    return value, AutogradPullback(g, x, product)
 
 
 def _plus_eye(jacobian: Tensor) -> Tensor:
+    """Return I + J, in a dtype of linear algebra."""
     jacobian = promote(jacobian)
     return torch.eye(jacobian.shape[-1], dtype=jacobian.dtype, device=jacobian.device) + jacobian
 
 
 def _solve(jacobian: Tensor, right: Tensor) -> Tensor:
-    """(I + J)⁻¹·right for rows (..., D)."""
-    return (
-        torch.linalg.solve(_plus_eye(jacobian), promote(right).unsqueeze(-1))
-        .squeeze(-1)
-        .to(right.dtype)
-    )
+    """Return (I + J)⁻¹·right for rows (..., D)."""
+    columns = promote(right).unsqueeze(-1)
+    solution = torch.linalg.solve(_plus_eye(jacobian), columns)
+    return solution.squeeze(-1).to(right.dtype)
 
 
-class Neumann(torch.autograd.Function):
-    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹, without a graph for second
-    derivatives.
+class NeumannSolve(torch.autograd.Function):
+    """The identity, whose gradient u is multiplied by (I + Jᵀ)⁻¹.
+
+    It has no graph for second derivatives.
     """
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, g: Net, x: Tensor, lipschitz: float) -> Tensor:
-        ctx.g, ctx.x, ctx.lipschitz = g, x, lipschitz
+        ctx.g = g
+        ctx.x = x
+        ctx.lipschitz = lipschitz
         return residual.clone()
 
     @staticmethod
@@ -435,10 +537,10 @@ def _solve_transposed(pull: Pull, u: Tensor, lipschitz: float) -> Tensor:
     eps = torch.finfo(u.dtype).eps
     v = u
     for _ in range(math.ceil(math.log(eps) / math.log(lipschitz)) + 1):
-        new = u - pull(v)
-        if concrete(((new - v).abs() <= eps * (1 + new.abs())).all()):
+        new_v = u - pull(v)
+        if read_flag(((new_v - v).abs() <= eps * (1 + new_v.abs())).all()):
             break
-        v = new
+        v = new_v
     return v
 
 
@@ -449,29 +551,48 @@ def residual(
     lipschitz: float = 0.9,
     determinant: Determinant | None = None,
 ) -> Chain:
-    """A stack of residual flows with contractive networks (Chen et al. 2019).
+    """Build a stack of residual flows with contractive networks.
+
+    Each layer is y = x + g(x) with ‖∂g/∂x‖ ≤ L < 1 and ladj = log det(I + ∂g/∂x), which is exact in
+    few dimensions and an unbiased estimate in many. Every coordinate depends on all coordinates;
+    the inverse is a fixed-point iteration.
 
     Args:
         event: a dimension, or the shape (C, H, W) of images. For images the networks are
             convolutions, in turn on pixels and on blocks of 2×2 and 4×4 pixels, if these divide the
             image.
-        layers: the number of flows.
-        hidden: units, or channels, of the hidden layers.
-        lipschitz: the Lipschitz constant of the networks.
-        determinant: as for ``Residual``.
+        layers: the number of flows; 4 by default.
+        hidden: units, or channels, of the hidden layers; (64, 64) by default.
+        lipschitz: the Lipschitz constant L of the networks; 0.9 by default.
+        determinant: "exact" or "roulette", an estimate; by default exact up to 16 dimensions.
+
+    Returns:
+        A transform of x, y (..., *event).
+
+    Example:
+        >>> import torch, bayou.flows as flows
+        >>> flow = flows.Flow(flows.StandardNormal(2), flows.residual(2, layers=2))
+        >>> flow.kind
+        <Ladj.exact: 0>
+        >>> flow.log_prob(torch.zeros(100, 2)).shape
+        torch.Size([100])
+
+    References:
+        Chen, Behrmann, Duvenaud & Jacobsen 2019, Residual Flows for Invertible Generative Modeling.
     """
     if not isinstance(event, int) and len(event) != 3:
         raise ValueError(
             f"residual takes a dimension, or the shape (C, H, W) of images, got {tuple(event)}"
         )
-    positive(event if isinstance(event, int) else min(event), "the dimension")
-    made: list[Residual] = []
-    for i in range(positive(layers, "the number of layers")):
+    check_size(event if isinstance(event, int) else min(event), "the dimension")
+    check_size(layers, "the number of layers")
+    maps: list[Residual] = []
+    for i in range(layers):
         if isinstance(event, int):
             g = contracting_mlp(event, hidden, lipschitz)
         else:
             channels, height, width = event
-            squares = [s for s in (1, 2, 4) if height % s == 0 and width % s == 0]
-            g = contracting_cnn(channels, hidden, lipschitz, squares[i % len(squares)])
-        made.append(Residual(event, g, lipschitz, determinant))
-    return Chain(*made)
+            blocks = [size for size in IMAGE_BLOCKS if height % size == 0 and width % size == 0]
+            g = contracting_cnn(channels, hidden, lipschitz, blocks[i % len(blocks)])
+        maps.append(Residual(event, g, lipschitz, determinant))
+    return Chain(*maps)

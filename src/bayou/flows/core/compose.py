@@ -22,16 +22,22 @@ from bayou.flows.core.transform import (
     Rows,
     Transform,
     common_event,
-    concrete,
+    read_flag,
 )
 
 
 class Direction(nn.Module):
-    """One direction of a map as a module, for ``functional_call``."""
+    """One direction of a map as a module, for ``functional_call``.
+
+    Args:
+        transform: the map.
+        method: the name of its method, such as "forward".
+    """
 
     def __init__(self, transform: Map, method: str) -> None:
         super().__init__()
-        self.transform, self.method = transform, method
+        self.transform = transform
+        self.method = method
 
     def forward(self, *args: Any, **options: Any) -> Pair:
         pair: Pair = getattr(self.transform, self.method)(*args, **options)
@@ -39,7 +45,7 @@ class Direction(nn.Module):
 
 
 class Composite(Map):
-    """A map whose properties follow from those of its parts."""
+    """A map whose properties follow from those of the maps that it is made of."""
 
     event_shape: Event  # if it is a transform
     label = Label()
@@ -47,117 +53,159 @@ class Composite(Map):
 
     if not TYPE_CHECKING:
 
-        def __new__(cls, *parts: Any, **options: Any) -> Any:
-            """For a bijective class, an instance of the general one if a part is not a
-            ``Transform``.
+        def __new__(cls, *links: Any, **options: Any) -> Any:
+            """Create an instance of the general class if a link is not a ``Transform``.
+
+            ``Chain(f, g)`` is a ``MapChain`` unless f and g are bijections.
             """
-            maps = [part for part in (*parts, *options.values()) if isinstance(part, Map)]
-            if issubclass(cls, Transform) and not all(isinstance(part, Transform) for part in maps):
-                return cls.__base__(*parts, **options)
+            maps = [link for link in (*links, *options.values()) if isinstance(link, Map)]
+            if issubclass(cls, Transform) and not all(isinstance(link, Transform) for link in maps):
+                return cls.__base__(*links, **options)
             return object.__new__(cls)
 
     def _describe(self, event_in: Event, event_out: Event, label: Label, opposite: Label) -> None:
+        """Set the events and the labels."""
         if isinstance(self, Transform):
             self.event_shape = event_out
         else:
-            self.event_in, self.event_out = event_in, event_out
-        self.label, self.opposite, self.ladj_kind = label, opposite, label.kind
+            self.event_in = event_in
+            self.event_out = event_out
+        self.label = label
+        self.opposite = opposite
+        self.ladj_kind = label.kind
 
 
 class MapChain(Composite):
-    """y = f_T(... f_1(x)) for maps whose events agree; the term is the sum."""
+    """A composition y = f_T(... f_1(x)) of maps whose events agree; its term is the sum.
+
+    Args:
+        transforms: f_1, ..., f_T; links that are chains are flattened.
+
+    Shapes: x (..., *event_in of f_1), y (..., *event_out of f_T), term (...).
+    """
 
     def __init__(self, *transforms: Map) -> None:
         super().__init__()
         if not transforms:
             raise ValueError("Chain got no transforms; pass at least one")
-        flat: list[Map] = []
-        for t in transforms:
-            flat += t.transforms if isinstance(t, MapChain) else [t]
-        event = flat[0].event_out
-        for i, t in enumerate(flat[1:], 1):
-            agreed = common_event(event, t.event_in)
-            if agreed is None:
-                raise ValueError(
-                    f"the events of a chain do not match: link {i} returns {event}, link {i + 1} takes {t.event_in}; "
-                    "build both with the same size"
-                )
-            event = agreed if isinstance(t, Transform) else t.event_out
-        contexts = {t.context_dim for t in flat if t.context_dim > 0}
+        links: list[Map] = []
+        for transform in transforms:
+            links += transform.transforms if isinstance(transform, MapChain) else [transform]
+        event = _join_events(links)
+        contexts = {link.context_dim for link in links if link.context_dim > 0}
         if len(contexts) > 1:
             raise ValueError(
-                f"the links of a chain take contexts of different sizes {sorted(contexts)}; use one size"
+                f"the links of a chain take contexts of different sizes {sorted(contexts)}; use "
+                "one size"
             )
-        self.transforms: Modules[Any] = nn.ModuleList(flat)  # type: ignore[assignment]
+        self.transforms: Modules[Any] = nn.ModuleList(links)  # type: ignore[assignment]
         self.context_dim = max(contexts, default=0)
-        self.forward_kind = max(t.forward_kind for t in flat)
-        self.inverse_kind = max(t.inverse_kind for t in flat)
-        self.domain, self.codomain = flat[0].domain, flat[-1].codomain
-        self.takes_noise = any(t.takes_noise for t in flat)
-        self.accuracy = sum(t.accuracy for t in flat)
-        self.whole_in, self.whole_out = flat[0].whole_in, flat[-1].whole_out
-        label, opposite = (
-            reduce(or_, (t.label for t in flat)),
-            reduce(or_, (t.opposite for t in flat)),
-        )
-        self._describe(flat[0].event_in, event, label, opposite)
-        self._no_noise: tuple[tuple[()], ...] = ((),) * len(flat)
+        self.forward_kind = max(link.forward_kind for link in links)
+        self.inverse_kind = max(link.inverse_kind for link in links)
+        self.domain = links[0].domain
+        self.codomain = links[-1].codomain
+        self.takes_noise = any(link.takes_noise for link in links)
+        self.accuracy = sum(link.accuracy for link in links)
+        self.whole_in = links[0].whole_in
+        self.whole_out = links[-1].whole_out
+        label = reduce(or_, (link.label for link in links))
+        opposite = reduce(or_, (link.opposite for link in links))
+        self._describe(links[0].event_in, event, label, opposite)
+        self._no_noise: tuple[tuple[()], ...] = ((),) * len(links)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
+        noises = noise if len(noise) else self._no_noise
         terms = []
-        for t, own in zip(self.transforms, noise if len(noise) else self._no_noise, strict=True):
-            x, term = t._forward(x, context if t.context_dim else None, *own)
+        for link, link_noise in zip(self.transforms, noises, strict=True):
+            x, term = link._forward(x, context if link.context_dim else None, *link_noise)
             terms.append(term)
         return x, sum(terms[1:], terms[0])
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
+        noises = noise if len(noise) else self._no_noise
         terms = []
-        for t, own in zip(
-            reversed(self.transforms),
-            reversed(noise if len(noise) else self._no_noise),
-            strict=True,
-        ):
-            y, term = t._inverse(y, context if t.context_dim else None, *own)
+        for link, link_noise in zip(reversed(self.transforms), reversed(noises), strict=True):
+            y, term = link._inverse(y, context if link.context_dim else None, *link_noise)
             terms.append(term)
         return y, sum(terms[1:], terms[0])
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
-        self.transforms[-1 if inverse else 0].check_values(x, inverse)
+        """Raise a ValueError for values outside the domain of the link that reads them.
+
+        Args:
+            x: the input of a direction.
+            inverse: whether it is that of ``inverse``.
+        """
+        first = self.transforms[-1 if inverse else 0]
+        first.check_values(x, inverse)
 
     def in_image(self, y: Tensor) -> Tensor:
-        """Whether y is in the image of the last link."""
-        found: Tensor = self.transforms[-1].in_image(y)
-        return found
+        """Return whether y is in the image of the last link.
+
+        Args:
+            y: (..., *event_out).
+        """
+        is_inside: Tensor = self.transforms[-1].in_image(y)
+        return is_inside
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return tuple(
-            t._noise(rows.fold(i), inverse) if t.takes_noise else ()
-            for i, t in enumerate(self.transforms)
+            link._noise(rows.fold(i), inverse) if link.takes_noise else ()
+            for i, link in enumerate(self.transforms)
         )
 
 
+def _join_events(links: list[Map]) -> Event:
+    """Return the event that a chain returns, with the sizes that its links know."""
+    event = links[0].event_out
+    for i, link in enumerate(links[1:], 1):
+        agreed = common_event(event, link.event_in)
+        if agreed is None:
+            raise ValueError(
+                f"the events of a chain do not match: link {i} returns {event}, link {i + 1} takes "
+                f"{link.event_in}; build both with the same size"
+            )
+        event = agreed if isinstance(link, Transform) else link.event_out
+    return event
+
+
 class Chain(MapChain, Transform):
-    """y = f_T(... f_1(x)), with the sum of the ladjs.
+    """A composition of bijections, y = f_T(... f_1(x)), with the sum of the ladjs.
 
     Args:
         transforms: f_1, ..., f_T; the output event of each must match the input event of the next.
             If one of them is not a ``Transform``, the result is a ``MapChain``.
 
     Shapes: x, y (..., *event), ladj (...).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Chain, DiagonalAffine, realnvp
+        >>> y, ladj = Chain(realnvp(4), DiagonalAffine(4))(torch.zeros(10, 4))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 4]), torch.Size([10]))
     """
 
 
 class MapInverse(Composite):
-    """The same map with its two directions exchanged."""
+    """The same map with its two directions exchanged.
+
+    Args:
+        transform: the map.
+    """
 
     def __init__(self, transform: Map) -> None:
         super().__init__()
         self.transform = transform
-        self.takes_noise, self.accuracy = transform.takes_noise, transform.accuracy
+        self.takes_noise = transform.takes_noise
+        self.accuracy = transform.accuracy
         self.context_dim = transform.context_dim
-        self.whole_in, self.whole_out = transform.whole_out, transform.whole_in
-        self.forward_kind, self.inverse_kind = transform.inverse_kind, transform.forward_kind
-        self.domain, self.codomain = transform.codomain, transform.domain
+        self.whole_in = transform.whole_out
+        self.whole_out = transform.whole_in
+        self.forward_kind = transform.inverse_kind
+        self.inverse_kind = transform.forward_kind
+        self.domain = transform.codomain
+        self.codomain = transform.domain
         self._describe(transform.event_out, transform.event_in, transform.opposite, transform.label)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
@@ -167,7 +215,14 @@ class MapInverse(Composite):
         return self.transform._forward(y, context, *noise)
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
-        if self.whole_out if inverse else self.whole_in:
+        """Raise a ValueError for values outside the domain of a direction.
+
+        Args:
+            x: the input of a direction.
+            inverse: whether it is that of ``inverse``.
+        """
+        is_whole = self.whole_out if inverse else self.whole_in
+        if is_whole:
             self.transform.check_values(x, not inverse)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
@@ -175,16 +230,27 @@ class MapInverse(Composite):
 
 
 class Inverse(MapInverse, Transform):
-    """y = f⁻¹(x): a bijection with its directions exchanged.
+    """The inverse of a bijection, y = f⁻¹(x): its directions exchanged.
 
     Args:
         transform: f. If it is not a ``Transform``, the result is a ``MapInverse``.
+
+    Shapes: x, y (..., *event), ladj (...).
+
+    Example:
+        >>> from bayou.flows import Inverse, iaf
+        >>> Inverse(iaf(4)).forward_kind  # fast densities, slow draws
+        <Cost.autoregressive: 1>
     """
 
 
 class MapConditional(Composite):
-    """y = f(x; θ + h(context)) for any map f, with parameters from a hypernetwork h that starts at
-    0.
+    """Any map f with parameters from a hypernetwork, y = f(x; θ + h(context)).
+
+    Args:
+        transform: f.
+        context_dim: the size of the context.
+        hidden: the widths of the hidden layers of h, (64,) by default; the last layer starts at 0.
     """
 
     def __init__(self, transform: Map, context_dim: int, hidden: tuple[int, ...] = (64,)) -> None:
@@ -203,71 +269,78 @@ class MapConditional(Composite):
         # three times.
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
         self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
-        self.context_dim, self.takes_noise, self.accuracy = (
-            context_dim,
-            transform.takes_noise,
-            transform.accuracy,
-        )
-        self.whole_in, self.whole_out = transform.whole_in, transform.whole_out
-        self.forward_kind, self.inverse_kind = transform.forward_kind, transform.inverse_kind
-        self.domain, self.codomain = transform.domain, transform.codomain
+        self.context_dim = context_dim
+        self.takes_noise = transform.takes_noise
+        self.accuracy = transform.accuracy
+        self.whole_in = transform.whole_in
+        self.whole_out = transform.whole_out
+        self.forward_kind = transform.forward_kind
+        self.inverse_kind = transform.inverse_kind
+        self.domain = transform.domain
+        self.codomain = transform.codomain
         self._describe(transform.event_in, transform.event_out, transform.label, transform.opposite)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
-        return self._conditioned(
-            self._directions[0], x, context, noise, self.event_in, self.event_out
-        )
+        return self._call(self._directions[0], x, context, noise, self.event_in, self.event_out)
 
     def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
-        return self._conditioned(
-            self._directions[1], y, context, noise, self.event_out, self.event_in
-        )
+        return self._call(self._directions[1], y, context, noise, self.event_out, self.event_in)
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
+        """Raise a ValueError for values outside the domain of a direction.
+
+        Args:
+            x: the input of a direction.
+            inverse: whether it is that of ``inverse``.
+        """
         self.transform.check_values(x, inverse)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         return self.transform._noise(rows, inverse)
 
-    def _conditioned(
+    def _parameters_of_rows(self, context: Tensor, batch: torch.Size) -> dict[str, Tensor]:
+        """Return θ + h(context) for every row of a batch, as parameters of a ``Direction``."""
+        flat = self.hypernet(context)
+        flat = flat.expand(*batch, -1).flatten(0, -2) if batch else flat[None]
+        deltas = flat.split([shape.numel() for shape in self.shapes.values()], -1)
+        return {
+            f"transform.{name}": p + delta.reshape(-1, *p.shape)
+            for (name, p), delta in zip(self.transform.named_parameters(), deltas, strict=True)
+        }
+
+    def _call(
         self,
         direction: Direction,
         x: Tensor,
         context: Tensor | None,
         noise: Any,
-        taken: Event,
-        given: Event,
+        input_event: Event,
+        output_event: Event,
     ) -> Pair:
-        batch = torch.broadcast_shapes(x.shape[: x.ndim - len(taken)], context.shape[:-1])  # type: ignore[union-attr]
-        event = x.shape[x.ndim - len(taken) :]
+        """Return the result of a direction, row by row under vmap."""
+        context_batch = context.shape[:-1]  # type: ignore[union-attr]
+        batch = torch.broadcast_shapes(x.shape[: x.ndim - len(input_event)], context_batch)
+        event = x.shape[x.ndim - len(input_event) :]
         if 0 in batch:  # some operations do not support vmap over an empty axis
-            return x.new_zeros(*batch, *(event if None in given else given)), x.new_zeros(batch)
-        flat = (
-            self.hypernet(context).expand(*batch, -1).flatten(0, -2)
-            if batch
-            else self.hypernet(context)[None]
-        )
-        deltas = flat.split([s.numel() for s in self.shapes.values()], -1)
-        params = {
-            f"transform.{name}": p + delta.reshape(-1, *p.shape)
-            for (name, p), delta in zip(self.transform.named_parameters(), deltas, strict=True)
-        }
+            shape = event if None in output_event else output_event
+            return x.new_zeros(*batch, *shape), x.new_zeros(batch)
+        parameters = self._parameters_of_rows(context, batch)  # type: ignore[arg-type]
         rows = x.expand(*batch, *event).reshape(-1, *event)
-        noise = tree_map(lambda part: part.reshape(-1, *part.shape[len(batch) :]), noise)
+        noise = tree_map(lambda value: value.reshape(-1, *value.shape[len(batch) :]), noise)
         call = vmap(
             lambda values, row, noise: functional_call(direction, values, (row, None, *noise))
         )
-        y, term = call(params, rows, noise)
-        if concrete(term.isfinite().all()) is False:  # in vmap a failed inversion returns NaN
+        y, term = call(parameters, rows, noise)
+        if read_flag(term.isfinite().all()) is False:  # in vmap a failed inversion returns NaN
             raise InversionError(
-                "a conditional inversion did not converge and returned NaN; check the range of the input"
+                "a conditional inversion did not converge and returned NaN; check the range of the "
+                "input"
             )
         return y.reshape(*batch, *y.shape[1:]), term.reshape(batch)
 
 
 class Conditional(MapConditional, Transform):
-    """y = f(x; θ + h(context)): any transform with parameters from a hypernetwork h, which starts
-    at 0.
+    """Any bijection with parameters from a hypernetwork, y = f(x; θ + h(context)).
 
     It uses ``vmap`` over stacked parameters, so memory grows with batch × number of parameters;
     coupling and autoregressive flows take a context directly, at lower cost.
@@ -275,7 +348,15 @@ class Conditional(MapConditional, Transform):
     Args:
         transform: f. If it is not a ``Transform``, the result is a ``MapConditional``.
         context_dim: the size of the context.
-        hidden: the widths of the hidden layers of h.
+        hidden: the widths of the hidden layers of h, (64,) by default; the last layer starts at 0.
 
     Shapes: x, y (..., *event), context (..., context_dim), ladj (...).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Conditional, radial
+        >>> transform = Conditional(radial(4), context_dim=3)
+        >>> y, ladj = transform(torch.zeros(10, 4), torch.zeros(10, 3))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 4]), torch.Size([10]))
     """

@@ -1,5 +1,6 @@
-"""Derivatives of all orders for values whose computation is not recorded: solutions of equations,
-iterations.
+"""Derivatives of all orders for values whose computation is not recorded.
+
+Such values are solutions of equations, and results of iterations.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ Pull = Callable[..., tuple[Tensor, ...]]  # (value, gradient, *theta) → gradie
 
 
 class SecondDerivativeError(NotImplementedError):
-    """A second derivative was requested of a value that has only a first one; the message names the
-    way out.
+    """A second derivative was requested of a value that has only a first one.
+
+    The message names the setting with which it is not needed.
     """
 
 
@@ -57,9 +59,8 @@ class _WithDerivatives(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, ctx.pull, *theta = inputs
-        ctx.save_for_backward(
-            output, *theta
-        )  # the output depends on θ, and so do derivatives at it
+        # the output depends on θ, and so do derivatives at it
+        ctx.save_for_backward(output, *theta)
         ctx.save_for_forward(output, *theta)
 
     @staticmethod
@@ -72,7 +73,7 @@ class _WithDerivatives(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         value, *theta = (unpack_dual(saved).primal for saved in ctx.saved_tensors)
-        filled = tuple(
+        theta_tangents = tuple(
             torch.zeros_like(primal) if tangent is None else tangent
             for primal, tangent in zip(theta, tangents[2:], strict=True)
         )
@@ -80,8 +81,8 @@ class _WithDerivatives(torch.autograd.Function):
         # dropped.
         with _set_fwd_grad_enabled(True):
             linear: Any = vjp(lambda u: tuple(ctx.pull(value, u, *theta)), torch.zeros_like(value))
-            (tangent,) = linear[1](filled)
-        result: Tensor = tangent
+            (value_tangent,) = linear[1](theta_tangents)
+        result: Tensor = value_tangent
         return result
 
 
@@ -93,20 +94,29 @@ class Equation(ABC):
     """
 
     @abstractmethod
-    def linearize(self, x: Tensor, *theta: Tensor) -> tuple[Tensor, Any]:
-        """Return F(x, θ), and ∂F/∂x in the form that ``solve`` takes: a tensor, or what is made of
-        tensors.
+    def linearize(self, x: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return F(x, θ), and ∂F/∂x as a tensor that ``solve`` takes.
+
+        Args:
+            x: the solution.
+            theta: the tensors that the equation depends on.
         """
 
     @abstractmethod
-    def solve(self, derivative: Any, right: Tensor, transposed: bool = False) -> Tensor:
-        """Return (∂F/∂x)⁻¹·right, or (∂F/∂x)⁻ᵀ·right."""
+    def solve(self, derivative: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
+        """Return (∂F/∂x)⁻¹·right, or (∂F/∂x)⁻ᵀ·right.
+
+        Args:
+            derivative: ∂F/∂x, from ``linearize``.
+            right: the right-hand side, in the shape of x.
+            transposed: whether to solve with the transposed derivative; False by default.
+        """
 
 
 def attach_solution(equation: Equation, x: Tensor, *theta: Tensor) -> Tensor:
     """Return the solution of an equation with its derivatives of all orders in θ.
 
-    By the implicit function theorem ∂x/∂θ = −(∂F/∂x)⁻¹·∂F/∂θ. A first derivative costs one
+    By the implicit function theorem, ∂x/∂θ = −(∂F/∂x)⁻¹·∂F/∂θ. A first derivative costs one
     evaluation of F and one linear solve.
 
     Args:
@@ -138,27 +148,25 @@ def attach_solution(equation: Equation, x: Tensor, *theta: Tensor) -> Tensor:
 
 
 def refuse_second_derivative(value: Tensor, message: str, *sources: Tensor) -> Tensor:
-    """Return a value whose gradient has no derivative in the sources: it raises a
-    ``SecondDerivativeError``.
+    """Return a value whose gradient has no derivative in the sources.
 
-    For a value with a right first derivative and a wrong second one that nothing can mend. First
+    For a value with a right first derivative and a wrong second one that cannot be corrected. First
     derivatives do not change, nor do second ones in other tensors than the sources.
 
     Args:
         value: the value, with its graph.
-        message: of the error.
+        message: of the ``SecondDerivativeError`` that the second derivative raises.
         sources: the tensors.
     """
     if torch.compiler.is_compiling():  # compilers refuse second derivatives themselves
         return value
-    guarded: Tensor = _Guarded.apply(value, message, *sources)  # type: ignore[no-untyped-call]
-    return guarded
+    refuse: Any = _WithoutSecondDerivative.apply
+    result: Tensor = refuse(value, message, *sources)
+    return result
 
 
-class _Guarded(torch.autograd.Function):
-    """The identity of a value; its gradient depends on the sources by zeros that have no
-    derivative.
-    """
+class _WithoutSecondDerivative(torch.autograd.Function):
+    """The identity, whose gradient depends on the sources by zeros that have no derivative."""
 
     generate_vmap_rule = True
 
@@ -176,7 +184,7 @@ class _Guarded(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         sources = ctx.saved_tensors
         if torch.is_grad_enabled():
-            gradient = gradient + _refusing_zero(ctx.message, sources)
+            gradient = gradient + _zero_without_derivative(ctx.message, sources)
         return gradient, None, *(None for _ in sources)
 
     @staticmethod
@@ -185,16 +193,17 @@ class _Guarded(torch.autograd.Function):
             return None
         sources = [unpack_dual(saved).primal for saved in ctx.saved_tensors]
         with _set_fwd_grad_enabled(True):
-            return tangent + _refusing_zero(ctx.message, sources)
+            return tangent + _zero_without_derivative(ctx.message, sources)
 
 
-def _refusing_zero(message: str, sources: Sequence[Tensor]) -> Tensor:
+def _zero_without_derivative(message: str, sources: Sequence[Tensor]) -> Tensor:
     """Return a zero whose derivative in any source raises an error."""
-    zeros = [_Refusing.apply(source, message) for source in sources]  # type: ignore[no-untyped-call]
+    zero: Any = _WithoutDerivative.apply
+    zeros = [zero(source, message) for source in sources]
     return torch.stack(zeros).sum()
 
 
-class _Refusing(torch.autograd.Function):
+class _WithoutDerivative(torch.autograd.Function):
     """A zero, whose derivative raises an error."""
 
     generate_vmap_rule = True

@@ -13,7 +13,7 @@ L = TypeVar("L", bound=nn.Module)
 
 
 class Dense(nn.Linear):
-    """x·Wᵀ + b: (..., inputs) to (..., outputs).
+    """A linear layer, x·Wᵀ + b: (..., inputs) to (..., outputs).
 
     The product with a single row is written as a sum when it is compiled for a GPU: a sum fuses
     with the operations around it, whereas each small matrix product is a separate kernel.
@@ -25,25 +25,44 @@ class Dense(nn.Linear):
         return super().forward(x)
 
 
-def zeroed(layer: L) -> L:
-    """The layer with all parameters 0."""
+def zero_init(layer: L) -> L:
+    """Set all parameters of a layer to 0, and return the layer.
+
+    Args:
+        layer: any module.
+    """
     for p in layer.parameters():
         nn.init.zeros_(p)
     return layer
 
 
 def mlp(
-    inputs: int, hidden: Sequence[int], outputs: int, activation: Callable[[], nn.Module] = nn.ReLU
+    inputs: int,
+    hidden: Sequence[int],
+    outputs: int,
+    activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
-    """A multilayer perceptron whose last layer starts at zero, so that a flow starts as the
-    identity.
+    """Build a multilayer perceptron whose last layer starts at zero.
+
+    A conditioner with this network starts a flow at, or near, the identity.
 
     Args:
-        inputs, outputs: sizes of the last axis.
-        hidden: the widths of the hidden layers.
-        activation: a constructor of the activation, ReLU by default.
+        inputs: the size of the last axis of the input.
+        hidden: the widths of the hidden layers; () for a linear map.
+        outputs: the size of the last axis of the output.
+        activation: a constructor of the activation; ``nn.ReLU`` by default.
+
+    Returns:
+        A network (..., inputs) → (..., outputs).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import mlp
+        >>> mlp(3, (64, 64), 2)(torch.zeros(10, 3)).shape
+        torch.Size([10, 2])
     """
+    widths = [inputs, *hidden]
     layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise([inputs, *hidden]):
+    for fan_in, fan_out in pairwise(widths):
         layers += [Dense(fan_in, fan_out), activation()]
-    return nn.Sequential(*layers, zeroed(Dense([inputs, *hidden][-1], outputs)))
+    return nn.Sequential(*layers, zero_init(Dense(widths[-1], outputs)))

@@ -20,22 +20,22 @@ ANGLES = (-math.pi, math.pi)  # the domain of a map of circles
 
 
 class Ladj(IntEnum):
-    """What the term of a map is; a chain has the largest kind of its links."""
+    """The kind of a map's term; a chain has the largest kind of its links."""
 
     exact = 0
-    bound = 1  # exp of the log-density is unbiased, so that the log-density itself is a bound
-    estimate = (
-        2  # the log-density is unbiased; its exp is not, so never use it in an importance weight
-    )
+    # exp of the log-density is unbiased, so that the log-density itself is a bound
+    bound = 1
+    # the log-density is unbiased; its exp is not, so never use it in an importance weight
+    estimate = 2
 
 
 class Side(Flag):
-    """The relation of the expected log-density to the true one; ``|`` combines two parts."""
+    """The relation of the expected log-density to the true one; ``|`` combines two of them."""
 
     equal = 0
     lower = 1  # E[...] ≤ log p(y)
     upper = 2  # E[...] ≥ log p(y)
-    unknown = 3  # one part on each side: not a bound
+    unknown = 3  # a lower and an upper one: not a bound
 
     @property
     def opposite(self) -> Side:
@@ -45,29 +45,42 @@ class Side(Flag):
 
 @dataclass(frozen=True)
 class Label:
-    """The properties of a log-density through a map: its kind, and its side forward and in the
-    inverse.
+    """The properties of a log-density through a map; ``|`` combines those of two links.
+
+    Args:
+        kind: whether it is exact, a bound or an estimate; exact by default.
+        forward: the side of log p(x) − term of ``forward``, for x ~ p; equal by default.
+        inverse: the side of log p(x) + term of ``inverse``, at a fixed y; equal by default.
     """
 
     kind: Ladj = Ladj.exact
-    forward: Side = Side.equal  # of log p(x) − term of ``forward``, x ~ p
-    inverse: Side = Side.equal  # of log p(x) + term of ``inverse``, y given
+    forward: Side = Side.equal
+    inverse: Side = Side.equal
 
     @classmethod
     def of(cls, kind: Ladj) -> Label:
-        """A bound is ≥ forward and ≤ in the inverse: reverse KL and maximum likelihood both stay
+        """Return the label of a map of one kind.
+
+        A bound is ≥ forward and ≤ in the inverse: reverse KL and maximum likelihood both stay
         valid.
+
+        Args:
+            kind: of the map.
         """
-        return cls(kind, Side.upper, Side.lower) if kind is Ladj.bound else cls(kind)
+        if kind is Ladj.bound:
+            return cls(kind, Side.upper, Side.lower)
+        return cls(kind)
 
     def __or__(self, other: Label) -> Label:
         return Label(
-            max(self.kind, other.kind), self.forward | other.forward, self.inverse | other.inverse
+            max(self.kind, other.kind),
+            self.forward | other.forward,
+            self.inverse | other.inverse,
         )
 
 
 class Cost(IntEnum):
-    """How a direction of a map is computed; a chain has the largest cost of its links."""
+    """The cost of a direction of a map; a chain has the largest cost of its links."""
 
     analytic = 0
     autoregressive = 1  # one step per dimension
@@ -79,15 +92,23 @@ class InversionError(ArithmeticError):
 
 
 def is_recorded(x: Tensor) -> bool:
-    """Whether a compiler or a CUDA graph records the operations on x, so that no branch may depend
-    on its values.
+    """Return whether a compiler or a CUDA graph records the operations on x.
+
+    No branch may then depend on its values.
+
+    Args:
+        x: any tensor.
     """
     return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def concrete(flag: Tensor) -> bool | None:
-    """The value of a boolean scalar; None where it cannot be read (in torch.compile, vmap or a CUDA
-    graph).
+def read_flag(flag: Tensor) -> bool | None:
+    """Return the value of a boolean scalar, or None where it cannot be read.
+
+    That is the case in ``torch.compile``, in vmap, and while a CUDA graph is recorded.
+
+    Args:
+        flag: a boolean tensor ().
     """
     if is_recorded(flag):
         return None
@@ -99,8 +120,16 @@ def concrete(flag: Tensor) -> bool | None:
 
 @dataclass(frozen=True)
 class Rows:
-    """The source of the noise of a map: the noise of row i is a function of (seed, start + i)
-    alone.
+    """The source of the noise of a map.
+
+    The noise of row i is a function of (seed, start + i) alone, so that it does not depend on the
+    other rows.
+
+    Args:
+        batch: the batch shape of the rows.
+        like: a tensor of the dtype and device of the noise.
+        seed: an int, a generator or None, as everywhere in bayou; None by default.
+        start: the index of the first row; 0 by default.
     """
 
     batch: tuple[int, ...]
@@ -109,11 +138,25 @@ class Rows:
     start: int = 0
 
     def normal(self, *event: int) -> Tensor:
-        r"""Standard normal noise (\*batch, \*event)."""
+        r"""Draw standard normal noise.
+
+        Args:
+            event: the sizes of the axes of one row.
+
+        Returns:
+            Noise (\*batch, \*event).
+        """
         return self._draw(rng.normal, event)
 
     def uniform(self, *event: int) -> Tensor:
-        r"""Uniform noise on [0, 1): (\*batch, \*event)."""
+        r"""Draw uniform noise on [0, 1).
+
+        Args:
+            event: the sizes of the axes of one row.
+
+        Returns:
+            Noise (\*batch, \*event).
+        """
         return self._draw(rng.uniform, event)
 
     def _draw(self, sampler: Callable[..., Tensor], event: tuple[int, ...]) -> Tensor:
@@ -121,46 +164,70 @@ class Rows:
         return flat.reshape((*self.batch, *event))
 
     def fold(self, *names: str | int) -> Rows:
-        """The same rows with independent noise for a named part."""
+        """Return the same rows with noise that is independent of theirs.
+
+        Args:
+            names: what the noise is for; other names have other noise.
+        """
         return replace(self, seed=rng.fold(self.seed, *names))
 
 
 class Map(nn.Module, ABC):
-    r"""A deterministic or stochastic map y = f(x) from base to data, with a term in each direction.
+    r"""A deterministic or stochastic map y = f(x) from base to data, with a term per direction.
 
     log p(y) = log p(x) − term of ``forward`` = log p(x) + term of ``inverse``, exactly or as
     ``label`` states. The term of a bijection is its ladj. For y ~ f(y|x) and x ~ r(x|y) it is log
     f(y|x) − log r(x|y) in the inverse, a bound if the inverse is stochastic (Nielsen et al. 2020,
     SurVAE). ``opposite`` is the label with the directions exchanged.
 
+    A subclass implements ``_forward`` and ``_inverse``; the public methods validate the input. A
+    map that ``takes_noise`` also implements ``_noise`` and receives the noise as additional
+    arguments.
+
+    Attributes:
+        event_in: the shape of x, with None for a size that may vary.
+        event_out: the shape of y.
+        context_dim: the size of the context; 0 for a map without one.
+        takes_noise: whether a direction draws noise.
+        whole_in: whether x consists of integers, stored as floats.
+        whole_out: whether y does.
+        levels_in: integers x lie in 0 .. levels_in − 1; None: unbounded.
+        levels_out: the same for y.
+        ladj_kind: whether the term is exact, a bound or an estimate.
+        forward_kind: the cost of ``forward``.
+        inverse_kind: the cost of ``inverse``.
+        domain: the open interval of the numbers of x.
+        codomain: the open interval of the numbers of y.
+        accuracy: the error of a solver beyond rounding, in values and terms; ``check`` allows it.
+        many_small_operations: whether the compiler fuses the kernels of the map on a GPU: see
+            ``training.graphs``.
+        recordable: whether every pass performs the same operations, so that ``fit`` can record a
+            CUDA graph.
+
     Shapes: x (..., \*event_in), y (..., \*event_out), context (..., context_dim), term (...). The
-    batch dimensions of x and context broadcast. A subclass implements ``_forward`` and
-    ``_inverse``; the public methods validate the input. A map that ``takes_noise`` also implements
-    ``_noise`` and receives the noise as additional arguments.
+    batch dimensions of x and context broadcast.
     """
 
     event_in: Event
     event_out: Event
-    context_dim: int = 0  # 0: no context
+    context_dim: int = 0
     takes_noise: bool = False
-    whole_in: bool = False  # whether x consists of integers, stored as floats
-    whole_out: bool = False  # whether y does
-    levels_in: int | None = None  # integers x lie in 0 .. levels_in − 1; None: unbounded
-    levels_out: int | None = None  # the same for y
+    whole_in: bool = False
+    whole_out: bool = False
+    levels_in: int | None = None
+    levels_out: int | None = None
     ladj_kind: Ladj = Ladj.exact
     forward_kind: Cost = Cost.analytic
     inverse_kind: Cost = Cost.analytic
     domain: tuple[float, float] = (-torch.inf, torch.inf)
     codomain: tuple[float, float] = (-torch.inf, torch.inf)
-    accuracy: float = (
-        0.0  # error of a solver beyond rounding, in values and terms; ``check`` allows it
-    )
-    many_small_operations = True  # for the compiler: see training.graphs
-    recordable: bool = True  # whether every pass performs the same operations, so that ``fit`` can record a CUDA graph
+    accuracy: float = 0.0
+    many_small_operations = True
+    recordable: bool = True
 
     @property
     def label(self) -> Label:
-        """Kind and sides of log p(y)."""
+        """The kind and the sides of log p(y)."""
         return Label.of(self.ladj_kind)
 
     @property
@@ -177,12 +244,25 @@ class Map(nn.Module, ABC):
         start: int = 0,
         noise: Any = None,
     ) -> Pair:
-        """Map base to data, (y, term). The noise of row i depends on (seed, start + i), unless
-        ``noise`` is given.
+        r"""Map base to data.
+
+        Args:
+            x: (..., \*event_in).
+            context: (..., context_dim), for a map with a context.
+            seed: of the noise; by default torch's generator.
+            start: the noise of row i depends on (seed, start + i); 0 by default.
+            noise: the output of ``noise`` to use instead.
+
+        Returns:
+            y (..., \*event_out) and the term (...).
+
+        Raises:
+            ValueError: for a wrong shape or dtype, and values outside the domain.
         """
         self.validate(x, context)
-        own = self.noise(x, context, seed=seed, start=start) if noise is None else noise
-        return self._forward(x, context, *own)
+        if noise is None:
+            noise = self.noise(x, context, seed=seed, start=start)
+        return self._forward(x, context, *noise)
 
     def inverse(
         self,
@@ -193,12 +273,26 @@ class Map(nn.Module, ABC):
         start: int = 0,
         noise: Any = None,
     ) -> Pair:
-        """Map data to base, (x, term of the inverse)."""
+        r"""Map data to base.
+
+        Args:
+            y: (..., \*event_out).
+            context: (..., context_dim), for a map with a context.
+            seed: of the noise; by default torch's generator.
+            start: the noise of row i depends on (seed, start + i); 0 by default.
+            noise: the output of ``noise(..., inverse=True)`` to use instead.
+
+        Returns:
+            x (..., \*event_in) and the term of the inverse (...).
+
+        Raises:
+            ValueError: for a wrong shape or dtype, and values outside the codomain.
+            InversionError: if an iteration does not converge.
+        """
         self.validate(y, context, inverse=True)
-        own = (
-            self.noise(y, context, inverse=True, seed=seed, start=start) if noise is None else noise
-        )
-        return self._inverse(y, context, *own)
+        if noise is None:
+            noise = self.noise(y, context, inverse=True, seed=seed, start=start)
+        return self._inverse(y, context, *noise)
 
     def noise(
         self,
@@ -209,89 +303,161 @@ class Map(nn.Module, ABC):
         seed: rng.Seed = None,
         start: int = 0,
     ) -> tuple[Any, ...]:
-        """The noise of one pass over x, for ``noise=`` in compiled code and under vmap."""
+        """Draw the noise of one pass over x, for ``noise=`` in compiled code and under vmap.
+
+        Args:
+            x: the input of that pass.
+            context: (..., context_dim), for a map with a context.
+            inverse: whether the pass is one of ``inverse``; False by default.
+            seed: of the noise; by default torch's generator.
+            start: the noise of row i depends on (seed, start + i); 0 by default.
+
+        Returns:
+            The additional arguments of the pass; () for a map without noise.
+        """
         if not self.takes_noise:
             return ()
-        batch = x.shape[: x.ndim - len(self.event_out if inverse else self.event_in)]
+        event = self.event_out if inverse else self.event_in
+        direction = "inverse" if inverse else "forward"
+        batch = x.shape[: x.ndim - len(event)]
         if context is not None:
             batch = torch.broadcast_shapes(batch, context.shape[:-1])
-        return self._noise(
-            Rows(tuple(batch), x, rng.fold(seed, "inverse" if inverse else "forward"), start),
-            inverse,
-        )
+        rows = Rows(tuple(batch), x, rng.fold(seed, direction), start)
+        return self._noise(rows, inverse)
 
     @abstractmethod
-    def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair: ...
+    def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
+        """Return y and the term, for a valid input."""
 
     @abstractmethod
-    def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair: ...
+    def _inverse(self, y: Tensor, context: Tensor | None, *noise: Any) -> Pair:
+        """Return x and the term of the inverse, for a valid input."""
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
-        """The noise arguments of one direction: tensors (*rows.batch, ...), or tuples of them."""
+        """Return the noise arguments of one direction.
+
+        Tensors (*rows.batch, ...), or tuples of them.
+        """
         return ()
 
     def in_image(self, y: Tensor) -> Tensor:
-        """Whether y = f(x) for some x: (...). Elsewhere the density of y is 0."""
+        r"""Return whether y = f(x) for some x; elsewhere the density of y is 0.
+
+        Args:
+            y: (..., \*event_out).
+
+        Returns:
+            Booleans (...).
+        """
         low, high = self.codomain
-        inside = (y > low) & (y < high)
-        return inside.flatten(-len(self.event_out)).all(-1)
+        is_inside = (y > low) & (y < high)
+        return is_inside.flatten(-len(self.event_out)).all(-1)
 
     def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
-        """Raise a ValueError unless shape, dtype, values and context are valid."""
+        """Check shape, dtype and values of the input of a direction.
+
+        Args:
+            x: the input.
+            context: (..., context_dim), for a map with a context.
+            inverse: whether x is the input of ``inverse``; False by default.
+
+        Raises:
+            ValueError: naming what is wrong and what to do.
+        """
         name = type(self).__name__
         tensor = next(self.parameters(), None)
         dtype = None if tensor is None else tensor.dtype
         event = self.event_out if inverse else self.event_in
         check_tensor(x, event, dtype, f"{name} input")
         self.check_values(x, inverse)
-        if self.context_dim == 0 and context is not None:
+        if self.context_dim > 0:
+            batch = x.shape[: x.ndim - len(event)]
+            self._check_context(context, tuple(batch), dtype)
+        elif context is not None:
             raise ValueError(
                 f"{name} takes no context but got one of shape {tuple(context.shape)}; "
                 "build it with context_dim=..., or wrap it in Conditional"
             )
-        if self.context_dim > 0:
-            if context is None:
-                raise ValueError(
-                    f"{name} needs a context (..., {self.context_dim}) but got none; pass context="
-                )
-            check_tensor(context, (self.context_dim,), dtype, f"{name} context")
-            batch, context_batch = x.shape[: x.ndim - len(event)], context.shape[:-1]
-            try:
-                torch.broadcast_shapes(batch, context_batch)
-            except RuntimeError:
-                raise ValueError(
-                    f"{name} got batch {tuple(batch)} but a context with batch {tuple(context_batch)}; "
-                    "make the two broadcast"
-                ) from None
+
+    def _check_context(
+        self,
+        context: Tensor | None,
+        batch: tuple[int, ...],
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Raise a ValueError unless the context suits the map and a batch of rows."""
+        name = type(self).__name__
+        if context is None:
+            raise ValueError(
+                f"{name} needs a context (..., {self.context_dim}) but got none; pass context="
+            )
+        check_tensor(context, (self.context_dim,), dtype, f"{name} context")
+        context_batch = tuple(context.shape[:-1])
+        try:
+            torch.broadcast_shapes(batch, context_batch)
+        except RuntimeError:
+            raise ValueError(
+                f"{name} got batch {batch} but a context with batch {context_batch}; "
+                "make the two broadcast"
+            ) from None
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
-        """Raise a ValueError for values outside the domain of a direction."""
-        if self.whole_out if inverse else self.whole_in:
-            check_whole(x, self.levels_out if inverse else self.levels_in, type(self).__name__)
+        """Raise a ValueError for values outside the domain of a direction.
+
+        Args:
+            x: the input of that direction.
+            inverse: whether it is that of ``inverse``.
+        """
+        is_whole = self.whole_out if inverse else self.whole_in
+        levels = self.levels_out if inverse else self.levels_in
+        if is_whole:
+            check_integers(x, levels, type(self).__name__)
 
 
 class Transform(Map):
-    r"""A bijection y = f(x) from base to data, with ladj = log|det ∂y/∂x|: the map whose two events
-    agree.
+    r"""A bijection y = f(x) from base to data, with ladj = log|det ∂y/∂x|.
+
+    It is the map whose two events agree.
+
+    Attributes:
+        event_shape: the shape of x and y, with None for a size that may vary.
 
     Shapes: x, y (..., \*event_shape); context (..., context_dim); ladj (...).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Transform
+        >>> class Exp(Transform):
+        ...     event_shape = (2,)
+        ...     codomain = (0.0, torch.inf)
+        ...     def _forward(self, x, context):
+        ...         return x.exp(), x.sum(-1)
+        ...     def _inverse(self, y, context):
+        ...         return y.log(), -y.log().sum(-1)
+        >>> y, ladj = Exp()(torch.ones(10, 2))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 2]), torch.Size([10]))
     """
 
     event_shape: Event
 
     @property
     def event_in(self) -> Event:  # type: ignore[override]
+        """The shape of x."""
         return self.event_shape
 
     @property
     def event_out(self) -> Event:  # type: ignore[override]
+        """The shape of y."""
         return self.event_shape
 
     @abstractmethod
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair: ...
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        """Return y and the ladj, for a valid input."""
 
     @abstractmethod
-    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair: ...
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        """Return x and the ladj of the inverse, for a valid input."""
 
 
 class Symmetric(Map):
@@ -299,7 +465,7 @@ class Symmetric(Map):
 
     @abstractmethod
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool, *noise: Any) -> Pair:
-        """The result of a direction."""
+        """Return the result of a direction."""
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         return self._both(x, context, False, *noise)
@@ -308,90 +474,144 @@ class Symmetric(Map):
         return self._both(y, context, True, *noise)
 
 
-def check_tensor(
-    x: Tensor, event_shape: tuple[int | None, ...], dtype: torch.dtype | None, what: str
-) -> None:
-    """Raise a ValueError unless x is a finite floating-point tensor (..., *event_shape) of this
-    dtype.
+def check_tensor(x: Tensor, event_shape: Event, dtype: torch.dtype | None, name: str) -> None:
+    """Check that x is a finite floating-point tensor (..., *event_shape).
+
+    Args:
+        x: the value to check.
+        event_shape: the sizes of the last axes, with None for any size.
+        dtype: of the parameters, which x must have too outside autocast; None for any.
+        name: of x, for the error.
+
+    Raises:
+        ValueError: naming what is wrong and what to do.
     """
-    expected = (
-        "("
-        + ", ".join(["..."] + ["*" if size is None else str(size) for size in event_shape])
-        + ")"
-    )
+    sizes = ["..."] + ["*" if size is None else str(size) for size in event_shape]
+    expected = "(" + ", ".join(sizes) + ")"
     if not isinstance(x, Tensor):
         raise ValueError(
-            f"{what} must be a tensor {expected}, got {type(x).__name__}; use torch.as_tensor"
+            f"{name} must be a tensor {expected}, got {type(x).__name__}; use torch.as_tensor"
         )
     if not x.is_floating_point():
-        remedy = (
-            "one_hot(k, n).float() for classes"
-            if what.endswith("context")
-            else "dequantize discrete data"
-        )
+        remedy = "dequantize discrete data"
+        if name.endswith("context"):
+            remedy = "one_hot(k, n).float() for classes"
         raise ValueError(
-            f"{what} must be floating point, got {x.dtype}; use x.float(), or {remedy}"
+            f"{name} must be floating point, got {x.dtype}; use x.float(), or {remedy}"
         )
-    trailing = x.shape[x.ndim - len(event_shape) :] if x.ndim >= len(event_shape) else None
-    if trailing is None or any(
-        want not in (None, got) for got, want in zip(trailing, event_shape, strict=True)
-    ):
+    if not _ends_with(tuple(x.shape), event_shape):
         raise ValueError(
-            f"{what} has shape {tuple(x.shape)} but the last {len(event_shape)} axes must be {expected}; "
-            "move the event axes last, or build the transform with that size"
+            f"{name} has shape {tuple(x.shape)} but the last {len(event_shape)} axes must be "
+            f"{expected}; move the event axes last, or build the transform with that size"
         )
     if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(
-            f"{what} is {x.dtype} but the parameters are {dtype}; call .to({dtype}) on one of them"
+            f"{name} is {x.dtype} but the parameters are {dtype}; call .to({dtype}) on one of them"
         )
-    if concrete(x.isfinite().all()) is False:
-        bad = (~x.isfinite()).sum().item()
+    if read_flag(x.isfinite().all()) is False:
+        count = (~x.isfinite()).sum().item()
         raise ValueError(
-            f"{what} has {bad} NaN or infinite values of {x.numel()}; remove or impute them first"
+            f"{name} has {count} NaN or infinite values of {x.numel()}; remove or impute them first"
         )
 
 
-def check_whole(y: Tensor, levels: int | None, who: str) -> None:
-    """Raise a ValueError unless y consists of integers, in 0 .. levels − 1 if levels are given."""
-    if concrete((y == y.floor()).all()) is False:
+def _ends_with(shape: tuple[int, ...], event_shape: Event) -> bool:
+    """Return whether the last axes of a shape are those of an event, with None for any size."""
+    if len(shape) < len(event_shape):
+        return False
+    event = shape[len(shape) - len(event_shape) :]
+    return all(want in (None, got) for got, want in zip(event, event_shape, strict=True))
+
+
+def check_integers(x: Tensor, levels: int | None, name: str) -> None:
+    """Check that x consists of integers, in 0 .. levels − 1 if there are levels.
+
+    Args:
+        x: a floating-point tensor.
+        levels: the number of levels; None for any integers.
+        name: of the map, for the error.
+
+    Raises:
+        ValueError: with a number that is not valid.
+    """
+    if read_flag((x == x.floor()).all()) is False:
+        fraction = x.flatten()[(x != x.floor()).flatten()][0]
+        raise ValueError(f"{name} takes whole numbers as data, got {fraction:g}; round them first")
+    if levels is not None and read_flag(((x >= 0) & (x < levels)).all()) is False:
         raise ValueError(
-            f"{who} takes whole numbers as data, got {y.flatten()[(y != y.floor()).flatten()][0]:g}; round them first"
-        )
-    if levels is not None and concrete(((y >= 0) & (y < levels)).all()) is False:
-        raise ValueError(
-            f"{who} takes 0 to {levels - 1}, got {y.min():g} to {y.max():g}; use more levels, or shift the data"
+            f"{name} takes 0 to {levels - 1}, got {x.min():g} to {x.max():g}; use more levels, or "
+            "shift the data"
         )
 
 
 def clamp_inside(x: Tensor, interval: tuple[float, float]) -> Tensor:
-    """x clamped to an open interval: an endpoint becomes the nearest representable number inside
-    it.
+    """Clamp x to an open interval.
+
+    An endpoint becomes the nearest representable number inside it.
+
+    Args:
+        x: a floating-point tensor.
+        interval: its two ends, which may be infinite.
     """
-    limits, (low, high) = torch.finfo(x.dtype), interval
-    least = None if math.isinf(low) else low + max(abs(low) * limits.eps / 2, limits.tiny)
-    most = None if math.isinf(high) else high - max(abs(high) * limits.eps / 2, limits.tiny)
-    return x if least is None and most is None else x.clamp(least, most)
+    limits = torch.finfo(x.dtype)
+    low, high = interval
+    least = None
+    most = None
+    if not math.isinf(low):
+        least = low + max(abs(low) * limits.eps / 2, limits.tiny)
+    if not math.isinf(high):
+        most = high - max(abs(high) * limits.eps / 2, limits.tiny)
+    if least is None and most is None:
+        return x
+    return x.clamp(least, most)
 
 
 def wrap_angle(x: Tensor) -> Tensor:
-    """x modulo 2π in [−π, π), up to rounding at the ends; values inside are unchanged."""
+    """Return x modulo 2π in [−π, π), up to rounding at the ends; values inside are unchanged.
+
+    Args:
+        x: angles.
+    """
     return x - 2 * math.pi * torch.floor((x + math.pi) / (2 * math.pi))
 
 
-def on_circle(x: Tensor) -> Tensor:
-    """Angles (..., D) as points (cos x, sin x) of circles, in pairs: (..., 2·D)."""
+def embed_angles(x: Tensor) -> Tensor:
+    """Return angles as points (cos x, sin x) of circles.
+
+    Args:
+        x: angles (..., D).
+
+    Returns:
+        Cosine and sine of every angle, in pairs: (..., 2·D).
+    """
     return torch.stack([x.cos(), x.sin()], -1).flatten(-2)
 
 
 def sum_event(x: Tensor, event_dims: int) -> Tensor:
-    """Sum over the trailing event dimensions, for any memory format."""
+    """Sum over the trailing event dimensions, for any memory format.
+
+    Args:
+        x: (..., *event).
+        event_dims: the number of axes of the event.
+    """
     return x.sum(tuple(range(-event_dims, 0)))
 
 
-def common_event(given: Event, taken: Event) -> Event | None:
-    """The shape that two event shapes agree on, with None sizes filled in; None if they differ."""
-    if len(given) != len(taken) or any(
-        None not in (a, b) and a != b for a, b in zip(given, taken, strict=True)
-    ):
+def common_event(first: Event, second: Event) -> Event | None:
+    """Return the shape that two event shapes agree on, or None if they differ.
+
+    Args:
+        first: a shape, with None for a size that may vary.
+        second: another one.
+
+    Returns:
+        The shape with the sizes that at least one of them has.
+    """
+    if len(first) != len(second):
         return None
-    return tuple(b if a is None else a for a, b in zip(given, taken, strict=True))
+    sizes: list[int | None] = []
+    for a, b in zip(first, second, strict=True):
+        if a is not None and b is not None and a != b:
+            return None
+        sizes.append(b if a is None else a)
+    return tuple(sizes)

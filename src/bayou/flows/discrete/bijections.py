@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from bayou.flows.core.arguments import as_event, positive
+from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.compose import Chain, Inverse, MapChain
-from bayou.flows.core.nets import mlp, zeroed
+from bayou.flows.core.nets import mlp, zero_init
 from bayou.flows.core.transform import Cost, Event, Map, Pair, Symmetric
-from bayou.flows.layers.conditioners import MADE, Conditioner, MaskedLinear, Order, Steps
+from bayou.flows.layers.conditioners import MADE, Conditioner, CoordinateSteps, MaskedLinear, Order
 from bayou.flows.layers.coupling import Mask, broadcast_context, coupling_mask
 
 
@@ -49,7 +49,7 @@ class IntegerIdentity(DiscreteMap):
     def __init__(self, event: int | Sequence[int], levels: int | None = None) -> None:
         super().__init__()
         self.event_in = self.event_out = as_event(event)
-        self.levels_out = None if levels is None else positive(levels, "the number of levels")
+        self.levels_out = None if levels is None else check_size(levels, "the number of levels")
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return x, self._no_term(x, self.event_in)
@@ -143,7 +143,7 @@ def cnn(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
     for width in hidden:
         layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
         inputs = width
-    return nn.Sequential(*layers, zeroed(nn.Conv2d(inputs, outputs, 1)))
+    return nn.Sequential(*layers, zero_init(nn.Conv2d(inputs, outputs, 1)))
 
 
 def integer(
@@ -164,12 +164,12 @@ def integer(
         wrap: compute modulo ``levels``, so that x has the same range as the data.
         context_dim: the size of the context, 0 for none.
     """
-    size, bound = positive(levels, "the number of levels") / 2, levels if wrap else None
+    size, bound = check_size(levels, "the number of levels") / 2, levels if wrap else None
     couplings = [
         IntegerCoupling(
             event, None, bool(i % 2), hidden, size, levels=bound, context_dim=context_dim
         )
-        for i in range(positive(layers, "the number of layers"))
+        for i in range(check_size(layers, "the number of layers"))
     ]
     return Chain(*couplings, IntegerIdentity(event, levels))
 
@@ -192,9 +192,9 @@ class OneHot(DiscreteMap):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.classes = self.levels_out = positive(classes, "the number of classes")
+        self.classes = self.levels_out = check_size(classes, "the number of classes")
         self.levels_in = 2
-        self.event_in, self.event_out = (positive(dim, "OneHot"), classes), (dim,)
+        self.event_in, self.event_out = (check_size(dim, "OneHot"), classes), (dim,)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return x.argmax(-1).to(x), self._no_term(x, self.event_in)
@@ -330,7 +330,7 @@ class OneHotMADE(MADE):
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return super().forward(x.flatten(-2), context)
 
-    def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
+    def steps(self, like: Tensor, context: Tensor | None = None) -> CoordinateSteps:
         return Conditioner.steps(self, like, context)  # one whole pass per row
 
 
@@ -370,7 +370,7 @@ class ModuloAutoregressive(DiscreteMap):
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         y, context = broadcast_context(y, context, 2)
         steps, rows = self.conditioner.steps(y, context), list(y.unbind(-2))
-        for d in self.conditioner._order:
+        for d in self.conditioner.coordinates:
             rows[d] = self.modulo(rows[d], steps.params(), inverse=True)
             steps.push(rows[d])
         return torch.stack(rows, -2), self._no_term(y, self.event_in)
@@ -394,7 +394,7 @@ def modulo(
     """
     count = Modulo(classes, scale).params
     maps: list[Map] = []
-    for i in range(positive(layers, "the number of layers")):
+    for i in range(check_size(layers, "the number of layers")):
         if autoregressive:
             net = OneHotMADE(
                 dim, classes, count, hidden, range(dim)[::-1] if i % 2 else None, context_dim

@@ -23,14 +23,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bayou.flows.core.bases import CodecError
 from bayou.flows.core.compose import MapChain, MapInverse
 from bayou.flows.core.transform import Cost, Ladj, Map
-from bayou.flows.discrete.masses import DiscreteBase
 from bayou.flows.layers.linear import Permutation
 from bayou.flows.layers.squeeze import Squeeze
 
 if TYPE_CHECKING:
     from bayou.flows.core.flow import Flow
+    from bayou.flows.discrete.masses import DiscreteBase
 
 MAGIC, VERSION = b"BYF", {"cpu": 2, "cuda": 3}  # the version determines the batch size
 ROWS = {2: 1024, 3: 4096}  # rows per batch, by version
@@ -53,12 +54,6 @@ PARTS = np.arange(16)[:, None]
 
 Ints = NDArray[np.int64]
 Find = Callable[[slice, Ints], tuple[Ints, Ints, Ints]]
-
-
-class CodecError(ValueError):
-    """A flow that cannot be used for coding, or bytes that are damaged, foreign or from another
-    model.
-    """
 
 
 @torch.no_grad()
@@ -223,9 +218,7 @@ class Model:
 
 
 def uncodable(flow: Flow) -> str | None:
-    """The reason why a flow cannot be used for coding, or None."""
-    if not isinstance(flow.base, DiscreteBase):
-        return f"its base, {type(flow.base).__name__}, is not discrete; use DiscretizedLogistic or Categorical"
+    """Return the reason why a flow with a discrete base cannot be used for coding, or None."""
     links = flow.transform.transforms if isinstance(flow.transform, MapChain) else [flow.transform]
     for i, link in enumerate(links, 1):
         inner: Map = link

@@ -14,8 +14,10 @@ from torch.nn.functional import logsigmoid, one_hot
 
 from bayou.core import rng
 from bayou.core.modules import Modules
-from bayou.flows.core.arguments import as_event, positive
+from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.bases import Base
+from bayou.flows.core.flow import Flow
+from bayou.flows.discrete import codec
 from bayou.flows.layers.conditioners import Conditioner
 
 Choose = Callable[[list[int], Tensor], Tensor]
@@ -177,13 +179,21 @@ class DiscreteBase(Base):
                 x[..., members] = choose(members, self.first + found)
             return x
         steps = self.conditioner.steps(self.see(x))
-        for d in self.conditioner._order:
+        for d in self.conditioner.coordinates:
             x[..., d : d + 1] = choose([d], (self.first + steps.params()).unsqueeze(-2))
             steps.push(self.see(x[..., d]))
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
         return self.log_mass(self.as_symbols(x), self.params(x)).sum(-1)
+
+    def compress(self, flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
+        """Encode data with a flow of this base; see ``Flow.compress``."""
+        return codec.compress(flow, y, context)
+
+    def decompress(self, flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor:
+        """Decode data with a flow of this base; see ``Flow.decompress``."""
+        return codec.decompress(flow, data, context)
 
     @torch.no_grad()
     def draw(
@@ -239,10 +249,10 @@ class DiscretizedLogistic(DiscreteBase):
         scale: float | None = None,
     ) -> None:
         self.levels, self.unit = (
-            positive(levels, "the levels of DiscretizedLogistic", 2),
+            check_size(levels, "the levels of DiscretizedLogistic", 2),
             levels / 2,
         )
-        positive(components, "the components of DiscretizedLogistic")
+        check_size(components, "the components of DiscretizedLogistic")
         self.center = (levels - 1) / 2 if mean is None else float(mean)
         self.log_scale = math.log(levels / 12 if scale is None else scale)
         apart = torch.linspace(-0.8, 0.8, components) if components > 1 else torch.zeros(1)
@@ -297,7 +307,7 @@ class Categorical(DiscreteBase):
 
     def __init__(self, dim: int, classes: int, conditioner: Conditioner | None = None) -> None:
         super().__init__(
-            (dim, positive(classes, "the classes of Categorical", 2)),
+            (dim, check_size(classes, "the classes of Categorical", 2)),
             dim,
             torch.zeros(classes),
             conditioner,

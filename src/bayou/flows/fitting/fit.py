@@ -31,15 +31,25 @@ from bayou.training.settings import SCHEDULES, Settings
 
 Stopped = Literal["finished", "patience", "interrupted"]
 Schedule = Literal["cosine", "constant"] | Callable[[float], float]
+DEFAULT_STEPS = 2000
 BOUND_DRAWS = 16_384  # fresh draws for the final bound of reverse KL
-UNLIMITED_STEPS = 10**9  # of a run with a time limit
-WARMUP_STEPS = 100  # of the learning rate of such a run
+MAX_TIMED_STEPS = 10**9  # of a run with a time limit
+TIMED_WARMUP_STEPS = 100  # of the learning rate of such a run
 SYNC_EVERY = 16  # steps after which such a run waits for the device
+MIN_CHECK_STEPS = 20  # between two checks
+CHECKS_PER_RUN = 50
+RATE_WARMUP = 0.02  # fraction of a run over which the learning rate rises
 
 
 class Check(NamedTuple):
-    """One row of the history: the mean loss since the previous row, and the score for early
-    stopping.
+    """One row of the history of a fit.
+
+    Args:
+        step: the number of steps so far.
+        loss: the mean loss since the previous row.
+        score: the score for early stopping; lower is better.
+        lr: the learning rate of the step.
+        gradient_norm: the norm of the gradient of the step.
     """
 
     step: int
@@ -51,13 +61,25 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class FitResult:
-    """The result of a fit. The flow has the parameters of ``best_step`` and is in eval mode."""
+    """The result of a fit. The flow has the parameters of ``best_step`` and is in eval mode.
+
+    Args:
+        objective: what was minimized.
+        measure: what ``best`` and the scores measure: held-out or training NLL in nats per row, or
+            −bound + 2 standard errors.
+        history: one row for every check.
+        best: the lowest score.
+        best_step: the step of the lowest score.
+        steps: the number of steps.
+        stopped: why the run ended.
+        seconds: the time of the run.
+        bound: of reverse KL, E_q[log p̃ − log q] ≤ log Z, from new draws; None for data.
+        standard_error: the standard error of ``bound``.
+        ladj: whether log q, and hence every number here, is exact, a bound or an estimate.
+    """
 
     objective: Literal["maximum likelihood", "flow matching", "reverse KL"]
     measure: str
-    """What ``best`` and the scores measure: held-out or training NLL in nats per row, or −bound + 2
-    standard errors.
-    """
     history: tuple[Check, ...]
     best: float
     best_step: int
@@ -65,27 +87,26 @@ class FitResult:
     stopped: Stopped
     seconds: float
     bound: float | None = None
-    """For reverse KL: E_q[log p̃ − log q] ≤ log Z, from new draws."""
     standard_error: float | None = None
     ladj: Ladj = Ladj.exact
-    """Whether log q, and hence every number here, is exact, a bound or an estimate."""
 
     def __str__(self) -> str:
-        if self.bound is not None:
-            head = f"bound {self.bound:.4f} ± {self.standard_error:.4f} ≤ log Z"
-        else:
-            head = f"{self.measure} {self.best:.4f}" + (
-                " nats per row" if self.measure.endswith("NLL") else ""
-            )
-        note = {
+        notes = {
             Ladj.exact: "",
             Ladj.bound: " (log q is a bound)",
             Ladj.estimate: " (log q is an estimate)",
-        }[self.ladj]
+        }
         return (
-            f"{self.objective}: {head}{note}; best at step {self.best_step} of {self.steps}, "
-            f"{self.stopped} after {self.seconds:.1f} s"
+            f"{self.objective}: {self._format_score()}{notes[self.ladj]}; best at step "
+            f"{self.best_step} of {self.steps}, {self.stopped} after {self.seconds:.1f} s"
         )
+
+    def _format_score(self) -> str:
+        """Format the bound with its standard error or, for data, the best score with its unit."""
+        if self.bound is not None:
+            return f"bound {self.bound:.4f} ± {self.standard_error:.4f} ≤ log Z"
+        unit = " nats per row" if self.measure.endswith("NLL") else ""
+        return f"{self.measure} {self.best:.4f}{unit}"
 
 
 class FitOptions(TypedDict, total=False):
@@ -99,12 +120,12 @@ class FitOptions(TypedDict, total=False):
         batch_size: rows of data, or of the context, in a step: 256 (100).
         lr: the learning rate: 5e-3 (1e-3).
         optimizer: ``optimizer(parameters, lr=lr)``; Adam by default.
-        schedule: the factor of lr as a function of the fraction done: "cosine" (with a warm-up of 2
-            %, the default), "constant", or a callable.
+        schedule: the factor of lr as a function of the fraction done: "cosine" (the default, with
+            a warm-up of 2 %), "constant", or a callable.
         clip: the largest norm of the gradient, 5 (None); None does not clip.
         validation: the fraction of the rows, at most 4,096 of them, that is held out to select the
             best parameters: 0.1. With 0 the training rows select. Reverse KL selects by its bound
-                instead.
+            instead.
         patience: stop after this many checks in a row without a better score, 15 (None); None does
             not stop.
         check_every: steps between two checks; by default a fiftieth of the run and at least 20, or
@@ -137,7 +158,11 @@ class FitOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSettings(Settings):
-    """``FitOptions`` with their defaults, checked."""
+    """The options of ``FitOptions`` with their defaults, checked.
+
+    Args:
+        samples: draws in a step of reverse KL, 256.
+    """
 
     batch_size: int = 256
     lr: float = 5e-3
@@ -165,23 +190,29 @@ class FlowSettings(Settings):
                 raise ValueError(f"{name} is a fraction in [0, 1), got {getattr(self, name)}")
         if self.schedule not in ("cosine", "constant") and not callable(self.schedule):
             raise ValueError(
-                f"schedule must be 'cosine', 'constant' or a function of the fraction done, got {self.schedule!r}"
+                "schedule must be 'cosine', 'constant' or a function of the fraction done, "
+                f"got {self.schedule!r}"
             )
 
-    def of_length(self, epoch: int) -> FlowSettings:
-        """These settings with the default number of steps and of steps between checks."""
-        most = self.steps or (2000 if self.seconds is None else UNLIMITED_STEPS)
-        every = self.check_every or max(20, most // 50 if self.seconds is None else epoch)
-        return replace(self, steps=most, log_every=every)
+    def with_default_length(self, epoch_steps: int) -> FlowSettings:
+        """Return these settings with a number of steps and of steps between checks.
+
+        Args:
+            epoch_steps: steps of an epoch, after which a run with a time limit is checked.
+        """
+        is_timed = self.seconds is not None
+        steps = self.steps or (MAX_TIMED_STEPS if is_timed else DEFAULT_STEPS)
+        usual_interval = epoch_steps if is_timed else steps // CHECKS_PER_RUN
+        check_every = self.check_every or max(MIN_CHECK_STEPS, usual_interval)
+        return replace(self, steps=steps, log_every=check_every)
 
     def rate(self, done: float) -> float:
+        """Return the factor of the learning rate after a fraction of the run."""
         if callable(self.schedule):
             return self.schedule(done)
-        return (
-            1.0
-            if self.schedule == "constant"
-            else min(1.0, 0.1 + done / 0.02) * SCHEDULES["cosine"](done)
-        )
+        if self.schedule == "constant":
+            return 1.0
+        return min(1.0, 0.1 + done / RATE_WARMUP) * SCHEDULES["cosine"](done)
 
 
 def fit(
@@ -223,66 +254,97 @@ def fit(
     """
     if not isinstance(flow, Flow):
         raise ValueError(
-            f"fit takes a Flow, got {type(flow).__name__}; wrap a transform: Flow(StandardNormal(2), t)"
+            f"fit takes a Flow, got {type(flow).__name__}; "
+            "wrap a transform: Flow(StandardNormal(2), t)"
         )
     settings = FlowSettings(samples=samples, **options)
-    settings = settings.of_length(
-        len(target) // settings.batch_size if isinstance(target, Tensor) else 20
-    )
-    key = rng.integer(settings.seed)
-    given = (context, settings.batch_size, settings.validation, key)
-    objective: Objective
-    if matching:
-        if not isinstance(target, Tensor):
-            raise ValueError(
-                f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)"
-            )
-        objective = FlowMatching(flow, target, *given)
-    elif isinstance(target, Tensor):
-        objective = MaximumLikelihood(flow, target, *given)
-    elif callable(target):
-        objective = ReverseKL(flow, target, context, samples, settings.batch_size, key)
-    else:
-        raise ValueError(
-            f"target is {type(target).__name__}; pass data as a tensor (torch.as_tensor), or a function log_density(x)"
-        )
+    epoch_steps = MIN_CHECK_STEPS
+    if isinstance(target, Tensor):
+        epoch_steps = len(target) // settings.batch_size
+    settings = settings.with_default_length(epoch_steps)
+    seed = rng.integer(settings.seed)
+    objective = _make_objective(flow, target, context, matching, settings, seed)
     problem = FlowProblem(objective, settings)
-    found = problem.fit(key)
+    fit_result = problem.fit(seed)
     if not isinstance(objective, ReverseKL):
-        return found
-    try:
-        with rng.isolated(key, objective.anchor.device):
-            bound, error = elbo(
-                flow, objective.log_density, BOUND_DRAWS, objective.context, rng.fold(key, "bound")
-            )
-    except (
-        KeyboardInterrupt
-    ):  # a second Ctrl-C: the parameters are safe, only the number is missing
-        return replace(found, stopped="interrupted", seconds=time.monotonic() - problem.begun)
-    return replace(
-        found, bound=bound, standard_error=error, seconds=time.monotonic() - problem.begun
+        return fit_result
+    return _with_bound(fit_result, problem, objective, seed)
+
+
+def _make_objective(
+    flow: Flow,
+    target: Tensor | LogDensity,
+    context: Tensor | None,
+    matching: bool,
+    settings: FlowSettings,
+    seed: int,
+) -> Objective:
+    """Return the objective of a fit, or raise a ValueError for a target that has none."""
+    if matching and not isinstance(target, Tensor):
+        raise ValueError(
+            f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)"
+        )
+    if isinstance(target, Tensor):
+        likelihood_or_matching = FlowMatching if matching else MaximumLikelihood
+        return likelihood_or_matching(
+            flow, target, context, settings.batch_size, settings.validation, seed
+        )
+    if callable(target):
+        return ReverseKL(flow, target, context, settings.samples, settings.batch_size, seed)
+    raise ValueError(
+        f"target is {type(target).__name__}; "
+        "pass data as a tensor (torch.as_tensor), or a function log_density(x)"
     )
+
+
+def _with_bound(
+    fit_result: FitResult, problem: FlowProblem, objective: ReverseKL, seed: int
+) -> FitResult:
+    """Return the result with its bound from new draws; without it after a second Ctrl-C."""
+    bound_seed = rng.fold(seed, "bound")
+    try:
+        with rng.isolated(seed, objective.anchor.device):
+            bound, error = elbo(
+                objective.flow, objective.log_density, BOUND_DRAWS, objective.context, bound_seed
+            )
+    except KeyboardInterrupt:  # the parameters are safe, only the number is missing
+        return replace(fit_result, stopped="interrupted", seconds=problem.seconds_so_far)
+    return replace(fit_result, bound=bound, standard_error=error, seconds=problem.seconds_so_far)
 
 
 class FlowProblem(Problem):
-    """The training problem of a flow: it can be interrupted at any step, or end by a time limit."""
+    """The training problem of a flow: it can be interrupted at any step, or end by a time limit.
+
+    Args:
+        objective: what is minimized.
+        settings: the options of the run, with their length.
+    """
 
     settings: FlowSettings
 
     def __init__(self, objective: Objective, settings: FlowSettings) -> None:
         super().__init__()
-        params = [p for p in objective.flow.parameters() if p.requires_grad]
-        seconds = settings.seconds
-        self.settings = settings if seconds is None else replace(settings, schedule=self._by_clock)
-        self.flow, self.target = objective.flow, objective
-        self.optimizer = (settings.optimizer or adam)(params, lr=settings.lr)
-        self.title = "fitting" if seconds is None else f"fitting for {seconds:g} s"
-        self.begun, self.seconds, self.usual_rate = time.monotonic(), seconds, settings.rate
-        self.live = self.flow.state_dict()  # its tensors share memory with those of the flow
-        self.good = {name: tensor.clone() for name, tensor in self.live.items()}
+        parameters = [p for p in objective.flow.parameters() if p.requires_grad]
+        self.settings = settings
+        self.title = "fitting"
+        self.max_seconds = settings.seconds
+        if self.max_seconds is not None:
+            self.settings = replace(settings, schedule=self._rate_by_clock)
+            self.title = f"fitting for {self.max_seconds:g} s"
+        self.flow = objective.flow
+        self.flow_objective = objective
+        make_optimizer = settings.optimizer or adam
+        self.optimizer = make_optimizer(parameters, lr=settings.lr)
+        self.start_time = time.monotonic()
+        self.usual_rate = settings.rate
+        self.parameters_now = self.flow.state_dict()  # shares memory with the flow
+        self.last_good = {name: value.clone() for name, value in self.parameters_now.items()}
         self.history: list[Check] = []
-        self.best_score, self.best_step, self.attempt = math.inf, 0, 0
-        self.sum, self.count = objective.anchor.new_zeros((), dtype=torch.float64), 0
+        self.best_score = math.inf
+        self.best_step = 0
+        self.attempt = 0
+        self.loss_sum = objective.anchor.new_zeros((), dtype=torch.float64)
+        self.loss_count = 0
         self.recordable = objective.recordable and capturable(
             self.optimizer, objective.anchor.device
         )
@@ -291,32 +353,33 @@ class FlowProblem(Problem):
 
     @property
     def elapsed(self) -> float:
-        """The fraction of ``seconds`` that has passed; 0 without a time limit."""
-        return (
-            0.0
-            if self.seconds is None
-            else min(1.0, (time.monotonic() - self.begun) / self.seconds)
-        )
+        """The fraction of the time limit that has passed; 0 without one."""
+        if self.max_seconds is None:
+            return 0.0
+        return min(1.0, self.seconds_so_far / self.max_seconds)
 
-    def _by_clock(self, done: float) -> float:
-        """The learning rate by elapsed time; its warm-up counts steps, since the first one may take
-        long.
+    @property
+    def seconds_so_far(self) -> float:
+        """The time since the run began."""
+        return time.monotonic() - self.start_time
+
+    def _rate_by_clock(self, done: float) -> float:
+        """Return the factor of the learning rate by elapsed time.
+
+        Its warm-up counts steps, since the first one may take long.
         """
-        return self.usual_rate(max(done, self.elapsed)) * min(
-            1.0, self.attempt / WARMUP_STEPS + 0.01
-        )
+        warmup = min(1.0, self.attempt / TIMED_WARMUP_STEPS + 0.01)
+        return self.usual_rate(max(done, self.elapsed)) * warmup
 
     @torch.enable_grad()
     def fit(self, seed: int) -> FitResult:
-        """Run. Even after an error the flow has parameters with a finite loss."""
-        steps, progress = (
-            Steps(self.settings.log_every or 1),
-            self.settings.progress,
-        )  # an epoch ends with a check
+        """Run the fit. Even after an error the flow has parameters with a finite loss."""
+        steps = Steps(self.settings.log_every or 1)  # an epoch ends with a check
+        keep_each_step = None if self.recordable else self._keep
+        hooks = Hooks(self._score, keep_each_step, self._record)
         try:
-            hooks = Hooks(self._score, None if self.recordable else self._keep, self._record)
             state = fit_module(
-                self, steps, self.settings, seed=seed, progress=progress, hooks=hooks
+                self, steps, self.settings, seed=seed, progress=self.settings.progress, hooks=hooks
             )
             if not self.history:
                 self._restore()
@@ -328,21 +391,22 @@ class FlowProblem(Problem):
         except BaseException as error:
             self._restore()
             error.add_note(
-                f"at step {self.attempt} of bayou.flows.fitting.fit; the flow keeps its last good parameters"
+                f"at step {self.attempt} of bayou.flows.fitting.fit; "
+                "the flow keeps its last good parameters"
             )
             raise
         finally:
             self.optimizer.zero_grad(set_to_none=True)
             self.flow.eval()
         return FitResult(
-            objective=self.target.name,
-            measure=self.target.measure,
+            objective=self.flow_objective.name,
+            measure=self.flow_objective.measure,
             history=tuple(self.history),
             best=self.best_score,
             best_step=self.best_step,
             steps=state.step,
             stopped="patience" if state.stopped == "early" else state.stopped,  # type: ignore[arg-type]
-            seconds=time.monotonic() - self.begun,
+            seconds=self.seconds_so_far,
             ladj=self.flow.transform.ladj_kind,
         )
 
@@ -350,72 +414,81 @@ class FlowProblem(Problem):
         return self.optimizer
 
     def before_step(self, step: int, steps: int) -> None:
-        done, warmup = max((step + 1) / steps, self.elapsed), self.settings.warmup
-        self.target.warmed = min(1.0, done / warmup) if warmup else 1.0
-        self.attempt, self.warming = step + 1, self.target.warmed < 1
-        inputs = self.target.inputs(step)
+        done = max((step + 1) / steps, self.elapsed)
+        warmup = self.settings.warmup
+        self.flow_objective.warmed = min(1.0, done / warmup) if warmup else 1.0
+        self.attempt = step + 1
+        self.warming = self.flow_objective.warmed < 1
+        inputs = self.flow_objective.inputs(step)
         if not self.recordable or not self.inputs:
             self.inputs = inputs
-        else:  # a recorded step reads its inputs from fixed memory
-            for mine, given in zip(self.inputs, inputs, strict=True):
-                mine.copy_(given, non_blocking=True)
+            return
+        for recorded_input, value in zip(self.inputs, inputs, strict=True):
+            recorded_input.copy_(value, non_blocking=True)  # a graph reads from fixed memory
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = self.target.value(*self.inputs)
+        loss = self.flow_objective.value(*self.inputs)
         return loss, {"loss": loss.detach()}
 
     @torch.no_grad()
     def _keep(self, step: int) -> None:
         """Keep the parameters, at which the loss is finite; after the update it may not be."""
-        torch._foreach_copy_(list(self.good.values()), list(self.live.values()))
+        torch._foreach_copy_(list(self.last_good.values()), list(self.parameters_now.values()))
 
     def _restore(self) -> None:
-        # By load_state_dict, which also restores what is not a tensor (whether act norm is
-        # initialized).
-        self.flow.load_state_dict(self.good)
+        """Give the flow its last good parameters."""
+        # load_state_dict also restores what is not a tensor (whether act norm is initialized).
+        self.flow.load_state_dict(self.last_good)
 
     def after_step(self, numbers: dict[str, Tensor]) -> bool:
-        """Update the mean loss since the last record, on the device; whether the time limit is
-        reached.
-        """
-        self.sum, self.count = self.sum + numbers["loss"], self.count + 1
-        numbers["loss"] = self.sum / self.count
-        if self.seconds is not None and self.attempt % SYNC_EVERY == 0:
-            float(self.sum)  # wait for the device: its time counts
+        """Update the mean loss on the device, and return whether the time limit is reached."""
+        self.loss_sum = self.loss_sum + numbers["loss"]
+        self.loss_count += 1
+        numbers["loss"] = self.loss_sum / self.loss_count
+        if self.max_seconds is not None and self.attempt % SYNC_EVERY == 0:
+            float(self.loss_sum)  # wait for the device: its time counts
         return self.elapsed >= 1.0
 
     def _score(self) -> float:
-        score = self.target.score()
-        self.version = self.target.version
+        """Return the score; the steps of a solver may have changed with it."""
+        score = self.flow_objective.score()
+        self.version = self.flow_objective.version
         return score
 
     def _record(self, record: dict[str, float]) -> None:
+        """Add a row to the history, and keep the parameters of the best one."""
         if "validation" not in record:  # the record of the first step has no score
             return
         score = record["validation"]
         if self.recordable and math.isfinite(score):
             self._keep(self.attempt)
         if score < self.best_score:
-            self.best_score, self.best_step = score, self.attempt
-        rate, norm = float(self.optimizer.param_groups[0]["lr"]), float(self.norm)
-        self.history.append(Check(self.attempt, record["loss"], score, rate, norm))
-        self.sum, self.count = torch.zeros_like(self.sum), 0
+            self.best_score = score
+            self.best_step = self.attempt
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        self.history.append(Check(self.attempt, record["loss"], score, rate, float(self.norm)))
+        self.loss_sum = torch.zeros_like(self.loss_sum)
+        self.loss_count = 0
         if self.settings.callback is not None:
             self.settings.callback(self.history[-1])
 
     def _first_not_finite(self) -> str | None:
-        """The first parameter whose value or gradient is not finite."""
-        for name, p in self.flow.named_parameters():
-            for what, value in (("parameter", p), ("the gradient of", p.grad)):
-                if value is not None and not value.isfinite().all():
-                    bad = int((~value.isfinite()).sum())
-                    return f"{what} '{name}' has {bad} NaN or infinite values of {value.numel()}; {REMEDY}"
+        """Describe the first parameter whose value or gradient is not finite."""
+        for name, parameter in self.flow.named_parameters():
+            tensors = (("parameter", parameter), ("the gradient of", parameter.grad))
+            for description, value in tensors:
+                if value is None or bool(value.isfinite().all()):
+                    continue
+                count = int((~value.isfinite()).sum())
+                return (
+                    f"{description} '{name}' has {count} NaN or infinite values "
+                    f"of {value.numel()}; {REMEDY}"
+                )
         return None
 
 
 def adam(params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Adam, fused where possible: for many small tensors this saves a sixth of a step on a CPU."""
+    """Return Adam, fused where possible, which is faster for many small tensors."""
     device = params[0].device.type
-    return torch.optim.Adam(
-        params, lr=lr, fused=device in ("cpu", "cuda"), capturable=device == "cuda"
-    )
+    is_fused = device in ("cpu", "cuda")
+    return torch.optim.Adam(params, lr=lr, fused=is_fused, capturable=device == "cuda")

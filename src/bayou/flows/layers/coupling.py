@@ -1,4 +1,4 @@
-"""Coupling flows: some coordinates determine the parameters of the map of the others."""
+"""Coupling flows: some coordinates determine the map of the remaining ones."""
 
 from __future__ import annotations
 
@@ -9,35 +9,42 @@ import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import check_size
 from bayou.flows.core.nets import mlp
-from bayou.flows.core.transform import ANGLES, Ladj, Pair, Rows, Symmetric, Transform, on_circle
+from bayou.flows.core.transform import ANGLES, Ladj, Pair, Rows, Symmetric, Transform, embed_angles
 from bayou.flows.layers.elementwise import Elementwise, Gate
 
 Mask = Literal["half", "alternate"] | Tensor | Sequence[bool]
 
 
 def coupling_mask(dim: int, mask: Mask = "half", flip: bool = False) -> Tensor:
-    """A boolean mask (D,), True where a coordinate is kept; at least one is kept and one
-    changed.
+    """Return the boolean mask of a coupling, True where a coordinate is kept.
+
+    Args:
+        dim: the number of coordinates D, at least 2.
+        mask: the kept coordinates: "half" (the first D // 2, the default), "alternate" (0, 2, ...)
+            or D booleans.
+        flip: whether to exchange kept and changed coordinates; False by default.
+
+    Returns:
+        Booleans (D,), of which at least one is True and one is False.
+
+    Raises:
+        ValueError: for fewer than 2 coordinates, or a mask that keeps all or none of them.
+
+    Example:
+        >>> from bayou.flows import coupling_mask
+        >>> coupling_mask(4, "alternate")
+        tensor([ True, False,  True, False])
     """
-    if positive(dim, "a coupling") < 2:
+    if check_size(dim, "a coupling") < 2:
         raise ValueError(
-            f"a coupling needs at least 2 dimensions, got {dim}; in one dimension use an autoregressive flow (naf, "
-            "spline_autoregressive) or DiagonalAffine"
+            f"a coupling needs at least 2 dimensions, got {dim}; in one dimension use an "
+            "autoregressive flow (naf, spline_autoregressive) or DiagonalAffine"
         )
-    if isinstance(mask, str):
-        if mask not in ("half", "alternate"):
-            raise ValueError(f'mask must be "half", "alternate" or {dim} booleans, got {mask!r}')
-        kept = torch.arange(dim) < dim // 2 if mask == "half" else torch.arange(dim) % 2 == 0
-    else:
-        kept = torch.as_tensor(mask)
-        if kept.dtype != torch.bool or kept.shape != (dim,):
-            raise ValueError(
-                f"mask must be {dim} booleans (True: kept), got {kept.dtype} of shape {tuple(kept.shape)}; "
-                "use mask.bool()"
-            )
-    kept = ~kept if flip else kept
+    kept = _read_mask(dim, mask)
+    if flip:
+        kept = ~kept
     if bool(kept.all()) or not bool(kept.any()):
         raise ValueError(
             f"mask must keep some coordinates and change others, got all {bool(kept[0])}"
@@ -45,31 +52,80 @@ def coupling_mask(dim: int, mask: Mask = "half", flip: bool = False) -> Tensor:
     return kept
 
 
+def _read_mask(dim: int, mask: Mask) -> Tensor:
+    """Return a mask as booleans (D,)."""
+    if isinstance(mask, str):
+        if mask == "half":
+            return torch.arange(dim) < dim // 2
+        if mask == "alternate":
+            return torch.arange(dim) % 2 == 0
+        raise ValueError(f'mask must be "half", "alternate" or {dim} booleans, got {mask!r}')
+    kept = torch.as_tensor(mask)
+    if kept.dtype != torch.bool or kept.shape != (dim,):
+        raise ValueError(
+            f"mask must be {dim} booleans (True: kept), got {kept.dtype} of shape "
+            f"{tuple(kept.shape)}; use mask.bool()"
+        )
+    return kept
+
+
 def broadcast_context(
-    x: Tensor, context: Tensor | None, dims: int = 1
+    x: Tensor,
+    context: Tensor | None,
+    dims: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
-    """x with ``dims`` event axes, and the context, expanded to a common batch shape."""
+    """Expand x and its context to a common batch shape.
+
+    Args:
+        x: rows (..., *event).
+        context: contexts (..., context_dim), or None.
+        dims: the number of axes of the event; 1 by default.
+
+    Returns:
+        x (*batch, *event) and the context (*batch, context_dim), or None.
+    """
     if context is None or x.shape[:-dims] == context.shape[:-1]:
         return x, context
     batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
     return x.expand(*batch, *x.shape[-dims:]), context.expand(*batch, -1)
 
 
+def _join_context(x: Tensor, context: Tensor | None) -> Tensor:
+    """Concatenate x and the context, if there is one."""
+    if context is None:
+        return x
+    return torch.cat([x, context], -1)
+
+
 class Coupling(Symmetric, Transform):
-    """y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for an elementwise g (Dinh et al.
-    2015, 2017).
+    """A coupling: y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)).
+
+    The elementwise g is increasing, so that the map is a bijection with
+    ladj = Σ log ∂y_rest/∂x_rest. Both directions cost one pass of the network (Dinh et al. 2015,
+    NICE; Dinh et al. 2017, RealNVP).
 
     Args:
-        dim: D, at least 2.
+        dim: the number of coordinates D, at least 2.
         elementwise: g.
-        mask: the coordinates that are kept: the first "half", "alternate" ones, or D booleans.
-        flip: exchange kept and changed coordinates.
-        hidden: the widths of the default conditioner, an MLP whose last layer starts at zero.
-        context_dim: the size of the context, 0 for none.
-        conditioner: any module (..., kept + context_dim) → (..., changed·g.params); a circular g
-            gives it the cosines and sines of the kept angles, (..., 2·kept + context_dim).
+        mask: the coordinates that are kept: the first "half" (the default), "alternate" ones, or D
+            booleans.
+        flip: whether to exchange kept and changed coordinates; False by default.
+        hidden: the widths of the hidden layers of the default conditioner, (64, 64) by default: an
+            MLP whose last layer starts at zero.
+        context_dim: the size of the context; 0, the default, for none.
+        conditioner: a network to use instead, (..., kept + context_dim) → (..., changed·g.params);
+            a circular g gives it the cosines and sines of the kept angles,
+            (..., 2·kept + context_dim).
 
     Shapes: x, y (..., D), context (..., context_dim), ladj (...).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Affine, Coupling
+        >>> coupling = Coupling(4, Affine(), mask="alternate")
+        >>> y, ladj = coupling(torch.zeros(10, 4))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 4]), torch.Size([10]))
     """
 
     order: Tensor
@@ -87,68 +143,90 @@ class Coupling(Symmetric, Transform):
     ) -> None:
         super().__init__()
         kept = coupling_mask(dim, mask, flip)
-        self.event_shape, self.context_dim = (dim,), context_dim
-        self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
-        self.kept, self.changed = int(kept.sum()), int((~kept).sum())
+        self.event_shape = (dim,)
+        self.context_dim = context_dim
+        self.elementwise = elementwise
+        self.inverse_kind = elementwise.inverse_kind
+        self.kept = int(kept.sum())
+        self.changed = int((~kept).sum())
         order = torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]])
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
         # Halves and alternate coordinates are split and joined by slices, which is faster than
         # indexing.
-        self._kept_first = bool(kept[: self.kept].all())
-        self._kept_last = bool(kept[-self.kept :].all())
-        odd = torch.arange(dim) % 2 == 1
-        self._kept_odd = bool((kept == odd).all())
-        self._alternate = self._kept_odd or bool((kept != odd).all())
+        self._keeps_first = bool(kept[: self.kept].all())
+        self._keeps_last = bool(kept[-self.kept :].all())
+        is_odd = torch.arange(dim) % 2 == 1
+        self._keeps_odd = bool((kept == is_odd).all())
+        self._alternates = self._keeps_odd or bool((kept != is_odd).all())
         if elementwise.circular:
             self.domain = self.codomain = ANGLES
         inputs = self.kept * (1 + elementwise.circular) + context_dim
         self.conditioner = conditioner or mlp(inputs, hidden, self.changed * elementwise.params)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self._alternate:
-            even, odd = x[..., ::2], x[..., 1::2]
-            return (odd, even) if self._kept_odd else (even, odd)
-        if self._kept_last:
+        """Return the kept and the remaining coordinates of x."""
+        if self._alternates:
+            even = x[..., ::2]
+            odd = x[..., 1::2]
+            if self._keeps_odd:
+                return odd, even
+            return even, odd
+        if self._keeps_last:
             rest, kept = x.split([self.changed, self.kept], -1)
             return kept, rest
-        kept, rest = (x if self._kept_first else x[..., self.order]).split(
-            [self.kept, self.changed], -1
-        )
+        if not self._keeps_first:
+            x = x[..., self.order]
+        kept, rest = x.split([self.kept, self.changed], -1)
         return kept, rest
 
     def _join(self, kept: Tensor, rest: Tensor) -> Tensor:
-        if self._alternate:
-            even, odd = (rest, kept) if self._kept_odd else (kept, rest)
-            pairs = torch.stack([even[..., : odd.shape[-1]], odd], -1).flatten(-2)
-            return pairs if even.shape == odd.shape else torch.cat([pairs, even[..., -1:]], -1)
-        if self._kept_last:
+        """Return the vector with these kept and remaining coordinates."""
+        if self._alternates:
+            if self._keeps_odd:
+                return _interleave(rest, kept)
+            return _interleave(kept, rest)
+        if self._keeps_last:
             return torch.cat([rest, kept], -1)
         x = torch.cat([kept, rest], -1)
-        return x if self._kept_first else x[..., self.back]
+        if self._keeps_first:
+            return x
+        return x[..., self.back]
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context)
         kept, rest = self._split(x)
-        read = on_circle(kept) if self.elementwise.circular else kept
-        p: Tensor = self.conditioner(read if context is None else torch.cat([read, context], -1))
+        features = kept
+        if self.elementwise.circular:
+            features = embed_angles(kept)
+        p: Tensor = self.conditioner(_join_context(features, context))
         p = p.unflatten(-1, (self.changed, self.elementwise.params))
         rest, log_slope = self.elementwise.either(rest, p, inverse)
         return self._join(kept, rest), log_slope.sum(-1)
 
 
-class ResampledGate(Symmetric, Transform):
-    """The gated coupling of MNF with a new mask m ~ Bernoulli(½)^D in every training pass (Louizos
-    & Welling 2017).
+def _interleave(even: Tensor, odd: Tensor) -> Tensor:
+    """Return the vector with these even and odd coordinates; ``even`` may have one more."""
+    pairs = torch.stack([even[..., : odd.shape[-1]], odd], -1).flatten(-2)
+    if even.shape == odd.shape:
+        return pairs
+    return torch.cat([pairs, even[..., -1:]], -1)
 
-    h = tanh(f(m ⊙ x)), y = m ⊙ x + (1 − m) ⊙ (γ ⊙ x + (1 − γ) ⊙ μ), ladj = Σ (1 − m)·log γ. The
-    ladj is exact given the mask, but the density of y is a mixture over masks, so it is a bound.
-    The inverse, and eval mode, use the last mask.
+
+class ResampledGate(Symmetric, Transform):
+    """The gated coupling of multiplicative normalizing flows, with a random mask.
+
+    h = tanh(f(m ⊙ x)), y = m ⊙ x + (1 − m) ⊙ (γ ⊙ x + (1 − γ) ⊙ μ), ladj = Σ (1 − m)·log γ, with a
+    new mask m ~ Bernoulli(½)^D in every training pass (Louizos & Welling 2017). The ladj is exact
+    given the mask, but the density of y is a mixture over masks, so it is a bound. The inverse, and
+    eval mode, use the last mask.
 
     Args:
-        dim: D.
-        hidden: the widths of f.
-        context_dim: the size of the context, 0 for none.
+        dim: the number of coordinates D, at least 2.
+        hidden: the widths of the hidden layers of f, (50,) by default.
+        context_dim: the size of the context; 0, the default, for none.
+
+    Shapes: x, y (..., D), context (..., context_dim), ladj (...).
     """
 
     ladj_kind = Ladj.bound
@@ -158,23 +236,22 @@ class ResampledGate(Symmetric, Transform):
     def __init__(self, dim: int, hidden: Sequence[int] = (50,), context_dim: int = 0) -> None:
         super().__init__()
         self.register_buffer("mask", coupling_mask(dim, "alternate"))
-        self.event_shape, self.context_dim = (dim,), context_dim
+        self.event_shape = (dim,)
+        self.context_dim = context_dim
         self.gate = Gate()
         self.conditioner = mlp(dim + context_dim, hidden, 2 * dim, nn.Tanh)
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[()]:
-        if (
-            self.training and not inverse
-        ):  # one mask for all rows, as published; it may keep or change all coordinates
-            noise = rng.uniform(1, self.mask.shape, next(self.conditioner.parameters()), rows.seed)[
-                0
-            ]
-            self.mask.copy_(noise < 0.5)
+        """Draw the mask of a training pass, which all rows share."""
+        if self.training and not inverse:
+            parameter = next(self.conditioner.parameters())
+            noise = rng.uniform(1, self.mask.shape, parameter, rows.seed)[0]
+            self.mask.copy_(noise < 0.5)  # as published; it may keep or change all coordinates
         return ()
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context)
         kept = torch.where(self.mask, x, 0.0)
-        p: Tensor = self.conditioner(kept if context is None else torch.cat([kept, context], -1))
+        p: Tensor = self.conditioner(_join_context(kept, context))
         y, log_slope = self.gate.either(x, p.unflatten(-1, (x.shape[-1], 2)), inverse)
         return torch.where(self.mask, x, y), torch.where(self.mask, 0.0, log_slope).sum(-1)

@@ -1,5 +1,6 @@
-"""Linear maps with tractable determinants: diagonal, triangular, reflections, permutations, 1×1
-convolution.
+"""Linear maps with tractable determinants.
+
+Diagonal and triangular matrices, products of reflections, permutations, and 1×1 convolutions.
 """
 
 from __future__ import annotations
@@ -10,27 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.flows.core.arguments import as_event, positive, promote
+from bayou.flows.core.arguments import as_event, check_size, promote
 from bayou.flows.core.transform import Transform
 
 
 class DiagonalAffine(Transform):
-    """y = exp(log_scale) ⊙ x + shift, ladj = Σ log_scale. Shapes: x, y (..., *event), ladj
-    (...).
+    """A learned scale and shift of every coordinate.
+
+    y = exp(log_scale) ⊙ x + shift, ladj = Σ log_scale; the identity at first.
+
+    Args:
+        event: the size of a vector, or the shape of an event.
+
+    Shapes: x, y (..., *event), ladj (...).
     """
 
     def __init__(self, event: int | Sequence[int]) -> None:
         super().__init__()
-        self.event_shape = shape = as_event(event, "DiagonalAffine")
+        shape = as_event(event, "DiagonalAffine")
+        self.event_shape = shape
         self.log_scale = nn.Parameter(torch.zeros(shape))
         self.shift = nn.Parameter(torch.zeros(shape))
 
     def _ladj(self, x: Tensor) -> Tensor:
         first = x.ndim - len(self.event_shape)
-        shared = (
-            x.shape[first:].numel() // self.log_scale.numel()
-        )  # entries with the same scale: see ``ActNorm``
-        return (shared * self.log_scale.sum()).expand(x.shape[:first])
+        # entries with the same scale: see ``ActNorm``
+        repeats = x.shape[first:].numel() // self.log_scale.numel()
+        return (repeats * self.log_scale.sum()).expand(x.shape[:first])
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         return x * self.log_scale.exp() + self.shift, self._ladj(x)
@@ -40,8 +47,9 @@ class DiagonalAffine(Transform):
 
 
 class _TriangularFactors(nn.Module):
-    """W = L·U with L unit lower triangular and U upper triangular, diagonal exp(log_diagonal);
-    starts at I.
+    """A matrix W = L·U, the identity at first.
+
+    L is unit lower triangular, U is upper triangular with the diagonal exp(log_diagonal).
     """
 
     def __init__(self, dim: int) -> None:
@@ -51,18 +59,27 @@ class _TriangularFactors(nn.Module):
         self.log_diagonal = nn.Parameter(torch.zeros(dim))
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        one = torch.eye(self.lower.shape[-1], dtype=self.lower.dtype, device=self.lower.device)
-        return self.lower.tril(-1) + one, self.upper.triu(1) + torch.diag_embed(
-            self.log_diagonal.exp()
+        """Return L and U."""
+        identity = torch.eye(
+            self.lower.shape[-1],
+            dtype=self.lower.dtype,
+            device=self.lower.device,
         )
+        lower = self.lower.tril(-1) + identity
+        upper = self.upper.triu(1) + torch.diag_embed(self.log_diagonal.exp())
+        return lower, upper
+
+    def log_determinant(self) -> Tensor:
+        """Return log det W = Σ log diag U."""
+        return self.log_diagonal.sum(-1)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """W x for rows x (..., D)."""
+        """Return W·x for rows x (..., D)."""
         lower, upper = self.factors()
         return x @ (lower @ upper).mT
 
     def solve(self, y: Tensor) -> Tensor:
-        """W⁻¹ y for rows y (..., D), by two triangular solves."""
+        """Return W⁻¹·y for rows y (..., D), by two triangular solves."""
         lower, upper = (promote(factor) for factor in self.factors())
         rows = promote(y).reshape(-1, y.shape[-1])
         rows = torch.linalg.solve_triangular(
@@ -73,39 +90,53 @@ class _TriangularFactors(nn.Module):
 
 
 class LULinear(Transform):
-    """y = L·U·x + shift, ladj = Σ log diag U (Kingma & Dhariwal 2018, Glow). Shapes: x, y (..., D),
-    ladj (...).
+    """A learned linear map in its triangular factors.
+
+    y = L·U·x + shift, ladj = Σ log diag U; the identity at first (Kingma & Dhariwal 2018, Glow).
+    The inverse is two triangular solves.
+
+    Args:
+        dim: the number of coordinates D.
+
+    Shapes: x, y (..., D), ladj (...).
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.event_shape = (positive(dim, "LULinear"),)
+        self.event_shape = (check_size(dim, "LULinear"),)
         self.weight = _TriangularFactors(dim)
         self.shift = nn.Parameter(torch.zeros(dim))
 
+    def _ladj(self, x: Tensor) -> Tensor:
+        return self.weight.log_determinant().expand(x.shape[:-1])
+
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.weight.multiply(x) + self.shift, self.weight.log_diagonal.sum(-1).expand(
-            x.shape[:-1]
-        )
+        return self.weight.multiply(x) + self.shift, self._ladj(x)
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.weight.solve(y - self.shift), -self.weight.log_diagonal.sum(-1).expand(
-            y.shape[:-1]
-        )
+        return self.weight.solve(y - self.shift), -self._ladj(y)
 
 
 class Conv1x1(Transform):
-    """A 1×1 convolution of images (C, H, W) with W = L·U, ladj = H·W·Σ log diag U (Kingma &
+    """A learned linear map of the channels of every pixel.
+
+    A 1×1 convolution with W = L·U, ladj = H·W·Σ log diag U; the identity at first (Kingma &
     Dhariwal 2018, Glow).
+
+    Args:
+        channels: the number of channels C.
+
+    Shapes: x, y (..., C, H, W) of any height and width, ladj (...).
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.event_shape = (positive(channels, "Conv1x1"), None, None)
+        self.event_shape = (check_size(channels, "Conv1x1"), None, None)
         self.weight = _TriangularFactors(channels)
 
     def _ladj(self, x: Tensor) -> Tensor:
-        return (self.weight.log_diagonal.sum(-1) * (x.shape[-1] * x.shape[-2])).expand(x.shape[:-3])
+        pixels = x.shape[-1] * x.shape[-2]
+        return (self.weight.log_determinant() * pixels).expand(x.shape[:-3])
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.weight.multiply(x.movedim(-3, -1)).movedim(-1, -3), self._ladj(x)
@@ -114,10 +145,16 @@ class Conv1x1(Transform):
         return self.weight.solve(y.movedim(-3, -1)).movedim(-1, -3), -self._ladj(y)
 
 
-def orthonormal(a: Tensor) -> Tensor:
-    """Q of a = Q·R (..., D, M), by two Cholesky QR steps (Yamamoto et al. 2015).
+def orthonormalize(a: Tensor) -> Tensor:
+    """Return Q of a = Q·R, by two Cholesky QR steps (Yamamoto et al. 2015).
 
     For large batches of small matrices this is faster than ``torch.linalg.qr``.
+
+    Args:
+        a: matrices (..., D, M) of rank M.
+
+    Returns:
+        Q (..., D, M) with QᵀQ = I.
     """
     q = promote(a)
     for _ in range(2):  # the second pass removes the error due to the condition number
@@ -126,44 +163,63 @@ def orthonormal(a: Tensor) -> Tensor:
     return q.to(a.dtype)
 
 
-def reflections(vectors: Tensor) -> Tensor:
-    """H_1 ⋯ H_K, H = I − 2·v·vᵀ/‖v‖², of the columns v (..., D, K): I − V·T·Vᵀ, T⁻¹ + T⁻ᵀ = VᵀV
-    (Joffrain 2006).
+def multiply_reflections(vectors: Tensor) -> Tensor:
+    """Return the product H_1 ⋯ H_K of the reflections H = I − 2·v·vᵀ/‖v‖².
+
+    It is computed as I − V·T·Vᵀ with T⁻¹ + T⁻ᵀ = VᵀV (Joffrain et al. 2006).
+
+    Args:
+        vectors: V, with the vectors v as columns (..., D, K).
+
+    Returns:
+        Orthogonal matrices (..., D, D).
     """
     v = promote(vectors)
     gram = v.mT @ v
     half = gram.triu(1) + torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1) / 2)
-    one = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
-    return (one - v @ torch.linalg.solve_triangular(half, v.mT, upper=True)).to(vectors.dtype)
+    identity = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
+    product = identity - v @ torch.linalg.solve_triangular(half, v.mT, upper=True)
+    return product.to(vectors.dtype)
 
 
 class Householder(Transform):
-    """y = H_1 ⋯ H_K·x with learned reflections H, ladj = 0 (Tomczak & Welling 2016).
+    """A learned orthogonal map, y = H_1 ⋯ H_K·x with reflections H, ladj = 0.
+
+    Tomczak & Welling 2016.
 
     Args:
-        dim: D.
-        reflections: K, by default D, with which every orthogonal matrix is a product.
-        seed: of the initial reflections.
+        dim: the number of coordinates D.
+        reflections: the number of reflections K; by default D, with which every orthogonal matrix
+            is a product.
+        seed: the seed of the initial reflections; by default torch's generator.
+
+    Shapes: x, y (..., D), ladj (...).
     """
 
     def __init__(self, dim: int, reflections: int | None = None, seed: rng.Seed = None) -> None:
         super().__init__()
-        self.event_shape = (positive(dim, "Householder"),)
-        count = positive(dim if reflections is None else reflections, "the number of reflections")
-        self.vectors = nn.Parameter(rng.normal(count, (dim,), torch.zeros(()), seed))
+        self.event_shape = (check_size(dim, "Householder"),)
+        if reflections is None:
+            reflections = dim
+        check_size(reflections, "the number of reflections")
+        self.vectors = nn.Parameter(rng.normal(reflections, (dim,), torch.zeros(()), seed))
 
     def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return x @ reflections(self.vectors.mT).mT, x.new_zeros(()).expand(x.shape[:-1])
+        y = x @ multiply_reflections(self.vectors.mT).mT
+        return y, x.new_zeros(()).expand(x.shape[:-1])
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return y @ reflections(self.vectors.mT), y.new_zeros(()).expand(y.shape[:-1])
+        x = y @ multiply_reflections(self.vectors.mT)
+        return x, y.new_zeros(()).expand(y.shape[:-1])
 
 
 class Permutation(Transform):
-    """y_i = x_{order_i}, ladj = 0.
+    """A fixed permutation, y_i = x_{order_i}, ladj = 0.
 
     Args:
         order: each of 0 .. D − 1 once.
+
+    Shapes: x, y (..., D), ladj (...).
     """
 
     order: Tensor
@@ -190,10 +246,19 @@ class Permutation(Transform):
 
 
 def reverse(dim: int) -> Permutation:
-    """The permutation that reverses the coordinates."""
-    return Permutation(list(range(positive(dim, "reverse")))[::-1])
+    """Return the permutation that reverses the coordinates.
+
+    Args:
+        dim: the number of coordinates D.
+    """
+    return Permutation(list(range(check_size(dim, "reverse")))[::-1])
 
 
 def shuffle(dim: int, seed: rng.Seed = None) -> Permutation:
-    """A fixed random permutation."""
-    return Permutation(rng.permutation(positive(dim, "shuffle"), seed))
+    """Return a fixed random permutation.
+
+    Args:
+        dim: the number of coordinates D.
+        seed: the seed of the permutation; by default torch's generator.
+    """
+    return Permutation(rng.permutation(check_size(dim, "shuffle"), seed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import check_size
 from bayou.flows.core.transform import Pair, Symmetric, Transform
 
 
@@ -21,8 +21,8 @@ class AmortizedAffine(Symmetric, Transform):
 
     def __init__(self, dim: int, context_dim: int) -> None:
         super().__init__()
-        self.event_shape, self.context_dim = (positive(dim, "AmortizedAffine"),), context_dim
-        self.net = nn.Linear(positive(context_dim, "the context"), 2 * dim)
+        self.event_shape, self.context_dim = (check_size(dim, "AmortizedAffine"),), context_dim
+        self.net = nn.Linear(check_size(context_dim, "the context"), 2 * dim)
         nn.init.zeros_(self.net.bias)
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayou.core.modules import Modules
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import check_size
 from bayou.flows.core.compose import Chain, Inverse
-from bayou.flows.core.nets import zeroed
+from bayou.flows.core.nets import zero_init
 from bayou.flows.layers.autoregressive import Autoregressive
-from bayou.flows.layers.conditioners import MADE, Conditioner, Steps
+from bayou.flows.layers.conditioners import MADE, Conditioner, CoordinateSteps
 from bayou.flows.layers.elementwise import Affine, Elementwise
 
 Shape = int | Sequence[int]
@@ -55,18 +55,18 @@ class Causal(Conditioner):
         name = type(self).__name__
         shape = (event,) if isinstance(event, int) else tuple(event)
         grid = token_indices(
-            tuple(positive(size, name) for size in shape), positive(patch, "a patch")
+            tuple(check_size(size, name) for size in shape), check_size(patch, "a patch")
         )
         order = grid.flatten().flip(0) if reverse else grid.flatten()
         super().__init__(grid.numel(), params, order, context_dim)
         self.event = shape
         self.register_buffer("back", self.order.argsort(), persistent=False)
         self.positions, self.channels = grid.shape
-        self.width = positive(width, f"the width of {name}")
+        self.width = check_size(width, f"the width of {name}")
         self.place = nn.Parameter(torch.zeros(self.positions, width))
         self.from_context = nn.Linear(context_dim, width, bias=False) if context_dim else None
         self.head = MADE(self.channels, params, (width,), context_dim=width)
-        self.direct = zeroed(nn.Linear(width, self.channels * params, bias=False))
+        self.direct = zero_init(nn.Linear(width, self.channels * params, bias=False))
 
     @abstractmethod
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Causal(Conditioner):
         out = self.head(tokens, h) + self._direct(h)  # (N, T, C, P)
         return out.flatten(1, 2).index_select(1, self.back).reshape(*batch, self.dim, self.out)
 
-    def steps(self, like: Tensor, context: Tensor | None = None) -> Steps:
+    def steps(self, like: Tensor, context: Tensor | None = None) -> CoordinateSteps:
         return _CausalSteps(self, like, context)
 
     def _direct(self, h: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class WaveNet(Causal):
                 f"WaveNet takes sequences (L,) or (L, C), got {self.event}; use PixelCNN for images"
             )
         enough = min(max((self.positions - 1).bit_length(), 1), 10)
-        depth = positive(enough if depth is None else depth, "the depth of WaveNet")
+        depth = check_size(enough if depth is None else depth, "the depth of WaveNet")
         self.dilations = tuple(2**i for i in range(depth))
         self.embed = nn.Linear(self.channels, width)
         self.layers: Modules[_Dilated] = nn.ModuleList(_Dilated(width) for _ in range(depth))  # type: ignore[assignment]
@@ -300,7 +300,7 @@ class PixelCNN(Causal):
         _, self.height, self.columns = self.event
         reach = kernel // 2
         enough = max(1, math.ceil(max(self.columns - 1, self.height - 2) / reach))
-        depth = positive(enough if depth is None else depth, "the depth of PixelCNN")
+        depth = check_size(enough if depth is None else depth, "the depth of PixelCNN")
         self.embed_above, self.embed_left = (
             nn.Linear(self.channels, width),
             nn.Linear(self.channels, width),
@@ -381,7 +381,7 @@ def causal_flow(
     g = elementwise or Affine()
     parts = (
         Autoregressive(g, build(g.params, bool(i % 2)))
-        for i in range(positive(layers, "the number of layers"))
+        for i in range(check_size(layers, "the number of layers"))
     )
     return Chain(*(Inverse(part) for part in parts))
 

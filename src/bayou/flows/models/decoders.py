@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
 
-from bayou.flows.core.arguments import as_event, positive
+from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.transform import Pair, Rows, sum_event
 from bayou.flows.discrete.masses import logistic_log_mass
 from bayou.flows.surjections.conditional import ConditionalDistribution, open_uniform
@@ -119,7 +119,7 @@ class LogisticDecoder(Decoder):
         self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256
     ) -> None:
         super().__init__(event, net)
-        self.levels: int = positive(levels, "the levels of pixels", 2)
+        self.levels: int = check_size(levels, "the levels of pixels", 2)
 
     def _location_scale(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         location, raw = self._apart(theta)
@@ -154,7 +154,7 @@ class CategoricalDecoder(Decoder):
         self, event: int | Sequence[int], net: Callable[[Tensor], Tensor], levels: int = 256
     ) -> None:
         super().__init__(event, net)
-        self.levels: int = positive(levels, "the levels of pixels", 2)
+        self.levels: int = check_size(levels, "the levels of pixels", 2)
         self.params = levels
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:

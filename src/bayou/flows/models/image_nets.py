@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayou.flows.core.nets import zeroed
-from bayou.flows.layers.squeeze import squeezed
+from bayou.flows.core.nets import zero_init
+from bayou.flows.layers.squeeze import squeeze_blocks
 
 Shape = tuple[int, int, int]  # channels, height, width
 NetFactory = Callable[
@@ -65,7 +65,7 @@ def conv_net(shape: Shape, outputs: int, hidden: int = 64, half: bool = False) -
         nn.ReLU(inplace=True),
         nn.Conv2d(hidden, hidden, 1),
         nn.ReLU(inplace=True),
-        zeroed(nn.Conv2d(hidden, outputs, 3, padding=1)),
+        zero_init(nn.Conv2d(hidden, outputs, 3, padding=1)),
         half=half,
         gain=_output_gain(hidden),
     )
@@ -89,7 +89,7 @@ def gated_net(
         layers.append(GatedConv(hidden))
         if heads:
             layers.append(GatedAttention((hidden, *shape[1:]), heads))
-    last = zeroed(nn.Conv2d(hidden, outputs, 3, padding=1))
+    last = zero_init(nn.Conv2d(hidden, outputs, 3, padding=1))
     return ImageNet(*layers, last, half=half, gain=_output_gain(hidden))
 
 
@@ -112,7 +112,7 @@ class _Centered(nn.Module):
         self.levels = levels
 
     def forward(self, x: Tensor) -> Tensor:
-        return squeezed((2 * x + 1) / self.levels - 1)
+        return squeeze_blocks((2 * x + 1) / self.levels - 1)
 
 
 class _Residual(nn.Module):

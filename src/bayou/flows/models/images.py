@@ -17,25 +17,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import check_size
 from bayou.flows.core.bases import StandardNormal, Uniform
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.nets import zeroed
+from bayou.flows.core.nets import zero_init
 from bayou.flows.core.transform import (
     Map,
     Pair,
     Symmetric,
     Transform,
     clamp_inside,
-    concrete,
+    read_flag,
     sum_event,
 )
 from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
 from bayou.flows.layers.normalization import ActNorm
-from bayou.flows.layers.squeeze import Squeeze, halved, image_shape
+from bayou.flows.layers.squeeze import Squeeze, halve_size, image_shape
 from bayou.flows.models.image_nets import ImageNet, NetFactory, conv_net, feature_net, gated_net
 from bayou.flows.surjections.conditional import ConditionalFlow
 from bayou.flows.surjections.maps import Slice
@@ -93,7 +93,11 @@ class ImageCoupling(Symmetric, Transform):
         self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
         self.checkerboard, self.flip = mask == "checkerboard", flip
         if self.checkerboard:
-            size, self.first, second = halved(shape, "a checkerboard"), 2 * shape[0], 2 * shape[0]
+            size, self.first, second = (
+                halve_size(shape, "a checkerboard"),
+                2 * shape[0],
+                2 * shape[0],
+            )
         else:
             size, self.first, second = shape[1:], shape[0] // 2, shape[0] - shape[0] // 2
         kept, self.changed = (second, self.first) if flip else (self.first, second)
@@ -144,7 +148,7 @@ class Pointwise(Symmetric, Transform):
 
     def __init__(self, event: Sequence[int], elementwise: Elementwise) -> None:
         super().__init__()
-        self.event_shape: tuple[int, ...] = tuple(positive(size, "Pointwise") for size in event)
+        self.event_shape: tuple[int, ...] = tuple(check_size(size, "Pointwise") for size in event)
         self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
         self.context_dim = elementwise.params * math.prod(self.event_shape)
 
@@ -168,7 +172,7 @@ class Sigmoid(Transform):
         super().__init__()
         if not 0 <= margin < 0.5:
             raise ValueError(f"the margin of Sigmoid lies in [0, 0.5), got {margin}")
-        self.event_shape: tuple[int, ...] = tuple(positive(size, "Sigmoid") for size in event)
+        self.event_shape: tuple[int, ...] = tuple(check_size(size, "Sigmoid") for size in event)
         self.margin, self.width = margin, 1 - 2 * margin
         self.codomain = (0.0 - margin / self.width, 1.0 + margin / self.width)  # not −0
         self._constant = math.prod(self.event_shape) * math.log(self.width)
@@ -184,7 +188,7 @@ class Sigmoid(Transform):
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
         low, high = self.codomain
-        if inverse and concrete(((x > low) & (x < high)).all()) is False:
+        if inverse and read_flag(((x > low) & (x < high)).all()) is False:
             raise ValueError(
                 f"the data of Sigmoid lie in ({low:.4g}, {high:.4g}), got {x.min():.4g} to {x.max():.4g}; divide "
                 "pixels by the number of levels, or append a Dequantize(event, levels)"
@@ -229,7 +233,7 @@ def split_channels(event: Sequence[int], keep: int | None = None) -> Map:
             f"split_channels needs 0 < keep < {channels}, the number of channels, got {kept}"
         )
     rest = (channels - kept, height, width)
-    net = ImageNet(zeroed(nn.Conv2d(kept, g.params * rest[0], 3, padding=1)))
+    net = ImageNet(zero_init(nn.Conv2d(kept, g.params * rest[0], 3, padding=1)))
     flow = Flow(StandardNormal(rest), Pointwise(rest, g))
     return Inverse(
         Slice(
@@ -263,16 +267,16 @@ def glow_image(
         context_dim: the size of a context of all couplings, such as a one-hot class.
     """
     event = image_shape(shape, "glow_image")
-    net = partial(conv_net, hidden=positive(hidden, "the CNN of a coupling"), half=half)
+    net = partial(conv_net, hidden=check_size(hidden, "the CNN of a coupling"), half=half)
     parts: list[Map] = [Sigmoid(event, MARGIN)]  # from data to base
-    for level in range(positive(levels, "the number of levels")):
+    for level in range(check_size(levels, "the number of levels")):
         if level:
             parts.append(split_channels(event))
             event = (event[0] // 2, *event[1:])
         squeeze = Squeeze(event)
         event = squeeze.event_out  # type: ignore[assignment]
         parts.append(Inverse(squeeze))
-        for _ in range(positive(steps, "the number of steps")):
+        for _ in range(check_size(steps, "the number of steps")):
             # The direction of training, from data to noise, multiplies; the other one solves.
             coupling = ImageCoupling(event, BoundedAffine(), net=net, context_dim=context_dim)
             parts += [ActNorm(event), Inverse(rotation(event[0])), coupling]
@@ -307,19 +311,19 @@ def flowpp_image(
     event = image_shape(shape, "flowpp_image")
     net = partial(
         gated_net,
-        hidden=positive(hidden, "the CNN of a coupling"),
+        hidden=check_size(hidden, "the CNN of a coupling"),
         blocks=blocks,
         heads=heads,
         half=half,
     )
     g = logistic_mixture(components)
     parts: list[Map] = [Sigmoid(event, MARGIN)]
-    for level in range(positive(levels, "the number of levels")):
+    for level in range(check_size(levels, "the number of levels")):
         if level:
             squeeze = Squeeze(event)
             event = squeeze.event_out  # type: ignore[assignment]
             parts.append(Inverse(squeeze))
-        for i in range(positive(steps, "the number of steps")):
+        for i in range(check_size(steps, "the number of steps")):
             parts.append(ActNorm(event))
             if event[0] > 1:
                 parts.append(Inverse(rotation(event[0])))
@@ -347,7 +351,7 @@ def dequantizer(
     g, net = Affine(), partial(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
     couplings = [
         ImageCoupling(event, g, "checkerboard", bool(i % 2), net, context=hidden)
-        for i in range(positive(steps, "the number of steps"))
+        for i in range(check_size(steps, "the number of steps"))
     ]
     flow = Flow(Uniform(event), Chain(Inverse(Sigmoid(event)), *couplings, Sigmoid(event)))
     return ConditionalFlow(

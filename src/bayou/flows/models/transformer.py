@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayou.core.modules import Modules
-from bayou.flows.core.arguments import positive
+from bayou.flows.core.arguments import check_size
 from bayou.flows.core.compose import Chain
 from bayou.flows.layers.elementwise import Elementwise
 from bayou.flows.models.causal import Causal, NextFeatures, Shape, causal_flow, shifted
@@ -111,7 +111,7 @@ class CausalTransformer(Causal):
         context_dim: int = 0,
     ) -> None:
         super().__init__(event, params, width, patch, reverse, context_dim)
-        if width % positive(heads, "the number of heads"):
+        if width % check_size(heads, "the number of heads"):
             raise ValueError(
                 f"the width of CausalTransformer must be a multiple of its heads, got {width} and {heads}"
             )
@@ -122,7 +122,7 @@ class CausalTransformer(Causal):
             nn.LayerNorm(width),
         )
         self.blocks: Modules[_Block] = nn.ModuleList(  # type: ignore[assignment]
-            _Block(width, heads) for _ in range(positive(depth, "the depth of CausalTransformer"))
+            _Block(width, heads) for _ in range(check_size(depth, "the depth of CausalTransformer"))
         )
 
     def features(self, tokens: Tensor, place: Tensor) -> Tensor:

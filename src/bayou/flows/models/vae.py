@@ -1,6 +1,4 @@
-"""Variational autoencoders: a decoder p(x|z), a conditional flow as encoder q(z|x), and a prior
-p(z).
-"""
+"""Variational autoencoders: decoder p(x|z), a conditional flow as encoder q(z|x), prior p(z)."""
 
 from __future__ import annotations
 
@@ -21,13 +19,15 @@ from bayou.flows.fitting.objectives import MaximumLikelihood
 from bayou.flows.surjections.conditional import ConditionalDistribution
 from bayou.flows.surjections.maps import Autoencoder
 
+# The defaults of VAE.fit that differ from those of flows.fit.
 DEFAULTS: FitOptions = {
     "batch_size": 100,
     "lr": 1e-3,
     "clip": None,
     "patience": None,
     "warmup": 0.1,
-}  # of VAE.fit
+}
+MIN_SCORED_ROWS = 256  # rows that are scored at a time, or a batch if it is larger
 BLOCK = 500  # importance samples per row whose noise is drawn at once
 
 
@@ -204,41 +204,61 @@ class VAE(nn.Module):
         if not beta > 0:
             raise ValueError(f"beta must be positive, got {beta}")
         settings = FlowSettings(**(DEFAULTS | options))
-        settings = settings.of_length(len(data) // settings.batch_size)
+        settings = settings.with_default_length(len(data) // settings.batch_size)
         key = rng.integer(settings.seed)
-        objective = EvidenceBound(
+        objective = NegativeElbo(
             self, data, held_out, settings.batch_size, settings.validation, beta, key
         )
-        found = FlowProblem(objective, settings).fit(key)
+        fit_result = FlowProblem(objective, settings).fit(key)
         self.eval()
-        return found
+        return fit_result
 
 
-class EvidenceBound(MaximumLikelihood):
-    """−(E[log p(x|z)] − β·KL) in nats per row; the score is −ELBO with fixed noise."""
+class NegativeElbo(MaximumLikelihood):
+    """The negative bound −(E[log p(x|z)] − β·KL) of a VAE, in nats per row.
+
+    The score is −ELBO with fixed noise.
+
+    Args:
+        vae: the model that is fitted.
+        data: the training rows, (rows, *event).
+        held_out: the rows of the score; None for a fraction ``validation`` of the data.
+        batch_size: rows in a step.
+        validation: the fraction of the data that is held out; not used with ``held_out``.
+        beta: the final weight of the KL.
+        seed: the seed of the split, the batches and the noise.
+    """
 
     def __init__(
-        self, vae: VAE, data: Tensor, held_out: Tensor | None, batch_size: int, validation: float, beta: float,
+        self,
+        vae: VAE,
+        data: Tensor,
+        held_out: Tensor | None,
+        batch_size: int,
+        validation: float,
+        beta: float,
         seed: int,
-    ) -> None:  # fmt: skip
-        for rows in (data,) if held_out is None else (data, held_out):
-            vae._check(rows, 1)
-        super().__init__(
-            vae.flow, data, None, batch_size, 0.0 if held_out is not None else validation, seed
-        )
-        self.vae, self.beta = vae, beta
+    ) -> None:
+        vae._check(data, 1)
+        if held_out is not None:
+            vae._check(held_out, 1)
+            validation = 0.0
+        super().__init__(vae.flow, data, None, batch_size, validation, seed)
+        self.vae = vae
+        self.beta = beta
         if held_out is not None:
             self.data = torch.cat([self.data, held_out.detach().to(self.anchor)])
-            self.held = torch.arange(len(data), len(self.data))
-        self.chunk = max(batch_size, 256)
-        self.measure = "−ELBO of held-out rows" if len(self.held) else "−ELBO of training rows"
+            self.held_out_rows = torch.arange(len(data), len(self.data))
+        self.rows_per_score = max(batch_size, MIN_SCORED_ROWS)
+        scored = "held-out" if len(self.held_out_rows) > 0 else "training"
+        self.measure = f"−ELBO of {scored} rows"
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
-        rows, *grid = super().inputs(step)
-        return rows, self.anchor.new_full((), self.beta * self.warmed), *grid
+        rows, *widths = super().inputs(step)
+        return rows, self.anchor.new_full((), self.beta * self.warmed), *widths
 
-    def value(self, rows: Tensor, beta: Tensor, *grid: Tensor) -> Tensor:  # type: ignore[override]
+    def value(self, rows: Tensor, beta: Tensor, *widths: Tensor) -> Tensor:  # type: ignore[override]
         x = self.data[rows]
-        with varied_steps(self.flow, *grid):
+        with varied_steps(self.flow, *widths):
             terms = self.vae._terms(x, self.vae._noise(x, 1, None, 0))
         return beta * terms.kl.mean() - terms.log_likelihood.mean()

@@ -18,9 +18,9 @@ from torch.nn.functional import logsigmoid
 from torch.special import erfcx, ndtri
 
 from bayou.core.constants import LOG_2PI
-from bayou.flows.core.arguments import as_event, positive, promote
+from bayou.flows.core.arguments import as_event, check_size, promote
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Ladj, Map, Pair, Rows, clamp_inside, concrete, sum_event
+from bayou.flows.core.transform import Ladj, Map, Pair, Rows, clamp_inside, read_flag, sum_event
 from bayou.flows.surjections.conditional import (
     ConditionalDistribution,
     ConditionalFlow,
@@ -140,7 +140,7 @@ class Sort(Surjection):
         return (key.diff(dim=-1) >= 0).all(-1)
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
-        if inverse and concrete(self.in_image(x).all()) is False:
+        if inverse and read_flag(self.in_image(x).all()) is False:
             raise ValueError(
                 "the data of Sort must be sorted; for data in any order use Inverse(Sort)"
             )
@@ -171,7 +171,7 @@ class Max(Surjection):
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        self.event_in, self.event_out = (positive(n, "the entries of Max", 2),), (1,)
+        self.event_in, self.event_out = (check_size(n, "the entries of Max", 2),), (1,)
         self.mean, self.log_std = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def _draws(self, rows: Rows) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, one_hot, softplus
 
-from bayou.flows.core.arguments import as_event, positive
+from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Pair, Rows, clamp_inside
 from bayou.flows.surjections.conditional import (
@@ -45,7 +45,7 @@ class Dequantize(Surjection):
         super().__init__()
         self.event_in = self.event_out = as_event(event)
         self.levels = self.levels_out = (
-            None if levels is None else positive(levels, "the number of levels")
+            None if levels is None else check_size(levels, "the number of levels")
         )
         self._scale = 0.0 if levels is None else math.prod(self.event_in) * math.log(levels)
         self.q = (
@@ -99,8 +99,8 @@ class Argmax(Surjection):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.classes = self.levels_out = positive(classes, "the classes of Argmax", 2)
-        self.event_in, self.event_out = (positive(dim, "the size"), classes), (dim,)
+        self.classes = self.levels_out = check_size(classes, "the classes of Argmax", 2)
+        self.event_in, self.event_out = (check_size(dim, "the size"), classes), (dim,)
         self.location = nn.Parameter(torch.zeros(dim, classes))
 
     def _draws(self, rows: Rows) -> tuple[Any, ...]:
@@ -156,9 +156,9 @@ class BinaryArgmax(Surjection):
 
     def __init__(self, dim: int, classes: int, q: ConditionalFlow | Flow | None = None) -> None:
         super().__init__()
-        self.classes = self.levels_out = positive(classes, "the classes of BinaryArgmax", 2)
+        self.classes = self.levels_out = check_size(classes, "the classes of BinaryArgmax", 2)
         self.bits = (classes - 1).bit_length()
-        self.event_in, self.event_out = (positive(dim, "the size"), self.bits), (dim,)
+        self.event_in, self.event_out = (check_size(dim, "the size"), self.bits), (dim,)
         size = dim * self.bits
         self.q = (as_conditional(q) if q is not None else ConditionalFlow(normal((size,)))).accepts(
             (size,), (size,), "BinaryArgmax"
