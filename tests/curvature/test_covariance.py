@@ -132,7 +132,9 @@ def test_a_covariance_is_restored_from_its_tensors(structure: str) -> None:
     again = type(covariance)(
         {name: list(shape) for name, shape in SHAPES.items()}, covariance.tensors
     )  # type: ignore[misc]
-    assert torch.equal(covariance.to_vector(covariance.sample(3, 1)), again.to_vector(again.sample(3, 1)))
+    assert torch.equal(
+        covariance.to_vector(covariance.sample(3, 1)), again.to_vector(again.sample(3, 1))
+    )
     assert list(covariance.sample(2, 1)) == list(SHAPES)
 
 

@@ -280,7 +280,9 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
         if rank is None:
             theirs.W_offdiag.copy_(roots)
         found = theirs.jensen_bound(net[:2](x), labels)
-        torch.testing.assert_close(problem.expected_log_likelihood(x, labels), found, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            problem.expected_log_likelihood(x, labels), found, rtol=1e-6, atol=1e-9
+        )
         kl = (
             vbll.layers.classification.gaussian_kl(theirs.W(), theirs.prior_scale) - 0.5 * 8
         )  # of the constant
@@ -290,7 +292,10 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
 def test_noise_on_the_inputs_is_part_of_steps_only() -> None:
     x, y = make_data()
     problem = make_problem(make_net(), (x, y), bayou.Gaussian(NOISE), 0, input_noise=0.5)
-    noisy, plain = problem.expected_log_likelihood(x, y), problem.eval().expected_log_likelihood(x, y)
+    noisy, plain = (
+        problem.expected_log_likelihood(x, y),
+        problem.eval().expected_log_likelihood(x, y),
+    )
     assert not torch.allclose(noisy, plain)
     assert torch.equal(problem.expected_log_likelihood(x, y), plain)
 

@@ -93,6 +93,10 @@ class AffineCall(LayerCall):
 
     The gradient of an example is Σ_p g_p·a_pᵀ over its positions p (one for a linear layer on
     (rows, D)). Shapes: a (rows, groups, positions, I), g (rows, groups, positions, O).
+
+    Args:
+        call: the call.
+        names: the other arguments of ``LayerCall``.
     """
 
     def __init__(self, call: Call, *names: Any) -> None:
@@ -173,7 +177,12 @@ class AffineCall(LayerCall):
 
 @final
 class ScaleCall(LayerCall):
-    """A layer, batch (in eval mode), group or RMS norm, y = w ⊙ x̂ + b with x̂ normalized."""
+    """A layer, batch (in eval mode), group or RMS norm, y = w ⊙ x̂ + b with x̂ normalized.
+
+    Args:
+        call: the call.
+        names: the other arguments of ``LayerCall``.
+    """
 
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)
@@ -213,6 +222,10 @@ class LookupCall(LayerCall):
     """An embedding, y = W[x].
 
     The gradient of row v is the sum of g over the positions where x = v.
+
+    Args:
+        call: the call.
+        names: the other arguments of ``LayerCall``.
     """
 
     def __init__(self, call: Call, *names: Any) -> None:

@@ -131,7 +131,13 @@ def require_input(layer: LayerCall, a: Tensor | None) -> Tensor:
 
 @final
 class FullSum(Sum):
-    """The matrix C itself, (D, D), by the gradients of every example."""
+    """The matrix C itself, (D, D), by the gradients of every example.
+
+    Args:
+        shapes: of the named tensors.
+        plan: how their gradients are computed.
+        like: a tensor of the network.
+    """
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
@@ -223,7 +229,13 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 @final
 class DiagonalSum(Sum):
-    """The diagonal of C: Σ_n Σ_m (J_nᵀ·s_m)²."""
+    """The diagonal of C: Σ_n Σ_m (J_nᵀ·s_m)².
+
+    Args:
+        shapes: of the named tensors.
+        plan: how their gradients are computed.
+        like: a tensor of the network.
+    """
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
