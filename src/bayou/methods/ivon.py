@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
@@ -349,8 +349,8 @@ class OnlineNewton(torch.optim.Optimizer):
         if learns_prior:
             max_move = lr * precision.rsqrt()
             move = torch.maximum(torch.minimum(move, max_move), -max_move)
-        copy_entries(center - move, centers)
-        copy_entries(log_std_of(h, delta, count), log_stds)
+        copy_entries(center - move, list(centers))
+        copy_entries(log_std_of(h, delta, count), list(log_stds))
         copy_entries(g, mean_gradients)
         copy_entries(h, mean_curvatures)
 
@@ -396,7 +396,7 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def copy_entries(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+def copy_entries(vector: Tensor, tensors: list[Tensor]) -> None:
     """Copy the entries of a vector into tensors, the inverse of ``concatenate``.
 
     Args:
