@@ -112,7 +112,7 @@ def test_the_first_question_whether_it_is_flat_is_about_what_came_after_the_warm
     width, turn = cell_width(plan, batches), bayou.VI().turn(plan)
     cells = turn // width
     first = (cells - 2 * (cells // 5)) * width
-    assert first >= bayou.VI().large(64)["warmup"] * plan
+    assert first >= bayou.VI().large_network_settings(64)["warmup"] * plan
 
 
 def test_a_start_is_sought_under_a_prior_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
