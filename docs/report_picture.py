@@ -67,7 +67,7 @@ def _table(axis: Any, results: Results) -> None:
                 if row is None
                 else BEST
                 if cell.best
-                else MARKS.get(cell.kind, plots.INK)
+                else MARKS.get(cell.css, plots.INK)
             )
             weight = "bold" if cell.best else "normal"
             side = "left" if place == 0 else "right"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.params import Params, flatten
 from bayou.core.progress import Progress, Show
-from bayou.inference.chains import resident
+from bayou.inference.chains import load_batches
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
 from bayou.kernels.trace import trace_density
@@ -130,7 +130,7 @@ def evidence(
     with rng.isolated(part_seed(seed, "run"), like.device):
         (log_likelihood, log_prior), work = largest_product(
             lambda: (
-                joint.density(resident(joint, batches, begin), begin, prior=False),
+                joint.density(load_batches(joint, batches, begin), begin, prior=False),
                 trace_density(lambda w: joint.log_prior(w), begin),
             )
         )

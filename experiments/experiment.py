@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 
 import bayou
-from bayou.app.report.judge import prediction, score
+from bayou.app.report.judge import prediction_options, score
 from bayou.app.runs import nets
 from bayou.app.runs.interrupt import raise_if_interrupted
 from bayou.core.progress import Show
@@ -154,7 +154,7 @@ class Experiment:
             told["chosen"] = row.label
         posterior, method = self._fitted(row, data, fit, place, show)
         seconds = time.monotonic() - start
-        options = prediction(posterior, samples or 100, fit.seed)
+        options = prediction_options(posterior, samples or 100, fit.seed)
         p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
         if "accuracy" in scores:
             scores["error"] = 100 * (1 - scores["accuracy"])
@@ -203,7 +203,11 @@ class Experiment:
         def nll(one: Row) -> float:
             posterior, _ = self._fitted(one, held, fit, place, show)
             return score(
-                posterior, held.test, None, held.y_scale, prediction(posterior, 100, fit.seed)
+                posterior,
+                held.test,
+                None,
+                held.y_scale,
+                prediction_options(posterior, 100, fit.seed),
             )[2]["nll"]
 
         return min(row.rivals, key=nll)

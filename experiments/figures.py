@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayou.app.report.judge import rotation, turn
+from bayou.app.report.judge import rotation_curve, turn
 from bayou.data import DataSet
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
@@ -49,7 +49,7 @@ def curves(
     if away is not None:
         found["entropy"][data.ood_name or "out of distribution"] = distribution(away.entropy, top)
     if DIGIT in data.class_names:
-        turning = rotation(posterior, data, DIGIT, options)
+        turning = rotation_curve(posterior, data, DIGIT, options)
         found["rotation"] = {
             "degrees": turning["degrees"],
             "classes": turning["classes"],

@@ -18,7 +18,7 @@ import torch
 
 import bayou
 from bayou import metrics
-from bayou.app.report.judge import prediction
+from bayou.app.report.judge import prediction_options
 from bayou.app.runs.interrupt import raise_if_interrupted
 from bayou.core.progress import Show
 from bayou.inference.method import Method
@@ -307,7 +307,7 @@ def compare(
     where it is one.
     """
     x, y = truth.test
-    p = posterior.predict(x.to(train[0].device), **prediction(posterior, samples, seed))
+    p = posterior.predict(x.to(train[0].device), **prediction_options(posterior, samples, seed))
     scores = metrics.summary(p, y.to(p.outputs.device))
     found: dict[str, float | None] = {
         name: scores[name] for name in ("nll", "ece", "coverage") if name in scores

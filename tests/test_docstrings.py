@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import bayou
-from bayou.core.specs import Checked, described
+from bayou.core.specs import Checked, args_entries
 
 UNDESCRIBED = {"Guide": {"args", "kwargs"}}  # of nn.Module: a subclass has parameters of its own
 
@@ -33,7 +33,7 @@ def test_the_docstring_has_every_parameter_and_args_nothing_else(name: str) -> N
         return  # takes a message
     names = set(inspect.signature(value).parameters) - UNDESCRIBED.get(name, set())
     assert not {one for one in names if not re.search(rf"(?<!\w){one}(?!\w)", doc)}
-    assert set(described(doc)) <= names
+    assert set(args_entries(doc)) <= names
 
 
 def test_a_docstring_has_the_args_of_the_base_classes() -> None:
@@ -61,5 +61,5 @@ def test_a_docstring_has_the_args_of_the_base_classes() -> None:
         Child.__doc__
         == "A child. ``far``: farther.\n\nArgs:\n    near: how near,\n        in meters.\n"
     )
-    assert list(described(Grandchild.__doc__)) == ["size", "near", "far"]
-    assert described(Grandchild.__doc__)["near"] == "near: how near,\n        in meters."
+    assert list(args_entries(Grandchild.__doc__)) == ["size", "near", "far"]
+    assert args_entries(Grandchild.__doc__)["near"] == "near: how near,\n        in meters."

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import bayou
-from bayou.app.runs.writing import RunError, read_json, write_json
+from bayou.app.runs.json_files import RunError, read_json, write_json
 from bayou.core import files
 
 SOURCE = Path(bayou.__file__).parent
@@ -123,7 +123,7 @@ def test_a_file_system_without_locks_is_written_to(
     monkeypatch.setattr(files.fcntl, "flock", none)
     files.write_text(tmp_path / "a", "whole")
     assert (tmp_path / "a").read_text() == "whole"
-    with files.locked(tmp_path / "lock") as free:
+    with files.lock_file(tmp_path / "lock") as free:
         assert free
 
 
@@ -134,10 +134,10 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with files.locked(tmp_path / "lock") as free:
+        with files.lock_file(tmp_path / "lock") as free:
             assert not free
         other.kill()
-    with files.locked(tmp_path / "lock") as free:
+    with files.lock_file(tmp_path / "lock") as free:
         assert free
 
 

@@ -45,7 +45,10 @@ WARNINGS = dict(raised())
 
 
 def test_every_warning_of_the_sources_is_found() -> None:
-    assert {place.split(":")[0] for place in WARNINGS} >= {"training/loop.py", "inference/probe.py"}
+    assert {place.split(":")[0] for place in WARNINGS} >= {
+        "training/monitors.py",
+        "inference/probe.py",
+    }
     assert {
         bayou.ConvergenceWarning,
         bayou.MixingWarning,

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 
-from bayou.core import rng
+from bayou import rng
 from bayou.flows import DiscretizedLogistic, Flow, Groups, fit, integer, quincunx
 from bayou.flows.discrete.bijections import cnn
 

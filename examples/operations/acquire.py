@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.core import rng
+from bayou import rng
 from bayou.data import load
 
 data = load("digits")

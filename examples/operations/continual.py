@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.core import rng
+from bayou import rng
 from bayou.data import load
 
 # Draws of the Laplace approximation are worse than its mode here; what counts is its use as a prior.

@@ -26,8 +26,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from bayou.app.runs import use
 from bayou.app.runs.config import Config
+from bayou.app.runs.evaluation import evaluate_run
 from bayou.app.runs.folder import Run
 from bayou.core.progress import BayouWarning
 
@@ -207,7 +207,7 @@ def measure(name: str, method: str | None, seed: int) -> dict[str, Any]:
         start = time.process_time()
         (result,) = run.work()
         seconds = time.process_time() - start
-        ((scores,), _) = use.evaluate(folder / "run", str(fresh))
+        ((scores,), _) = evaluate_run(folder / "run", str(fresh))
     flags = [check["name"] for check in result["checks"] if check["status"] != "ok"]
     said = sorted(
         {one.category.__name__ for one in caught if issubclass(one.category, BayouWarning)}

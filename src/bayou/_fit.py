@@ -15,11 +15,11 @@ from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import BayouWarning, Show
 from bayou.diagnostics.checks import MAX_BASELINE_ROWS, MAX_CHECKED_ROWS, check_after_fit
-from bayou.inference.first_batch import LAST, check_gradients_enabled, first_inputs, last_layer
+from bayou.inference.data_checks import LAST, check_gradients_enabled, first_inputs, last_layer
 from bayou.inference.method import Method, identity
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
-from bayou.network import check_tensor, clear_errors, rows_of, selecting
+from bayou.network import check_tensor, clear_errors, rows_of, with_output
 from bayou.network.inputs import Select
 from bayou.network.units import with_units
 from bayou.posteriors.checks import Checks
@@ -34,7 +34,8 @@ from bayou.select.standardize import (
 )
 from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import fingerprint
-from bayou.training.data import Data, Rows, as_data, digest
+from bayou.training.data import Data, Rows, as_data
+from bayou.training.inputs import digest
 from bayou.training.ranks import Ranks, sharing
 from bayou.training.rows import some_rows
 from bayou.training.seeds import as_int_seed
@@ -104,7 +105,7 @@ def fit(
     rows = as_data(data, method.batch_size)
     if likelihood is None and (named or method.chooses_prior):
         warn_of_binary_targets(rows)
-    net = selecting(net, output)
+    net = with_output(net, output)
     units = None
     if not (named or method.chooses_prior):
         warn_if_far_from_unit_scale(rows)

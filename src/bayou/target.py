@@ -1,5 +1,6 @@
-"""The unnormalized posterior: network, likelihood, prior and number of data. Scaling by N/M happens
-only here.
+"""The unnormalized posterior: network, likelihood, prior and number of data.
+
+Scaling by N/M happens only here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from bayou.network import (
     shared_copy,
 )
 from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
-from bayou.training.data import digest
+from bayou.training.inputs import digest
 
 PriorRules = Prior | Mapping[str, Prior]
 
@@ -36,8 +36,19 @@ PriorRules = Prior | Mapping[str, Prior]
 class Target:
     """p(w) Π_n p(y_n | x_n, w) for a network with weights w and N data.
 
-    ``net`` shares the values of the user's network. Its frozen parameters (``requires_grad=False``)
-    are constants: no draw and no file has them.
+    The frozen parameters of the network (``requires_grad=False``) are constants: no draw and no
+    file has them.
+
+    Args:
+        net: the network, which shares the values of the user's network.
+        likelihood_spec: the likelihood as the user gave it.
+        likelihood: the likelihood in the dtype and on the device of the network.
+        prior: one prior for all tensors, or priors by patterns of names.
+        n: the number of data.
+        prior_given: whether the user gave this prior; otherwise a method may select another.
+            Default: True.
+        prior_selected: whether its scale was selected, and a method may select that of some tensors
+            again. Default: False.
     """
 
     net: nn.Module
@@ -45,12 +56,8 @@ class Target:
     likelihood: BoundLikelihood
     prior: PriorRules
     n: int
-    prior_given: bool = (
-        True  # whether the user gave this prior; otherwise a method may select another
-    )
-    prior_selected: bool = (
-        False  # whether its scale was selected, and a method may select that of some tensors again
-    )
+    prior_given: bool = True
+    prior_selected: bool = False
 
     @staticmethod
     def build(
@@ -60,39 +67,54 @@ class Target:
         n: int,
         where: str | Sequence[str] | None = None,
     ) -> Target:
-        """Bind the likelihood to the dtype and device of the network.
+        """Build a target, with the likelihood in the dtype and on the device of the network.
 
-        ``where``: patterns of the parameters that are free, by default all that require gradients;
-        the rest is frozen.
+        Args:
+            net: the network.
+            likelihood: the likelihood.
+            prior: one prior, or priors by patterns of names; None: standard normal.
+            n: the number of data.
+            where: patterns of the parameters that are free, by default all that require gradients;
+                the rest is frozen.
+
+        Raises:
+            ValueError: for a network, likelihood or prior that bayou cannot work with, and for no
+                data.
         """
         check_network(net)
         check_priors(prior)
         if not isinstance(likelihood, Likelihood):
             raise ValueError(
-                f"likelihood must be a Likelihood such as Categorical() or Gaussian(0.1), got {likelihood!r}"
+                "likelihood must be a Likelihood such as Categorical() or Gaussian(0.1), got "
+                f"{likelihood!r}"
             )
         if n < 1:
             raise ValueError(f"there are no data: n = {n}; give at least one row")
         net = shared_copy(net, None if where is None else free_names(net, where))
-        first = next(
-            (value for value in net.parameters() if value.requires_grad), next(net.parameters())
-        )
-        bound = likelihood.bind(dtype=first.dtype, device=first.device)
+        parameters = list(net.parameters())
+        first = next((value for value in parameters if value.requires_grad), parameters[0])
         return Target(
-            net, likelihood, bound, Normal(1.0) if prior is None else prior, n, prior is not None
+            net=net,
+            likelihood_spec=likelihood,
+            likelihood=likelihood.bind(dtype=first.dtype, device=first.device),
+            prior=Normal(1.0) if prior is None else prior,
+            n=n,
+            prior_given=prior is not None,
         )
 
     def copy(self, n: int | None = None) -> Target:
-        """The same target for n data, with its own copy of the likelihood, whose parameters may
-        change.
+        """Return the same target with its own copy of the likelihood, whose parameters may change.
+
+        Args:
+            n: another number of data; None: the same.
         """
-        return replace(
-            self, likelihood=copy.deepcopy(self.likelihood), n=self.n if n is None else n
-        )
+        likelihood = copy.deepcopy(self.likelihood)
+        return replace(self, likelihood=likelihood, n=self.n if n is None else n)
 
     def in_units(self, scale: Tensor) -> Target:
-        """Return the target for shift + scale·y instead of y, and a network whose outputs have
-        these units.
+        """Return the target for shift + scale·y instead of y.
+
+        The outputs of its network have these units, too.
 
         Args:
             scale: one positive number, or one for each coordinate of the last axis of y.
@@ -114,20 +136,25 @@ class Target:
     def priors(self) -> dict[str, BoundPrior]:
         """The prior of every free tensor, bound to its shape, fan-in, dtype and device."""
         values = dict(self.net.named_parameters())
-        fans, axes = fan_ins(self.net), layouts(self.net, values)
-        return {
-            name: spec.bind(
-                (value := values[name]).shape,
-                fan_in=fans[name], dtype=value.dtype, device=value.device, axes=axes[name].axes,
+        fans = fan_ins(self.net)
+        axes = layouts(self.net, values)
+        bound_priors: dict[str, BoundPrior] = {}
+        for name, spec in prior_specs(self.prior, self.net).items():
+            value = values[name]
+            bound_priors[name] = spec.bind(
+                value.shape,
+                fan_in=fans[name],
+                dtype=value.dtype,
+                device=value.device,
+                axes=axes[name].axes,
             )
-            for name, spec in prior_specs(self.prior, self.net).items()
-        }  # fmt: skip
+        return bound_priors
 
     @cached_property
     def couplings(self) -> list[Coupling]:
         """The terms of joint priors of several tensors, in addition to those of each tensor."""
-        given = self.prior.values() if isinstance(self.prior, Mapping) else [self.prior]
-        if not any(isinstance(prior, JointPrior) for prior in given):
+        specs = self.prior.values() if isinstance(self.prior, Mapping) else [self.prior]
+        if not any(isinstance(prior, JointPrior) for prior in specs):
             return []
         return couplings(self.priors)
 
@@ -137,7 +164,7 @@ class Target:
         return [name for name, parameter in self.net.named_parameters() if parameter.requires_grad]
 
     def start(self) -> Params:
-        """A copy of the network's current free parameters."""
+        """Return a copy of the network's current free parameters."""
         return {
             name: value.detach().clone()
             for name, value in self.net.named_parameters()
@@ -160,29 +187,48 @@ class Target:
         parameters all buffers. The first 64 bits of SHA-256, about a second per GB. Buffers are
         those before the fit.
         """
-        frozen, state = self.frozen, no_grad_state(self.net)
-        buffers = (
-            n
-            for n, value in self.net.named_buffers()
-            if n in state and (frozen or is_constant(value))
-        )
-        constants = frozen | {n: state[n] for n in buffers} | packed_state(self.net)
+        frozen = self.frozen
+        state = no_grad_state(self.net)
+        buffers = {
+            name: state[name]
+            for name, value in self.net.named_buffers()
+            if name in state and (frozen or is_constant(value))
+        }
+        constants = frozen | buffers | packed_state(self.net)
         return {name: digest(value) for name, value in constants.items()}
 
-    def forward(self, params: Params, x: Any) -> Tensor:
-        """The network's outputs with these parameters: (M, *out)."""
+    def forward(self, params: Params, x: object) -> Tensor:
+        """Return the network's outputs with these parameters: (M, *out).
+
+        Args:
+            params: the free parameters.
+            x: the inputs of M rows.
+        """
         return self.network.call(params, *forward_inputs(x))
 
     def log_prior(self, params: Params) -> Tensor:
-        """Σ log p(w) over the given tensors; tensors (..., *shape) give (...)."""
-        parts = [
+        """Compute Σ log p(w) over tensors.
+
+        Args:
+            params: tensors (..., *shape) by name.
+
+        Returns:
+            A tensor (...).
+        """
+        terms = [
             prior.log_prob(params[name]) for name, prior in self.priors.items() if name in params
         ]
-        parts += [coupling(params) for coupling in self.couplings]
-        return torch.stack(parts).sum(0)
+        terms += [coupling(params) for coupling in self.couplings]
+        return torch.stack(terms).sum(0)
 
-    def log_joint(self, params: Params, x: Any, y: Tensor) -> Tensor:
-        """log p(w) + (N/M)·Σ_m log p(y_m | x_m, w): a scalar, whose mean over batches is exact."""
+    def log_joint(self, params: Params, x: object, y: Tensor) -> Tensor:
+        """Compute log p(w) + (N/M)·Σ_m log p(y_m | x_m, w), whose mean over batches is exact.
+
+        Args:
+            params: the free parameters.
+            x: the inputs of M rows.
+            y: their targets.
+        """
         return self.log_prior(params) + self.log_likelihood(self.forward(params, x), y)
 
     @property
@@ -193,64 +239,99 @@ class Target:
         ]
 
     def with_fixed_priors(self) -> Target:
-        """The same target with every prior fixed at its initial hyperparameters."""
-
-        def fixed(prior: Prior) -> Prior:
-            return replace(prior, learn=False) if getattr(prior, "learn", False) else prior  # type: ignore[type-var]
-
-        given = self.prior
-        rules = (
-            {key: fixed(prior) for key, prior in given.items()}
-            if isinstance(given, Mapping)
-            else fixed(given)
-        )
+        """Return the same target with every prior fixed at its initial hyperparameters."""
+        if isinstance(self.prior, Mapping):
+            rules: PriorRules = {key: _fix(prior) for key, prior in self.prior.items()}
+        else:
+            rules = _fix(self.prior)
         return replace(self, prior=rules)
 
     def require_fixed_priors(self, who: str) -> None:
-        """A ValueError if a prior has hyperparameters to learn, which ``who`` cannot do."""
-        if learned := self.learned_priors:
+        """Raise a ValueError if a prior has hyperparameters to learn.
+
+        Args:
+            who: the method that cannot do this.
+        """
+        learned = self.learned_priors
+        if learned:
             raise ValueError(
-                f"{who} cannot learn a prior (learn= for {learned[0]!r}): its density has no maximum; "
-                "give the prior a fixed scale, or use VI or Laplace, which learn it by the evidence"
+                f"{who} cannot learn a prior (learn= for {learned[0]!r}): its density has no "
+                "maximum; give the prior a fixed scale, or use VI or Laplace, which learn it by "
+                "the evidence"
             )
 
-    def scale(self, each: Tensor) -> Tensor:
-        """(N/M)·Σ over a batch of M: (..., M) to (...), the estimate for all N data."""
-        return each.sum(-1) * (self.n / each.shape[-1])
+    def scale(self, values: Tensor) -> Tensor:
+        """Compute (N/M)·Σ over a batch, the estimate of the sum over all N data.
+
+        Args:
+            values: one value for each row of a batch of M, (..., M).
+
+        Returns:
+            The estimate, (...).
+        """
+        return values.sum(-1) * (self.n / values.shape[-1])
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """(N/M)·Σ_m log p(y_m | f_m) for outputs (..., M, *out): (...)."""
+        """Compute (N/M)·Σ_m log p(y_m | f_m).
+
+        Args:
+            outputs: the outputs for a batch, (..., M, *out).
+            y: its targets.
+
+        Returns:
+            A tensor (...).
+        """
         return self.scale(self.likelihood.log_prob(outputs, y))
 
 
+def _fix(prior: Prior) -> Prior:
+    """Return a prior without hyperparameters to learn."""
+    if getattr(prior, "learn", False):
+        return replace(prior, learn=False)  # type: ignore[type-var]
+    return prior
+
+
 def free_names(net: nn.Module, where: str | Sequence[str]) -> list[str]:
-    """The names of the parameters that match a pattern; a ValueError for one that matches only
-    frozen ones, or none.
+    """Return the names of the free parameters that match a pattern.
+
+    Args:
+        net: the network.
+        where: a pattern of names, or a list of them.
+
+    Raises:
+        ValueError: for a pattern that matches only frozen parameters, or none.
     """
-    patterns = (
-        [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else []
-    )
+    patterns: list[str] = []
+    if isinstance(where, str):
+        patterns = [where]
+    elif isinstance(where, Iterable):
+        patterns = list(where)
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise ValueError(
-            f"where must be a pattern of names such as 'head.*', a list of them or 'last', got {where!r}"
+            "where must be a pattern of names such as 'head.*', a list of them or 'last', got "
+            f"{where!r}"
         )
-    named = dict(net.named_parameters())
-    wanted = match(named, dict.fromkeys(patterns, True), default=False)
-    free = [name for name, value in named.items() if value.requires_grad]
+    parameters = dict(net.named_parameters())
+    is_matched = match(parameters, dict.fromkeys(patterns, True), default=False)
+    free = [name for name, value in parameters.items() if value.requires_grad]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in free):
-            frozen = next(name for name in named if fnmatchcase(name, pattern))
+            frozen = next(name for name in parameters if fnmatchcase(name, pattern))
             raise ValueError(
-                f"where={pattern!r} matches only frozen parameters such as {frozen!r} (requires_grad=False); unfreeze "
-                "what shall be random: requires_grad_()"
+                f"where={pattern!r} matches only frozen parameters such as {frozen!r} "
+                "(requires_grad=False); unfreeze what shall be random: requires_grad_()"
             )
-    return [name for name in free if wanted[name]]
+    return [name for name in free if is_matched[name]]
 
 
 def prior_specs(prior: PriorRules, net: nn.Module) -> dict[str, Prior]:
-    """The prior of each free parameter by name: one for all, or by the first pattern that
-    matches.
+    """Return the prior of each free parameter by name.
+
+    Args:
+        prior: one for all, or by patterns, of which the first that matches counts.
+        net: the network.
     """
-    frozen = {name: not parameter.requires_grad for name, parameter in net.named_parameters()}
+    parameters = dict(net.named_parameters())
+    frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
     rules = prior if isinstance(prior, Mapping) else {"*": prior}
-    return match(frozen, rules, frozen=[name for name, still in frozen.items() if still])
+    return match(parameters, rules, frozen=frozen)

@@ -43,7 +43,7 @@ def test_sklearn_compatible(estimator: Any, check: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    "ignore::bayou.inference.own_rows.WorseThanModeWarning"
+    "ignore::bayou.inference.baseline_checks.WorseThanModeWarning"
 )  # after so few steps, of some ten rows
 @parametrize_with_checks([BayesClassifier("mnf", **QUICKEST), BayesRegressor("laplace", **QUICKER)])
 def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> None:

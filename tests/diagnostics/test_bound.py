@@ -79,7 +79,7 @@ def test_bracket_tightens_monotonically_and_holds_the_truth(
     bnn, _ = number_2("paper")
     poor = Conjugate(1, 0.4).double().requires_grad_(False)
     poor.center.fill_(0.0)
-    monkeypatch.setattr(bound, "_moment_matched", lambda guide, seed: poor)
+    monkeypatch.setattr(bound, "_match_moments", lambda guide, seed: poor)
     lowers, uppers = [], []
     for draws in (1, 10, 100, 1000):
         found = bound_gap(bnn, draws=draws, samples=4000, seed=0).total

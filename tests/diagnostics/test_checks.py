@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bayou
 from bayou.diagnostics import baselines, check
-from bayou.diagnostics.checks import _Beside, _luck
+from bayou.diagnostics.checks import _Comparison, _training_row_error
 from bayou.guides.bayesian import Bayesian
 from bayou.metrics import row_nll
 from bayou.network import Network
@@ -171,9 +171,12 @@ def test_a_negligible_difference_to_the_mode_or_a_linear_model_is_no_warning() -
     own = row_nll(p, held[1])
     generator = torch.Generator().manual_seed(0)
     jitter = 1e-3 * torch.randn(len(own), generator=generator, dtype=own.dtype)
-    beside = _Beside(own, 0.0, "4,000 held-out rows")
-    assert beside(own - 0.003 + jitter, "mode", "its mode", "use the mode").status == "ok"
-    assert beside(own - 0.02 + jitter, "mode", "its mode", "use the mode").status == "warning"
+    comparison = _Comparison(own, 0.0, "4,000 held-out rows")
+    assert comparison.check(own - 0.003 + jitter, "mode", "its mode", "use the mode").status == "ok"
+    assert (
+        comparison.check(own - 0.02 + jitter, "mode", "its mode", "use the mode").status
+        == "warning"
+    )
 
 
 def test_confidence_that_chance_does_not_explain() -> None:
@@ -209,7 +212,7 @@ def test_luck_is_half_of_what_the_training_rows_do_to_least_squares() -> None:
     noise = torch.randn(2000, rows, 1, generator=generator, dtype=torch.float64)
     excess = torch.linalg.lstsq(x, noise).solution.square().sum((1, 2)) / 2
     assert float(excess.std()) == pytest.approx(
-        2 * _luck(x[0], 1, rows), rel=0.1
+        2 * _training_row_error(x[0], 1, rows), rel=0.1
     )  # 2,000 draws of χ²: 3 %; D/N: 2 %
 
 

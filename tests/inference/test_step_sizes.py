@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.core.progress import Progress
-from bayou.inference.probe import Probe
+from bayou.inference.probe import ChainProbe
 from bayou.kernels import Joint
 from bayou.network import Network
 from bayou.posteriors import Empirical
@@ -71,7 +71,7 @@ def test_the_curvature_is_the_largest_eigenvalue() -> None:
     g = torch.tensor([[0.01, 1.0, 30.0]] * 4, dtype=F64)
     scaled = g[0].sqrt().diag() @ hessian @ g[0].sqrt().diag()
     for batch_size in (40, 7):
-        probe = Probe(joint, as_data((x, y), batch_size), 0, w)
+        probe = ChainProbe(joint, as_data((x, y), batch_size), 0, w)
         for found, matrix in ((probe.curvature(w, 0), hessian), (probe.curvature(w, 0, g), scaled)):
             torch.testing.assert_close(
                 found, torch.linalg.eigvalsh(matrix)[-1].expand(4), rtol=1e-3, atol=0
@@ -103,8 +103,8 @@ def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(
     """
     x, y = linear_data()
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
-    true = Probe.curvature
-    monkeypatch.setattr(Probe, "curvature", lambda *args: true(*args) / 40)
+    true = ChainProbe.curvature
+    monkeypatch.setattr(ChainProbe, "curvature", lambda *args: true(*args) / 40)
     method = bayou.SGLD(steps=800, draws=19, chains=2, batch_size=40, start=None)
     p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
     assert p.history[0]["lr"] == pytest.approx(20 / largest, rel=1e-3)

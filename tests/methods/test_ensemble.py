@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import bayou
 from bayou.core import rng
 from bayou.guides.bayesian import Bayesian
-from bayou.inference import members
+from bayou.inference import initial_weights, members
 from bayou.inference.point import PointModel
 from bayou.posteriors import Empirical, Guided, Mixture
 from bayou.target import Target
@@ -200,8 +200,8 @@ def test_fresh_networks_of_every_kind_are_not_taken_for_trained_ones() -> None:
         for make in kinds:
             torch.manual_seed(seed)
             net, drawn = make(), make()
-            members.reset(drawn)
-            members.check_fresh(net, drawn)
+            initial_weights.reset(drawn)
+            initial_weights.check_fresh(net, drawn)
 
 
 def test_a_file_of_the_default_start_is_that_of_a_reset(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -
     with torch.no_grad():
         for tensor in [*net.parameters(), net["norm"].running_mean]:
             tensor.fill_(7.0)
-    members.reset(net)
+    initial_weights.reset(net)
     assert bool(
         (net["attention"].out_proj.bias == 0).all()
     )  # what attention sets, after its Linear set it otherwise
@@ -235,7 +235,7 @@ def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -
     frozen = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     frozen[0].requires_grad_(False)
     frozen[0].running_mean.fill_(7.0)
-    members.reset(frozen)
+    initial_weights.reset(frozen)
     assert bool((frozen[0].running_mean == 7).all())
 
 
@@ -328,7 +328,7 @@ def test_independent_entries_are_told_from_tables(
     values: Callable[[], Tensor], independent: bool
 ) -> None:
     torch.manual_seed(0)
-    assert members.look_independent(values()) is independent
+    assert initial_weights.look_independent(values()) is independent
 
 
 @pytest.mark.parametrize(
@@ -615,7 +615,7 @@ def spoiled(*bad: int) -> Callable[[nn.Module], None]:
     count = iter(range(100))
 
     def init(net: nn.Module) -> None:
-        members.reset(net)
+        initial_weights.reset(net)
         if next(count) in bad:
             net[0].weight.fill_(torch.inf)
 

@@ -170,7 +170,7 @@ def test_linearized_draws_do_not_depend_on_how_they_are_computed(
     posterior = fitted()
     x, _ = rows(5)
     expected = posterior.predict(x, 4, seed=3).outputs
-    monkeypatch.setattr(gaussian, "ROWS", 2)
+    monkeypatch.setattr(gaussian, "GRAPH_ROWS", 2)
     torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
 
     def fails(*args: Any) -> Any:

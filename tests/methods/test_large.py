@@ -15,7 +15,7 @@ from bayou.likelihoods import Categorical
 from bayou.methods.vi import BY_UNIT, Variational
 from bayou.posteriors import Guided
 from bayou.target import Target
-from bayou.training import loop
+from bayou.training import monitors
 from bayou.training.convergence import cell_width
 from bayou.training.settings import Settings
 
@@ -39,7 +39,7 @@ def test_a_large_network_with_few_rows_learns(
     method: Variational, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: self.steps or 500)
-    monkeypatch.setattr(loop, "BUDGET", 1)
+    monkeypatch.setattr(monitors, "MAX_BUDGET_RATIO", 1)
     data, test = rows(200, 1), rows(500, 2)
     found = bayou.fit(deep(), data, method=method, progress=False)
     assert isinstance(found, Guided)
@@ -117,7 +117,7 @@ def test_the_first_question_whether_it_is_flat_is_about_what_came_after_the_warm
 
 def test_a_start_is_sought_under_a_prior_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: self.steps or 4)
-    monkeypatch.setattr(loop, "BUDGET", 1)
+    monkeypatch.setattr(monitors, "MAX_BUDGET_RATIO", 1)
     for method in (bayou.VI(start=bayou.MAP(steps=2)), bayou.IVON()):
         found = bayou.fit(deep(), rows(50, 1), method=method, progress=False)
         assert found.target.prior == BY_UNIT

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bayou
-from bayou.operations import follow
+from bayou.operations import unit_graph
 from bayou.posteriors import Empirical
 
 small = importlib.import_module("bayou.operations.compress")  # its name is the function's
@@ -692,7 +692,7 @@ def test_a_batch_norm_of_places_is_no_batch_norm_of_units():
         (
             lambda: around("divisor"),
             IMAGES,
-            ("_changes_means", lambda module: False),
+            ("_changes_constant_means", lambda module: False),
             "the outputs differ by 0.0",
         ),
         (norm_of_places, SEQUENCES, None, "the network raises RuntimeError: "),
@@ -702,9 +702,9 @@ def test_a_layer_without_whose_units_the_outputs_are_others_stays_whole(
     make, x, wrong, fault, monkeypatch
 ):
     if wrong is not None:
-        monkeypatch.setattr(follow, *wrong)
+        monkeypatch.setattr(unit_graph, *wrong)
     else:
-        monkeypatch.setattr(small, "_matrices", lambda net, x: {"1"})
+        monkeypatch.setattr(small, "_find_matrix_norms", lambda net, x: {"1"})
     before, after = compressed(make, x, some_zeros)
     same(before, after, x)
     assert after.compression.whole["0"].startswith(f"without its units {fault}")

@@ -45,10 +45,10 @@ def picture() -> None:
 
 
 def report() -> None:
-    from bayou.app.report.page import Report
+    from bayou.app.report.page import RunReport
 
     sys.modules["jinja2"] = None  # type: ignore[assignment]  # torch depends on it
-    Report([{"label": "map", "task": "regression", "seed": 0, "metrics": {}}], {}).html()
+    RunReport([{"label": "map", "task": "regression", "seed": 0, "metrics": {}}], {}).html()
 
 
 MISSING: list[tuple[str, str, Callable[[], object]]] = [

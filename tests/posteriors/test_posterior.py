@@ -436,7 +436,7 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
     x, y = torch.randn(9, 2, dtype=torch.float64), torch.arange(9) % 2
     posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
     whole = posterior.predict(x, samples=5, seed=0).outputs
-    functions, sizes = posterior._functions, []
+    functions, sizes = posterior._map_over_draws, []
 
     def small(stack, *inputs):
         numbers = size(stack) * len(inputs[0])
@@ -445,7 +445,7 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
         sizes.append(numbers)
         return functions(inputs, loop=True)(stack, *inputs)
 
-    monkeypatch.setattr(posterior, "_functions", lambda inputs, loop: small)
+    monkeypatch.setattr(posterior, "_map_over_draws", lambda inputs, loop: small)
     torch.testing.assert_close(
         posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12
     )
@@ -460,6 +460,6 @@ def test_a_prediction_that_cannot_be_made_smaller_says_so(monkeypatch):
     def never(inputs, loop):
         raise torch.OutOfMemoryError("no memory at all")
 
-    monkeypatch.setattr(posterior, "_functions", never)
+    monkeypatch.setattr(posterior, "_map_over_draws", never)
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
         posterior.predict(x, samples=2)

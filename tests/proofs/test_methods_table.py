@@ -53,7 +53,7 @@ def test_what_the_page_says_about_the_others() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::bayou.inference.probe.MixingWarning",
-    "ignore::bayou.inference.own_rows.WorseThanModeWarning",
+    "ignore::bayou.inference.baseline_checks.WorseThanModeWarning",
 )
 @pytest.mark.parametrize("name", [name for name in METHODS if ROWS[name]["seconds"] < 20])
 def test_a_row_of_less_than_20_seconds_is_reproduced(name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bayou.app.report.page import Report
+from bayou.app.report.page import RunReport
 from bayou.app.runs.folder import Run
 
 pytestmark = pytest.mark.peers  # Playwright and a browser
@@ -47,7 +47,7 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
-def regression() -> Report:
+def regression() -> RunReport:
     """Six methods on numbers, with long names: all kinds of tables and more curves than there are
     dashes.
     """
@@ -79,7 +79,7 @@ def regression() -> Report:
         }
         for k in range(6)
     ]  # fmt: skip
-    return Report(
+    return RunReport(
         results,
         {"data": "houses.csv", "command": "bayou compare " + "a" * 200, "facts": {"train": 90}},
     )

@@ -158,7 +158,7 @@ def scored(label: str, nll: torch.Tensor, **more: Any) -> dict[str, Any]:
 
 
 def test_every_method_is_compared_with_map() -> None:
-    from bayou.app.report.page import Report
+    from bayou.app.report.page import RunReport
     from bayou.app.report.results import Results
 
     generator = torch.Generator().manual_seed(0)
@@ -167,17 +167,17 @@ def test_every_method_is_compared_with_map() -> None:
     results = [scored("MAP", rows), scored("MNF", rows + 0.2 + 0.1 * noise), scored("FFG", rows + 0.001 + noise),
                scored("SWAG", rows - 0.001 + noise), scored("Laplace", rows - 0.2 + 0.1 * noise)]  # fmt: skip
     found = Results(results, {}, {})
-    worse = found.beside("MNF")
+    worse = found.difference("MNF")
     assert worse is not None
     assert worse[:2] == pytest.approx((0.2, 0.1 * float(noise.std()) / 20))
     error = float(noise.std()) / 20
-    page = Report(results, {"data": "d"}).html()
+    page = RunReport(results, {"data": "d"}).html()
     cell = f'<td class="warning">+0.200 <span class="se">± {0.1 * error:.3f}</span></td>'
     assert page.count(cell) == 2  # in the scores and in the pairs
     assert f'<th scope="row">MNF minus MAP</th>{cell}<td>–</td><td>worse</td>' in page
     assert "<td>not significantly different</td>" in page
     assert Results(results[1:], {}, {}).reference == "MNF"
-    assert "NLL minus MNF" in Report(results[1:], {"data": "d"}).html()
+    assert "NLL minus MNF" in RunReport(results[1:], {"data": "d"}).html()
 
 
 def test_the_conclusion_has_the_lead_over_the_splits() -> None:
@@ -198,7 +198,7 @@ def test_the_conclusion_has_the_lead_over_the_splits() -> None:
 
 
 def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
-    from bayou.app.report.page import Report
+    from bayou.app.report.page import RunReport
 
     rows = torch.arange(50.0).double()
     good = {"draws": 300, "chains": 2, "r_hat": 1.012, "r_hat_median": 1.0, "ess": 210.0, "ess_median": 400.0,
@@ -206,7 +206,7 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
     bad = good | {"r_hat": 1.73, "ess": 4.0, "mixed": False}
     results = [scored("NUTS", rows, mixing=good), scored("SGLD", rows, mixing=good),
                scored("SGLD", rows, mixing=bad, seed=1), scored("MAP", rows)]  # fmt: skip
-    page = Report(results, {"data": "d"}).html()
+    page = RunReport(results, {"data": "d"}).html()
     part = page[page.index("Mixing of the chains") :]
     assert '<th scope="row">NUTS</th><td>mixed</td><td>1.012</td>' in part
     assert (
@@ -214,7 +214,7 @@ def test_chains_that_have_not_mixed_are_marked_in_the_report() -> None:
         in part
     )  # the worst seed
     assert "<td>4</td><td>400</td><td>2 × 300</td>" in part
-    assert "Mixing of the chains" not in Report(results[-1:], {"data": "d"}).html()
+    assert "Mixing of the chains" not in RunReport(results[-1:], {"data": "d"}).html()
 
 
 def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(
@@ -227,9 +227,9 @@ def test_the_terminal_marks_unmixed_chains_and_methods_worse_than_map(
     board.tell(
         "sgld-0",
         "done",
-        {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "beside_map": None},
+        {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "difference_from_map": None},
     )
-    board.tell("ffg-0", "done", {"nll": 0.5, "beside_map": Average(0.04, 0.01)})
+    board.tell("ffg-0", "done", {"nll": 0.5, "difference_from_map": Average(0.04, 0.01)})
     board.tell("ffg-1", "failed", {"error": "words"})
     text = capsys.readouterr().err
     assert "1.61 not mixed" in text
@@ -245,7 +245,7 @@ def test_the_part_that_is_done_is_that_of_all_methods_of_a_comparison(
     board = live.Board(["mle-0", "map-0"])
     for name in ("map-0", "mle-0"):  # MAP is fitted first
         board.tell(name, "fitting", {})
-        board.last = -live.LINE
+        board.last_line = -live.LINE
         board.show("fitting", 6, 6, {"done": 0.99})
         board.tell(name, "done", {"nll": 0.5})
     shown = [line for line in capsys.readouterr().err.splitlines() if "of the whole" in line]
@@ -326,20 +326,20 @@ def test_the_first_sentence_about_numbers_has_the_typical_error_and_the_share_in
 def test_settings_are_spelled_for_their_reader() -> None:
     """The checks of a fit name options in a terminal, and arguments in Python."""
     from bayou.core.progress import command_line_spelling
-    from bayou.posteriors.checks import of_history
+    from bayou.posteriors.checks import check_history
 
     data = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     posterior = bayou.fit(torch.nn.Linear(2, 2), data, bayou.MAP(steps=3), progress=False)
     posterior.stopped = "interrupted"
-    in_python = str(of_history(posterior))
+    in_python = str(check_history(posterior))
     assert "give more steps= or epochs=" in in_python
     assert "checkpoint=" in in_python
     with command_line_spelling():
-        in_terminal = str(of_history(posterior))
+        in_terminal = str(check_history(posterior))
     assert "give more --steps or --epochs" in in_terminal
     assert "`bayou resume`" in in_terminal
     assert "=" not in in_terminal
-    assert str(of_history(posterior)) == in_python
+    assert str(check_history(posterior)) == in_python
 
 
 def test_a_command_names_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,14 +83,14 @@ def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
     """A null in a file is no reason for a traceback, and no number either."""
-    from bayou.app.report.page import Report
+    from bayou.app.report.page import RunReport
 
     results = json.loads(json.dumps(digits.results()))
     broken = results[-1]
     broken["metrics"]["nll"] = None
     broken["error_rejection"]["error"][3] = None
     broken["history"][0]["kl"] = None
-    page = Report(results, {"data": "digits"}).html()
+    page = RunReport(results, {"data": "digits"}).html()
     assert "not finite" in page
     assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower()
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("short_search")
 def same(*runs: Run) -> None:
     """Scores and tensors of two runs of one job are equal to the bit."""
     (first, tensors), (second, others) = (
-        (run.results()[0]["metrics"], read_file(run.place(run.jobs[0]) / "posterior.bayou")[0])
+        (run.results()[0]["metrics"], read_file(run.job_folder(run.jobs[0]) / "posterior.bayou")[0])
         for run in runs
     )
     assert first == second

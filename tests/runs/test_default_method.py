@@ -14,8 +14,8 @@ import torch
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.app.cli.app import train
-from bayou.app.runs import use
 from bayou.app.runs.config import Config
+from bayou.app.runs.evaluation import evaluate_run
 from bayou.app.runs.folder import Run
 from bayou.core.progress import BayouWarning
 from bayou.select.settings import DEFAULT_METHOD
@@ -76,7 +76,7 @@ def test_a_table_is_fitted_without_a_warning(method: str, rows: int, tmp_path: P
         for check in result["checks"]
         if check["name"] == "converged" and check["status"] != "ok"
     ]
-    ((scores,), _) = use.evaluate(run.folder, str(tmp_path / "fresh.csv"))
+    ((scores,), _) = evaluate_run(run.folder, str(tmp_path / "fresh.csv"))
     chance = (
         3 * 0.25 / (0.8 * rows) ** 0.5
     )  # the noise of n rows is known to 1/√(2n), and with it the coverage

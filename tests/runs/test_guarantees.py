@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bayou.app.cli.app import app
-from bayou.app.runs import use
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run
+from bayou.app.runs.predictions import write_predictions
 
 
 def write(path: Path, columns: dict[str, list[object]], rows: slice) -> Path:
@@ -50,12 +50,12 @@ def test_conformal_columns_hold_y(task: str, tmp_path: Path) -> None:
         tmp_path / "run", Config(data=str(source), target="y", methods=("map",), steps=60)
     ).work()
     with pytest.raises(ValueError, match="held-out rows are also training rows"):
-        use.predict(tmp_path / "run", new, out, conformal=source)
+        write_predictions(tmp_path / "run", new, out, conformal=source)
     assert not out.exists()
     with pytest.raises(
         ValueError, match="100 held-out rows are too few for level=0.995; it needs at least 199"
     ):
-        use.predict(tmp_path / "run", new, out, conformal=held, level=0.995)
+        write_predictions(tmp_path / "run", new, out, conformal=held, level=0.995)
     words = [
         "predict",
         tmp_path / "run",

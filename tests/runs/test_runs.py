@@ -14,10 +14,12 @@ import pytest
 import torch
 
 import bayou
-from bayou.app.runs import use
+from bayou.app.runs.comparison import write_report
 from bayou.app.runs.config import Config
+from bayou.app.runs.evaluation import evaluate_run
 from bayou.app.runs.folder import Interrupted, Job, Run, RunError
-from bayou.app.runs.writing import write_json
+from bayou.app.runs.json_files import write_json
+from bayou.app.runs.predictions import write_predictions
 from bayou.core import files
 from bayou.data import reading
 from bayou.inference import probe
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("short_search")
 def test_every_method_runs_on_the_digits(
     half: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "ITERATIONS", 2)  # any step of a sampler will do here
+    monkeypatch.setattr(probe, "POWER_ITERATIONS", 2)  # any step of a sampler will do here
     names = tuple(
         name for name in named.METHODS if name not in ("hmc", "nuts", "mclmc", "annealed")
     )[half::2]
@@ -131,10 +133,10 @@ def test_numbers_of_an_interrupted_run_have_a_note(tmp_path: Path) -> None:
         f"The run in {run.folder} is not finished: 1 of 2 fits are, mle-1 not. These are numbers of mle-0. "
         f"`bayou resume {run.folder}` continues the run."
     )
-    assert use.predict(run.folder, source, tmp_path / "a.csv") == [expected]
-    (note,) = use.predict(run.folder, source, tmp_path / "b.csv", seed=1)
+    assert write_predictions(run.folder, source, tmp_path / "a.csv") == [expected]
+    (note,) = write_predictions(run.folder, source, tmp_path / "b.csv", seed=1)
     assert "numbers of mle-1. It is saved, but was not evaluated and not checked." in note
-    assert expected in use.evaluate(run.folder, None)[1]
+    assert expected in evaluate_run(run.folder, None)[1]
 
 
 def test_numbers_of_an_interrupted_fit_have_a_note(tmp_path: Path) -> None:
@@ -142,15 +144,15 @@ def test_numbers_of_an_interrupted_fit_have_a_note(tmp_path: Path) -> None:
     run.work()
     source = tmp_path / "new.csv"
     source.write_text("x1,x2\n0.1,0.2\n")
-    assert use.predict(run.folder, source, tmp_path / "a.csv") == []
+    assert write_predictions(run.folder, source, tmp_path / "a.csv") == []
     posterior, _, job = run.posterior()
     posterior.stopped = "interrupted"
-    posterior.save(run.place(job) / "posterior.bayou")
+    posterior.save(run.job_folder(job) / "posterior.bayou")
     start = "mle-0: its fit was interrupted before its end"
     assert [
-        note.startswith(start) for note in use.predict(run.folder, source, tmp_path / "b.csv")
+        note.startswith(start) for note in write_predictions(run.folder, source, tmp_path / "b.csv")
     ] == [True]
-    assert any(note.startswith(start) for note in use.evaluate(run.folder, None)[1])
+    assert any(note.startswith(start) for note in evaluate_run(run.folder, None)[1])
 
 
 def test_the_time_of_a_run_is_estimated_by_its_methods_and_its_length() -> None:
@@ -218,7 +220,7 @@ def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None
     assert "1 seed · 2 splits" in page
     mean = sum(r["metrics"]["nll"] for r in results if r["method"] == "ffg") / 2
     assert f"{mean:.4f} <span" in page
-    assert [job.name for job in plain.finished()] == [
+    assert [job.name for job in plain.finished_jobs()] == [
         "ffg-0",
         "map-0",
     ]  # new rows go through the first split's scales
@@ -289,7 +291,7 @@ def test_a_second_process_gets_a_sentence_and_no_results_are_lost(tmp_path: Path
     )
     if files.fcntl is not None:
         with (
-            files.locked(tmp_path / "run" / ".lock"),
+            files.lock_file(tmp_path / "run" / ".lock"),
             pytest.raises(RunError, match="another process .*another --out"),
         ):
             first.work()
@@ -430,7 +432,7 @@ def test_files_of_a_run_are_not_written_through_symbolic_links(tmp_path: Path) -
         (folder / name).symlink_to(tmp_path / name)
     (tmp_path / "report.html").write_text("of the user")
     inodes = {name: (tmp_path / name).stat().st_ino for name in names}
-    use.report([folder])
+    write_report([folder])
     assert not (folder / "report.html").is_symlink()
     (folder / "report.html").unlink()
     (folder / "report.html").symlink_to(tmp_path / "report.html")
@@ -464,12 +466,12 @@ def test_predictions_and_reports_are_not_written_through_symbolic_links(tmp_path
     out = folder / "predictions.csv"
     out.symlink_to(tmp_path / "nothing yet")
     with pytest.raises(RunError, match=r"predictions.csv already exists"):
-        use.predict(folder, table, out)
+        write_predictions(folder, table, out)
     with pytest.raises(RunError, match=r"predictions.csv already exists"):
-        use.report([folder], out)
+        write_report([folder], out)
     for write in (
-        lambda: use.predict(folder, table, out, force=True),
-        lambda: use.report([folder], out, force=True),
+        lambda: write_predictions(folder, table, out, force=True),
+        lambda: write_report([folder], out, force=True),
     ):
         (tmp_path / "own").write_text("of the user")
         out.unlink()
@@ -488,7 +490,7 @@ def test_texts_that_spreadsheets_run_are_escaped_in_predictions(tmp_path: Path) 
     config = Config(str(tmp_path / "table.csv"), ("map",), target="y", id="+name", **QUICK)  # type: ignore[arg-type]
     Run.create(tmp_path / "run", config).work()
     (tmp_path / "new.csv").write_text('+name,x\n=cmd(),0\n-5,1\n+4.5e3,2\n"\ttab",0\nsafe,1\n')
-    use.predict(tmp_path / "run", tmp_path / "new.csv", tmp_path / "out.csv")
+    write_predictions(tmp_path / "run", tmp_path / "new.csv", tmp_path / "out.csv")
     with open(tmp_path / "out.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["'+name"] for row in rows] == ["'=cmd()", "-5", "+4.5e3", "'\ttab", "safe"]

@@ -30,10 +30,11 @@ import pytest
 import torch
 
 import bayou
-from bayou.app.runs import batches as batching, service as services, use
+from bayou.app.runs import batches as batching, predictions, service as services
 from bayou.app.runs.batches import Batches, Limits
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.predictions import write_predictions
 from bayou.app.runs.serve import Server
 from bayou.app.runs.service import Refused, Request, Service
 from bayou.data.preprocess import ImagePreprocessor
@@ -132,7 +133,7 @@ def test_responses_equal_the_file_of_predict(
         writer = csv.DictWriter(stream, HEADER)
         writer.writeheader()
         writer.writerows(new)
-    use.predict(folder, tmp_path / "new.csv", tmp_path / "out.csv", level=0.8)
+    write_predictions(folder, tmp_path / "new.csv", tmp_path / "out.csv", level=0.8)
     with open(tmp_path / "out.csv", newline="") as stream:
         written = list(csv.DictReader(stream))
     with serving(Service.of(folder)) as server:
@@ -579,7 +580,7 @@ def test_a_batch_has_fewer_rows_if_each_takes_longer(
     classes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = Service.of(classes)
-    assert 16 <= fast.batch_rows <= use.ROWS
+    assert 16 <= fast.batch_rows <= predictions.ROWS_PER_BATCH
     whole = Service._predictions
 
     def slow(self: Service, x: torch.Tensor, level: float) -> Any:

@@ -94,14 +94,14 @@ class Counter:
         self.titles: list[str] = []
         self.titles_at_first_pass: int | None = None
         plain_modes = Modes.__init__
-        plain_step = loop._Run.step
+        plain_step = loop.TrainingRun.step
 
         def made(modes: Modes, *args: Any) -> None:
             self.note_pass()
             self.searches.append(modes)
             plain_modes(modes, *args)
 
-        def step(run: loop._Run, x: Any, y: Tensor) -> None:
+        def step(run: loop.TrainingRun, x: Any, y: Tensor) -> None:
             self.note_pass()
             if run.state.step == 0:
                 self.runs.append(0)
@@ -109,7 +109,7 @@ class Counter:
             plain_step(run, x, y)
 
         monkeypatch.setattr(Modes, "__init__", made)
-        monkeypatch.setattr(loop._Run, "step", step)
+        monkeypatch.setattr(loop.TrainingRun, "step", step)
 
     def note_pass(self) -> None:
         if self.titles_at_first_pass is None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
+from bayou.inference.baseline_checks import WorseThanModeWarning
 from bayou.inference.method import Method
-from bayou.inference.own_rows import WorseThanModeWarning
 from bayou.network import Network
 from bayou.posteriors import Empirical, Posterior
 from bayou.select import by_name

@@ -27,7 +27,8 @@ from bayou.select.standardize import (
     is_pretrained,
     leave_indices,
 )
-from bayou.training.data import as_data, forward_inputs
+from bayou.training.data import as_data
+from bayou.training.inputs import forward_inputs
 
 ROWS = 40
 

@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.app.runs.config import Config
+from bayou.app.runs.evaluation import evaluate_run
 from bayou.app.runs.folder import Run
-from bayou.app.runs.use import evaluate
 from bayou.methods import vi
 from bayou.network import is_sharded
 from bayou.training import checkpoints
-from bayou.training.data import whole
+from bayou.training.inputs import gather_shards
 from bayou.training.ranks import sharing
 
 N = 37  # the last batch of an epoch has one row: too few for two processes
@@ -89,7 +89,7 @@ def forward(bayesian):
     """The gradients of a training loop that calls the module."""
     output, kl = bayesian(data()[0], seed=0)
     (output.sum() + kl).backward()
-    return [whole(p.grad) for p in bayesian.parameters()]
+    return [gather_shards(p.grad) for p in bayesian.parameters()]
 
 
 def run(name, **changes):
@@ -182,7 +182,7 @@ def predicted(posterior):
 
 def scores(folder):
     """What ``bayou evaluate`` prints of a run."""
-    (found,) = evaluate(folder, None)[0]
+    (found,) = evaluate_run(folder, None)[0]
     return {name: value for name, value in found.items() if name != "method"}
 
 

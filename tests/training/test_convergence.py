@@ -14,7 +14,13 @@ from torch import Tensor, nn
 import bayou
 from bayou.inference.point import PointModel
 from bayou.training import newton
-from bayou.training.convergence import ConvergenceWarning, Trend, cell_width, fallen, trend
+from bayou.training.convergence import (
+    ConvergenceWarning,
+    Trend,
+    cell_width,
+    fall_from_maximum,
+    trend,
+)
 from bayou.training.settings import Settings
 
 F64 = torch.float64
@@ -165,14 +171,14 @@ def test_trend() -> None:
     )
     assert found.steps == 600
     assert found.rate == pytest.approx(found.gain / 0.6)
-    assert not found.flat(3)
-    assert found.flat(
+    assert not found.is_flat(3)
+    assert found.is_flat(
         2000
     )  # the log joint of so many weights varies by more than ten times as much
     still = trend(flat, 10)
     assert still is not None
-    assert still.flat(3)
-    assert Trend(1.0, 0.6, 10).flat(1)
+    assert still.is_flat(3)
+    assert Trend(1.0, 0.6, 10).is_flat(1)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ class Listed(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 def test_a_run_goes_on_until_it_is_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 100)
-    monkeypatch.setattr("bayou.training.loop.BUDGET", 100)
+    monkeypatch.setattr("bayou.training.monitors.MAX_BUDGET_RATIO", 100)
     x, posterior = torch.linspace(-1, 1, 40), slow_fit()
     assert 200 < posterior.history[-1]["step"] < 3000  # 0.01 a step to go 2 far
     precision = float(x.square().sum()) / 0.25 + 1
@@ -232,7 +238,7 @@ def test_a_run_that_used_up_its_budget_says_how_fast_it_was_rising(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 100)
-    monkeypatch.setattr("bayou.training.loop.BUDGET", 2)
+    monkeypatch.setattr("bayou.training.monitors.MAX_BUDGET_RATIO", 2)
     with pytest.warns(
         ConvergenceWarning,
         match=r"budget of 200 steps .* rising by [0-9.e+]+ nats in a thousand steps",
@@ -287,23 +293,23 @@ def test_a_run_of_a_given_length_says_whether_it_was_still_rising(steps: int, ri
 
 def test_what_a_short_run_gains_counts_at_its_rate() -> None:
     """A nat in 7 steps of 10,000 weights is not flat; in 300 steps it is."""
-    assert not Trend(1.0, 0.0, 7).flat(10_000)
-    assert Trend(1.0, 0.0, 300).flat(10_000)
-    assert Trend(1.0, 1.0, 7).flat(10_000)  # within its noise
+    assert not Trend(1.0, 0.0, 7).is_flat(10_000)
+    assert Trend(1.0, 0.0, 300).is_flat(10_000)
+    assert Trend(1.0, 1.0, 7).is_flat(10_000)  # within its noise
 
 
 def test_an_objective_has_fallen_where_noise_cannot_have_done_it() -> None:
     noise = torch.randn(200, 100, generator=torch.Generator().manual_seed(0)).double()
-    assert sum(fallen(row.tolist()) > 0 for row in noise) == 0
+    assert sum(fall_from_maximum(row.tolist()) > 0 for row in noise) == 0
     rises = torch.linspace(-50, 0, 100) + noise
-    assert sum(fallen(row.tolist()) > 0 for row in rises) == 0
+    assert sum(fall_from_maximum(row.tolist()) > 0 for row in rises) == 0
     lost = rises.clone()
     lost[:, 60:] -= 60 + 5 * noise[:, 60:].abs()
-    found = torch.tensor([fallen(row.tolist()) for row in lost])
+    found = torch.tensor([fall_from_maximum(row.tolist()) for row in lost])
     assert torch.all((found > 30) & (found < 60))
     rises[:, ::25] -= 1e4  # single bad draws are no fall
-    assert sum(fallen(row.tolist()) > 0 for row in rises) == 0
-    assert fallen([0.0] * 30 + [-100.0] * 9) == 0  # too few to tell
+    assert sum(fall_from_maximum(row.tolist()) > 0 for row in rises) == 0
+    assert fall_from_maximum([0.0] * 30 + [-100.0] * 9) == 0  # too few to tell
 
 
 def test_a_variational_run_that_was_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

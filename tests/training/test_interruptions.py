@@ -22,7 +22,7 @@ from bayou.core.files import read_file
 from bayou.likelihoods import Likelihood
 from bayou.methods import vi
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.guards import Interrupt, Watch
+from bayou.training.guards import FiniteCheck, Interrupt
 
 SCRIPT = Path(__file__).with_name("runs.py")
 runs = runpy.run_path(str(SCRIPT))
@@ -252,12 +252,14 @@ def test_data_that_turn_nan_during_the_run_are_named():
 def test_a_sum_that_overflows_is_no_alarm():
     module = nn.Linear(2, 1, bias=False)
     module.weight.grad = torch.tensor([[3e38, 3e38]])
-    Watch(module, torch.device("cpu")).look(torch.tensor(1.0), 0, torch.zeros(1), torch.zeros(1))
+    FiniteCheck(module, torch.device("cpu")).look(
+        torch.tensor(1.0), 0, torch.zeros(1), torch.zeros(1)
+    )
 
 
 def test_on_a_device_that_is_not_waited_for_the_first_bad_step_is_the_one_reported():
     module = nn.Linear(2, 2)
-    watch = Watch(module, torch.device("meta"))  # any device but the CPU
+    watch = FiniteCheck(module, torch.device("meta"))  # any device but the CPU
     for step, bad in enumerate([0.0, 0.0, math.nan, math.inf, 1.0]):
         module.weight.grad, module.bias.grad = torch.ones(2, 2), torch.full((2,), bad)
         watch.look(torch.tensor(1.0), step, None, torch.zeros(1))
@@ -384,7 +386,7 @@ def test_a_second_ctrl_c_does_not_wait():
     reached = []
 
     def twice():
-        with Interrupt() as interrupt, interrupt.held():
+        with Interrupt() as interrupt, interrupt.defer():
             for number in range(3):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.01)  # the signal arrives here

@@ -15,7 +15,7 @@ import bayou
 from bayou.guides.bayesian import Bayesian
 from bayou.methods import vi
 from bayou.training import data as data_module
-from bayou.training.checkpoints import State
+from bayou.training.checkpoints import RunState
 from bayou.training.settings import SCHEDULES
 
 runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
@@ -397,4 +397,4 @@ def test_the_progress_line_has_a_title_and_elbo_nll_kl(capsys, monkeypatch):
 
 
 def test_state_starts_at_nothing():
-    assert State() == State(step=0, best=math.inf, waited=0, stopped="", history=[])
+    assert RunState() == RunState(step=0, best=math.inf, waited=0, stopped="", history=[])

@@ -8,7 +8,7 @@ candidates, _ = optimize_acqf(acquisition, bounds=bounds, q=2, num_restarts=8, r
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -22,19 +22,32 @@ from bayou.posteriors.posterior import NOISE
 
 with extra("botorch", "PosteriorModel"):
     from botorch.models.ensemble import EnsembleModel
+    from botorch.models.transforms.input import InputTransform
+    from botorch.models.transforms.outcome import OutcomeTransform
+
+EXAMPLE_ERROR = "BoTorch supports points (d,) only, so that example_x must be rows (B, d), got "
 
 
 @final
 class PosteriorModel(EnsembleModel):  # type: ignore[misc]
-    """S functions E[y | f_s], drawn once from a posterior: the same functions at all points and in
-    all batches.
+    """A BoTorch model of S functions E[y | f_s], drawn once from a posterior.
 
-    X (*batch, q, d) gives values (*batch, S, q, m), differentiable in X;
-    ``model.posterior(X).rsample`` selects among the functions, so that its draws at q points are
-    joint. They are those of ``posterior.predict(x, samples, seed=seed)``, without the noise of y.
-    ``example_x``: some rows (B, d). ``samples``: 128, or all draws if there are fewer.
-    ``outcome_transform``, ``input_transform``: of BoTorch, if y or x were transformed before the
-    fit; the first is inverted, the second applied. New observations need a new fit.
+    They are the same functions at all points and in all batches. X (*batch, q, d) gives values
+    (*batch, S, q, m), differentiable in X; ``model.posterior(X).rsample`` selects among the
+    functions, so that its draws at q points are joint. They are those of
+    ``posterior.predict(x, samples, seed=seed)``, without the noise of y. New observations need a
+    new fit.
+
+    Args:
+        posterior: what predicts y.
+        example_x: some rows (B, d).
+        samples: S, by default 128, or all draws if there are fewer.
+        seed: of the draws.
+        outcome_transform: of BoTorch, if y was transformed before the fit; it is inverted.
+        input_transform: of BoTorch, if x was transformed before the fit; it is applied.
+
+    Raises:
+        ValueError: if ``example_x`` are not rows (B, d).
     """
 
     def __init__(
@@ -44,25 +57,21 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         samples: int = 128,
         *,
         seed: int = 0,
-        outcome_transform: Any = None,
-        input_transform: Any = None,
+        outcome_transform: OutcomeTransform | None = None,
+        input_transform: InputTransform | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(example_x, Tensor) or example_x.ndim != 2:
-            got = (
-                tuple(example_x.shape)
-                if isinstance(example_x, Tensor)
-                else type(example_x).__name__
-            )
-            raise ValueError(
-                f"BoTorch supports points (d,) only, so that example_x must be rows (B, d), got {got}"
-            )
+        if not isinstance(example_x, Tensor):
+            raise ValueError(EXAMPLE_ERROR + type(example_x).__name__)
+        if example_x.ndim != 2:
+            raise ValueError(EXAMPLE_ERROR + str(tuple(example_x.shape)))
         self.fitted = posterior
         stack = posterior.sample(min(samples, posterior.draws or samples), rng.integer(seed))
         self.weights = {name: value for name, value in stack.items() if not name.startswith(NOISE)}
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
-        self.to_network = input_transform  # under the name input_transform BoTorch would require the training inputs
+        # Under the name input_transform BoTorch would require the training inputs.
+        self.to_network = input_transform
         self._num_outputs = self.eval().forward(example_x[:1]).shape[-1]
 
     @property
@@ -71,13 +80,18 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         return torch.Size()
 
     def forward(self, X: Tensor) -> Tensor:
-        """E[y | f_s] of every function: (*batch, q, d) to (*batch, S, q, m)."""
+        """Return E[y | f_s] of every function.
+
+        Args:
+            X: points (*batch, q, d).
+
+        Returns:
+            Values (*batch, S, q, m).
+        """
         x = X if self.to_network is None else self.to_network(X)
-        (x,) = self.fitted.place(
-            x.reshape(-1, x.shape[-1]).to(next(iter(self.weights.values())).dtype)
-        )
-        f = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)(
-            self.weights, x
-        )  # (S, N, *out)
-        means = self.fitted.tempered(self.fitted.target.likelihood, f).means
+        dtype = next(iter(self.weights.values())).dtype
+        (x,) = self.fitted.place(x.reshape(-1, x.shape[-1]).to(dtype))
+        call = VmapOrLoop(self.fitted.call, (0, None), loop=not self.fitted.mappable)
+        f = call(self.weights, x)  # (S, N, *out)
+        means = self.fitted.apply_temperature(self.fitted.target.likelihood, f).means
         return means.reshape(size(self.weights), *X.shape[:-1], -1).movedim(0, -3).to(X)

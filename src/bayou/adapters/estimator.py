@@ -1,6 +1,4 @@
-"""The base class of the scikit-learn classifier and regressor: network and method by settings,
-held-out rows, files.
-"""
+"""The base class of the scikit-learn classifier and regressor: settings, held-out rows, files."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from bayou._fit import fit
@@ -42,18 +41,14 @@ with extra("lab", "A scikit-learn estimator"):
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
 
-ROWS = 8192  # predicted at a time
-HELD = ("held_x_", "held_y_")  # held-out rows
-ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD)  # of a fitted estimator
-PLAIN = ("seed_", "outputs_", "n_features_in_", "flat_", "large_")
-FAMILIES = {
-    "likelihood": (Likelihood,),
-    "prior": (Prior,),
-}  # of the specs in these parameters of a file
+MAX_BATCH_ROWS = 8192  # predicted at a time
+HELD_OUT_ARRAYS = ("held_x_", "held_y_")
+ARRAYS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", *HELD_OUT_ARRAYS)  # of a file
+NUMBERS = ("seed_", "outputs_", "n_features_in_", "flat_", "large_")  # of a file
+PARAMETER_SPECS = {"likelihood": (Likelihood,), "prior": (Prior,)}  # the specs in a file
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 Net = str | nn.Module | Callable[[int, int], nn.Module] | None
-
 
 SETTINGS = Config.settings(TRAINING)
 Training: Any = make_dataclass(
@@ -65,19 +60,28 @@ Training: Any = make_dataclass(
 class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     """The base class of classifier and regressor.
 
-    ``method``: a name (``bayou list methods``) or a Method. ``net``: None for layers of ``hidden``
-    units with an ``activation`` of torch.nn, a name (``bayou list nets``), a function (features,
-    outputs) → module, or a module. By default 50 SiLU units; in a regression of more than 5,000
-    rows two layers of 128 ReLU units.
-    ``prior``: a Prior, patterns → priors, or the standard deviation of a normal; None: normals with
-    a variance proportional to 1/fan-in. ``samples``: draws averaged for a prediction.
-    ``standardize``: shift and scale inputs (and regression targets) by the training data.
-    ``input_shape``: of one row, such as (1, 8, 8) for images. ``verbose``: as ``progress`` of
-    ``bayou.fit``. ``dtype``: "float64", or "float32", which is faster. ``conformal``: the fraction
-    of rows held out of the fit for conformal intervals or sets (``bayou.conformal``).
+    Fitted, it has ``posterior_``, ``n_features_in_``, ``feature_names_in_`` and ``seed_``, the seed
+    of every prediction.
 
-    Fitted: ``posterior_``, ``n_features_in_``, ``feature_names_in_``, ``seed_``, the seed of every
-    prediction.
+    Args:
+        method: a name (``bayou list methods``) or a Method.
+        net: None for layers of ``hidden`` units, a name (``bayou list nets``), a function
+            (features, outputs) → module, or a module.
+        hidden: the units of each layer. By default 50; in a regression of more than 5,000 rows two
+            layers of 128 ReLU units.
+        activation: of torch.nn, by default "SiLU".
+        prior: a Prior, patterns → priors, or the standard deviation of a normal; None: normals with
+            a variance proportional to 1/fan-in.
+        samples: draws averaged for a prediction.
+        standardize: whether to shift and scale inputs (and regression targets) by the training
+            data.
+        input_shape: of one row, such as (1, 8, 8) for images; None: (features,).
+        random_state: a whole number, which is the seed itself, or as of scikit-learn.
+        device: of torch.
+        dtype: "float64", or "float32", which is faster.
+        verbose: as ``progress`` of ``bayou.fit``.
+        conformal: the fraction of rows held out of the fit for conformal intervals or sets
+            (``bayou.conformal``); None: none.
 
     For a method by name also, with None for the default of ``bayou train``; a Method has its own
     settings:
@@ -109,15 +113,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     held_y_: np.ndarray = field(init=False)
 
     def _hold_out(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows to fit to: all, or all but a random fraction ``conformal``, which is held
-        out.
-        """
-        given = plain(
-            self.random_state
-        )  # a whole number is the seed itself, as in bayou.fit and on the command line
-        whole = isinstance(given, int) and not isinstance(given, bool)
-        self.seed_ = given if whole else int(check_random_state(given).randint(2**31 - 1))
-        for name in HELD:
+        """Return the rows to fit to: all, or all but a random fraction that is held out."""
+        self.seed_ = self._draw_seed()
+        for name in HELD_OUT_ARRAYS:
             self.__dict__.pop(name, None)
         fraction = plain(self.conformal)
         if fraction is None:
@@ -132,97 +130,113 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
                 f"conformal={fraction} of {len(X)} rows leaves one part empty; give more rows"
             )
         order = rng.permutation(len(X), rng.fold(self.seed_, "conformal")).numpy()
-        held, rest = np.sort(order[:count]), np.sort(order[count:])
-        self.held_x_, self.held_y_ = X[held], y[held]
-        return X[rest], y[rest]
+        held_out = np.sort(order[:count])
+        fitted = np.sort(order[count:])
+        self.held_x_ = X[held_out]
+        self.held_y_ = y[held_out]
+        return X[fitted], y[fitted]
 
-    def _conformal(self, level: float, **options: Any) -> Conformal:
-        """The conformal guarantee by the held-out rows, for standardized y."""
+    def _draw_seed(self) -> int:
+        """Return the seed: a whole number as it is, as in bayou.fit and on the command line."""
+        random_state = plain(self.random_state)
+        if isinstance(random_state, int) and not isinstance(random_state, bool):
+            return random_state
+        return int(check_random_state(random_state).randint(2**31 - 1))
+
+    def _conformal(self, level: float, score: str) -> Conformal:
+        """Compute the conformal guarantee by the held-out rows, for standardized y."""
         check_is_fitted(self, "posterior_")
         check_level(level)
         if not hasattr(self, "held_x_"):
             raise ValueError(
                 "no rows were held out for a guarantee: fit with conformal=0.2, for example"
             )
-        rows = self._inputs(self.held_x_), self._targets(self.held_y_)
+        rows = (self._inputs(self.held_x_), self._targets(self.held_y_))
         return conformal(
-            self.posterior_, rows, level, samples=plain(self.samples), seed=self.seed_, **options
+            self.posterior_,
+            rows,
+            level,
+            samples=plain(self.samples),
+            seed=self.seed_,
+            score=score,  # type: ignore[arg-type]
         )
 
     def _targets(self, y: np.ndarray) -> Tensor:
-        """Targets as the network expects them."""
-        return torch.as_tensor(
-            y, dtype=self._dtype if y.dtype.kind == "f" else torch.long, device=self.device
-        )
+        """Return targets as the network expects them."""
+        dtype = self._dtype if y.dtype.kind == "f" else torch.long
+        return torch.as_tensor(y, dtype=dtype, device=self.device)
 
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
+        """Fit the posterior of a new network."""
         if self.standardize:
             check_arrays(X, y, refuses_targets=getattr(self, "likelihood", None) is None)
             X = replace_sentinels(torch.tensor(X)).numpy()
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
-        self.outputs_, self.large_ = (
-            outputs,
-            not hasattr(self, "classes_") and len(X) > nets.MANY_ROWS,
-        )
-        method, prior = self._method(), self._prior()
+        self.outputs_ = outputs
+        self.large_ = not self._is_classifier and len(X) > nets.MAX_SMALL_NET_ROWS
+        method = self._method()
+        prior = self._prior()
         self.posterior_ = fit(
-            self._network(), (self._inputs(X), self._targets(y)), method=method, likelihood=likelihood, prior=prior,
-            seed=self.seed_, progress=self.verbose,
-        )  # fmt: skip
+            self._network(),
+            (self._inputs(X), self._targets(y)),
+            method=method,
+            likelihood=likelihood,
+            prior=prior,
+            seed=self.seed_,
+            progress=self.verbose,
+        )
         raise_if_interrupted(self.posterior_)  # a search over settings must stop at Ctrl-C, too
         return self
 
     @property
+    def _is_classifier(self) -> bool:
+        """Whether y are classes; known once the classes are."""
+        return hasattr(self, "classes_")
+
+    @property
     def _dtype(self) -> torch.dtype:
+        """The dtype of the network."""
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         return DTYPES[self.dtype]
 
     def _method(self) -> Method:
-        given = {
-            name: value for name in SETTINGS if (value := plain(getattr(self, name))) is not None
-        }
+        """Return the method, with the settings of this estimator if it is a name."""
+        settings = {name: plain(getattr(self, name)) for name in SETTINGS}
+        settings = {name: value for name, value in settings.items() if value is not None}
         if isinstance(self.method, str):
-            return by_name(self.method, **given)
+            return by_name(self.method, **settings)
         if not isinstance(self.method, Method):
             raise ValueError(
-                f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {self.method!r}"
+                "method must be a name such as 'mnf' or a Method such as VI(MNF()), "
+                f"got {self.method!r}"
             )
-        if given:
-            name, me = next(iter(given)), type(self.method).__name__
-            raise ValueError(f"{name} is a setting of the method: {me}({name}={given[name]})")
+        for name, value in settings.items():
+            method_name = type(self.method).__name__
+            raise ValueError(f"{name} is a setting of the method: {method_name}({name}={value})")
         return self.method
 
     def _prior(self) -> PriorRules | None:
+        """Return the prior, None if the method chooses it."""
         prior = plain(self.prior)
         if prior is None:
             if isinstance(self.method, str) or self.method.chooses_prior:
                 return None
-            return Normal(
-                "fan_in", gain=GAIN_OF_CLASSES if hasattr(self, "classes_") else GAIN_OF_NUMBERS
-            )
+            gain = GAIN_OF_CLASSES if self._is_classifier else GAIN_OF_NUMBERS
+            return Normal("fan_in", gain=gain)
         return Normal(prior) if isinstance(prior, int | float) else prior
 
     def _network(self) -> nn.Module:
-        """A network for the training data, determined by ``seed_``."""
-        features, outputs = self.n_features_in_, self.outputs_
+        """Build a network for the training data, determined by ``seed_``."""
+        features = self.n_features_in_
         shape = (features,) if self.input_shape is None else tuple(map(int, self.input_shape))
-        if int(np.prod(shape)) != features:
+        entries = int(np.prod(shape))
+        if entries != features:
             raise ValueError(
-                f"input_shape {shape} has {int(np.prod(shape))} entries, but X has {features} features"
+                f"input_shape {shape} has {entries} entries, but X has {features} features"
             )
         with rng.isolated(self.seed_, torch.device("cpu")):
-            if isinstance(self.net, str):
-                net = nets.build(self.net, shape, outputs)
-            elif isinstance(self.net, nn.Module):
-                net = copy.deepcopy(self.net)
-            elif self.net is not None:
-                net = self.net(features, outputs)
-            elif self.large_ and self.hidden is None and self.activation is None:
-                net = nets.build(nets.LARGE, shape, outputs)
-            else:
-                hidden = (50,) if self.hidden is None else tuple(map(int, self.hidden))
-                net = layers.dense(shape, outputs, hidden, self._activation())
+            net = self._build_network(shape)
             if isinstance(self.method, str):
                 net = find(self.method).prepare(net)
         if not isinstance(net, nn.Module):
@@ -231,74 +245,105 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             net = nn.Sequential(nn.Unflatten(1, shape), net)
         return net.to(device=self.device, dtype=self._dtype)
 
+    def _build_network(self, shape: tuple[int, ...]) -> nn.Module:
+        """Build the network for rows of this shape."""
+        if isinstance(self.net, str):
+            return nets.build(self.net, shape, self.outputs_)
+        if isinstance(self.net, nn.Module):
+            return copy.deepcopy(self.net)
+        if self.net is not None:
+            return self.net(self.n_features_in_, self.outputs_)
+        if self.large_ and self.hidden is None and self.activation is None:
+            return nets.build(nets.LARGE_NET, shape, self.outputs_)
+        hidden = (50,) if self.hidden is None else tuple(map(int, self.hidden))
+        return layers.dense(shape, self.outputs_, hidden, self._activation())
+
     def _activation(self) -> str:
+        """Return the name of the activation."""
         name = layers.SMOOTH if self.activation is None else self.activation
-        kind = getattr(nn, name, None) if isinstance(name, str) else None
-        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+        module = getattr(nn, name, None) if isinstance(name, str) else None
+        if not isinstance(module, type) or not issubclass(module, nn.Module):
             raise ValueError(
                 f"activation must name one of torch.nn, such as 'SiLU' or 'ReLU', got {name!r}"
             )
         return name
 
     def _inputs(self, X: np.ndarray) -> Tensor:
-        return torch.as_tensor(
-            (X - self.x_mean_) / self.x_scale_, dtype=self._dtype, device=self.device
-        )
+        """Return standardized inputs."""
+        standardized = (X - self.x_mean_) / self.x_scale_
+        return torch.as_tensor(standardized, dtype=self._dtype, device=self.device)
 
-    def _predictives(self, X: Any, rows: int | None = ROWS) -> Iterator[Predictive]:
+    def _predictives(self, X: ArrayLike, rows: int | None = MAX_BATCH_ROWS) -> Iterator[Predictive]:
+        """Yield the predictions of batches of rows, in the units of y."""
         check_is_fitted(self, "posterior_")
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        x = self._inputs(X)
-        for part in x.split(rows or len(x)):
-            yield self._in_units(
-                self.posterior_.predict(part, samples=plain(self.samples), seed=self.seed_)
-            )
+        x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
+        for batch in x.split(rows or len(x)):
+            p = self.posterior_.predict(batch, samples=plain(self.samples), seed=self.seed_)
+            yield self._in_units(p)
 
     def _in_units(self, p: Predictive) -> Predictive:
+        """Return a prediction in the units of y."""
         return p
 
-    def predictive(self, X: Any) -> Predictive:
-        """The predictive distribution of y, in its units: moments, quantiles, entropy, mutual
-        information, draws.
+    def predictive(self, X: ArrayLike) -> Predictive:
+        """Return the predictive distribution of y, in its units.
+
+        Args:
+            X: inputs (N, features).
+
+        Returns:
+            Moments, quantiles, entropy, mutual information and draws.
         """
         (p,) = self._predictives(X, rows=None)
         return p
 
     def save(self, path: StrPath) -> None:
-        """Write the fitted estimator to one file for ``load``: tensors and JSON, checksummed, no
-        pickle.
+        """Save the fitted estimator to one file: tensors and JSON, checksummed, no pickle.
+
+        Args:
+            path: the file, for ``load``.
+
+        Raises:
+            ValueError: if the labels are neither numbers nor strings.
         """
         check_is_fitted(self, "posterior_")
-        tensors, posterior = self.posterior_.state()
-        tensors = {f"posterior.{name}": value for name, value in tensors.items()}
-        tensors |= {
-            name: torch.as_tensor(getattr(self, name)) for name in ARRAYS if hasattr(self, name)
-        }
-        params = self.get_params(deep=False)
-        params["verbose"] = False if callable(params["verbose"]) else params["verbose"]
-        params["random_state"] = (
-            plain(params["random_state"]) if np.isscalar(params["random_state"]) else None
-        )
+        state, posterior = self.posterior_.state()
+        tensors = {f"posterior.{name}": value for name, value in state.items()}
+        for name in ARRAYS:
+            if hasattr(self, name):
+                tensors[name] = torch.as_tensor(getattr(self, name))
+        parameters = self.get_params(deep=False)
+        if callable(parameters["verbose"]):
+            parameters["verbose"] = False
+        random_state = parameters["random_state"]
+        parameters["random_state"] = plain(random_state) if np.isscalar(random_state) else None
         config = {
             "kind": "estimator",
             "estimator": type(self).__name__,
-            "params": {name: to_json(plain(value)) for name, value in params.items()},
-            "fitted": {name: getattr(self, name) for name in PLAIN if hasattr(self, name)},
+            "params": {name: to_json(plain(value)) for name, value in parameters.items()},
+            "fitted": {name: getattr(self, name) for name in NUMBERS if hasattr(self, name)},
             "posterior": posterior,
         }
         if hasattr(self, "feature_names_in_"):
             config["feature_names"] = list(self.feature_names_in_)
         if hasattr(self, "classes_"):
-            kind, labels = self.classes_.dtype, self.classes_.tolist()
+            dtype = self.classes_.dtype
+            labels = self.classes_.tolist()
             if not all(isinstance(label, bool | int | float | str) for label in labels):
-                raise ValueError(f"labels of type {kind} cannot be saved; use numbers or strings")
-            config["classes"] = [str(kind), labels]
+                raise ValueError(f"labels of type {dtype} cannot be saved; use numbers or strings")
+            config["classes"] = [str(dtype), labels]
         write_file(path, tensors, config)
 
     @classmethod
-    def load(cls, path: StrPath, **given: Any) -> Self:
-        """The estimator of a file. Parameters that a file cannot store, such as a function ``net``,
-        are given again.
+    def load(cls, path: StrPath, **parameters: Any) -> Self:
+        """Load a saved estimator.
+
+        Args:
+            path: the file.
+            **parameters: those that a file cannot store, such as a function ``net``.
+
+        Raises:
+            FileError: if the file is damaged, of another class, or lacks a parameter.
         """
         tensors, config = read_file(path, "estimator")
         with making("estimator", path):
@@ -306,52 +351,69 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
                 raise FileError(
                     f"{path} contains a {config['estimator']}; use {config['estimator']}.load"
                 )
-            params = dict(given)
-            for name, value in config["params"].items():
-                if name not in params:
-                    try:
-                        params[name] = from_json(value, *FAMILIES.get(name, (Method, GuideSpec)))
-                    except ValueError as error:
-                        raise FileError(
-                            f"{path}: {error}; give it again: load(path, {name}=...)"
-                        ) from None
-            self = cls(**params)
+            estimator = cls(**_restore_parameters(config["params"], parameters, path))
             for name, value in config["fitted"].items():
-                setattr(self, name, value)
+                setattr(estimator, name, value)
             for name in ARRAYS:
                 if name in tensors:
-                    setattr(self, name, tensors[name].numpy())
+                    setattr(estimator, name, tensors[name].numpy())
             if "feature_names" in config:
-                self.feature_names_in_ = np.array(config["feature_names"], dtype=object)
+                estimator.feature_names_in_ = np.array(config["feature_names"], dtype=object)
             if "classes" in config:
                 dtype, classes = config["classes"]
-                self.classes_ = np.array(classes, dtype=dtype)
+                estimator.classes_ = np.array(classes, dtype=dtype)
             state = config["posterior"] | {"path": str(path)}
-        options = {name: given[name] for name in ("prior", "likelihood") if name in given}
-        self.posterior_ = restore_any(
-            under("posterior.", tensors), state, self._network(), **options
+        options = {name: parameters[name] for name in ("prior", "likelihood") if name in parameters}
+        estimator.posterior_ = restore_any(
+            under("posterior.", tensors), state, estimator._network(), **options
         )
-        return self
+        return estimator
 
 
 if BayesEstimator.__doc__:
     BayesEstimator.__doc__ += "".join(
-        f"\n    ``{name}``: {one.metadata['help']}." for name, one in SETTINGS.items()
+        f"\n    ``{name}``: {setting.metadata['help']}." for name, setting in SETTINGS.items()
     )
 
 
-def moments(values: np.ndarray, wanted: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of every column, 1 where it is constant; 0 and 1 without
-    standardization.
+def _restore_parameters(
+    saved: dict[str, Any], parameters: dict[str, Any], path: StrPath
+) -> dict[str, Any]:
+    """Return the parameters of a file together with those that were passed, which come first."""
+    restored = dict(parameters)
+    for name, value in saved.items():
+        if name in restored:
+            continue
+        try:
+            restored[name] = from_json(value, *PARAMETER_SPECS.get(name, (Method, GuideSpec)))
+        except ValueError as error:
+            raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
+    return restored
+
+
+def moments(values: np.ndarray, standardize: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of every column, by which it is standardized.
+
+    Args:
+        values: (N, D).
+        standardize: if not, the means are 0 and the standard deviations 1.
+
+    Returns:
+        (D,) each; the standard deviation of a constant column is 1.
     """
     columns = values.shape[1]
-    if not wanted:
+    if not standardize:
         return np.zeros(columns), np.ones(columns)
-    mean, scale = values.mean(0), values.std(0)
-    flat = scale <= 10 * np.finfo(np.float64).eps * np.abs(values).max(0)
-    return mean, np.where(flat, 1.0, scale)
+    mean = values.mean(0)
+    scale = values.std(0)
+    is_constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(values).max(0)
+    return mean, np.where(is_constant, 1.0, scale)
 
 
 def plain(value: Any) -> Any:
-    """A numpy scalar, as in parameter grids, as a Python number."""
+    """Return a numpy scalar, as in parameter grids, as a Python number.
+
+    Args:
+        value: anything; all but numpy scalars is returned as it is.
+    """
     return value.item() if isinstance(value, np.generic) else value

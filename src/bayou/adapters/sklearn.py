@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self, final
 
-from bayou.adapters.estimator import (
-    ROWS,
-    BayesEstimator,
-    moments,
-)  # first: it names missing packages
+# First: it names missing packages.
+from bayou.adapters.estimator import MAX_BATCH_ROWS, BayesEstimator, moments
 
 # isort: split
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor
@@ -30,8 +29,9 @@ from bayou.predictive import Predictive, check_level
 
 @final
 class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
-    """p(y = c | x) = 1/S Σ_s softmax(f(x; w_s))_c, with w_s drawn from the posterior; see
-    ``BayesEstimator``.
+    """A classifier that averages networks drawn from the posterior; see ``BayesEstimator``.
+
+    p(y = c | x) = 1/S Σ_s softmax(f(x; w_s))_c.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -41,67 +41,101 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
 
     classes_: np.ndarray
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit to X (N, features) and labels y (N,): numbers or strings."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fit the posterior.
+
+        Args:
+            X: inputs (N, features).
+            y: labels (N,), numbers or strings.
+
+        Raises:
+            ValueError: if y has one class only.
+        """
+        inputs, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"y has one class, {self.classes_[0]!r}; a classifier needs two classes or more"
             )
-        X, codes = self._hold_out(X, codes)
-        return self._fit(X, codes, len(self.classes_), Categorical())
+        inputs, codes = self._hold_out(inputs, codes)
+        return self._fit(inputs, codes, len(self.classes_), Categorical())
 
     def predict_set(
-        self, X: Any, level: float = 0.9, *, score: str = "lac", empty: bool = True
+        self, X: ArrayLike, level: float = 0.9, *, score: str = "lac", empty: bool = True
     ) -> np.ndarray:
-        """Sets of classes that contain y for a fraction ``level`` of all rows, with a guarantee:
-        bool (N, C).
+        """Return sets of classes that contain y for a fraction ``level`` of all rows, guaranteed.
 
-        This needs held-out rows: ``BayesClassifier(conformal=0.2)``. ``score``: "lac" or "aps";
-        ``empty=False``: no set is empty (``bayou.conformal``).
+        This needs held-out rows: ``BayesClassifier(conformal=0.2)``.
+
+        Args:
+            X: inputs (N, features).
+            level: the fraction.
+            score: "lac" or "aps" (``bayou.conformal``).
+            empty: whether sets may be empty.
+
+        Returns:
+            A mask, bool (N, C).
         """
-        c, parts, start = self._conformal(level, score=score), [], 0
+        guarantee = self._conformal(level, score)
+        masks: list[np.ndarray] = []
+        start = 0
         for p in self._predictives(X):
-            parts.append(c.set(p, empty=empty, start=start).cpu().numpy())
-            start += len(parts[-1])
-        return np.concatenate(parts)
+            masks.append(guarantee.set(p, empty=empty, start=start).cpu().numpy())
+            start += len(masks[-1])
+        return np.concatenate(masks)
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Class probabilities in the order of ``classes_``: (N, C)."""
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """Return class probabilities in the order of ``classes_``: (N, C).
+
+        Args:
+            X: inputs (N, features).
+        """
         return np.concatenate([p.mean.cpu().numpy() for p in self._predictives(X)])
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of every row: (N,)."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Return the most probable class of every row: (N,).
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval of each class probability over the draws: lower, upper, (N, C)
-        each.
+        Args:
+            X: inputs (N, features).
+        """
+        best_class = self.predict_proba(X).argmax(1)
+        return self.classes_[best_class]
+
+    def predict_interval(self, X: ArrayLike, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """Return the central interval of each class probability over the draws.
+
+        Args:
+            X: inputs (N, features).
+            level: the probability of the interval.
+
+        Returns:
+            Lower and upper end, (N, C) each.
         """
         check_level(level)
-        ends = torch.tensor(
+        levels = torch.tensor(
             [0.5 - level / 2, 0.5 + level / 2], dtype=self._dtype, device=self.device
         )
-        parts = [p.means.quantile(ends, dim=0).cpu().numpy() for p in self._predictives(X)]
-        lower, upper = np.concatenate(parts, axis=1)
+        ends = [p.means.quantile(levels, dim=0).cpu().numpy() for p in self._predictives(X)]
+        lower, upper = np.concatenate(ends, axis=1)
         return lower, upper
 
 
 @final
 @dataclass(eq=False, repr=False, kw_only=True)
 class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
-    """p(y | x) = 1/S Σ_s p(y | f(x; w_s)), with w_s drawn from the posterior; see
-    ``BayesEstimator``.
+    """A regressor that averages networks drawn from the posterior; see ``BayesEstimator``.
 
-    ``likelihood``: Gaussian noise with a learned standard deviation by default; a given one applies
-    to standardized targets if ``standardize`` is on.
+    p(y | x) = 1/S Σ_s p(y | f(x; w_s)).
+
+    Args:
+        likelihood: Gaussian noise with a learned standard deviation by default. Any other applies
+            to standardized targets if ``standardize`` is on.
 
     >>> import numpy as np
     >>> X = np.linspace(-1, 1, 50)[:, None]
-    >>> mean, std = BayesRegressor("map", steps=100, random_state=0).fit(X, X[:, 0]).predict(X, return_std=True)
+    >>> model = BayesRegressor("map", steps=100, random_state=0).fit(X, X[:, 0])
+    >>> mean, std = model.predict(X, return_std=True)
     """
 
     likelihood: Likelihood | None = None
@@ -110,78 +144,102 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
     y_scale_: np.ndarray = field(init=False)
     flat_: bool = field(init=False)  # y was (N,)
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
+        """Return the tags of scikit-learn: y may have several columns."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit to X (N, features) and numbers y, (N,) or (N, D)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        y = y.astype(np.float64)
-        self.flat_ = y.ndim == 1
-        X, y = self._hold_out(X, y.reshape(len(y), -1))
-        spread = 1.0 if self.standardize else float(moments(y, True)[1].mean())
-        likelihood = (
-            Gaussian(Config.noise * spread, learn=True)
-            if self.likelihood is None
-            else self.likelihood
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fit the posterior.
+
+        Args:
+            X: inputs (N, features).
+            y: numbers, (N,) or (N, D).
+        """
+        inputs, targets = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True
         )
+        targets = targets.astype(np.float64)
+        self.flat_ = targets.ndim == 1
+        inputs, targets = self._hold_out(inputs, targets.reshape(len(targets), -1))
+        likelihood = self.likelihood
+        if likelihood is None:
+            spread = 1.0 if self.standardize else float(moments(targets, True)[1].mean())
+            likelihood = Gaussian(Config.noise * spread, learn=True)
         if not isinstance(likelihood, Likelihood):
             raise ValueError(
                 f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}"
             )
-        outputs = likelihood.outputs(y.shape[1])
-        units = likelihood.bind().rescaled(torch.zeros(1, outputs), torch.zeros(1), torch.ones(1))
-        self.y_mean_, self.y_scale_ = moments(
-            y, self.standardize and units is not None
-        )  # counts stay counts
-        return self._fit(X, y, outputs, likelihood)
+        outputs = likelihood.outputs(targets.shape[1])
+        rescaled = likelihood.bind().rescaled(
+            torch.zeros(1, outputs), torch.zeros(1), torch.ones(1)
+        )
+        has_units = rescaled is not None  # counts stay counts
+        self.y_mean_, self.y_scale_ = moments(targets, self.standardize and has_units)
+        return self._fit(inputs, targets, outputs, likelihood)
 
     def _targets(self, y: np.ndarray) -> Tensor:
+        """Return standardized targets."""
         return super()._targets((y - self.y_mean_) / self.y_scale_)
 
     def _in_units(self, p: Predictive) -> Predictive:
-        """In the units of y: shift + scale·z for every draw, if y was standardized."""
-        shift, scale = (
-            torch.as_tensor(value).to(p.outputs) for value in (self.y_mean_, self.y_scale_)
-        )
-        likelihood, outputs = p.likelihood.rescaled(p.outputs, shift, scale) or (
-            p.likelihood,
-            p.outputs,
-        )
+        """Return a prediction in the units of y: shift + scale·z for every draw."""
+        shift = torch.as_tensor(self.y_mean_).to(p.outputs)
+        scale = torch.as_tensor(self.y_scale_).to(p.outputs)
+        rescaled = p.likelihood.rescaled(p.outputs, shift, scale)
+        likelihood, outputs = rescaled or (p.likelihood, p.outputs)
         return Predictive(likelihood, outputs.squeeze(2) if self.flat_ else outputs)
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
-        """E[y] of every row, (N,) or (N, D); with ``return_std`` also √Var[y], aleatoric and
-        epistemic.
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+        """Return E[y] of every row.
+
+        Args:
+            X: inputs (N, features).
+            return_std: whether to return √Var[y] as well, aleatoric and epistemic.
+
+        Returns:
+            E[y], (N,) or (N, D), or E[y] and √Var[y].
         """
-        found = [
-            (p.mean.cpu().numpy(), p.std.cpu().numpy() if return_std else 0.0)
-            for p in self._predictives(X)
-        ]
-        mean = np.concatenate([mean for mean, _ in found])
-        return (mean, np.concatenate([std for _, std in found])) if return_std else mean
+        means: list[np.ndarray] = []
+        stds: list[np.ndarray] = []
+        for p in self._predictives(X):
+            means.append(p.mean.cpu().numpy())
+            if return_std:
+                stds.append(p.std.cpu().numpy())
+        mean = np.concatenate(means)
+        return (mean, np.concatenate(stds)) if return_std else mean
 
     def predict_interval(
-        self, X: Any, level: float = 0.9, *, conformal: bool = False, score: str = "cqr"
+        self, X: ArrayLike, level: float = 0.9, *, conformal: bool = False, score: str = "cqr"
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval of y with probability ``level``: lower, upper, like y each.
+        """Return the central interval of y with probability ``level``.
 
-        ``conformal``: with the guarantee that it contains y for a fraction ``level`` of all rows,
-        by held-out rows (``BayesRegressor(conformal=0.2)``); ``score``: "cqr" or "split"
-        (``bayou.conformal``).
+        Args:
+            X: inputs (N, features).
+            level: the probability.
+            conformal: whether to guarantee that it contains y for a fraction ``level`` of all rows,
+                by held-out rows (``BayesRegressor(conformal=0.2)``).
+            score: of a guarantee, "cqr" or "split" (``bayou.conformal``).
+
+        Returns:
+            Lower and upper end, (N,) or (N, D) each.
         """
         check_level(level)
+        lower_ends: list[np.ndarray] = []
+        upper_ends: list[np.ndarray] = []
         if not conformal:
-            parts = [[end.cpu().numpy() for end in p.interval(level)] for p in self._predictives(X)]
-            return np.concatenate([lower for lower, _ in parts]), np.concatenate(
-                [upper for _, upper in parts]
-            )
-        c = self._conformal(level, score=score)
+            for p in self._predictives(X):
+                lower, upper = p.interval(level)
+                lower_ends.append(lower.cpu().numpy())
+                upper_ends.append(upper.cpu().numpy())
+            return np.concatenate(lower_ends), np.concatenate(upper_ends)
+        guarantee = self._conformal(level, score)
         x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
-        pairs = [[end.double().cpu().numpy() for end in c.interval(part)] for part in x.split(ROWS)]
-        lower, upper = (
-            np.concatenate(ends) * self.y_scale_ + self.y_mean_ for ends in zip(*pairs, strict=True)
-        )
-        return (lower[:, 0], upper[:, 0]) if self.flat_ else (lower, upper)
+        for batch in x.split(MAX_BATCH_ROWS):
+            lower, upper = guarantee.interval(batch)
+            lower_ends.append(lower.double().cpu().numpy())
+            upper_ends.append(upper.double().cpu().numpy())
+        low = np.concatenate(lower_ends) * self.y_scale_ + self.y_mean_
+        high = np.concatenate(upper_ends) * self.y_scale_ + self.y_mean_
+        return (low[:, 0], high[:, 0]) if self.flat_ else (low, high)

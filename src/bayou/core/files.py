@@ -1,6 +1,6 @@
-"""Files of tensors and JSON: safetensors, JSON and SHA-256 digests in a zip archive, loaded without
-running code.
+"""Files of tensors and JSON: safetensors, JSON and SHA-256 digests in a zip archive.
 
+Loading runs no code.
 A file is written under a temporary name and renamed, so that it is complete or absent. Its last 64
 bytes are the SHA-256 of all others; the digests of the members in the manifest are for other
 programs.
@@ -27,14 +27,16 @@ from torch import Tensor, nn
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that is open cannot be removed anyway
+except ImportError:  # Windows, where an opened file cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
 StrPath = str | os.PathLike[str]
 FORMAT = 1
-MINUTE = 60.0  # seconds
 SEAL = 64  # hex digits at the end of a file
-DTYPES = frozenset(  # of tensors in files
+LEFTOVER_SECONDS = 60.0  # the age from which an empty temporary file is one of a killed process
+SUFFIX_BYTES = 8  # random bytes in the name of a temporary file
+# The dtypes of tensors in files.
+DTYPES = frozenset(
     {
         torch.float64,
         torch.float32,
@@ -43,11 +45,17 @@ DTYPES = frozenset(  # of tensors in files
         torch.complex64,
         torch.complex128,
         torch.bool,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
     }
-    | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 )
 EXTRA_STATE = "_extra_state"  # the key that torch gives to the result of get_extra_state
-TENSORS, CONFIG, MANIFEST = "tensors.safetensors", "config.json", "manifest.json"
+TENSORS = "tensors.safetensors"
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
 
 
 class FileError(ValueError):
@@ -55,9 +63,15 @@ class FileError(ValueError):
 
 
 def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
-    """The bytes of a file: a zip whose comment is the SHA-256 of everything before it."""
+    """Return the bytes of a file: a zip whose comment is the SHA-256 of everything before it.
+
+    Args:
+        tensors: the tensors by name.
+        config: JSON values.
+    """
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    members = {TENSORS: save_tensors(plain), CONFIG: json.dumps(config, allow_nan=True).encode()}
+    config_bytes = json.dumps(config, allow_nan=True).encode()
+    members = {TENSORS: save_tensors(plain), CONFIG: config_bytes}
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
     members[MANIFEST] = json.dumps({"format": FORMAT, "kind": "bayou", "sha256": digests}).encode()
     buffer = io.BytesIO()
@@ -74,8 +88,7 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
 def writing(
     path: StrPath, *, folders: bool = False, through_links: bool = True
 ) -> Iterator[IO[bytes]]:
-    """Open a stream whose bytes become the file ``path`` at the end of the block: whole and on the
-    disk, or not at all.
+    """Open a stream whose bytes become the file ``path`` at the end of the block, or none of them.
 
     They are written under a temporary name in the same folder, flushed to the disk and renamed.
     After an error or Ctrl-C the temporary file is removed; that of a killed process is removed at
@@ -86,49 +99,57 @@ def writing(
         folders: create missing parent folders, which are removed if the file cannot be written.
         through_links: write to the target of a symbolic link; False: replace the link by the file,
             since the folder may have been prepared by somebody else.
+
+    Raises:
+        FileError: if the file cannot be written; what was there is untouched.
     """
-    real = Path(os.path.realpath(path))
-    is_replaced_link = not through_links and Path(path).is_symlink()
-    if is_replaced_link:
-        real = Path(os.path.realpath(Path(path).parent), Path(path).name)
-    new = [folder for folder in real.parents if folders and not folder.exists()]
-    if not (folders or real.parent.is_dir()):
-        raise FileError(
-            f"cannot write {path}: the folder {real.parent} does not exist; create it first"
-        )
-    if (
-        real.exists() and not real.is_file() and not is_replaced_link
-    ):  # which a rename would replace, /dev/null too
-        raise FileError(
-            f"cannot write {path}: it is a folder, a pipe or a device; choose another place"
-        )
-    temporary = real.with_name(f".{real.name}.{secrets.token_hex(8)}.part")
+    target = _write_target(path, folders, through_links)
+    new_folders = [folder for folder in target.parents if folders and not folder.exists()]
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(SUFFIX_BYTES)}.part")
     try:
-        if new:
-            real.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(real)
+        if new_folders:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target)
         with open(temporary, "xb") as stream:
             with contextlib.suppress(OSError):  # file systems without locks
                 _lock(stream, wait=True)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-            if fcntl is not None:  # a file that is open has no other name on Windows
-                os.replace(temporary, real)
+            if fcntl is not None:  # an opened file cannot be renamed on Windows
+                os.replace(temporary, target)
         if fcntl is None:
-            os.replace(temporary, real)
-        _flush_folder(real.parent)
+            os.replace(temporary, target)
+        _flush_folder(target.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):  # another process may have put something there
             temporary.unlink(missing_ok=True)
-            for folder in new:
+            for folder in new_folders:
                 folder.rmdir()
         if isinstance(error, OSError):
-            why = error.strerror or error
+            reason = error.strerror or error
             raise FileError(
-                f"cannot write {path}: {why}; what was there is untouched, choose another place"
+                f"cannot write {path}: {reason}; what was there is untouched, choose another place"
             ) from error
         raise
+
+
+def _write_target(path: StrPath, folders: bool, through_links: bool) -> Path:
+    """Return the file that a rename shall replace, after checks that it can be one."""
+    target = Path(os.path.realpath(path))
+    is_replaced_link = not through_links and Path(path).is_symlink()
+    if is_replaced_link:
+        target = Path(os.path.realpath(Path(path).parent), Path(path).name)
+    if not (folders or target.parent.is_dir()):
+        raise FileError(
+            f"cannot write {path}: the folder {target.parent} does not exist; create it first"
+        )
+    # A rename would replace a device, too: /dev/null.
+    if target.exists() and not target.is_file() and not is_replaced_link:
+        raise FileError(
+            f"cannot write {path}: it is a folder, a pipe or a device; choose another place"
+        )
+    return target
 
 
 def _flush_folder(folder: Path) -> None:
@@ -154,34 +175,43 @@ def write_text(path: StrPath, text: str, *, through_links: bool = True) -> None:
 
 
 def write_file(path: StrPath, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write atomically: after a crash the path has either the old file or the new one."""
+    """Write a file atomically: after a crash the path has either the old file or the new one.
+
+    Args:
+        path: the file.
+        tensors: its tensors by name.
+        config: its JSON values.
+    """
     content = pack(tensors, config)
     with writing(path) as stream:
         stream.write(content)
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files of ``path`` from killed processes; a file that is being written is
-    locked.
+    """Remove the temporary files of ``path`` that killed processes left.
+
+    A file that is being written is locked; an empty one may be about to be locked.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
-        with (
-            contextlib.suppress(OSError),
-            open(left, "rb") as stream,
-        ):  # not ours, gone already, or in use
+    digits = "[0-9a-f]" * (2 * SUFFIX_BYTES)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{digits}.part"):
+        # An OSError means that it is not ours, gone already, or in use.
+        with contextlib.suppress(OSError), open(leftover, "rb") as stream:
             _lock(stream, wait=False)
-            state = os.fstat(stream.fileno())
-            if (
-                state.st_size or state.st_mtime < time.time() - MINUTE
-            ):  # an empty one may be about to be locked
-                left.unlink()
+            status = os.fstat(stream.fileno())
+            if status.st_size or status.st_mtime < time.time() - LEFTOVER_SECONDS:
+                leftover.unlink()
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Whether this process has the lock of the file ``path``, until the block or the process ends.
+def lock_file(path: Path) -> Iterator[bool]:
+    """Lock the file ``path`` until the block or the process ends.
 
-    True without a lock on Windows and on file systems without locks.
+    Args:
+        path: the file, which is created with its folders.
+
+    Yields:
+        Whether this process has the lock; True without a lock on Windows and on file systems
+        without locks.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,62 +222,64 @@ def locked(path: Path) -> Iterator[bool]:
             f"cannot write {path}: {error.strerror or error}; choose another place"
         ) from error
     with stream:
-        free = True
+        has_lock = True
         try:
             _lock(stream, wait=False)
         except BlockingIOError:
-            free = False
+            has_lock = False
         except OSError:  # no locks here
             pass
-        yield free
+        yield has_lock
 
 
 def _lock(stream: IO[bytes], wait: bool) -> None:
-    """Lock a file until it is closed or the process ends; an OSError if another process has the
-    lock.
+    """Lock a file until it is closed or the process ends.
+
+    Raises:
+        OSError: if another process has the lock and this one does not wait for it.
     """
     if fcntl is not None:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_bytes(path: StrPath) -> bytes:
-    """The bytes of a file; a FileError for a missing file, a folder, a pipe or a device."""
+    """Return the bytes of a file.
+
+    Raises:
+        FileError: for a missing file, a folder, a pipe or a device.
+    """
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
-            raise FileError(
-                f"cannot read {path}: it is {'a folder' if path.is_dir() else 'a pipe or device'}, no file"
-            )
+            description = "a folder" if path.is_dir() else "a pipe or device"
+            raise FileError(f"cannot read {path}: it is {description}, no file")
         return path.read_bytes()
     except FileNotFoundError:
         raise FileError(f"there is no file {path}") from None
     except (OSError, MemoryError) as error:
-        raise FileError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error!r}"
-        ) from None
+        reason = getattr(error, "strerror", None) or repr(error)
+        raise FileError(f"cannot read {path}: {reason}") from None
 
 
 def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config of a file; a FileError states what is wrong with it."""
+    """Return the tensors and the config of a file.
+
+    Args:
+        path: the file.
+        kind: what the config must name as its kind; None: anything.
+
+    Raises:
+        FileError: states what is wrong with the file.
+    """
     content = read_bytes(path)
     remove_leftovers(Path(os.path.realpath(path)))
     if hashlib.sha256(memoryview(content)[:-SEAL]).hexdigest().encode() != content[-SEAL:]:
         raise FileError(
-            f"{path} is not a whole bayou file: its SHA-256 does not match, so it is truncated, damaged or foreign; "
-            "use a backup"
+            f"{path} is not a whole bayou file: its SHA-256 does not match, so it is truncated, "
+            "damaged or foreign; use a backup"
         )
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            _check_members(archive, len(content))
-            version = json.loads(archive.read(MANIFEST))["format"]
-            if version != FORMAT:
-                raise FileError(
-                    f"{path} has format {version!r}, this bayou reads {FORMAT}; use the version that wrote it"
-                )
-            config = json.loads(archive.read(CONFIG))
-            tensors = load_tensors(archive.read(TENSORS))
-        if not isinstance(config, dict):
-            raise ValueError(f"{CONFIG} is a {type(config).__name__}, not an object")
+        tensors, config = _unpack(path, content)
     except FileError:
         raise
     except Exception as error:  # whole, but not ours
@@ -262,33 +294,63 @@ def read_file(path: StrPath, kind: str | None = None) -> tuple[dict[str, Tensor]
     return tensors, config
 
 
+def _unpack(path: StrPath, content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the config in the bytes of a file."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        _check_members(archive, len(content))
+        version = json.loads(archive.read(MANIFEST))["format"]
+        if version != FORMAT:
+            raise FileError(
+                f"{path} has format {version!r}, this bayou reads {FORMAT}; use the version that "
+                "wrote it"
+            )
+        config = json.loads(archive.read(CONFIG))
+        tensors = load_tensors(archive.read(TENSORS))
+    if not isinstance(config, dict):
+        raise ValueError(f"{CONFIG} is a {type(config).__name__}, not an object")
+    return tensors, config
+
+
 @contextlib.contextmanager
 def making(what: str, path: StrPath) -> Iterator[None]:
-    """Convert errors in building an object from an intact file to a FileError."""
+    """Convert errors in building an object from an intact file to a FileError.
+
+    Args:
+        what: the object.
+        path: the file.
+    """
     try:
         yield
     except FileError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise FileError(f"{path} is whole, but no {what} can be made of it: {said}") from error
+        description = f"{type(error).__name__}: {error}"
+        raise FileError(
+            f"{path} is whole, but no {what} can be made of it: {description}"
+        ) from error
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     """Raise a ValueError for compressed members, which bayou does not write."""
     for member in archive.infolist():
-        if (
-            member.compress_type != zipfile.ZIP_STORED
-            or not member.file_size == member.compress_size <= size
-        ):
-            packed, full = member.compress_size, member.file_size
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        if not is_stored or not member.file_size == member.compress_size <= size:
             raise ValueError(
-                f"{member.filename} is {full:,} bytes packed in {packed:,}, and bayou packs nothing"
+                f"{member.filename} is {member.file_size:,} bytes packed in "
+                f"{member.compress_size:,}, and bayou packs nothing"
             )
 
 
 def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
-    """A nested state (of an optimizer, say) as flat tensors and JSON with references to them."""
+    """Split a nested state into flat tensors and JSON with references to them.
+
+    Args:
+        state: nested dicts, lists and tuples of tensors and plain values, as of an optimizer.
+        prefix: with which the names of the tensors begin.
+
+    Returns:
+        The tensors by name, and the JSON values.
+    """
     tensors: dict[str, Tensor] = {}
 
     def walk(value: Any, name: str) -> Any:
@@ -298,8 +360,8 @@ def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
         if isinstance(value, dict):
             return {"dict": [[key, walk(item, f"{name}.{key}")] for key, item in value.items()]}
         if isinstance(value, list | tuple):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [walk(item, f"{name}.{i}") for i, item in enumerate(value)]}
+            type_name = "tuple" if isinstance(value, tuple) else "list"
+            return {type_name: [walk(item, f"{name}.{i}") for i, item in enumerate(value)]}
         if value is not None and not isinstance(value, bool | int | float | str):
             raise ValueError(f"{name} is a {type(value).__name__}, which a file cannot hold")
         return {"value": value}
@@ -308,7 +370,12 @@ def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
 
 
 def join(tensors: dict[str, Tensor], tree: Any) -> Any:
-    """The inverse of ``split``."""
+    """Invert ``split``.
+
+    Args:
+        tensors: the tensors by name.
+        tree: the JSON values.
+    """
     if "tensor" in tree:
         return tensors[tree["tensor"]]
     if "dict" in tree:
@@ -323,7 +390,7 @@ def join(tensors: dict[str, Tensor], tree: Any) -> Any:
 def no_grad_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a module by name, detached.
 
-    What else a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to
+    Anything else that a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to
     the modules.
     """
     names = registered_names(module)
@@ -338,10 +405,9 @@ def registered_names(module: nn.Module) -> set[str]:
 
 
 def packed_state(module: nn.Module) -> dict[str, Any]:
-    """Return the entries of a ``state_dict`` that are neither parameters nor buffers nor extra
-    state.
+    """Return the entries of a ``state_dict`` that quantized layers keep their weights in.
 
-    Quantized layers keep their weights there.
+    They are neither parameters nor buffers nor extra state.
     """
     names = registered_names(module)
     entries = module.state_dict().items()
@@ -353,8 +419,9 @@ def packed_state(module: nn.Module) -> dict[str, Any]:
 
 
 def restore_state(module: nn.Module, state: dict[str, Tensor], *, partial: bool = False) -> None:
-    """Give a module the tensors of ``no_grad_state``; packed weights and extra state remain as they
-    are.
+    """Give a module the tensors of ``no_grad_state``.
+
+    Packed weights and extra state remain as they are.
 
     Args:
         module: the module, which is changed.
@@ -369,10 +436,8 @@ def restore_state(module: nn.Module, state: dict[str, Tensor], *, partial: bool 
     full.clear()
     full.update(packed | state)
     keys = module.load_state_dict(full, strict=False)
-    missing = (
-        [] if partial else [name for name in keys.missing_keys if not name.endswith(EXTRA_STATE)]
-    )
-    if missing:
+    missing = [name for name in keys.missing_keys if not name.endswith(EXTRA_STATE)]
+    if missing and not partial:
         raise RuntimeError(f"there is no {missing[0]!r}")
     unexpected = [name for name in keys.unexpected_keys if name in state]
     if unexpected and not partial:

@@ -1,4 +1,4 @@
-"""A type for ``nn.ModuleList`` that says what it holds; at run time it is the list itself."""
+"""``nn.ModuleList`` with a type for its items; at run time it is the list itself."""
 
 from __future__ import annotations
 

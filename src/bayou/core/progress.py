@@ -1,6 +1,4 @@
-"""What a run says while it works: a line with step, total, a few numbers and the time left; and its
-warnings.
-"""
+"""The progress line of a run, with step, total, a few numbers and the time left; and its warnings."""
 
 from __future__ import annotations
 
@@ -19,9 +17,12 @@ Show = bool | Literal["plain"] | Sink
 
 REDRAW = 0.1  # seconds between two redraws of the bar
 LINE = 10.0  # seconds between two plain lines
-LEFT, DONE = "seconds_left", "done"  # numbers of every line, and of those inside a stage
-SHARE = 0.75  # of the rest of a stage that a line covers: whether more lines follow is not known
-MAX_DONE = 0.99  # of the whole: no line knows that it is the last one
+LEFT = "seconds_left"  # the name of a number of every line
+DONE = "done"  # the name of a number of the lines inside a stage
+# The fraction of the rest of a stage that a line covers: whether more lines follow is not known.
+SHARE = 0.75
+MAX_DONE = 0.99  # the largest fraction of all work: no line knows that it is the last one
+MAX_SECONDS = 99  # durations up to this are in seconds, and up to as many minutes in minutes
 
 
 class BayouWarning(UserWarning):
@@ -33,9 +34,7 @@ _SPEAKS_COMMAND_LINE: ContextVar[bool] = ContextVar("speaks_command_line", defau
 
 @contextmanager
 def command_line_spelling() -> Iterator[None]:
-    """Inside, messages name settings as options of a command, ``--steps``, instead of arguments,
-    ``steps=``.
-    """
+    """Name settings in messages as options of a command, ``--steps``, and not as arguments."""
     token = _SPEAKS_COMMAND_LINE.set(True)
     try:
         yield
@@ -54,20 +53,18 @@ def spell(python: str, command: str) -> str:
 
 
 def setting_name(name: str) -> str:
-    """A setting as its reader types it: ``batch_size=`` or ``--batch-size``."""
+    """Return a setting as its reader types it: ``batch_size=`` or ``--batch-size``."""
     return spell(f"{name}=", f"--{name.replace('_', '-')}")
 
 
 class _Stage:
-    """The prefix of titles, and the part of the whole from ``begin`` to ``end``, of which ``at`` is
-    reached.
-
-    ``limit``: the end of the stages inside, which the first of them sets.
-    """
+    """A stage of all work: fractions of it from ``begin`` to ``end``, and the prefix of titles."""
 
     def __init__(self, prefix: str = "", begin: float = 0.0, end: float = 1.0) -> None:
-        self.prefix, self.begin, self.at, self.end = prefix, begin, begin, end
-        self.limit = begin
+        self.prefix = prefix
+        self.at = begin  # what is reached
+        self.end = end
+        self.limit = begin  # the end of the stages inside, which the first of them sets
 
 
 _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
@@ -75,11 +72,17 @@ _STAGE: ContextVar[_Stage | None] = ContextVar("stage", default=None)
 
 @contextmanager
 def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterator[None]:
-    """Inside, titles start with the stage, such as "2 of 3: held out, " or "member 2 of 5: ".
+    """Begin titles with a stage, such as "2 of 3: held out, " or "member 2 of 5: ".
 
-    All stages count as equally long in the part of the whole that is done. A stage can have stages
-    of its own, which cover a share of what is left of it: whether more lines or stages follow is
+    All stages count as equally long in the fraction of all work that is done. A stage can have
+    stages inside, which cover a share of what is left of it: whether more lines or stages follow is
     not known.
+
+    Args:
+        number: the number of the stage, from 1.
+        count: the number of stages.
+        name: its name. Default: none.
+        unit: what the number counts. Default: nothing.
     """
     outer = _STAGE.get()
     if outer is None:
@@ -87,8 +90,13 @@ def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterato
         outer.limit = 1.0
     elif number == 1 or outer.limit <= outer.at:
         outer.limit = outer.at + SHARE * (outer.end - outer.at)
-    prefix = f"{outer.prefix}{unit}{' ' if unit else ''}{number} of {count}: {name}{', ' if name else ''}"
-    inner = _Stage(prefix, outer.at, outer.at + (outer.limit - outer.at) / (count - number + 1))
+    prefix = f"{number} of {count}: "
+    if unit:
+        prefix = f"{unit} {prefix}"
+    if name:
+        prefix = f"{prefix}{name}, "
+    length = (outer.limit - outer.at) / (count - number + 1)
+    inner = _Stage(outer.prefix + prefix, outer.at, outer.at + length)
     token = _STAGE.set(inner)
     try:
         yield
@@ -100,13 +108,17 @@ def stage(number: int, count: int, name: str = "", *, unit: str = "") -> Iterato
 class Progress:
     """A progress line on stderr, as a context manager.
 
-    ``show=True`` draws a bar where stderr is a terminal and rich is installed, plain lines on a
-    terminal without rich, and nothing elsewhere (logs, tests, notebooks run by a machine);
-    ``"plain"`` writes a line every ten seconds anywhere; ``False`` is silent. A function is called
-    with (title, step, total, numbers) instead, at most ten times per second. "seconds_left" in the
-    numbers is estimated by the pace of this line; inside a ``stage``, "done" is the part of the
-    whole that is done, which never decreases and never is 1: no line knows that it is the last one.
-    ``describe`` makes a text of them.
+    Args:
+        title: what is being done.
+        total: the number of steps.
+        show: True draws a bar where stderr is a terminal and rich is installed, plain lines on a
+            terminal without rich, and nothing elsewhere (logs, tests, notebooks run by a machine);
+            "plain" writes a line every ten seconds anywhere; False is silent. A function is called
+            with (title, step, total, numbers) instead, at most ten times per second. Default: True.
+
+    "seconds_left" in the numbers is estimated by the pace of this line; inside a ``stage``, "done"
+    is the fraction of all work that is done, which never decreases and never is 1: no line knows
+    that it is the last one. ``describe`` makes a text of them.
 
         with Progress("fitting", total=100) as progress:
             for step in range(100):
@@ -118,27 +130,35 @@ class Progress:
         if self._sink is None and show not in (True, False, "plain"):
             raise ValueError(f"progress must be True, False, 'plain' or a function, got {show!r}")
         self._stage = _STAGE.get()
-        self.title, self.total = f"{self._stage.prefix if self._stage else ''}{title}", total
-        terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr
+        self.title = title
+        if self._stage:
+            self.title = f"{self._stage.prefix}{title}"
+        self.total = total
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr
         self._bar: Any = None
-        if show is True and terminal and find_spec("rich") is not None:
+        if show is True and is_terminal and find_spec("rich") is not None:
             self._bar = _rich_bar()
-        lines = show == "plain" or (show is True and terminal)
-        self._every = REDRAW if self._sink or self._bar else LINE if lines else None
+        self._interval: float | None = None  # seconds between two lines; None: no lines
+        if self._sink or self._bar:
+            self._interval = REDRAW
+        elif show == "plain" or (show is True and is_terminal):
+            self._interval = LINE
         self._task: Any = None
-        self._start = self._last = 0.0
-        self._first: int | None = (
-            None  # the step at the start, which is not 0 in a run that is resumed
-        )
+        self._start = 0.0
+        self._last = 0.0
+        # The step at the start, which is not 0 in a run that is resumed.
+        self._first: int | None = None
         self._begin = self._stage.at if self._stage else 0.0
 
     def __enter__(self) -> Self:
-        self._start = self._last = time.monotonic()
+        self._start = time.monotonic()
+        self._last = self._start
         if self._bar is not None:
             try:
                 self._bar.start()
             except Exception:  # rich allows one live display at a time; a second one must not raise
-                self._bar = self._every = None
+                self._bar = None
+                self._interval = None
             else:
                 self._task = self._bar.add_task(self.title, total=self.total, text="")
         return self
@@ -147,28 +167,38 @@ class Progress:
         """Show the title at once, before the first step is done."""
         if self._sink is not None:
             self._sink(self.title, 0, self.total, {})
-        elif self._bar is None and self._every is not None:
+        elif self._bar is None and self._interval is not None:
             sys.stderr.write(f"{self.title} {describe(0, self.total, {})}\n")
             sys.stderr.flush()
 
     def start_clock(self, total: int) -> None:
-        """Count the time of steps from now on: that of a preparation under the same title belongs
-        to none of them.
+        """Count the time of steps from now on.
+
+        The time of a preparation under the same title belongs to none of them.
 
         Args:
             total: the number of steps, which is known now.
         """
-        self.total, self._first, self._start = total, 0, time.monotonic()
+        self.total = total
+        self._first = 0
+        self._start = time.monotonic()
 
     def update(self, step: int, **fields: float) -> None:
-        """Report that ``step`` steps are done; cheap enough for every step."""
-        now, stage = time.monotonic(), self._stage
+        """Report that ``step`` steps are done; cheap enough for every step.
+
+        Args:
+            step: the number of steps.
+            fields: numbers to show.
+        """
+        now = time.monotonic()
+        stage = self._stage
         if self._first is None:
             self._first = step - 1
-        if self._every is None or (step < self.total and now - self._last < self._every):
+        if self._interval is None or (step < self.total and now - self._last < self._interval):
             return
         self._last = now
-        fields[LEFT] = (now - self._start) / max(step - self._first, 1) * max(self.total - step, 0)
+        seconds_per_step = (now - self._start) / max(step - self._first, 1)
+        fields[LEFT] = seconds_per_step * max(self.total - step, 0)
         if stage is not None:
             covered = SHARE * (stage.end - self._begin) * min(1.0, step / max(self.total, 1))
             stage.at = max(stage.at, self._begin + covered)
@@ -184,7 +214,7 @@ class Progress:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
@@ -193,11 +223,17 @@ class Progress:
 
 
 def describe(step: int, total: int, numbers: dict[str, float], most: int | None = None) -> str:
-    """The text of a line: "300/2,000  loss 1.5  about 6 s  40 % of the whole"; ``most``: of the
-    other numbers.
+    """Return the text of a line: "300/2,000  loss 1.5  about 6 s  40 % of the whole".
+
+    Args:
+        step: the number of steps that are done.
+        total: the number of steps.
+        numbers: the numbers to show.
+        most: the largest number of those that are not the time left and the fraction done; None:
+            all.
     """
-    own = [f"{name} {value:.4g}" for name, value in numbers.items() if name not in (LEFT, DONE)]
-    words = [f"{step:,}/{total:,}", *own[:most]]
+    texts = [f"{name} {value:.4g}" for name, value in numbers.items() if name not in (LEFT, DONE)]
+    words = [f"{step:,}/{total:,}", *texts[:most]]
     if LEFT in numbers and step < total:
         words.append(f"about {duration(numbers[LEFT])}")
     if DONE in numbers:
@@ -206,15 +242,18 @@ def describe(step: int, total: int, numbers: dict[str, float], most: int | None 
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, without decimals."""
-    name, unit = ("s", 1) if seconds < 99 else ("min", 60) if seconds < 99 * 60 else ("h", 3600)
-    return f"{seconds / unit:.0f} {name}"
+    """Return seconds, minutes or hours, without decimals."""
+    if seconds < MAX_SECONDS:
+        return f"{seconds:.0f} s"
+    if seconds < MAX_SECONDS * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
 
 
 def _rich_bar() -> Any:
-    # Imported here because rich belongs to the lab extra, not to the core.
+    """Return a progress bar of rich, which belongs to the lab extra and is imported here."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress as Rich, TextColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
     return Rich(*columns, console=Console(stderr=True))

@@ -30,13 +30,14 @@ from torch import Tensor
 
 Seed = int | torch.Generator | None
 
-Kind = Literal["normal", "uniform"]
+Distribution = Literal["normal", "uniform"]
 _NUMPY: Final[dict[torch.dtype, Any]] = {torch.float32: np.float32, torch.float64: np.float64}
 
 MIN_BLOCK_NUMBERS = 2**14  # numbers from which on a draw on the CPU uses a separate generator
 SHARED = 2**18  # numbers from which blocks are drawn by several threads
 PIECES = 8  # blocks that a large unseeded draw is cut into
-BLOCK = 4096  # numbers drawn from one generator state; larger is faster, and wastes more of a short draw
+# Numbers drawn from one generator state; larger is faster, and wastes more of a short draw.
+BLOCK = 4096
 
 
 States = dict[torch.Generator, Tensor]
@@ -47,28 +48,25 @@ class _Turns:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.owner, self.depth = (
-            0,
-            0,
-        )  # the thread with access, and the number of its nested entries
+        self.owner = 0  # the thread with access
+        self.depth = 0  # the number of its nested entries
         self.waiting: deque[int] = deque()
-        self.blocks: list[
-            States
-        ] = []  # the streams as they were before each isolated block of the owner
+        # The streams as they were before each isolated block of the owner.
+        self.blocks: list[States] = []
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        if self.owner != me:
+        thread = threading.get_ident()
+        if self.owner != thread:
             with self.changed:
-                self.waiting.append(me)
+                self.waiting.append(thread)
                 try:
-                    self.changed.wait_for(self._next)
+                    self.changed.wait_for(self._is_next)
                 except BaseException:  # Ctrl-C
-                    self.waiting.remove(me)
+                    self.waiting.remove(thread)
                     self.changed.notify_all()
                     raise
                 self.waiting.popleft()
-                self.owner = me
+                self.owner = thread
         self.depth += 1
 
     def __exit__(self, *error: object) -> None:
@@ -78,58 +76,84 @@ class _Turns:
                 self.owner = 0
                 self.changed.notify_all()
 
-    def _next(self) -> bool:
+    def _is_next(self) -> bool:
+        """Return whether this thread may have access now."""
         return self.owner == 0 and self.waiting[0] == threading.get_ident()
 
     def offer(self) -> None:
-        """Give waiting threads access, with the streams in their outer state; then restore those of
-        this block.
+        """Give waiting threads access, with the streams in their outer state.
+
+        Afterwards the streams continue where this block was.
         """
-        me = threading.get_ident()
-        if not self.waiting or self.owner != me:
+        thread = threading.get_ident()
+        if not self.waiting or self.owner != thread:
             return
-        depth, blocks, interrupt = self.depth, self.blocks, None
-        outside = {stream: state for before in reversed(blocks) for stream, state in before.items()}
-        ours = {stream: stream.get_state() for stream in outside}
-        _put_back(outside)
-        with self.changed:
-            self.owner, self.depth, self.blocks = 0, 0, []
-            self.waiting.append(me)
-            self.changed.notify_all()
-            while not self._next():
-                try:
-                    self.changed.wait()
-                except (
-                    BaseException
-                ) as error:  # Ctrl-C: raised after access is regained, so that the blocks can exit
-                    interrupt = error
-            self.waiting.popleft()
-            self.owner, self.depth, self.blocks = me, depth, blocks
-        for stream in outside:  # from which others may have drawn
-            next(before for before in blocks if stream in before)[stream] = stream.get_state()
-        _put_back(ours)
+        outer_states = {
+            stream: state for states in reversed(self.blocks) for stream, state in states.items()
+        }
+        inner_states = {stream: stream.get_state() for stream in outer_states}
+        _set_states(outer_states)
+        interrupt = self._wait_for_others(thread)
+        for stream in outer_states:  # from which others may have drawn
+            outermost = next(states for states in self.blocks if stream in states)
+            outermost[stream] = stream.get_state()
+        _set_states(inner_states)
         if interrupt is not None:
             raise interrupt
 
-    def forked(self) -> None:
-        """After a fork only the forking thread exists."""
-        self.changed, self.waiting = threading.Condition(), deque()
+    def _wait_for_others(self, thread: int) -> BaseException | None:
+        """Release access, and return once this thread has it again.
+
+        Ctrl-C is returned, so that it is raised after access is regained: then the blocks can exit.
+        """
+        depth = self.depth
+        blocks = self.blocks
+        interrupt = None
+        with self.changed:
+            self.owner = 0
+            self.depth = 0
+            self.blocks = []
+            self.waiting.append(thread)
+            self.changed.notify_all()
+            while not self._is_next():
+                try:
+                    self.changed.wait()
+                except BaseException as error:
+                    interrupt = error
+            self.waiting.popleft()
+            self.owner = thread
+            self.depth = depth
+            self.blocks = blocks
+        return interrupt
+
+    def reset_after_fork(self) -> None:
+        """Forget all threads but the forking one, which alone exists after a fork."""
+        self.changed = threading.Condition()
+        self.waiting = deque()
         if self.owner != threading.get_ident():
-            self.owner, self.depth, self.blocks = 0, 0, []
+            self.owner = 0
+            self.depth = 0
+            self.blocks = []
 
 
-def _put_back(states: States) -> None:
+def _set_states(states: States) -> None:
+    """Set the states of streams."""
     for stream, state in states.items():
         stream.set_state(state)
 
 
 _TURNS = _Turns()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_TURNS.forked)
+    os.register_at_fork(after_in_child=_TURNS.reset_after_fork)
 
 
 def fold(seed: Seed, *names: str | int) -> Seed:
-    """A seed for a named part of a larger draw, independent of the seeds of its siblings."""
+    """Return a seed for a named part of a larger draw, independent of the seeds of its siblings.
+
+    Args:
+        seed: the seed of the draw; a stream is returned as it is.
+        names: the name of the part, and numbers in it.
+    """
     if not _is_number(seed):
         return seed
     digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=8).digest()
@@ -137,8 +161,14 @@ def fold(seed: Seed, *names: str | int) -> Seed:
 
 
 def normal(n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0) -> Tensor:
-    """Standard normal noise for draws start .. start + n - 1: (n, *event), with the dtype and
-    device of ``like``.
+    """Draw standard normal noise for draws start .. start + n - 1: (n, *event).
+
+    Args:
+        n: the number of draws.
+        event: the shape of a draw.
+        like: a tensor of the dtype and device to draw.
+        seed: an int, a stream, or None for torch's global stream. Default: None.
+        start: the index of the first draw, of which an int seed makes a function. Default: 0.
     """
     return _draw("normal", n, event, like, seed, start)
 
@@ -146,44 +176,56 @@ def normal(n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start:
 def uniform(
     n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
 ) -> Tensor:
-    """Uniform noise on [0, 1) for draws start .. start + n - 1: (n, *event), with the dtype and
-    device of ``like``.
+    """Draw uniform noise on [0, 1) for draws start .. start + n - 1: (n, *event).
+
+    Args:
+        n: the number of draws.
+        event: the shape of a draw.
+        like: a tensor of the dtype and device to draw.
+        seed: an int, a stream, or None for torch's global stream. Default: None.
+        start: the index of the first draw, of which an int seed makes a function. Default: 0.
     """
     return _draw("uniform", n, event, like, seed, start)
 
 
 def normal_like(x: Tensor) -> Tensor:
-    """Standard normal noise shaped like x, governed by torch's global stream: inside compile and
-    vmap too.
+    """Draw standard normal noise shaped like x from torch's global stream.
 
-    A large draw on a CPU comes from numpy's ziggurat, seeded by that stream: faster than
-    ``torch.randn`` there.
+    This works inside compile and vmap, too. A large draw on a CPU comes from numpy's ziggurat,
+    seeded by that stream: faster than ``torch.randn`` there.
+
+    Args:
+        x: a tensor of the shape, dtype and device to draw.
     """
     if torch.compiler.is_compiling():
         return torch.randn_like(x)
-    plain = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= MIN_BLOCK_NUMBERS
-    if not plain or torch._C._functorch.peek_interpreter_stack() is not None:
+    suits_numpy = x.device.type == "cpu" and x.dtype in _NUMPY and x.numel() >= MIN_BLOCK_NUMBERS
+    if not suits_numpy or torch._C._functorch.peek_interpreter_stack() is not None:
         with _TURNS:
             return torch.randn_like(x)
-    first, blocks = (
-        integer(None),
-        PIECES if x.numel() >= SHARED else 1,
-    )  # fixed, so that threads change no number
+    first = integer(None)
+    # The number of blocks is fixed, so that threads change no number.
+    blocks = PIECES if x.numel() >= SHARED else 1
     seeds = [integer(fold(first, block)) for block in range(blocks)]
-    return _numpy("normal", seeds, (-(-x.numel() // blocks),), x.dtype)[: x.numel()].reshape(
-        x.shape
-    )
+    block_size = -(-x.numel() // blocks)
+    noise = _numpy("normal", seeds, (block_size,), x.dtype)
+    return noise[: x.numel()].reshape(x.shape)
 
 
 def permutation(n: int, seed: Seed = None) -> Tensor:
-    """A random order of 0 .. n - 1, on the CPU."""
+    """Draw a random order of 0 .. n - 1, on the CPU.
+
+    Args:
+        n: the number of items.
+        seed: an int, a stream, or None for torch's global stream. Default: None.
+    """
     generator = _generator(fold(seed, "permutation"), torch.device("cpu"))
     with _TURNS if generator is None else nullcontext():
         return torch.randperm(n, generator=generator)
 
 
 def integer(seed: Seed) -> int:
-    """An int seed: the seed itself, or one drawn from its stream."""
+    """Return an int seed: the seed itself, or one drawn from its stream."""
     if _is_number(seed):
         return seed
     generator = _generator(seed, torch.device("cpu"))
@@ -193,7 +235,7 @@ def integer(seed: Seed) -> int:
 
 
 def _streams(device: torch.device) -> list[torch.Generator]:
-    """Torch's global streams of the CPU and of ``device``."""
+    """Return torch's global streams of the CPU and of ``device``."""
     if device.type != "cuda":
         return [torch.default_generator]
     torch.cuda.init()
@@ -202,13 +244,18 @@ def _streams(device: torch.device) -> list[torch.Generator]:
 
 
 def states(device: torch.device) -> list[Tensor]:
-    """The states of the global streams of the CPU and of ``device``."""
+    """Return the states of the global streams of the CPU and of ``device``."""
     return [stream.get_state() for stream in _streams(device)]
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Seed torch's global streams of the CPU and of ``device``; only inside ``isolated``, which
-    restores them.
+    """Seed torch's global streams of the CPU and of ``device``.
+
+    Only inside ``isolated``, which restores them.
+
+    Args:
+        seed: the seed.
+        device: the device whose stream is seeded, in addition to that of the CPU.
     """
     _TURNS.offer()
     for stream in _streams(device):
@@ -217,11 +264,15 @@ def reseed(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def isolated(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's global streams of the CPU and of ``device``, seeded inside and restored afterwards.
+    """Seed torch's global streams of the CPU and of ``device``, and restore them afterwards.
 
     For user code that draws from the global stream (a density, a network with dropout). Blocks of
     several threads alternate, at ``reseed`` and at each draw; a thread inside a block must not wait
     for another thread.
+
+    Args:
+        seed: the seed.
+        device: the device whose stream is seeded, in addition to that of the CPU.
     """
     with _TURNS:
         before = {stream: stream.get_state() for stream in _streams(device)}
@@ -231,73 +282,88 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
             yield
         finally:
             _TURNS.blocks.pop()
-            _put_back(before)
+            _set_states(before)
 
 
 def _is_number(seed: Seed) -> TypeGuard[int]:
-    """Whether a seed is a number, not a stream; a ValueError if it is neither."""
+    """Return whether a seed is a number, not a stream; raise a ValueError if it is neither."""
     if isinstance(seed, bool) or not isinstance(seed, (int, torch.Generator, type(None))):
         raise ValueError(f"seed must be an int, a torch.Generator or None, got {seed!r}")
     return isinstance(seed, int)
 
 
 def _generator(seed: Seed, device: torch.device) -> torch.Generator | None:
+    """Return the stream of a seed; None for torch's global stream."""
     return torch.Generator(device).manual_seed(seed) if _is_number(seed) else seed  # type: ignore[return-value]
 
 
-def _numpy(kind: Kind, seeds: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Blocks of noise on the CPU, one numpy generator each: (len(seeds)·shape[0], *shape[1:])."""
+def _numpy(
+    distribution: Distribution, seeds: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Draw blocks on the CPU, one numpy generator each: (len(seeds)·shape[0], *shape[1:])."""
     out = np.empty((len(seeds), *shape), _NUMPY.get(dtype, np.float32))
 
     def fill(i: int) -> None:
         generator = np.random.Generator(np.random.SFC64(seeds[i]))
-        (generator.standard_normal if kind == "normal" else generator.random)(
-            dtype=out.dtype, out=out[i]
-        )
+        if distribution == "normal":
+            generator.standard_normal(dtype=out.dtype, out=out[i])
+        else:
+            generator.random(dtype=out.dtype, out=out[i])
 
     if out.size >= SHARED and len(seeds) > 1:
-        with ThreadPoolExecutor(
-            torch.get_num_threads()
-        ) as pool:  # numpy releases the GIL while it draws
+        # numpy releases the GIL while it draws.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(fill, range(len(seeds))))
     else:
         for i in range(len(seeds)):
             fill(i)
-    drawn = torch.from_numpy(out.reshape(len(seeds) * shape[0], *shape[1:])).to(dtype)
+    noise = torch.from_numpy(out.reshape(len(seeds) * shape[0], *shape[1:])).to(dtype)
+    if distribution == "normal" or dtype in _NUMPY:
+        return noise
     # A number just below 1 rounds to 1 in half precision.
-    return (
-        drawn
-        if kind == "normal" or dtype in _NUMPY
-        else drawn.clamp_max(1 - torch.finfo(dtype).eps / 2)
-    )
+    return noise.clamp_max(1 - torch.finfo(dtype).eps / 2)
 
 
 def _torch(
-    kind: Kind, shape: Sequence[int], like: Tensor, generator: torch.Generator | None
+    distribution: Distribution,
+    shape: Sequence[int],
+    like: Tensor,
+    generator: torch.Generator | None,
 ) -> Tensor:
-    sampler = torch.randn if kind == "normal" else torch.rand
+    """Draw from a stream of torch."""
+    sampler = torch.randn if distribution == "normal" else torch.rand
     return sampler(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
 
 
-def _draw(kind: Kind, n: int, event: Sequence[int], like: Tensor, seed: Seed, start: int) -> Tensor:
+def _draw(
+    distribution: Distribution,
+    n: int,
+    event: Sequence[int],
+    like: Tensor,
+    seed: Seed,
+    start: int,
+) -> Tensor:
+    """Draw n events from index ``start`` on; with an int seed each depends on its index alone."""
     event = tuple(event)
     if isinstance(seed, bool) or not isinstance(seed, int):
         if seed is not None or torch.compiler.is_compiling():
-            return _torch(kind, (n, *event), like, _generator(seed, like.device))
+            return _torch(distribution, (n, *event), like, _generator(seed, like.device))
         with _TURNS:
-            return _torch(kind, (n, *event), like, None)
+            return _torch(distribution, (n, *event), like, None)
     _TURNS.offer()
-    # Indices are grouped into blocks with one generator each, so that a draw depends on its index
-    # alone.
+    # Indices are grouped into blocks with one generator each.
     size = max(1, BLOCK // max(1, math.prod(event)))
-    seeds = [integer(fold(seed, block)) for block in range(start // size, -(-(start + n) // size))]
+    blocks = range(start // size, -(-(start + n) // size))
+    seeds = [integer(fold(seed, block)) for block in blocks]
     if not seeds:
         return like.new_empty((0, *event))
     if like.device.type == "cpu":
-        drawn = _numpy(kind, seeds, (size, *event), like.dtype)
+        noise = _numpy(distribution, seeds, (size, *event), like.dtype)
     else:
-        drawn = torch.cat(
-            [_torch(kind, (size, *event), like, _generator(part, like.device)) for part in seeds]
-        )
+        block_draws = [
+            _torch(distribution, (size, *event), like, _generator(block_seed, like.device))
+            for block_seed in seeds
+        ]
+        noise = torch.cat(block_draws)
     offset = start % size
-    return drawn[offset : offset + n]
+    return noise[offset : offset + n]

@@ -1,6 +1,4 @@
-"""Frozen dataclass specs to JSON and back, so that files can describe their contents without
-code.
-"""
+"""Frozen dataclass specs as JSON, so that files can describe their contents without code."""
 
 from __future__ import annotations
 
@@ -12,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-NAMED = "spec"  # the key that marks a spec in JSON
+# Every object in the JSON has one of these four keys, so that no dict looks like a spec.
+NAMED = "spec"  # a spec
+OPAQUE = "callable"  # a value JSON cannot hold
+DICT = "dict"
+TUPLE = "tuple"
 LATER = "later"  # the key in the metadata of fields that were added to a spec later
-OPAQUE = "callable"  # the key that marks a value JSON cannot hold
-DICT, TUPLE = (
-    "dict",
-    "tuple",
-)  # every object in the JSON has one of these four keys: no dict looks like a spec
+MIN_SIMILARITY = 0.6  # of a name and the one that is proposed instead
 
 
-def described(doc: str | None) -> dict[str, str]:
-    """The entries of the ``Args`` section of a docstring, by name."""
+def args_entries(doc: str | None) -> dict[str, str]:
+    """Return the entries of the ``Args`` section of a docstring, by name."""
     _, _, section = inspect.cleandoc(doc or "").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+:.*(?:\n {8}.*)*)", section.partition("\n\n")[0], re.MULTILINE)
     return {entry.partition(":")[0]: entry for entry in entries}
@@ -39,32 +37,34 @@ class Checked:
         super().__init_subclass__(**options)
         inherited: dict[str, str] = {}
         for base in cls.__mro__[1:]:
-            inherited = described(base.__dict__.get("__doc__")) | inherited
+            inherited = args_entries(base.__dict__.get("__doc__")) | inherited
         doc = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
-        own = described(doc)
+        entries = args_entries(doc)
         added = [
             f"    {text}"
             for name, text in inherited.items()
-            if name not in own and f"``{name}``:" not in doc
+            if name not in entries and f"``{name}``:" not in doc
         ]
         if doc and added:
             cls.__doc__ = _insert_args(doc, "\n".join(added)) + "\n"
 
-    def _check(self, names: Sequence[str], valid: Callable[[Any], bool], what: str) -> None:
+    def _check(self, names: Sequence[str], is_valid: Callable[[Any], bool], condition: str) -> None:
+        """Raise a ValueError with the condition unless these fields are valid."""
         for name in names:
             value = getattr(self, name)
-            if not valid(value):
-                raise ValueError(f"{type(self).__name__} {name} must be {what}, got {value!r:.60}")
+            if not is_valid(value):
+                raise ValueError(
+                    f"{type(self).__name__} {name} must be {condition}, got {value!r:.60}"
+                )
 
     def _check_whole(self, *names: str, least: int = 1) -> None:
-        """A ValueError unless these fields are None or whole numbers of at least ``least``."""
+        """Raise a ValueError unless these fields are None or whole numbers, at least ``least``."""
 
-        def valid(value: Any) -> bool:
-            return value is None or (
-                isinstance(value, int) and not isinstance(value, bool) and value >= least
-            )
+        def is_valid(value: Any) -> bool:
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            return value is None or (is_integer and value >= least)
 
-        self._check(names, valid, f"a whole number of at least {least}")
+        self._check(names, is_valid, f"a whole number of at least {least}")
 
     def _check_positive(self, *names: str) -> None:
         """Raise a ValueError unless these fields are None or positive and finite."""
@@ -75,30 +75,33 @@ class Checked:
         self._check(names, is_valid, "positive and finite")
 
     def _check_finite(self, *names: str) -> None:
-        """A ValueError unless these fields are finite numbers."""
-        self._check(
-            names,
-            lambda value: _is_number(value) and abs(value) <= sys.float_info.max,
-            "a finite number",
-        )
+        """Raise a ValueError unless these fields are finite numbers."""
+
+        def is_valid(value: Any) -> bool:
+            return _is_number(value) and abs(value) <= sys.float_info.max
+
+        self._check(names, is_valid, "a finite number")
 
     def _check_kind(self, kind: type, *names: str) -> None:
-        """A ValueError unless these fields are of this type."""
+        """Raise a ValueError unless these fields are of this type."""
         self._check(names, lambda value: isinstance(value, kind), f"a {kind.__name__}")
 
     def _check_words(self, *names: str) -> None:
-        """A ValueError unless these fields are tuples of different words."""
+        """Raise a ValueError unless these fields are tuples of different words."""
 
-        def valid(value: Any) -> bool:
-            words = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
-            return words and len(set(value)) == len(value)
+        def is_valid(value: Any) -> bool:
+            has_words = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+            return has_words and len(set(value)) == len(value)
 
-        self._check(names, valid, "different words")
+        self._check(names, is_valid, "different words")
 
     def _check_choice(self, name: str, choices: Sequence[str]) -> None:
-        """A ValueError unless this field is one of the choices."""
-        valid = f"one of {', '.join(choices)}"
-        self._check([name], lambda value: isinstance(value, str) and value in choices, valid)
+        """Raise a ValueError unless this field is one of the choices."""
+
+        def is_valid(value: Any) -> bool:
+            return isinstance(value, str) and value in choices
+
+        self._check([name], is_valid, f"one of {', '.join(choices)}")
 
 
 def _insert_args(doc: str, entries: str) -> str:
@@ -110,15 +113,23 @@ def _insert_args(doc: str, entries: str) -> str:
     return f"{before}{heading}{args}\n{entries}{separator}{rest}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
+    """Return whether this is an int or a float; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """`` (did you mean 'x'?)`` for a name that is close to another, else an empty string."""
-    lower = {other.lower(): other for other in reversed(names)}
-    close = get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6)
-    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
+    """Return `` (did you mean 'x'?)`` for a name that is close to a known one, else "".
+
+    Args:
+        name: the name that is not known.
+        names: the known names.
+    """
+    by_lower_case = {known.lower(): known for known in reversed(names)}
+    matches = get_close_matches(name.lower(), list(by_lower_case), n=1, cutoff=MIN_SIMILARITY)
+    if not matches:
+        return ""
+    return f" (did you mean {by_lower_case[matches[0]]!r}?)"
 
 
 def later_field(default: Any) -> Any:
@@ -134,23 +145,31 @@ def later_field(default: Any) -> Any:
 
 
 def is_written(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Return whether the JSON of a spec has this field."""
+    """Return whether the JSON of a spec has this field.
+
+    Args:
+        field: the field.
+        value: the spec.
+    """
     is_unchanged = field.metadata.get(LATER, False) and getattr(value, field.name) == field.default
     return field.compare and not is_unchanged
 
 
 def to_json(value: Any) -> Any:
-    """A spec (or a dict, list or plain value with specs in it) as plain JSON values.
+    """Return a spec as plain JSON values.
 
     A callable becomes a marker with its name: the file can be written, but loading needs the spec
     itself again. Fields with ``compare=False`` change no result and are left out, as are fields of
     ``later_field`` at their defaults.
+
+    Args:
+        value: a spec, or a dict, list, tuple or plain value with specs in it.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            f.name: to_json(getattr(value, f.name))
-            for f in dataclasses.fields(value)
-            if is_written(f, value)
+            field.name: to_json(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if is_written(field, value)
         }
         return {NAMED: type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
@@ -165,8 +184,14 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any, *families: type) -> Any:
-    """The inverse of ``to_json``: specs are found by name among the subclasses of ``families``, and
-    nothing is run.
+    """Invert ``to_json``; no code of the file is run.
+
+    Args:
+        value: plain JSON values.
+        families: classes among whose subclasses specs are looked up by name.
+
+    Raises:
+        ValueError: for callables, for unknown names and for fields that a spec does not have.
     """
     if isinstance(value, list):
         return [from_json(item, *families) for item in value]
@@ -174,7 +199,8 @@ def from_json(value: Any, *families: type) -> Any:
         return value
     if OPAQUE in value:
         raise ValueError(
-            f"the file was written with a custom {value[OPAQUE]!r}, which files cannot hold, since loading runs no code"
+            f"the file was written with a custom {value[OPAQUE]!r}, which files cannot hold, since "
+            "loading runs no code"
         )
     if DICT in value:
         return {from_json(key, *families): from_json(item, *families) for key, item in value[DICT]}
@@ -184,16 +210,17 @@ def from_json(value: Any, *families: type) -> Any:
     name = value[NAMED]
     if name not in known:
         raise ValueError(
-            f"the file names {name!r}, which is unknown here; import the module that defines it, or update bayou"
+            f"the file names {name!r}, which is unknown here; import the module that defines it, "
+            "or update bayou"
         )
     try:
-        return known[name](
-            **{key: from_json(item, *families) for key, item in value["fields"].items()}
-        )
+        fields = {key: from_json(item, *families) for key, item in value["fields"].items()}
+        return known[name](**fields)
     except TypeError as error:
         raise ValueError(f"the file's {name} does not fit this version of bayou: {error}") from None
 
 
 def _subclasses(cls: type) -> list[type]:
+    """Return a class and all classes below it."""
     children: list[type] = cls.__subclasses__()
-    return [cls, *(found for child in children for found in _subclasses(child))]
+    return [cls, *(descendant for child in children for descendant in _subclasses(child))]

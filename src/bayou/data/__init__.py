@@ -43,15 +43,30 @@ def load(
     ood: str | None = None,
     root: str | Path | None = None,
 ) -> DataSet:
-    """A data set by name (``CATALOGUE``), or a CSV, TSV, Parquet or NPZ file with its ``target``
-    column.
+    """Load a data set by name, or a file with a target column.
 
-    ``split`` selects one of the published splits, or of those generated from ``seed``;
-    ``test_fraction`` of a table's rows are held out. ``task`` overrides the task inferred from the
-    target. ``drop``: columns of a table to leave out;
-    ``id``: the column that identifies rows, not an input, copied to predictions. ``ood`` names
-    another source of out-of-distribution images, or is ``"none"``. Files are looked for in
-    ``root``, ``$BAYOU_DATA`` and the cache. Unusable data raise a ``DataError``.
+    Args:
+        name_or_path: a name of ``CATALOGUE``, or the path of a CSV, TSV, Parquet or NPZ file.
+        target: the target column of a file.
+        task: "classification" or "regression"; by default inferred from the target.
+        drop: columns of a file that are not used.
+        id: the column of a file that identifies rows: not an input, copied to predictions.
+        split: the number of one of the published splits, or of those generated from ``seed``.
+        seed: of generated data and splits.
+        test_fraction: of the rows of a file, which are held out; 0.2 by default.
+        ood: another source of out-of-distribution images, or ``"none"``.
+        root: a folder in which files are looked for before ``$BAYOU_DATA`` and the cache.
+
+    Returns:
+        Training and test rows as tensors, standardized by the training rows.
+
+    Raises:
+        DataError: there is no such data set, a file is missing, or the data cannot be used.
+
+    Example:
+        >>> from bayou.data import load
+        >>> data = load("moons")
+        >>> x, y = data.train
     """
     if isinstance(name_or_path, Path) or is_path(name_or_path):
         if ood is not None:
@@ -60,9 +75,8 @@ def load(
             )
         from bayou.data.tables import Options, load_table
 
-        return load_table(
-            name_or_path, Options(target, task, tuple(drop), id, split, seed, test_fraction)
-        )
+        options = Options(target, task, tuple(drop), id, split, seed, test_fraction)
+        return load_table(name_or_path, options)
     entry = find(name_or_path)
     if target is not None:
         raise DataError(f"{entry.name!r} has a fixed target; --target is for a file")
@@ -79,30 +93,39 @@ def load(
     if entry.source == "uci":
         from bayou.data.uci import load_uci
 
-        _no_ood(entry, ood)
+        _check_no_ood(entry, ood)
         return load_uci(entry, split, root)
     from bayou.data import toys
 
     if entry.name.startswith("digits"):
         return toys.digits(entry, split, ood)
-    _no_ood(entry, ood)
-    makers: dict[str, Callable[[Entry, int], DataSet]] = {"moons": toys.moons, "cubic": toys.cubic}
+    _check_no_ood(entry, ood)
+    generators: dict[str, Callable[[Entry, int], DataSet]] = {
+        "moons": toys.moons,
+        "cubic": toys.cubic,
+    }
     if entry.splits is not None and split >= entry.splits:
         raise DataError(f"{entry.name!r} has one split, 0; got {split}")
-    return makers.get(entry.name, toys.two_bumps)(entry, seed + 1000 * split)
+    generate = generators.get(entry.name, toys.two_bumps)
+    return generate(entry, seed + 1000 * split)
 
 
 def is_path(text: str) -> bool:
-    """Whether a text names a file rather than a data set: by its suffix, a separator, or because it
-    exists.
+    """Return whether a text names a file rather than a data set.
+
+    It does by its suffix, a separator, or because the file exists.
+
+    Args:
+        text: a name or a path.
     """
     if text in CATALOGUE:
         return False
-    return (
-        text.lower().endswith(TABLE_SUFFIXES) or "/" in text or "\\" in text or Path(text).is_file()
-    )
+    if text.lower().endswith(TABLE_SUFFIXES) or "/" in text or "\\" in text:
+        return True
+    return Path(text).is_file()
 
 
-def _no_ood(entry: Entry, ood: str | None) -> None:
+def _check_no_ood(entry: Entry, ood: str | None) -> None:
+    """Raise a DataError if another source is requested for a data set that cannot have one."""
     if ood not in (None, *entry.ood):
         raise DataError(f"ood of {entry.name!r} cannot be chosen; got {ood!r}")

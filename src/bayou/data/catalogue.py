@@ -1,5 +1,6 @@
-"""The data sets by name, with summaries and files. It needs the standard library only, so that
-listing is fast.
+"""The data sets by name, with summaries and files.
+
+It needs the standard library only, so that listing is fast.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ class DataError(ValueError):
 @final
 @dataclass(frozen=True)
 class File:
-    """A file: its path below a data folder, alternative paths, size, SHA-256 and public URLs.
+    """A published file.
 
-    ``origin``: the source of a file that is not published in this form.
+    Args:
+        path: below a data folder.
+        size: bytes.
+        sha256: of the bytes.
+        urls: public addresses.
+        other_paths: alternative paths below a data folder.
+        origin: the source of a file that is not published in this form.
     """
 
     path: str
@@ -54,7 +61,20 @@ class File:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """One data set: it needs ``files``, or one of the alternative lists in ``instead``."""
+    """A data set: it needs ``files``, or one of the alternative lists in ``instead``.
+
+    Args:
+        name: for ``load``.
+        task: "classification" or "regression".
+        source: "made" for generated data, "images" or "uci".
+        summary: one line for ``bayou list data``.
+        files: that it needs.
+        instead: alternative lists of files.
+        ood: sources of out-of-distribution inputs, of which the first available one is used.
+        classes: their names.
+        splits: the number of published splits; None where any number can be generated.
+        folder: of a UCI set, inside the archive.
+    """
 
     name: str
     task: Task
@@ -62,26 +82,39 @@ class Entry:
     summary: str
     files: tuple[File, ...] = ()
     instead: tuple[tuple[File, ...], ...] = ()
-    ood: tuple[str, ...] = ()  # out-of-distribution inputs, the first available
+    ood: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
-    splits: int | None = None  # published splits; None where any number can be generated
-    folder: str = ""  # of a UCI set, inside the archive
+    splits: int | None = None
+    folder: str = ""
+
+
+TRAIN_IMAGES = "train-images-idx3"
+TRAIN_LABELS = "train-labels-idx1"
+TEST_IMAGES = "t10k-images-idx3"
+TEST_LABELS = "t10k-labels-idx1"
 
 
 def _idx(
-    folder: str, url: str, torchvision: str, facts: dict[str, tuple[int, str]]
+    folder: str,
+    url: str,
+    torchvision: str,
+    published: dict[str, tuple[int, str]],
 ) -> tuple[File, ...]:
-    return tuple(
-        File(
-            *(f"{folder}/{stem}-ubyte.gz", size, sha256, (f"{url}/{stem}-ubyte.gz",)),
-            (f"{torchvision}/raw/{stem}-ubyte.gz",) if torchvision else (),
-        )
-        for stem, (size, sha256) in facts.items()
-    )
+    """Return gzipped idx files by their stems.
 
+    Args:
+        folder: below a data folder.
+        url: of the folder with the files.
+        torchvision: the folder in which torchvision puts them, or "".
+        published: the size and SHA-256 by stem.
+    """
+    files = []
+    for stem, (size, sha256) in published.items():
+        name = f"{stem}-ubyte.gz"
+        other_paths = (f"{torchvision}/raw/{name}",) if torchvision else ()
+        files.append(File(f"{folder}/{name}", size, sha256, (f"{url}/{name}",), other_paths))
+    return tuple(files)
 
-TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3", "train-labels-idx1"
-TEST_IMAGES, TEST_LABELS = "t10k-images-idx3", "t10k-labels-idx1"
 
 MNIST = _idx(
     "mnist",
@@ -182,67 +215,152 @@ UCI_ARCHIVE = File(
 
 
 def _images(
-    name: str, summary: str, files: tuple[File, ...], classes: tuple[str, ...] = (), **more: Any
+    name: str,
+    summary: str,
+    files: tuple[File, ...],
+    classes: tuple[str, ...] = (),
+    **settings: Any,
 ) -> Entry:
-    return Entry(name, "classification", "images", summary, files, classes=classes, **more)
+    """Return an entry of images from files."""
+    return Entry(name, "classification", "images", summary, files, classes=classes, **settings)
 
 
 def _uci(name: str, folder: str, summary: str, splits: int = 20) -> Entry:
+    """Return an entry of a UCI regression."""
     return Entry(name, "regression", "uci", summary, (UCI_ARCHIVE,), splits=splits, folder=folder)
 
 
-def _made(
-    name: str, task: Task, ood: str, summary: str, classes: tuple[str, ...] = (), **more: Any
+def _toy(
+    name: str,
+    task: Task,
+    ood: str,
+    summary: str,
+    classes: tuple[str, ...] = (),
+    **settings: Any,
 ) -> Entry:
-    return Entry(name, task, "made", summary, ood=(ood,), classes=classes, **more)
+    """Return an entry of data that need no files."""
+    return Entry(name, task, "made", summary, ood=(ood,), classes=classes, **settings)
 
 
-# fmt: off
 _ENTRIES = (
-    _made("digits", "classification", "letters",
-          "8×8 handwritten digits of scikit-learn, 1,438 to train on; out of distribution: drawn letters",
-          DIGIT_CLASSES),
-    _made("digits-few", "classification", "letters",
-          "the same digits, 179 to train on and 1,618 to test on; out of distribution: drawn letters", DIGIT_CLASSES),
-    _made("digits5", "classification", "digits 5-9",
-          "the digits 0 to 4 of the same set; out of distribution: the digits 5 to 9", DIGIT_CLASSES[:5]),
-    _made("moons", "classification", "far points",
-          "two interleaving half circles in the plane; out of distribution: points away from both", ("upper", "lower")),
-    _made("cubic", "regression", "outside [-4, 4]", splits=1, summary=
-          "20 points of y = x³ + N(0, 9) on [-4, 4], with an HMC reference; out of distribution: 4 < |x| < 6"),
-    _made("two-bumps", "regression", "gap",
-          "a curve observed in two clusters of inputs; out of distribution: the gap between them"),
-    _made("two-bumps-hetero", "regression", "gap", "the same curve with noise that increases from left to right"),
-    _images("mnist", "28×28 handwritten digits, 60,000 to train on", MNIST, DIGIT_CLASSES,
-            ood=("notmnist", "fashion", "kmnist")),
-    _images("fashion", "28×28 images of clothes, 60,000 to train on", FASHION, FASHION_CLASSES,
-            ood=("mnist", "kmnist", "notmnist")),
-    _images("kmnist", "28×28 Japanese characters, the 10,000 test images: out of distribution only", KMNIST),
-    _images("notmnist", "28×28 letters A to J in many fonts, 10,000: out of distribution only", NOTMNIST),
-    _images("cifar10", "32×32 color photographs of 10 classes, 50,000 to train on", CIFAR_BINARY, CIFAR_CLASSES,
-            instead=(CIFAR_SHEETS,)),
-    _images("cifar5", "the first 5 classes of cifar10; out of distribution: the other 5", CIFAR_BINARY,
-            CIFAR_CLASSES[:5], instead=(CIFAR_SHEETS,), ood=("cifar10 classes 5-9",)),
+    _toy(
+        "digits",
+        "classification",
+        "letters",
+        "8×8 handwritten digits of scikit-learn, 1,438 to train on; out of distribution: drawn "
+        "letters",
+        DIGIT_CLASSES,
+    ),
+    _toy(
+        "digits-few",
+        "classification",
+        "letters",
+        "the same digits, 179 to train on and 1,618 to test on; out of distribution: drawn letters",
+        DIGIT_CLASSES,
+    ),
+    _toy(
+        "digits5",
+        "classification",
+        "digits 5-9",
+        "the digits 0 to 4 of the same set; out of distribution: the digits 5 to 9",
+        DIGIT_CLASSES[:5],
+    ),
+    _toy(
+        "moons",
+        "classification",
+        "far points",
+        "two interleaving half circles in the plane; out of distribution: points away from both",
+        ("upper", "lower"),
+    ),
+    _toy(
+        "cubic",
+        "regression",
+        "outside [-4, 4]",
+        splits=1,
+        summary="20 points of y = x³ + N(0, 9) on [-4, 4], with an HMC reference; out of "
+        "distribution: 4 < |x| < 6",
+    ),
+    _toy(
+        "two-bumps",
+        "regression",
+        "gap",
+        "a curve observed in two clusters of inputs; out of distribution: the gap between them",
+    ),
+    _toy(
+        "two-bumps-hetero",
+        "regression",
+        "gap",
+        "the same curve with noise that increases from left to right",
+    ),
+    _images(
+        "mnist",
+        "28×28 handwritten digits, 60,000 to train on",
+        MNIST,
+        DIGIT_CLASSES,
+        ood=("notmnist", "fashion", "kmnist"),
+    ),
+    _images(
+        "fashion",
+        "28×28 images of clothes, 60,000 to train on",
+        FASHION,
+        FASHION_CLASSES,
+        ood=("mnist", "kmnist", "notmnist"),
+    ),
+    _images(
+        "kmnist",
+        "28×28 Japanese characters, the 10,000 test images: out of distribution only",
+        KMNIST,
+    ),
+    _images(
+        "notmnist", "28×28 letters A to J in many fonts, 10,000: out of distribution only", NOTMNIST
+    ),
+    _images(
+        "cifar10",
+        "32×32 color photographs of 10 classes, 50,000 to train on",
+        CIFAR_BINARY,
+        CIFAR_CLASSES,
+        instead=(CIFAR_SHEETS,),
+    ),
+    _images(
+        "cifar5",
+        "the first 5 classes of cifar10; out of distribution: the other 5",
+        CIFAR_BINARY,
+        CIFAR_CLASSES[:5],
+        instead=(CIFAR_SHEETS,),
+        ood=("cifar10 classes 5-9",),
+    ),
     _uci("boston", "bostonHousing", "prices of houses, 506 rows"),
     _uci("concrete", "concrete", "strength of concrete, 1,030 rows"),
     _uci("energy", "energy", "heating load of buildings, 768 rows"),
     _uci("kin8nm", "kin8nm", "a robot arm of 8 links, 8,192 rows"),
     _uci("naval", "naval-propulsion-plant", "decay of a ship's compressor, 11,934 rows"),
     _uci("power", "power-plant", "output of a power plant, 9,568 rows"),
-    _uci("protein", "protein-tertiary-structure", "deviations of protein structures, 45,730 rows", splits=5),
+    _uci(
+        "protein",
+        "protein-tertiary-structure",
+        "deviations of protein structures, 45,730 rows",
+        splits=5,
+    ),
     _uci("wine", "wine-quality-red", "quality of red wines, 1,599 rows"),
     _uci("yacht", "yacht", "resistance of yachts, 308 rows"),
 )
-# fmt: on
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".parquet", ".npz")
 
 
 def find(name: str) -> Entry:
-    """The entry of a name; the error for an unknown name suggests the nearest."""
+    """Return the entry of a name; the error for an unknown name suggests the nearest.
+
+    Args:
+        name: of the data set.
+
+    Raises:
+        DataError: there is no such data set.
+    """
     if name in CATALOGUE:
         return CATALOGUE[name]
+    suggestion = nearest(name, list(CATALOGUE))
     raise DataError(
-        f"there is no data set {name!r}{nearest(name, list(CATALOGUE))}; the names are {', '.join(CATALOGUE)}, "
-        f"and a path must end in {', '.join(TABLE_SUFFIXES)}"
+        f"there is no data set {name!r}{suggestion}; the names are {', '.join(CATALOGUE)}, and a "
+        f"path must end in {', '.join(TABLE_SUFFIXES)}"
     )

@@ -17,15 +17,17 @@ Flags = NDArray[np.bool_]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "#n/a", "<na>", "nat"})
 MISSING_NUMBER = MISSING | {"none", "-", "--", ".", "missing", "inf", "-inf", "+inf"}
 MISSING_LEVEL = "(missing)"
-EXACT = 2**53
+EXACT = 2**53  # whole numbers below are exact in float64
 MAX_QUOTED = 80  # characters of a cell in a message
-MAX_NUMBER = 400  # characters of a plain number; longer cells are text, and an array of them could fill the memory
+# Characters of a plain number; longer cells are text, and an array of them could fill the memory.
+MAX_NUMBER_LENGTH = 400
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
-_DRESS = re.compile(r"^[$€£¥]\s*|\s*[%€]$")
+_CURRENCY_OR_PERCENT = re.compile(r"^[$€£¥]\s*|\s*[%€]$")
 _DATE = re.compile(
-    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?.{0,6})?"
-    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))"  # a date
+    r"([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?.{0,6})?"  # and a time of day
+    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"  # or a time of day
 )
 
 
@@ -41,14 +43,19 @@ def quote(text: str) -> str:
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
-    """A number in a common notation, ``1,234.5``,
-    ``$12``, ``7 %``, ``3,14`` with ``decimal_comma``; else None.
+    """Return a number in a common notation, else None.
+
+    Notations are ``1,234.5``, ``$12``, ``7 %``, and ``3,14`` with ``decimal_comma``.
+
+    Args:
+        text: of a cell.
+        decimal_comma: whether the comma is the decimal point.
     """
     text = text.strip().strip("'\"")
     try:
         return None if "_" in text else float(text)
     except ValueError:
-        text = _DRESS.sub("", text)
+        text = _CURRENCY_OR_PERCENT.sub("", text)
         if decimal_comma and _DECIMAL_COMMA.fullmatch(text):
             text = text.replace(".", "").replace(",", ".")
         elif _THOUSANDS.fullmatch(text):
@@ -60,28 +67,43 @@ def number(text: str, decimal_comma: bool = False) -> float | None:
 
 
 def has_decimal_commas(columns: Iterable[list[str]]) -> bool:
-    """Whether numbers are written ``3,14``: some cells have no other reading, and no number has a
-    decimal point.
+    """Return whether numbers are written ``3,14``.
+
+    Some cells must have no other reading, and no number may have a decimal point.
+
+    Args:
+        columns: the cells of each.
     """
-    found = False
-    for cells in columns:
-        bare = [_DRESS.sub("", cell.strip()) for cell in cells[:1000]]
-        if any("." in cell and number(cell) is not None for cell in bare):
+    has_comma_column = False
+    for column in columns:
+        cells = [_CURRENCY_OR_PERCENT.sub("", cell.strip()) for cell in column[:1000]]
+        if any("." in cell and number(cell) is not None for cell in cells):
             return False
-        odd = sum(
-            bool(_DECIMAL_COMMA.fullmatch(cell)) and not _THOUSANDS.fullmatch(cell) for cell in bare
+        comma_count = sum(
+            bool(_DECIMAL_COMMA.fullmatch(cell)) and not _THOUSANDS.fullmatch(cell)
+            for cell in cells
         )
-        found = found or odd > 0.5 * sum(cell.lower() not in MISSING_NUMBER for cell in bare)
-    return found
+        present_count = sum(cell.lower() not in MISSING_NUMBER for cell in cells)
+        if comma_count > 0.5 * present_count:
+            has_comma_column = True
+    return has_comma_column
 
 
-def exact(numbers: Iterable[float | None]) -> bool:
-    """Whether whole numbers up to these are exact in float64."""
+def are_exact(numbers: Iterable[float | None]) -> bool:
+    """Return whether whole numbers up to these are exact in float64.
+
+    Args:
+        numbers: the least and the largest; None for none.
+    """
     return all(value is None or abs(value) < EXACT for value in numbers)
 
 
 def label(value: float) -> str:
-    """A number as the name of a class or category: ``3`` for 3.0, ``""`` for nan."""
+    """Return a number as the name of a class or category: ``3`` for 3.0, ``""`` for nan.
+
+    Args:
+        value: the number.
+    """
     if value != value:
         return ""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
@@ -90,8 +112,11 @@ def label(value: float) -> str:
 @final
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The raw cells of a column, numbers (nan if missing) or text (``""``), with their
-    interpretations.
+    """The raw cells of a column, with their interpretations as numbers and as categories.
+
+    Args:
+        cells: numbers (nan if missing) or text (``""``).
+        decimal_comma: whether the comma is the decimal point in text.
     """
 
     cells: Numbers | list[str]
@@ -99,66 +124,89 @@ class Column:
 
     @staticmethod
     def of(values: Any) -> Column:
-        """Any sequence."""
-        is_long = isinstance(values, list) and any(
-            isinstance(v, str) and len(v) > MAX_NUMBER for v in values
+        """Return the column of any sequence.
+
+        Args:
+            values: numbers or text; integers that float64 cannot hold become text.
+        """
+        has_long_text = isinstance(values, list) and any(
+            isinstance(value, str) and len(value) > MAX_NUMBER_LENGTH for value in values
         )
-        array = np.asarray(values, dtype=object if is_long else None)
+        array = np.asarray(values, dtype=object if has_long_text else None)
         if array.ndim != 1:
             raise ValueError(f"a column must be one-dimensional, got shape {array.shape}")
-        whole = array.dtype.kind in "iu"
-        if array.dtype.kind == "f" or (
-            whole and (not array.size or exact((int(array.min()), int(array.max()))))
-        ):
+        is_exact = array.dtype.kind == "f"
+        if array.dtype.kind in "iu":
+            is_exact = not array.size or are_exact((int(array.min()), int(array.max())))
+        if is_exact:
             return Column(array.astype(np.float64))
-        return Column(
-            ["" if cell is None or cell != cell else str(cell) for cell in array.tolist()]
-        )
+        cells = ["" if cell is None or cell != cell else str(cell) for cell in array.tolist()]
+        return Column(cells)
 
     def __len__(self) -> int:
+        """Return the number of cells."""
         return len(self.cells)
 
     def text(self, row: int) -> str:
-        """The raw text of a cell."""
-        return self.cells[row] if isinstance(self.cells, list) else label(float(self.cells[row]))
+        """Return the raw text of a cell.
+
+        Args:
+            row: its index.
+        """
+        if isinstance(self.cells, list):
+            return self.cells[row]
+        return label(float(self.cells[row]))
 
     def take(self, rows: NDArray[np.int64]) -> Column:
-        """Some of the rows."""
-        cells = (
-            [self.cells[i] for i in rows.tolist()]
-            if isinstance(self.cells, list)
-            else self.cells[rows]
-        )
-        return Column(cells, self.decimal_comma)
+        """Return the column of some rows.
+
+        Args:
+            rows: their indices.
+        """
+        if isinstance(self.cells, list):
+            return Column([self.cells[i] for i in rows.tolist()], self.decimal_comma)
+        return Column(self.cells[rows], self.decimal_comma)
 
     @cached_property
-    def _parsed(self) -> tuple[Numbers, Flags]:
+    def _numbers(self) -> tuple[Numbers, Flags]:
         """Numbers, nan where there is none, and which cells are neither a number nor blank."""
-        cells = self.cells
         try:
-            if isinstance(cells, list) and max(map(len, cells), default=0) > MAX_NUMBER:
-                raise ValueError("not a column of plain numbers")
-            values = np.asarray(
-                cells, dtype=None if isinstance(cells, np.ndarray) else np.str_
-            ).astype(np.float64)
-            bad = np.zeros(len(cells), bool)  # fast path: every cell is a plain number
+            values = self._plain_numbers()
+            is_bad = np.zeros(len(self.cells), bool)
         except ValueError:
-            blank = np.array([str(cell).strip().lower() in MISSING_NUMBER for cell in cells])
-            pairs = zip(cells, blank, strict=True)
-            read = [None if skip else number(str(cell), self.decimal_comma) for cell, skip in pairs]
-            values = np.array([np.nan if value is None else value for value in read])
-            bad = np.array([value is None for value in read]) & ~blank
-        return np.where(np.isfinite(values), values, np.nan), bad
+            values, is_bad = self._numbers_in_any_notation()
+        return np.where(np.isfinite(values), values, np.nan), is_bad
+
+    def _plain_numbers(self) -> Numbers:
+        """Convert all cells at once, or raise a ValueError if one is not a plain number."""
+        cells = self.cells
+        if isinstance(cells, np.ndarray):
+            return cells.astype(np.float64)
+        if max(map(len, cells), default=0) > MAX_NUMBER_LENGTH:
+            raise ValueError("not a column of plain numbers")
+        return np.asarray(cells, dtype=np.str_).astype(np.float64)
+
+    def _numbers_in_any_notation(self) -> tuple[Numbers, Flags]:
+        """Convert cell by cell; the second array tells which cells are no numbers."""
+        values = []
+        is_bad = []
+        for cell in self.cells:
+            text = str(cell)
+            is_blank = text.strip().lower() in MISSING_NUMBER
+            value = None if is_blank else number(text, self.decimal_comma)
+            values.append(np.nan if value is None else value)
+            is_bad.append(value is None and not is_blank)
+        return np.array(values), np.array(is_bad)
 
     @property
     def values(self) -> Numbers:
         """The cells as numbers; nan where a cell is blank, infinite or no number."""
-        return self._parsed[0]
+        return self._numbers[0]
 
     @property
     def bad(self) -> Flags:
         """Which cells are neither numbers nor blank."""
-        return self._parsed[1]
+        return self._numbers[1]
 
     @property
     def missing(self) -> Flags:
@@ -174,23 +222,19 @@ class Column:
         return ["" if cell.lower() in MISSING else cell for cell in stripped]
 
     @cached_property
-    def rounded(self) -> bool:
-        """Whether there are whole numbers that are not exact in float64; ``levels`` keep them
-        apart.
-        """
-        large = np.abs(self.values) >= EXACT
-        if not (isinstance(self.cells, list) and large.any()):
+    def loses_digits(self) -> bool:
+        """Whether different whole numbers become equal in float64; ``levels`` keep them apart."""
+        is_large = np.abs(self.values) >= EXACT
+        if not (isinstance(self.cells, list) and is_large.any()):
             return False
-        return len({self.levels[i] for i in np.flatnonzero(large).tolist()}) > len(
-            np.unique(self.values[large])
-        )
+        large_levels = {self.levels[i] for i in np.flatnonzero(is_large).tolist()}
+        return len(large_levels) > len(np.unique(self.values[is_large]))
 
     @property
     def holds_dates(self) -> bool:
         """Whether nine in ten of the first thousand present cells are dates or times of day."""
-        present = (
-            [level for level in self.levels if level][:1000] if isinstance(self.cells, list) else []
-        )
-        return bool(present) and sum(bool(_DATE.fullmatch(cell)) for cell in present) >= 0.9 * len(
-            present
-        )
+        if not isinstance(self.cells, list):
+            return False
+        present = [level for level in self.levels if level][:1000]
+        date_count = sum(bool(_DATE.fullmatch(cell)) for cell in present)
+        return bool(present) and date_count >= 0.9 * len(present)

@@ -20,11 +20,21 @@ Pair = tuple[Any, Any]  # x, y
 class DataSet:
     """Inputs and targets, ready for a network.
 
-    ``train`` and ``test`` are pairs (x, y): x float32 (N, *shape); y int64 (N,) classes, or float32
-    (N, 1) standardized
-    by the training rows: y in original units is y·y_scale + y_mean. ``ood``: out-of-distribution
-    inputs of the same
-    shape. ``notes``: sentences about the preprocessing.
+    A pair (x, y) has x float32 (N, *shape), and y int64 (N,) for classes or float32 (N, 1) for
+    numbers, standardized by the training rows: y in original units is y·y_scale + y_mean.
+
+    Args:
+        name: of the data set or the file.
+        train: the training rows, x and y.
+        test: the test rows, x and y.
+        preprocessor: makes inputs of new rows.
+        ood: out-of-distribution inputs of the same shape, if any.
+        ood_name: what they are.
+        notes: sentences about the preprocessing.
+
+    Example:
+        >>> from bayou.data import load
+        >>> x, y = load("two-bumps").train
     """
 
     name: str
@@ -45,18 +55,27 @@ class DataSet:
         ood_name: str | None,
         notes: list[str],
     ) -> DataSet:
-        """Arrays of network inputs; without ``ood`` its name is ignored."""
+        """Return a data set of arrays of network inputs.
+
+        Args:
+            name: of the data set or the file.
+            preprocessor: makes inputs of new rows.
+            train: x and y.
+            test: x and y.
+            ood: out-of-distribution inputs, or None.
+            ood_name: what they are; ignored without them.
+            notes: sentences about the preprocessing.
+        """
         import torch
 
-        (x, y), (x_test, y_test) = (tuple(map(torch.as_tensor, pair)) for pair in (train, test))
-        away = None if ood is None else torch.as_tensor(ood)
+        has_ood = ood is not None
         return DataSet(
             name,
-            (x, y),
-            (x_test, y_test),
+            (torch.as_tensor(train[0]), torch.as_tensor(train[1])),
+            (torch.as_tensor(test[0]), torch.as_tensor(test[1])),
             preprocessor,
-            away,
-            None if ood is None else ood_name,
+            torch.as_tensor(ood) if has_ood else None,
+            ood_name if has_ood else None,
             notes,
         )
 
@@ -88,9 +107,9 @@ class DataSet:
     @property
     def output_size(self) -> int:
         """The number of network outputs: one per class, or one."""
-        return (
-            len(self.class_names) if self.task == "classification" else int(self.train[1].shape[1])
-        )
+        if self.task == "classification":
+            return len(self.class_names)
+        return int(self.train[1].shape[1])
 
     @property
     def y_mean(self) -> float:
@@ -103,7 +122,11 @@ class DataSet:
         return self.preprocessor.y_scale
 
     def __repr__(self) -> str:
+        """Return the name, the task and the sizes."""
+        task = "regression"
+        if self.task == "classification":
+            task = f"{len(self.class_names)} classes"
         shape = "×".join(map(str, self.input_shape))
-        what = f"{len(self.class_names)} classes" if self.task == "classification" else "regression"
         ood = "" if self.ood is None else f", {len(self.ood)} {self.ood_name} out of distribution"
-        return f"DataSet({self.name!r}: {what}, inputs {shape}, {self.n} train, {len(self.test[1])} test{ood})"
+        rows = f"{self.n} train, {len(self.test[1])} test{ood}"
+        return f"DataSet({self.name!r}: {task}, inputs {shape}, {rows})"

@@ -18,12 +18,19 @@ MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 @final
 @dataclass(frozen=True)
 class Number(Checked):
-    """A column of numbers: (value − mean)/scale, ``median`` for a missing one, and a 0/1 column for
-    that if asked.
+    """The encoder of a column of numbers: (value − mean)/scale, the median for a missing one.
 
-    ``low`` and ``high``: the range of the training values. ``floor`` and ``ceiling``: a value
-    outside counts as missing, as 999999999 does in a column of small numbers
-    (``bayou.training.sentinels``).
+    Args:
+        name: of the column.
+        mean: of the training values.
+        scale: their standard deviation, or 1 if it is 0.
+        median: of the training values, for a missing value.
+        indicator: adds a 0/1 column for missing values.
+        low: the least training value.
+        high: the largest training value.
+        floor: smaller values count as missing, as 999999999 does in a column of small numbers
+            (``bayou.training.sentinels``).
+        ceiling: larger values count as missing.
     """
 
     name: str
@@ -37,6 +44,7 @@ class Number(Checked):
     ceiling: float = sys.float_info.max
 
     def __post_init__(self) -> None:
+        """Check the types and ranges of the fields."""
         self._check_kind(str, "name")
         self._check_kind(bool, "indicator")
         self._check_finite("mean", "scale", "median", "low", "high", "floor", "ceiling")
@@ -58,81 +66,125 @@ class Number(Checked):
             ceiling: larger values count as missing.
         """
         values = inside_range(values, floor, ceiling)
-        lost = np.isnan(values)
-        median, low, high = (float(f(values[~lost])) for f in (np.median, np.min, np.max))
-        mean, scale = mean_and_std(np.where(lost, median, values))
-        return Number(name, mean, scale or 1.0, median, bool(lost.any()), low, high, floor, ceiling)
+        is_missing = np.isnan(values)
+        present = values[~is_missing]
+        median = float(np.median(present))
+        mean, scale = mean_and_std(np.where(is_missing, median, values))
+        return Number(
+            name,
+            mean=mean,
+            scale=scale or 1.0,
+            median=median,
+            indicator=bool(is_missing.any()),
+            low=float(np.min(present)),
+            high=float(np.max(present)),
+            floor=floor,
+            ceiling=ceiling,
+        )
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the numbers it becomes."""
+        """Names of the inputs that it becomes."""
         return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
 
     def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
-        """Columns for the network."""
-        values, bad = self.values(column), column.bad
-        lost = np.isnan(values)
-        if bad.any():
-            notes.append(not_numbers(self.name, column))
-        if sentinels := self.describe_sentinels(column):
+        """Return the inputs of the network, one array for each.
+
+        Args:
+            column: the cells of all rows.
+            notes: to which those about unusual values are added.
+        """
+        values = self.values(column)
+        is_missing = np.isnan(values)
+        if column.bad.any():
+            notes.append(describe_text_cells(self.name, column))
+        sentinels = self.describe_sentinels(column)
+        if sentinels:
             notes.append(sentinels)
-        if lost.any() and not self.indicator:
+        if is_missing.any() and not self.indicator:
             notes.append(
-                f"Column {self.name!r}: {int(lost.sum())} missing values, none of them in training; "
-                f"filled with the median {self.median:g}."
+                f"Column {self.name!r}: {int(is_missing.sum())} missing values, none of them in "
+                f"training; filled with the median {self.median:g}."
             )
-        filled = np.where(lost, self.median, values)
+        complete = np.where(is_missing, self.median, values)
         with np.errstate(over="ignore"):
-            scaled = (filled - self.mean) / self.scale
-        far = np.abs(scaled) > MAX_DEVIATIONS
-        if far.any():
-            row = int(far.argmax())
+            scaled = (complete - self.mean) / self.scale
+        is_far = np.abs(scaled) > MAX_DEVIATIONS
+        if is_far.any():
+            row = int(is_far.argmax())
             notes.append(
-                f"Column {self.name!r}: {int(far.sum())} values are more than {MAX_DEVIATIONS:,.0f} standard "
-                f"deviations from the training mean (row {row + 1}: {filled[row]:g}) and were clipped; check them."
+                f"Column {self.name!r}: {int(is_far.sum())} values are more than "
+                f"{MAX_DEVIATIONS:,.0f} standard deviations from the training mean (row {row + 1}: "
+                f"{complete[row]:g}) and were clipped; check them."
             )
             scaled = np.clip(scaled, -MAX_DEVIATIONS, MAX_DEVIATIONS)
-        return [scaled, lost.astype(np.float64)] if self.indicator else [scaled]
+        if self.indicator:
+            return [scaled, is_missing.astype(np.float64)]
+        return [scaled]
 
-    def beyond(self, column: Column) -> NDArray[np.float64]:
-        """The distance of each value from the range of the training values, in standard deviations;
-        0 inside.
+    def distance(self, column: Column) -> NDArray[np.float64]:
+        """Return the distance of each value from the range of the training values.
+
+        It is in standard deviations, and 0 inside the range and for a missing value.
+
+        Args:
+            column: the cells of all rows.
         """
         values = self.values(column)
         with np.errstate(over="ignore"):
-            out = np.maximum(self.low - values, values - self.high) / self.scale
-        return np.fmax(out, 0.0)  # 0 for a missing value
+            distance = np.maximum(self.low - values, values - self.high) / self.scale
+        return np.fmax(distance, 0.0)
 
     def values(self, column: Column) -> NDArray[np.float64]:
-        """The numbers of a column; nan where one is missing, or counts as missing."""
+        """Return the numbers of a column; nan where one is missing, or counts as missing.
+
+        Args:
+            column: the cells of all rows.
+        """
         return inside_range(column.values, self.floor, self.ceiling)
 
     def describe_sentinels(self, column: Column) -> str:
-        """A note about the values that count as missing although they are numbers; empty without
-        any.
+        """Return a note about the values that count as missing although they are numbers.
+
+        It is empty without any.
+
+        Args:
+            column: the cells of all rows.
         """
-        flags = np.isnan(self.values(column)) & ~np.isnan(column.values)
-        count = int(flags.sum())
+        is_sentinel = np.isnan(self.values(column)) & ~np.isnan(column.values)
+        count = int(is_sentinel.sum())
         if not count:
             return ""
-        row = int(flags.argmax())
-        which = "1 value is" if count == 1 else f"{count:,} values are"
+        row = int(is_sentinel.argmax())
+        subject = "1 value is" if count == 1 else f"{count:,} values are"
         return (
-            f"Column {self.name!r}: {which} far from all others (row {row + 1}: {column.values[row]:.12g}; the others "
-            f"lie between {self.low:g} and {self.high:g}); counted as missing, because standardized with it the others "
-            "would all be the same. If it stands for a missing value, leave the cell blank; if it is right, use the "
+            f"Column {self.name!r}: {subject} far from all others (row {row + 1}: "
+            f"{column.values[row]:.12g}; the others lie between {self.low:g} and {self.high:g}); "
+            "counted as missing, because standardized with it the others would all be the same. If "
+            "it stands for a missing value, leave the cell blank; if it is right, use the "
             "logarithm of the column."
         )
 
 
 def inside_range(values: NDArray[np.float64], floor: float, ceiling: float) -> NDArray[np.float64]:
-    """The values, nan where one lies outside a range."""
+    """Return the values, nan where one lies outside a range.
+
+    Args:
+        values: any numbers.
+        floor: the least value that stays.
+        ceiling: the largest value that stays.
+    """
     with np.errstate(invalid="ignore"):
         return np.where((values < floor) | (values > ceiling), np.nan, values)
 
 
-def not_numbers(name: str, column: Column) -> str:
-    """A note about cells that are not numbers."""
+def describe_text_cells(name: str, column: Column) -> str:
+    """Return a note about cells that are not numbers.
+
+    Args:
+        name: of the column.
+        column: with at least one such cell.
+    """
     row = int(column.bad.argmax())
     return (
         f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: "
@@ -141,7 +193,11 @@ def not_numbers(name: str, column: Column) -> str:
 
 
 def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
-    """Mean and standard deviation without overflow or underflow of squares."""
+    """Return mean and standard deviation without overflow or underflow of squares.
+
+    Args:
+        x: any numbers.
+    """
     unit = float(np.abs(x).max()) or 1.0
     return float((x / unit).mean()) * unit, float((x / unit).std()) * unit
 
@@ -149,34 +205,46 @@ def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
 @final
 @dataclass(frozen=True)
 class Category(Checked):
-    """A column of categories: one 0/1 column for each; a category that is not in the training rows
-    is all zeros.
+    """The encoder of a column of categories: one 0/1 column for each.
+
+    A category that is not in the training rows has zeros only.
+
+    Args:
+        name: of the column.
+        levels: the categories of the training rows.
     """
 
     name: str
     levels: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        """Check the types of the fields."""
         self._check_kind(str, "name")
         self._check_words("levels")
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the numbers it becomes."""
+        """Names of the inputs that it becomes."""
         return tuple(f"{self.name}={level}" for level in self.levels)
 
     def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
-        """Columns for the network."""
+        """Return the inputs of the network, one array for each.
+
+        Args:
+            column: the cells of all rows.
+            notes: to which one about unknown categories is added.
+        """
         index = {level: i for i, level in enumerate(self.levels)}
-        found = [level or MISSING_LEVEL for level in column.levels]
-        places = np.array([index.get(level, -1) for level in found])
-        unknown = sorted(
-            {level for level, place in zip(found, places.tolist(), strict=True) if place < 0}
-        )
+        levels = [level or MISSING_LEVEL for level in column.levels]
+        codes = np.array([index.get(level, -1) for level in levels])
+        unknown = sorted(set(levels) - set(self.levels))
         if unknown:
-            shown = ", ".join(map(quote, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+            examples = ", ".join(map(quote, unknown[:3]))
+            if len(unknown) > 3:
+                examples += ", ..."
             notes.append(
-                f"Column {self.name!r}: {int((places < 0).sum())} cells have categories that are not in the training "
-                f"data ({shown}); they are encoded as none of the known ones."
+                f"Column {self.name!r}: {int((codes < 0).sum())} cells have categories that are "
+                f"not in the training data ({examples}); they are encoded as none of the known "
+                "ones."
             )
-        return [(places == i).astype(np.float64) for i in range(len(self.levels))]
+        return [(codes == i).astype(np.float64) for i in range(len(self.levels))]

@@ -1,6 +1,4 @@
-"""Preprocessing from raw rows to network inputs, by statistics of the training rows only; to JSON
-and back.
-"""
+"""Preprocessing from raw rows to network inputs, by statistics of the training rows only."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from bayou.data.catalogue import DataError, Task
 from bayou.data.columns import EXACT, Column, label, quote
 from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Category, Number
-from bayou.data.reading import Table, listed
+from bayou.data.reading import RawTable, quote_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,12 +27,17 @@ Matrix = NDArray[np.float32]
 
 @final
 @dataclass(frozen=True)
-class Rows:
-    """New rows as network inputs; ``kept`` are their indices in the source, y is None without a
-    target.
+class PreparedRows:
+    """New rows as network inputs.
 
-    ``ids``: their identifiers, if the table has an id column. ``distance``: from the range of the
-    training rows, max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None for images.
+    Args:
+        x: (N, *shape).
+        y: the targets; None without any.
+        kept: indices of the rows in their source.
+        notes: sentences about the preprocessing.
+        ids: their identifiers, if the table has an id column.
+        distance: from the range of the training rows,
+            max_j max(low_j − x_j, x_j − high_j, 0)/std_j; None for images.
     """
 
     x: Tensor
@@ -46,15 +49,24 @@ class Rows:
 
 
 class Preprocessor(Checked, ABC):
-    """The preprocessing of inputs and targets, for new rows."""
+    """The preprocessing of inputs and targets, for new rows.
+
+    Args:
+        task: "classification" or "regression".
+        class_names: in the order of their codes; empty for a regression.
+        y_mean: what is subtracted from a regression target.
+        y_scale: what a regression target is divided by.
+        id: the column that identifies rows, if any.
+    """
 
     task: Task
     class_names: tuple[str, ...]
     y_mean: float
     y_scale: float
-    id: str | None = None  # the column that identifies the rows
+    id: str | None = None
 
     def __post_init__(self) -> None:
+        """Check the types and ranges of the fields."""
         self._check_choice("task", ("classification", "regression"))
         self._check_words("class_names")
         self._check_finite("y_mean", "y_scale")
@@ -68,71 +80,111 @@ class Preprocessor(Checked, ABC):
         """A name for every number of an input; empty for images."""
 
     @abstractmethod
-    def rows(self, source: Any, *, need_target: bool = False) -> Rows:
-        """New rows (a path, columns, or an array): x, y if the target is present, and notes.
+    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+        """Return new rows as network inputs.
 
-        With ``need_target`` rows without a target are left out, and a missing target column is an
-        error.
+        Args:
+            source: a path, columns, or an array.
+            need_target: leave out rows without a target; a missing target column is an error.
         """
 
     def transform(self, source: Any) -> Tensor:
-        """The inputs of new rows, float32 (N, *shape)."""
+        """Return the inputs of new rows, float32 (N, *shape).
+
+        Args:
+            source: a path, columns, or an array.
+        """
         return self.rows(source).x
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that ``from_json`` reads."""
-        found: dict[str, Any] = to_json(self)
-        return found
+        """Return plain values that ``from_json`` reads."""
+        values: dict[str, Any] = to_json(self)
+        return values
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Preprocessor:
-        """The preprocessor that ``to_json`` described."""
+        """Return the preprocessor that ``to_json`` described.
+
+        Args:
+            values: plain values.
+
+        Raises:
+            DataError: the values do not describe a preprocessor.
+        """
         try:
-            found = from_json(values, Preprocessor, Number, Category)
+            preprocessor = from_json(values, Preprocessor, Number, Category)
         except (TypeError, KeyError, ValueError, AttributeError) as problem:
             raise DataError(f"this does not describe a preprocessor: {problem}") from problem
-        if not isinstance(found, Preprocessor):
+        if not isinstance(preprocessor, Preprocessor):
             raise DataError(f"this does not describe a preprocessor: {values!r:.60}")
-        return found
+        return preprocessor
 
     def original(self, y: Tensor) -> Tensor:
-        """A standardized regression target in its original units: y·y_scale + y_mean."""
+        """Return a standardized regression target in its original units: y·y_scale + y_mean.
+
+        Args:
+            y: standardized.
+        """
         return y * self.y_scale + self.y_mean
 
     def targets(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Encoded targets, and which cells have one; an unknown class or invalid number is an
-        error.
+        """Encode targets; an unknown class or invalid number is an error.
+
+        Args:
+            column: the cells of the target.
+
+        Returns:
+            The codes of classes (N,) or standardized numbers (N, 1), and which cells have a target.
         """
         if self.task == "regression":
-            if column.bad.any():
-                row = int(column.bad.argmax())
-                raise DataError(
-                    f"the target of row {row + 1} is {quote(column.text(row))}, which is not a number"
-                )
-            scaled = (column.values - self.y_mean) / self.y_scale
-            return scaled.astype(np.float32)[:, None], ~column.missing
+            return self._encode_numbers(column)
+        return self._encode_classes(column)
+
+    def _encode_numbers(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Standardize the targets of a regression."""
+        if column.bad.any():
+            row = int(column.bad.argmax())
+            raise DataError(
+                f"the target of row {row + 1} is {quote(column.text(row))}, which is not a number"
+            )
+        scaled = (column.values - self.y_mean) / self.y_scale
+        return scaled.astype(np.float32)[:, None], ~column.missing
+
+    def _encode_classes(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Encode the targets of a classification as the indices of their classes."""
         index = {name: i for i, name in enumerate(self.class_names)}
-        found = column.levels
-        present = np.array([name != "" for name in found])
-        if not all(name in index for name in found if name):
-            pairs = zip(found, column.values.tolist(), strict=True)
-            found = [
-                label(v) if name not in index and abs(v) < EXACT else name for name, v in pairs
+        names = column.levels
+        is_present = np.array([name != "" for name in names])
+        if not all(name in index for name in names if name):
+            # A class that is written in another notation, such as 3.0 for 3.
+            names = [
+                label(value) if name not in index and abs(value) < EXACT else name
+                for name, value in zip(names, column.values.tolist(), strict=True)
             ]
         unknown = sorted(
-            {column.text(i) for i, name in enumerate(found) if present[i] and name not in index}
+            {column.text(i) for i, name in enumerate(names) if is_present[i] and name not in index}
         )
         if unknown:
-            raise DataError(
-                f"{quote(unknown[0])} is not one of the classes {', '.join(map(quote, self.class_names))}"
-            )
-        return np.array([index.get(name, -1) for name in found], np.int64), present
+            known = ", ".join(map(quote, self.class_names))
+            raise DataError(f"{quote(unknown[0])} is not one of the classes {known}")
+        return np.array([index.get(name, -1) for name in names], np.int64), is_present
 
 
 @final
 @dataclass(frozen=True)
 class TablePreprocessor(Preprocessor):
-    """Columns of numbers standardized, of categories one-hot."""
+    """Columns of numbers standardized, of categories one-hot.
+
+    Args:
+        columns: the encoders of the inputs, in order.
+        target: the name of the target column.
+        task: "classification" or "regression".
+        class_names: in the order of their codes; empty for a regression.
+        y_mean: what is subtracted from a regression target.
+        y_scale: what a regression target is divided by.
+        dropped: columns of the training data that are not used.
+        id: the column that identifies rows, if any.
+    """
 
     columns: tuple[Number | Category, ...]
     target: str
@@ -144,80 +196,138 @@ class TablePreprocessor(Preprocessor):
     id: str | None = None
 
     def __post_init__(self) -> None:
+        """Check the types of the fields, and that columns have different names."""
         super().__post_init__()
         self._check_kind(str, "target")
         self._check_words("dropped")
         names = [column.name for column in self.columns]
         if len({*names, self.target}) < len(names) + 1:
             raise ValueError(
-                f"columns and target must have different names, got {listed([*names, self.target])}"
+                "columns and target must have different names, got "
+                f"{quote_names([*names, self.target])}"
             )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
+        """A name for every number of an input."""
         return tuple(name for column in self.columns for name in column.features)
 
-    def encode(self, table: Table, notes: list[str]) -> Matrix:
-        """The inputs of every row: float32 (N, features)."""
-        parts = [part for c in self.columns for part in c.encode(table.columns[c.name], notes)]
-        return np.stack(parts, axis=1).astype(np.float32)
+    def encode(self, table: RawTable, notes: list[str]) -> Matrix:
+        """Return the inputs of every row: float32 (N, features).
 
-    def rows(self, source: Any, *, need_target: bool = False) -> Rows:
+        Args:
+            table: with all columns of the inputs.
+            notes: to which those about unusual values are added.
+        """
+        inputs = []
+        for encoder in self.columns:
+            inputs += encoder.encode(table.columns[encoder.name], notes)
+        return np.stack(inputs, axis=1).astype(np.float32)
+
+    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+        """Return new rows as network inputs.
+
+        Args:
+            source: a path, columns, or an array (N, features).
+            need_target: leave out rows without a target; a missing target column is an error.
+        """
         import torch
 
         names = [column.name for column in self.columns]
         if isinstance(source, np.ndarray) or hasattr(source, "detach"):
-            source = self._named(np.asarray(source), names)
+            source = self._name_columns(np.asarray(source), names)
         table = reading.read(source, [*names, self.target])
-        known = {*names, self.target, *self.dropped}
-        missing = [name for name in names if name not in table.columns]
-        if missing:
-            close = nearest(missing[0], [name for name in table.columns if name not in known])
-            raise DataError(
-                f"{table.name} has no column {listed(missing)}{close}; its columns are "
-                f"{listed(table.columns)}. {' '.join(table.notes)}".rstrip()
-            )
         notes = list(table.notes)
-        extra = [name for name in table.columns if name not in known]
-        if extra:
-            notes.append(f"Columns that are not in the training data are ignored: {listed(extra)}.")
-        x, y, kept = self.encode(table, notes), None, np.arange(table.rows)
+        self._check_columns(table, names, notes)
+        x = self.encode(table, notes)
+        kept = np.arange(table.rows)
+        y = None
         if self.target in table.columns:
-            try:
-                encoded, present = self.targets(table.columns[self.target])
-            except DataError:
-                if need_target:
-                    raise
-                encoded, present = np.empty(0), np.zeros(table.rows, bool)
+            codes, is_present = self._encode_target(table, need_target)
             if need_target:
-                if not present.all():
-                    notes.append(f"{int((~present).sum())} rows without a target were left out.")
-                x, kept = x[present], kept[present]
-            y = torch.from_numpy(encoded[kept]) if present[kept].all() and len(kept) else None
+                if not is_present.all():
+                    missing_count = int((~is_present).sum())
+                    notes.append(f"{missing_count} rows without a target were left out.")
+                x = x[is_present]
+                kept = kept[is_present]
+            if is_present[kept].all() and len(kept):
+                y = torch.from_numpy(codes[kept])
         if need_target and y is None:
             raise DataError(
                 f"{table.name} has no target column {self.target!r} with values; its columns are "
-                f"{listed(table.columns)}"
+                f"{quote_names(table.columns)}"
             )
-        ids = table.columns.get(self.id or "")
-        if self.id is not None and ids is None:
+        ids = self._row_ids(table, kept, notes)
+        distance = self._distance(table)[kept]
+        return PreparedRows(torch.from_numpy(x), y, kept.tolist(), notes, ids, distance)
+
+    def _check_columns(self, table: RawTable, names: list[str], notes: list[str]) -> None:
+        """Raise a DataError for a missing column, and add a note about unknown ones."""
+        known = {*names, self.target, *self.dropped}
+        unknown = [name for name in table.columns if name not in known]
+        missing = [name for name in names if name not in table.columns]
+        if missing:
+            suggestion = nearest(missing[0], unknown)
+            message = (
+                f"{table.name} has no column {quote_names(missing)}{suggestion}; its columns are "
+                f"{quote_names(table.columns)}. {' '.join(table.notes)}"
+            )
+            raise DataError(message.rstrip())
+        if unknown:
+            notes.append(
+                f"Columns that are not in the training data are ignored: {quote_names(unknown)}."
+            )
+
+    def _encode_target(
+        self,
+        table: RawTable,
+        need_target: bool,
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Encode the target column; an unusable one counts as missing unless it is needed."""
+        try:
+            return self.targets(table.columns[self.target])
+        except DataError:
+            if need_target:
+                raise
+            return np.empty(0), np.zeros(table.rows, bool)
+
+    def _row_ids(
+        self, table: RawTable, kept: NDArray[np.int64], notes: list[str]
+    ) -> list[str] | None:
+        """Return the identifiers of rows; None with a note if their column is missing."""
+        column = table.columns.get(self.id or "")
+        if column is not None:
+            return [column.text(row) for row in kept.tolist()]
+        if self.id is not None:
             notes.append(
                 f"{table.name} has no column {self.id!r}, the id column of the training data."
             )
-        names_of_rows = None if ids is None else [ids.text(row) for row in kept.tolist()]
-        far = [c.beyond(table.columns[c.name]) for c in self.columns if isinstance(c, Number)]
-        distance = np.max([np.zeros(table.rows), *far], axis=0)
-        return Rows(torch.from_numpy(x), y, kept.tolist(), notes, names_of_rows, distance[kept])
+        return None
+
+    def _distance(self, table: RawTable) -> NDArray[np.float64]:
+        """Return the distance of each row from the range of the training rows."""
+        distances = [np.zeros(table.rows)]
+        for encoder in self.columns:
+            if isinstance(encoder, Number):
+                distances.append(encoder.distance(table.columns[encoder.name]))
+        largest: NDArray[np.float64] = np.max(distances, axis=0)
+        return largest
 
     def pair(self, columns: Mapping[str, Any]) -> Pair:
-        """x and y of columns that include the target."""
+        """Return x and y of columns that include the target.
+
+        Args:
+            columns: by name.
+        """
         rows = self.rows(columns, need_target=True)
         return rows.x, rows.y
 
-    def _named(self, array: NDArray[Any], names: Sequence[str]) -> dict[str, Any]:
+    def _name_columns(self, array: NDArray[Any], names: Sequence[str]) -> dict[str, Any]:
+        """Return the columns of a matrix by name."""
         if array.ndim != 2 or array.shape[1] != len(names):
             raise DataError(
-                f"rows of numbers must be (N, {len(names)}) for {', '.join(names)}, got {array.shape}"
+                f"rows of numbers must be (N, {len(names)}) for {', '.join(names)}, got "
+                f"{array.shape}"
             )
         return {name: array[:, i] for i, name in enumerate(names)}
 
@@ -225,8 +335,17 @@ class TablePreprocessor(Preprocessor):
 @final
 @dataclass(frozen=True)
 class ImagePreprocessor(Preprocessor):
-    """Images (channels, height, width): (pixel/white − mean)/scale, one mean and one scale for each
-    channel.
+    """Images (channels, height, width): (pixel/white − mean)/scale.
+
+    Args:
+        shape: (channels, height, width) of one image.
+        white: the largest pixel.
+        mean: of pixel/white in each channel.
+        scale: the standard deviation of pixel/white in each channel.
+        class_names: in the order of their codes.
+        task: "classification".
+        y_mean: 0 for classes.
+        y_scale: 1 for classes.
     """
 
     shape: tuple[int, int, int]
@@ -239,13 +358,14 @@ class ImagePreprocessor(Preprocessor):
     y_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        """Check the ranges of the fields, and that each channel has a mean and a scale."""
         super().__post_init__()
         self._check_finite("white")
         self._check_positive("white")
-        whole = len(self.shape) == 3 and all(
+        is_shape = len(self.shape) == 3 and all(
             isinstance(size, int) and size > 0 for size in self.shape
         )
-        if not whole or not len(self.mean) == len(self.scale) == self.shape[0]:
+        if not is_shape or not len(self.mean) == len(self.scale) == self.shape[0]:
             raise ValueError(
                 f"images of shape {self.shape} need a mean and a scale for each channel"
             )
@@ -254,9 +374,17 @@ class ImagePreprocessor(Preprocessor):
 
     @staticmethod
     def fit(
-        images: NDArray[Any], class_names: Sequence[str], white: float = 255.0
+        images: NDArray[Any],
+        class_names: Sequence[str],
+        white: float = 255.0,
     ) -> ImagePreprocessor:
-        """Statistics of training images (N, C, H, W)."""
+        """Fit the preprocessing to training images.
+
+        Args:
+            images: (N, C, H, W).
+            class_names: in the order of their codes.
+            white: the largest pixel.
+        """
         pixels = images.reshape(len(images), images.shape[1], -1)
         mean = [float(pixels[:, c].mean(dtype=np.float64)) / white for c in range(images.shape[1])]
         scale = [_std(pixels[:, c]) / white or 1.0 for c in range(images.shape[1])]
@@ -265,14 +393,20 @@ class ImagePreprocessor(Preprocessor):
 
     @property
     def feature_names(self) -> tuple[str, ...]:
+        """Nothing: pixels have no names."""
         return ()
 
     def encode(self, images: NDArray[Any]) -> Matrix:
-        """Pixels 0 .. white, (N, C, H, W) or anything that reshapes to it, as network inputs."""
+        """Return pixels as network inputs.
+
+        Args:
+            images: pixels 0 .. white, (N, C, H, W) or anything that reshapes to it.
+        """
         images = images.reshape(-1, *self.shape)
         out = np.empty(images.shape, np.float32)
         for c in range(self.shape[0]):
-            factor, shift = 1 / (self.white * self.scale[c]), self.mean[c] / self.scale[c]
+            factor = 1 / (self.white * self.scale[c])
+            shift = self.mean[c] / self.scale[c]
             np.multiply(images[:, c], np.float32(factor), out=out[:, c], casting="unsafe")
             out[:, c] -= np.float32(shift)
         return out
@@ -286,63 +420,91 @@ class ImagePreprocessor(Preprocessor):
         ood_name: str | None,
         notes: list[str],
     ) -> DataSet:
-        """Arrays of pixels (N, C, H, W) and of classes as a data set."""
-        first, second = ((self.encode(x), y.astype(np.int64)) for x, y in (train, test))
-        return DataSet.of(
-            name, self, first, second, None if ood is None else self.encode(ood), ood_name, notes
-        )
+        """Return arrays of pixels (N, C, H, W) and of classes as a data set.
+
+        Args:
+            name: of the data set.
+            train: images and classes.
+            test: images and classes.
+            ood: out-of-distribution images, if any.
+            ood_name: what they are.
+            notes: sentences about the preprocessing.
+        """
+        train = (self.encode(train[0]), train[1].astype(np.int64))
+        test = (self.encode(test[0]), test[1].astype(np.int64))
+        ood_inputs = None if ood is None else self.encode(ood)
+        return DataSet.of(name, self, train, test, ood_inputs, ood_name, notes)
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Inputs of the network as pixels from 0 (black) to 1 (white)."""
+        """Return inputs of the network as pixels from 0 (black) to 1 (white).
+
+        Args:
+            x: (N, C, H, W).
+        """
         view = (-1, 1, 1)
         return x * x.new_tensor(self.scale).view(view) + x.new_tensor(self.mean).view(view)
 
-    def rows(self, source: Any, *, need_target: bool = False) -> Rows:
+    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+        """Return new images as network inputs.
+
+        Args:
+            source: the path of an NPZ file, or an array of images.
+            need_target: missing targets are an error.
+        """
         import torch
 
-        y, targets, notes = None, None, list[str]()
+        y = None
+        targets = None
+        notes: list[str] = []
         if isinstance(source, str | Path):
-            found = reading.arrays(Path(source))
-            key = reading.input_key(found)
+            arrays = reading.arrays(Path(source))
+            key = reading.input_key(arrays)
             if key is None:
                 raise DataError(
                     f"{source} has no array of images; it needs x of shape (N, *{self.shape})"
                 )
-            source = found[key]
-            targets = next((found[key] for key in reading.TARGET_KEYS if key in found), None)
-        images = self._arranged(np.asarray(source))
-        top = float(images.max()) if images.size else 0.0
-        if top > 1.01 * self.white or (top <= 1 < self.white):
+            source = arrays[key]
+            targets = next((arrays[name] for name in reading.TARGET_KEYS if name in arrays), None)
+        images = self._channels_first(np.asarray(source))
+        largest = float(images.max()) if images.size else 0.0
+        if largest > 1.01 * self.white or (largest <= 1 < self.white):
             notes.append(
-                f"The largest pixel is {top:g}; in training pixels ranged from 0 to {self.white:g}."
+                f"The largest pixel is {largest:g}; in training pixels ranged from 0 to "
+                f"{self.white:g}."
             )
         if targets is not None:
-            encoded, present = self.targets(Column.of(targets))
-            y = torch.from_numpy(encoded) if present.all() else None
+            codes, is_present = self.targets(Column.of(targets))
+            if is_present.all():
+                y = torch.from_numpy(codes)
         if need_target and y is None:
             raise DataError("these images have no targets; an NPZ file needs arrays x and y")
-        return Rows(torch.from_numpy(self.encode(images)), y, list(range(len(images))), notes)
+        x = torch.from_numpy(self.encode(images))
+        return PreparedRows(x, y, list(range(len(images))), notes)
 
-    def _arranged(self, images: NDArray[Any]) -> NDArray[Any]:
+    def _channels_first(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Return images in any common arrangement as (N, C, H, W)."""
         channels, height, width = self.shape
-        got = images.shape
+        shape = images.shape
         if images.dtype.kind not in "iufb" or images.ndim == 0:
             raise DataError(f"images must be numbers, got {images.dtype}")
-        if images.ndim == 4 and got[1:] == (height, width, channels) and got[1:] != self.shape:
+        if images.ndim == 4 and shape[1:] == (height, width, channels) != self.shape:
             return images.transpose(0, 3, 1, 2)
-        if got == self.shape or (got == (height, width) and channels == 1):
+        is_gray = channels == 1
+        if shape == self.shape or (shape == (height, width) and is_gray):
             return images.reshape(1, *self.shape)
-        fits = got[1:] in (self.shape, (channels * height * width,)) or (
-            channels == 1 and got[1:] == (height, width)
-        )
-        if not fits:
+        usable: list[tuple[int, ...]] = [self.shape, (channels * height * width,)]
+        if is_gray:
+            usable.append((height, width))
+        if shape[1:] not in usable:
             raise DataError(
-                f"images must be (N, {channels}, {height}, {width}), pixels 0 to {self.white:g}, got {got}"
+                f"images must be (N, {channels}, {height}, {width}), pixels 0 to {self.white:g}, "
+                f"got {shape}"
             )
         return images.reshape(-1, *self.shape)
 
 
 def _std(pixels: NDArray[Any]) -> float:
+    """Return the standard deviation of pixels."""
     if pixels.dtype == np.uint8:  # by a histogram, without a floating-point copy
         counts = np.bincount(pixels.reshape(-1), minlength=256).astype(np.float64)
         value = np.arange(256.0)

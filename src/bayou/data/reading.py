@@ -21,11 +21,12 @@ from typing import Any, final
 import numpy as np
 
 from bayou.data.catalogue import TABLE_SUFFIXES, DataError
-from bayou.data.columns import Column, exact, has_decimal_commas, number, quote
+from bayou.data.columns import Column, are_exact, has_decimal_commas, number, quote
 
 INPUT_KEYS = ("x", "X", "inputs", "features", "data", "images")
 TARGET_KEYS = ("y", "Y", "target", "targets", "label", "labels")
 MAX_BYTES = "BAYOU_MAX_BYTES"  # the environment variable for the limit of 4 GiB, uncompressed
+MAX_QUOTED_NAMES = 40
 _DELIMITERS = ",;\t|"
 _BINARY = {
     b"PK\x03\x04": "an Excel or zip file",
@@ -36,8 +37,14 @@ _BINARY = {
 
 @final
 @dataclass(frozen=True)
-class Table:
-    """Columns of equal length by name, with notes from reading them."""
+class RawTable:
+    """Columns of equal length, before their interpretation as inputs.
+
+    Args:
+        name: of the file, for messages.
+        columns: by name.
+        notes: from reading them.
+    """
 
     name: str
     columns: dict[str, Column]
@@ -45,21 +52,30 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(next(iter(self.columns.values()), ()))
 
 
-def listed(names: Iterable[str]) -> str:
-    """The first 40 names, quoted and separated by commas."""
-    first = [quote(name) for name in itertools.islice(names, 41)]
-    return ", ".join([*first[:40], *["..."] * (len(first) > 40)])
+def quote_names(names: Iterable[str]) -> str:
+    """Return the first names, quoted and separated by commas.
 
-
-def read(source: Any, known: Collection[str] = ()) -> Table:
-    """A table from a path or from columns (a mapping or a data frame). ``known``: names expected in
-    a header.
+    Args:
+        names: any number of them.
     """
-    if isinstance(source, Table):
+    quoted = [quote(name) for name in itertools.islice(names, MAX_QUOTED_NAMES + 1)]
+    if len(quoted) > MAX_QUOTED_NAMES:
+        quoted[MAX_QUOTED_NAMES] = "..."
+    return ", ".join(quoted)
+
+
+def read(source: Any, known: Collection[str] = ()) -> RawTable:
+    """Read a table from a path or from columns.
+
+    Args:
+        source: a path, a mapping of columns or a data frame.
+        known: names that are expected in a header.
+    """
+    if isinstance(source, RawTable):
         return source
     if isinstance(source, str | Path):
         return read_file(Path(source), known)
@@ -67,13 +83,19 @@ def read(source: Any, known: Collection[str] = ()) -> Table:
         source = {str(name): source[name].to_numpy() for name in source.columns}
     if not isinstance(source, Mapping):
         raise DataError(
-            f"rows must be a path, a mapping of columns or a data frame, got {type(source).__name__}"
+            "rows must be a path, a mapping of columns or a data frame, got "
+            f"{type(source).__name__}"
         )
-    return _table("the columns given", dict(source))
+    return _to_table("the columns given", dict(source))
 
 
-def read_file(path: Path, known: Collection[str] = ()) -> Table:
-    """A table from a file, by its suffix."""
+def read_file(path: Path, known: Collection[str] = ()) -> RawTable:
+    """Read a table from a file, by its suffix.
+
+    Args:
+        path: the file.
+        known: names that are expected in a header.
+    """
     lower = path.name.lower()
     if not path.exists():
         raise DataError(f"there is no file {path}")
@@ -87,76 +109,106 @@ def read_file(path: Path, known: Collection[str] = ()) -> Table:
         return _npz_table(path)
     if not lower.endswith(TABLE_SUFFIXES):
         raise DataError(
-            f"cannot read {path.name}: a table must end in {', '.join(TABLE_SUFFIXES)}; save it as CSV"
+            f"cannot read {path.name}: a table must end in {', '.join(TABLE_SUFFIXES)}; save it as "
+            "CSV"
         )
-    return _csv(path, *_text(path), known)
+    text, notes = _read_text(path)
+    return _parse_csv(path, text, notes, known)
 
 
 def check_size(path: Path, size: int) -> None:
-    """A DataError for a file above the memory limit, before it is read."""
-    said = os.environ.get(MAX_BYTES, "")
-    if not said.isdecimal() and said:
-        raise DataError(f"{MAX_BYTES} must be a number of bytes, got {said!r}")
-    most = int(said or 2**32)
-    if size > most:
+    """Raise a DataError for a file above the memory limit, before it is read.
+
+    Args:
+        path: the file.
+        size: bytes that it needs in memory.
+    """
+    limit_text = os.environ.get(MAX_BYTES, "")
+    if not limit_text.isdecimal() and limit_text:
+        raise DataError(f"{MAX_BYTES} must be a number of bytes, got {limit_text!r}")
+    limit = int(limit_text or 2**32)
+    if size > limit:
         raise DataError(
-            f"{path.name} needs at least {size:,} bytes in memory, and the limit is {most:,}; set {MAX_BYTES} to "
-            "raise it, or use fewer rows"
+            f"{path.name} needs at least {size:,} bytes in memory, and the limit is {limit:,}; set "
+            f"{MAX_BYTES} to raise it, or use fewer rows"
         )
 
 
 def unpack(path: Path) -> bytes:
-    """The bytes of a file, decompressed by its suffix, up to the limit."""
-    pieces, size = list[bytes](), 0
+    """Return the bytes of a file, decompressed by its suffix, up to the limit.
+
+    Args:
+        path: the file.
+    """
+    pieces: list[bytes] = []
+    size = 0
     try:
         check_size(path, path.stat().st_size)
-        with (gzip.open if path.name.lower().endswith(".gz") else open)(path, "rb") as stream:
+        open_file = gzip.open if path.name.lower().endswith(".gz") else open
+        with open_file(path, "rb") as stream:
             while piece := stream.read(2**24):
                 pieces.append(piece)
-                check_size(path, size := size + len(piece))
+                size += len(piece)
+                check_size(path, size)
     except (OSError, EOFError, zlib.error) as problem:
         raise DataError(f"cannot read {path}: {problem}") from problem
     return b"".join(pieces)
 
 
 def unpack_archive(path: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Files of a tar archive by name."""
-    found: dict[str, bytes] = {}
+    """Return files of a tar archive by name.
+
+    Args:
+        path: the archive.
+        names: of the files.
+    """
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r|*") as archive:
             for member in archive:
-                if member.name in names and (stream := archive.extractfile(member)) is not None:
-                    found[member.name] = stream.read()
-                if len(found) == len(names):
-                    return found
+                if member.name in names:
+                    stream = archive.extractfile(member)
+                    if stream is not None:
+                        contents[member.name] = stream.read()
+                if len(contents) == len(names):
+                    return contents
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError) as problem:
         raise DataError(f"cannot read {path}: {problem}") from problem
-    raise DataError(
-        f"{path} does not contain {', '.join(name for name in names if name not in found)}"
-    )
+    missing = ", ".join(name for name in names if name not in contents)
+    raise DataError(f"{path} does not contain {missing}")
 
 
-def _text(path: Path) -> tuple[str, list[str]]:
+def _read_text(path: Path) -> tuple[str, list[str]]:
+    """Return the text of a file, and notes about its encoding."""
     raw = unpack(path)
-    for start, what in _BINARY.items():
+    for start, file_type in _BINARY.items():
         if raw.startswith(start):
             raise DataError(
-                f"{path.name} is {what}, not text; save it as CSV, or correct its suffix"
+                f"{path.name} is {file_type}, not text; save it as CSV, or correct its suffix"
             )
-    notes = list[str]()
+    notes: list[str] = []
+    is_utf16 = raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     try:
-        text = raw.decode(
-            "utf-16" if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-        )
+        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError:
         text = raw.decode("cp1252", errors="replace")
         notes.append(f"{path.name} is not UTF-8; read as Windows-1252.")
     if "\0" in text[:4096]:
         raise DataError(f"{path.name} is not text; save it as CSV in UTF-8")
-    return text if "\n" in text else text.replace("\r", "\n"), notes  # old Mac line endings
+    if "\n" not in text:  # line endings of old Macs
+        text = text.replace("\r", "\n")
+    return text, notes
 
 
-def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Table:
+def _parse_csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> RawTable:
+    """Return the table of a text of delimited cells.
+
+    Args:
+        path: the file, for messages.
+        text: its content.
+        notes: about its encoding.
+        known: names that are expected in a header.
+    """
     if not text.strip():
         raise DataError(f"{path.name} is empty")
     delimiter = _delimiter(text, path)
@@ -164,65 +216,92 @@ def _csv(path: Path, text: str, notes: list[str], known: Collection[str]) -> Tab
         lines = _lines(text, delimiter)
     except csv.Error as problem:
         raise DataError(f"cannot read {path.name} as CSV: {problem}") from problem
-    if '"' in text and _left_open(text, delimiter):
+    if '"' in text and _has_open_quote(text, delimiter):
         raise DataError(
-            f"row {len(lines) - 1} of {path.name} has an unclosed quote, which includes all that follows; "
-            "close or remove it"
+            f"row {len(lines) - 1} of {path.name} has an unclosed quote, which includes all that "
+            "follows; close or remove it"
         )
-    first = [cell.strip() for cell in lines[0]]
-    has_header = bool(set(first) & set(known)) or not any(
-        number(cell) is not None for cell in first
-    )
-    if has_header:
-        body, names = lines[1:], first
-    else:
-        body, names = lines, [f"c{i + 1}" for i in range(len(first))]
+    names = [cell.strip() for cell in lines[0]]
+    has_header = _is_header(names, known)
+    body = lines[1:]
+    if not has_header:
+        body = lines
+        names = [f"c{i + 1}" for i in range(len(names))]
         notes.append(
-            f"The first line holds numbers, so it was taken as data; the columns are named c1 to c{len(first)}."
+            "The first line holds numbers, so it was taken as data; the columns are named c1 to "
+            f"c{len(names)}."
         )
     if not body:
         raise DataError(f"{path.name} has a header but no rows")
-    width = len(names)
-    if all(
-        len(row) == width + 1 and not row[-1].strip() for row in body
-    ):  # a delimiter at the end of every line
-        body = [row[:width] for row in body]
-    wrong = next((i for i, row in enumerate(body) if len(row) > width), None)
-    if wrong is not None:
-        model = "the header" if has_header else "row 1"
+    first_row_name = "the header" if has_header else "row 1"
+    body = _with_width(body, len(names), first_row_name, delimiter, path, notes)
+    if len(names) == 1 and len(body) > 1 and any(mark in lines[0][0] for mark in _DELIMITERS):
         raise DataError(
-            f"row {wrong + 1} of {path.name} has {len(body[wrong])} cells where {model} has {width}; "
-            f"is there a {delimiter!r} in a cell that is not quoted?"
+            f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between "
+            "cells"
         )
-    short = sum(len(row) < width for row in body)
-    if short:
-        notes.append(
-            f"{short} rows are shorter than the header; their last cells count as missing."
-        )
-        body = [row + [""] * (width - len(row)) for row in body]
-    if width == 1 and len(body) > 1 and any(mark in lines[0][0] for mark in _DELIMITERS):
-        raise DataError(
-            f"{path.name} seems to have one column only; use a comma, semicolon, tab or | between cells"
-        )
-    names, renamed = _distinct(names)
+    names, repetition_notes = _distinct_names(names)
     cells = dict(zip(names, map(list, zip(*body, strict=True)), strict=True))
-    comma = delimiter == ";" or has_decimal_commas(cells.values())
-    return Table(
-        path.name, {name: Column(column, comma) for name, column in cells.items()}, notes + renamed
+    decimal_comma = delimiter == ";" or has_decimal_commas(cells.values())
+    columns = {name: Column(column, decimal_comma) for name, column in cells.items()}
+    return RawTable(path.name, columns, notes + repetition_notes)
+
+
+def _is_header(cells: list[str], known: Collection[str]) -> bool:
+    """Return whether the first line has names: a known one, or no number."""
+    if set(cells) & set(known):
+        return True
+    return all(number(cell) is None for cell in cells)
+
+
+def _with_width(
+    body: list[list[str]],
+    width: int,
+    first_row_name: str,
+    delimiter: str,
+    path: Path,
+    notes: list[str],
+) -> list[list[str]]:
+    """Return rows with a cell for each column; short ones get empty cells.
+
+    Args:
+        body: the rows.
+        width: the number of columns.
+        first_row_name: "the header" or "row 1", for a message.
+        delimiter: of the cells.
+        path: the file, for a message.
+        notes: to which one about short rows is added.
+    """
+    # A delimiter at the end of every line adds an empty cell.
+    if all(len(row) == width + 1 and not row[-1].strip() for row in body):
+        body = [row[:width] for row in body]
+    long_row = next((i for i, row in enumerate(body) if len(row) > width), None)
+    if long_row is not None:
+        raise DataError(
+            f"row {long_row + 1} of {path.name} has {len(body[long_row])} cells where "
+            f"{first_row_name} has {width}; is there a {delimiter!r} in a cell that is not quoted?"
+        )
+    short_count = sum(len(row) < width for row in body)
+    if not short_count:
+        return body
+    notes.append(
+        f"{short_count} rows are shorter than the header; their last cells count as missing."
     )
+    return [row + [""] * (width - len(row)) for row in body]
 
 
 def _lines(text: str, delimiter: str) -> list[list[str]]:
-    """The cells of every line that is not blank; a blank as delimiter means any number of
-    blanks.
+    """Return the cells of every line that is not blank.
+
+    A blank as delimiter means any number of blanks.
     """
     if delimiter == " ":
         return [cells for line in text.splitlines() if (cells := line.split())]
     return [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
 
 
-def _left_open(text: str, delimiter: str) -> bool:
-    """Whether the text ends inside quotes, which only a strict reader reports."""
+def _has_open_quote(text: str, delimiter: str) -> bool:
+    """Return whether the text ends inside quotes, which only a strict reader reports."""
     try:
         for _ in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
             pass
@@ -232,7 +311,10 @@ def _left_open(text: str, delimiter: str) -> bool:
 
 
 def _delimiter(text: str, path: Path) -> str:
-    """The delimiter that splits the first lines into the same and the largest number of cells."""
+    """Return the delimiter that splits the first lines into the same number of cells.
+
+    Of several, it is the one with the largest number.
+    """
     sample = text[:65536]
     if len(text) > len(sample):
         sample = sample.rsplit("\n", 1)[0]
@@ -242,34 +324,39 @@ def _delimiter(text: str, path: Path) -> str:
             counts = [len(row) for row in _lines(sample, delimiter)][:200]
         except csv.Error:
             return 0.0, 0
-        width, times = Counter(counts).most_common(1)[0]
-        return (times / len(counts) if width > 1 else 0.0), width
+        width, frequency = Counter(counts).most_common(1)[0]
+        share = frequency / len(counts) if width > 1 else 0.0
+        return share, width
 
-    order = "\t" + _DELIMITERS if ".tsv" in path.name.lower() else _DELIMITERS
-    best = max(order, key=quality)
-    return " " if quality(best)[1] < 2 and quality(" ") > (0.99, 1) else best
+    candidates = _DELIMITERS
+    if ".tsv" in path.name.lower():
+        candidates = "\t" + _DELIMITERS
+    best = max(candidates, key=quality)
+    if quality(best)[1] < 2 and quality(" ") > (0.99, 1):
+        return " "
+    return best
 
 
-def _distinct(names: list[str]) -> tuple[list[str], list[str]]:
-    """Names without blanks and repetitions, and notes about those that changed."""
-    result, notes, taken = (
-        dict[str, int](),
-        list[str](),
-        set(names),
-    )  # a name, and the number of its last repetition
+def _distinct_names(names: list[str]) -> tuple[list[str], list[str]]:
+    """Return names without blanks and repetitions, and notes about those that changed."""
+    repetitions: dict[str, int] = {}  # by name, the number of its last repetition
+    notes: list[str] = []
+    taken = set(names)
     for i, name in enumerate(names):
-        name = old = name or f"c{i + 1}"
-        if name in result:
-            while name in taken:
-                result[old] += 1
-                name = f"{old}.{result[old]}"
-            notes.append(f"There are several columns named {old!r}; one is now {name}.")
-        taken.add(name)
-        result[name] = 1
-    return list(result), notes
+        original = name or f"c{i + 1}"
+        new_name = original
+        if original in repetitions:
+            while new_name in taken:
+                repetitions[original] += 1
+                new_name = f"{original}.{repetitions[original]}"
+            notes.append(f"There are several columns named {original!r}; one is now {new_name}.")
+        taken.add(new_name)
+        repetitions[new_name] = 1
+    return list(repetitions), notes
 
 
-def _table(name: str, columns: Mapping[str, Any]) -> Table:
+def _to_table(name: str, columns: Mapping[str, Any]) -> RawTable:
+    """Return a table of arrays or lists of equal length."""
     try:
         cells = {str(key): Column.of(values) for key, values in columns.items()}
     except ValueError as problem:
@@ -279,13 +366,13 @@ def _table(name: str, columns: Mapping[str, Any]) -> Table:
         raise DataError(f"the columns of {name} have different lengths: {lengths}")
     if not lengths or not next(iter(lengths.values())):
         raise DataError(f"{name} has no rows")
-    return Table(name, cells)
+    return RawTable(name, cells)
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> RawTable:
+    """Read a Parquet file."""
     try:
         import pyarrow as pa
-        import pyarrow.compute as pc
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(
@@ -296,27 +383,41 @@ def _parquet(path: Path) -> Table:
         with pq.ParquetFile(path) as file:
             check_size(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
             table = file.read()
-        names, notes = _distinct([str(name) for name in table.column_names])
+        names, notes = _distinct_names([str(name) for name in table.column_names])
         for name, column in zip(names, table.columns, strict=True):
-            kind = column.type
-            number = pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0)
-            if number or (pa.types.is_integer(kind) and exact(pc.min_max(column).as_py().values())):
-                columns[name] = np.asarray(
-                    column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64
-                )
-            elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
+            if _is_exact_in_float64(column):
+                numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+                columns[name] = np.asarray(numbers, np.float64)
+            elif pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
                 notes.append(
-                    f"Column {name!r} has the type {kind}, which is not a number or a category; dropped."
+                    f"Column {name!r} has the type {column.type}, which is not a number or a "
+                    "category; dropped."
                 )
             else:
                 columns[name] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         raise DataError(f"cannot read {path.name} as Parquet: {problem}") from problem
-    return Table(path.name, _table(path.name, columns).columns, notes)
+    return RawTable(path.name, _to_table(path.name, columns).columns, notes)
+
+
+def _is_exact_in_float64(column: Any) -> bool:
+    """Return whether a column of pyarrow has numbers that float64 can hold."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(column.type):
+        return True
+    if pa.types.is_decimal(column.type) and column.type.scale > 0:
+        return True
+    return pa.types.is_integer(column.type) and are_exact(pc.min_max(column).as_py().values())
 
 
 def arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an NPZ file; nothing in it is executed."""
+    """Return the arrays of an NPZ file; nothing in it is executed.
+
+    Args:
+        path: the file.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -324,47 +425,57 @@ def arrays(path: Path) -> dict[str, Any]:
             if len({member.filename for member in members}) < len(members):
                 raise ValueError("it has several arrays with the same name")
         with np.load(path, allow_pickle=False) as file:
-            found = {key: file[key] for key in file.files}
-        if odd := [key for key, value in found.items() if isinstance(value, bytes)]:
-            raise ValueError(f"{odd[0]!r} is not an array")
-        return found
+            by_name = {key: file[key] for key in file.files}
+        not_arrays = [key for key, value in by_name.items() if isinstance(value, bytes)]
+        if not_arrays:
+            raise ValueError(f"{not_arrays[0]!r} is not an array")
+        return by_name
     except DataError:
         raise
     except Exception as problem:  # any error of zipfile, its codecs and numpy for an untrusted file
-        hint = (
-            "; arrays of Python objects are not read, store numbers or strings"
-            if "pickle" in str(problem)
-            else ""
-        )
+        hint = ""
+        if "pickle" in str(problem):
+            hint = "; arrays of Python objects are not read, store numbers or strings"
         raise DataError(
             f"cannot read {path.name} as NPZ: {problem or type(problem).__name__}{hint}"
         ) from problem
 
 
-def input_key(found: Mapping[str, Any]) -> str | None:
-    """The name of the array of inputs (N, ...) among the arrays of an NPZ file."""
-    return next((key for key in INPUT_KEYS if key in found and np.ndim(found[key]) >= 2), None)
+def input_key(arrays: Mapping[str, Any]) -> str | None:
+    """Return the name of the array of inputs (N, ...) in an NPZ file; None if there is none.
+
+    Args:
+        arrays: by name.
+    """
+    return next((key for key in INPUT_KEYS if key in arrays and np.ndim(arrays[key]) >= 2), None)
 
 
-def _npz_table(path: Path) -> Table:
-    found = arrays(path)
-    key = input_key(found)
+def _npz_table(path: Path) -> RawTable:
+    """Read an NPZ file as a table: of its inputs and targets, or of columns by name."""
+    by_name = arrays(path)
+    key = input_key(by_name)
     if key is None:
-        return _table(path.name, found)
-    return npz_rows(
-        path.name,
-        found[key],
-        {name: a for name, a in found.items() if np.ndim(a) == 1 and name != key},
-    )
+        return _to_table(path.name, by_name)
+    columns = {
+        name: array for name, array in by_name.items() if np.ndim(array) == 1 and name != key
+    }
+    return npz_rows(path.name, by_name[key], columns)
 
 
-def npz_rows(name: str, x: Any, others: Mapping[str, Any]) -> Table:
-    """A table of the columns x1, x2, ... of a matrix and other columns of the same length."""
+def npz_rows(name: str, x: Any, more_columns: Mapping[str, Any]) -> RawTable:
+    """Return a table of the columns x1, x2, ... of a matrix and further columns.
+
+    Args:
+        name: of the file, for messages.
+        x: (N, D).
+        more_columns: those of the same length are added.
+    """
     if np.ndim(x) != 2:
         raise DataError(
             f"the inputs of {name} have shape {np.shape(x)}; a table needs (rows, columns)"
         )
     columns = {f"x{i + 1}": x[:, i] for i in range(x.shape[1])}
-    return _table(
-        name, columns | {key: values for key, values in others.items() if len(values) == len(x)}
-    )
+    for key, values in more_columns.items():
+        if len(values) == len(x):
+            columns[key] = values
+    return _to_table(name, columns)

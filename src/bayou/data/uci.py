@@ -1,5 +1,6 @@
-"""The nine UCI regression sets, split as by Hernández-Lobato & Adams 2015 and Gal & Ghahramani
-2016.
+"""The nine UCI regression sets.
+
+They are split as by Hernández-Lobato & Adams (2015) and Gal & Ghahramani (2016).
 """
 
 from __future__ import annotations
@@ -20,10 +21,17 @@ from bayou.data.reading import unpack_archive
 
 
 def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> DataSet:
-    """One published split; inputs and target standardized by its training rows, which keep their
-    published order.
+    """Load a published split; inputs and target are standardized by its training rows.
+
+    The rows keep their published order.
+
+    Args:
+        entry: of the catalogue.
+        split: its number.
+        root: a folder with the archive.
     """
-    assert entry.splits is not None
+    if entry.splits is None:
+        raise DataError(f"{entry.name!r} has no published splits")
     if not 0 <= split < entry.splits:
         raise DataError(f"{entry.name!r} has the splits 0 to {entry.splits - 1}, got {split}")
     path = files.require(entry, root)[UCI_ARCHIVE.path]
@@ -33,26 +41,34 @@ def load_uci(entry: Entry, split: int = 0, root: str | Path | None = None) -> Da
         columns, "y", "regression", y_mean=float(y_train.mean()), y_scale=float(y_train.std())
     )
     notes = [
-        f"Published split {split} of {entry.splits}; inputs and target standardized by its training rows."
+        f"Published split {split} of {entry.splits}; inputs and target standardized by its "
+        "training rows."
     ]
-    if still := [column.name for column in columns if column.low == column.high]:
-        notes.append(f"Constant inputs are kept, as published, and become 0: {', '.join(still)}.")
+    constant = [column.name for column in columns if column.low == column.high]
+    if constant:
+        names = ", ".join(constant)
+        notes.append(f"Constant inputs are kept, as published, and become 0: {names}.")
 
     def pair(x: NDArray[Any], y: NDArray[Any]) -> Pair:
-        return preprocessor.pair(
-            {column.name: values for column, values in zip(columns, x.T, strict=True)} | {"y": y}
-        )
+        values = {column.name: x[:, i] for i, column in enumerate(columns)}
+        return preprocessor.pair(values | {"y": y})
 
-    return DataSet.of(
-        entry.name, preprocessor, pair(x_train, y_train), pair(x_test, y_test), None, None, notes
-    )
+    train = pair(x_train, y_train)
+    test = pair(x_test, y_test)
+    return DataSet.of(entry.name, preprocessor, train, test, None, None, notes)
 
 
 def read_split(
-    path: Path, folder: str, split: int
+    path: Path,
+    folder: str,
+    split: int,
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """x and y of the training and of the test rows, from ``UCI_Datasets/<folder>/data/*.txt`` in
-    the archive.
+    """Return x and y of the training rows, then x and y of the test rows.
+
+    Args:
+        path: the archive, with ``UCI_Datasets/<folder>/data/*.txt``.
+        folder: of the data set.
+        split: its number.
     """
     stems = (
         "data",
@@ -63,10 +79,12 @@ def read_split(
     )
     names = {stem: f"UCI_Datasets/{folder}/data/{stem}.txt" for stem in stems}
     texts = unpack_archive(path, names.values())
-    found = {stem: np.loadtxt(io.BytesIO(texts[name]), ndmin=1) for stem, name in names.items()}
-    data = np.atleast_2d(found["data"])
-    features, target = found["index_features"].astype(int), int(found["index_target"][0])
-    train, test = (found[f"index_{part}_{split}"].astype(int) for part in ("train", "test"))
+    arrays = {stem: np.loadtxt(io.BytesIO(texts[name]), ndmin=1) for stem, name in names.items()}
+    data = np.atleast_2d(arrays["data"])
+    features = arrays["index_features"].astype(int)
+    target = int(arrays["index_target"][0])
+    train = arrays[f"index_train_{split}"].astype(int)
+    test = arrays[f"index_test_{split}"].astype(int)
     return (
         data[train][:, features],
         data[train, target],

@@ -6,5 +6,12 @@ from bayou.diagnostics.checks import check
 from bayou.posteriors.checks import Check, Checks
 
 __all__ = [
-    "BoundGap", "Check", "Checks", "Estimate", "TensorBound", "baselines", "bound_gap", "check",
-]  # fmt: skip
+    "BoundGap",
+    "Check",
+    "Checks",
+    "Estimate",
+    "TensorBound",
+    "baselines",
+    "bound_gap",
+    "check",
+]

@@ -15,106 +15,129 @@ from bayou.likelihoods import BoundLikelihood, HeteroscedasticGaussian
 from bayou.predictive import Predictive
 
 Baseline = Callable[[Any], Predictive]  # inputs (B, ...) to a prediction of one function
-ROWS, COLUMNS = (
-    10_000,
-    4096,
-)  # maximum number of training rows used, and of inputs of a linear model
-NUMBERS = 2**24  # outputs of all rows up to which classes have baselines
-PENALTIES = 61  # candidates for the penalty of the ridge regression
+DesignBaseline = Callable[[Tensor], Predictive]  # standardized inputs (B, D) to a prediction
+MAX_ROWS = 10_000  # training rows that are used
+MAX_COLUMNS = 4096  # inputs of a linear model
+MAX_NUMBERS = 2**24  # outputs of all rows up to which classes have baselines
+PENALTY_CANDIDATES = 61  # of the ridge regression
+MIN_RELATIVE_STD = 1e-9  # of a column that varies
 
 
 def baselines(
     likelihood: BoundLikelihood, x: Any, y: Tensor, outputs: Sequence[int], seed: int = 0
 ) -> dict[str, Baseline]:
-    """A constant and, for inputs that are one tensor of numbers, a linear prediction of y: in
-    float64, on the CPU.
+    """Fit a constant and, for inputs that are one tensor of numbers, a linear prediction of y.
 
     Numbers: N(mean, variance) of y; a ridge regression whose penalty has the least leave-one-out
     error, with its predictive variance σ²·(1 + xᵀ(XᵀX + λ)⁻¹x). Classes and counts: the
-    frequencies; a logistic (Poisson) regression on standardized inputs with a N(0, 1) prior.
-    ``outputs``: the shape of the network's outputs for one row. Predictions of numbers have all
-    coordinates of y on one axis, (B, K).
+    frequencies; a logistic (Poisson) regression on standardized inputs with a N(0, 1) prior. In
+    float64, on the CPU.
+
+    Args:
+        likelihood: p(y | f) of the posterior that is compared with them.
+        x: the training inputs (N, ...).
+        y: the training targets (N, *event); at most 10,000 random rows are used.
+        outputs: the shape of the network's outputs for one row.
+        seed: of the random rows.
+
+    Returns:
+        "constant" and "linear", functions from inputs to predictions; no "linear" if x are not one
+        tensor of at most 4,096 numbers, nothing if y has too many classes. Predictions of numbers
+        have all coordinates of y on one axis, (B, K).
     """
-    if min(len(y), ROWS) * math.prod(outputs) > NUMBERS and likelihood.support != "real":
+    output_numbers = min(len(y), MAX_ROWS) * math.prod(outputs)
+    if output_numbers > MAX_NUMBERS and likelihood.support != "real":
         return {}
-    if len(y) > ROWS:
-        some = rng.permutation(len(y), rng.fold(seed, "baselines"))[:ROWS].to(y.device)
-        x, y = x[some.to(x.device)] if isinstance(x, Tensor) else x, y[some]
+    if len(y) > MAX_ROWS:
+        indices = rng.permutation(len(y), rng.fold(seed, "baselines"))[:MAX_ROWS].to(y.device)
+        if isinstance(x, Tensor):
+            x = x[indices.to(x.device)]
+        y = y[indices]
     y = y.detach().cpu()
     likelihood = copy.deepcopy(likelihood).cpu().double().requires_grad_(False)
-    make = _ridge if likelihood.support == "real" else _generalized(likelihood, outputs)
-    nothing = _Design(torch.zeros(len(y), 0, dtype=torch.float64))
-    found = {"constant": _on(nothing, make(nothing.train, y))}
-    if isinstance(x, Tensor) and x.is_floating_point() and 0 < x[0].numel() <= COLUMNS:
+    fit = _fit_ridge if likelihood.support == "real" else _generalized_fit(likelihood, outputs)
+    no_inputs = _Design(torch.zeros(len(y), 0, dtype=torch.float64))
+    fitted = {"constant": _predict_on(no_inputs, fit(no_inputs.train, y))}
+    if isinstance(x, Tensor) and x.is_floating_point() and 0 < x[0].numel() <= MAX_COLUMNS:
         design = _Design(x.detach().cpu().double().flatten(1))
-        found["linear"] = _on(design, make(design.train, y))
-    return found
+        fitted["linear"] = _predict_on(design, fit(design.train, y))
+    return fitted
 
 
 class _Design:
-    """Inputs standardized by their training rows; a column that does not vary there is left out."""
+    """Inputs standardized by their training rows, without the columns that do not vary there.
+
+    Args:
+        x: the training inputs (N, D).
+    """
 
     def __init__(self, x: Tensor) -> None:
         self.mean = x.mean(0)
         std = (x - self.mean).square().mean(0).sqrt()
-        self.kept = std > 1e-9 * (1 + self.mean.abs())
-        self.std = std[self.kept]
+        self.varies = std > MIN_RELATIVE_STD * (1 + self.mean.abs())
+        self.std = std[self.varies]
         self.train = self(x)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Standardize inputs (B, ...): (B, columns that vary)."""
         if not len(self.mean):
             return torch.zeros(len(x), 0, dtype=torch.float64)
         centered = x.detach().cpu().double().flatten(1) - self.mean
-        return centered[:, self.kept] / self.std
+        return centered[:, self.varies] / self.std
 
 
-def _on(design: _Design, predict: Callable[[Tensor], Predictive]) -> Baseline:
+def _predict_on(design: _Design, predict: DesignBaseline) -> Baseline:
+    """Return the prediction for inputs that are not standardized yet."""
     return lambda x: predict(design(x[0] if isinstance(x, tuple) else x))
 
 
-def _ridge(x: Tensor, y: Tensor) -> Callable[[Tensor], Predictive]:
-    """Ridge regression of standardized x (N, D) on y (N, ...), with an intercept that is not
-    penalized.
-    """
+def _fit_ridge(x: Tensor, y: Tensor) -> DesignBaseline:
+    """Fit a ridge regression of y (N, ...) on standardized x (N, D), its intercept unpenalized."""
     target = y.double().reshape(len(y), -1)  # (N, K)
-    middle = target.mean(0)
+    intercept = target.mean(0)
     u, s, vt = torch.linalg.svd(x, full_matrices=False)
-    projected = u.T @ (target - middle)  # (R, K)
-    best, penalty = math.inf, 1.0
-    for candidate in (len(y) * torch.logspace(-5, 3, PENALTIES, dtype=torch.float64)).tolist():
-        shrink = s.square() / (s.square() + candidate)
-        leverage = (u.square() * shrink).sum(1, keepdim=True) + 1 / len(y)
-        left_out = (target - middle - (u * shrink) @ projected) / (1 - leverage).clamp_min(1e-6)
-        error = float(left_out.square().mean())
-        if error < best:
-            best, penalty = error, candidate
+    projected = u.T @ (target - intercept)  # (R, K)
+    least_error = math.inf
+    penalty = 1.0
+    penalties = len(y) * torch.logspace(-5, 3, PENALTY_CANDIDATES, dtype=torch.float64)
+    for candidate in penalties.tolist():
+        shrinkage = s.square() / (s.square() + candidate)
+        leverage = (u.square() * shrinkage).sum(1, keepdim=True) + 1 / len(y)
+        residual = target - intercept - (u * shrinkage) @ projected
+        left_out_residual = residual / (1 - leverage).clamp_min(1e-6)
+        error = float(left_out_residual.square().mean())
+        if error < least_error:
+            least_error = error
+            penalty = candidate
     gain = s / (s.square() + penalty)
     weights = vt.T @ (gain[:, None] * projected)
-    effective = float((s * gain).sum()) + 1
-    residual = target - middle - x @ weights
-    noise = residual.square().sum(0) / max(len(y) - effective, 1.0)
+    effective_weights = float((s * gain).sum()) + 1
+    residual = target - intercept - x @ weights
+    noise = residual.square().sum(0) / max(len(y) - effective_weights, 1.0)
     noise = noise.clamp_min(1e-12 * target.square().mean().clamp_min(1e-12))
 
-    def predict(new: Tensor) -> Predictive:
-        mean = middle + new @ weights
-        spread = ((new @ vt.T).square() / (s.square() + penalty)).sum(1, keepdim=True) + 1 / len(y)
-        variance = noise * (1 + spread)
+    def predict(new_x: Tensor) -> Predictive:
+        mean = intercept + new_x @ weights
+        leverage = ((new_x @ vt.T).square() / (s.square() + penalty)).sum(1, keepdim=True)
+        variance = noise * (1 + (leverage + 1 / len(y)))
         outputs = torch.cat([mean, variance.log()], -1).unsqueeze(0)
         return Predictive(HeteroscedasticGaussian().bind(dtype=torch.float64), outputs)
 
     return predict
 
 
-def _generalized(
+def _generalized_fit(
     likelihood: BoundLikelihood, outputs: Sequence[int]
-) -> Callable[[Tensor, Tensor], Callable[[Tensor], Predictive]]:
-    """The mode of f = W·x + b under this likelihood, W ~ N(0, 1) and b ~ N(0, 10²), by L-BFGS."""
+) -> Callable[[Tensor, Tensor], DesignBaseline]:
+    """Return the fit of f = W·x + b under a likelihood: its mode by L-BFGS.
 
-    def fit(x: Tensor, y: Tensor) -> Callable[[Tensor], Predictive]:
+    The prior is W ~ N(0, 1) and b ~ N(0, 10²).
+    """
+
+    def fit(x: Tensor, y: Tensor) -> DesignBaseline:
         width = math.prod(outputs)
-        weights, bias = (
-            torch.zeros(n, width, dtype=torch.float64, requires_grad=True) for n in (x.shape[1], 1)
-        )
+        weights = torch.zeros(x.shape[1], width, dtype=torch.float64, requires_grad=True)
+        bias = torch.zeros(1, width, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS([weights, bias], max_iter=200, line_search_fn="strong_wolfe")
 
         def loss() -> float:
@@ -127,7 +150,13 @@ def _generalized(
 
         with torch.enable_grad():
             optimizer.step(loss)
-        w, b = weights.detach(), bias.detach()
-        return lambda new: Predictive(likelihood, (new @ w + b).reshape(1, len(new), *outputs))
+        mode_weights = weights.detach()
+        mode_bias = bias.detach()
+
+        def predict(new_x: Tensor) -> Predictive:
+            f = new_x @ mode_weights + mode_bias
+            return Predictive(likelihood, f.reshape(1, len(new_x), *outputs))
+
+        return predict
 
     return fit

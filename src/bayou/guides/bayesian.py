@@ -24,7 +24,7 @@ from bayou.network import (
     Network,
     VmapOrLoop,
     check_network,
-    combined,
+    combine_inputs,
     fan_ins,
     forward_inputs,
     is_sharded,
@@ -217,7 +217,8 @@ class Bayesian(nn.Module):
             name for guide in self.guides if not isinstance(guide, Point) for name in guide.names
         ]
         self.shares = (
-            not self.network.recomputes and self.network.drawn_part(drawn, self.mean(), inputs) < 1
+            not self.network.recomputes
+            and self.network.drawn_fraction(drawn, self.mean(), inputs) < 1
         )
         self.traced = True
 
@@ -500,7 +501,7 @@ class NetworkDraw:
             return z if len(z) == self.samples * rows else z.repeat_interleave(rows, 0)
 
         wide = {name: weight.with_gains(widen) for name, weight in waiting.items()}
-        tiled = combined(torch.cat, [inputs] * self.samples)
+        tiled = combine_inputs(torch.cat, [inputs] * self.samples)
         return self._one(points, wide, tiled).unflatten(0, (self.samples, rows))
 
     def _rows(self, waiting: dict[str, Weight], s: Tensor) -> dict[str, Weight]:

@@ -1,3 +1,1 @@
-"""What methods share: the abstract class, starts, checks of data and results, runs of chains,
-members of ensembles.
-"""
+"""What methods share: the abstract class, starts, checks of data, chains and ensembles."""

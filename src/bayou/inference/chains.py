@@ -1,6 +1,4 @@
-"""A run of Markov chains: steps, draws, history, checkpoints, Ctrl-C, and the posterior of the
-draws.
-"""
+"""A run of Markov chains: steps, draws, history, checkpoints, Ctrl-C, and the posterior."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,42 +15,70 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.core.files import join, making, read_file, split
 from bayou.core.progress import Progress, Show
-from bayou.inference.first_batch import check_first_batch
-from bayou.inference.probe import Probe
+from bayou.inference.data_checks import check_first_batch
+from bayou.inference.probe import ChainProbe
 from bayou.kernels import Joint
 from bayou.posteriors.empirical import Empirical
 from bayou.training.checkpoints import Checkpoint, check_fractions
-from bayou.training.data import Batch, Data, check_finite
+from bayou.training.data import Data
 from bayou.training.guards import Interrupt
+from bayou.training.inputs import Batch, check_finite
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 from bayou.training.threads import largest_product, suitable_threads
 
+# Entries of the history that the progress line shows.
+PROGRESS_ENTRIES = ("log_joint", "accept", "step_size", "lr", "beta", "log_weight")
+
 
 class DivergenceError(FloatingPointError):
-    """A chain is not finite. ``posterior`` has the draws of the other chains so far; None if there
-    are none.
+    """A chain is not finite.
+
+    ``posterior`` has the draws of the other chains so far; it is None if there are none.
     """
 
     posterior: Empirical | None = None
 
 
-class Sampling(ABC):
-    """The chains of one run, C of them: ``chains`` has their numbers."""
+class RunSettings(Protocol):
+    """The settings of a method that a run of chains reads."""
 
-    probe: Probe
-    apart = False  # whether every draw is independent, so that the posterior has no chains
+    @property
+    def log_every(self) -> int:
+        """Steps from one record of the history to the next."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps from one checkpoint to the next."""
+
+
+class Sampling(ABC):
+    """The chains of one run, C of them, with the kernel that moves them.
+
+    Args:
+        method: the settings, with a ``temperature``.
+        joint: the log joint density of weights and data.
+        seed: of the run; the noise of a chain depends on it and on the number of the chain.
+        chains: the numbers of the chains.
+    """
+
+    probe: ChainProbe
+    draws_are_independent = False  # if they are, the posterior is not divided into chains
 
     def __init__(self, method: Any, joint: Joint, seed: int, chains: range) -> None:
-        self.method, self.joint, self.seed, self.chains = method, joint, seed, chains
+        self.method = method
+        self.joint = joint
+        self.seed = seed
+        self.chains = chains
 
     def normal(self, name: str, step: int) -> Tensor:
-        """Gaussian noise of a step: (C, D)."""
-        like, seed = self.position, part_seed(self.seed, name, step)
-        return rng.normal(len(self.chains), like.shape[1:], like, seed, self.chains.start)
+        """Draw the Gaussian noise of a step, (C, D)."""
+        position = self.position
+        seed = part_seed(self.seed, name, step)
+        return rng.normal(len(self.chains), position.shape[1:], position, seed, self.chains.start)
 
     def mixing(self, draws: Tensor) -> dict[str, Any]:
-        """The entries of ``posterior.mixing`` for these draws (C, K, D)."""
+        """Return the entries of ``posterior.mixing`` for these draws, (C, K, D)."""
         return self.probe.mixing(draws, self.joint.start, self.method.temperature)
 
     @property
@@ -63,76 +89,101 @@ class Sampling(ABC):
     @property
     @abstractmethod
     def position(self) -> Tensor:
-        """The positions of the chains: (C, D)."""
+        """The positions of the chains, (C, D)."""
 
     @abstractmethod
     def advance(self, step: int) -> None:
-        """One step of all chains."""
+        """Take one step of all chains."""
 
     @abstractmethod
     def record(self) -> dict[str, float]:
-        """Numbers of the last step, for the history and the progress line."""
+        """Return numbers of the last step, for the history and the progress line."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """The state for the next step, as tensors and plain values."""
+        """Return the state for the next step, as tensors and plain values."""
 
     @abstractmethod
     def load(self, state: dict[str, Any]) -> None:
         """Continue from a ``state``."""
 
     def lost(self) -> tuple[int, int] | None:
-        """(chain, step) of the first that was not finite, by index; None if all are finite."""
+        """Return (chain index, step) of the first chain that was not finite; None if all are."""
         return None
 
 
-class Run:
-    """Steps, draws, history, checkpoints, Ctrl-C: one run of all chains, which ``make`` places at
-    their start.
+class ChainRun:
+    """One run of all chains: steps, draws, history, checkpoints and Ctrl-C.
 
-    ``method``: has ``log_every`` and ``checkpoint_every``. ``kept``: the steps after which
-    positions are kept.
+    Args:
+        method: the settings of the run.
+        make_sampling: places the chains at their start; it evaluates the first batch.
+        seed: of the fit.
+        device: of the chains.
+        steps: the number of steps.
+        kept_steps: the steps after which positions are kept as draws.
+        file: the checkpoint; None for no checkpoint.
+        progress: whether and how progress is shown.
     """
 
     def __init__(
-        self, method: Any, make: Callable[[], Sampling], seed: int, device: torch.device, steps: int,
-        kept: Iterable[int], file: Checkpoint | None, progress: Show,
-    ) -> None:  # fmt: skip
-        self.name, self.method, self.seed = type(method).__name__, method, part_seed(seed, "run")
+        self,
+        method: RunSettings,
+        make_sampling: Callable[[], Sampling],
+        seed: int,
+        device: torch.device,
+        steps: int,
+        kept_steps: Iterable[int],
+        file: Checkpoint | None,
+        progress: Show,
+    ) -> None:
+        self.name = type(method).__name__
+        self.method = method
+        self.seed = part_seed(seed, "run")
         with rng.isolated(self.seed, device):
-            self.sampling, work = largest_product(make)  # it tries the first batch
-        self.work, self.device, self.joint = work * self.sampling.width, device, self.sampling.joint
-        self.steps, self.kept, self.file, self.show = steps, sorted(kept), file, progress
+            self.sampling, largest = largest_product(make_sampling)
+        self.work = largest * self.sampling.width
+        self.device = device
+        self.joint = self.sampling.joint
+        self.steps = steps
+        self.kept_steps = sorted(kept_steps)
+        self.file = file
+        self.show = progress
         self.chains = self.sampling.chains
         self.step = 0
         self.draws: list[Tensor] = []
         self.history: list[dict[str, float]] = []
 
     def run(self) -> Empirical:
-        """The draws after the last step, or at Ctrl-C."""
+        """Run to the last step, or to Ctrl-C, and return the posterior of the draws."""
         stopped = self.complete()
         return self._posterior(range(len(self.chains)), stopped)
 
-    def joined(self, files: list[str], stopped: str) -> Empirical:
-        """The draws of chains that ran apart, by their checkpoints; records are means over
-        chains.
+    def join_chains(self, files: list[str], stopped: str) -> Empirical:
+        """Return the posterior of chains that ran in separate processes.
+
+        Args:
+            files: the last checkpoint of each chain. Records of the history are means over chains.
+            stopped: how the run ended.
         """
-        parts = [read_file(file, "checkpoint") for file in files]
-        self.draws = list(
-            torch.cat([tensors["draws"] for tensors, _ in parts], 1).to(self.device)
-        )  # of (C, D)
-        for each in zip(*(config["history"] for _, config in parts), strict=True):
-            self.history.append({key: fmean(record[key] for record in each) for key in each[0]})
-            if "divergences" in each[0]:  # a sum
-                self.history[-1]["divergences"] *= len(parts)
-        return self._posterior(range(len(parts)), stopped)
+        checkpoints = [read_file(file, "checkpoint") for file in files]
+        draws = torch.cat([tensors["draws"] for tensors, _ in checkpoints], 1)
+        self.draws = list(draws.to(self.device))  # of (C, D)
+        histories = [config["history"] for _, config in checkpoints]
+        for records in zip(*histories, strict=True):
+            mean = {key: fmean(record[key] for record in records) for key in records[0]}
+            if "divergences" in mean:  # a sum
+                mean["divergences"] *= len(checkpoints)
+            self.history.append(mean)
+        return self._posterior(range(len(checkpoints)), stopped)
 
     def complete(self) -> str:
         """Run to the last step ("finished"), or to Ctrl-C ("interrupted")."""
         self._load()
-        first, stopped = self.step, "finished"
-        keep = frozenset(self.kept)
-        started = time.monotonic() - (self.history[-1]["seconds"] if self.history else 0.0)
+        first_step = self.step
+        kept_steps = frozenset(self.kept_steps)
+        seconds = self.history[-1]["seconds"] if self.history else 0.0
+        start_time = time.monotonic() - seconds
         with (
             rng.isolated(self.seed, self.device),
             suitable_threads(self.work),
@@ -141,168 +192,196 @@ class Run:
         ):
             try:
                 while self.step < self.steps:
-                    with interrupt.held():
-                        self._advance(keep, started)
-                    progress.update(
-                        self.step, **{k: v for k, v in self.history[-1].items() if k in SHOWN}
-                    )
+                    with interrupt.defer():
+                        self._advance(kept_steps, start_time)
+                    progress.update(self.step, **self._progress_entries())
             except KeyboardInterrupt:
-                stopped = "interrupted"
-                if self.step > first:
-                    self._check()
+                if self.step > first_step:
+                    self._check_finite()
                     self._save()
                 if not self.draws:
-                    again = (
-                        ""
-                        if self.file is None
-                        else "; the checkpoint has the run so far, call fit to continue"
-                    )
-                    raise KeyboardInterrupt(
-                        f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
-                        f"{self.kept[0] + 1}): there is nothing to return{again}"
-                    ) from None
-        return stopped
+                    raise self._interrupt_before_draws() from None
+                return "interrupted"
+        return "finished"
+
+    def _progress_entries(self) -> dict[str, float]:
+        """Return the numbers of the last record that the progress line shows."""
+        record = self.history[-1]
+        return {key: value for key, value in record.items() if key in PROGRESS_ENTRIES}
+
+    def _interrupt_before_draws(self) -> KeyboardInterrupt:
+        """Return the error for a run that was interrupted before its first draw."""
+        advice = ""
+        if self.file is not None:
+            advice = "; the checkpoint has the run so far, call fit to continue"
+        return KeyboardInterrupt(
+            f"{self.name} was interrupted after {self.step} steps, before its first draw (step "
+            f"{self.kept_steps[0] + 1}): there is nothing to return{advice}"
+        )
 
     def stream(self) -> Iterator[Empirical]:
-        """The positions of the chains after each kept step."""
-        keep, started = frozenset(self.kept), time.monotonic()
-        with Progress(self.name, self.kept[0] + 1, self.show) as progress:
+        """Yield the positions of the chains after each kept step."""
+        kept_steps = frozenset(self.kept_steps)
+        start_time = time.monotonic()
+        with Progress(self.name, self.kept_steps[0] + 1, self.show) as progress:
             while not self.draws:
                 with rng.isolated(part_seed(self.seed, self.step), self.device):
-                    self._advance(keep, started)
+                    self._advance(kept_steps, start_time)
                 progress.update(self.step)
         while True:
             if self.draws:
-                stack = self.joint.tensors(self.draws.pop())
                 yield Empirical(
                     self.joint.target,
                     self.joint.network,
-                    stack,
+                    self.joint.tensors(self.draws.pop()),
                     self.history,
                     chains=len(self.chains),
                 )
             if self.step >= self.steps:
                 return
             with rng.isolated(part_seed(self.seed, self.step), self.device):
-                self._advance(keep, started)
+                self._advance(kept_steps, start_time)
 
-    def _advance(self, keep: frozenset[int], started: float) -> None:
-        sampling, step = self.sampling, self.step
-        sampling.advance(step)
-        logging = step % self.method.log_every == 0 or step + 1 == self.steps
-        saving = (step + 1) % self.method.checkpoint_every == 0 or step + 1 == self.steps
-        if step in keep or logging or saving:
-            self._check()
-        if step in keep:
-            self.draws.append(sampling.position)
-        if logging:
-            self.history.append(
-                {"step": float(step), **sampling.record(), "seconds": time.monotonic() - started}
-            )
+    def _advance(self, kept_steps: frozenset[int], start_time: float) -> None:
+        """Take one step, then keep the draw, record and save where they are due."""
+        step = self.step
+        is_last = step + 1 == self.steps
+        is_kept = step in kept_steps
+        is_logged = step % self.method.log_every == 0 or is_last
+        is_saved = (step + 1) % self.method.checkpoint_every == 0 or is_last
+        self.sampling.advance(step)
+        if is_kept or is_logged or is_saved:
+            self._check_finite()
+        if is_kept:
+            self.draws.append(self.sampling.position)
+        if is_logged:
+            record = {"step": float(step), **self.sampling.record()}
+            record["seconds"] = time.monotonic() - start_time
+            self.history.append(record)
         self.step += 1
-        if saving:
+        if is_saved:
             self._save()
 
-    def _check(self) -> None:
+    def _check_finite(self) -> None:
         """Raise if a chain is not finite: such values are never kept, saved or returned."""
-        lost = self.sampling.lost()
-        if lost is None:
+        divergence = self.sampling.lost()
+        if divergence is None:
             return
-        chain, step = lost
-        others = [
-            c
-            for c in range(len(self.chains))
-            if c != chain and bool(self.sampling.position[c].isfinite().all())
-        ]
+        chain, step = divergence
         error = DivergenceError(
-            f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops and the last "
-            "checkpoint is kept; try a smaller lr or standardized inputs. The draws of the other chains are in the "
-            "'posterior' of this error"
+            f"step {step}: chain {self.chains[chain]} of {self.name} is not finite. The run stops "
+            "and the last checkpoint is kept; try a smaller lr or standardized inputs. The draws "
+            "of the other chains are in the 'posterior' of this error"
         )
-        if self.draws and others:
-            error.posterior = self._posterior(others, "diverged")
+        finite_chains = []
+        for index in range(len(self.chains)):
+            if index != chain and bool(self.sampling.position[index].isfinite().all()):
+                finite_chains.append(index)
+        if self.draws and finite_chains:
+            error.posterior = self._posterior(finite_chains, "diverged")
         raise error
 
     def _posterior(self, chains: Iterable[int], stopped: str) -> Empirical:
-        """The draws of these chains."""
+        """Return the draws of these chains as a posterior."""
         index = list(chains)
-        stacked = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
+        draws = torch.stack(self.draws)[:, index].transpose(0, 1)  # (C, K, D)
         with rng.isolated(self.seed, self.device), suitable_threads(self.work):
-            mixing = self._means() | self.sampling.mixing(stacked)
-        stack = self.joint.tensors(stacked.reshape(-1, stacked.shape[-1]))
-        count = 1 if self.sampling.apart else len(index)
-        found = Empirical(
-            self.joint.target, self.joint.network, stack, self.history, chains=count, mixing=mixing
+            mixing = self._history_summary() | self.sampling.mixing(draws)
+        posterior = Empirical(
+            self.joint.target,
+            self.joint.network,
+            self.joint.tensors(draws.reshape(-1, draws.shape[-1])),
+            self.history,
+            chains=1 if self.sampling.draws_are_independent else len(index),
+            mixing=mixing,
         )
-        found.stopped = stopped
-        return found
+        posterior.stopped = stopped
+        return posterior
 
-    def _means(self) -> dict[str, float]:
-        """The mean acceptance rate since the first draw and the number of divergences, where the
-        history has them.
+    def _history_summary(self) -> dict[str, float]:
+        """Return the mean acceptance rate since the first draw and the number of divergences.
+
+        Each is left out where the history does not have it.
         """
-        since = [record for record in self.history if record["step"] >= self.kept[0]]
-        accept = [record["accept"] for record in since if "accept" in record]
-        found = {"accept": fmean(accept)} if accept else {}
-        return found | {
-            key: since[-1][key] for key in ("divergences",) if since and key in since[-1]
-        }
+        records = [record for record in self.history if record["step"] >= self.kept_steps[0]]
+        rates = [record["accept"] for record in records if "accept" in record]
+        summary: dict[str, float] = {}
+        if rates:
+            summary["accept"] = fmean(rates)
+        if records and "divergences" in records[-1]:
+            summary["divergences"] = records[-1]["divergences"]
+        return summary
 
     def _save(self) -> None:
-        if self.file is not None:
-            tensors, tree = split(self.sampling.state(), "sampling")
-            if self.draws:
-                tensors["draws"] = torch.stack(self.draws)
-            self.file.write(tensors, {"sampling": tree, "step": self.step, "history": self.history})
+        """Write the checkpoint, if there is one."""
+        if self.file is None:
+            return
+        tensors, tree = split(self.sampling.state(), "sampling")
+        if self.draws:
+            tensors["draws"] = torch.stack(self.draws)
+        self.file.write(tensors, {"sampling": tree, "step": self.step, "history": self.history})
 
     def _load(self) -> None:
-        found = None if self.file is None else self.file.read()
-        if self.file is None or found is None:
+        """Continue from the checkpoint, if there is one."""
+        contents = None if self.file is None else self.file.read()
+        if self.file is None or contents is None:
             return
-        tensors, config = found
+        tensors, config = contents
         tensors = {name: value.to(self.device) for name, value in tensors.items()}
-        vectors = {
-            name: value for name, value in tensors.items() if value.ndim > 1
-        }  # others may count something
+        # Tensors with fewer axes may count something.
+        vectors = {name: value for name, value in tensors.items() if value.ndim > 1}
         check_fractions(self.file.path, vectors)
         with making("run like this one", self.file.path):
             self.sampling.load(join(tensors, config["sampling"]))
-            self.step, self.history = config["step"], config["history"]
+            self.step = config["step"]
+            self.history = config["history"]
         self.draws = list(tensors["draws"]) if "draws" in tensors else []
 
 
-SHOWN = ("log_joint", "accept", "step_size", "lr", "beta", "log_weight")
+def mean_over_chains(values: Tensor) -> float:
+    """Return the mean over chains as a number; NaN where there are none.
 
-
-def mean_of(values: Tensor) -> float:
-    """The mean over chains (C,) as a number; NaN where a chain has none."""
+    Args:
+        values: of the chains, (C,).
+    """
     return float(values.mean()) if values.numel() else math.nan
 
 
 def check_data(joint: Joint, data: Data, start: Tensor) -> Callable[[Batch], None] | None:
-    """Try the first batch at ``start`` (C, D); returns a check for further batches, see
-    ``check_first_batch``.
+    """Check the first batch with the network at a start of chains.
+
+    Args:
+        joint: network, likelihood and prior.
+        data: all batches.
+        start: positions of the chains, (C, D), of which the first is used.
+
+    Returns:
+        A check for further batches, see ``check_first_batch``.
     """
-    weights = {
-        name: value[0]
-        for name, value in joint.tensors(start[:1]).items()
-        if name in joint.network.names
-    }
+    tensors = joint.tensors(start[:1])
+    weights = {name: value[0] for name, value in tensors.items() if name in joint.network.names}
     return check_first_batch(
         joint.target, data, lambda *inputs: joint.network.call(weights, *inputs)
     )
 
 
-def resident(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
-    """All batches, checked against the network at ``start`` (C, D) and on its device."""
-    check = check_data(joint, data, start)
+def load_batches(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
+    """Return all batches, checked and on the device of the chains.
+
+    Args:
+        joint: network, likelihood and prior.
+        data: all batches.
+        start: positions of the chains, (C, D).
+    """
+    check = check_data(joint, data, start) or check_finite
     batches = []
     for batch in data.ordered():
-        (check or check_finite)(batch)
+        check(batch)
         batches.append(move(batch, start))
     rows = sum(len(y) for _, y in batches)
     if rows != data.n:
         raise ValueError(
-            f"a pass over the data has {rows} of {data.n} rows; a DataLoader must not drop the last batch"
+            f"a pass over the data has {rows} of {data.n} rows; a DataLoader must not drop the "
+            "last batch"
         )
     return batches

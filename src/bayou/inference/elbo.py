@@ -11,24 +11,31 @@ from typing import Any
 import torch
 
 from bayou.core import rng
+from bayou.core.params import Params
 from bayou.guides.guide import KL
 from bayou.network import check_dtype, clear_errors, evaluating, forward_inputs
 from bayou.posteriors.guided import Guided
-from bayou.training.data import as_data
+from bayou.training.data import Data, as_data
 from bayou.training.loop import move
 
 
 @dataclass(frozen=True)
 class Elbo:
-    """ELBO = log_likelihood − kl: sums in nats over all data and weights; the KL is never rescaled.
+    """An estimate of ELBO = log_likelihood − kl, in nats for all data and all weights.
 
-    ``value``: the mean over draws, with its ``standard_error``.
+    The KL is never rescaled. Values of side "equal" and "lower" are bounds of the log evidence;
+    "upper" and "unknown" (a flow whose forward log q is too low) are not.
 
-    ``kind``: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound;
-    "estimate" for flows whose log q is an unbiased estimate; "up to a constant" where a family has
-    no density, so that the value must not be compared with an evidence. ``side``: the relation of
-    the expected value to the ELBO. "equal" and "lower" are bounds of the log evidence; "upper" and
-    "unknown" (a flow whose forward log q is too low) are not.
+    Args:
+        value: the mean over draws.
+        standard_error: of ``value``.
+        log_likelihood: E_q[Σ_n log p(y_n | x_n, w)].
+        kl: KL(q ‖ p).
+        kind: "exact"; "bound" for families with an auxiliary and for flows whose log q is a bound;
+            "estimate" for flows whose log q is an unbiased estimate; "up to a constant" where a
+            family has no density, so that the value must not be compared with an evidence.
+        side: the relation of the expected value to the ELBO: "equal" (the default), "lower",
+            "upper" or "unknown".
     """
 
     value: float
@@ -39,13 +46,11 @@ class Elbo:
     side: str = "equal"
 
     def __str__(self) -> str:
-        kind = (
-            self.kind
-            if self.side in ("equal", "lower")
-            else f"{self.kind}, no evidence bound: {self.side}"
-        )
+        description = self.kind
+        if self.side not in ("equal", "lower"):
+            description = f"{self.kind}, no evidence bound: {self.side}"
         return (
-            f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({kind}): "
+            f"ELBO {self.value:.4f} ± {self.standard_error:.4f} nats ({description}): "
             f"log-likelihood {self.log_likelihood:.4f}, KL {self.kl:.4f}"
         )
 
@@ -59,18 +64,29 @@ def elbo(
     seed: rng.Seed = None,
     batch_size: int = 1024,
 ) -> Elbo:
-    """E_q[Σ_n log p(y_n | x_n, w)] − KL(q ‖ p) from ``samples`` function draws, each with the KL of
-    that draw.
+    """Estimate the evidence lower bound, E_q[Σ_n log p(y_n | x_n, w)] − KL(q ‖ p).
 
-    Of an ensemble of variational posteriors, 1/C Σ q_c, the mean of those of its ``components`` is
-    a bound of the ELBO, since KL(1/C Σ q_c ‖ p) ≤ 1/C Σ KL(q_c ‖ p), and no more than log C nats
-    below it.
+    It is the mean over function draws, each with the KL of that draw. Of an ensemble of variational
+    posteriors, 1/C Σ q_c, the mean of those of its ``components`` is a bound of the ELBO, since
+    KL(1/C Σ q_c ‖ p) ≤ 1/C Σ KL(q_c ‖ p), and no more than log C nats below it.
 
     Args:
-        posterior: what VI or IVON found.
+        posterior: the posterior of VI or IVON.
         data: the training data, as ``bayou.fit`` takes them.
-        seed: of the draws.
+        samples: the number of draws, at least 2; 100 by default.
+        seed: of the draws; None takes them from torch's global stream.
         batch_size: rows that go through the network at a time.
+
+    Returns:
+        The estimate with its standard error.
+
+    Raises:
+        ValueError: for another kind of posterior, or fewer than two samples.
+
+    Example::
+
+        posterior = bayou.fit(net, (x, y), method=bayou.VI(), seed=0)
+        print(bayou.elbo(posterior, (x, y), seed=0))
     """
     if samples < 2:
         raise ValueError(f"samples must be at least 2 for a standard error, got {samples}")
@@ -78,25 +94,19 @@ def elbo(
         raise ValueError(
             f"elbo needs a variational posterior (of an ensemble, a component), got {posterior!r}"
         )
-    bayesian, target = posterior.bayesian, posterior.target
+    bayesian = posterior.bayesian
     batches = as_data(data, batch_size)
-    like = next(bayesian.parameters())
     seed = rng.integer(seed)
-    log_likelihood, kl = (torch.zeros(samples, dtype=torch.float64) for _ in range(2))
+    log_likelihood = torch.zeros(samples, dtype=torch.float64)
+    kl = torch.zeros(samples, dtype=torch.float64)
     with evaluating(bayesian):
-        for s in range(samples):
-            draw = bayesian.draw(1, local=False, seed=rng.fold(seed, s), start=s % bayesian.members)
-            params = {name: part[0] for name, part in draw.parts.items()}  # type: ignore[index]
-            kl[s] = float(draw.kl)
-            for raw in batches.ordered():
-                if s == 0:
-                    check_dtype(raw[0], like)
-                x, y = move(raw, like)
-                with clear_errors(x):
-                    outputs = bayesian.call(params, *forward_inputs(x))
-                if s == 0:
-                    target.likelihood.validate(outputs.shape, y)
-                log_likelihood[s] += float(target.likelihood.log_prob(outputs, y).sum())
+        for index in range(samples):
+            draw = bayesian.draw(
+                1, local=False, seed=rng.fold(seed, index), start=index % bayesian.members
+            )
+            params = {name: values[0] for name, values in draw.parts.items()}  # type: ignore[index]
+            kl[index] = float(draw.kl)
+            log_likelihood[index] = _log_likelihood(posterior, params, batches, check=index == 0)
     value = log_likelihood - kl
     side = reduce(or_, (guide.kl_side for guide in bayesian.guides)).opposite
     return Elbo(
@@ -107,3 +117,28 @@ def elbo(
         KL.worst(guide.kl_kind for guide in bayesian.guides).value,
         side.name,  # type: ignore[arg-type]
     )
+
+
+def _log_likelihood(posterior: Guided, params: Params, batches: Data, *, check: bool) -> float:
+    """Compute the log-likelihood of all rows with one draw of the weights.
+
+    Args:
+        posterior: has the network and the likelihood.
+        params: the draw.
+        batches: all rows.
+        check: whether dtypes and shapes of the batches are checked.
+    """
+    bayesian = posterior.bayesian
+    likelihood = posterior.target.likelihood
+    parameter = next(bayesian.parameters())
+    total = 0.0
+    for batch in batches.ordered():
+        if check:
+            check_dtype(batch[0], parameter)
+        x, y = move(batch, parameter)
+        with clear_errors(x):
+            outputs = bayesian.call(params, *forward_inputs(x))
+        if check:
+            likelihood.validate(outputs.shape, y)
+        total += float(likelihood.log_prob(outputs, y).sum())
+    return total

@@ -19,21 +19,25 @@ from bayou.training.data import Data, Rows
 from bayou.training.seeds import as_int_seed
 from bayou.training.settings import Settings
 
-WHOLE = 4  # batches, up to which a method that starts at a mode takes all rows in every step
+MAX_FULL_BATCHES = 4  # up to which a method that starts at a mode takes all rows in every step
 
 
 class Method(Checked, ABC):
-    """The base class of methods. The constructor stores settings; ``fit`` does the work."""
+    """The base class of methods: the constructor stores settings, ``fit`` does the work.
+
+    A subclass implements ``fit``. The other attributes say what a method can do; selection of its
+    settings (``bayou.select``) asks for them.
+    """
 
     batch_size: int = 128
 
     def _check_start(self) -> None:
-        """A ValueError unless the field ``start`` is None or a method."""
+        """Raise a ValueError unless the field ``start`` is None or a method."""
         start = self.start  # type: ignore[attr-defined]
         if start is not None and not isinstance(start, Method):
-            me = type(self).__name__
             raise ValueError(
-                f"{me} start must be a method such as MAP(), or None for a trained network, got {start!r}"
+                f"{type(self).__name__} start must be a method such as MAP(), or None for a "
+                f"trained network, got {start!r}"
             )
 
     @abstractmethod
@@ -46,71 +50,96 @@ class Method(Checked, ABC):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Posterior:
-        """The posterior of ``target`` given ``data``."""
+        """Compute the posterior of a target given data.
 
-    # Capabilities that methods which wrap this one (``bayou.select``) use.
-
-    def check_target(self, target: Target, data: Data) -> None:
-        """Raise a ValueError where ``fit`` would refuse the network, before anything is trained for
-        it.
+        Args:
+            target: network, likelihood and prior.
+            data: the rows: tensors (x, y), a Dataset or a DataLoader.
+            seed: of everything random in the fit; 0 by default.
+            checkpoint: a file from which an interrupted fit continues; None (the default) for none.
+            progress: whether and how progress is shown.
         """
 
-    chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was given
+    def check_target(self, target: Target, data: Data) -> None:
+        """Raise a ValueError where ``fit`` would refuse the network, before anything is trained.
+
+        Args:
+            target: network, likelihood and prior.
+            data: the rows of a fit.
+        """
+
+    chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was passed
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 
     @property
     def without_density(self) -> str | None:
-        """What has no density in its posterior; None if all weights have one (together with
-        auxiliary variables).
+        """The name of what has no density in its posterior.
+
+        None if all weights have a density, together with auxiliary variables.
         """
         return type(self).__name__
 
     def at_mode(self, noise: float, data: Data) -> Method:
-        """This method for a network at a mode of these data, with fixed priors and this fixed
-        noise.
+        """Return this method for a network at a mode, with fixed priors and noise.
+
+        Args:
+            noise: the noise of y at the mode.
+            data: the rows of the mode.
         """
         return self
 
     def held_out_index(self, data: Data, seed: int) -> Tensor | None:
-        """Return the indices of the rows that a fit with this seed holds out; None if it uses all
-        of them.
+        """Return the indices of the rows that a fit holds out; None if it uses all of them.
+
+        Args:
+            data: the rows of the fit.
+            seed: of the fit.
         """
         return None
 
     def with_planned_length(self, data: Data) -> Self:
-        """This method with the length that it plans for these data, whether or not it has converged
-        then.
+        """Return this method with the length that it plans, whether or not it converges before.
+
+        Args:
+            data: the rows of a fit.
         """
         return self
 
     def over_last_layer(self) -> Method | None:
-        """This method over the last layer, with the weights below as they are; None if it cannot do
-        that.
+        """Return this method over the last layer, with the weights below as they are.
+
+        None if it cannot do that.
         """
         return None
 
     def starts(self, target: Target, seed: int) -> Params | None:
-        """The initial weights of several modes that are its posterior, a stack; None if it is not
-        made of modes.
+        """Return the initial weights of the modes that are its posterior, as a stack.
+
+        None if its posterior is not made of modes.
+
+        Args:
+            target: network, likelihood and prior.
+            seed: of the fit.
         """
         return None
 
     @property
     def spreads(self) -> tuple[float, ...]:
-        """How far its modes may be randomized, from wide to narrow, for a selection on held-out
-        rows.
-        """
+        """How far its modes may be randomized, from wide to narrow, for a selection."""
         return (0.0,)
 
     def with_spread(self, spread: float) -> Method:
-        """Return this method with its modes randomized so far: 0 for not at all, 1 for draws of the
-        posterior.
+        """Return this method with its modes randomized.
+
+        Args:
+            spread: 0 for not at all, 1 for draws of the posterior.
         """
         return self
 
     def randomize(self, target: Target, y: Tensor, seed: int) -> tuple[Params, Tensor] | None:
-        """Draw prior means and targets for each of these modes, two stacks; None if they have those
-        of the target.
+        """Draw prior means and targets for each of these modes, two stacks.
+
+        None if the modes have those of the target.
 
         Args:
             target: with fixed Normal priors and a known noise.
@@ -125,19 +154,34 @@ class Trained(Settings, Method):
     """A gradient-based method with the settings of ``training.Settings``."""
 
     def held_out_index(self, data: Data, seed: int) -> Tensor | None:
+        """Return the indices of the rows for ``validation``."""
         if not self.validation or not isinstance(data, Rows):
             return None
-        held = self.split(data, as_int_seed(seed))[1]
-        return held.index if isinstance(held, Rows) else None
+        held_out_rows = self.split(data, as_int_seed(seed))[1]
+        return held_out_rows.index if isinstance(held_out_rows, Rows) else None
 
 
-def few(data: Data, batch_size: int) -> bool:
-    """Whether a step over all rows costs little more than one over a batch, and has less noise."""
-    return data.n <= WHOLE * batch_size and data.targets() is not None
+def prefers_full_batch(data: Data, batch_size: int) -> bool:
+    """Return whether a step over all rows costs little more than a batch, and has less noise.
+
+    Args:
+        data: all rows.
+        batch_size: rows of a batch.
+    """
+    return data.n <= MAX_FULL_BATCHES * batch_size and data.targets() is not None
 
 
 def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
-    """The identity of a run, without its initial weights and the frequency of checkpoints."""
+    """Return the identity of a run, by which a checkpoint knows that it belongs to it.
+
+    Initial weights and the frequency of checkpoints are not part of it.
+
+    Args:
+        method: with all settings.
+        target: network, likelihood and prior.
+        data: the rows.
+        seed: of the fit.
+    """
     spec = to_json(method)
     spec["fields"].pop("checkpoint_every", None)
     return {

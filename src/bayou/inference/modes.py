@@ -1,7 +1,8 @@
-"""Modes of one network under many priors and on many subsets of its rows, found together."""
+"""Modes of one network under many priors and on many subsets of its rows, optimized together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou.core.params import Params
+from bayou.inference.prior_scale import require_normal
 from bayou.network import VmapOrLoop, forward_inputs
-from bayou.priors import BoundNormal
 from bayou.target import Target
 from bayou.training.lbfgs import Lbfgs
 
@@ -19,11 +20,10 @@ MAX_NUMBERS: Final = 2**24  # in the largest activation of all problems of one c
 
 @final
 class Modes:
-    """K modes, argmin_w −Σ_n m_kn·log p(y_n | x_n, w) + ½·Σ_i c_ki·((w_i − μ_i)/s_i)², by L-BFGS on
-    all of them.
+    """K modes of −Σ_n m_kn·log p(y_n | x_n, w) + ½·Σ_i c_ki·((w_i − μ_i)/s_i)², by L-BFGS.
 
-    The target must have fixed Normal priors, N(μ, s²), and a network whose outputs are a
-    deterministic function of its weights.
+    All problems are evaluated together, as one stack of weights. The target must have fixed Normal
+    priors, N(μ, s²), and a network whose outputs are a deterministic function of its weights.
 
     Args:
         target: network, likelihood and prior; at its current weights all problems start.
@@ -48,50 +48,60 @@ class Modes:
         anchors: Params | None = None,
         targets: Tensor | None = None,
     ) -> None:
-        self.target, (self.x, self.y), self.names = target, rows, target.free
-        given = target.start()
-        self.sizes = [given[name].numel() for name in self.names]
-        self.shapes = [given[name].shape for name in self.names]
-        first = start or {
-            name: given[name].expand(len(masks), *given[name].shape) for name in self.names
-        }
-        flat = torch.cat([first[name].flatten(1) for name in self.names], 1)
-        self.masks = masks.to(flat)
-        precisions, means = [], []
-        for name in self.names:
-            prior = target.priors[name]
-            assert isinstance(prior, BoundNormal)
-            precisions.append(
-                torch.exp(-2 * prior.log_scale.detach()).expand(prior.shape).flatten()
-            )
-            means.append(prior.mean.detach().expand(prior.shape).flatten())
-        shapes = list(zip(self.names, self.shapes, strict=True))
-        self.means = torch.cat(means).expand_as(flat)
-        if anchors is not None:
-            self.means = torch.cat([anchors[name].flatten(1) for name in self.names], 1).to(flat)
+        self.target = target
+        self.x, self.y = rows
         self.targets = targets
-        each = [
-            [flat.new_ones(shape) * factor.get(name, 1.0) for name, shape in shapes]
-            for factor in factors
-        ]
-        self.precisions = torch.stack(
-            [torch.cat([one.flatten() for one in every]) for every in each]
-        )
-        self.precisions *= torch.cat(precisions)
-        numbers = target.network.dry_run(lambda: given, forward_inputs(self.x)).numbers
+        self.names = target.free
+        weights = target.start()
+        self.shapes = [weights[name].shape for name in self.names]
+        if not start:
+            start = {
+                name: weights[name].expand(len(masks), *weights[name].shape) for name in self.names
+            }
+        flat_start = self._flatten(start)
+        self.masks = masks.to(flat_start)
+        self._set_prior(factors, anchors, flat_start)
+        numbers = target.network.dry_run(lambda: weights, forward_inputs(self.x)).numbers
         self.chunk = max(1, MAX_NUMBERS // max(1, numbers * len(self.y)))
-        own_targets = () if targets is None else (0,)
-        self._losses = VmapOrLoop(self._loss, (0, 0, 0, 0, *own_targets))
+        target_axes = () if targets is None else (0,)
+        self._losses = VmapOrLoop(self._loss, (0, 0, 0, 0, *target_axes))
         self._outputs = VmapOrLoop(self._forward, (0,))
-        gains = torch.as_tensor(enough, dtype=torch.float64, device=flat.device).expand(len(flat))
-        self.optimizer = Lbfgs(self._evaluate, flat.contiguous(), gains)
+        gains = torch.as_tensor(enough, dtype=torch.float64, device=flat_start.device)
+        gains = gains.expand(len(flat_start))
+        self.optimizer = Lbfgs(self._evaluate, flat_start.contiguous(), gains)
+
+    def _set_prior(
+        self,
+        factors: Sequence[Mapping[str, float | Tensor]],
+        anchors: Params | None,
+        flat_start: Tensor,
+    ) -> None:
+        """Set the means and precisions of the prior of each problem, (K, D)."""
+        precisions = []
+        means = []
+        for prior in require_normal(self.target.priors, self.names).values():
+            precision = torch.exp(-2 * prior.log_scale.detach())
+            precisions.append(precision.expand(prior.shape).flatten())
+            means.append(prior.mean.detach().expand(prior.shape).flatten())
+        self.means = torch.cat(means).expand_as(flat_start)
+        if anchors is not None:
+            self.means = self._flatten(anchors).to(flat_start)
+        multipliers = []
+        for factor in factors:
+            by_tensor = []
+            for name, shape in zip(self.names, self.shapes, strict=True):
+                multiplier = flat_start.new_ones(shape) * factor.get(name, 1.0)
+                by_tensor.append(multiplier.flatten())
+            multipliers.append(torch.cat(by_tensor))
+        self.precisions = torch.stack(multipliers)
+        self.precisions *= torch.cat(precisions)
 
     def run(self, passes: int, report: Callable[[int], None] | None = None) -> Params:
-        """The weights after at most ``passes`` evaluations of every problem in all: a stack (K,
-        ...).
+        """Optimize, and return the weights of each problem: a stack (K, ...).
 
         Args:
-            passes: evaluations of each problem, including those of earlier calls.
+            passes: the largest number of evaluations of each problem, including those of earlier
+                calls.
             report: called with the number of passes so far after every pass.
         """
         return self._tensors(self.optimizer.run(passes, report))
@@ -103,34 +113,47 @@ class Modes:
 
     @torch.no_grad()
     def errors(self) -> Tensor:
-        """The errors of all rows, (K, N): squared residuals where all rows have one noise, −log p
-        otherwise.
+        """Compute the errors of all rows at the current modes, (K, N).
+
+        Squared residuals where all rows have one noise, −log p otherwise.
         """
         points = self.optimizer.run(0)
-        return self._errors(torch.cat([self._outputs(part) for part in points.split(self.chunk)]))
+        outputs = [self._outputs(chunk) for chunk in points.split(self.chunk)]
+        return self._errors(torch.cat(outputs))
 
     def error_of_zero(self) -> Tensor:
-        """The same of outputs 0, (N,)."""
-        return self._errors(torch.zeros_like(self._forward(self.optimizer.points[0])).unsqueeze(0))[
-            0
-        ]
+        """Compute the same errors of outputs 0, (N,)."""
+        outputs = torch.zeros_like(self._forward(self.optimizer.points[0]))
+        return self._errors(outputs.unsqueeze(0))[0]
 
-    def _errors(self, f: Tensor) -> Tensor:
+    def _errors(self, outputs: Tensor) -> Tensor:
+        """Compute the errors of outputs (K, N, *out): (K, N)."""
         if self.target.likelihood.gaussian_noise is None:
-            return -self.target.likelihood.log_prob(f, self.y).double()
-        return (f - self.y).square().flatten(2).mean(2).double()
+            return -self.target.likelihood.log_prob(outputs, self.y).double()
+        return (outputs - self.y).square().flatten(2).mean(2).double()
+
+    def _flatten(self, stack: Params) -> Tensor:
+        """Join the tensors of each problem to one vector: (K, D)."""
+        return torch.cat([stack[name].flatten(1) for name in self.names], 1)
 
     def _tensors(self, flat: Tensor) -> Params:
-        parts = flat.split(self.sizes, -1)
-        return {n: part.unflatten(-1, shape or (1,)).reshape(*flat.shape[:-1], *shape)
-                for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}  # fmt: skip
+        """Divide vectors (..., D) into tensors by name."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        vectors = flat.split(sizes, -1)
+        tensors: Params = {}
+        for name, vector, shape in zip(self.names, vectors, self.shapes, strict=True):
+            unflattened = vector.unflatten(-1, shape or (1,))
+            tensors[name] = unflattened.reshape(*flat.shape[:-1], *shape)
+        return tensors
 
     def _forward(self, flat: Tensor) -> Tensor:
+        """Compute the outputs of all rows with the weights of one problem, (D,)."""
         return self.target.network.evaluate(self._tensors(flat), *forward_inputs(self.x))
 
     def _loss(
         self, flat: Tensor, mask: Tensor, precision: Tensor, mean: Tensor, y: Tensor | None = None
     ) -> Tensor:
+        """Compute the objective of one problem, a scalar."""
         if y is None:
             y = self.y
         log_likelihood = (mask * self.target.likelihood.log_prob(self._forward(flat), y)).sum()
@@ -138,20 +161,21 @@ class Modes:
 
     @torch.enable_grad()
     def _evaluate(self, points: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
-        values, gradients = list[Tensor](), list[Tensor]()
-        for some, index in zip(
-            points.detach().split(self.chunk), problems.split(self.chunk), strict=True
-        ):
-            own_targets = () if self.targets is None else (self.targets[index],)
-            each = self._losses(
-                some.requires_grad_(),
+        """Compute losses (P,) and gradients (P, D) of some problems, given by their numbers."""
+        losses: list[Tensor] = []
+        gradients: list[Tensor] = []
+        point_chunks = points.detach().split(self.chunk)
+        index_chunks = problems.split(self.chunk)
+        for chunk, index in zip(point_chunks, index_chunks, strict=True):
+            targets = () if self.targets is None else (self.targets[index],)
+            chunk_losses = self._losses(
+                chunk.requires_grad_(),
                 self.masks[index],
                 self.precisions[index],
                 self.means[index],
-                *own_targets,
+                *targets,
             )
-            gradients += torch.autograd.grad(
-                each.sum(), some
-            )  # the points of a problem are in its own loss only
-            values.append(each.detach())
-        return torch.cat(values), torch.cat(gradients)
+            # The weights of a problem are in its own loss only.
+            gradients += torch.autograd.grad(chunk_losses.sum(), chunk)
+            losses.append(chunk_losses.detach())
+        return torch.cat(losses), torch.cat(gradients)

@@ -13,16 +13,17 @@ from bayou.core import rng
 from bayou.core.files import StrPath, no_grad_state
 from bayou.core.params import Params
 from bayou.core.progress import Show
-from bayou.inference.first_batch import NetworkProblem, validation_loss
 from bayou.inference.method import Trained, identity
-from bayou.network import Network, adapted, forward_inputs, is_constant, layouts, shared_copy
+from bayou.inference.network_problem import NetworkProblem, validation_loss
+from bayou.network import Network, adapt, forward_inputs, is_constant, layouts, shared_copy
 from bayou.posteriors.empirical import Empirical
 from bayou.target import Target
-from bayou.training.checkpoints import Checkpoint, State
+from bayou.training.checkpoints import Checkpoint, RunState
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Hooks, fit_module
+from bayou.training.loop import fit_module
 from bayou.training.newton import finish, passes_for
-from bayou.training.ranks import own_noise
+from bayou.training.problem import Hooks
+from bayou.training.ranks import reseed_for_rank
 from bayou.training.seeds import as_int_seed, part_seed
 
 RANDOM_OR_MOVING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU)
@@ -30,22 +31,25 @@ DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
 
 
 def is_random_or_moving(module: nn.Module) -> bool:
-    """Return whether a layer draws random numbers or changes its buffers in training; dropout of
-    rate 0 does not.
+    """Return whether a layer draws random numbers or changes its buffers in training.
+
+    Dropout of rate 0 does not.
+
+    Args:
+        module: one layer.
     """
     return isinstance(module, RANDOM_OR_MOVING) and getattr(module, "p", None) != 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regularized(Trained):
-    """A method that trains one network, with classical regularizers in addition to the settings of
-    ``Trained``.
+    """A method that trains one network, with classical regularizers.
 
     Args:
         max_norm: the largest length of the incoming weights of a unit, enforced after each step
-            (Srivastava 2014).
+            (Srivastava 2014); None (the default) for no limit.
         input_noise: the standard deviation of Gaussian noise that is added to the inputs in every
-            step.
+            step; 0 by default.
         weight_noise: the same for the weights.
         gradient_noise: the same for the gradient of the loss, times (1 + step)^(−0.55/2)
             (Neelakantan 2015).
@@ -68,44 +72,49 @@ class Regularized(Trained):
 
     _penalized: ClassVar[bool] = True  # whether log p(w) is part of the objective
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether a step adds noise to the inputs, the weights or the gradient."""
+        return bool(self.input_noise or self.weight_noise or self.gradient_noise)
+
     def _prior(self, target: Target) -> Target:
-        """The target with the prior of the objective."""
+        """Return the target with the prior of the objective."""
         return target
 
-    def _problem(self, target: Target, data: Data, held: Data | None, seed: int) -> PointModel:
-        """The objective of a run."""
-        return PointModel(self, target, held, seed)
+    def _problem(
+        self, target: Target, data: Data, held_out_rows: Data | None, seed: int
+    ) -> PointModel:
+        """Return the objective of a run."""
+        return PointModel(self, target, held_out_rows, seed)
 
     def _run(
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
-    ) -> tuple[PointModel, Data, State]:
-        """The problem at the end of a run, and the data of its steps."""
+    ) -> tuple[PointModel, Data, RunState]:
+        """Train, and return the problem at the end of the run, its data and its state."""
         seed = as_int_seed(seed)
-        batches, held = self.split(as_data(data, self.batch_size), seed)
-        target = self._prior(target.copy(batches.n))
+        rows, held_out_rows = self.split(as_data(data, self.batch_size), seed)
+        target = self._prior(target.copy(rows.n))
         if self._penalized:
             target.require_fixed_priors(type(self).__name__)
-        problem = self._problem(target, batches, held, seed)
-        problem.check_first_batch(batches)
-        passes = passes_for(self, batches) if problem.smooth else 0
-        file = (
-            None
-            if checkpoint is None
-            else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        )
-        settings = (
-            replace(self, steps=self.total_steps(batches)) if passes else self
-        )  # L-BFGS continues the run
+        problem = self._problem(target, rows, held_out_rows, seed)
+        problem.check_first_batch(rows)
+        passes = passes_for(self, rows) if problem.smooth else 0
+        file = None
+        if checkpoint is not None:
+            file = Checkpoint(checkpoint, identity(self, target, rows, seed))
+        settings = self
+        if passes:  # L-BFGS continues the run
+            settings = replace(self, steps=self.total_steps(rows))
         hooks = Hooks(
-            None if held is None else problem.held_out_loss,
+            None if held_out_rows is None else problem.held_out_loss,
             problem.add_gradient_noise if self.gradient_noise else None,
         )
         state = fit_module(
-            problem, batches, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks
+            problem, rows, settings, seed=seed, checkpoint=file, progress=progress, hooks=hooks
         )
         if passes and state.stopped == "finished":
-            finish(problem, batches, passes, state, progress)
-        return problem, batches, state
+            finish(problem, rows, passes, state, progress)
+        return problem, rows, state
 
 
 class PointMethod(Regularized):
@@ -120,124 +129,153 @@ class PointMethod(Regularized):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Empirical:
-        """The weights that maximize the objective, as a posterior of one point."""
+        """Maximize the objective over the weights.
+
+        Args:
+            target: network, likelihood and prior.
+            data: the rows, as ``bayou.fit`` takes them.
+            seed: of the initial weights, the order of the rows and the noise.
+            checkpoint: a file from which an interrupted fit continues; None for none.
+            progress: whether and how progress is shown.
+
+        Returns:
+            A posterior of one point.
+        """
         problem, _, state = self._run(target, data, seed, checkpoint, progress)
-        stack = {
-            name: value.detach().unsqueeze(0).clone() for name, value in problem.weights().items()
-        }
+        weights = problem.weights().items()
+        stack = {name: value.detach().unsqueeze(0).clone() for name, value in weights}
         posterior = Empirical(problem.target, Network(problem.net.eval()), stack, state.history)
         posterior.stopped = state.stopped
         return posterior
 
 
 class PointModel(NetworkProblem):
-    """A copy of the network and its likelihood during optimization."""
+    """A copy of the network and its likelihood during optimization.
 
-    steady = True
+    Args:
+        method: the settings of the run.
+        target: network, likelihood and prior.
+        held_out_rows: for the validation loss; None for no validation.
+        seed: of the noise on the gradients.
+    """
+
+    loss_is_stationary = True
 
     def __init__(
-        self, method: Regularized, target: Target, held: Data | None = None, seed: int = 0
+        self,
+        method: Regularized,
+        target: Target,
+        held_out_rows: Data | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(target)
-        self.method, self.likelihood, self.held, self.seed = method, target.likelihood, held, seed
+        self.method = method
+        self.likelihood = target.likelihood
+        self.held_out_rows = held_out_rows
+        self.seed = seed
         self.title = type(method).__name__
-        self.net, self.names = adapted(shared_copy(target.net, clone=True)), target.free
-        self.register_state_dict_post_hook(_without_frozen)  # type: ignore[no-untyped-call]
+        self.net = adapt(shared_copy(target.net, clone=True))
+        self.names = target.free
+        self.register_state_dict_post_hook(_remove_frozen)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
-        self.units = [
-            (name, module)
-            for name, module in self.net.named_modules()
-            if isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim >= 2
-        ]  # layers whose weight has a slice for every unit
-        self.axes = {
-            name: layouts(self.net, [f"{name}.weight"])[f"{name}.weight"].out_axis
-            for name, _ in self.units
-        }
+        self.units = _layers_with_units(self.net)
+        self.axes: dict[str, int] = {}
+        for name, _ in self.units:
+            weight = f"{name}.weight"
+            self.axes[name] = layouts(self.net, [weight])[weight].out_axis
         if method.max_norm is not None and not self.units:
             raise ValueError(
-                f"{type(self.net).__name__} has no layer with a weight of two or more axes to constrain"
+                f"{type(self.net).__name__} has no layer with a weight of two or more axes to "
+                "constrain"
             )
 
     def outputs(self, *inputs: Any) -> Tensor:
-        return self.net(*inputs)
+        """Compute the outputs of the network, in its current mode."""
+        outputs: Tensor = self.net(*inputs)
+        return outputs
 
     @property
     def smooth(self) -> bool:
-        """Whether the loss is a deterministic function of the weights, for a second-order
-        method.
+        """Whether the loss is a deterministic function of the weights with a bound.
+
+        A second-order method needs both. With a learned noise, which can vanish, there is no bound.
         """
         method = self.method
-        noisy = (
-            method.input_noise
-            or method.weight_noise
-            or method.gradient_noise
-            or method.max_norm is not None
-        )
-        moving = any(is_random_or_moving(module) for module in self.net.modules())
-        learned = any(
-            p.requires_grad for p in self.likelihood.parameters()
-        )  # no bound if the noise can vanish
-        return (
-            self.held is None and not noisy and not moving and not learned and not method.autocast
-        )
+        if self.held_out_rows is not None or method.autocast:
+            return False
+        if method.adds_noise or method.max_norm is not None:
+            return False
+        if any(is_random_or_moving(module) for module in self.net.modules()):
+            return False
+        return not any(parameter.requires_grad for parameter in self.likelihood.parameters())
 
     def weights(self) -> Params:
-        """The free weights by name."""
+        """Return the free weights by name."""
         return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute −(log p(y | w) + log p(w))/N, for MLE without log p(w), and its terms."""
         log_likelihood = self.target.log_likelihood(self.training_outputs(x, y.device), y)
         report = {"log_likelihood": log_likelihood}
         objective = log_likelihood
         if self.method._penalized:
             report["log_prior"] = self.target.log_prior(self.weights())
             objective = objective + report["log_prior"]
-        return -objective / self.target.n, {
-            name: number.detach() for name, number in report.items()
-        }
+        terms = {name: value.detach() for name, value in report.items()}
+        return -objective / self.target.n, terms
 
     def training_outputs(self, x: Any, device: torch.device) -> Tensor:
-        """The outputs, in training mode with the noise of a step."""
-        own_noise(device)
+        """Compute the outputs in training mode, with the noise of a step."""
+        reseed_for_rank(device)
         inputs = forward_inputs(x)
         if self.method.input_noise and self.training:
-            inputs = tuple(noisy(item, self.method.input_noise) for item in inputs)
+            std = self.method.input_noise
+            inputs = tuple(
+                add_noise(item, std) if isinstance(item, Tensor) else item for item in inputs
+            )
         with torch.autocast(device.type, torch.bfloat16, enabled=self.method.autocast):
-            outputs = self._noisy_outputs(inputs)
+            outputs = self._outputs_of_noisy_weights(inputs)
         return outputs.to(next(self.net.parameters()).dtype)
 
-    def _noisy_outputs(self, inputs: tuple[Any, ...]) -> Tensor:
-        if self.method.weight_noise:
-            params = {
-                name: noisy(p, self.method.weight_noise) for name, p in self.weights().items()
-            }
-            out: Tensor = torch.func.functional_call(self.net, params, inputs)
-            return out
-        return self.outputs(*inputs)
+    def _outputs_of_noisy_weights(self, inputs: tuple[Any, ...]) -> Tensor:
+        """Compute the outputs with ``weight_noise`` added to the weights."""
+        if not self.method.weight_noise:
+            return self.outputs(*inputs)
+        params = {
+            name: add_noise(value, self.method.weight_noise)
+            for name, value in self.weights().items()
+        }
+        outputs: Tensor = torch.func.functional_call(self.net, params, inputs)
+        return outputs
 
     def held_out_loss(self) -> float:
-        assert self.held is not None
-        one = {
-            "": next(self.net.parameters()).unsqueeze(0)
-        }  # a stack of one, for its size and device
-        return validation_loss(self.target, self.held, lambda _, *inputs: self.net(*inputs), one)
+        """Compute the mean negative log-likelihood of the held-out rows."""
+        if self.held_out_rows is None:
+            raise ValueError("this run has no held-out rows")
+        # A stack of one draw, for its size and device; the network has the weights itself.
+        stack = {"": next(self.net.parameters()).unsqueeze(0)}
+        return validation_loss(
+            self.target, self.held_out_rows, lambda _, *inputs: self.net(*inputs), stack
+        )
 
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
+        """Return the objective of a step, the sum of its terms."""
         return sum(numbers.values(), start=next(iter(numbers.values())).new_zeros(()))
 
     @torch.no_grad()
     def after_step(self, numbers: dict[str, Tensor]) -> None:
-        """The constraint on the length of each unit's weights."""
-        if self.method.max_norm is not None:
-            for name, module in self.units:
-                weight, axis = module.weight, self.axes[name]
-                others = [k for k in range(weight.ndim) if k != axis]
-                length = torch.linalg.vector_norm(weight, dim=others, keepdim=True)
-                weight.mul_(self.method.max_norm / length.clamp_min(self.method.max_norm))
+        """Shorten the weights of each unit to ``max_norm``."""
+        if self.method.max_norm is None:
+            return
+        for name, module in self.units:
+            weight = module.get_parameter("weight")
+            input_axes = [axis for axis in range(weight.ndim) if axis != self.axes[name]]
+            length = torch.linalg.vector_norm(weight, dim=input_axes, keepdim=True)
+            weight.mul_(self.method.max_norm / length.clamp_min(self.method.max_norm))
 
     @torch.no_grad()
     def add_gradient_noise(self, step: int) -> None:
-        """Noise on the gradients."""
+        """Add the noise of a step to the gradients."""
         seed = part_seed(self.seed, "gradient", step)
         std = self.method.gradient_noise * (1 + step) ** (-DECAY / 2)
         for number, parameter in enumerate(self.parameters()):
@@ -246,32 +284,48 @@ class PointModel(NetworkProblem):
                 parameter.grad.add_(noise, alpha=std)
 
 
-def _frozen(model: PointModel) -> list[str]:
+def _layers_with_units(net: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers, by name, whose weight has a slice for every unit."""
+    layers = []
+    for name, module in net.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.ndim >= 2:
+            layers.append((name, module))
+    return layers
+
+
+def _frozen_entries(model: PointModel) -> list[str]:
+    """Return the entries of a model's state that do not change: frozen parameters and constants."""
     persistent = no_grad_state(model.net)
-    frozen = [
-        name
-        for name, value in model.net.named_parameters(remove_duplicate=False)
-        if not value.requires_grad
-    ]
-    constants = [
-        name
-        for name, value in model.net.named_buffers(remove_duplicate=False)
-        if is_constant(value)
-    ]
-    return [f"net.{name}" for name in (*frozen, *constants) if name in persistent]
+    names = []
+    for name, parameter in model.net.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            names.append(name)
+    for name, buffer in model.net.named_buffers(remove_duplicate=False):
+        if is_constant(buffer):
+            names.append(name)
+    return [f"net.{name}" for name in names if name in persistent]
 
 
-def _without_frozen(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Neither frozen parameters nor constants are part of a checkpoint."""
-    for name in _frozen(model):
+def _remove_frozen(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Remove what does not change from the state of a checkpoint."""
+    for name in _frozen_entries(model):
         del state[prefix + name]
 
 
-def _ignore_frozen(model: Any, found: Any) -> None:
-    frozen = tuple(_frozen(model))
-    found.missing_keys[:] = [name for name in found.missing_keys if not name.endswith(frozen)]
+def _ignore_frozen(model: Any, keys: Any) -> None:
+    """Allow a state without what does not change."""
+    frozen = tuple(_frozen_entries(model))
+    keys.missing_keys[:] = [name for name in keys.missing_keys if not name.endswith(frozen)]
 
 
-def noisy(x: Any, std: float) -> Any:
-    """x + std·ε, for floating-point tensors; anything else as it is."""
-    return x + std * rng.normal_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x
+def add_noise(x: Tensor, std: float) -> Tensor:
+    """Return x + std·ε with Gaussian ε.
+
+    Args:
+        x: a tensor of any shape; without floating-point numbers it is returned as it is.
+        std: the standard deviation.
+    """
+    if not x.is_floating_point():
+        return x
+    return x + std * rng.normal_like(x)

@@ -1,6 +1,4 @@
-"""The start of methods that need a trained network: the result of another method, or the network as
-given.
-"""
+"""The start of methods that need a trained network: another method's result, or the network."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 
 from bayou.core.files import StrPath
 from bayou.core.progress import Show
-from bayou.inference.first_batch import check_first_batch
+from bayou.inference.data_checks import check_first_batch
 from bayou.inference.method import Method
 from bayou.network import Network, evaluating
 from bayou.posteriors.empirical import Empirical
@@ -23,32 +21,61 @@ from bayou.training.data import Data
 
 
 def network_at(point: Empirical) -> nn.Module:
-    """A copy of the user's network with the weights and the buffers of a point."""
+    """Return a copy of the user's network with the weights and the buffers of a point.
+
+    Args:
+        point: a posterior whose first point is used.
+    """
     state = {name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)}
     return with_state(point.target.net, point.network.buffers() | state)
 
 
 def starting_point(
-    start: Method | None, target: Target, data: Data, *, seed: int, checkpoint: StrPath | None, progress: Show,
+    start: Method | None,
+    target: Target,
+    data: Data,
+    *,
+    seed: int,
+    checkpoint: StrPath | None,
+    progress: Show,
     points: int = 1,
-) -> Empirical:  # fmt: skip
-    """One point: fitted by ``start`` (a separate run, in the file ``checkpoint``.start), or the
-    network as given.
+) -> Empirical:
+    """Return the point at which a method starts.
 
     The target of the point has the learned likelihood; the network has its running statistics.
-    ``points``: a ``start`` may also end in so many points.
+
+    Args:
+        start: the method that fits it, in a run with the checkpoint ``checkpoint``.start; None for
+            the weights that the network has.
+        target: network, likelihood and prior.
+        data: the rows.
+        seed: of the fit.
+        checkpoint: of the method that starts there.
+        progress: whether and how progress is shown.
+        points: ``start`` may also end in this number of points.
+
+    Raises:
+        ValueError: if ``start`` ends in neither one point nor that number.
     """
-    if start is not None:
-        file = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.start")
-        point = start.fit(target, data, seed=seed, checkpoint=file, progress=progress)
-        if not isinstance(point, Empirical) or point.draws not in (1, points):
-            several = "" if points == 1 else f", or in {points} such as Ensemble({points})"
-            raise ValueError(
-                f"start must be a method that ends in one point, such as MAP(){several}, got {start!r}"
-            )
-        return point
-    target = target.copy(data.n)
-    network, params = Network(target.net), target.start()
+    if start is None:
+        return _network_as_point(target.copy(data.n), data)
+    file = None
+    if checkpoint is not None:
+        file = Path(f"{os.fspath(checkpoint)}.start")
+    point = start.fit(target, data, seed=seed, checkpoint=file, progress=progress)
+    if not isinstance(point, Empirical) or point.draws not in (1, points):
+        alternative = "" if points == 1 else f", or in {points} such as Ensemble({points})"
+        raise ValueError(
+            "start must be a method that ends in one point, such as MAP()"
+            f"{alternative}, got {start!r}"
+        )
+    return point
+
+
+def _network_as_point(target: Target, data: Data) -> Empirical:
+    """Return the network with its current weights as a point, after a check of the first batch."""
+    network = Network(target.net)
+    params = target.start()
 
     def call(*inputs: Any) -> Tensor:
         with evaluating(network.net):

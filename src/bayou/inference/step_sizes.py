@@ -16,14 +16,29 @@ class StepSizes(ABC):
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """h / lr at a step out of ``total``."""
+        """Return h / lr at a step.
+
+        Args:
+            step: its number, from 0.
+            steps: the number of all steps.
+        """
 
     def weight(self, step: int, steps: int) -> float:
-        """The density of the draws at a step: they are spread evenly over its sum."""
+        """Return the density of the draws at a step: they are spread evenly over its sum.
+
+        Args:
+            step: its number, from 0.
+            steps: the number of all steps.
+        """
         return 1.0
 
     def noisy(self, step: int, steps: int) -> bool:
-        """Whether noise is added at a step."""
+        """Return whether noise is added at a step.
+
+        Args:
+            step: its number, from 0.
+            steps: the number of all steps.
+        """
         return True
 
 
@@ -33,6 +48,7 @@ class Constant(StepSizes):
     """h = lr."""
 
     def factor(self, step: int, steps: int) -> float:
+        """Return 1."""
         return 1.0
 
 
@@ -59,19 +75,26 @@ class Decaying(StepSizes):
             )
 
     def factor(self, step: int, steps: int) -> float:
+        """Return (1 + t/b)^−γ."""
         return (1 + step / self.b) ** -self.gamma
 
     def weight(self, step: int, steps: int) -> float:
+        """Return the step size, so that draws are even in the time of the diffusion."""
         return self.factor(step, steps)
 
 
 @final
 @dataclass(frozen=True)
 class Cyclical(StepSizes):
-    """h = ½·lr·(cos(π·r) + 1), r the fraction done of one of ``cycles`` (Zhang et al. 2020).
+    """h = ½·lr·(cos(π·r) + 1), r the fraction of a cycle before a step (Zhang et al. 2020).
 
-    Large steps find a mode, small ones sample it: draws are kept where r ≥ ``explore``.
-    ``noise=False``: gradient steps without noise before that, as in the paper.
+    Large steps reach a mode, small ones sample it: draws are kept where r ≥ ``explore``.
+
+    Args:
+        cycles: the number of cycles of one run; 4 by default.
+        explore: the fraction of a cycle before its first draw.
+        noise: whether noise is added in that fraction, too. False: gradient steps alone, as in the
+            paper.
     """
 
     burn_in: ClassVar[float] = 0.0
@@ -88,18 +111,22 @@ class Cyclical(StepSizes):
         if not 0 <= self.explore < 1:
             raise ValueError(f"Cyclical needs 0 <= explore < 1, got {self.explore!r}")
 
-    def _done(self, step: int, steps: int) -> float:
+    def _cycle_fraction(self, step: int, steps: int) -> float:
+        """Return the fraction of its cycle that lies before a step."""
         length = -(-steps // self.cycles)
         return (step % length) / length
 
     def factor(self, step: int, steps: int) -> float:
-        return 0.5 * (math.cos(math.pi * self._done(step, steps)) + 1)
+        """Return ½·(cos(π·r) + 1)."""
+        return 0.5 * (math.cos(math.pi * self._cycle_fraction(step, steps)) + 1)
 
     def weight(self, step: int, steps: int) -> float:
-        return float(self._done(step, steps) >= self.explore)
+        """Return 1 where draws are kept and 0 elsewhere."""
+        return float(self._cycle_fraction(step, steps) >= self.explore)
 
     def noisy(self, step: int, steps: int) -> bool:
-        return self.noise or self._done(step, steps) >= self.explore
+        """Return whether noise is added: always, or only where draws are kept."""
+        return self.noise or self._cycle_fraction(step, steps) >= self.explore
 
 
 SCHEDULES: dict[str, StepSizes] = {

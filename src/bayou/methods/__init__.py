@@ -1,9 +1,9 @@
 """Methods: ways from a target to a posterior."""
 
+from bayou.inference.baseline_checks import CollapseWarning, WorseThanModeWarning
 from bayou.inference.chains import DivergenceError
 from bayou.inference.elbo import Elbo, elbo
 from bayou.inference.method import Method
-from bayou.inference.own_rows import CollapseWarning, WorseThanModeWarning
 from bayou.inference.probe import MixingWarning
 from bayou.methods.annealed import Annealed
 from bayou.methods.ensemble import Ensemble, EnsembleError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,12 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.files import StrPath
 from bayou.core.params import Params, flatten, unflatten
 from bayou.core.progress import Show
-from bayou.guides.bayesian import given_to
+from bayou.guides.bayesian import parent_arguments
 from bayou.guides.guide import Guide
-from bayou.inference.chains import Run, Sampling, mean_of, resident
+from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
 from bayou.inference.method import Method, identity
-from bayou.inference.prior_scale import require_normal, settled
+from bayou.inference.prior_scale import fix_learned_priors, require_normal
+from bayou.inference.restricted import RestrictedMethod
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
 from bayou.kernels.hmc import Density
@@ -130,6 +131,26 @@ class Annealed(Method):
         """Return this method with the number of steps that ``of`` plans for these data."""
         return replace(self, of=self.of.with_planned_length(data))
 
+    def shortened(self, factor: float) -> Self:
+        """Return this method with a fraction of the temperatures and of the length of ``of``.
+
+        Args:
+            factor: the fraction.
+        """
+        count = max(2, round(factor * self.temperatures))
+        return replace(self, of=self.of.shortened(factor), temperatures=count)
+
+    def restricted_to(
+        self, names: Sequence[str], *, learns_others: bool = False
+    ) -> RestrictedMethod | None:
+        """Return this method over some tensors, with the others as they are.
+
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points, which is not possible.
+        """
+        return None if learns_others else RestrictedMethod(self, tuple(names))
+
     def fit(
         self,
         target: Target,
@@ -174,11 +195,11 @@ class Annealed(Method):
         if not isinstance(initial, Guided | GaussianPosterior):
             raise TypeError(f"Annealed needs {FAMILIES}, got {initial!r}")
         point = {name: value.detach() for name, value in initial.like().items()}
-        joint = Joint(settled(initial), initial.network, point)
+        joint = Joint(fix_learned_priors(initial), initial.network, point)
         steps = self.temperatures
         with torch.no_grad():
             make = partial(AnnealingRun, self, joint, initial, batches, seed)
-            run = Run(self, make, seed, joint.start.device, steps, [steps - 1], file, progress)
+            run = ChainRun(self, make, seed, joint.start.device, steps, [steps - 1], file, progress)
             try:
                 return run.run()
             except KeyboardInterrupt:  # return q
@@ -197,7 +218,7 @@ class AnnealingRun(Sampling):
         seed: decides the draws of q and the noise.
     """
 
-    apart = True
+    draws_are_independent = True
 
     def __init__(
         self,
@@ -214,7 +235,7 @@ class AnnealingRun(Sampling):
         start = torch.cat([family.draw(n, part_seed(seed, name)) for name, n in self._groups()])
         calls = method.temperatures * (method.leapfrogs + 1)
         weights = family.weights(start)
-        log_joint = joint.density(resident(joint, data, weights), weights, calls=calls)
+        log_joint = joint.density(load_batches(joint, data, weights), weights, calls=calls)
         variance = family.variance(part_seed(seed, "mass"))
         self.family = family
         self.annealing = Annealing(
@@ -262,14 +283,14 @@ class AnnealingRun(Sampling):
         uniform = self._noise(rng.uniform, "accept", step, (2,))
         accept = annealing.move(momentum, uniform, method.leapfrogs, method.accept, last)
         self.accept = accept[: self.count]
-        self.acceptance_rate += mean_of(self.accept) / last
+        self.acceptance_rate += mean_over_chains(self.accept) / last
 
     def record(self) -> dict[str, float]:
         """Return numbers of the last step."""
         return {
             "beta": self.annealing.beta,
-            "log_weight": mean_of(self.annealing.log_weights[: self.count]),
-            "accept": mean_of(self.accept),
+            "log_weight": mean_over_chains(self.annealing.log_weights[: self.count]),
+            "accept": mean_over_chains(self.accept),
             "step_size": float(self.annealing.log_step.exp()),
         }
 
@@ -362,7 +383,7 @@ class InitialFamily:
         coordinates = list[Tensor]()
         for guide in self.guides:
             guide_seed = rng.fold(seed, *guide.names)
-            tensors, v = guide.coordinates(n, guide_seed, **given_to(guide, params, n))
+            tensors, v = guide.coordinates(n, guide_seed, **parent_arguments(guide, params, n))
             params |= tensors
             coordinates.append(v.detach())
         return coordinates

@@ -37,7 +37,7 @@ from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.jobs import Executor, finished, send
+from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.seeds import as_int_seed
 
 # deviations for the name "ensemble", of which held-out rows select the widest within chance
@@ -278,7 +278,7 @@ class Ensemble(Method):
                 try:
                     if jobs:
                         # its file is in the folder then; otherwise the member is trained here
-                        finished(jobs[member])
+                        wait_for(jobs[member])
                     posterior = self._member(member, target, data, seed, folder, progress)
                 except NotImplementedError:
                     raise

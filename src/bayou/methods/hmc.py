@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.inference.chains import Sampling, mean_of, resident
-from bayou.inference.probe import Probe
+from bayou.inference.chains import Sampling, load_batches, mean_over_chains
+from bayou.inference.probe import ChainProbe
 from bayou.kernels import Joint, adaptation, hmc, nuts
 from bayou.kernels.adaptation import AdaptationState
 from bayou.kernels.hmc import HamiltonianState, Info
@@ -113,8 +113,8 @@ class HamiltonianChains(Sampling):
     ) -> None:
         super().__init__(method, joint, seed, chains)
         calls = method._gradients_of_all_rows(data)
-        self._density = joint.density(resident(joint, data, start), start, calls=calls)
-        self.probe = Probe(joint, data, seed, start)
+        self._density = joint.density(load_batches(joint, data, start), start, calls=calls)
+        self.probe = ChainProbe(joint, data, seed, start)
         warmup = method.warmup if method.adapt else 0
         self.mass_transitions, self.window_ends = adaptation.windows(warmup)
         self.start = start
@@ -229,12 +229,12 @@ class HamiltonianChains(Sampling):
         """Return numbers of the last transition."""
         numbers = {}
         if self.info.gain is not None:
-            numbers["length"] = mean_of(self.adaptation.log_average_length.exp())
+            numbers["length"] = mean_over_chains(self.adaptation.log_average_length.exp())
         return numbers | {
-            "log_joint": mean_of(self.current.log_prob) * self.method.temperature,
-            "accept": mean_of(self.info.accept),
-            "step_size": mean_of(self.step_size),
-            "leapfrogs": mean_of(self.info.leapfrogs),
+            "log_joint": mean_over_chains(self.current.log_prob) * self.method.temperature,
+            "accept": mean_over_chains(self.info.accept),
+            "step_size": mean_over_chains(self.step_size),
+            "leapfrogs": mean_over_chains(self.info.leapfrogs),
             "divergences": float(self.divergences),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self, final
@@ -14,15 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayou.inference.chains import Sampling, check_data, mean_of, resident
-from bayou.inference.method import few
-from bayou.inference.probe import Probe, typical_fall
+from bayou.inference.chains import Sampling, check_data, load_batches, mean_over_chains
+from bayou.inference.method import prefers_full_batch
+from bayou.inference.probe import ChainProbe, typical_fall
+from bayou.inference.restricted import RestrictedMethod
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import Joint, psgld, sghmc, sgld
 from bayou.kernels.hmc import Density
 from bayou.methods.mcmc import Sampler
-from bayou.training.data import Batch, Data, Rows, batches_from, stacked
+from bayou.training.data import Data, Rows, batches_from, stack_batches
 from bayou.training.graphs import Recorded
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.ranks import current
 from bayou.training.seeds import part_seed
@@ -120,8 +122,19 @@ class GradientSampler(Sampler):
         method = super().at_mode(noise, data)
         if self.epochs or self.steps:
             return method
-        batch_size = data.n if few(data, self.batch_size) else self.batch_size
+        batch_size = data.n if prefers_full_batch(data, self.batch_size) else self.batch_size
         return replace(method, steps=self._plan(data)[0] // 3, batch_size=batch_size)
+
+    def restricted_to(
+        self, names: Sequence[str], *, learns_others: bool = False
+    ) -> RestrictedMethod | None:
+        """Return this method over some tensors, with the others as they are.
+
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points, which is not possible.
+        """
+        return None if learns_others else RestrictedMethod(self, tuple(names))
 
     @property
     def step_sizes(self) -> StepSizes:
@@ -242,10 +255,10 @@ class GradientChains(Sampling):
         self.state_type = type(self.current)
         self.has_own_batches = isinstance(data, Rows) and data.batches > 1
         self.check = check_data(joint, data, start)
-        self.probe = Probe(joint, data, seed, start)
+        self.probe = ChainProbe(joint, data, seed, start)
         self.density: Density | None = None  # of all rows, where one batch has them
         if data.batches == 1 and data.targets() is not None and current().size == 1:
-            self.density = joint.density(resident(joint, data, start), start, calls=steps)
+            self.density = joint.density(load_batches(joint, data, start), start, calls=steps)
         self._batches: Iterator[tuple[Batch, float]] | None = None
         self.minibatch_joint: Kernel = partial(joint, per_chain=self.has_own_batches)
         if method.compile or start.is_cuda:
@@ -311,13 +324,13 @@ class GradientChains(Sampling):
 
         for batches in batches_from(step, [self.data] * streams, seeds, self.check):
             rows, fractions = zip(*map(current().rows, batches), strict=True)
-            batch = stacked(rows) if self.has_own_batches else rows[0]
+            batch = stack_batches(rows) if self.has_own_batches else rows[0]
             yield move(batch, like), fractions[0]
 
     def record(self) -> dict[str, float]:
         """Return numbers of the last step."""
-        h = mean_of(self.h) if isinstance(self.h, Tensor) else self.h
-        return {"log_joint": mean_of(self.log_joint), "lr": h}
+        h = mean_over_chains(self.h) if isinstance(self.h, Tensor) else self.h
+        return {"log_joint": mean_over_chains(self.log_joint), "lr": h}
 
     def state(self) -> dict[str, Any]:
         """Return the state for the next step."""

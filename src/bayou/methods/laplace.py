@@ -23,11 +23,11 @@ from bayou.curvature.structures import (
     FullCurvature,
 )
 from bayou.curvature.sweep import Plan, make_plan
-from bayou.inference.first_batch import LAST, check_first_batch, first_inputs, last_layer
+from bayou.inference.baseline_checks import compare_with_mode
+from bayou.inference.curvature_passes import CurvaturePasses, DataPass
+from bayou.inference.data_checks import LAST, check_first_batch, first_inputs, last_layer
 from bayou.inference.method import Method
-from bayou.inference.own_rows import compare_with_mode
-from bayou.inference.passes import DataPass, Passes
-from bayou.inference.prior_scale import rescaled, select_within_chance
+from bayou.inference.prior_scale import rescale_priors, select_within_chance
 from bayou.inference.start import starting_point
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
@@ -43,7 +43,8 @@ from bayou.posteriors.gaussian import (
 from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
 from bayou.target import Target
-from bayou.training.data import Batch, Data, Rows, as_data, last_batches
+from bayou.training.data import Data, Rows, as_data, last_batches
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
@@ -200,11 +201,11 @@ class Laplace(Method):
             name for name in plan.wanted if any(True for _ in target.priors[name].parameters())
         ]
         # the evidence learns these priors, not the start
-        target = rescaled(target, dict.fromkeys(learned, 1.0))
+        target = rescale_priors(target, dict.fromkeys(learned, 1.0))
         point = starting_point(
             self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
         )
-        run = LaplaceRun(self, Passes(self, plan, batches, check_batch, seed, progress))
+        run = LaplaceRun(self, CurvaturePasses(self, plan, batches, check_batch, seed, progress))
         return run.posterior(point, learned, held_out)
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
@@ -330,7 +331,7 @@ class LaplaceRun:
     """
 
     method: Laplace
-    passes: Passes
+    passes: CurvaturePasses
 
     def posterior(
         self, point: Empirical, learned: list[str], held_out: Data | None
@@ -532,7 +533,7 @@ class GaussiansAtPoint:
             name: value for name, value in hyper.multipliers.items() if bool((value != 1.0).any())
         }
         return GaussianPosterior(
-            rescaled(self.target, changes, float(hyper.noise)),
+            rescale_priors(self.target, changes, float(hyper.noise)),
             self.network,
             self.params,
             covariance,

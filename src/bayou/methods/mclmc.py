@@ -14,8 +14,9 @@ from bayou.kernels.hmc import Density, HamiltonianState, Info
 from bayou.kernels.mclmc import MicrocanonicalState
 from bayou.methods.hmc import HamiltonianChains, HamiltonianSampler
 from bayou.metrics.chains import MIN_DRAWS, ess_mean
-from bayou.training.data import Batch, Data, batches_from
+from bayou.training.data import Data, batches_from
 from bayou.training.graphs import Recorded
+from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.seeds import part_seed
 

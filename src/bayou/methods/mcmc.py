@@ -17,7 +17,7 @@ from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.params import flatten
 from bayou.core.progress import Progress, Show
-from bayou.inference.chains import DivergenceError, Run, Sampling
+from bayou.inference.chains import ChainRun, DivergenceError, Sampling
 from bayou.inference.method import Method, identity
 from bayou.inference.probe import warn_unless_mixed
 from bayou.inference.start import starting_point
@@ -28,11 +28,13 @@ from bayou.posteriors.posterior import NOISE
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.jobs import Executor, finished, send
+from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
-Chains = Callable[[range, StrPath | None, Show], Run]  # the run of some chains, with its checkpoint
+Chains = Callable[
+    [range, StrPath | None, Show], ChainRun
+]  # the run of some chains, with its checkpoint
 MODE_LR = 5e-3  # of the short MAP that chains start at
 MODE_HELD_OUT = 0.2  # the fraction that this MAP holds out, where a noise is learned
 MODE_MIN_ROWS = 10  # the rows that takes
@@ -197,7 +199,7 @@ class Sampler(Method):
             jobs = [send(executor, run_chain, chains, c, file) for c, file in enumerate(files)]
             for c, (job, file) in enumerate(zip(jobs, files, strict=True)):
                 try:
-                    if not finished(job):
+                    if not wait_for(job):
                         run_chain(chains, c, file)
                     complete_files.append(file)
                 except DivergenceError as error:
@@ -211,9 +213,9 @@ class Sampler(Method):
                     break
                 line.update(c + 1)
             if divergence is None:
-                return run.joined(complete_files, stopped)
+                return run.join_chains(complete_files, stopped)
             if complete_files:
-                divergence.posterior = run.joined(complete_files, "diverged")
+                divergence.posterior = run.join_chains(complete_files, "diverged")
             else:
                 divergence.posterior = None
             raise divergence
@@ -273,7 +275,7 @@ class Sampler(Method):
         chains: range,
         checkpoint: StrPath | None,
         progress: Show,
-    ) -> Run:
+    ) -> ChainRun:
         """Return the run of some of the chains before their first step."""
         file = None
         if checkpoint is not None:
@@ -286,7 +288,7 @@ class Sampler(Method):
         joint = Joint(target, point.network, weights)
         positions = self._initial_positions(joint, point, seed, chains)
         make = partial(self._sampling, joint, data, positions, seed, chains)
-        return Run(self, make, seed, positions.device, *self._plan(data), file, progress)
+        return ChainRun(self, make, seed, positions.device, *self._plan(data), file, progress)
 
     def _initial_positions(
         self, joint: Joint, points: Empirical, seed: int, chains: range

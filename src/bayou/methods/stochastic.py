@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou.core.files import StrPath
 from bayou.core.params import Params
 from bayou.core.progress import Show
-from bayou.inference.first_batch import check_written, first_inputs
+from bayou.inference.data_checks import check_inputs_unchanged, first_inputs
 from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
@@ -128,7 +128,7 @@ class MCDropout(Method):
             calling_modules = record_calling_modules(network.net, lambda: len(masks.shapes))
             with calling_modules as reached, masks:
                 network.call(params, *inputs)
-            check_written(versions != _versions(inputs))
+            check_inputs_unchanged(versions != _versions(inputs))
             self._check_is_reached(network.net, reached, masks)
             masks_of_more_rows = Masks(0, self.p)
             more_rows = [_repeat_first_row(item) for item in inputs]

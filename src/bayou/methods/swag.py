@@ -13,8 +13,8 @@ from bayou.core.files import StrPath
 from bayou.core.params import Params, stack
 from bayou.core.progress import Progress, Show
 from bayou.curvature.swag import LowRankPlusDiagonal
+from bayou.inference.baseline_checks import compare_with_start
 from bayou.inference.method import Method, Trained, identity
-from bayou.inference.own_rows import compare_with_start
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
@@ -25,7 +25,8 @@ from bayou.posteriors.posterior import Posterior
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Problem, fit_module, move
+from bayou.training.loop import fit_module, move
+from bayou.training.problem import Problem
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Schedule, Settings
 

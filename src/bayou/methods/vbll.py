@@ -18,7 +18,7 @@ from bayou.core.progress import Show
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.inference.first_batch import first_inputs, last_layer
+from bayou.inference.data_checks import first_inputs, last_layer
 from bayou.inference.point import PointModel, Regularized
 from bayou.network import Call, Network, clear_errors, evaluating
 from bayou.posteriors.gaussian import (
@@ -295,9 +295,9 @@ class LastLayerBound(PointModel):
 
     def held_out_loss(self) -> float:
         """Return the negative expected log-likelihood of a held-out row."""
-        if self.held is None:
+        if self.held_out_rows is None:
             raise ValueError("this objective has no held-out rows")
-        return -self.total(self.held) / self.held.n
+        return -self.total(self.held_out_rows) / self.held_out_rows.n
 
     def covariance(self) -> Covariance:
         """Return S as a covariance of the tensors of the layer."""

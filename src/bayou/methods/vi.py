@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, spell
-from bayou.guides import MeanField
+from bayou.guides import Delta, MeanField
 from bayou.guides.bayesian import Bayesian, NetworkDraw, Rules
-from bayou.guides.guide import Guide, GuideSpec, ParameterKind
-from bayou.inference.first_batch import NetworkProblem, first_inputs, some_inputs, validation_loss
-from bayou.inference.method import Method, Trained, few, identity
-from bayou.inference.own_rows import compare_with_constant
+from bayou.guides.guide import Guide, GuideSpec
+from bayou.inference.baseline_checks import compare_with_constant
+from bayou.inference.data_checks import first_inputs, some_inputs
+from bayou.inference.method import Method, Trained, identity, prefers_full_batch
+from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
@@ -31,11 +32,12 @@ from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
 from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.convergence import ConvergenceWarning, fallen
+from bayou.training.convergence import ConvergenceWarning, fall_from_maximum
 from bayou.training.data import Data, as_data
-from bayou.training.loop import Hooks, fit_module
+from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
-from bayou.training.ranks import current, own_noise
+from bayou.training.problem import Hooks
+from bayou.training.ranks import current, reseed_for_rank
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -125,7 +127,7 @@ class Variational(Trained):
         """Return this method from the network as it is, with fewer steps before convergence."""
         if not self.open_ended:
             return replace(self, start="network")
-        if not few(data, self.batch_size):
+        if not prefers_full_batch(data, self.batch_size):
             return replace(self, start="network", effort=LENGTH_FROM_MODE * self.effort)
         shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
         return replace(self, start="network", effort=shorter, batch_size=data.n)
@@ -135,6 +137,14 @@ class Variational(Trained):
         if not self.open_ended:
             return self
         return replace(self, steps=self.total_steps(as_data(data, self.batch_size)))
+
+    def shortened(self, factor: float) -> Self:
+        """Return this method with a fraction of its length.
+
+        Args:
+            factor: the fraction.
+        """
+        return replace(self, effort=factor * self.effort)
 
     def fit(
         self,
@@ -232,7 +242,9 @@ class Variational(Trained):
     ) -> dict[str, float]:
         """Warn if a run ended far below the maximum of its objective at the last β."""
         beta = cold * getattr(self, "beta", 1.0)
-        nats = fallen([record["log_likelihood"] - beta * record["kl"] for record in history])
+        nats = fall_from_maximum(
+            [record["log_likelihood"] - beta * record["kl"] for record in history]
+        )
         if nats < LARGE_FALL * rows:
             return {}
         warnings.warn(
@@ -358,6 +370,18 @@ class VI(Variational):
         """Return the guide."""
         return self.guide
 
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
+        """Return this method over some tensors; None for a mapping of guides.
+
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points; False by default.
+        """
+        if isinstance(self.guide, Mapping):
+            return None
+        others = Delta(learn=learns_others)
+        return replace(self, guide=dict.fromkeys(names, self.guide) | {"*": others})
+
     def large_network_settings(self, max_fan_in: int) -> dict[str, float | str]:
         """Return the learning rates, warm-up and start for a large network.
 
@@ -454,7 +478,7 @@ class EvidenceBound(NetworkProblem):
         self.cold = cold
         self.dtype = like.dtype
         self.title = method.title
-        self.draws_of_rank = current().own_draws(method.samples)
+        self.draws_of_rank = current().draws_of_rank(method.samples)
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
         # every mean has a scale; a flow has many more parameters
         means = sum(value.numel() for value in bayesian.mean().values())
@@ -478,8 +502,8 @@ class EvidenceBound(NetworkProblem):
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
         if self.draws_of_rank is not None:
-            draw = draw.part(self.draws_of_rank)
-        own_noise(y.device)
+            draw = draw.subset(self.draws_of_rank)
+        reseed_for_rank(y.device)
         log_probs = self.likelihood.log_prob(self._drawn_outputs(draw, x, y), y)  # (S, B)
         log_likelihood = self.target.scale(log_probs).mean()
         kl = draw.kl
@@ -555,54 +579,29 @@ class EvidenceBound(NetworkProblem):
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
-    """Group parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
+    """Return the parameters by learning rate: ``scale_lr`` for scales, ``lr`` for locations.
 
-    The noise of D entries that are moved at once adds up: a triangular map has scale_lr/√D; a
-    factor, which is in units of the weights, and a matrix of a flow's networks, D its inputs, have
-    that but no more than ``lr``.
+    Guides know the rates of their parameters (``Guide.learning_rates``).
 
     Args:
-        module: contains guides and likelihoods.
+        module: a module with guides and likelihoods, such as a ``Bayesian``.
         lr: the learning rate of locations.
         scale_lr: the learning rate of log standard deviations.
 
     Returns:
         Groups for a torch optimizer, each with "params" and "lr".
     """
-    roles = _parameter_roles(module)
+    rates: dict[nn.Parameter, float] = {}
+    for child in module.modules():
+        if isinstance(child, Guide):
+            rates |= child.learning_rates(lr, scale_lr)
+        elif isinstance(child, BoundLikelihood):
+            # other parameters of a likelihood that a user wrote may be locations
+            for name, parameter in child.named_parameters(recurse=False):
+                if name in ("log_scale", "log_std"):
+                    rates[parameter] = scale_lr
     groups: dict[float, list[nn.Parameter]] = {lr: [], scale_lr: []}
     for parameter in module.parameters():
         if parameter.requires_grad:
-            rate = _learning_rate(parameter, roles.get(parameter), lr, scale_lr)
-            groups.setdefault(rate, []).append(parameter)
-    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items() if parameters]
-
-
-def _parameter_roles(module: nn.Module) -> dict[nn.Parameter, ParameterKind]:
-    """Return the roles of the parameters of guides and likelihoods."""
-    roles: dict[nn.Parameter, ParameterKind] = {}
-    for submodule in module.modules():
-        if isinstance(submodule, Guide):
-            roles |= submodule.parameter_kinds()
-        elif isinstance(submodule, BoundLikelihood):
-            # other parameters of a likelihood that a user wrote may be locations
-            parameters = submodule.named_parameters(recurse=False)
-            roles |= {
-                p: ParameterKind.scale for name, p in parameters if name in ("log_scale", "log_std")
-            }
-    return roles
-
-
-def _learning_rate(
-    parameter: nn.Parameter, role: ParameterKind | None, lr: float, scale_lr: float
-) -> float:
-    """Return the learning rate of a parameter by its role; None is a location."""
-    if role is ParameterKind.scale:
-        return scale_lr
-    if role is ParameterKind.triangular:
-        return scale_lr / math.sqrt(len(parameter))
-    if role is ParameterKind.factor:
-        return min(lr, scale_lr / math.sqrt(len(parameter)))
-    if role is ParameterKind.network and parameter.ndim > 1:
-        return min(lr, scale_lr / math.sqrt(parameter[0].numel()))
-    return lr
+            groups.setdefault(rates.get(parameter, lr), []).append(parameter)
+    return [{"params": group, "lr": rate} for rate, group in groups.items() if group]

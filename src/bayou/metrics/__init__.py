@@ -26,7 +26,26 @@ from bayou.metrics.scores import (
 )
 
 __all__ = [
-    "Rejection", "Reliability", "accuracy", "agreement", "auroc", "brier", "confidence_and_hits", "coverage", "crps",
-    "ece", "error_rejection", "ess_bulk", "ess_tail", "nll", "reliability", "rhat", "rmse", "row_nll", "standard_error",
-    "summary", "total_variation", "width",
-]  # fmt: skip
+    "Rejection",
+    "Reliability",
+    "accuracy",
+    "agreement",
+    "auroc",
+    "brier",
+    "confidence_and_hits",
+    "coverage",
+    "crps",
+    "ece",
+    "error_rejection",
+    "ess_bulk",
+    "ess_tail",
+    "nll",
+    "reliability",
+    "rhat",
+    "rmse",
+    "row_nll",
+    "standard_error",
+    "summary",
+    "total_variation",
+    "width",
+]

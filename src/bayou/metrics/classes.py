@@ -7,13 +7,23 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from bayou.predictive import Predictive
 
 
 def class_probabilities(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
-    """P(class) and classes with the N coordinates of y that are not ignored as rows: (N, C)
-    float64, (N,).
+    """Return the probabilities and the labels of the coordinates of y that are not ignored.
+
+    Args:
+        predictive: predictions of B rows, of classes.
+        y: their targets, (B, *event).
+
+    Returns:
+        P(class), (N, C) in float64, and the labels, (N,).
+
+    Raises:
+        ValueError: if y are not classes, or all are ignored.
     """
     likelihood = predictive.likelihood
     if likelihood.support != "classes":
@@ -21,42 +31,61 @@ def class_probabilities(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tens
             f"this score is for classes (Categorical, Bernoulli), got {type(likelihood).__name__}"
         )
     likelihood.validate(predictive.outputs.shape[1:], y)
-    labels, known = likelihood.labels(y)
-    if not bool(known.any()):
+    labels, is_labeled = likelihood.labels(y)
+    if not bool(is_labeled.any()):
         raise ValueError("there are no examples to score")
-    return predictive.probabilities.detach()[known].double(), labels[known].long()
+    return predictive.probabilities.detach()[is_labeled].double(), labels[is_labeled].long()
 
 
 def accuracy(predictive: Predictive, y: Tensor) -> float:
-    """The fraction of examples whose most probable class is the right one."""
+    """Return the fraction of examples whose most probable class is the right one.
+
+    Args:
+        predictive: predictions of B rows, of classes.
+        y: their targets, (B, *event).
+    """
     p, labels = class_probabilities(predictive, y)
     return float((p.argmax(-1) == labels).double().mean())
 
 
 def brier(predictive: Predictive, y: Tensor) -> float:
-    """mean Σ_c (p_c − 1[y = c])², from 0 to 2, summed over all classes also if there are two (Brier
-    1950).
+    """Compute the Brier score, mean Σ_c (p_c − 1[y = c])², from 0 to 2 (Brier 1950).
+
+    It is summed over all classes also if there are two.
+
+    Args:
+        predictive: predictions of B rows, of classes.
+        y: their targets, (B, *event).
     """
     p, labels = class_probabilities(predictive, y)
-    return float((p - torch.nn.functional.one_hot(labels, p.shape[-1])).square().sum(-1).mean())
+    return float((p - one_hot(labels, p.shape[-1])).square().sum(-1).mean())
 
 
 def confidence_and_hits(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The probability of the most probable class, and 1 where it is the right one: (N,), (N,)
-    float64.
+    """Return the probability of the most probable class, and 1 where it is the right one.
+
+    Args:
+        predictive: predictions of B rows, of classes.
+        y: their targets, (B, *event).
+
+    Returns:
+        (N,) each in float64, for the N coordinates of y that are not ignored.
     """
     p, labels = class_probabilities(predictive, y)
-    confidence, best = p.max(-1)
-    return confidence, (best == labels).double()
+    confidence, best_class = p.max(-1)
+    return confidence, (best_class == labels).double()
 
 
 @final
 @dataclass(frozen=True)
 class Reliability:
-    """Bins of confidence: edges (K + 1,), and in each bin the number of examples, mean confidence
-    and accuracy (K,).
+    """Confidence and accuracy in bins of confidence; means of an empty bin are NaN.
 
-    Means of an empty bin are nan.
+    Args:
+        edges: of the bins, (K + 1,).
+        count: the number of examples in each bin, (K,).
+        confidence: their mean confidence, (K,).
+        accuracy: their accuracy, (K,).
     """
 
     edges: Tensor
@@ -66,32 +95,45 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Σ_k n_k/N·|accuracy_k − confidence_k|."""
+        """The expected calibration error, Σ_k n_k/N·|accuracy_k − confidence_k|."""
         gap = (self.accuracy - self.confidence).abs().nan_to_num()
         return float((self.count * gap).sum() / self.count.sum())
 
 
 def reliability(predictive: Predictive, y: Tensor, bins: int = 15) -> Reliability:
-    """Confidence and accuracy of the most probable class in the bins ((k − 1)/K, k/K], K =
-    ``bins``.
+    """Compute confidence and accuracy of the most probable class in bins ((k − 1)/K, k/K].
+
+    Args:
+        predictive: predictions of B rows, of classes.
+        y: their targets, (B, *event).
+        bins: K, 15 by default.
+
+    Returns:
+        The means in each bin.
+
+    Raises:
+        ValueError: if bins is not a whole number of at least 1.
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
         raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}")
     confidence, hits = confidence_and_hits(predictive, y)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
-    index = torch.bucketize(
-        confidence, edges[1:-1].contiguous()
-    )  # edges[i - 1] < confidence ≤ edges[i]
+    # edges[i − 1] < confidence ≤ edges[i]
+    index = torch.bucketize(confidence, edges[1:-1].contiguous())
     count = torch.bincount(index, minlength=bins).double()
-    total = (
-        torch.bincount(index, confidence, minlength=bins),
-        torch.bincount(index, hits, minlength=bins),
-    )
-    return Reliability(edges, count, total[0] / count, total[1] / count)
+    confidence_sum = torch.bincount(index, confidence, minlength=bins)
+    hit_count = torch.bincount(index, hits, minlength=bins)
+    return Reliability(edges, count, confidence_sum / count, hit_count / count)
 
 
 def ece(predictive: Predictive, y: Tensor, bins: int = 15) -> float:
-    """Expected calibration error, Σ_k n_k/N·|accuracy_k − confidence_k|, of the most probable class
-    (Guo 2017).
+    """Compute the expected calibration error of the most probable class (Guo 2017).
+
+    Σ_k n_k/N·|accuracy_k − confidence_k| over bins of confidence.
+
+    Args:
+        predictive: predictions of B rows, of classes.
+        y: their targets, (B, *event).
+        bins: the number of bins, 15 by default.
     """
     return reliability(predictive, y, bins).ece

@@ -13,85 +13,110 @@ from torch import Tensor
 
 from bayou.predictive import Predictive
 
-SUPPORT_DRAWS, EDGES = (
-    4096,
-    256,
-)  # draws of a continuous y for its range; quantiles of them with equal mass in between
-ROWS = 256  # at a time, of a continuous y
+SUPPORT_DRAWS = 4096  # draws of a continuous y, for its range
+COARSE_EDGES = 256  # quantiles of these draws with equal mass in between
+FINE_STEPS = (0.0, 0.25, 0.5, 0.75)  # of a coarse cell, where finer cells begin
+ROWS = 256  # of a continuous y at a time
 
 
 def agreement(a: Predictive, b: Predictive) -> float:
-    """The fraction of rows (coordinates of rows) whose most probable class is the same in both."""
-    _check(a, b)
+    """Return the fraction of rows whose most probable class is the same in both.
+
+    Args:
+        a: predictions of B rows, of classes.
+        b: other predictions of the same rows.
+
+    Raises:
+        ValueError: if y are not classes, or the predictions are not of the same rows.
+    """
+    _check_same_targets(a, b)
     if a.likelihood.support != "classes":
         name = type(a.likelihood).__name__
         raise ValueError(
             f"agreement is for classes (Categorical, Bernoulli), got {name}; use total_variation"
         )
-    same = a.probabilities.argmax(-1) == b.probabilities.to(a.outputs.device).argmax(-1)
-    return float(same.double().mean())
+    is_same = a.probabilities.argmax(-1) == b.probabilities.to(a.outputs.device).argmax(-1)
+    return float(is_same.double().mean())
 
 
 @torch.no_grad()
 def total_variation(a: Predictive, b: Predictive) -> float:
-    """mean ½·Σ_k |p(k) − q(k)| over rows (and coordinates of y): 0 for equal predictions, 1 for
-    disjoint ones.
+    """Compute the mean total variation distance: 0 for equal predictions, 1 for disjoint ones.
 
-    Exact for classes. For numbers it is ½·∫|p − q| dy of the two mixtures, computed as ½·Σ |ΔF_p −
-    ΔF_q| over two thousand cells with about equal mass: a lower bound, exact if p − q has one sign
-    in each cell, and within 1e-3.
+    ½·Σ_k |p(k) − q(k)| of each row (and coordinate of y), exact for classes. For numbers it is
+    ½·∫|p − q| dy of the two mixtures, computed as ½·Σ |ΔF_p − ΔF_q| over two thousand cells with
+    about equal mass: a lower bound, exact if p − q has one sign in each cell, and within 1e-3.
+
+    Args:
+        a: predictions of B rows.
+        b: other predictions of the same rows.
+
+    Raises:
+        ValueError: if the predictions are not of the same rows, or their likelihood has no
+            distribution function.
     """
-    _check(a, b)
+    _check_same_targets(a, b)
     if a.likelihood.support == "classes":
-        p, q = (one.probabilities.detach().double() for one in (a, b))
+        p = a.probabilities.detach().double()
+        q = b.probabilities.detach().double()
         return 0.5 * float((p - q.to(p.device)).abs().sum(-1).mean())
-    for one in (a, b):
-        if not one.likelihood._own("cdf"):
-            name = type(one.likelihood).__name__
+    for predictive in (a, b):
+        if not predictive.likelihood._own("cdf"):
+            name = type(predictive.likelihood).__name__
             raise ValueError(
                 f"total_variation needs P(Y ≤ y), and {name} has no cdf of its own: give it one"
             )
-    rows = zip(a.outputs.split(ROWS, 1), b.outputs.split(ROWS, 1), strict=True)
-    parts = [_integrals(Predictive(a.likelihood, f), Predictive(b.likelihood, g)) for f, g in rows]
-    return float(torch.cat(parts).mean())
+    outputs = zip(a.outputs.split(ROWS, 1), b.outputs.split(ROWS, 1), strict=True)
+    distances = [
+        _integrate_difference(Predictive(a.likelihood, f), Predictive(b.likelihood, g))
+        for f, g in outputs
+    ]
+    return float(torch.cat(distances).mean())
 
 
-def _integrals(a: Predictive, b: Predictive) -> Tensor:
-    """½·∫|p − q| dy of every coordinate: (B, *event)."""
-    coarse = (
-        torch.cat([_edges(one).to(a.outputs.device) for one in (a, b)]).sort(0).values
-    )  # (2·EDGES, B, *event)
-    between = [torch.lerp(coarse[:-1], coarse[1:], t) for t in (0.0, 0.25, 0.5, 0.75)]
+def _integrate_difference(a: Predictive, b: Predictive) -> Tensor:
+    """Return ½·∫|p − q| dy of every coordinate: (B, *event)."""
+    device = a.outputs.device
+    quantiles = torch.cat([_quantiles(a).to(device), _quantiles(b).to(device)])
+    coarse = quantiles.sort(0).values  # (2·COARSE_EDGES, B, *event)
+    between = [torch.lerp(coarse[:-1], coarse[1:], step) for step in FINE_STEPS]
     edges = torch.cat((torch.stack(between, 1).flatten(0, 1), coarse[-1:]))
-    p, q = (_cdf(one, edges.to(one.outputs.device)) for one in (a, b))
+    p = _mixture_cdf(a, edges)
+    q = _mixture_cdf(b, edges.to(b.outputs.device))
     gap = p - q.to(p.device)
-    nothing = torch.zeros_like(gap[:1])  # F_p − F_q at ±∞
-    return 0.5 * torch.cat((nothing, gap, nothing)).diff(dim=0).abs().sum(0)
+    zero_gap = torch.zeros_like(gap[:1])  # F_p − F_q at ±∞
+    return 0.5 * torch.cat((zero_gap, gap, zero_gap)).diff(dim=0).abs().sum(0)
 
 
-def _check(a: Predictive, b: Predictive) -> None:
-    """Raise a ValueError unless both predict the same kind of y."""
-    kinds = [f"{type(one.likelihood).__name__} ({one.likelihood.support})" for one in (a, b)]
+def _check_same_targets(a: Predictive, b: Predictive) -> None:
+    """Raise a ValueError unless both predict the same kind of y for the same rows."""
     if a.likelihood.support != b.likelihood.support:
+        names = [f"{type(p.likelihood).__name__} ({p.likelihood.support})" for p in (a, b)]
         raise ValueError(
-            f"two predictions of the same y have one kind of likelihood, got {kinds[0]} and {kinds[1]}"
+            "two predictions of the same y have one kind of likelihood, "
+            f"got {names[0]} and {names[1]}"
         )
-    classes = a.likelihood.support == "classes"
-    shapes = [tuple((one.probabilities if classes else one.mean).shape) for one in (a, b)]
+    is_class = a.likelihood.support == "classes"
+    shapes = [tuple((p.probabilities if is_class else p.mean).shape) for p in (a, b)]
     if shapes[0] != shapes[1] or not shapes[0][0]:
+        axes = "rows and coordinates and classes" if is_class else "rows and coordinates"
         raise ValueError(
-            f"two predictions of the same y have the same rows and coordinates{' and classes' if classes else ''}, got "
-            f"{shapes[0]} and {shapes[1]}; predict the same x"
+            f"two predictions of the same y have the same {axes}, got {shapes[0]} and {shapes[1]}; "
+            "predict the same x"
         )
 
 
-def _edges(predictive: Predictive) -> Tensor:
-    """Quantiles of y with about equal mass between them, and the extremes: (EDGES, B, *event)."""
-    drawn = predictive.sample(SUPPORT_DRAWS, seed=0).double().sort(0).values
-    return drawn[torch.linspace(0, SUPPORT_DRAWS - 1, EDGES, device=drawn.device).round().long()]
+def _quantiles(predictive: Predictive) -> Tensor:
+    """Return quantiles of y with about equal mass in between: (COARSE_EDGES, B, *event).
+
+    The first and the last one are the extremes of the draws.
+    """
+    draws = predictive.sample(SUPPORT_DRAWS, seed=0).double().sort(0).values
+    index = torch.linspace(0, SUPPORT_DRAWS - 1, COARSE_EDGES, device=draws.device)
+    return draws[index.round().long()]
 
 
-def _cdf(predictive: Predictive, y: Tensor) -> Tensor:
-    """P(Y_i ≤ y_i) of the mixture at K values: (K, B, *event)."""
+def _mixture_cdf(predictive: Predictive, y: Tensor) -> Tensor:
+    """Return P(Y_i ≤ y_i) of the mixture at K values: (K, B, *event)."""
     f = predictive.outputs.double()
     return reduce(torch.add, (predictive.likelihood.cdf(output, y) for output in f)) / len(f)

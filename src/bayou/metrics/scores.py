@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -15,13 +15,21 @@ from bayou.metrics.regression import coverage, crps, rmse, width
 from bayou.predictive import Predictive
 
 By = Literal["entropy", "mutual_information", "std", "epistemic_std"]
+UNCERTAINTIES: tuple[By, ...] = get_args(By)
+ROUNDING = 1e-9  # tolerance of fraction·N, for whole numbers with rounding errors
 
 
 def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
-    """−1/N Σ_n log p(y_n | x_n), the mean over examples, jointly over their coordinates.
+    """Compute −1/N Σ_n log p(y_n | x_n), the mean over examples, jointly over their coordinates.
 
-    ``scale``: the number that a continuous y was divided by; log p in original units is smaller by
-    log scale per coordinate.
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, (B, *event).
+        scale: the number that a continuous y was divided by; log p in original units is smaller by
+            log scale per coordinate.
+
+    Raises:
+        ValueError: if there are no rows, or the scale is not positive or not defined for y.
     """
     if len(y) == 0:
         raise ValueError("there are no examples to score")
@@ -29,15 +37,20 @@ def nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
         raise ValueError(f"scale must be a positive finite number, got {scale}")
     if scale != 1 and predictive.likelihood.support != "real":
         raise ValueError(
-            f"only a continuous y has a scale, got {type(predictive.likelihood).__name__}; use scale=1"
+            f"only a continuous y has a scale, got {type(predictive.likelihood).__name__}; "
+            "use scale=1"
         )
     shift = math.log(scale) * y[0].numel()
     return shift - float(predictive.log_prob(y).detach().double().mean())
 
 
 def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
-    """−log p(y_n | x_n), (B,) in float64 on the CPU; y in any shape that holds the coordinates of
-    the predictions.
+    """Return −log p(y_n | x_n) of each row, (B,) in float64 on the CPU.
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, in any shape that holds the coordinates of the predictions.
+        scale: the number that y was divided by.
     """
     shape = predictive.likelihood.target_shape(predictive.outputs.shape[1:])
     y = y.to(predictive.outputs.device).reshape(shape)
@@ -45,31 +58,43 @@ def row_nll(predictive: Predictive, y: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """P(a score of ``outside`` exceeds one of ``inside``), ties counting half: the area under the
-    ROC curve.
+    """Compute P(a score of ``outside`` exceeds one of ``inside``), ties counting half.
 
-    From ranks (Mann & Whitney 1947), exact in every dtype: scores need not lie in [0, 1] and are
-    not rounded.
+    This is the area under the ROC curve. It is computed from ranks (Mann & Whitney 1947), exact in
+    every dtype: scores need not lie in [0, 1] and are not rounded.
+
+    Args:
+        inside: scores of known examples, such as uncertainties of test rows.
+        outside: scores of examples to detect.
+
+    Raises:
+        ValueError: if one of them is empty or has NaN.
     """
-    a, b = inside.detach().flatten().double(), outside.detach().flatten().double().to(inside.device)
+    a = inside.detach().flatten().double()
+    b = outside.detach().flatten().double().to(inside.device)
     if not len(a) or not len(b):
         raise ValueError(f"auroc needs scores on both sides, got {len(a)} and {len(b)}")
     if bool(a.isnan().any() | b.isnan().any()):
         raise ValueError("auroc got scores that are nan")
     ordered = a.sort().values
-    below, upto = torch.searchsorted(ordered, b), torch.searchsorted(ordered, b, right=True)
-    return float((below + upto).double().mean() / (2 * len(a)))
+    smaller = torch.searchsorted(ordered, b)
+    smaller_or_equal = torch.searchsorted(ordered, b, right=True)
+    return float((smaller + smaller_or_equal).double().mean() / (2 * len(a)))
 
 
 @final
 @dataclass(frozen=True)
 class Rejection:
-    """The error of the examples that are kept when the least certain are rejected: ``error[k]`` at
-    ``kept[k]``, (N,).
+    """The error of the examples that are kept when the least certain are rejected.
 
-    ``kept`` runs from 1/N to 1. ``area`` = 1/N Σ_k error[k] (Geifman & El-Yaniv 2017); ``best`` is
-    the area of the order that rejects errors first. Among equal uncertainties the order is random,
-    and its expectation is taken.
+    ``area`` = 1/N Σ_k error[k] (Geifman & El-Yaniv 2017). Among equal uncertainties the order is
+    random, and its expectation is taken.
+
+    Args:
+        kept: the fractions of examples kept, from 1/N to 1: (N,).
+        error: the error at each fraction, (N,).
+        area: the mean of the errors.
+        best: the area of the order that rejects errors first.
     """
 
     kept: Tensor
@@ -78,72 +103,107 @@ class Rejection:
     best: float
 
     def at(self, fraction: float) -> float:
-        """The error when this fraction of the examples is kept."""
+        """Return the error when a fraction of the examples is kept.
+
+        Args:
+            fraction: in (0, 1].
+        """
         if not 0 < fraction <= 1:
             raise ValueError(f"the fraction kept must lie in (0, 1], got {fraction}")
-        return float(self.error[max(math.ceil(fraction * len(self.error) - 1e-9), 1) - 1])
+        count = math.ceil(fraction * len(self.error) - ROUNDING)
+        return float(self.error[max(count, 1) - 1])
 
 
 def error_rejection(predictive: Predictive, y: Tensor, by: By | Tensor | None = None) -> Rejection:
-    """The error as a function of the fraction of examples kept, rejecting the least certain first.
+    """Compute the error as a function of the fraction of examples kept, the most certain first.
 
     The error is 0 or 1 for classes, (E[y] − y)² for numbers (means over the coordinates of an
-    example). ``by`` is the
-    uncertainty: a name, or a tensor (B,); by default the entropy for classes, the standard
-    deviation for numbers.
+    example).
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, (B, *event).
+        by: the uncertainty: a name, or a tensor (B,); by default the entropy for classes, the
+            standard deviation for numbers.
+
+    Returns:
+        The error at each fraction, and the area under it.
+
+    Raises:
+        ValueError: if the uncertainty is not one number per example.
     """
-    finite = predictive.likelihood.support == "classes"
-    by = ("entropy" if finite else "std") if by is None else by
+    is_class = predictive.likelihood.support == "classes"
+    if by is None:
+        by = "entropy" if is_class else "std"
     uncertainty = uncertainties(predictive, by) if isinstance(by, str) else by.detach().double()
     if uncertainty.shape != (len(y),):
         raise ValueError(
             f"by must be one number per example, ({len(y)},), got {tuple(uncertainty.shape)}"
         )
-    if finite:
-        p, labels = class_probabilities(predictive, y)
-        known = predictive.likelihood.labels(y)[1]
-        loss = torch.full(y.shape, math.nan, dtype=p.dtype, device=p.device)
-        loss[known] = (p.argmax(-1) != labels).double()
-    else:
-        predictive.likelihood.validate(predictive.outputs.shape[1:], y)
-        loss = (predictive.mean.detach().double() - y.double()).square()
-    loss = loss.reshape(len(y), -1).nanmean(1).nan_to_num()  # 0 where all are ignored
+    loss = _row_errors(predictive, y)
     _, group = uncertainty.unique(return_inverse=True)  # sorted: the most certain first
-    expected = torch.bincount(group, loss) / torch.bincount(group)
+    expected_loss = torch.bincount(group, loss) / torch.bincount(group)
     count = torch.arange(1, len(y) + 1, dtype=torch.float64, device=loss.device)
-    error = expected[group.sort().values].cumsum(0) / count
+    error = expected_loss[group.sort().values].cumsum(0) / count
     best = loss.sort().values.cumsum(0) / count
     return Rejection(count / len(y), error, float(error.mean()), float(best.mean()))
 
 
+def _row_errors(predictive: Predictive, y: Tensor) -> Tensor:
+    """Return the error of each row, 0 where all its coordinates are ignored: (B,)."""
+    if predictive.likelihood.support == "classes":
+        p, labels = class_probabilities(predictive, y)
+        is_labeled = predictive.likelihood.labels(y)[1]
+        loss = torch.full(y.shape, math.nan, dtype=p.dtype, device=p.device)
+        loss[is_labeled] = (p.argmax(-1) != labels).double()
+    else:
+        predictive.likelihood.validate(predictive.outputs.shape[1:], y)
+        loss = (predictive.mean.detach().double() - y.double()).square()
+    return loss.reshape(len(y), -1).nanmean(1).nan_to_num()
+
+
 def uncertainties(predictive: Predictive, by: By) -> Tensor:
-    """One number per example, (B,) float64: entropies in nats, standard deviations averaged over
-    coordinates.
+    """Return the uncertainty of each row, (B,) in float64.
+
+    Args:
+        predictive: predictions of B rows.
+        by: "entropy" or "mutual_information" in nats, "std" or "epistemic_std" averaged over
+            coordinates.
     """
-    if by not in ("entropy", "mutual_information", "std", "epistemic_std"):
+    if by not in UNCERTAINTIES:
         raise ValueError(
             f"by must be entropy, mutual_information, std or epistemic_std, got {by!r}"
         )
     f = predictive.outputs
-    one = bool((f == f[:1]).all()) and not isinstance(
+    has_one_function = bool((f == f[:1]).all()) and not isinstance(
         predictive.likelihood.function_variance(f), Tensor
     )
-    if by in ("mutual_information", "epistemic_std") and one:
-        return torch.zeros(
-            f.shape[1], dtype=torch.float64, device=f.device
-        )  # one network: no rounding to rank by
+    if by in ("mutual_information", "epistemic_std") and has_one_function:
+        # Exactly 0, without rounding errors that would rank rows.
+        return torch.zeros(f.shape[1], dtype=torch.float64, device=f.device)
     value: Tensor = getattr(predictive, by).detach().double()
     return value.flatten(1).mean(1) if value.ndim > 1 else value
 
 
 def standard_error(values: Iterable[float] | Tensor) -> float:
-    """s/√n with s² = Σ (v − mean)²/(n − 1), of results over seeds or splits; nan for one value."""
-    given = torch.as_tensor(
-        list(values) if not isinstance(values, Tensor) else values, dtype=torch.float64
-    ).flatten()
-    if not len(given):
+    """Compute s/√n with s² = Σ (v − mean)²/(n − 1), of values over seeds or splits.
+
+    Args:
+        values: n numbers.
+
+    Returns:
+        The standard error of their mean; NaN for one value.
+
+    Raises:
+        ValueError: if there are no values.
+    """
+    numbers = values if isinstance(values, Tensor) else list(values)
+    sample = torch.as_tensor(numbers, dtype=torch.float64).flatten()
+    if not len(sample):
         raise ValueError("standard_error of no values")
-    return math.nan if len(given) == 1 else float(given.std(correction=1)) / math.sqrt(len(given))
+    if len(sample) == 1:
+        return math.nan
+    return float(sample.std(correction=1)) / math.sqrt(len(sample))
 
 
 def summary(
@@ -154,19 +214,31 @@ def summary(
     scale: float = 1.0,
     level: float = 0.9,
 ) -> dict[str, float]:
-    """The usual scores; with ``ood``, predictions for out-of-distribution inputs, also the AUROC of
-    their detection.
+    """Compute the usual scores.
 
     Classes: accuracy, nll, brier, ece, rejection (area of the error-rejection curve), entropy and
-    mutual_information (means). Numbers: rmse, nll, crps, coverage, width, in original units for a
-    ``scale`` that y was divided by.
+    mutual_information (means). Numbers: rmse, nll, crps, coverage, width, std and epistemic_std
+    (means).
+
+    Args:
+        predictive: predictions of B rows.
+        y: their targets, (B, *event).
+        ood: predictions for out-of-distribution inputs, for the AUROC of their detection
+            (``auroc_entropy``, ...) and their mean uncertainty (``entropy_ood``, ...).
+        scale: the number that y was divided by; scores of numbers are in original units.
+        level: the probability of the intervals, 0.9 by default.
+
+    Returns:
+        Scores by name.
     """
-    classes = predictive.likelihood.support == "classes"
-    names: tuple[By, By] = (
-        ("entropy", "mutual_information") if classes else ("std", "epistemic_std")
-    )
+    is_class = predictive.likelihood.support == "classes"
+    names: tuple[By, By] = ("std", "epistemic_std")
+    unit = scale
+    if is_class:
+        names = ("entropy", "mutual_information")
+        unit = 1.0
     inside = {name: uncertainties(predictive, name) for name in names}
-    if classes:
+    if is_class:
         scores = {
             "accuracy": accuracy(predictive, y),
             "nll": nll(predictive, y),
@@ -183,10 +255,10 @@ def summary(
             "width": width(predictive, level, scale),
         }
     for name, value in inside.items():
-        scores[name] = float(value.mean()) * (1.0 if classes else scale)
+        scores[name] = float(value.mean()) * unit
     if ood is not None:
         for name, value in inside.items():
-            away = uncertainties(ood, name)
-            scores[f"{name}_ood"] = float(away.mean()) * (1.0 if classes else scale)
-            scores[f"auroc_{name}"] = auroc(value, away)
+            outside = uncertainties(ood, name)
+            scores[f"{name}_ood"] = float(outside.mean()) * unit
+            scores[f"auroc_{name}"] = auroc(value, outside)
     return scores

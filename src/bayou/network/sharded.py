@@ -1,4 +1,4 @@
-"""Frozen parameters of which FSDP2 (``fully_shard``) keeps a part in each process."""
+"""Frozen parameters of which FSDP2 (``fully_shard``) keeps a shard in each process."""
 
 from __future__ import annotations
 
@@ -12,40 +12,45 @@ from torch import Tensor, nn
 
 
 def is_sharded(value: Tensor) -> bool:
-    """Whether this is a DTensor, of which a process may have only a part."""
+    """Return whether this is a DTensor, of which a process may have only a shard."""
     return hasattr(value, "device_mesh")
 
 
-def resharded(net: nn.Module) -> list[Any]:
-    """The modules that ``fully_shard`` was applied to, with their parts: a call leaves some of them
-    gathered.
+def reshard(net: nn.Module) -> list[Any]:
+    """Return the modules that ``fully_shard`` was applied to, with their shards.
+
+    A call of the network leaves some of them gathered.
+
+    Args:
+        net: the network.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and not needed if nobody did
-    modules = (
-        []
-        if fsdp is None
-        else [module for module in net.modules() if isinstance(module, fsdp.FSDPModule)]
-    )
+    # Slow to import, and not needed if nobody did.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    modules = [module for module in net.modules() if isinstance(module, fsdp.FSDPModule)]
     for module in modules:
         module.reshard()
     return modules
 
 
 def share_sharded(modules: list[Any], memo: dict[int, Any]) -> None:
-    """Add copies of modules that ``fully_shard`` was applied to, which forbids ``deepcopy``, to its
-    memo.
+    """Add copies of modules to the memo of ``deepcopy``, which ``fully_shard`` forbids for them.
 
     The hooks of FSDP2 gather the parameters before a call, and again for the backward pass, and put
     them into the module they were made for. The copies keep these hooks and take the parameters
     from there.
+
+    Args:
+        modules: those that ``fully_shard`` was applied to.
+        memo: the memo, which is changed.
     """
     for module in modules:
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             if getattr(hook, "__self__", None) is module._get_fsdp_state():
-                memo[id(hook)] = _called_with(module, hook)
-        memo[id(module)] = object.__new__(
-            type(module).__mro__[2]
-        )  # of the class before fully_shard
+                memo[id(hook)] = _bind_hook(module, hook)
+        original_class = type(module).__mro__[2]  # before fully_shard
+        memo[id(module)] = object.__new__(original_class)
     for module in reversed(modules):  # the inner ones first
         state = {
             name: value
@@ -56,8 +61,8 @@ def share_sharded(modules: list[Any], memo: dict[int, Any]) -> None:
         _take_gathered(memo[id(module)], module)
 
 
-def _called_with(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook with this module, as a function, which copies share."""
+def _bind_hook(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that gets this module, as a function, which copies share."""
 
     def call(_: nn.Module, *arguments: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
@@ -70,23 +75,22 @@ def _called_with(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., A
 
 
 def _take_gathered(module: nn.Module, original: nn.Module) -> None:
-    """Give a module the parameters of the original during a call, where they are gathered, and else
-    the parts.
-    """
-    parts = {
-        name: p for name, p in original.named_parameters(remove_duplicate=False) if is_sharded(p)
+    """Give a module the gathered parameters of the original during a call, and else the shards."""
+    shards = {
+        name: parameter
+        for name, parameter in original.named_parameters(remove_duplicate=False)
+        if is_sharded(parameter)
     }
 
-    def put(module: nn.Module, gathered: bool) -> None:
-        for name, part in parts.items():
+    def put(module: nn.Module, is_gathered: bool) -> None:
+        for name, shard in shards.items():
             path, _, leaf = name.rpartition(".")
-            own: Any = module.get_submodule(path)
-            tensors = own._parameters if leaf in own._parameters else own._buffers
-            tensors[leaf] = original.get_parameter(name) if gathered else part
+            owner: Any = module.get_submodule(path)
+            tensors = owner._parameters if leaf in owner._parameters else owner._buffers
+            tensors[leaf] = original.get_parameter(name) if is_gathered else shard
 
-    for name in parts:
-        module.get_submodule(
-            name.rpartition(".")[0]
-        )._load_state_dict_post_hooks.clear()  # on parts of the original
+    for name in shards:
+        owner = module.get_submodule(name.rpartition(".")[0])
+        owner._load_state_dict_post_hooks.clear()  # which act on the shards of the original
     module.register_forward_pre_hook(lambda module, _: put(module, True))
     module.register_forward_hook(lambda module, *_: put(module, False), always_call=True)

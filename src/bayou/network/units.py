@@ -1,6 +1,4 @@
-"""Units of x and y: a network that was fitted to standardized data takes and returns data in the
-user's units.
-"""
+"""Units of x and y, in which a network that was fitted to standardized data takes and returns data."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ NetworkType = TypeVar("NetworkType", bound=nn.Module)
 @final
 @dataclass(frozen=True)
 class Standardization:
-    """Standardization z = (v − shift)/scale of the trailing axes of a tensor, and its inverse v =
-    shift + scale·z.
+    """Standardization of the trailing axes of a tensor, z = (v − shift)/scale, and its inverse.
 
     Args:
         shift: the location of v, broadcastable to one row of it.
@@ -40,7 +37,7 @@ class Standardization:
         """Return shift + scale·value."""
         return self.shift.to(value) + self.scale.to(value) * value
 
-    def placed(self, like: Tensor) -> Standardization:
+    def to(self, like: Tensor) -> Standardization:
         """Return the same map on the device of a tensor, in its dtype."""
         return Standardization(self.shift.to(like), self.scale.to(like))
 
@@ -50,8 +47,10 @@ class Standardization:
 
     @staticmethod
     def from_json(value: Any) -> Standardization:
-        """Return the map that ``to_json`` described; a ValueError unless all numbers are finite and
-        scales positive.
+        """Return the map that ``to_json`` described.
+
+        Raises:
+            ValueError: unless all numbers are finite and scales positive.
         """
         shift = torch.tensor(value["shift"], dtype=torch.float64)
         scale = torch.tensor(value["scale"], dtype=torch.float64)
@@ -99,18 +98,19 @@ class Units:
         return self
 
     def activate(self, like: Tensor) -> None:
-        """Switch the conversion on, with constants on the device and in the dtype of a parameter of
-        the network.
+        """Switch the conversion on.
+
+        Args:
+            like: a parameter of the network, whose device and dtype the constants get.
         """
-        self.inputs = tuple(None if item is None else item.placed(like) for item in self.inputs)
-        self.output = None if self.output is None else self.output.placed(like)
+        self.inputs = tuple(None if item is None else item.to(like) for item in self.inputs)
+        if self.output is not None:
+            self.output = self.output.to(like)
         self.is_active = True
 
     @property
     def log_scale(self) -> float:
-        """Σ log scale over the coordinates of y: what −log p(y) of one row gains by the change of
-        units.
-        """
+        """Σ log scale over the coordinates of y: how much the units add to −log p(y) of a row."""
         if self.output is None:
             return 0.0
         return self.target_size * float(self.output.scale.double().log().mean())
@@ -120,8 +120,8 @@ class Units:
         missing = len(inputs) - len(self.inputs)
         maps = (*self.inputs, *[None] * missing)
         return tuple(
-            item if affine is None else affine.standardize(item)
-            for item, affine in zip(inputs, maps, strict=False)
+            item if standardization is None else standardization.standardize(item)
+            for item, standardization in zip(inputs, maps, strict=False)
         )
 
     def standardize_targets(self, y: Tensor) -> Tensor:
@@ -142,8 +142,7 @@ class Units:
         return torch.cat(blocks, self.axis)
 
     def for_student(self, log_variances: int) -> Units:
-        """Return active units for another network of the same data, with these blocks of
-        log-variances.
+        """Return active units for another network of the same data.
 
         Args:
             log_variances: how many blocks of log-variances its outputs have on the last axis, after
@@ -176,7 +175,11 @@ class Units:
 @final
 @dataclass(frozen=True)
 class InputUnits:
-    """A forward pre-hook that standardizes the inputs of a network once its units are active."""
+    """A forward pre-hook that standardizes the inputs of a network once its units are active.
+
+    Args:
+        units: the units of the network.
+    """
 
     units: Units
 
@@ -189,8 +192,10 @@ class InputUnits:
 @final
 @dataclass(frozen=True)
 class OutputUnits:
-    """A forward hook that returns the outputs of a network in the units of y once its units are
-    active.
+    """A forward hook that returns outputs in the units of y once the units are active.
+
+    Args:
+        units: the units of the network.
     """
 
     units: Units
@@ -202,14 +207,18 @@ class OutputUnits:
 
 
 def with_units(net: NetworkType, units: Units) -> NetworkType:
-    """Return the network with these units: the same tensors and modules, other hooks."""
+    """Return a network with these units: the same tensors and modules, other hooks.
+
+    Args:
+        net: the network; it is not changed.
+        units: the units.
+    """
     net = copy.copy(net)
     net._forward_pre_hooks = OrderedDict(net._forward_pre_hooks)
     net._forward_hooks = OrderedDict(net._forward_hooks)
     if not any(isinstance(hook, Output) for hook in net._forward_hooks.values()):
-        net.register_forward_hook(
-            Output()
-        )  # units are those of the tensor that the likelihood takes
+        # The units are those of the tensor that the likelihood takes.
+        net.register_forward_hook(Output())
     net.register_forward_pre_hook(InputUnits(units))
     net.register_forward_hook(OutputUnits(units))
     return net

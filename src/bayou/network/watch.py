@@ -13,92 +13,149 @@ from torch.utils._pytree import tree_leaves
 
 from bayou.core.params import Params
 
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_CONV_TRANSPOSE = (
+    "input",
+    "weight",
+    "bias",
+    "stride",
+    "padding",
+    "output_padding",
+    "groups",
+    "dilation",
+)
+_BATCH_NORM = (
+    "input",
+    "running_mean",
+    "running_var",
+    "weight",
+    "bias",
+    "training",
+    "momentum",
+    "eps",
+)
+_EMBEDDING = (
+    "input",
+    "weight",
+    "padding_idx",
+    "max_norm",
+    "norm_type",
+    "scale_grad_by_freq",
+    "sparse",
+)
+
 
 @final
 class Call:
-    """A call that the network made: the function, its input, and its arguments by name."""
+    """A call that the network made: the function, and its arguments by name.
+
+    Args:
+        func: the function, one of ``ARGUMENTS``.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
 
     ARGUMENTS = {
         F.linear: ("input", "weight", "bias"),
-        F.conv1d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-        F.conv_transpose1d: (
-            "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
-        ),
+        F.conv1d: _CONV,
+        F.conv2d: _CONV,
+        F.conv3d: _CONV,
+        F.conv_transpose1d: _CONV_TRANSPOSE,
+        F.conv_transpose2d: _CONV_TRANSPOSE,
+        F.conv_transpose3d: _CONV_TRANSPOSE,
         F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
         F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
         F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
-        F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-        F.embedding: ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
-    }  # fmt: skip
-    ARGUMENTS |= dict.fromkeys((F.conv2d, F.conv3d), ARGUMENTS[F.conv1d])
-    ARGUMENTS |= dict.fromkeys(
-        (F.conv_transpose2d, F.conv_transpose3d), ARGUMENTS[F.conv_transpose1d]
-    )
+        F.batch_norm: _BATCH_NORM,
+        F.embedding: _EMBEDDING,
+    }
 
-    def __init__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self.func, self.given = func, dict(zip(self.ARGUMENTS[func], args, strict=False)) | kwargs
+    def __init__(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self.func = func
+        self.given = dict(zip(self.ARGUMENTS[func], args, strict=False)) | kwargs
 
     @property
     def x(self) -> Tensor:
-        found: Tensor = self.given["input"]
-        return found
+        """The input."""
+        x: Tensor = self.given["input"]
+        return x
 
     @property
     def weight(self) -> Tensor | None:
+        """The weight, if any."""
         return self.given.get("weight")
 
     @property
     def bias(self) -> Tensor | None:
+        """The bias, if any."""
         return self.given.get("bias")
 
 
 @final
 class Watch(TorchFunctionMode):
-    """Records the calls that take a tensor whole as weight or bias, and which tensors reach
-    anything else.
+    """Records the calls that take a tensor as weight or bias, and which tensors reach other calls.
 
-    ``whole``: the calls that count as such. ``copies``: whether to keep the input of each, as it
-    was and as it is.
+    ``calls`` are pairs of a call and the names of its weight and bias, ``uses`` counts them by
+    name, ``other`` are the names of tensors that anything else uses, and ``last`` are those of the
+    last call that used any. ``copies`` has the input of each call as it was and as it is.
+
+    Args:
+        params: the tensors by name.
+        takes_tensors: says whether a call counts as one that takes a tensor as weight or bias.
+        copies: whether to keep the inputs. Default: False.
     """
 
     def __init__(
-        self, params: Params, whole: Callable[[Call], bool], *, copies: bool = False
+        self, params: Params, takes_tensors: Callable[[Call], bool], *, copies: bool = False
     ) -> None:
         super().__init__()
         self.names = {id(tensor): name for name, tensor in params.items()}
-        self.whole, self.copying = whole, copies
+        self.takes_tensors = takes_tensors
+        self.keeps_inputs = copies
         self.calls: list[tuple[Call, str | None, str | None]] = []
         self.copies: list[tuple[Tensor, Tensor]] = []
-        self.uses: Counter[str] = Counter()  # as a whole
+        self.uses: Counter[str] = Counter()
         self.other: set[str] = set()
-        self.last: list[str] = []  # those of the last call that took any
+        self.last: list[str] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
-        call = Call(func, args, kwargs) if func in Call.ARGUMENTS else None
-        names = (
-            [None, None]
-            if call is None
-            else [self.names.get(id(t)) for t in (call.weight, call.bias)]
-        )
-        if call is not None and any(names) and self.whole(call):
-            self.last = [name for name in names if name is not None]
-            self.uses.update(self.last)
-            self.other.update(
-                self._named({k: v for k, v in call.given.items() if k not in ("weight", "bias")})
-            )
-            self.calls.append((call, names[0], names[1]))
-            if self.copying:
-                self.copies.append((call.x.detach().clone(), call.x))
+        if func in Call.ARGUMENTS and self._record(Call(func, args, kwargs)):
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
-        if getattr(func, "__name__", "") != "__get__" or isinstance(out, Tensor):
-            used = self._named(
-                (args, kwargs)
-            )  # reading .shape or .dtype uses nothing, reading .T does
-            self.other.update(used)
-            self.last = used or self.last
+        # Reading .shape or .dtype uses nothing, reading .T does.
+        is_attribute = getattr(func, "__name__", "") == "__get__"
+        if not is_attribute or isinstance(out, Tensor):
+            names = self._names_in((args, kwargs))
+            self.other.update(names)
+            self.last = names or self.last
         return out
 
-    def _named(self, tree: Any) -> list[str]:
+    def _record(self, call: Call) -> bool:
+        """Record a call if it takes a tensor as weight or bias; return whether it does."""
+        weight = self.names.get(id(call.weight))
+        bias = self.names.get(id(call.bias))
+        if not (weight or bias) or not self.takes_tensors(call):
+            return False
+        self.last = [name for name in (weight, bias) if name is not None]
+        self.uses.update(self.last)
+        settings = {
+            key: value for key, value in call.given.items() if key not in ("weight", "bias")
+        }
+        self.other.update(self._names_in(settings))
+        self.calls.append((call, weight, bias))
+        if self.keeps_inputs:
+            self.copies.append((call.x.detach().clone(), call.x))
+        return True
+
+    def _names_in(self, tree: Any) -> list[str]:
+        """Return the names of the tensors in nested arguments."""
         return [self.names[id(leaf)] for leaf in tree_leaves(tree) if id(leaf) in self.names]

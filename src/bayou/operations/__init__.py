@@ -14,7 +14,20 @@ from bayou.operations.distance import (
 from bayou.operations.distill import Distilled, distill
 
 __all__ = [
-    "Acquired", "Calibration", "Compression", "Conformal", "Continual", "Distilled", "FeatureDensity", "acquire",
-    "calibrate", "compress", "conformal", "continual", "distill", "feature_density", "random_feature_head",
+    "Acquired",
+    "Calibration",
+    "Compression",
+    "Conformal",
+    "Continual",
+    "Distilled",
+    "FeatureDensity",
+    "acquire",
+    "calibrate",
+    "compress",
+    "conformal",
+    "continual",
+    "distill",
+    "feature_density",
+    "random_feature_head",
     "spectral_normalized",
-]  # fmt: skip
+]

@@ -1,12 +1,13 @@
 """Active learning: the rows to label next, those whose y is most informative about the weights.
 
-found = bayou.acquire(posterior, pool, 10, score="batchbald")
-pool[found.indices]                 # rows to label, the best first
+acquired = bayou.acquire(posterior, pool, 10, score="batchbald")
+pool[acquired.indices]              # rows to label, the best first
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -21,14 +22,24 @@ from bayou.predictive import Predictive
 
 Score = Literal["bald", "batchbald", "variance", "entropy", "random"]
 SCORES = get_args(Score)
-CONFIGURATIONS = (
-    1024  # joint outcomes of the selected rows, up to which all are enumerated; more are sampled
-)
-CHUNK = 2**24  # numbers held at a time
+# Joint outcomes of the selected rows up to which all are enumerated; of more, so many are sampled.
+MAX_OUTCOMES = 1024
+MAX_CHUNK_NUMBERS = 2**24  # numbers held at a time
+# The scores of each row separately: (B,).
+ROW_SCORES: dict[str, Callable[[Predictive], Tensor]] = {
+    "bald": lambda predictive: predictive.mutual_information,
+    "variance": lambda predictive: predictive.epistemic_std.square().flatten(1).sum(1),
+    "entropy": lambda predictive: predictive.entropy,
+}
 
 
 class Acquired(NamedTuple):
-    """Rows of the pool, the best first, (n,), and their scores, (n,): see ``acquire``."""
+    """Rows of the pool, the best first, and their scores: see ``acquire``.
+
+    Args:
+        indices: the numbers of the rows, (n,).
+        scores: their scores, (n,).
+    """
 
     indices: Tensor
     scores: Tensor
@@ -44,28 +55,49 @@ def acquire(
     samples: int | None = None,
     seed: rng.Seed = 0,
 ) -> Acquired:
-    """The n rows of ``pool`` (a tensor, or a tuple of inputs) to label next.
+    """Select the n rows of a pool to label next.
 
-    ``score``, each in nats except for the variance. "bald": I[y; w], the mutual information of y
-    and the weights (Houlsby 2011), for each row separately. "batchbald": I[y_1 .. y_n; w] of all
-    rows jointly, selected greedily (Kirsch 2019); classes only. A score is the increase by a row,
-    so that of two similar rows only one is selected; exact while the selected rows have up to 1,024
-    joint outcomes, then by as many samples. "variance": Σ_i Var_s E[y_i given f_s], the epistemic
-    variance. "entropy": H[y], aleatoric and epistemic. "random": 0, a baseline.
+    Scores, in nats except for the variance:
+
+    "bald": I[y; w] = H[E_s p(y | f_s)] − E_s H[p(y | f_s)], the mutual information of y and the
+    weights, for each row separately. "batchbald": I[y_1 .. y_n; w] of all rows jointly, selected
+    greedily; classes only. A score is the increase by a row, so that of two similar rows only one
+    is selected; exact while the selected rows have up to 1,024 joint outcomes, then by as many
+    samples. "variance": Σ_i Var_s E[y_i | f_s], the epistemic variance. "entropy": H[y], aleatoric
+    and epistemic. "random": 0, a baseline.
 
     A point (MAP) has no epistemic uncertainty: only "entropy" and "random" are defined for it.
 
     Args:
         posterior: what predicts y.
-        n: the number of rows to select.
+        pool: inputs (B, ...) without y, or a tuple of several.
+        n: how many rows to select.
+        score: "bald" (default), "batchbald", "variance", "entropy" or "random".
         samples: draws of the weights; None: as many as ``predict`` takes.
         seed: of the draws.
+
+    Returns:
+        The indices and scores of n rows, the best first.
+
+    Raises:
+        ValueError: if the pool has fewer than n rows, or the score is not defined for the
+            posterior or its likelihood.
+
+    Example:
+        >>> acquired = bayou.acquire(posterior, pool, 10, score="batchbald")
+        >>> pool[acquired.indices]  # rows to label
+
+    References:
+        Houlsby, Huszár, Ghahramani, Lengyel: Bayesian active learning for classification and
+        preference learning, 2011 (BALD). Kirsch, van Amersfoort, Gal: BatchBALD, NeurIPS 2019.
     """
     if score not in SCORES:
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
     check_count(n, "n", 1)
     inputs = forward_inputs(pool)
-    rows = len(inputs[0]) if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim else 0
+    rows = 0
+    if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim:
+        rows = len(inputs[0])
     if rows < n:
         raise ValueError(f"the pool has {rows:,} rows, but n = {n:,}; request fewer")
     seed = rng.integer(seed)
@@ -73,70 +105,81 @@ def acquire(
         return Acquired(rng.permutation(rows, seed)[:n], torch.zeros(n))
     if score != "entropy" and (posterior.draws == 1 or samples == 1):
         raise ValueError(
-            f"{score!r} needs several networks, and this posterior has one; use score='entropy', or a method with "
-            "several, such as Ensemble(5)"
+            f"{score!r} needs several networks, and this posterior has one; use score='entropy', "
+            "or a method with several, such as Ensemble(5)"
         )
-    p = posterior.predict(pool, samples, seed=seed)
+    predictive = posterior.predict(pool, samples, seed=seed)
     if score == "batchbald":
-        return batch_bald(p, n, rng.fold(seed, "configurations"))
-    scores = {
-        "bald": lambda: p.mutual_information,
-        "variance": lambda: p.epistemic_std.square().flatten(1).sum(1),
-        "entropy": lambda: p.entropy,
-    }[score]()
-    best = scores.sort(descending=True, stable=True)
+        return batch_bald(predictive, n, rng.fold(seed, "configurations"))
+    best = ROW_SCORES[score](predictive).sort(descending=True, stable=True)
     return Acquired(best.indices[:n], best.values[:n])
 
 
-def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = CONFIGURATIONS) -> Acquired:
-    """Rows one after the other, with the largest I[y_b; w | y_1 .. y_b−1] = H[y_b | y_1 .. y_b−1] −
-    E_s H[y_b | f_s].
+def batch_bald(p: Predictive, n: int, seed: rng.Seed, limit: int = MAX_OUTCOMES) -> Acquired:
+    """Select rows one after the other, with the largest I[y_b; w | y_1 .. y_b−1].
 
-    Their sum is I[y_1 .. y_n; w]. An outcome c of the earlier rows has a probability π_c and gives
-    each draw the weight q_cs ∝ Π_i p(y_i | f_s); H[y | y_1 ..] = Σ_c π_c·H[Σ_s q_cs·p(y | f_s)]. Of
-    more than ``limit`` outcomes as many are drawn, by systematic sampling from π.
+    I[y_b; w | y_1 ..] = H[y_b | y_1 .. y_b−1] − E_s H[y_b | f_s]; the sum of these is
+    I[y_1 .. y_n; w]. An outcome c of the earlier rows has a probability π_c and gives each draw the
+    weight q_cs ∝ Π_i p(y_i | f_s); H[y | y_1 ..] = Σ_c π_c·H[Σ_s q_cs·p(y | f_s)]. Of more than
+    ``limit`` outcomes as many are drawn, by systematic sampling from π.
+
+    Args:
+        p: the predictions of the pool, one class in each row.
+        n: how many rows to select.
+        seed: of the drawn outcomes.
+        limit: the largest number of joint outcomes.
     """
     if not isinstance(p.likelihood, FiniteLikelihood):
         raise ValueError(
-            f"batchbald is for classes, and y has {type(p.likelihood).__name__}; use 'bald' or 'variance'"
+            f"batchbald is for classes, and y has {type(p.likelihood).__name__}; "
+            "use 'bald' or 'variance'"
         )
     pmf = p.likelihood.log_pmf(p.outputs.double()).exp()  # (S, B, K)
     if pmf.ndim != 3:
         raise ValueError(
-            f"batchbald is for one class in each row, got outputs {tuple(p.outputs.shape)}; use 'bald'"
+            "batchbald is for one class in each row, got outputs "
+            f"{tuple(p.outputs.shape)}; use 'bald'"
         )
     samples, _, classes = pmf.shape
-    noise = entr(pmf).sum(-1).mean(0)  # (B,)
-    weight, draws = pmf.new_ones(1), pmf.new_full((1, samples), 1 / samples)  # π (C,), q (C, S)
-    chosen, gains = list[int](), list[float]()
+    noise_entropy = entr(pmf).sum(-1).mean(0)  # (B,)
+    outcome_weights = pmf.new_ones(1)  # π: (C,)
+    draw_weights = pmf.new_full((1, samples), 1 / samples)  # q: (C, S)
+    indices: list[int] = []
+    gains: list[float] = []
     for step in range(n):
-        parts = pmf.split(max(1, CHUNK // (len(weight) * classes)), 1)
-        entropy = torch.cat(
-            [entr(torch.einsum("cs,sbk->bck", draws, part)).sum(-1) @ weight for part in parts]
-        )
-        gain = entropy - noise
-        gain[chosen] = -math.inf
+        gain = _joint_entropy(pmf, outcome_weights, draw_weights) - noise_entropy
+        gain[indices] = -math.inf
         best = int(gain.argmax())
-        chosen.append(best)
+        indices.append(best)
         gains.append(max(0.0, float(gain[best])))
-        outcomes = (weight.unsqueeze(1) * (draws @ pmf[:, best])).flatten()  # (C·K,)
+        joint = outcome_weights.unsqueeze(1) * (draw_weights @ pmf[:, best])
+        outcomes = joint.flatten()  # (C·K,)
         if len(outcomes) > limit:
-            index = _systematic(outcomes, limit, rng.fold(seed, step))
-            weight = pmf.new_full((limit,), 1 / limit)
+            kept = _sample_systematically(outcomes, limit, rng.fold(seed, step))
+            outcome_weights = pmf.new_full((limit,), 1 / limit)
         else:
-            index = outcomes.nonzero().flatten()
-            weight = outcomes[index]
-        draws = draws[index // classes] * pmf[:, best, index % classes].T
-        draws = draws / draws.sum(1, keepdim=True)
-    return Acquired(torch.tensor(chosen, device=pmf.device), pmf.new_tensor(gains))
+            kept = outcomes.nonzero().flatten()
+            outcome_weights = outcomes[kept]
+        draw_weights = draw_weights[kept // classes] * pmf[:, best, kept % classes].T
+        draw_weights = draw_weights / draw_weights.sum(1, keepdim=True)
+    return Acquired(torch.tensor(indices, device=pmf.device), pmf.new_tensor(gains))
 
 
-def _systematic(weights: Tensor, count: int, seed: rng.Seed) -> Tensor:
-    """``count`` indices by systematic sampling from the weights (Kitagawa 1996)."""
+def _joint_entropy(pmf: Tensor, outcome_weights: Tensor, draw_weights: Tensor) -> Tensor:
+    """Compute H[y | outcomes of the earlier rows] of each row, in chunks of rows: (B,)."""
+    classes = pmf.shape[2]
+    chunk_rows = max(1, MAX_CHUNK_NUMBERS // (len(outcome_weights) * classes))
+    entropies = []
+    for chunk in pmf.split(chunk_rows, 1):
+        mixture = torch.einsum("cs,sbk->bck", draw_weights, chunk)
+        entropies.append(entr(mixture).sum(-1) @ outcome_weights)
+    return torch.cat(entropies)
+
+
+def _sample_systematically(weights: Tensor, count: int, seed: rng.Seed) -> Tensor:
+    """Draw ``count`` indices by systematic sampling from the weights (Kitagawa 1996)."""
     ends = weights.cumsum(0)
-    places = (
-        torch.arange(count, device=weights.device) + rng.uniform(1, (), weights, seed)
-    ) / count
-    return torch.searchsorted(ends, places * ends[-1], right=True).clamp_max(
-        int(weights.nonzero().max())
-    )
+    offsets = torch.arange(count, device=weights.device) + rng.uniform(1, (), weights, seed)
+    positions = offsets / count * ends[-1]
+    last_index = int(weights.nonzero().max())
+    return torch.searchsorted(ends, positions, right=True).clamp_max(last_index)

@@ -11,37 +11,40 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.params import Params
-from bayou.network import called, forward_inputs
-from bayou.operations.follow import LAYERS, TRANSPOSED, Followed
+from bayou.network import call_network, forward_inputs
 from bayou.operations.prune import Pruning
+from bayou.operations.unit_graph import LAYERS, TRANSPOSED, UnitGraph
 from bayou.posteriors import Posterior
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
-ROUNDING = 1000  # times eps: differences of outputs beyond it are no rounding
+MAX_ROUNDING_ERRORS = 1000  # times eps: the largest difference of outputs that is rounding
 Shape = tuple[int, ...]
+Hook = Callable[[str, Any, tuple[Any, ...], Tensor], None]
 
 
 @final
 @dataclass(frozen=True)
 class Compression:
-    """What ``compress`` did: pairs are before and after.
+    """The sizes of a network before and after ``compress``; pairs are (before, after).
 
-    ``layers``: the shape of each weight. ``numbers``: of all parameters. ``zeros``: weights at 0 in
-    what remains.
-    ``multiply_adds``: of linear layers and convolutions for one row; None without ``example_x``.
-    ``whole``: what was left unchanged because its units could not be followed, and why. ``bits``:
-    of a number of each rounded tensor.
-    ``bytes``: of all parameters, after: by their bits, zeros by a mask of one bit a number where
-    that is less.
-    ``difference``: the largest one between outputs with units removed and with their weights at 0,
-    on ``example_x``; None without inputs.
+    Args:
+        layers: the shape of each weight by the name of its layer.
+        numbers: how many numbers all parameters have.
+        zeros: how many weights of the smaller network are 0.
+        multiply_adds: of linear layers and convolutions for one row; None without ``example_x``.
+        whole: the layers whose units all stay because they could not be followed, and why.
+        bits: how many bits a number of each rounded tensor needs.
+        bytes: of all parameters. After: by their bits; zeros by a mask of one bit a number where
+            that is less.
+        difference: the largest difference between the outputs with units removed and those with
+            their weights at 0, on ``example_x``; None if the network was not run.
     """
 
     layers: dict[str, tuple[Shape, Shape]]
@@ -54,22 +57,24 @@ class Compression:
     difference: float | None = None
 
     def __str__(self) -> str:
+        """Format the sizes as a text of several lines."""
         before, after = self.numbers
         lines = [
             f"{before:,} → {after:,} numbers ({before / after:.1f}×), {self.zeros:,} of them at 0"
         ]
         if self.multiply_adds is not None:
             lines.append("{:,} → {:,} multiply-adds for a row".format(*self.multiply_adds))
-        lines.append(
-            "{:,} → {:,} bytes ({:.0f}×)".format(*self.bytes, self.bytes[0] / self.bytes[1])
-        )
+        ratio = self.bytes[0] / self.bytes[1]
+        lines.append(f"{self.bytes[0]:,} → {self.bytes[1]:,} bytes ({ratio:.0f}×)")
         if self.difference is None:
             lines.append(
-                "not run: pass example_x to compare its outputs with those of the network it was made from"
+                "not run: pass example_x to compare its outputs with those of the network it was "
+                "made from"
             )
         lines += [f"{name}: {before} → {after}" for name, (before, after) in self.layers.items()]
         lines += [f"{name}: {bits} bits a number" for name, bits in self.bits.items()]
-        return "\n".join(lines + [f"{name} left whole: {why}" for name, why in self.whole.items()])
+        lines += [f"{name} left whole: {reason}" for name, reason in self.whole.items()]
+        return "\n".join(lines)
 
 
 @torch.no_grad()
@@ -82,217 +87,280 @@ def compress(
     samples: int = 256,
     seed: rng.Seed = 0,
 ) -> nn.Module:
-    """A network at the posterior mean without the units and filters that are irrelevant (Molchanov
-    2017, Louizos 2017).
+    """Compress a posterior to a plain network at its mean, without irrelevant units and filters.
 
-    A weight of a linear layer or a convolution with E[w]²/Var[w] < ``threshold`` (e⁻³: log α > 3
-    for SparseVD) is set to 0. A unit is removed if then no layer uses it, or if it has no inputs:
-    it is then a constant, which is added to the biases of the next layer. So removing units changes
-    no output beyond the effect of the zeros. Each layer keeps at least one unit.
+    A weight of a linear layer or a convolution is set to 0 if E[w]²/Var[w] < ``threshold``. A unit
+    is removed if no layer uses it then, or if it has no inputs: it is then a constant, which is
+    added to the biases of the next layer. Removing units therefore changes no output beyond the
+    effect of the zeros. Each layer keeps at least one unit.
 
     Units are followed through linear layers, convolutions (depthwise ones too), batch norm,
-    element-wise functions, pooling, flattening; units that are added are tied. Other grouped
-    convolutions and layers that share their weights have zeros, but keep their units. What cannot
-    be followed stays whole: ``.compression`` of the network names it. The
-    smaller network is run once: layers whose removal changes the outputs stay whole, too.
-    Where moments have no closed form (gains: the ratio of a weight is at most that of its gain, and
-    is that where nothing else is random) they come from ``samples`` draws, by ``seed``.
-    ``example_x``: a batch, to run the smaller network on and to count multiply-adds.
+    element-wise functions, pooling and flattening; units that are added are removed together. Other
+    grouped convolutions and layers that share their weights have zeros, but keep their units. The
+    smaller network is run once, and layers whose removal changes the outputs keep their units, too.
+    ``compression.whole`` of the network names all layers that do.
 
-    ``bits``: round the numbers of each tensor to multiples of a step Δ = σ, 1/σ² their mean
-    posterior precision. The error has variance Δ²/12, which costs ½·Δ²/12σ², 1/24 nats a number,
-    were the posterior Gaussian.
+    Args:
+        posterior: what to compress: VI with a sparse family, or any other posterior with one mean.
+        threshold: the ratio E[w]²/Var[w] below which a weight is set to 0, by default e⁻³
+            (log α > 3 for ``SparseVD``).
+        bits: whether to round the numbers of each tensor to multiples of a step Δ = σ, with 1/σ²
+            their mean posterior precision. The error has variance Δ²/12, which costs ½·Δ²/12σ² =
+            1/24 nats a number, were the posterior Gaussian.
+        example_x: inputs (B, ...) to run the smaller network on and to count multiply-adds. By
+            default random rows, if the network begins with a linear layer.
+        samples: draws that estimate moments without a closed form (for gains the ratio of a weight
+            is at most that of its gain).
+        seed: of these draws.
+
+    Returns:
+        A network of torch alone in eval mode, with a ``Compression`` as ``.compression``.
+
+    Raises:
+        ValueError: if the threshold is negative, or the posterior has several networks (an
+            ensemble), so that the mean of the weights is none of them.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.SparseVD()))
+        >>> small = bayou.compress(posterior, bits=True)
+        >>> print(small.compression)
+
+    References:
+        Molchanov, Ashukha, Vetrov: Variational dropout sparsifies deep neural networks, ICML 2017.
+        Louizos, Ullrich, Welling: Bayesian compression for deep learning, NeurIPS 2017.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold is a ratio E[w]²/Var[w] ≥ 0, got {threshold}")
     if posterior.members > 1:
         raise ValueError(
-            f"{posterior!r} has no one network to compress: the mean of its weights is none of them; distill it into "
-            "one, or fit VI(NormalJeffreys()), which empties units"
+            f"{posterior!r} has no one network to compress: the mean of its weights is none of "
+            "them; distill it into one, or fit VI(NormalJeffreys()), which empties units"
         )
     mean, std = _moments(posterior, samples, seed)
     net = posterior.to_module(mean).requires_grad_(False)
-    sample = _made_up(net) if example_x is None else example_x
-    matrices = () if example_x is None else _matrices(net, example_x)
+    rows = _draw_inputs(net) if example_x is None else example_x
+    matrix_norms = () if example_x is None else _find_matrix_norms(net, example_x)
 
-    def prune(work: Pruning) -> dict[str, int]:
-        work.zero(threshold)
-        work.remove()
-        widths = work.round() if bits else {}
-        work.remove()
-        return widths
+    def prune(reasons_to_stay: Mapping[str, str]) -> _Attempt:
+        pruning = Pruning(copy.deepcopy(net), mean, std, matrix_norms)
+        return _attempt_pruning(pruning, reasons_to_stay, threshold, bits, rows)
 
-    def attempt(whole: Mapping[str, str]) -> _Attempt:
-        return _Attempt(Pruning(copy.deepcopy(net), mean, std, matrices), whole, prune, sample)
-
-    made = attempt({})
-    if made.fault:  # find the layers that cause it, one at a time
-        cut = made.cut
-        alone = {
-            name: attempt({other: "not yet" for other in cut if other != name}).fault
-            for name in cut
-        }
-        faults = {name: f"without its units {fault}" for name, fault in alone.items() if fault}
-        made = attempt(faults)
-        if made.fault:
-            made = attempt(
-                dict.fromkeys(cut, f"without units of it and of others {made.fault}") | faults
-            )
-    work, small = made.work, made.work.net
-    before = _sizes(net, work.followed, example_x)
-    widths = made.widths | (work.round_biases() if bits else {})
-    after = _sizes(small, work.followed, example_x)
-    adds = None if before[2] is None or after[2] is None else (before[2], after[2])
-    layers = {name: (before[0][name], after[0][name]) for name in before[0]}
-    zeros = work.count_zeros()
-    found = sum(_bits(p, widths.get(name)) for name, p in small.named_parameters())
-    size = before[1] * next(net.parameters()).element_size(), math.ceil(found / 8)
-    small.requires_grad_(True)
+    attempt = _prune_without_changing_outputs(prune)
+    pruning = attempt.pruning
+    before = _sizes(net, pruning.graph, example_x)
+    if bits:
+        attempt.bits.update(pruning.round_biases())
+    small = pruning.net
+    after = _sizes(small, pruning.graph, example_x)
+    multiply_adds = None
+    if before.multiply_adds is not None and after.multiply_adds is not None:
+        multiply_adds = (before.multiply_adds, after.multiply_adds)
     small.compression = Compression(  # type: ignore[assignment]
-        layers, (before[1], after[1]), zeros, adds, work.whole(), widths, size, made.difference
+        layers={name: (shape, after.shapes[name]) for name, shape in before.shapes.items()},
+        numbers=(before.numbers, after.numbers),
+        zeros=pruning.count_zeros(),
+        multiply_adds=multiply_adds,
+        whole=pruning.unchanged_layers(),
+        bits=attempt.bits,
+        bytes=(
+            before.numbers * next(net.parameters()).element_size(),
+            _count_bytes(small, attempt.bits),
+        ),
+        difference=attempt.difference,
     )
-    return small
+    return small.requires_grad_(True)
 
 
-@final
+@dataclass
 class _Attempt:
-    """Units removed from a copy of a network, and the difference from the outputs with their
-    weights at 0.
+    """A pruned copy of a network, and how its outputs differ from those with weights at 0.
+
+    Args:
+        pruning: the pruned network.
+        bits: how many bits a number of each rounded tensor needs.
+        pruned_layers: one layer of each group of units of which some were removed.
+        difference: the largest difference of the outputs; None if the network was not run.
+        fault: why the outputs are not those of the network with weights at 0, or empty.
     """
 
-    def __init__(
-        self,
-        work: Pruning,
-        whole: Mapping[str, str],
-        prune: Callable[[Pruning], dict[str, int]],
-        sample: Any,
-    ) -> None:
-        self.work, self.difference, self.fault = work, None, ""
-        groups = {name: layer.units for name, layer in work.layers.items()}
-        for name, why in whole.items():
-            groups[name].whole = groups[name].whole or why
-        self.widths = prune(work)
-        self.cut = list(
-            {
-                group: name for name, group in groups.items() if not bool(work.stays[group].all())
-            }.values()
-        )
-        masked = copy.deepcopy(work.net)
-        work.shrink()
-        if sample is None:
-            return
-        expected = _call(masked, sample)
-        try:
-            found = _call(work.net, sample)
-            gap = (found - expected).abs().nan_to_num(nan=0.0)  # infinite values must agree
-            if found.shape != expected.shape or not torch.equal(
-                found.isfinite(), expected.isfinite()
-            ):
-                gap = torch.full_like(gap, torch.inf)
-        except RuntimeError as error:
-            self.fault = f"the network raises {type(error).__name__}: {str(error).splitlines()[0]}"
-            return
-        self.difference = float(gap.max()) if gap.numel() else 0.0
-        allowed = (
-            ROUNDING
-            * torch.finfo(found.dtype).eps
-            * (1 + float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max()))
-        )
-        if not self.difference <= allowed:
-            self.fault = f"the outputs differ by {self.difference:.2g}"
+    pruning: Pruning
+    bits: dict[str, int]
+    pruned_layers: list[str]
+    difference: float | None = None
+    fault: str = ""
 
 
-def _call(net: nn.Module, x: Any) -> Tensor:
-    out: Tensor = called(
-        net, tuple(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x))
-    )
-    return out
+def _prune_without_changing_outputs(prune: Callable[[Mapping[str, str]], _Attempt]) -> _Attempt:
+    """Prune a network, except for the layers whose removal changes the outputs.
+
+    ``prune`` takes the layers that keep their units, and why.
+    """
+    attempt = prune({})
+    if not attempt.fault:
+        return attempt
+    names = attempt.pruned_layers
+    reasons: dict[str, str] = {}
+    for name in names:  # find the layers that cause it, one at a time
+        fault = prune({other: "not yet" for other in names if other != name}).fault
+        if fault:
+            reasons[name] = f"without its units {fault}"
+    attempt = prune(reasons)
+    if attempt.fault:
+        reason = f"without units of it and of others {attempt.fault}"
+        attempt = prune(dict.fromkeys(names, reason) | reasons)
+    return attempt
 
 
-def _made_up(net: nn.Module) -> Tensor | None:
-    """Rows for a network that begins with a linear layer and takes them; None for others."""
-    first = next((module for module in net.modules() if isinstance(module, LAYERS)), None)
-    if not isinstance(first, nn.Linear):
-        return None
-    x = rng.normal(2, (first.in_features,), first.weight, 0)
+def _attempt_pruning(
+    pruning: Pruning,
+    reasons_to_stay: Mapping[str, str],
+    threshold: float,
+    round_weights: bool,
+    x: Any,
+) -> _Attempt:
+    """Prune a network and compare its outputs for x with those of the same weights at 0."""
+    groups = {name: layer.units for name, layer in pruning.layers.items()}
+    for name, reason in reasons_to_stay.items():
+        groups[name].reason_to_stay = groups[name].reason_to_stay or reason
+    pruning.zero_weights(threshold)
+    pruning.remove_units()
+    bits = pruning.round_weights() if round_weights else {}
+    pruning.remove_units()
+    last_layers = {
+        group: name for name, group in groups.items() if not bool(pruning.stays[group].all())
+    }
+    attempt = _Attempt(pruning, bits, list(last_layers.values()))
+    zeroed_net = copy.deepcopy(pruning.net)
+    pruning.shrink()
+    if x is None:
+        return attempt
+    expected = _evaluate(zeroed_net, x)
     try:
-        return x if isinstance(_call(net, x), Tensor) else None
+        outputs = _evaluate(pruning.net, x)
+        gap = (outputs - expected).abs().nan_to_num(nan=0.0)  # infinite values must agree
+    except RuntimeError as error:
+        message = str(error).splitlines()[0]
+        attempt.fault = f"the network raises {type(error).__name__}: {message}"
+        return attempt
+    has_same_shape = outputs.shape == expected.shape
+    if not has_same_shape or not torch.equal(outputs.isfinite(), expected.isfinite()):
+        gap = torch.full_like(gap, torch.inf)
+    attempt.difference = float(gap.max()) if gap.numel() else 0.0
+    largest_output = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    rounding = MAX_ROUNDING_ERRORS * torch.finfo(outputs.dtype).eps * (1 + largest_output)
+    if not attempt.difference <= rounding:
+        attempt.fault = f"the outputs differ by {attempt.difference:.2g}"
+    return attempt
+
+
+def _evaluate(net: nn.Module, x: Any) -> Tensor:
+    """Return the outputs for a copy of x, which the network may change in place."""
+    inputs = tuple(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x))
+    outputs: Tensor = call_network(net, inputs)
+    return outputs
+
+
+def _draw_inputs(net: nn.Module) -> Tensor | None:
+    """Return random rows for a network that begins with a linear layer; None for others."""
+    first_layer = next((module for module in net.modules() if isinstance(module, LAYERS)), None)
+    if not isinstance(first_layer, nn.Linear):
+        return None
+    x = rng.normal(2, (first_layer.in_features,), first_layer.weight, 0)
+    try:
+        return x if isinstance(_evaluate(net, x), Tensor) else None
     except Exception:  # it needs other inputs
         return None
 
 
-def _hooked(
-    net: nn.Module, kinds: Any, hook: Callable[[str, Any, Any, Tensor], None], x: Any
-) -> None:
-    """Run the network on x with ``hook(name, module, inputs, output)`` after each module of these
-    kinds.
+def _run_with_hook(net: nn.Module, classes: Any, hook: Hook, x: Any) -> None:
+    """Run the network on x with ``hook(name, module, inputs, output)`` after some modules.
+
+    ``classes``: a class or a tuple of classes of these modules.
     """
     handles = [
         module.register_forward_hook(partial(hook, name))
         for name, module in net.named_modules()
-        if isinstance(module, kinds)
+        if isinstance(module, classes)
     ]
     try:
-        _call(net, x)
+        _evaluate(net, x)
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _matrices(net: nn.Module, x: Any) -> Collection[str]:
-    """The batch norms that read (N, units)."""
-    found: set[str] = set()
+def _find_matrix_norms(net: nn.Module, x: Any) -> Collection[str]:
+    """Return the names of the batch norms that read (N, units)."""
+    names: set[str] = set()
 
-    def note(name: str, module: Any, inputs: Any, out: Tensor) -> None:
+    def add_name(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs[0].ndim == 2:
-            found.add(name)
+            names.add(name)
 
-    _hooked(net, nn.BatchNorm1d, note, x)
-    return found
+    _run_with_hook(net, nn.BatchNorm1d, add_name, x)
+    return names
 
 
 def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params, Params]:
+    """Return mean and standard deviation of each tensor, from draws if they have no closed form."""
     try:
         return dict(posterior.mean()), dict(posterior.std())
     except ValueError:  # no closed form
         if samples < 2:
             raise ValueError(f"moments need at least 2 draws, got samples={samples}") from None
+    seed = rng.integer(seed)
     mean: Params = {}
-    spread: Params = {}
-    count, seed = 0, rng.integer(seed)
-    while count < samples:  # Welford's updates: one draw at a time in memory
-        count += 1
+    squares: Params = {}  # Σ (w − mean)²
+    for count in range(1, samples + 1):  # Welford's updates: one draw at a time in memory
         for name, (value,) in posterior.sample(1, seed, count - 1).items():
-            old = mean.get(name, torch.zeros_like(value))
-            mean[name] = old + (value - old) / count
-            spread[name] = spread.get(name, torch.zeros_like(value)) + (value - old) * (
-                value - mean[name]
-            )
-    return mean, {name: (value / (samples - 1)).sqrt() for name, value in spread.items()}
+            zeros = torch.zeros_like(value)
+            old_mean = mean.get(name, zeros)
+            mean[name] = old_mean + (value - old_mean) / count
+            square = (value - old_mean) * (value - mean[name])
+            squares[name] = squares.get(name, zeros) + square
+    return mean, {name: (square / (samples - 1)).sqrt() for name, square in squares.items()}
 
 
-def _bits(p: Tensor, width: int | None) -> int:
-    """Of a tensor: as it is, or a mask of zeros and the others; a rounded one has its step beside
-    it.
+def _count_bytes(net: nn.Module, bits: Mapping[str, int]) -> int:
+    """Return the bytes of all parameters, given the bits of a number of each rounded tensor."""
+    total = sum(_count_bits(value, bits.get(name)) for name, value in net.named_parameters())
+    return math.ceil(total / 8)
+
+
+def _count_bits(value: Tensor, width: int | None) -> int:
+    """Return the bits of a tensor: dense, or as a mask of zeros with the other numbers.
+
+    ``width``: the bits of a rounded number; a rounded tensor has its step, too.
     """
-    each = 8 * p.element_size()
-    found = min(p.numel() * (width or each), p.numel() + int((p != 0).sum()) * (width or each))
-    return found + (0 if width is None else each)
+    full_width = 8 * value.element_size()
+    number_width = width or full_width
+    dense = value.numel() * number_width
+    sparse = value.numel() + int((value != 0).sum()) * number_width
+    step = 0 if width is None else full_width
+    return min(dense, sparse) + step
 
 
-def _sizes(net: nn.Module, followed: Followed, x: Any) -> tuple[dict[str, Shape], int, int | None]:
-    """Shapes of weights, all numbers, and multiply-adds for a row."""
-    adds: list[int] = []
+class _Sizes(NamedTuple):
+    """The shapes of weights by layer, the count of all numbers, and multiply-adds for a row."""
 
-    def count(name: str, module: Any, inputs: Any, out: Tensor) -> None:
-        at = (
-            inputs[0] if isinstance(module, TRANSPOSED) else out
-        )  # where each weight is used once for every position
-        units = at.shape[-1 if isinstance(module, nn.Linear) else 1]
-        adds.append(module.weight.numel() * at.numel() // (units * len(out)))
+    shapes: dict[str, Shape]
+    numbers: int
+    multiply_adds: int | None
+
+
+def _sizes(net: nn.Module, graph: UnitGraph, x: Any) -> _Sizes:
+    """Measure a network; multiply-adds are counted on x, if it is not None."""
+    counts: list[int] = []
+
+    def add_count(name: str, module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        # The tensor in whose every position each weight is used once.
+        tensor = inputs[0] if isinstance(module, TRANSPOSED) else output
+        units = tensor.shape[-1 if isinstance(module, nn.Linear) else 1]
+        counts.append(module.weight.numel() * tensor.numel() // (units * len(output)))
 
     if x is not None:
-        _hooked(net, LAYERS, count, x)
-    names = [*followed.layers, *followed.depthwise]
+        _run_with_hook(net, LAYERS, add_count, x)
+    names = [*graph.layers, *graph.depthwise]
     shapes = {name: tuple(net.get_submodule(name).weight.shape) for name in names}  # type: ignore
-    return shapes, sum(p.numel() for p in net.parameters()), sum(adds) if x is not None else None
+    numbers = sum(value.numel() for value in net.parameters())
+    return _Sizes(shapes, numbers, sum(counts) if x is not None else None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.params import Params, match
 from bayou.core.progress import Show
-from bayou.inference.first_batch import check_first_batch
+from bayou.inference.data_checks import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.network import forward_inputs
@@ -24,37 +24,45 @@ from bayou.posteriors.state import with_state
 from bayou.priors import BoundNormal, Normal, Prior
 from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.rows import joined
+from bayou.training.rows import join_batches
 from bayou.training.seeds import as_int_seed, part_seed
 
 Selection = Literal["random", "k-center"]
-COMBINED_DRAWS = 100  # of the body of the last task with a head of an earlier one
+MAX_COMBINED_DRAWS = 100  # of the body of the last task with a head of an earlier one
 
 
 @final
 @dataclass(frozen=True)
 class Continual:
-    """The result of a sequence of tasks.
+    """The posteriors of a sequence of tasks.
 
-    ``posteriors``: one after each task, of this and all earlier tasks. ``final``: the posterior to
-    predict each task with after the last one; without heads it is the same for all. ``coresets``:
-    the rows (x, y) held out of each task.
+    Args:
+        posteriors: one after each task, of this and all earlier tasks.
+        final: the posterior to predict each task with after the last one; without heads it is the
+            same for all.
+        coresets: the rows (x, y) that were held out of each task; empty without coresets.
+        heads: the names of the tensors that belong to each task only.
     """
 
     posteriors: list[Posterior]
     final: list[Posterior]
     coresets: list[tuple[Any, Tensor]]
-    heads: list[set[str]] = field(default_factory=list)  # the names of each task's own tensors
+    heads: list[set[str]] = field(default_factory=list)
 
     def after(self, t: int) -> list[Posterior]:
-        """The posteriors to predict tasks 0 .. t with after task t, before any coreset: own heads
-        on its body.
+        """Return the posteriors to predict tasks 0 .. t with after task t, before any coreset.
+
+        Each combines the head of its task with the body after task t.
+
+        Args:
+            t: the number of the task, from 0.
         """
         last = self.posteriors[t]
-        return [
-            _joined(self.posteriors[s], last, self.heads[s]) if self.heads[s] else last
-            for s in range(t + 1)
-        ]
+        posteriors = []
+        for task in range(t + 1):
+            names = self.heads[task]
+            posteriors.append(_attach_head(self.posteriors[task], last, names) if names else last)
+        return posteriors
 
 
 def continual(
@@ -71,121 +79,168 @@ def continual(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Show = True,
 ) -> Continual:
-    """q_t(w) ≈ q_{t−1}(w)·p(D_t | w)/Z_t for data sets D_1, D_2, ... (Nguyen 2018), by any method
-    with ``as_prior``.
+    """Fit a network to data sets one after the other, without the rows of the earlier ones.
 
-    ``tasks``: data as ``bayou.fit`` takes them. ``method``: ``VI(MeanField())`` by default, or
-    IVON, or ``Laplace(structure="diagonal")`` (online Laplace). Each run starts at the mean of the
-    one before.
+    The posterior of each task is the prior of the next: q_t(w) ≈ q_{t−1}(w)·p(D_t | w)/Z_t for
+    data sets D_1, D_2, .... Each fit starts at the mean of the posterior before. Ctrl-C ends with
+    the tasks so far.
 
-    ``heads``: patterns of parameters that belong to one task only: they are reset for every task,
-    with ``prior``, to the network's own values in another order (tasks that start with the same
-    head compete for its features). For heads of different sizes or initial values, give a network
-    for each task; all other parameters must have the same shape in all of them. ``final`` has for
-    each task its own head on the body of the last.
-
-    ``coreset``: the number of rows of each task that are held out; in the end they are fitted with
-    the last posterior as prior, for predictions only (with heads, separately for each task).
-    ``selection``: rows at random, or "k-center", each the farthest in x from those before (Gonzalez
-    1985).
-
-    ``checkpoint``: the beginning of the names of files, one for each run. Ctrl-C ends with the
-    tasks so far.
+    Parameters that belong to one task only, such as its output layer, are its head. They are reset
+    for every task, with ``prior``, to the network's own values in another order, since tasks that
+    start with the same head compete for its features. A coreset is held out of the rows of each
+    task; in the end all coresets are fitted with the last posterior as the prior, for predictions
+    only (with heads, separately for each task).
 
     Args:
-        net: the network, or one for each task. It is not changed.
-        likelihood: p(y | f), as ``bayou.fit`` takes it.
+        net: the network, or one for each task, for heads of different sizes or initial values. All
+            other parameters must have the same shape in all of them. It is not changed.
+        tasks: data sets, each as ``bayou.fit`` takes them.
+        method: any method whose posterior has ``as_prior``: ``VI(MeanField())`` by default, IVON,
+            or ``Laplace(structure="diagonal")`` (online Laplace).
+        likelihood: p(y | f), as ``bayou.fit`` takes it; ``Categorical()`` by default.
+        prior: the prior of the first task and of new heads, as ``bayou.fit`` takes it.
+        heads: patterns of the names of parameters that belong to one task only.
+        coreset: how many rows of each task are held out; None: none.
+        selection: of the coreset: "random", or "k-center", each row the farthest in x from those
+            before (Gonzalez 1985).
         seed: the same seed gives the same posteriors.
+        checkpoint: the beginning of the names of checkpoint files, one for each fit.
         progress: whether to show progress, or a function that is called with it.
+
+    Returns:
+        The posterior after each task, and the one to predict each task with after the last.
+
+    Raises:
+        ValueError: if the method is not a method, there are no tasks, the networks do not agree
+            outside the heads, a task does not fit its network, or a coreset is too large.
+
+    Example:
+        >>> tasks = [(x_first, y_first), (x_second, y_second)]
+        >>> posteriors = bayou.continual(net, tasks, heads="head.*")
+        >>> posteriors.final[0].predict(x_first)
+
+    References:
+        Nguyen, Li, Bui, Turner: Variational continual learning, ICLR 2018.
     """
     seed = as_int_seed(seed)
-    method, likelihood = (
-        VI() if method is None else method,
-        Categorical() if likelihood is None else likelihood,
-    )
+    method = VI() if method is None else method
+    likelihood = Categorical() if likelihood is None else likelihood
     if not isinstance(method, Method):
         raise ValueError(f"method must be a Method such as VI(MeanField()), got {method!r}")
     if not isinstance(tasks, Sequence) or not tasks:
         raise ValueError(
-            f"tasks must be a list of data sets, got {type(tasks).__name__}; a single one is [(x, y)]"
+            f"tasks must be a list of data sets, got {type(tasks).__name__}; "
+            "a single one is [(x, y)]"
         )
     nets = [net] * len(tasks) if isinstance(net, nn.Module) else list(net)
     data = [as_data(task, method.batch_size) for task in tasks]
-    own = _heads(nets, (heads,) if isinstance(heads, str) else heads, len(data))
-    nets = [
-        _fresh(part, own[t], part_seed(seed, "head", t)) if part in nets[:t] else part
-        for t, part in enumerate(nets)
-    ]
-    for number, (part, rows) in enumerate(zip(nets, data, strict=True)):
-        _check_task(Target.build(part, likelihood, prior, rows.n), rows, number)
+    patterns = (heads,) if isinstance(heads, str) else heads
+    head_names = _match_heads(nets, patterns, len(data))
+    nets = _reset_repeated_heads(nets, head_names, seed)
+    for number, (task_net, rows) in enumerate(zip(nets, data, strict=True)):
+        _check_task(Target.build(task_net, likelihood, prior, rows.n), rows, number)
     coresets: list[Rows] = []
     if coreset is not None:
-        split = [
-            _held(rows, coreset, selection, part_seed(seed, "coreset", t), t)
-            for t, rows in enumerate(data)
-        ]
-        data, coresets = [rest for rest, _ in split], [held for _, held in split]
-
-    def run(
-        t: int, rows: Data, before: Posterior | None, head: Posterior | None, name: str
-    ) -> Posterior:
-        """Task t's network on some rows, with the posteriors of its body and its head as the prior,
-        if any.
-        """
-        start, rules = nets[t], prior
-        if before is not None:
-            start, rules = _continued(
-                nets[t], before, head, own[t], Normal(1.0) if prior is None else prior
-            )
-        target = Target.build(start, likelihood, rules, rows.n)
-        file = None if checkpoint is None else f"{os.fspath(checkpoint)}.{name}"
-        return method.fit(
-            target, rows, seed=part_seed(seed, name), checkpoint=file, progress=progress
-        )
-
-    posteriors: list[Posterior] = []
-    for t, rows in enumerate(data):
-        posteriors.append(run(t, rows, posteriors[-1] if t else None, None, f"task{t}"))
-        if posteriors[-1].stopped == "interrupted":
-            break
-    last, known = posteriors[-1], range(len(posteriors))
-    final = Continual(posteriors, [], [], own).after(len(posteriors) - 1)
-    if coresets and last.stopped != "interrupted":
-        if own[0]:
-            final = [run(t, coresets[t], last, posteriors[t], f"coreset{t}") for t in known]
-        else:
-            final = [
-                run(
-                    known[-1],
-                    as_data(joined(map(_taken, coresets)), method.batch_size),
-                    last,
-                    None,
-                    "coreset",
-                )
-            ] * len(known)
-    return Continual(
-        posteriors, final, [_taken(rows) for rows in coresets[: len(known)]], own[: len(known)]
+        data, coresets = _hold_out_coresets(data, coreset, selection, seed)
+    sequence = _TaskSequence(
+        nets, head_names, method, likelihood, prior, seed, checkpoint, progress
     )
+    return sequence.fit(data, coresets)
 
 
-def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[set[str]]:
-    """The names of each task's own parameters; a ValueError if the others are not the same in all
-    networks.
+@dataclass
+class _TaskSequence:
+    """The settings that all fits of a sequence of tasks have in common.
+
+    Args:
+        nets: the network of each task.
+        heads: the names of the tensors that belong to each task only.
+        method: fits each task.
+        likelihood: of all tasks.
+        prior: of the first task and of new heads.
+        seed: of the whole sequence.
+        checkpoint: the beginning of the names of checkpoint files.
+        progress: whether to show progress.
     """
-    if len(nets) != tasks:
-        raise ValueError(
-            f"{len(nets)} networks for {tasks} tasks; give one for each, or one for all"
+
+    nets: list[nn.Module]
+    heads: list[set[str]]
+    method: Method
+    likelihood: Likelihood
+    prior: PriorRules | None
+    seed: int
+    checkpoint: str | os.PathLike[str] | None
+    progress: Show
+
+    def fit(self, data: list[Data], coresets: list[Rows]) -> Continual:
+        """Fit the tasks one after the other, and then the coresets, if there are any."""
+        posteriors: list[Posterior] = []
+        for t, rows in enumerate(data):
+            body = posteriors[-1] if t else None
+            posteriors.append(self._fit_task(t, rows, body, None, f"task{t}"))
+            if posteriors[-1].stopped == "interrupted":
+                break
+        fitted = Continual(posteriors, [], [], self.heads)
+        if coresets and posteriors[-1].stopped != "interrupted":
+            final = self._fit_coresets(posteriors, coresets)
+        else:
+            final = fitted.after(len(posteriors) - 1)
+        count = len(posteriors)
+        coreset_rows = [_all_rows(rows) for rows in coresets[:count]]
+        return Continual(posteriors, final, coreset_rows, self.heads[:count])
+
+    def _fit_task(
+        self,
+        t: int,
+        rows: Data,
+        body: Posterior | None,
+        head: Posterior | None,
+        name: str,
+    ) -> Posterior:
+        """Fit the network of task t, with the posteriors of body and head as the prior, if any."""
+        net = self.nets[t]
+        rules = self.prior
+        if body is not None:
+            new_head_prior = Normal(1.0) if self.prior is None else self.prior
+            net, rules = _continue_from(net, body, head, self.heads[t], new_head_prior)
+        target = Target.build(net, self.likelihood, rules, rows.n)
+        file = None if self.checkpoint is None else f"{os.fspath(self.checkpoint)}.{name}"
+        return self.method.fit(
+            target,
+            rows,
+            seed=part_seed(self.seed, name),
+            checkpoint=file,
+            progress=self.progress,
         )
-    shapes = [{name: tuple(value.shape) for name, value in net.named_parameters()} for net in nets]
+
+    def _fit_coresets(self, posteriors: list[Posterior], coresets: list[Rows]) -> list[Posterior]:
+        """Fit the coresets with the last posterior as the prior: one posterior for each task."""
+        last = posteriors[-1]
+        count = len(posteriors)
+        if self.heads[0]:
+            return [
+                self._fit_task(t, coresets[t], last, posteriors[t], f"coreset{t}")
+                for t in range(count)
+            ]
+        rows = as_data(join_batches(map(_all_rows, coresets)), self.method.batch_size)
+        return [self._fit_task(count - 1, rows, last, None, "coreset")] * count
+
+
+def _match_heads(nets: list[nn.Module], patterns: Sequence[str], task_count: int) -> list[set[str]]:
+    """Return the names of each task's head, and check that the networks agree outside of it."""
+    if len(nets) != task_count:
+        raise ValueError(
+            f"{len(nets)} networks for {task_count} tasks; give one for each, or one for all"
+        )
     rules = dict.fromkeys(patterns, True)
-    own = [
-        {name for name, head in match(each, rules, default=False).items() if head}
-        for each in shapes
-    ]
-    bodies = [
-        {name: shape for name, shape in each.items() if name not in own[t]}
-        for t, each in enumerate(shapes)
-    ]
+    heads: list[set[str]] = []
+    bodies: list[dict[str, tuple[int, ...]]] = []
+    for net in nets:
+        shapes = {name: tuple(value.shape) for name, value in net.named_parameters()}
+        matches = match(shapes, rules, default=False)
+        head = {name for name, is_head in matches.items() if is_head}
+        heads.append(head)
+        bodies.append({name: shape for name, shape in shapes.items() if name not in head})
     for t, body in enumerate(bodies):
         if not body:
             raise ValueError(
@@ -194,29 +249,41 @@ def _heads(nets: list[nn.Module], patterns: Sequence[str], tasks: int) -> list[s
         for name in {*body, *bodies[0]}:
             if body.get(name) != bodies[0].get(name):
                 raise ValueError(
-                    f"{name!r} is {bodies[0].get(name, 'not')} in the network of task 0 and {body.get(name, 'not')} in "
-                    f"that of task {t}; name what belongs to one task with heads=, the rest must agree"
+                    f"{name!r} is {bodies[0].get(name, 'not')} in the network of task 0 and "
+                    f"{body.get(name, 'not')} in that of task {t}; name what belongs to one task "
+                    "with heads=, the rest must agree"
                 )
-    return own
+    return heads
+
+
+def _reset_repeated_heads(
+    nets: list[nn.Module], heads: list[set[str]], seed: int
+) -> list[nn.Module]:
+    """Return the networks with new heads where a network is that of an earlier task as well."""
+    task_nets = []
+    for t, net in enumerate(nets):
+        is_repeated = net in nets[:t]
+        task_nets.append(
+            _permute_head(net, heads[t], part_seed(seed, "head", t)) if is_repeated else net
+        )
+    return task_nets
 
 
 @torch.no_grad()
-def _fresh(net: nn.Module, heads: set[str], seed: int) -> nn.Module:
-    """A copy with the values of its heads permuted: of the same scale as those of the first task,
-    but different.
-    """
-    if not heads:
+def _permute_head(net: nn.Module, head: set[str], seed: int) -> nn.Module:
+    """Return a copy with the values of its head in another order, so that their scale is kept."""
+    if not head:
         return net
-    fresh = copy.deepcopy(net)
-    for name in heads:
-        value = fresh.get_parameter(name)
+    permuted = copy.deepcopy(net)
+    for name in head:
+        value = permuted.get_parameter(name)
         order = rng.permutation(value.numel(), part_seed(seed, name)).to(value.device)
         value.copy_(value.flatten()[order].view_as(value))
-    return fresh
+    return permuted
 
 
 def _check_task(target: Target, rows: Data, number: int) -> None:
-    """Check all tasks before the first one is fitted."""
+    """Check that a network accepts the rows of its task, before the first task is fitted."""
     start = target.start()
     try:
         check_first_batch(target, rows, lambda *inputs: target.network.evaluate(start, *inputs))
@@ -224,59 +291,89 @@ def _check_task(target: Target, rows: Data, number: int) -> None:
         raise ValueError(f"task {number}: {error}") from error
 
 
-def _continued(
-    net: nn.Module, body: Posterior, head: Posterior | None, own: set[str], prior: PriorRules
+def _continue_from(
+    net: nn.Module,
+    body: Posterior,
+    head: Posterior | None,
+    head_names: set[str],
+    new_head_prior: PriorRules,
 ) -> tuple[nn.Module, dict[str, Prior]]:
-    """The network at the means of posteriors of its body and head, and these as priors; a head
-    without one is new.
+    """Return the network at the means of two posteriors, and these posteriors as its priors.
+
+    Args:
+        net: the network of the next task.
+        body: the posterior of the parameters outside the head.
+        head: the posterior of the head; None for a new head.
+        head_names: the names of the parameters of the head.
+        new_head_prior: the prior of a new head.
     """
-    names = [name for name, _ in net.named_parameters()]
-    rules = prior_specs(prior, net)
+    names = {name for name, _ in net.named_parameters()}
+    rules = prior_specs(new_head_prior, net)
     start: Params = {}
-    for posterior, mine in ((body, False), (head, True)):
-        if posterior is not None:
-            picked = {name for name in names if (name in own) is mine}
-            priors = match(posterior.like(), posterior.as_prior())
-            rules |= {name: prior for name, prior in priors.items() if name in picked}
-            start |= {
-                name: value for name, value in _center(posterior, priors).items() if name in picked
-            }
+    _continue_tensors(body, names - head_names, rules, start)
+    if head is not None:
+        _continue_tensors(head, names & head_names, rules, start)
     return with_state(net, start), {glob.escape(name): rule for name, rule in rules.items()}
 
 
+def _continue_tensors(
+    posterior: Posterior, names: set[str], rules: dict[str, Prior], start: Params
+) -> None:
+    """Add priors and initial values of some tensors, those of a posterior."""
+    priors = match(posterior.like(), posterior.as_prior())
+    rules |= {name: prior for name, prior in priors.items() if name in names}
+    center = _center(posterior, priors)
+    start |= {name: value for name, value in center.items() if name in names}
+
+
 def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """The mean; for a family without one in closed form, that of its Normal approximation."""
+    """Return the mean, or that of a Normal approximation where it has no closed form."""
     try:
         return posterior.mean()
     except ValueError:
-        normal = {n: getattr(prior, "density", None) for n, prior in priors.items()}
-        return posterior.like() | {
-            n: prior.mean for n, prior in normal.items() if isinstance(prior, BoundNormal)
-        }
+        means: Params = {}
+        for name, prior in priors.items():
+            density = getattr(prior, "density", None)
+            if isinstance(density, BoundNormal):
+                means[name] = density.mean
+        return posterior.like() | means
 
 
-def _joined(own: Posterior, last: Posterior, heads: set[str]) -> Posterior:
-    """The head of a task with the body of the last, which are independent."""
-    if own is last:
+def _attach_head(posterior: Posterior, last: Posterior, head: set[str]) -> Posterior:
+    """Return the head of a task's posterior with the body of the last, which are independent."""
+    if posterior is last:
         return last
-    exact = last.joined(own, heads)
+    exact = last.with_tensors_of(posterior, head)
     if exact is not None:
         return exact
-    body = {
+    body_draws = {
         name: value
-        for name, value in last.sample(COMBINED_DRAWS, seed=0).items()
-        if name not in heads
+        for name, value in last.sample(MAX_COMBINED_DRAWS, seed=0).items()
+        if name not in head
     }
-    stack = own.sample(COMBINED_DRAWS, seed=1)
-    return Empirical(
-        own.target, own.network, stack | {name: body[name] for name in stack if name in body}
-    )
+    draws = posterior.sample(MAX_COMBINED_DRAWS, seed=1)
+    shared_draws = {name: body_draws[name] for name in draws if name in body_draws}
+    return Empirical(posterior.target, posterior.network, draws | shared_draws)
 
 
-def _held(
+def _hold_out_coresets(
+    data: list[Data], count: int, selection: Selection, seed: int
+) -> tuple[list[Data], list[Rows]]:
+    """Split the rows of all tasks into those that are fitted and the coresets."""
+    fitted: list[Data] = []
+    coresets: list[Rows] = []
+    for t, rows in enumerate(data):
+        coreset_seed = part_seed(seed, "coreset", t)
+        rest, coreset = _split_coreset(rows, count, selection, coreset_seed, t)
+        fitted.append(rest)
+        coresets.append(coreset)
+    return fitted, coresets
+
+
+def _split_coreset(
     rows: Data, count: int, selection: Selection, seed: int, number: int
 ) -> tuple[Rows, Rows]:
-    """The rows of a task without its coreset, and the coreset."""
+    """Return the rows of a task without its coreset, and the coreset."""
     if selection not in ("random", "k-center"):
         raise ValueError(f"selection must be 'random' or 'k-center', got {selection!r}")
     if not isinstance(rows, Rows):
@@ -285,32 +382,41 @@ def _held(
         )
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < rows.n:
         raise ValueError(f"task {number} has {rows.n} rows, too few for a coreset of {count!r}")
-    picked = (
-        rng.permutation(rows.n, seed)[:count]
-        if selection == "random"
-        else k_center(_taken(rows)[0], count, seed)
-    )
-    rest = torch.ones(rows.n, dtype=torch.bool).index_fill(0, picked.cpu(), False)
-    size = rows.batch_size
-    return Rows(rows.source, rows.index[rest], size), Rows(
-        rows.source, rows.index[picked.cpu().sort().values], size
-    )
+    if selection == "random":
+        indices = rng.permutation(rows.n, seed)[:count].cpu()
+    else:
+        indices = k_center(_all_rows(rows)[0], count, seed).cpu()
+    is_fitted = torch.ones(rows.n, dtype=torch.bool).index_fill(0, indices, False)
+    rest = Rows(rows.source, rows.index[is_fitted], rows.batch_size)
+    coreset = Rows(rows.source, rows.index[indices.sort().values], rows.batch_size)
+    return rest, coreset
 
 
 def k_center(x: Any, count: int, seed: rng.Seed = 0) -> Tensor:
-    """Indices of rows, each the farthest from all before (Gonzalez 1985): within twice the least
-    covering radius.
+    """Select rows, each the farthest from all before, from a random one on (Gonzalez 1985).
+
+    The largest distance of a row to a selected one is at most twice the least possible.
+
+    Args:
+        x: inputs (B, ...), or several of them.
+        count: how many rows to select.
+        seed: of the first row.
+
+    Returns:
+        The indices of the rows, (count,).
     """
     tensors = [item for item in forward_inputs(x) if isinstance(item, Tensor)]
     points = torch.cat([item.reshape(len(item), -1).double() for item in tensors], 1)
-    chosen = [int(rng.permutation(len(points), seed)[0])]
-    distance = torch.linalg.vector_norm(points - points[chosen[0]], dim=1)
-    while len(chosen) < count:
-        chosen.append(int(distance.argmax()))
-        distance = distance.minimum(torch.linalg.vector_norm(points - points[chosen[-1]], dim=1))
-        distance[chosen] = -1.0  # duplicate rows count separately
-    return torch.tensor(chosen)
+    indices = [int(rng.permutation(len(points), seed)[0])]
+    distance = torch.linalg.vector_norm(points - points[indices[0]], dim=1)
+    while len(indices) < count:
+        indices.append(int(distance.argmax()))
+        new_distance = torch.linalg.vector_norm(points - points[indices[-1]], dim=1)
+        distance = distance.minimum(new_distance)
+        distance[indices] = -1.0  # duplicate rows count separately
+    return torch.tensor(indices)
 
 
-def _taken(rows: Rows) -> tuple[Any, Tensor]:
+def _all_rows(rows: Rows) -> tuple[Any, Tensor]:
+    """Return all rows as one batch."""
     return next(rows.cut(rows.n).ordered())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import torch
@@ -26,20 +26,21 @@ from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
 from bayou.network import (
     Network,
-    adapted,
+    adapt,
     clear_errors,
     evaluating,
     forward_inputs,
-    placed,
+    place_inputs,
     rows_of,
 )
 from bayou.network.units import units_of, with_units
 from bayou.posteriors import Empirical, Posterior
 from bayou.predictive import Predictive
 from bayou.target import PriorRules, Target
-from bayou.training.data import as_data
-from bayou.training.loop import Numbers, Problem, fit_module
-from bayou.training.rows import joined, unlabeled
+from bayou.training.data import Data, as_data
+from bayou.training.loop import fit_module
+from bayou.training.problem import Numbers, Problem
+from bayou.training.rows import as_unlabeled_data, join_batches
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -66,105 +67,197 @@ def distill(
     seed: int = 0,
     progress: Show = True,
 ) -> Empirical | Distilled:
-    """Distill a posterior into one network for a single pass: min E_x E_{y ~ teacher}[−log
-    p_student(y | x)].
+    """Distill a posterior into one network that predicts in a single pass.
 
-    Classes: −Σ_c p_teacher(c | x)·log p_student(c | x), logits as the teacher's. Numbers: the
-    student gives means m and log-variances s of y, (B, 2·D), and ½·(s + (v + (m − μ)²)·e^−s) is
-    least at the mean μ and the variance v of the teacher. The result is a posterior of one point,
-    which predicts, saves and exports.
+    The student minimizes E_x E_{y ~ teacher}[−log p_student(y | x)]. Classes: its outputs are
+    logits as the teacher's, and the loss is −Σ_c p_teacher(c | x)·log p_student(c | x). Numbers: it
+    gives means m and log-variances s of y, (B, 2·D), and ½·(s + (v + (m − μ)²)·e^−s) is least at
+    the mean μ and the variance v of the teacher.
 
-    ``keep="epistemic"``: also the distribution of the draws, as ``Distilled``. Classes: α = exp(f)
+    ``keep="epistemic"``: the student also gives the distribution of the draws. Classes: α = exp(f)
     of a Dirichlet with the mean of the draws' probabilities and, summed over classes, their
     variance. Numbers: (B, 3·D), mean, log Var_s E[y | f_s] and log E_s Var[y | f_s].
 
-    ``data``: rows (x, y), a Dataset, a DataLoader, or only x; y is not used, so that unlabeled rows
-    are sufficient. The teacher is evaluated once for each row, with ``samples`` draws. The network
-    ``student`` itself is not changed.
-
-    **Online**, ``distill(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net``
-    (by default the student's own network), ``likelihood`` and ``prior``. The student takes one step
-    for each draw, which is not stored. All losses are linear in the statistics of a draw, so the
-    expected gradient is that of distillation from all draws.
-    ``rows``: the x of these steps, by default that of the data. ``steps``: the number of draws, by
-    default all after the burn-in.
+    **Online**, ``distill(SGLD(...), student, (x, y))``: a chain runs on the posterior of ``net``,
+    ``likelihood`` and ``prior``. The student takes one step for each draw, which is not stored. All
+    losses are linear in the statistics of a draw, so the expected gradient is that of distillation
+    from all draws.
 
     Args:
+        posterior: the teacher, or a chain to run, such as ``SGLD()``.
+        student: the network to train. The network itself is not changed.
+        data: rows (x, y), a Dataset, a DataLoader, or only x. Of a posterior y is not used, so that
+            unlabeled rows are sufficient; a chain is fitted to them.
+        net: of a chain, its network; by default that of the student.
+        likelihood: of a chain, p(y | f); by default ``Categorical()``.
+        prior: of a chain, as ``bayou.fit`` takes it.
+        rows: of a chain, the x of the student's steps; by default those of the data.
+        keep: "epistemic" to keep the distribution of the draws; by default only their predictive.
+        samples: draws of a posterior, which is evaluated once for each row; None: as many as
+            ``predict`` takes.
+        steps: of the student. For a chain it is the number of draws, by default all after the
+            burn-in.
         lr: the learning rate of Adam.
         batch_size: rows in a step.
         seed: of draws and batches.
         progress: whether to show progress, or a function that is called with it.
+
+    Returns:
+        A posterior of one point, which predicts, saves and exports; with ``keep`` a ``Distilled``.
+
+    Raises:
+        ValueError: if the student's outputs do not have the shape that its loss needs, the
+            likelihood is neither of classes nor of real numbers, or a posterior is combined with
+            the arguments of a chain.
+
+    Example:
+        >>> student = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.SiLU(),
+        ...                               torch.nn.Linear(20, 3))
+        >>> point = bayou.distill(posterior, student, x)
+        >>> point.predict(x_new).mean
+
+    References:
+        Balan, Rathod, Murphy, Welling: Bayesian dark knowledge, NeurIPS 2015. Bulò, Porzi,
+        Kontschieder: Dropout distillation, ICML 2016.
     """
     if keep not in (None, "epistemic"):
         raise ValueError(f"keep must be None or 'epistemic', got {keep!r}")
     seed = as_int_seed(seed)
     settings = Settings(steps=steps, lr=lr, batch_size=batch_size)
-    chain: Iterator[Empirical] | None = None
     if isinstance(posterior, Sampler):
         if samples is not None:
             raise ValueError(
                 "online distillation takes one step for each draw: samples= is for a posterior"
             )
-        target = Target.build(
-            student if net is None else net, likelihood or Categorical(), prior, as_data(data).n
-        )
-        method, settings = _one_step_a_draw(posterior, data, settings)
-        chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
-        queries = unlabeled(data if rows is None else rows, batch_size)
-        x, _ = next(iter(queries.ordered()))
-        posterior = next(chain)
+        chain_net = student if net is None else net
+        target = Target.build(chain_net, likelihood or Categorical(), prior, as_data(data).n)
+        queries = data if rows is None else rows
+        lesson = _online_lesson(posterior, target, data, queries, settings, seed, progress)
     elif not isinstance(posterior, Posterior):
         raise ValueError(
             f"distill needs a posterior, or a chain to run such as SGLD(), got {posterior!r}"
         )
-    elif any(given is not None for given in (net, likelihood, prior, rows)):
+    elif any(argument is not None for argument in (net, likelihood, prior, rows)):
         raise ValueError("net, likelihood, prior and rows are for a chain; a posterior has its own")
     else:
-        x, targets = _teach(posterior, data, keep, samples, seed)
-        queries = as_data((x, targets), batch_size)
-    loss, spec, shape = _compared(posterior, x, keep)
-    units = units_of(posterior.target.net)
-    if (
-        units is not None and units.is_active
-    ):  # the student learns in standard units, as its teacher did
-        student = with_units(student, units.for_student(log_variances=2 if keep else 1))
-    small = copy.deepcopy(student)
-    _check_student(small, x, shape)
-    problem = _Student(small, loss, queries.n)
-    if chain is not None:
-        problem = _Follower(small, loss, queries.n, posterior, chain, keep)
-    state = fit_module(problem, queries, settings, seed=seed, progress=progress)
-    learned = ((name, value) for name, value in small.named_parameters() if value.requires_grad)
-    stack = {name: value.detach().unsqueeze(0).clone() for name, value in learned}
-    point = Empirical(
-        Target.build(student, spec, None, queries.n), Network(small), stack, state.history
-    )
-    point.stopped = state.stopped
+        lesson = _offline_lesson(posterior, data, keep, samples, settings, seed)
+    point = _train_student(student, lesson, keep, seed, progress)
     return Distilled(point) if keep else point
 
 
-def _one_step_a_draw(method: Sampler, data: Any, settings: Settings) -> tuple[Sampler, Settings]:
-    """A chain with as many draws as steps, if it can, and settings with as many steps as draws."""
-    steps, kept = method._plan(as_data(data, method.batch_size))
+@dataclass
+class _Lesson:
+    """What a student learns from.
+
+    Args:
+        teacher: the posterior, or the first draw of the chain.
+        queries: the rows of its steps, with the statistics of the teacher as y if it is a
+            posterior.
+        example_x: some inputs of these rows.
+        settings: of the training.
+        chain: the draws after the first one, if the teacher is a chain.
+    """
+
+    teacher: Posterior
+    queries: Data
+    example_x: Any
+    settings: Settings
+    chain: Iterator[Empirical] | None = None
+
+
+def _online_lesson(
+    method: Sampler,
+    target: Target,
+    data: Any,
+    queries: Any,
+    settings: Settings,
+    seed: int,
+    progress: Show,
+) -> _Lesson:
+    """Start a chain whose draws are the teachers of one step each."""
+    method, settings = _match_draws_to_steps(method, data, settings)
+    chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
+    batches = as_unlabeled_data(queries, settings.batch_size)
+    x, _ = next(iter(batches.ordered()))
+    return _Lesson(next(chain), batches, x, settings, chain)
+
+
+def _offline_lesson(
+    posterior: Posterior,
+    data: Any,
+    keep: Keep | None,
+    samples: int | None,
+    settings: Settings,
+    seed: int,
+) -> _Lesson:
+    """Evaluate the teacher once for each row."""
+    batches = []
+    for x, _ in as_unlabeled_data(data, TEACHER_ROWS).ordered():
+        p = posterior.predict(x, samples, seed=part_seed(seed, "teacher"))
+        if keep and len(p.outputs) == 1:
+            raise ValueError(
+                "the teacher has one function, without epistemic uncertainty to keep; use keep=None"
+            )
+        batches.append((x, _teacher_statistics(p, keep)))
+    x, statistics = join_batches(batches)
+    statistics = statistics.to(forward_inputs(x)[0].device)
+    return _Lesson(posterior, as_data((x, statistics), settings.batch_size), x, settings)
+
+
+def _train_student(
+    student: nn.Module, lesson: _Lesson, keep: Keep | None, seed: int, progress: Show
+) -> Empirical:
+    """Train a copy of the student, and return it as a posterior of one point."""
+    teacher = lesson.teacher
+    loss, likelihood, output_shape = _student_loss(teacher, lesson.example_x, keep)
+    units = units_of(teacher.target.net)
+    if units is not None and units.is_active:
+        # The student learns in standard units, as its teacher did.
+        student = with_units(student, units.for_student(log_variances=2 if keep else 1))
+    trained = copy.deepcopy(student)
+    _check_student(trained, lesson.example_x, output_shape)
+    n = lesson.queries.n
+    problem = _Student(trained, loss, n)
+    if lesson.chain is not None:
+        problem = _ChainStudent(trained, loss, n, teacher, lesson.chain, keep)
+    state = fit_module(problem, lesson.queries, lesson.settings, seed=seed, progress=progress)
+    stack = {
+        name: value.detach().unsqueeze(0).clone()
+        for name, value in trained.named_parameters()
+        if value.requires_grad
+    }
+    target = Target.build(student, likelihood, None, n)
+    point = Empirical(target, Network(trained), stack, state.history)
+    point.stopped = state.stopped
+    return point
+
+
+def _match_draws_to_steps(
+    method: Sampler, data: Any, settings: Settings
+) -> tuple[Sampler, Settings]:
+    """Return a chain with as many draws as steps, if it can, and settings with as many steps."""
+    rows = as_data(data, method.batch_size)
+    steps, draw_steps = method._plan(rows)
     if isinstance(method, GradientSampler):  # every step of the chain is a draw
-        draws = (
-            len(method._draw_density(steps).nonzero()[0])
-            if settings.steps is None
-            else settings.steps
-        )
+        draws = settings.steps
+        if draws is None:
+            draws = len(method._draw_density(steps).nonzero()[0])
         method = replace(method, draws=draws)
-        steps, kept = method._plan(as_data(data, method.batch_size))
-    return method, replace(settings, steps=min(settings.steps or len(kept), len(kept)))
+        _, draw_steps = method._plan(as_data(data, method.batch_size))
+    draws = len(draw_steps)
+    return method, replace(settings, steps=min(settings.steps or draws, draws))
 
 
 @final
 class Distilled:
-    """A plain network with a distribution over predictions: p(c | x) ~ Dirichlet(exp f), or a mean
-    ~ N(m, e^s).
+    """A plain network with a distribution over predictions: a Dirichlet, or a normal of the mean.
 
-    ``point`` holds the network, as a posterior of one point: ``found.point.save(path)``, and
-    ``Distilled(bayou.load(path, student))`` again. ``found.point.to_module()`` is the network
-    itself.
+    p(c | x) ~ Dirichlet(exp f(x)) for classes, E[y | x] ~ N(m, e^s) for numbers.
+
+    Args:
+        point: the network as a posterior of one point. Save ``distilled.point.save(path)`` and load
+            ``Distilled(bayou.load(path, student))``; ``distilled.point.to_module()`` is the network
+            itself.
     """
 
     def __init__(self, point: Empirical) -> None:
@@ -172,12 +265,24 @@ class Distilled:
 
     @torch.no_grad()
     def outputs(self, x: Any) -> Tensor:
-        """The outputs of the network, in one pass: (B, *out)."""
+        """Return the outputs of the network, (B, *out), in one pass.
+
+        Args:
+            x: its inputs (B, ...).
+        """
         return self.point.outputs(self.point.stack, self.point.place(x))[0]
 
     def concentration(self, x: Any) -> Tensor:
-        """α of the Dirichlet, the classes last: (B, *event, C); a larger sum means less epistemic
-        uncertainty.
+        """Return α of the Dirichlet: a larger sum means less epistemic uncertainty.
+
+        Args:
+            x: inputs (B, ...).
+
+        Returns:
+            α with the classes last, (B, *event, C).
+
+        Raises:
+            ValueError: if y are numbers.
         """
         likelihood = self.point.target.likelihood
         if not isinstance(likelihood, BoundCategorical):
@@ -188,183 +293,198 @@ class Distilled:
 
     @torch.no_grad()
     def predict(self, x: Any, samples: int = DEFAULT_DRAWS, *, seed: rng.Seed = 0) -> Predictive:
-        """Outputs for ``samples`` draws of the kept distribution, (samples, B, *out): one pass
-        through the network.
+        """Predict y by draws of the kept distribution, with one pass through the network.
 
         Rows are drawn independently: correlations of a posterior's functions between rows are not
         kept.
+
+        Args:
+            x: inputs (B, ...).
+            samples: how many outputs to draw, 100 by default.
+            seed: of the draws.
+
+        Returns:
+            The predictive, with outputs (samples, B, *out).
         """
-        likelihood, f = copy.deepcopy(self.point.target.likelihood), self.outputs(x)
+        likelihood = copy.deepcopy(self.point.target.likelihood)
+        f = self.outputs(x)
         if isinstance(likelihood, BoundCategorical):
             alpha = f.movedim(likelihood.class_axis, -1).exp()
             with rng.isolated(rng.integer(seed), f.device):
                 p = torch.distributions.Dirichlet(alpha).sample((samples,))
             log_p = p.clamp_min(torch.finfo(p.dtype).tiny).log()
             return Predictive(likelihood, log_p.movedim(-1, likelihood.class_axis))
-        mean, between, within = f.chunk(3, -1)
-        drawn = mean + (0.5 * between).exp() * rng.normal(samples, mean.shape, mean, seed)
-        return Predictive(likelihood, torch.cat((drawn, within.expand_as(drawn)), -1))
+        mean, log_between, log_within = f.chunk(3, -1)
+        noise = rng.normal(samples, mean.shape, mean, seed)
+        means = mean + (0.5 * log_between).exp() * noise
+        return Predictive(likelihood, torch.cat((means, log_within.expand_as(means)), -1))
 
     def __repr__(self) -> str:
+        """Return the type with its network."""
         return f"Distilled({self.point!r})"
 
 
 def soft_cross_entropy(likelihood: FiniteLikelihood) -> Loss:
-    """−Σ_c p(c)·log p_student(c) of targets (B, *event, C)."""
+    """Return the loss −Σ_c p(c)·log p_student(c) of outputs f and targets p (B, *event, C).
+
+    Args:
+        likelihood: gives log p_student of f.
+    """
     return lambda f, p: -(p * likelihood.log_pmf(f)).flatten(1).sum(1)
 
 
 def dirichlet_loss(likelihood: BoundCategorical) -> Loss:
-    """Mean and concentration of a Dirichlet apart: −Σ_c p̄_c·log m_c − r·log v − (1 − r)·log(1 −
-    v).
+    """Return a loss that fits mean and concentration of a Dirichlet separately.
 
-    α = exp f, m = softmax f, α₀ = Σ_c α_c; v = 1/(1 + α₀) is the share of 1 − Σ_c m_c² that a
-    Dirichlet varies by, and r = E_s Σ_c (p_sc − m_c)²/(1 − Σ_c m_c²) that of the draws. It is least
-    at the teacher's mean, m = p̄, and at its variance, v = r. (The maximum-likelihood α has
-    neither: it is dominated by small probabilities.) The gradient of α₀ is along (1 .. 1), which
-    leaves m unchanged. Targets (p̄, E_s Σ_c p_sc²), (B, *event, C + 1).
+    −Σ_c p̄_c·log m_c − r·log v − (1 − r)·log(1 − v) with α = exp f, m = softmax f and α₀ = Σ_c α_c;
+    v = 1/(1 + α₀) is the fraction of 1 − Σ_c m_c² that a Dirichlet varies by, and
+    r = E_s Σ_c (p_sc − m_c)²/(1 − Σ_c m_c²) that of the draws. It is least at the teacher's mean,
+    m = p̄, and at its variance, v = r. (The maximum-likelihood α has neither: it is dominated by
+    small probabilities.) The gradient of α₀ is along (1 .. 1), which leaves m unchanged.
+
+    Args:
+        likelihood: has the axis of the classes. Targets of the loss are (p̄, E_s Σ_c p_sc²),
+            (B, *event, C + 1).
     """
 
     def loss(f: Tensor, targets: Tensor) -> Tensor:
         f = f.movedim(likelihood.class_axis, -1)
-        mean, log_m = targets[..., :-1], f.log_softmax(-1)
-        m, tiny = log_m.detach().exp(), torch.finfo(f.dtype).eps
-        rest = (1 - m.square().sum(-1)).clamp_min(tiny)
-        share = (targets[..., -1] - 2 * (m * mean).sum(-1) + m.square().sum(-1)).clamp_min(
-            0.0
-        ) / rest
+        mean = targets[..., :-1]
+        log_m = f.log_softmax(-1)
+        m = log_m.detach().exp()
+        m_square = m.square().sum(-1)
+        largest_variance = (1 - m_square).clamp_min(torch.finfo(f.dtype).eps)
+        variance = targets[..., -1] - 2 * (m * mean).sum(-1) + m_square
+        fraction = variance.clamp_min(0.0) / largest_variance
         shift = f.mean(-1)  # 0 in value below
         log_total = f.detach().logsumexp(-1) + shift - shift.detach()
-        varied = (
-            softplus(log_total) - (1 - share.clamp_max(1.0)) * log_total
-        )  # −r·log v − (1 − r)·log(1 − v)
-        each = varied - (mean * log_m).sum(-1)
-        return each.flatten(1).sum(1) if each.ndim > 1 else each
+        # −r·log v − (1 − r)·log(1 − v)
+        concentration_loss = softplus(log_total) - (1 - fraction.clamp_max(1.0)) * log_total
+        losses = concentration_loss - (mean * log_m).sum(-1)
+        return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
 
     return loss
 
 
 def gaussian_nll(f: Tensor, moments: Tensor) -> Tensor:
-    """E[−log N(y; m, e^s)] for y of mean μ and variance v: ½·(log 2π + s + (v + (m − μ)²)·e^−s),
-    targets (μ, v).
+    """Compute E[−log N(y; m, e^s)] for y of mean μ and variance v.
+
+    ½·(log 2π + s + (v + (m − μ)²)·e^−s), summed over the coordinates of y: (B,).
+
+    Args:
+        f: m and s, (B, 2·D).
+        moments: μ and v, (B, 2·D).
     """
-    (m, s), (mean, variance) = f.chunk(2, -1), moments.chunk(2, -1)
+    m, s = f.chunk(2, -1)
+    mean, variance = moments.chunk(2, -1)
     return 0.5 * (LOG_2PI + s + (variance + (m - mean).square()) * torch.exp(-s)).flatten(1).sum(1)
 
 
 def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
-    """The means of the draws under N(m, e^s), and their noise under N(0, e^t); targets (μ, Var_s,
-    E_s Var).
+    """Compute the NLL of the draws' means under N(m, e^s) and of their noise under N(0, e^t).
+
+    Args:
+        f: m, s and t, (B, 3·D).
+        moments: μ, Var_s E[y | f_s] and E_s Var[y | f_s], (B, 3·D).
     """
-    (m, s, t), (mean, between, within) = f.chunk(3, -1), moments.chunk(3, -1)
-    noise = torch.cat((torch.zeros_like(m), t), -1)
-    return gaussian_nll(torch.cat((m, s), -1), torch.cat((mean, between), -1)) + gaussian_nll(
-        noise, torch.cat((torch.zeros_like(m), within), -1)
-    )
+    m, s, t = f.chunk(3, -1)
+    mean, between, within = moments.chunk(3, -1)
+    zeros = torch.zeros_like(m)
+    nll_of_means = gaussian_nll(torch.cat((m, s), -1), torch.cat((mean, between), -1))
+    nll_of_noise = gaussian_nll(torch.cat((zeros, t), -1), torch.cat((zeros, within), -1))
+    return nll_of_means + nll_of_noise
 
 
-def _teach(
-    posterior: Posterior, data: Any, keep: Keep | None, samples: int | None, seed: int
-) -> tuple[Any, Tensor]:
-    """The rows, and the teacher's targets for them."""
-    parts = []
-    for x, _ in unlabeled(data, TEACHER_ROWS).ordered():
-        p = posterior.predict(x, samples, seed=part_seed(seed, "teacher"))
-        if keep and len(p.outputs) == 1:
-            raise ValueError(
-                "the teacher has one function, without epistemic uncertainty to keep; use keep=None"
-            )
-        parts.append((x, _statistics(p, keep)))
-    x, targets = joined(parts)
-    return x, targets.to(forward_inputs(x)[0].device)
-
-
-def _compared(
-    posterior: Posterior, x: Any, keep: Keep | None
+def _student_loss(
+    teacher: Posterior, x: Any, keep: Keep | None
 ) -> tuple[Loss, Likelihood, torch.Size]:
-    """The loss that compares a student with this teacher, its likelihood, and the shape of its
-    output.
-    """
-    p = posterior.predict(rows_of(forward_inputs(x), slice(2)), seed=0)
+    """Return the loss of a student, its likelihood, and the shape of its outputs for one row."""
+    p = teacher.predict(rows_of(forward_inputs(x), slice(2)), seed=0)
     likelihood = p.likelihood
     if isinstance(likelihood, FiniteLikelihood):
         loss = soft_cross_entropy(likelihood)
         if keep and isinstance(likelihood, BoundCategorical):
             loss = dirichlet_loss(likelihood)
-        return loss, posterior.target.likelihood_spec, p.outputs.shape[2:]
-    shape = _statistics(p, keep).shape[1:]
+        return loss, teacher.target.likelihood_spec, p.outputs.shape[2:]
+    shape = _teacher_statistics(p, keep).shape[1:]
     return two_variances_nll if keep else gaussian_nll, HeteroscedasticGaussian(), shape
 
 
-def _statistics(p: Predictive, keep: Keep | None) -> Tensor:
-    """The targets of the student's loss for a prediction: (B, *event, numbers)."""
-    likelihood, f = p.likelihood, p.outputs
+def _teacher_statistics(p: Predictive, keep: Keep | None) -> Tensor:
+    """Return the targets of the student's loss for a prediction: (B, *event, numbers)."""
+    likelihood = p.likelihood
     if isinstance(likelihood, FiniteLikelihood) and likelihood.support == "classes":
-        if not keep:
-            return p.probabilities
-        if not isinstance(likelihood, BoundCategorical):
-            raise ValueError(
-                f"a Dirichlet needs Categorical(), got {type(likelihood).__name__}; use two classes"
-            )
-        square = average(lambda f: likelihood.log_pmf(f).exp().square().sum(-1, keepdim=True), f)
-        return torch.cat((p.probabilities, square), -1)
+        return _class_statistics(p, likelihood, keep)
+    name = type(likelihood).__name__
     if likelihood.support != "real":
-        raise ValueError(
-            f"distill supports classes and real numbers, got the likelihood {type(likelihood).__name__}"
-        )
+        raise ValueError(f"distill supports classes and real numbers, got the likelihood {name}")
     mean = p.mean
     if mean.ndim < 2:
         raise ValueError(
-            f"a student of numbers has its mean and variance on a last axis, but y is {tuple(mean.shape)}"
+            "a student of numbers has its mean and variance on a last axis, but y is "
+            f"{tuple(mean.shape)}"
         )
-    parts = (
-        (mean, p.epistemic_std.square(), p.aleatoric_std.square())
-        if keep
-        else (mean, p.std.square())
-    )
-    if not bool(torch.stack([part.isfinite().all() for part in parts]).all()):
+    stds = (p.epistemic_std, p.aleatoric_std) if keep else (p.std,)
+    moments = [mean, *(std.square() for std in stds)]
+    if not all(bool(moment.isfinite().all()) for moment in moments):
+        raise ValueError(f"the variance of {name} is infinite: no Gaussian student can match it")
+    return torch.cat(moments, -1)
+
+
+def _class_statistics(p: Predictive, likelihood: FiniteLikelihood, keep: Keep | None) -> Tensor:
+    """Return the mean probabilities, and with ``keep`` also the mean of their sum of squares."""
+    if not keep:
+        return p.probabilities
+    if not isinstance(likelihood, BoundCategorical):
         raise ValueError(
-            f"the variance of {type(likelihood).__name__} is infinite: no Gaussian student can match it"
+            f"a Dirichlet needs Categorical(), got {type(likelihood).__name__}; use two classes"
         )
-    return torch.cat(parts, -1)
+
+    def sum_of_squares(f: Tensor) -> Tensor:
+        return likelihood.log_pmf(f).exp().square().sum(-1, keepdim=True)
+
+    return torch.cat((p.probabilities, average(sum_of_squares, p.outputs)), -1)
 
 
 @torch.no_grad()
 def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
-    """A ValueError unless the student accepts these rows and gives outputs of the shape that its
-    loss needs.
-    """
-    like = next(net.parameters())
-    some = rows_of(placed(x, like), slice(2))
-    with evaluating(net), clear_errors(some):
-        got = net(*some)
-    if not isinstance(got, Tensor) or got.shape != (len(some[0]), *expected):
-        shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
-        raise ValueError(
-            f"the student gives {shape} for {len(some[0])} rows, but this teacher needs (B, *{tuple(expected)}): "
-            "logits as its own for classes, (mean, log-variance) of numbers, with keep='epistemic' two log-variances"
-        )
+    """Raise a ValueError unless the student gives outputs of the shape that its loss needs."""
+    inputs = rows_of(place_inputs(x, next(net.parameters())), slice(2))
+    with evaluating(net), clear_errors(inputs):
+        outputs = net(*inputs)
+    if isinstance(outputs, Tensor) and outputs.shape == (len(inputs[0]), *expected):
+        return
+    received = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    raise ValueError(
+        f"the student gives {received} for {len(inputs[0])} rows, but this teacher needs "
+        f"(B, *{tuple(expected)}): logits as its own for classes, (mean, log-variance) of numbers, "
+        "with keep='epistemic' two log-variances"
+    )
 
 
 class _Student(Problem):
-    """The student in training."""
+    """The training of a student on the statistics of its teacher, which are the y of the rows."""
 
     title = "distill"
 
     def __init__(self, net: nn.Module, loss: Loss, n: int) -> None:
         super().__init__()
-        self.net, self.compare, self.n = adapted(net), loss, n
+        self.net = adapt(net)
+        self.compare = loss
+        self.n = n
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
+        """Return the mean loss of a batch."""
         value = self.compare(self.net(*forward_inputs(x)), y).mean()
         return value, {"loss": value.detach()}
 
     def objective(self, numbers: Numbers) -> Tensor:
+        """Return the log-likelihood of all rows."""
         return -self.n * numbers["loss"]
 
 
-class _Follower(_Student):
-    """A student trained at each step on the current draw of the chain."""
+class _ChainStudent(_Student):
+    """The training of a student, at each step on the current draw of a chain."""
 
     def __init__(
         self,
@@ -376,10 +496,15 @@ class _Follower(_Student):
         keep: Keep | None,
     ) -> None:
         super().__init__(net, loss, n)
-        self.teacher, self.chain, self.keep = teacher, chain, keep
+        self.teacher = teacher
+        self.chain = chain
+        self.keep = keep
 
     def before_step(self, step: int, steps: int) -> None:
-        self.teacher = next(self.chain) if step else self.teacher
+        """Take the next draw of the chain."""
+        if step:
+            self.teacher = next(self.chain)
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
-        return super().loss(x, _statistics(self.teacher.predict(x, seed=None), self.keep))
+        """Return the mean loss of a batch for the current draw."""
+        return super().loss(x, _teacher_statistics(self.teacher.predict(x, seed=None), self.keep))

@@ -32,8 +32,8 @@ from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE, check_count
 from bayou.predictive import Predictive
 
-CHEAP = ("outputs", "mean", "std")
-MOMENTS = (*CHEAP, "epistemic_std", "aleatoric_std")  # of every likelihood
+MAIN_ANSWERS = ("outputs", "mean", "std")
+MOMENT_ANSWERS = (*MAIN_ANSWERS, "epistemic_std", "aleatoric_std")  # of every likelihood
 
 
 @torch.no_grad()
@@ -45,51 +45,68 @@ def export(
     seed: int = 0,
     answers: Sequence[str] | None = None,
 ) -> ExportedProgram:
-    """A program x ↦ predictions of ``samples`` draws, those of
-    ``posterior.predict(x, samples, seed=seed)``.
+    """Export a posterior as a program x ↦ predictions, for use with torch alone.
 
-    If a posterior has fewer draws (a point, an ensemble), the program has each of them once.
-    x: a tensor (B, ...) or a tuple of them, as ``example_x``; B is free. The tensors of a dict are
-    arguments in its order. The program gives a dict of ``answers``, as ``Predictive`` has them:
-    "outputs" (S, B, *out) of the draws f_s, "mean" E[y] (class probabilities for classes), "std"
-    √Var[y], "epistemic_std", "aleatoric_std", "entropy" H[y] and "mutual_information" (B,) in nats.
-    By default the cheap ones: outputs, mean, std, and for classes entropy and mutual information.
-    For numbers these two need an integral.
+    The predictions are those of ``posterior.predict(x, samples, seed=seed)``. The draws are stored
+    as one stack, and the graph maps over it; if a network cannot be mapped for every B (a
+    convolution), it is repeated S times. Dropout masks are stored, too. Networks that need Python
+    code for every x are rejected.
 
-    The draws are stored as one stack, and the graph maps over it; if a network cannot be mapped for
-    every B (a convolution), it is repeated S times. Dropout masks are stored, too. Networks that
-    need Python code for every x are rejected.
+    Args:
+        posterior: what predicts y.
+        example_x: x: a tensor (B, ...) or a tuple of them; B is free in the program. The tensors of
+            a dict are arguments in its order.
+        samples: S, the number of draws. A posterior that has fewer (a point, an ensemble) gives
+            each of them once.
+        seed: of the draws.
+        answers: the predictions, as ``Predictive`` has them: "outputs" (S, B, *out) of the draws
+            f_s, "mean" E[y] (class probabilities for classes), "std" √Var[y], "epistemic_std",
+            "aleatoric_std", "entropy" H[y] and "mutual_information" (B,) in nats. By default
+            outputs, mean, std, and for classes entropy and mutual information, which need an
+            integral for numbers.
+
+    Returns:
+        A program that gives a dict of the answers.
+
+    Raises:
+        ValueError: if the likelihood has no such answers, or the network is not one graph for every
+            batch size.
+
+    Example:
+        >>> program = export(posterior, x[:2], samples=20)
+        >>> torch.export.save(program, "digits.pt2")
     """
     check_count(samples, "samples", 1)
     samples = min(samples, posterior.draws or samples)
     likelihood = posterior.target.likelihood
     if answers is None:
-        answers = (*CHEAP, *(likelihood.traceable if likelihood.support == "classes" else ()))
+        class_answers = likelihood.traceable if likelihood.support == "classes" else ()
+        answers = (*MAIN_ANSWERS, *class_answers)
     _check_answers(answers, likelihood)
     inputs = tuple(  # a batch of one row would be specialized to a constant
         torch.cat([item, item]) if isinstance(item, Tensor) and len(item) == 1 else item
         for item in posterior.place(example_x)
     )
     with evaluating(posterior.net):
-        program = _Program(posterior, samples, rng.integer(seed), inputs, answers).eval()
-        if isinstance(
-            inputs[-1], Keywords
-        ):  # not an input of the graph, which has them by position
+        program = _PredictionModule(posterior, samples, rng.integer(seed), inputs, answers).eval()
+        # Keywords are not an input of the graph, which has them by position.
+        if isinstance(inputs[-1], Keywords):
             inputs = inputs[:-1]
         sizes = (tuple({0: Dim.DYNAMIC} if isinstance(item, Tensor) else None for item in inputs),)
         if program.mappable:
             try:
-                return _savable(torch.export.export(program, inputs, dynamic_shapes=sizes))
-            except (
-                Exception
-            ):  # an operation without a batching rule, or with one that needs to know B
+                return _trace_again_for_saving(
+                    torch.export.export(program, inputs, dynamic_shapes=sizes)
+                )
+            except Exception:  # an operation has no batching rule, or one that needs to know B
                 program.mappable = False
         try:
             return torch.export.export(program, inputs, dynamic_shapes=sizes)
         except Exception as error:
             net = type(posterior.target.net).__name__
+            reason = str(error).splitlines()[0]
             raise ValueError(
-                f"torch.export cannot take {net} as one graph for every batch size: {str(error).splitlines()[0]}; "
+                f"torch.export cannot take {net} as one graph for every batch size: {reason}; "
                 "branches on values and fixed batch sizes in its forward are the usual causes"
             ) from error
 
@@ -106,11 +123,25 @@ def export_onnx(
 ) -> Path:
     """Write the program of ``export`` as an ONNX file, with named inputs and outputs.
 
-    Inputs: "x", or "x0", "x1", .. of a network with several. Outputs: ``answers``; by default all
-    that the task
-    allows: mean, std, epistemic_std, entropy, mutual_information. One file, whose weights stay
-    below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``); running the file needs
-    neither.
+    Inputs are "x", or "x0", "x1", .. of a network with several; outputs are the answers. It is one
+    file, whose weights stay below 2 GB. Needs onnx and onnxscript (``pip install 'bayou[onnx]'``);
+    running the file needs neither.
+
+    Args:
+        posterior: what predicts y.
+        path: the file to write.
+        example_x: as of ``export``.
+        samples: the number of draws.
+        seed: of the draws.
+        answers: as of ``export``; by default all that the task allows: mean, std, epistemic_std,
+            entropy, mutual_information.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ImportError: if onnx or onnxscript is not installed.
+        ValueError: as of ``export``.
     """
     with extra("onnx", "export_onnx"):
         import onnxscript  # noqa: F401  the exporter of torch is made with it
@@ -118,45 +149,48 @@ def export_onnx(
         answers = ("mean", "std", "epistemic_std", *posterior.target.likelihood.traceable)
     program = export(posterior, example_x, samples, seed=seed, answers=answers)
     count = len(program.graph_signature.user_inputs)
-    names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
+    input_names = ["x"] if count == 1 else [f"x{number}" for number in range(count)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch and onnxscript
-        made = torch.onnx.export(program, (), dynamo=True, input_names=names, verbose=False)
-    assert made is not None
-    graph = made.model.graph
-    own = {id(value): name for value, name in zip(graph.outputs, answers, strict=True)}
+        onnx_program = torch.onnx.export(
+            program, (), dynamo=True, input_names=input_names, verbose=False
+        )
+    if onnx_program is None:
+        raise RuntimeError("torch.onnx.export returned no program")
+    graph = onnx_program.model.graph
+    output_names = {id(value): name for value, name in zip(graph.outputs, answers, strict=True)}
     for value in (value for node in graph for value in node.outputs):
         # The exporter names outputs without checking intermediate values, some of which have the
         # same names.
-        value.name = own.get(id(value), f"{value.name}_")
+        value.name = output_names.get(id(value), f"{value.name}_")
     with writing(path) as stream:
-        stream.write(made.model_proto.SerializeToString())
+        stream.write(onnx_program.model_proto.SerializeToString())
     return Path(path)
 
 
 def _check_answers(answers: Sequence[str], likelihood: BoundLikelihood) -> None:
-    """A ValueError for answers that a graph cannot compute."""
-    known = (*MOMENTS, *likelihood.traceable)
-    unknown = [name for name in answers if name not in known]
-    if unknown or not answers:
+    """Raise a ValueError for answers that a graph of this likelihood cannot compute."""
+    supported = (*MOMENT_ANSWERS, *likelihood.traceable)
+    unsupported = [name for name in answers if name not in supported]
+    if unsupported or not answers:
         raise ValueError(
-            f"a program of {type(likelihood).__name__} supports {', '.join(known)}, not "
-            f"{', '.join(unknown) or 'nothing'}; for others use posterior.predict(x)"
+            f"a program of {type(likelihood).__name__} supports {', '.join(supported)}, not "
+            f"{', '.join(unsupported) or 'nothing'}; for others use posterior.predict(x)"
         )
 
 
-def _savable(program: ExportedProgram) -> ExportedProgram:
-    """Trace again: torch 2.9 leaves functorch calls in the graph, which cannot be saved."""
+def _trace_again_for_saving(program: ExportedProgram) -> ExportedProgram:
+    """Trace again if needed: torch 2.9 leaves calls of functorch, which cannot be saved."""
     targets = (node.target for node in program.graph.nodes if node.op == "call_function")
-    kept = any(
+    has_functorch_calls = any(
         getattr(target, "__module__", "").startswith("torch._functorch") for target in targets
     )
-    return program.run_decompositions({}) if kept else program
+    return program.run_decompositions({}) if has_functorch_calls else program
 
 
 @final
-class _Program(nn.Module):
-    """The draws as buffers, and the computation of the answers."""
+class _PredictionModule(nn.Module):
+    """The draws of a posterior as buffers, and the computation of the answers."""
 
     def __init__(
         self,
@@ -174,51 +208,58 @@ class _Program(nn.Module):
         self.nets = posterior.net  # its buffers are part of the program
         stack = posterior.sample(samples, seed)
         pairs = [
-            posterior.traceable({n: v[s] for n, v in stack.items()}, inputs) for s in range(samples)
+            posterior.traceable({name: value[s] for name, value in stack.items()}, inputs)
+            for s in range(samples)
         ]
         self.callers = [caller for caller, _ in pairs]
         self.single = {name for name, value in stack.items() if shared(value)}
-        self.places = {name: f"draws{number}" for number, name in enumerate(pairs[0][1])}
-        for name, place in self.places.items():
+        self.buffer_names = {name: f"draws{number}" for number, name in enumerate(pairs[0][1])}
+        for name, buffer_name in self.buffer_names.items():
             values = [draw[name] for _, draw in pairs]
-            self.register_buffer(
-                place, values[0].clone() if name in self.single else torch.stack(values)
-            )
+            buffer = values[0].clone() if name in self.single else torch.stack(values)
+            self.register_buffer(buffer_name, buffer)
         self.mappable = samples > 1 and posterior.mappable
 
-    def _draw(self, s: int) -> Params:
-        found = {name: getattr(self, place) for name, place in self.places.items()}
-        return {name: value if name in self.single else value[s] for name, value in found.items()}
-
-    def _one(self, s: int, inputs: tuple[Any, ...]) -> Tensor:
-        weights = {
-            name: value for name, value in self._draw(s).items() if not name.startswith(NOISE)
+    def _draws(self, is_noise: bool) -> Params:
+        """Return the draws of the tensors of the noise, or those of the weights."""
+        return {
+            name: getattr(self, buffer_name)
+            for name, buffer_name in self.buffer_names.items()
+            if name.startswith(NOISE) is is_noise
         }
-        return self.callers[s].call(weights, *inputs)
 
-    def _mapped(self, inputs: tuple[Any, ...]) -> Tensor:
-        weights = {
-            n: getattr(self, place) for n, place in self.places.items() if not n.startswith(NOISE)
-        }
+    def _select_draw(self, draws: Params, s: int) -> Params:
+        """Return draw s of each tensor; tensors that all draws have in common have only one."""
+        return {name: value if name in self.single else value[s] for name, value in draws.items()}
+
+    def _repeat_network(self, inputs: tuple[Any, ...]) -> Tensor:
+        """Return the outputs of the draws, one after the other: (S, B, *out)."""
+        weights = self._draws(is_noise=False)
+        outputs = [
+            caller.call(self._select_draw(weights, s), *inputs)
+            for s, caller in enumerate(self.callers)
+        ]
+        return torch.stack(outputs)
+
+    def _map_network(self, inputs: tuple[Any, ...]) -> Tensor:
+        """Return the outputs of all draws at once: (S, B, *out)."""
+        weights = self._draws(is_noise=False)
         axes = {name: None if name in self.single else 0 for name in weights}
-        return vmap(lambda weights: self.callers[0].call(weights, *inputs), (axes,))(weights)
+        return vmap(lambda draw: self.callers[0].call(draw, *inputs), (axes,))(weights)
 
     def forward(self, *inputs: Any) -> dict[str, Tensor]:
-        """The answers, as by ``Predictive``."""
-        count, inputs = len(self.callers), (*inputs, *self.names)
-        f = (
-            self._mapped(inputs)
-            if self.mappable
-            else torch.stack([self._one(s, inputs) for s in range(count)])
-        )
+        """Return the answers, as ``Predictive`` gives them."""
+        inputs = (*inputs, *self.names)
+        f = self._map_network(inputs) if self.mappable else self._repeat_network(inputs)
         likelihood = self.likelihood
-        noise = [name for name in self.places if name.startswith(NOISE)]
+        noise = self._draws(is_noise=True)
         if noise:
-            drawn = {
-                n.removeprefix(NOISE): torch.stack([self._draw(s)[n] for s in range(count)])
-                for n in noise
+            noise_draws = [self._select_draw(noise, s) for s in range(len(self.callers))]
+            stack = {
+                name.removeprefix(NOISE): torch.stack([draw[name] for draw in noise_draws])
+                for name in noise
             }
-            likelihood, f = likelihood.per_sample(f, drawn)
+            likelihood, f = likelihood.per_sample(f, stack)
         if self.temperature != 1.0:
             likelihood, f = likelihood.tempered(f, self.temperature)
         p = Predictive(likelihood, f)

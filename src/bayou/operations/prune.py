@@ -1,58 +1,81 @@
-"""Removal of units from a network whose units are followed, by the ratios E²/Var of its weights."""
+"""Removal of units from a network by the ratios E[w]²/Var[w] of its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from types import EllipsisType
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core.params import Params
-from bayou.operations.follow import LAYERS, Constants, Depthwise, Group, Layer, Value, follow
+from bayou.operations.unit_graph import (
+    LAYERS,
+    Constants,
+    DepthwiseLayer,
+    UnitGroup,
+    UnitLayer,
+    UnitTensor,
+    build_unit_graph,
+)
 
 
 @final
 class Pruning:
-    """The network, the ratios E²/Var of its weights as matrices (out, in), and which units stay."""
+    """A network with the ratios E[w]²/Var[w] of its weights and the units that stay.
+
+    Args:
+        net: the network at the posterior mean. Its tensors change.
+        mean: the mean of each tensor by name.
+        std: the standard deviation of each tensor by name; 0 for tensors without one.
+        matrix_norms: names of the batch norms that are known to read (N, units).
+    """
 
     def __init__(
-        self, net: nn.Module, mean: Params, std: Params, matrices: Collection[str] = ()
+        self, net: nn.Module, mean: Params, std: Params, matrix_norms: Collection[str] = ()
     ) -> None:
-        self.net, self.std = net, std
-        self.followed = follow(net, self._constant_outputs, matrices)
-        self.layers = self.followed.layers
-        self.depthwise = self.followed.depthwise
-        self.others = _other_weights(net, self.layers)
-        self.full: dict[str, Tensor] = {}
+        self.net = net
+        self.std = std
+        self.graph = build_unit_graph(net, self._constant_outputs, matrix_norms)
+        self.layers = self.graph.layers
+        self.depthwise = self.graph.depthwise
+        self.other_weights = _other_weights(net, self.layers)
+        self.weight_ratios: dict[str, Tensor] = {}  # in the shape of the weight
         for name, weight in self._weights().items():
             value = mean.get(name, weight)
             spread = std.get(name, torch.zeros_like(value))
-            self.full[name] = torch.where(value == 0, 0.0, value.square() / spread.square())
-        self.ratios = {
-            name: _matrix(layer, self.full[f"{name}.weight"]).amax(2)
+            self.weight_ratios[name] = torch.where(
+                value == 0, 0.0, value.square() / spread.square()
+            )
+        self.ratios = {  # the largest between an output and an input: (outputs, inputs)
+            name: _as_matrix(layer, self.weight_ratios[f"{name}.weight"]).amax(2)
             for name, layer in self.layers.items()
         }
-        like = next(net.parameters())
-        self.dtype, self.device = like.dtype, like.device
-        self.stays = {layer.units: self._all(layer.units.n) for layer in self.layers.values()}
+        reference = next(net.parameters())
+        self.dtype = reference.dtype
+        self.device = reference.device
+        self.stays = {
+            layer.units: self._full_mask(layer.units.size) for layer in self.layers.values()
+        }
 
-    def _all(self, n: int) -> Tensor:
-        return torch.ones(n, dtype=torch.bool, device=self.device)
+    def _full_mask(self, size: int) -> Tensor:
+        """Return a mask of True."""
+        return torch.ones(size, dtype=torch.bool, device=self.device)
 
-    def zero(self, threshold: float) -> None:
-        """Set weights with a smaller ratio to 0, also of layers that are not followed."""
+    def zero_weights(self, threshold: float) -> None:
+        """Set weights with a smaller ratio to 0, also those of layers whose units all stay."""
         for name, weight in self._weights().items():
-            weight.masked_fill_(self.full[name] < threshold, 0.0)
+            weight.masked_fill_(self.weight_ratios[name] < threshold, 0.0)
         for name, ratio in self.ratios.items():
             self.ratios[name] = ratio.masked_fill(ratio < threshold, 0.0)
 
     def _weights(self) -> Params:
-        """Return the weights of all linear layers and convolutions by the name of the tensor, tied
-        ones once.
-        """
-        followed = {f"{name}.weight": layer.module.weight for name, layer in self.layers.items()}
-        return followed | self.others
+        """Return the weights of linear layers and convolutions by name, tied ones once."""
+        weights: Params = {}
+        for name, layer in self.layers.items():
+            weights[f"{name}.weight"] = layer.module.weight
+        return weights | self.other_weights
 
     def count_zeros(self) -> int:
         """Return the number of weights at 0."""
@@ -60,215 +83,242 @@ class Pruning:
         weights += _other_weights(self.net, self.layers).values()
         return sum(int((weight == 0).sum()) for weight in weights)
 
-    def _reads(self, read: Value, total: int) -> tuple[Group, Tensor]:
-        """The group of the units that are read, and the unit of each of ``total`` features."""
-        group = read.group.find()
-        return group, read.columns(total).to(self.device)
+    def _unit_of_features(self, read: UnitTensor, total: int) -> tuple[UnitGroup, Tensor]:
+        """Return the group of the units that are read, and the unit of each of the features."""
+        group = read.group.root()
+        return group, read.units_of_features(total).to(self.device)
 
-    def _inputs(self, layer: Layer) -> Tensor:
-        """Which inputs of a layer stay."""
+    def _input_mask(self, layer: UnitLayer) -> Tensor:
+        """Return which inputs of a layer stay."""
         if layer.read is None:
-            return self._all(layer.inputs)
-        group, columns = self._reads(layer.read, layer.inputs)
+            return self._full_mask(layer.inputs)
+        group, columns = self._unit_of_features(layer.read, layer.inputs)
         return self.stays[group][columns]
 
-    def _bias(self, layer: Layer, constants: Constants) -> Tensor:
-        """The bias with what removed inputs, as constants, add to it."""
-        weight, bias = _matrix(layer, layer.module.weight).sum(2), layer.module.bias
+    def _bias(self, layer: UnitLayer, constants: Constants) -> Tensor:
+        """Return the bias plus what the removed inputs, which are constants, add to it."""
+        weight = _as_matrix(layer, layer.module.weight).sum(2)
+        bias = layer.module.bias
         bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
-        if layer.source is None or layer.read is None or not layer.folds:
+        if layer.source is None or layer.read is None or not layer.can_absorb_constants:
             return bias
-        group, columns = self._reads(layer.read, layer.inputs)
+        group, columns = self._unit_of_features(layer.read, layer.inputs)
         constant = torch.where(self.stays[group], 0.0, constants[layer.source]).nan_to_num()
         return bias + weight @ constant[columns]
 
-    def _constant_outputs(self, layer: Layer, constants: Constants) -> Tensor:
-        """Return the outputs of a layer that read nothing which stays, and NaN for the others."""
-        reads = torch.where(self._inputs(layer), self.ratios[layer.name], 0.0).amax(1)
-        return torch.where(reads > 0, torch.nan, self._bias(layer, constants))
+    def _constant_outputs(self, layer: UnitLayer, constants: Constants) -> Tensor:
+        """Return the outputs of a layer that read no unit which stays, and NaN for the others."""
+        largest_ratio = torch.where(self._input_mask(layer), self.ratios[layer.name], 0.0).amax(1)
+        return torch.where(largest_ratio > 0, torch.nan, self._bias(layer, constants))
 
-    def _constants(self) -> Constants:
-        found: Constants = {}
-        for node, rule in self.followed.rules:
-            found[node] = rule(found)
-        return found
-
-    def remove(self) -> None:
+    def remove_units(self) -> None:
         """Remove the units that read nothing or that nothing reads, until there are none."""
-        while self._remove():
+        while self._remove_units_once():
             pass
 
-    def _remove(self) -> bool:
-        """Remove the units that every layer which reads them can do without; whether there were
-        any.
+    def _remove_units_once(self) -> bool:
+        """Remove the units that no layer needs, and return whether there were any."""
+        read_ratios, needed_ratios = self._unit_ratios()
+        has_changed = False
+        for group, mask in self.stays.items():
+            if group.reason_to_stay:
+                continue
+            stay = (needed_ratios[group] > 0) & mask
+            if not bool(stay.any()):
+                stay[torch.where(mask, read_ratios[group], -1.0).argmax()] = True
+            has_changed |= not torch.equal(stay, mask)
+            self.stays[group] = stay
+        return has_changed
 
-        A layer can do without a constant that is added to its bias. A depthwise convolution has the
-        units that it reads, and needs none for itself.
+    def _unit_ratios(self) -> tuple[dict[UnitGroup, Tensor], dict[UnitGroup, Tensor]]:
+        """Return for each unit the largest ratio with which a layer reads it, and needs it.
+
+        A layer does not need a constant that can be added to its bias. A depthwise convolution has
+        the units that it reads, and needs none for itself.
         """
-        constants = self._constants()
-        read_by = {
+        constants = self.graph.constants()
+        read_ratios = {
             group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()
         }
-        needed_by = {group: torch.zeros_like(score) for group, score in read_by.items()}
+        needed_ratios = {group: torch.zeros_like(ratio) for group, ratio in read_ratios.items()}
         for name, layer in self.layers.items():
             if layer.source is None or layer.read is None:
                 continue
-            stays = self.stays[layer.units][:, None] & self._inputs(layer)
+            stays = self.stays[layer.units][:, None] & self._input_mask(layer)
             ratio = torch.where(stays, self.ratios[name], 0.0).amax(0)
-            group, columns = self._reads(layer.read, layer.inputs)
-            read = torch.zeros_like(read_by[group]).scatter_reduce(0, columns, ratio, "amax")
+            group, columns = self._unit_of_features(layer.read, layer.inputs)
+            unit_ratio = torch.zeros_like(read_ratios[group]).scatter_reduce(
+                0, columns, ratio, "amax"
+            )
             constant = constants[layer.source]
-            can_move = constant.isfinite() if layer.folds else constant == 0
-            read_by[group] = torch.maximum(read_by[group], read)
-            needed_by[group] = torch.maximum(needed_by[group], torch.where(can_move, 0.0, read))
-        changed = False
-        for group, mask in self.stays.items():
-            if group.whole:
-                continue
-            stay = (needed_by[group] > 0) & mask
-            if not bool(stay.any()):
-                stay[torch.where(mask, read_by[group], -1.0).argmax()] = True
-            changed |= not torch.equal(stay, mask)
-            self.stays[group] = stay
-        return changed
+            is_removable = constant.isfinite() if layer.can_absorb_constants else constant == 0
+            needed = torch.where(is_removable, 0.0, unit_ratio)
+            read_ratios[group] = torch.maximum(read_ratios[group], unit_ratio)
+            needed_ratios[group] = torch.maximum(needed_ratios[group], needed)
+        return read_ratios, needed_ratios
 
-    def round(self) -> dict[str, int]:
-        """Put the weights of each layer on a grid; the bits of a number of each."""
-        found: dict[str, int] = {}
+    def round_weights(self) -> dict[str, int]:
+        """Round the weights of each layer to a grid, and return the bits of a number by name."""
+        bits: dict[str, int] = {}
         for name, layer in self.layers.items():
             weight = layer.module.weight
-            used = (weight != 0) & _outer(layer, self.stays[layer.units], self._inputs(layer))
-            width = _round(weight, self.std.get(f"{name}.weight"), used, used)
+            stays = _outer_mask(layer, self.stays[layer.units], self._input_mask(layer))
+            is_used = (weight != 0) & stays
+            width = _round_tensor(weight, self.std.get(f"{name}.weight"), is_used, is_used)
             if width is not None:
-                found[f"{name}.weight"] = width
-                self.ratios[name] = self.ratios[name].masked_fill(
-                    (_matrix(layer, weight) == 0).all(2), 0.0
-                )
-        filters = {
-            f"{name}.weight": self._stays_of(layer) for name, layer in self.depthwise.items()
+                bits[f"{name}.weight"] = width
+                is_zero = (_as_matrix(layer, weight) == 0).all(2)
+                self.ratios[name] = self.ratios[name].masked_fill(is_zero, 0.0)
+        filter_masks = {
+            f"{name}.weight": self.stays[layer.units] for name, layer in self.depthwise.items()
         }
-        for name, weight in self.others.items():
-            used = weight != 0
-            if name in filters:
-                used &= filters[name].reshape(-1, *[1] * (weight.ndim - 1))
-            width = _round(weight, self.std.get(name), used, used)
+        for name, weight in self.other_weights.items():
+            is_used = weight != 0
+            if name in filter_masks:
+                is_used &= filter_masks[name].reshape(-1, *[1] * (weight.ndim - 1))
+            width = _round_tensor(weight, self.std.get(name), is_used, is_used)
             if width is not None:
-                found[name] = width
-        return found
-
-    def _stays_of(self, layer: Depthwise) -> Tensor:
-        """Which units of a depthwise convolution stay."""
-        return self.stays[layer.value.group.find()]
+                bits[name] = width
+        return bits
 
     def round_biases(self) -> dict[str, int]:
-        """Put the biases on a grid too, after removed constants were added to them; the bits of a
-        number of each.
-        """
-        stays = {
-            name: (layer.module.bias, self.stays[layer.units])
-            for name, layer in self.layers.items()
-        }
-        stays |= {
-            name: (layer.module.bias, self._stays_of(layer))
-            for name, layer in self.depthwise.items()
-        }
-        found = {
-            f"{name}.bias": _round(bias, self.std.get(f"{name}.bias"), stay, ...)
-            for name, (bias, stay) in stays.items()
-            if bias is not None
-        }
-        return {name: width for name, width in found.items() if width is not None}
+        """Round the biases, with the removed constants in them, and return the bits by name."""
+        layers: list[UnitLayer | DepthwiseLayer] = [
+            *self.layers.values(),
+            *self.depthwise.values(),
+        ]
+        bits: dict[str, int] = {}
+        for layer in layers:
+            bias = layer.module.bias
+            if bias is None:
+                continue
+            name = f"{layer.name}.bias"
+            width = _round_tensor(bias, self.std.get(name), self.stays[layer.units], ...)
+            if width is not None:
+                bits[name] = width
+        return bits
 
     def shrink(self) -> None:
-        """Cut the tensors; the new biases depend on the weights before the cut."""
-        constants = self._constants()
+        """Cut the tensors to the units that stay."""
+        constants = self.graph.constants()
+        # All biases first: they depend on the weights before the cut.
         biases = {name: self._bias(layer, constants) for name, layer in self.layers.items()}
         for name, layer in self.layers.items():
-            module, bias, out, inputs = (
-                layer.module,
-                biases[name],
-                self.stays[layer.units],
-                self._inputs(layer),
-            )
-            for axis, stay in zip(layer.axes, (out, inputs), strict=True):
-                module.weight = _fixed(module.weight.index_select(axis, stay.nonzero()[:, 0]))
-            if module.bias is not None or bool(bias.any()):
-                module.bias = _fixed(bias[out])
-            sizes = int(inputs.sum()), int(out.sum())
-            if isinstance(module, nn.Linear):
-                module.in_features, module.out_features = sizes
-            else:
-                module.in_channels, module.out_channels = sizes
-        for channelwise in self.depthwise.values():
-            module, stay = channelwise.module, self._stays_of(channelwise)
-            module.weight = _fixed(module.weight[stay])
-            if module.bias is not None:
-                module.bias = _fixed(module.bias[stay])
-            module.in_channels = module.out_channels = module.groups = int(stay.sum())
-        for name, value in self.followed.norms.items():
-            norm: Any = self.net.get_submodule(name)
-            group, columns = self._reads(value, norm.num_features)
-            stay = self.stays[group][columns]
-            for key in ("weight", "bias", "running_mean", "running_var"):
-                old = getattr(norm, key)
-                if old is not None:
-                    setattr(
-                        norm, key, _fixed(old[stay]) if isinstance(old, nn.Parameter) else old[stay]
-                    )
-            norm.num_features = int(stay.sum())
+            self._shrink_layer(layer, biases[name])
+        for depthwise in self.depthwise.values():
+            self._shrink_depthwise(depthwise)
+        for name, tensor in self.graph.norms.items():
+            self._shrink_norm(self.net.get_submodule(name), tensor)
 
-    def whole(self) -> dict[str, str]:
-        """The layers whose units all stay, and why."""
-        reasons = {name: layer.units.whole for name, layer in self.layers.items()}
-        reasons |= {name: layer.value.group.find().whole for name, layer in self.depthwise.items()}
-        return self.followed.whole | {
-            n: why for n, why in reasons.items() if why not in ("", "the output of the network")
-        }
+    def _shrink_layer(self, layer: UnitLayer, bias: Tensor) -> None:
+        """Cut the weight and the bias of a linear layer or a convolution."""
+        module = layer.module
+        outputs = self.stays[layer.units]
+        inputs = self._input_mask(layer)
+        for axis, stay in zip(layer.axes, (outputs, inputs), strict=True):
+            kept_weight = module.weight.index_select(axis, stay.nonzero()[:, 0])
+            module.weight = _frozen_parameter(kept_weight)
+        if module.bias is not None or bool(bias.any()):
+            module.bias = _frozen_parameter(bias[outputs])
+        if isinstance(module, nn.Linear):
+            module.in_features = int(inputs.sum())
+            module.out_features = int(outputs.sum())
+        else:
+            module.in_channels = int(inputs.sum())
+            module.out_channels = int(outputs.sum())
+
+    def _shrink_depthwise(self, layer: DepthwiseLayer) -> None:
+        """Cut the filters of a depthwise convolution."""
+        module = layer.module
+        stay = self.stays[layer.units]
+        module.weight = _frozen_parameter(module.weight[stay])
+        if module.bias is not None:
+            module.bias = _frozen_parameter(module.bias[stay])
+        channels = int(stay.sum())
+        module.in_channels = channels
+        module.out_channels = channels
+        module.groups = channels
+
+    def _shrink_norm(self, norm: Any, tensor: UnitTensor) -> None:
+        """Cut the tensors of a batch norm."""
+        group, columns = self._unit_of_features(tensor, norm.num_features)
+        stay = self.stays[group][columns]
+        for key in ("weight", "bias", "running_mean", "running_var"):
+            value = getattr(norm, key)
+            if isinstance(value, nn.Parameter):
+                setattr(norm, key, _frozen_parameter(value[stay]))
+            elif value is not None:
+                setattr(norm, key, value[stay])
+        norm.num_features = int(stay.sum())
+
+    def unchanged_layers(self) -> dict[str, str]:
+        """Return the layers whose units all stay, and why."""
+        layers: list[UnitLayer | DepthwiseLayer] = [
+            *self.layers.values(),
+            *self.depthwise.values(),
+        ]
+        reasons = dict(self.graph.unchanged)
+        for layer in layers:
+            reason = layer.units.reason_to_stay
+            if reason not in ("", "the output of the network"):
+                reasons[layer.name] = reason
+        return reasons
 
 
-def _other_weights(net: nn.Module, followed: Collection[str]) -> Params:
-    """Return the weights of linear layers and convolutions that are depthwise or not followed, by
-    name.
-    """
+def _other_weights(net: nn.Module, layers: Collection[str]) -> Params:
+    """Return the weights of depthwise convolutions and of layers outside the graph, by name."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     weights: Params = {}
     for name, module in net.named_modules():
-        if isinstance(module, LAYERS) and name not in followed and "weight" in module._parameters:
+        if isinstance(module, LAYERS) and name not in layers and "weight" in module._parameters:
             weights[names[id(module.weight)]] = module.weight
     return weights
 
 
-def _matrix(layer: Layer, weight: Tensor) -> Tensor:
-    """A weight as (out, in, positions)."""
-    return weight.movedim(layer.axes, (0, 1)).reshape(
-        weight.shape[layer.axes[0]], weight.shape[layer.axes[1]], -1
+def _as_matrix(layer: UnitLayer, weight: Tensor) -> Tensor:
+    """Return a weight as (outputs, inputs, positions of the kernel)."""
+    output_axis, input_axis = layer.axes
+    shape = (weight.shape[output_axis], weight.shape[input_axis], -1)
+    return weight.movedim(layer.axes, (0, 1)).reshape(shape)
+
+
+def _outer_mask(layer: UnitLayer, outputs: Tensor, inputs: Tensor) -> Tensor:
+    """Return which numbers of a weight belong to outputs and inputs that stay; it broadcasts."""
+    ndim = layer.module.weight.ndim
+    output_axis, input_axis = layer.axes
+    return outputs.reshape(_column_shape(output_axis, ndim)) & inputs.reshape(
+        _column_shape(input_axis, ndim)
     )
 
 
-def _outer(layer: Layer, out: Tensor, inputs: Tensor) -> Tensor:
-    """Which numbers of a weight have one of these outputs and one of these inputs, in a shape that
-    broadcasts.
+def _column_shape(long_axis: int, ndim: int) -> Sequence[int]:
+    """Return the shape of a tensor with one axis that is not of size 1."""
+    return [-1 if axis == long_axis else 1 for axis in range(ndim)]
+
+
+def _round_tensor(
+    tensor: Tensor, std: Tensor | None, is_used: Tensor, is_counted: Tensor | EllipsisType
+) -> int | None:
+    """Round a tensor to multiples of Δ = σ, with 1/σ² the mean precision of the used numbers.
+
+    Args:
+        tensor: the numbers, which change.
+        std: their standard deviations; None if they are points.
+        is_used: mask of the numbers that determine Δ.
+        is_counted: mask of the numbers that must fit into the bits.
+
+    Returns:
+        The bits of a signed whole number that holds each counted number. None, and no rounding,
+        if a used number has no spread or no number is used.
     """
-    shapes = [
-        [-1 if axis == own else 1 for axis in range(layer.module.weight.ndim)] for own in layer.axes
-    ]
-    return out.reshape(shapes[0]) & inputs.reshape(shapes[1])
-
-
-def _round(tensor: Tensor, std: Tensor | None, used: Tensor, counted: Any) -> int | None:
-    """Round a tensor to multiples of Δ = σ, 1/σ² the mean precision of the ``used`` numbers; bits
-    of the ``counted``.
-
-    None, and no rounding, where one of them is a point or there are none. The bits are of signed
-    whole numbers.
-    """
-    if std is None or not bool(used.any()) or not bool((std[used] > 0).all()):
+    if std is None or not bool(is_used.any()) or not bool((std[is_used] > 0).all()):
         return None
-    step = std[used].square().reciprocal().mean().rsqrt()
+    step = std[is_used].square().reciprocal().mean().rsqrt()
     steps = (tensor / step).round()
     tensor.copy_(steps * step)
-    return int(steps[counted].abs().max()).bit_length() + 1
+    return int(steps[is_counted].abs().max()).bit_length() + 1
 
 
-def _fixed(value: Tensor) -> nn.Parameter:
+def _frozen_parameter(value: Tensor) -> nn.Parameter:
+    """Return a parameter that is not trained."""
     return nn.Parameter(value, requires_grad=False)

@@ -17,14 +17,20 @@ from bayou.target import Target
 
 @final
 class Empirical(Posterior):
-    """q(w) = 1/K Σ_k δ(w − w_k): ``stack`` holds the K points, (K, *shape) each.
+    """q(w) = 1/K Σ_k δ(w − w_k), a list of K points.
 
     Beside all parameters a stack may hold buffers of the network and parameters of the likelihood,
     one for each point. A tensor that all points share is an expanded view
     (``value.expand(K, *shape)``): one copy in memory and in files.
-    ``chains``: how many chains the points come from; those of a chain lie side by side, in order.
-    ``mixing``: R-hat, effective sample sizes and the like of a sampler's chains
-    (``docs/methods.md``); None of anything else.
+
+    Args:
+        target: network, likelihood and prior.
+        network: the network as a function of its tensors.
+        stack: the K points, (K, *shape) each.
+        history: records of the fit; none by default.
+        chains: how many chains the points come from; those of a chain lie side by side, in order.
+        mixing: R-hat, effective sample sizes and the like of a sampler's chains
+            (``docs/methods.md``); None of anything else.
     """
 
     kind = "empirical"
@@ -40,9 +46,13 @@ class Empirical(Posterior):
         chains: int = 1,
         mixing: dict[str, Any] | None = None,
     ) -> None:
-        self.target, self.network = target, network
+        self.target = target
+        self.network = network
         self.stack = {name: value.detach() for name, value in stack.items()}
-        self.history, self.stopped, self.chains, self.mixing = history or [], "", chains, mixing
+        self.history = history or []
+        self.stopped = ""
+        self.chains = chains
+        self.mixing = mixing
         if size(self.stack) % chains:
             raise ValueError(
                 f"{size(self.stack)} points do not divide into {chains} chains of one length"
@@ -50,31 +60,44 @@ class Empirical(Posterior):
 
     @property
     def draws(self) -> int:
+        """The number of points."""
         return size(self.stack)
 
     def like(self) -> Params:
+        """Return the first point."""
         return {name: value[0] for name, value in self.stack.items()}
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Points in random order, each once before any is repeated; with an int seed, a function of
-        (seed, i).
+        """Return points in random order, each once before any is repeated.
+
+        With an int seed, draw i is a function of (seed, i).
+
+        Args:
+            n: the number of draws.
+            seed: of the order; None (the default) takes it from torch's global stream.
+            start: the number of the first draw.
+
+        Returns:
+            Tensors by name, (n, *shape) each.
         """
         check_count(n)
-        index = shuffled(self.draws, n, seed, start)
-        return {
-            name: value[:1].expand(n, *value.shape[1:])
-            if shared(value)
-            else value[index.to(value.device)]
-            for name, value in self.stack.items()
-        }
+        index = shuffled_indices(self.draws, n, seed, start)
+        draws: Params = {}
+        for name, value in self.stack.items():
+            if shared(value):
+                draws[name] = value[:1].expand(n, *value.shape[1:])
+            else:
+                draws[name] = value[index.to(value.device)]
+        return draws
 
     def mean(self) -> Params:
-        """The mean of the points; with several points rarely a good network."""
+        """Compute the mean of the points; with several points rarely a good network."""
         return {
             name: value.mean(0) for name, value in self.stack.items() if value.is_floating_point()
         }
 
     def std(self) -> Params:
+        """Compute the standard deviation of every number over the points."""
         return {
             name: value.std(0, correction=0)
             for name, value in self.stack.items()
@@ -82,17 +105,25 @@ class Empirical(Posterior):
         }
 
     def by_chain(self, samples: int | None = None, seed: rng.Seed = 0) -> Params:
+        """Return all points by chain, (chains, draws, *shape) each.
+
+        Args:
+            samples: must be None, since all points are returned.
+            seed: without effect.
+        """
         if samples is not None:
             raise ValueError(f"all {self.draws:,} points are exported; omit samples=")
         return {name: value.unflatten(0, (self.chains, -1)) for name, value in self.stack.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the points, their shared tensors, the number of chains and their diagnostics."""
         shared_names = [name for name, value in self.stack.items() if shared(value)]
         stack = {
             name: value[:1] if name in shared_names else value for name, value in self.stack.items()
         }
         tensors, config = target_state(self, stack=stack)
-        config |= {"chains": self.chains, "shared": shared_names}
+        config["chains"] = self.chains
+        config["shared"] = shared_names
         if self.mixing is not None:
             config["mixing"] = self.mixing
         return tensors, config
@@ -101,14 +132,19 @@ class Empirical(Posterior):
     def restore(
         cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
     ) -> Empirical:
+        """Return the posterior with a ``state``, see ``Posterior.restore``."""
         target = restore_target(tensors, config, net, **options)
         device = next(net.parameters()).device
         stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
         points = max(len(value) for value in stack.values())
         stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
-        network, mixing = restore_network(target, tensors, config), config.get("mixing")
         return cls(
-            target, network, stack, config["history"], chains=config["chains"], mixing=mixing
+            target,
+            restore_network(target, tensors, config),
+            stack,
+            config["history"],
+            chains=config["chains"],
+            mixing=config.get("mixing"),
         )
 
     def __repr__(self) -> str:
@@ -116,20 +152,30 @@ class Empirical(Posterior):
         points = f"{self.draws:,} points" if self.draws > 1 else "a point"
         chains = f" of {self.chains} chains" if self.chains > 1 else ""
         mixing = self.mixing or {}
-        mixed = (
-            f"; R-hat {mixing['r_hat']:.3g}, ESS {mixing['ess']:.0f}" if "r_hat" in mixing else ""
-        )
-        mixed += "" if mixing.get("mixed", True) else ", not mixed"
-        return f"Empirical({type(self.target.net).__name__}: {points}{chains} of {weights:,} weights{mixed})"
+        diagnostics = ""
+        if "r_hat" in mixing:
+            diagnostics = f"; R-hat {mixing['r_hat']:.3g}, ESS {mixing['ess']:.0f}"
+        if not mixing.get("mixed", True):
+            diagnostics += ", not mixed"
+        net = type(self.target.net).__name__
+        return f"Empirical({net}: {points}{chains} of {weights:,} weights{diagnostics})"
 
 
-def shuffled(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:
-    """Entries start .. start + n − 1 of repeated random permutations of 0 .. count − 1."""
+def shuffled_indices(count: int, n: int, seed: rng.Seed, start: int = 0) -> Tensor:
+    """Return entries of repeated random permutations of 0 .. count − 1.
+
+    Args:
+        count: the length of a permutation.
+        n: the number of entries.
+        seed: of the permutations.
+        start: the number of the first entry.
+
+    Returns:
+        Entries start .. start + n − 1, (n,).
+    """
     seed = rng.integer(seed)
     rounds = range(start // count, -(-(start + n) // count))
     if not rounds:
         return torch.empty(0, dtype=torch.long)
-    orders = torch.cat(
-        [rng.permutation(count, rng.fold(seed, "round", number)) for number in rounds]
-    )
-    return orders[start % count :][:n]
+    orders = [rng.permutation(count, rng.fold(seed, "round", number)) for number in rounds]
+    return torch.cat(orders)[start % count :][:n]

@@ -30,25 +30,35 @@ from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rule
 from bayou.target import Target, prior_specs
 
 PredictiveKind = Literal["sampled", "linearized", "probit", "exact"]
-LINEARITY_FACTOR = (
-    8.0  # enlargement of a draw in the test whether a network is linear in its weights
-)
-ROWS = 256  # whose graph is held at a time while linearized functions are computed
 PREDICTIVES: Final[tuple[PredictiveKind, ...]] = ("sampled", "linearized", "probit", "exact")
-CLOSED = ("probit", "exact")  # without draws
+CLOSED: Final[tuple[PredictiveKind, ...]] = ("probit", "exact")  # predict without draws
+LINEARITY_FACTOR = 8.0  # enlargement of a draw in the test whether a network is linear in it
+GRAPH_ROWS = 256  # whose graph is held at a time while linearized functions are computed
 
 
 @final
 class GaussianPosterior(Posterior):
     """q(w) = N(mean, Σ) over some of the tensors; the others are points at their mean.
 
-    ``predictive`` says which function a draw of weights is: ``"sampled"``, the network with these
-    weights; ``"linearized"``, f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature
-    belongs to (Khan 2019, Immer 2021); and ``"probit"``, for classes: logits f/√(1 + π/8·v) with v
-    the variances of the linearized logits, one function instead of many (Spiegelhalter & Lauritzen
-    1990, MacKay 1992). ``"exact"``, for Gaussian noise σ: p(y) = N(f, v + σ²) of the linearized
-    function. The single draws of both are linearized.
-    ``log_evidence``: an estimate of log p(D), where the method has one.
+    ``predictive`` says which function a draw of weights is:
+
+    - ``"sampled"``: the network with these weights.
+    - ``"linearized"``: f(x, mean) + J(x)·(w − mean), the model that a Gauss-Newton curvature
+      belongs to (Khan 2019, Immer 2021).
+    - ``"probit"``, for classes: logits f/√(1 + π/8·v) with v the variances of the linearized
+      logits, one function instead of many (Spiegelhalter & Lauritzen 1990, MacKay 1992).
+    - ``"exact"``, for Gaussian noise σ: p(y) = N(f, v + σ²) of the linearized function.
+
+    The single draws of the last two are linearized.
+
+    Args:
+        target: network, likelihood and prior.
+        network: the network as a function of its tensors.
+        mean: of all tensors, (*shape) each.
+        covariance: Σ, of those tensors that are not points.
+        history: records of the fit; none by default.
+        predictive: which function a draw is; "sampled" by default.
+        log_evidence: an estimate of log p(D), where the method has one; None by default.
     """
 
     kind = "gaussian"
@@ -65,81 +75,100 @@ class GaussianPosterior(Posterior):
         predictive: PredictiveKind = "sampled",
         log_evidence: float | None = None,
     ) -> None:
-        self.target, self.network, self.covariance = target, network, covariance
+        self.target = target
+        self.network = network
+        self.covariance = covariance
         self.center = {name: value.detach() for name, value in mean.items()}
-        self.history, self.stopped = history or [], ""
-        self.predictive, self.log_evidence = (
-            check_predictive(predictive, target.likelihood),
-            log_evidence,
-        )
+        self.history = history or []
+        self.stopped = ""
+        self.predictive = check_predictive(predictive, target.likelihood)
+        self.log_evidence = log_evidence
 
     @property
     def predicts_without_draws(self) -> bool:  # type: ignore[override]
+        """Whether ``predict`` has a closed form unless ``samples`` are given."""
         return self.predictive in CLOSED
 
     def like(self) -> Params:
+        """Return the mean."""
         return dict(self.center)
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
-        """The outputs with these parameters: of the network, or of its linearization at the
-        mean.
+        """Compute the outputs of the network, or of its linearization at the mean.
+
+        Args:
+            params: tensors of one draw, by name.
+            inputs: the arguments of the network, on its device.
         """
         if self.predictive == "sampled":
             return self.network.evaluate(params, *inputs)
-        own = self._random
-        f, slope = tangent(
-            self._at(inputs), own, {name: params[name] - value for name, value in own.items()}
-        )
-        return f + slope
+        mean = self._random_mean
+        deviation = {name: params[name] - value for name, value in mean.items()}
+        outputs, slope = tangent(self._function_at(inputs), mean, deviation)
+        return outputs + slope
 
     @property
-    def _random(self) -> Params:
+    def _random_mean(self) -> Params:
         """The mean of the tensors that are not points."""
         return {name: self.center[name] for name in self.covariance.shapes}
 
-    def _at(self, inputs: Sequence[Any]) -> Callable[[Params], Tensor]:
-        """The network on these inputs as a function of the tensors that are not points."""
-        return lambda own: self.network.evaluate(self.center | own, *inputs)
+    def _function_at(self, inputs: Sequence[Any]) -> Callable[[Params], Tensor]:
+        """Return the network on some inputs as a function of the tensors that are not points."""
+        return lambda params: self.network.evaluate(self.center | params, *inputs)
 
-    def _functions(self, inputs: tuple[Any, ...], *, loop: bool) -> Map:
-        mapped = super()._functions(inputs, loop=loop)
-        return mapped if self.predictive == "sampled" else partial(self._linearized_or, mapped)
+    def _map_over_draws(self, inputs: tuple[Any, ...], *, loop: bool) -> Map:
+        """Return ``call`` as a function of a stack of draws."""
+        mapped = super()._map_over_draws(inputs, loop=loop)
+        if self.predictive == "sampled":
+            return mapped
+        return partial(self._linearized_outputs_or, mapped)
 
-    def _linearized_or(self, mapped: Map, stack: Params, *inputs: Any) -> Tensor:
-        """Many linearized functions share what does not depend on the draw: for a last layer,
-        nearly everything.
+    def _linearized_outputs_or(self, mapped: Map, stack: Params, *inputs: Any) -> Tensor:
+        """Compute many linearized functions together, or by ``mapped`` where that is impossible.
+
+        They share what does not depend on the draw: for a last layer, nearly everything.
         """
         try:
-            starts = range(0, max(1, len(inputs[0])), ROWS)
-            return torch.cat(
-                [self._linearized(stack, rows_of(inputs, slice(n, n + ROWS))) for n in starts], 1
-            )
+            starts = range(0, max(1, len(inputs[0])), GRAPH_ROWS)
+            outputs = [
+                self._linearized_outputs(stack, rows_of(inputs, slice(first, first + GRAPH_ROWS)))
+                for first in starts
+            ]
+            return torch.cat(outputs, 1)
         except RuntimeError as error:  # an operation that cannot be differentiated twice
             if out_of_memory(error):
                 raise
         return mapped(stack, *inputs)
 
-    def _linearized(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
-        """f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
-        own = self._random
-        f, pull = linearize(self._at(inputs), own)
+    def _linearized_outputs(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
+        """Compute f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
+        mean = self._random_mean
+        f, pull = linearize(self._function_at(inputs), mean)
         _, push = linearize(lambda u: pull(u)[0], torch.zeros_like(f))
-        each = [
-            push({name: stack[name][s] - value for name, value in own.items()})[0]
-            for s in range(size(stack))
-        ]
-        return (f + torch.stack(each)).detach()
+        slopes = []
+        for index in range(size(stack)):
+            deviation = {name: stack[name][index] - value for name, value in mean.items()}
+            slopes.append(push(deviation)[0])
+        return (f + torch.stack(slopes)).detach()
 
     def take_units(self, units: Units) -> None:
+        """Convert the posterior and its log evidence to the units of the user."""
         if self.log_evidence is not None:
             self.log_evidence -= self.target.n * units.log_scale
         super().take_units(units)
 
     def using(self, predictive: PredictiveKind) -> GaussianPosterior:
-        """The same distribution over weights, with another way to make functions of them."""
-        other = copy.copy(self)
-        other.predictive = check_predictive(predictive, self.target.likelihood)
-        return other
+        """Return the same distribution over weights, with another way to make functions of them.
+
+        Args:
+            predictive: "sampled", "linearized", "probit" or "exact".
+
+        Raises:
+            ValueError: if it does not suit the likelihood.
+        """
+        posterior = copy.copy(self)
+        posterior.predictive = check_predictive(predictive, self.target.likelihood)
+        return posterior
 
     def predict(
         self,
@@ -151,224 +180,294 @@ class GaussianPosterior(Posterior):
         batch_size: int | None = None,
         predictive: PredictiveKind | None = None,
     ) -> Predictive:
-        """As every posterior predicts; ``predictive``: instead of the posterior's own.
+        """Predict y at new inputs, as every posterior does.
 
         An exact prediction is one distribution, not a mixture of functions; with ``samples`` these
         are drawn.
+
+        Args:
+            x: a tensor (B, ...), a tuple or a mapping of them, or a DataLoader.
+            samples: the number of functions; by default 100, and none for a closed form.
+            seed: of the draws; 0 by default.
+            chunk: functions computed at a time; by default as many as fit.
+            batch_size: rows computed at a time; by default as many as fit.
+            predictive: which function a draw is; by default that of the posterior.
+
+        Returns:
+            The predictive distribution of y.
         """
         if predictive is not None and predictive != self.predictive:
             return self.using(predictive).predict(
                 x, samples, seed=seed, chunk=chunk, batch_size=batch_size
             )
-        if self.predictive not in CLOSED or (self.predictive == "exact" and samples is not None):
+        draws_functions = self.predictive == "exact" and samples is not None
+        if self.predictive not in CLOSED or draws_functions:
             return super().predict(x, samples, seed=seed, chunk=chunk, batch_size=batch_size)
         if samples not in (None, 1):
             raise ValueError(
-                f"a probit prediction is one function, got samples={samples}; use predictive='linearized'"
+                f"a probit prediction is one function, got samples={samples}; "
+                "use predictive='linearized'"
             )
         mean, variance = self.function(x, batch_size=batch_size, diagonal=True)
-        own = copy.deepcopy(self.target.likelihood).requires_grad_(False)
-        likelihood, outputs = own.marginal(mean, variance.reshape(mean.shape))
-        return self.tempered(likelihood, outputs.unsqueeze(0))
+        noise = copy.deepcopy(self.target.likelihood).requires_grad_(False)
+        likelihood, outputs = noise.marginal(mean, variance.reshape(mean.shape))
+        return self.apply_temperature(likelihood, outputs.unsqueeze(0))
 
     @torch.no_grad()
     def function(
         self, x: Any, *, batch_size: int | None = None, diagonal: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """The linearized function, exactly: its mean f(x, mean), (B, *out), and covariance J·Σ·Jᵀ,
-        (B, K, K).
+        """Compute the distribution of the linearized function, N(f(x, mean), J·Σ·Jᵀ).
 
-        K is the number of outputs of one example; ``diagonal``: its variances alone, (B, K). The
-        Jacobians of ``batch_size`` rows are held at a time (by default as many as fit).
+        Args:
+            x: the inputs of ``predict``, B rows.
+            batch_size: rows whose Jacobians are held at a time; by default as many as fit.
+            diagonal: whether to compute variances alone; False by default.
+
+        Returns:
+            The mean, (B, *out), and the covariances of the K outputs of each row, (B, K, K), or
+            their variances, (B, K).
         """
         inputs = self.place(x)
-        means, covariances = [], []
+        means = []
+        covariances = []
         rows = batch_size or 1
         first = 0
         with clear_errors(inputs), QUIET:
             while first < len(inputs[0]):
-                f, spread = self._spread(rows_of(inputs, slice(first, first + rows)))
-                means.append(f)
-                covariances.append(spread.square().sum(-1) if diagonal else spread @ spread.mT)
+                mean, root = self._covariance_root(rows_of(inputs, slice(first, first + rows)))
+                means.append(mean)
+                covariances.append(root.square().sum(-1) if diagonal else root @ root.mT)
                 first += rows
-                rows = batch_size or max(
-                    1, CHUNK_NUMBERS // max(1, f[0].numel() * self.covariance.size)
-                )
+                numbers = max(1, mean[0].numel() * self.covariance.size)
+                rows = batch_size or max(1, CHUNK_NUMBERS // numbers)
         if not means:
             raise ValueError("x has no rows")
         return torch.cat(means), torch.cat(covariances)
 
-    def _spread(self, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """f (B, *out), and R (B, K, ·) with R·Rᵀ = J·Σ·Jᵀ."""
+    def _covariance_root(self, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """Compute f, (B, *out), and R, (B, K, ·), with R·Rᵀ = J·Σ·Jᵀ."""
 
-        def rows(one: tuple[Any, ...]) -> tuple[Tensor, Params]:
-            network = self._at(
-                [row.unsqueeze(0) if isinstance(row, Tensor) else row for row in one]
-            )
-            f, pull = linearize(lambda own: network(own).squeeze(0), self._random)
+        def jacobian_of_row(*row: Tensor) -> tuple[Tensor, Params]:
+            row_inputs = [
+                item.unsqueeze(0) if isinstance(item, Tensor) else item
+                for item in _replace_tensors(inputs, row)
+            ]
+            network = self._function_at(row_inputs)
+            f, pull = linearize(lambda params: network(params).squeeze(0), self._random_mean)
             eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
             return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
 
         tensors = [item for item in inputs if isinstance(item, Tensor)]
-        f, jacobian = VmapOrLoop(lambda *one: rows(_with(inputs, one)), (0,) * len(tensors))(
-            *tensors
-        )
+        f, jacobian = VmapOrLoop(jacobian_of_row, (0,) * len(tensors))(*tensors)
         return f, self.covariance.spread(jacobian)
 
     @torch.no_grad()
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Draws of all parameters, (n, *shape) each; with an int seed, draw i is a function of
-        (seed, i) alone.
+        """Draw all parameters; those that are points are at their mean.
+
+        With an int seed, draw i is a function of (seed, i) alone.
+
+        Args:
+            n: the number of draws.
+            seed: of the draws; None (the default) takes them from torch's global stream.
+            start: the number of the first draw.
+
+        Returns:
+            Tensors by name, (n, *shape) each.
         """
         check_count(n)
         deviation = self.covariance.sample(n, seed, start)
-        return {
-            name: value + deviation[name] if name in deviation else value.expand(n, *value.shape)
-            for name, value in self.center.items()
-        }
+        draws: Params = {}
+        for name, value in self.center.items():
+            if name in deviation:
+                draws[name] = value + deviation[name]
+            else:
+                draws[name] = value.expand(n, *value.shape)
+        return draws
 
     def mean(self) -> Params:
+        """Return the mean of every tensor, (*shape) each."""
         return dict(self.center)
 
     def std(self) -> Params:
-        points = {name: torch.zeros_like(value) for name, value in self.center.items()}
-        return points | {name: value.sqrt() for name, value in self.covariance.variance().items()}
+        """Compute the standard deviation of every weight, 0 for tensors that are points."""
+        stds = {name: torch.zeros_like(value) for name, value in self.center.items()}
+        for name, variance in self.covariance.variance().items():
+            stds[name] = variance.sqrt()
+        return stds
 
     def log_prob(self, params: Params) -> Tensor:
-        """log q(w) of the tensors (..., *shape) that are not points."""
-        return self.covariance.log_prob(
-            {name: params[name] - self.center[name] for name in self.covariance.shapes}
-        )
+        """Compute the log-density log q(w) of the tensors that are not points.
+
+        Args:
+            params: tensors by name, (..., *shape) each.
+
+        Returns:
+            (...), in nats.
+        """
+        deviation = {name: params[name] - self.center[name] for name in self.covariance.shapes}
+        return self.covariance.log_prob(deviation)
 
     def as_prior(self) -> dict[str, Prior]:
-        """N(mean, Σ), the prior of the next task (online Laplace, Ritter 2018); points keep theirs.
+        """Return N(mean, Σ) as the prior of the next task (online Laplace, Ritter 2018).
 
         A diagonal Σ is a Normal of each tensor; any other is one density of all of them, with which
         MAP, VI and chains continue, and Laplace of the same structure, "full" or "kronecker".
+        Points keep their prior.
         """
-        random, made = self.covariance.shapes, prior_specs(self.target.prior, self.target.net)
-        mean = self._random
+        priors = prior_specs(self.target.prior, self.target.net)
+        mean = self._random_mean
         if isinstance(self.covariance, Diagonal):
             std = self.covariance.tensors
-            made |= {
-                n: DensityPrior(BoundNormal(value.shape, value, std[n].log()))
-                for n, value in mean.items()
-            }
+            for name, value in mean.items():
+                priors[name] = DensityPrior(BoundNormal(value.shape, value, std[name].log()))
         else:
             density = JointNormal(mean, self.covariance, self._base())
-            made |= joint_rules(density, mean, self.std(), random)
-        return {glob.escape(name): prior for name, prior in made.items()}
+            priors |= joint_rules(density, mean, self.std(), self.covariance.shapes)
+        return {glob.escape(name): prior for name, prior in priors.items()}
 
-    def joined(self, other: Posterior, names: Collection[str]) -> GaussianPosterior | None:
-        if not isinstance(other, GaussianPosterior) or not isinstance(
-            other.covariance, Diagonal | Full | Kronecker
-        ):
+    def with_tensors_of(self, other: Posterior, names: Collection[str]) -> GaussianPosterior | None:
+        """Return this posterior with some tensors of another Gaussian, independent of the rest.
+
+        Args:
+            other: the posterior of the same network that has these tensors.
+            names: of the tensors.
+
+        Returns:
+            None if the covariance of the other is neither diagonal, full nor Kronecker-factored.
+        """
+        if not isinstance(other, GaussianPosterior):
             return None
-        mean = {
-            name: other.center[name] if name in names else self.center[name]
-            for name in other.center
-        }
-        theirs = other.covariance.marginal(
-            [name for name in other.covariance.shapes if name in names]
-        )
-        rest = self.covariance.marginal(
-            [name for name in self.covariance.shapes if name not in names]
-        )
-        apart = rest.with_independent(theirs)
+        if not isinstance(other.covariance, Diagonal | Full | Kronecker):
+            return None
+        mean: Params = {}
+        for name in other.center:
+            mean[name] = other.center[name] if name in names else self.center[name]
+        taken = [name for name in other.covariance.shapes if name in names]
+        remaining = [name for name in self.covariance.shapes if name not in names]
+        taken_covariance = other.covariance.marginal(taken)
+        covariance = self.covariance.marginal(remaining).with_independent(taken_covariance)
         return GaussianPosterior(
-            other.target, other.network, mean, apart, predictive=other.predictive
+            other.target, other.network, mean, covariance, predictive=other.predictive
         )
 
     def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
-        """A linearized network needs derivatives, which torch.export does not support for every B.
+        """Return a posterior and a draw with the same function, whose ``call`` is one graph.
 
-        A network that is linear in its random tensors (a last layer) is its own linearization; a
-        dry run with an enlarged draw tests this.
+        A linearized network needs derivatives, which torch.export does not support for every B. A
+        network that is linear in its random tensors (a last layer) is its own linearization; a dry
+        run with an enlarged draw tests this.
+
+        Args:
+            draw: tensors by name.
+            inputs: the arguments of the network, as an example.
+
+        Raises:
+            ValueError: for a probit prediction or a network that is not linear.
         """
         if self.predictive == "sampled":
             return self, draw
         if self.predictive == "probit":
             raise ValueError(
-                "a probit prediction is no average over draws; export posterior.using('linearized') or "
-                ".using('sampled')"
+                "a probit prediction is no average over draws; export "
+                "posterior.using('linearized') or .using('sampled')"
             )
         sampled = self.using("sampled")
-        far = {
-            name: value + LINEARITY_FACTOR * (draw[name] - value)
-            for name, value in self.center.items()
-        }
-        linear, plain = self.call(far, *inputs), sampled.call(far, *inputs)
-        if float((linear - plain).abs().max()) > 256 * torch.finfo(plain.dtype).eps * float(
-            1 + plain.abs().max()
-        ):
+        enlarged: Params = {}
+        for name, value in self.center.items():
+            enlarged[name] = value + LINEARITY_FACTOR * (draw[name] - value)
+        linear_outputs = self.call(enlarged, *inputs)
+        outputs = sampled.call(enlarged, *inputs)
+        difference = float((linear_outputs - outputs).abs().max())
+        rounding = 256 * torch.finfo(outputs.dtype).eps * float(1 + outputs.abs().max())
+        if difference > rounding:
             raise ValueError(
-                "a network that is linearized in more than its last layer needs derivatives for every x, which "
-                "torch.export cannot take; export posterior.using('sampled'), or fit with Laplace(where='last')"
+                "a network that is linearized in more than its last layer needs derivatives for "
+                "every x, which torch.export cannot take; export posterior.using('sampled'), or "
+                "fit with Laplace(where='last')"
             )
         return sampled, draw
 
     def _base(self) -> Params:
-        """The precision of the prior before any task, where it was Normal."""
-        found: Params = {}
+        """Return the precision of the prior before any task, where it was Normal."""
+        precisions: Params = {}
         for name, prior in self.target.priors.items():
             density = prior.density if isinstance(prior, BoundPart) else None
             if isinstance(density, JointNormal):
-                found |= {name: density.base[name]} if name in density.base else {}
+                if name in density.base:
+                    precisions[name] = density.base[name]
             elif isinstance(prior, BoundNormal) and density is None:
-                found[name] = torch.exp(-2 * prior.log_scale.detach())
-        return found
+                precisions[name] = torch.exp(-2 * prior.log_scale.detach())
+        return precisions
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the mean, the covariance and its structure."""
         tensors, config = target_state(self, mean=self.center, covariance=self.covariance.tensors)
-        config |= {"predictive": self.predictive, "log_evidence": self.log_evidence}
-        config["covariance"] = [
-            self.covariance.kind,
-            {n: list(s) for n, s in self.covariance.shapes.items()},
-        ]
+        shapes = {name: list(shape) for name, shape in self.covariance.shapes.items()}
+        config["predictive"] = self.predictive
+        config["log_evidence"] = self.log_evidence
+        config["covariance"] = [self.covariance.kind, shapes]
         return tensors, config
 
     @classmethod
     def restore(
         cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
     ) -> GaussianPosterior:
+        """Return the posterior with a ``state``, see ``Posterior.restore``."""
         target = restore_target(tensors, config, net, **options)
-        kinds = {family.kind: family for family in Covariance.__subclasses__()}
-        kind, shapes = config["covariance"]
-        if kind not in kinds:
+        families = {family.kind: family for family in Covariance.__subclasses__()}
+        family, shapes = config["covariance"]
+        if family not in families:
             raise FileError(
-                f"{config['path']} has a covariance of the kind {kind!r}; expected one of {', '.join(kinds)}"
+                f"{config['path']} has a covariance of the kind {family!r}; "
+                f"expected one of {', '.join(families)}"
             )
         device = next(net.parameters()).device
-        placed = {name: value.to(device) for name, value in tensors.items()}
-        covariance = kinds[kind](shapes, under("covariance.", placed))
+        on_device = {name: value.to(device) for name, value in tensors.items()}
         return cls(
-            target, restore_network(target, tensors, config), under("mean.", placed), covariance, config["history"],
-            predictive=config["predictive"], log_evidence=config["log_evidence"],
-        )  # fmt: skip
+            target,
+            restore_network(target, tensors, config),
+            under("mean.", on_device),
+            families[family](shapes, under("covariance.", on_device)),
+            config["history"],
+            predictive=config["predictive"],
+            log_evidence=config["log_evidence"],
+        )
 
     def __repr__(self) -> str:
-        net, kind, size = type(self.target.net).__name__, self.covariance.kind, self.covariance.size
+        net = type(self.target.net).__name__
         total = sum(value.numel() for value in self.center.values())
-        return f"GaussianPosterior({net}: {kind} over {size:,} of {total:,} weights)"
+        covariance = f"{self.covariance.kind} over {self.covariance.size:,}"
+        return f"GaussianPosterior({net}: {covariance} of {total:,} weights)"
 
 
-def _with(inputs: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """The inputs with these in the place of their tensors."""
-    each = iter(tensors)
-    return tuple(next(each) if isinstance(item, Tensor) else item for item in inputs)
+def _replace_tensors(inputs: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """Return inputs with other tensors instead of their own."""
+    remaining = iter(tensors)
+    return tuple(next(remaining) if isinstance(item, Tensor) else item for item in inputs)
 
 
 def check_predictive(predictive: Any, likelihood: BoundLikelihood) -> PredictiveKind:
-    """A ValueError unless this is a way to predict that suits the likelihood."""
+    """Return a way to predict, if it is one and suits the likelihood.
+
+    Args:
+        predictive: "sampled", "linearized", "probit" or "exact".
+        likelihood: p(y | f).
+
+    Raises:
+        ValueError: otherwise.
+    """
     if predictive not in PREDICTIVES:
         raise ValueError(f"predictive must be one of {', '.join(PREDICTIVES)}, got {predictive!r}")
     if predictive == "exact" and not likelihood.is_gaussian:
         raise ValueError(
-            f"exact predictions need Gaussian noise, got {type(likelihood).__name__}; use 'linearized'"
+            f"exact predictions need Gaussian noise, got {type(likelihood).__name__}; "
+            "use 'linearized'"
         )
     if predictive == "probit" and not likelihood.logits:
         raise ValueError(
-            f"probit predictions are for classes (Categorical, Bernoulli), not {type(likelihood).__name__}; "
-            "use 'linearized'"
+            "probit predictions are for classes (Categorical, Bernoulli), not "
+            f"{type(likelihood).__name__}; use 'linearized'"
         )
     return predictive

@@ -12,7 +12,7 @@ from bayou.core import rng
 from bayou.core.params import Params, stack, under
 from bayou.network import DryRun
 from bayou.network.units import Units
-from bayou.posteriors.empirical import shuffled
+from bayou.posteriors.empirical import shuffled_indices
 from bayou.posteriors.posterior import NOISE, Posterior, check_count
 from bayou.posteriors.state import temperature_state
 
@@ -25,6 +25,10 @@ class Mixture(Posterior):
 
     A draw has one more tensor, ``member``: which component it is from. Draws alternate: the
     first C are one of each component, in random order.
+
+    Args:
+        components: C posteriors over tensors of the same names.
+        history: records of the fit; none by default.
     """
 
     kind = "mixture"
@@ -33,16 +37,20 @@ class Mixture(Posterior):
     def __init__(
         self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None
     ) -> None:
-        if (kinds := len({frozenset(component.like()) for component in components})) != 1:
-            what = f"a mixture needs at least one posterior, and all over the same tensors, got {kinds} sets of tensors"
+        names = {frozenset(component.like()) for component in components}
+        if len(names) != 1:
             raise ValueError(
-                f"{what}; to average other posteriors, join the outputs of their predictions"
+                "a mixture needs at least one posterior, and all over the same tensors, got "
+                f"{len(names)} sets of tensors; to average other posteriors, join the outputs of "
+                "their predictions"
             )
         self.components = list(components)
         self.target = self.components[0].target
-        self.history, self.stopped = history or [], ""
+        self.history = history or []
+        self.stopped = ""
 
     def take_units(self, units: Units) -> None:
+        """Convert all components to the units of the user."""
         super().take_units(units)
         for component in self.components:
             component.take_units(units)
@@ -50,71 +58,99 @@ class Mixture(Posterior):
 
     @property
     def net(self) -> nn.Module:
+        """The networks of all components."""
         return nn.ModuleList([component.net for component in self.components])
 
     @property
     def draws(self) -> int | None:
+        """The number of different draws of all components; None if one of them is a continuum."""
         counts = [component.draws for component in self.components]
-        finite = [count for count in counts if count is not None]
-        return sum(finite) if len(finite) == len(counts) else None
+        finite_counts = [count for count in counts if count is not None]
+        return sum(finite_counts) if len(finite_counts) == len(counts) else None
 
     def like(self) -> Params:
+        """Return tensors with the shapes of a draw of the first component."""
         return self.components[0].like()
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
-        """The mean over the components."""
-        each = [component.relevance(where) for component in self.components]
-        return {name: torch.stack([found[name] for found in each]).mean(0) for name in each[0]}
+        """Compute the mean relevance of inputs over the components.
+
+        Args:
+            where: a pattern of tensor names, for other layers than the first.
+        """
+        relevances = [component.relevance(where) for component in self.components]
+        means = {}
+        for name in relevances[0]:
+            means[name] = torch.stack([relevance[name] for relevance in relevances]).mean(0)
+        return means
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        """Draw from all components in turn.
+
+        Args:
+            n: the number of draws.
+            seed: of the draws; None (the default) takes them from torch's global stream.
+            start: the number of the first draw.
+
+        Returns:
+            Tensors by name, (n, *shape) each, and ``member``, (n,).
+        """
         check_count(n)
-        count, seed = len(self.components), rng.integer(seed)
-        index = shuffled(count, n, rng.fold(seed, "members"), start)
+        count = len(self.components)
+        seed = rng.integer(seed)
+        members = shuffled_indices(count, n, rng.fold(seed, "members"), start)
         rounds = (torch.arange(start, start + n) // count).tolist()
-        found: dict[str, list[Tensor | None]] = {}
+        slots: dict[str, list[Tensor | None]] = {}
         for number, component in enumerate(self.components):
-            here = (index == number).nonzero().flatten().tolist()
-            first = rounds[here[0]] if here else 0
-            drawn = component.sample(len(here), rng.fold(seed, "member", number), first)
-            learned = _noise(component)
-            drawn |= {
-                name: v.expand(len(here), *v.shape)
-                for name, v in learned.items()
-                if name not in drawn
-            }
-            for name, values in drawn.items():
-                slots = found.setdefault(name, [None] * n)
-                for place, value in zip(here, values, strict=True):
-                    slots[place] = value
-        stack = {
-            name: torch.stack(slots) if slots else drawn[name]  # type: ignore[arg-type]
-            for name, slots in found.items()
-        }
-        return stack | {MEMBER: index.to(next(iter(stack.values())).device)}
+            positions = (members == number).nonzero().flatten().tolist()
+            first = rounds[positions[0]] if positions else 0
+            draws = _draw_with_noise(
+                component, len(positions), rng.fold(seed, "member", number), first
+            )
+            for name, values in draws.items():
+                tensor_slots = slots.setdefault(name, [None] * n)
+                for position, value in zip(positions, values, strict=True):
+                    tensor_slots[position] = value
+        # Without any draw, those of the last component have the shapes.
+        stacked: Params = {}
+        for name, tensor_slots in slots.items():
+            stacked[name] = torch.stack(tensor_slots) if tensor_slots else draws[name]  # type: ignore[arg-type]
+        return stacked | {MEMBER: members.to(next(iter(stacked.values())).device)}
 
     def mean(self) -> Params:
-        """The mean of the components' means; rarely a good network."""
+        """Compute the mean of the components' means; rarely a good network."""
         return {name: values.mean(0) for name, values in self._means().items()}
 
     def std(self) -> Params:
-        """√(E[std²] + Var[mean]) over the components."""
-        points = [
-            {name: torch.zeros_like(v) for name, v in _noise(c).items()} for c in self.components
-        ]
-        means, stds = (
-            self._means(),
-            stack([p | c.std() for p, c in zip(points, self.components, strict=True)]),
-        )
-        return {n: (stds[n].square().mean(0) + means[n].var(0, correction=0)).sqrt() for n in means}
+        """Compute √(E[std²] + Var[mean]) over the components."""
+        component_stds = []
+        for component in self.components:
+            noise = _noise(component)
+            points = {name: torch.zeros_like(value) for name, value in noise.items()}
+            component_stds.append(points | component.std())
+        means = self._means()
+        stds = stack(component_stds)
+        total: Params = {}
+        for name in means:
+            variance = stds[name].square().mean(0) + means[name].var(0, correction=0)
+            total[name] = variance.sqrt()
+        return total
 
     @property
     def members(self) -> int:
+        """The number of components."""
         return len(self.components)
 
     def component(self, params: Params) -> Posterior:
+        """Return the component that a draw is from.
+
+        Args:
+            params: tensors of one draw, by name.
+        """
         return self.components[int(params[MEMBER])] if MEMBER in params else self.components[0]
 
     def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
+        """Return the component of a draw and the draw, in a form whose ``call`` is one graph."""
         if MEMBER not in draw:
             raise ValueError(
                 "a mixture of mixtures cannot be exported; export its components one by one"
@@ -122,65 +158,82 @@ class Mixture(Posterior):
         return self.component(draw).traceable(_without_member(draw), inputs)
 
     def _means(self) -> Params:
-        return stack([_noise(c) | c.mean() for c in self.components])
+        """Return the means of the components, a stack (C, *shape)."""
+        return stack([_noise(component) | component.mean() for component in self.components])
 
     def call(self, params: Params, *inputs: Any) -> Tensor:
+        """Compute the outputs of the component that a draw is from."""
         return self.component(params).call(_without_member(params), *inputs)
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
-        runs = [component.dry_run(inputs) for component in self.components]
-        return DryRun(random=any(run.random for run in runs))  # each splits its own rows
+        """Return whether any component is random; each divides its own rows."""
+        dry_runs = [component.dry_run(inputs) for component in self.components]
+        return DryRun(random=any(dry_run.random for dry_run in dry_runs))
 
     def outputs(self, stack: Params, inputs: tuple[Any, ...], rows: int | None = None) -> Tensor:
-        """Every component computes the outputs of its own draws."""
+        """Compute the outputs of all draws, those of each component together."""
         members = stack[MEMBER]
-        places = [(members == number).nonzero().flatten() for number in range(len(self.components))]
-        parts = [
-            component.outputs({k: v[here] for k, v in _without_member(stack).items()}, inputs, rows)
-            for component, here in zip(self.components, places, strict=True)
-            if len(here)
-        ]
-        return torch.cat(parts)[torch.cat(places).argsort()]
+        weights = _without_member(stack)
+        positions = []
+        outputs = []
+        for number, component in enumerate(self.components):
+            index = (members == number).nonzero().flatten()
+            positions.append(index)
+            if len(index):
+                draws = {name: value[index] for name, value in weights.items()}
+                outputs.append(component.outputs(draws, inputs, rows))
+        return torch.cat(outputs)[torch.cat(positions).argsort()]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the states of the components, whose tensors are numbered."""
         tensors: dict[str, Tensor] = {}
         configs = []
         for number, component in enumerate(self.components):
-            part, config = component.state()
-            tensors |= {f"{number}.{name}": value for name, value in part.items()}
-            configs.append(config)
-        return tensors, {
+            component_tensors, component_config = component.state()
+            for name, value in component_tensors.items():
+                tensors[f"{number}.{name}"] = value
+            configs.append(component_config)
+        config = {
             "kind": self.kind,
             "components": configs,
             "history": self.history,
             "stopped": self.stopped,
-        } | temperature_state(self)
+        }
+        return tensors, config | temperature_state(self)
 
     @classmethod
     def restore(
         cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
     ) -> Mixture:
-        from bayou.posteriors import restore_any  # a component may be of any kind, a mixture too
+        """Return the posterior with a ``state``, see ``Posterior.restore``."""
+        from bayou.posteriors import restore_any  # a component may be of any class
 
-        components = [
-            restore_any(
-                under(f"{number}.", tensors), part | {"path": config["path"]}, net, **options
-            )
-            for number, part in enumerate(config["components"])
-        ]
+        components = []
+        for number, component_config in enumerate(config["components"]):
+            component_tensors = under(f"{number}.", tensors)
+            component_config = component_config | {"path": config["path"]}
+            components.append(restore_any(component_tensors, component_config, net, **options))
         return cls(components, config["history"])
 
     def __repr__(self) -> str:
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."
 
 
+def _draw_with_noise(component: Posterior, n: int, seed: rng.Seed, start: int) -> Params:
+    """Draw from a component, with the learned noise where it draws none."""
+    draws = component.sample(n, seed, start)
+    for name, value in _noise(component).items():
+        if name not in draws:
+            draws[name] = value.expand(n, *value.shape)
+    return draws
+
+
 def _without_member(params: Params) -> Params:
+    """Return a draw without the tensor that says which component it is from."""
     return {name: value for name, value in params.items() if name != MEMBER}
 
 
 def _noise(component: Posterior) -> Params:
-    """The learned parameters of the likelihood of a component, for those that it does not draw."""
-    return {
-        f"{NOISE}{name}": value.detach()
-        for name, value in component.target.likelihood.named_parameters()
-    }
+    """Return the learned parameters of the likelihood of a component."""
+    parameters = component.target.likelihood.named_parameters()
+    return {f"{NOISE}{name}": value.detach() for name, value in parameters}

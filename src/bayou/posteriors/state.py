@@ -1,4 +1,4 @@
-"""What files of all posteriors have in common: the target, and the checks of what a file holds."""
+"""What files of all posteriors have in common: the target, and the checks of their contents."""
 
 from __future__ import annotations
 
@@ -23,12 +23,20 @@ if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior
 
 
-def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every file of a posterior holds: its kind, target, likelihood and history; and its own
-    tensors, by part.
+def target_state(
+    posterior: Posterior, **groups: Params
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what every file of a posterior holds, with the tensors of its kind.
+
+    Args:
+        posterior: its kind, target, likelihood and history are in the file.
+        groups: tensors of its kind; those of the group ``mean`` are named ``mean.NAME``.
+
+    Returns:
+        The tensors and the JSON of the file.
     """
     target = posterior.target
-    config = {
+    config: dict[str, Any] = {
         "kind": posterior.kind,
         "prior": to_json(target.prior),
         "likelihood": to_json(target.likelihood_spec),
@@ -37,72 +45,93 @@ def target_state(posterior: Posterior, **parts: Params) -> tuple[dict[str, Tenso
         "free": target.free,
         "history": posterior.history,
         "stopped": posterior.stopped,
-    } | temperature_state(posterior)
-    if (output := output_of(target.net)) is not None:
+    }
+    config |= temperature_state(posterior)
+    output = output_of(target.net)
+    if output is not None:
         config["output"] = to_json(output)
     units = units_of(target.net)
     if units is not None and units.is_active:
         config["units"] = units.to_json()
-    parts = {
+    all_groups = {
         "likelihood": no_grad_state(target.likelihood),
         "net": changed_buffers(target, posterior.network),
-    } | parts
-    return {
-        f"{part}.{name}": value
-        for part, tensors in parts.items()
-        for name, value in tensors.items()
-    }, config
+    }
+    all_groups |= groups
+    state: dict[str, Tensor] = {}
+    for group, tensors in all_groups.items():
+        for name, value in tensors.items():
+            state[f"{group}.{name}"] = value
+    return state, config
 
 
 def changed_buffers(target: Target, network: Network) -> Params:
-    """The buffers of a network for a file: all of them, or where parameters are frozen those that
-    the fit changed.
+    """Return the buffers of a network for a file.
+
+    All of them, or where parameters are frozen those that the fit changed.
+
+    Args:
+        target: has the network before the fit.
+        network: after the fit.
     """
     before = target.network.buffers() if target.frozen else {}
-    found = network.buffers().items()
-    return {
-        n: value
-        for n, value in found
-        if n not in before or not torch.equal(value, before[n].to(value))
-    }
+    changed: Params = {}
+    for name, value in network.buffers().items():
+        if name not in before or not torch.equal(value, before[name].to(value)):
+            changed[name] = value
+    return changed
 
 
 def temperature_state(posterior: Posterior) -> dict[str, float]:
-    """The temperature of a posterior that was calibrated."""
+    """Return the temperature of a posterior that was calibrated, for its file.
+
+    Args:
+        posterior: without a temperature, the entry is left out.
+    """
     return {} if posterior.temperature == 1.0 else {"temperature": posterior.temperature}
 
 
-def _whole(value: Any) -> bool:
+def _is_positive_count(value: Any) -> bool:
+    """Return whether a value is a positive whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _all(values: Iterable[Any], kind: type) -> bool:
-    return all(isinstance(value, kind) for value in values)
+def _have_type(values: Iterable[Any], expected: type) -> bool:
+    """Return whether all values are of one type."""
+    return all(isinstance(value, expected) for value in values)
 
 
-def _records(value: Any) -> bool:
-    return isinstance(value, list) and _all(value, dict)
+def _are_records(value: Any) -> bool:
+    """Return whether a value is a list of dictionaries."""
+    return isinstance(value, list) and _have_type(value, dict)
 
 
-KEYS = {
+# Entries of all files but mixtures, and further ones of some kinds of posteriors.
+USUAL_KEYS = ("n", "shapes", "free")
+KEYS_BY_KIND = {
     "mixture": ("components",),
     "empirical": ("chains",),
     "masked": ("p",),
-}  # additional keys by kind
+}
+OPTIONAL_KEYS = ("temperature", "shared")
+# What an entry must be, in words and as a test.
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "history": ("a list of records", _records),
+    "history": ("a list of records", _are_records),
     "stopped": ("a word", lambda value: isinstance(value, str)),
-    "n": ("a positive whole number", _whole),
+    "n": ("a positive whole number", _is_positive_count),
     "shapes": (
         "the shapes of parameters",
-        lambda value: isinstance(value, dict) and _all(value.values(), list),
+        lambda value: isinstance(value, dict) and _have_type(value.values(), list),
     ),
-    "free": ("the names of parameters", lambda value: isinstance(value, list) and _all(value, str)),
-    "components": ("a list of posteriors", _records),
-    "chains": ("a positive whole number", _whole),
+    "free": (
+        "the names of parameters",
+        lambda value: isinstance(value, list) and _have_type(value, str),
+    ),
+    "components": ("a list of posteriors", _are_records),
+    "chains": ("a positive whole number", _is_positive_count),
     "shared": (
         "the names of tensors",
-        lambda value: isinstance(value, list) and _all(value, str),
+        lambda value: isinstance(value, list) and _have_type(value, str),
     ),
     "p": (
         "a rate or nothing",
@@ -116,24 +145,31 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """A FileError for a file with missing or invalid entries."""
-    path, kind = config["path"], config["kind"]
-    optional = [key for key in ("temperature", "shared") if key in config]
-    usual = ("history", "stopped", *(() if kind == "mixture" else ("n", "shapes", "free")))
-    for key in (*usual, *KEYS.get(kind, ()), *optional):
-        what, holds = EXPECTED[key]
-        if key not in config or not holds(config[key]):
-            raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {what}")
-    for (
-        name,
-        value,
-    ) in (
-        tensors.items()
-    ):  # buffers may hold any value; components of a mixture are checked one by one
-        if kind != "mixture" and not name.startswith("net.") and not bool(value.isfinite().all()):
-            what = "NaN" if bool(value.isnan().any()) else "infinite numbers"
+    """Raise a FileError for a file with missing or invalid entries.
+
+    Args:
+        tensors: of the file.
+        config: its JSON, with the name of the file as "path".
+    """
+    path = config["path"]
+    is_mixture = config["kind"] == "mixture"
+    keys = ["history", "stopped"]
+    if not is_mixture:
+        keys += USUAL_KEYS
+    keys += KEYS_BY_KIND.get(config["kind"], ())
+    keys += [key for key in OPTIONAL_KEYS if key in config]
+    for key in keys:
+        description, is_valid = EXPECTED[key]
+        if key not in config or not is_valid(config[key]):
+            raise FileError(f"{path} has {key} = {config.get(key)!r:.60}, expected {description}")
+    for name, value in tensors.items():
+        # Buffers may hold any value, and components of a mixture are checked one by one.
+        must_be_finite = not is_mixture and not name.startswith("net.")
+        if must_be_finite and not bool(value.isfinite().all()):
+            problem = "NaN" if bool(value.isnan().any()) else "infinite numbers"
             raise FileError(
-                f"{path} has {what} in {name!r}, so that nothing can be predicted with it; fit again"
+                f"{path} has {problem} in {name!r}, so that nothing can be predicted with it; "
+                "fit again"
             )
         if name.startswith("covariance.") and not value.is_floating_point():
             raise FileError(
@@ -141,54 +177,68 @@ def check_contents(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
             )
 
 
-def check_made(
+def check_restored(
     posterior: Posterior, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module
 ) -> None:
-    """A FileError unless a draw has every parameter in its shape, and the file has the dtypes of
-    the posterior.
+    """Raise a FileError unless a restored posterior fits its file and its network.
+
+    A draw must have every parameter in its shape, and the file the dtypes of the posterior.
+
+    Args:
+        posterior: restored from the file.
+        tensors: of the file.
+        config: its JSON, with the name of the file as "path".
+        net: the network of the user.
     """
-    path, draw, made = config["path"], posterior.sample(1, seed=0), posterior.state()[0]
+    path = config["path"]
+    draw = posterior.sample(1, seed=0)
+    restored = posterior.state()[0]
     for name in config.get("free", ()):
-        got = list(draw[name].shape) if name in draw else "missing"
-        shape = [1, *config["shapes"].get(name, [])]
-        if got != shape:
+        shape = list(draw[name].shape) if name in draw else "missing"
+        expected = [1, *config["shapes"].get(name, [])]
+        if shape != expected:
             raise FileError(
-                f"{path} does not fit its own network: a draw of {name!r} is {got}, expected {shape}"
+                f"{path} does not fit its own network: a draw of {name!r} is {shape}, "
+                f"expected {expected}"
             )
-    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    network_tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     noise = posterior.target.likelihood.state_dict(prefix="likelihood.")
-    parts = ("mean", "stack", "weights", "covariance")
-    like = made | {
-        f"{part}.{name}": value for part in parts for name, value in (own | noise).items()
-    }
-    for name, value in tensors.items():
-        if name in like and value.is_floating_point() != like[name].is_floating_point():
-            raise FileError(
-                f"{path} has {value.dtype} in {name!r}, expected {like[name].dtype}; fit again"
-            )
-        part, _, inner = name.partition(".")
-        axes = value.ndim - (part == "stack")  # a stack has one for its points
-        if part in parts and name in like and axes != like[name].ndim:
-            raise FileError(
-                f"{path} has {list(value.shape)} in {name!r}, one axis too many or too few for {inner!r} of shape "
-                f"{list(like[name].shape)}; fit again"
-            )
+    _check_axes(path, tensors, restored, network_tensors | noise)
     _check_points(path, under("stack.", tensors), config.get("shared"))
-    for part in (
-        "net.",
-        "mean.",
-        "stack.",
-        "weights.",
-    ):  # a draw may have another dtype than its mean
-        draw = draw | under(part, tensors)
-    _check_dtypes(path, {name: value.dtype for name, value in draw.items() if name in own}, own)
+    for group in ("net.", "mean.", "stack.", "weights."):
+        draw = draw | under(group, tensors)  # a draw may have another dtype than its mean
+    dtypes = {name: value.dtype for name, value in draw.items() if name in network_tensors}
+    _check_dtypes(path, dtypes, network_tensors)
+
+
+def _check_axes(path: StrPath, tensors: Params, restored: Params, network_tensors: Params) -> None:
+    """Raise a FileError for a tensor of a file with another number of axes or type of numbers."""
+    groups = ("mean", "stack", "weights", "covariance")
+    expected = dict(restored)
+    for group in groups:
+        for name, value in network_tensors.items():
+            expected[f"{group}.{name}"] = value
+    for name, value in tensors.items():
+        if name not in expected:
+            continue
+        if value.is_floating_point() != expected[name].is_floating_point():
+            raise FileError(
+                f"{path} has {value.dtype} in {name!r}, expected {expected[name].dtype}; fit again"
+            )
+        group, _, inner_name = name.partition(".")
+        axes = value.ndim - (group == "stack")  # a stack has one for its points
+        if group in groups and axes != expected[name].ndim:
+            raise FileError(
+                f"{path} has {list(value.shape)} in {name!r}, one axis too many or too few for "
+                f"{inner_name!r} of shape {list(expected[name].shape)}; fit again"
+            )
 
 
 def _check_points(path: StrPath, stack: Params, shared_names: list[str] | None) -> None:
     """Raise a FileError unless all tensors of a stack have as many points.
 
     Args:
-        path: the file.
+        path: of the file.
         stack: the tensors of the file, (points, *shape).
         shared_names: tensors with one point that all share; None in files of an earlier version,
             which do not name them.
@@ -200,17 +250,20 @@ def _check_points(path: StrPath, stack: Params, shared_names: list[str] | None) 
             raise FileError(f"{path} has {len(value)} of {points} points in {name!r}; fit again")
 
 
-def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], own: Params) -> None:
-    """Raise a FileError unless tensors that have one dtype in the network have one in the file,
-    maybe another.
+def _check_dtypes(path: StrPath, dtypes: dict[str, torch.dtype], network_tensors: Params) -> None:
+    """Raise a FileError unless tensors of one dtype in the network have one in the file.
+
+    It may be another than that in the network.
     """
-    first: dict[torch.dtype, str] = {}
+    first_names: dict[torch.dtype, str] = {}
     for name, dtype in dtypes.items():
-        other = first.setdefault(own[name].dtype, name)
-        if dtype != dtypes[other]:
+        network_dtype = network_tensors[name].dtype
+        first = first_names.setdefault(network_dtype, name)
+        if dtype != dtypes[first]:
             raise FileError(
-                f"{path} has {dtype} in {name!r} and {dtypes[other]} in {other!r}, which are both {own[name].dtype} in "
-                "this network; build the network with the dtypes it was fitted with, or fit again"
+                f"{path} has {dtype} in {name!r} and {dtypes[first]} in {first!r}, which are both "
+                f"{network_dtype} in this network; build the network with the dtypes it was fitted "
+                "with, or fit again"
             )
 
 
@@ -221,18 +274,32 @@ def restore_target(
     prior: PriorRules | None = None,
     likelihood: Likelihood | None = None,
 ) -> Target:
-    """The target of a file for the network it was fitted to."""
+    """Return the target of a file for the network it was fitted to.
+
+    Args:
+        tensors: of the file.
+        config: its JSON, with the name of the file as "path".
+        net: the network.
+        prior: instead of that of the file.
+        likelihood: instead of that of the file.
+
+    Raises:
+        FileError: if the network is another one, or a spec cannot be read.
+    """
     path = config["path"]
     shapes = {name: list(value.shape) for name, value in net.named_parameters()}
-    odd = [n for n in [*config["shapes"], *shapes] if shapes.get(n) != config["shapes"].get(n)]
-    if odd:
-        raise FileError(
-            f"{path} belongs to another network: {odd[0]!r} is {config['shapes'].get(odd[0], 'not')} in the file "
-            f"and {shapes.get(odd[0], 'not')} here; build the network it was fitted to"
-        )
-    if unknown := [name for name in config["free"] if name not in shapes]:
-        raise FileError(f"{path} has draws of {unknown[0]!r}, which is no parameter; fit again")
-    prior = restore_spec(path, "prior", config["prior"], Prior) if prior is None else prior
+    for name in (*config["shapes"], *shapes):
+        if shapes.get(name) != config["shapes"].get(name):
+            raise FileError(
+                f"{path} belongs to another network: {name!r} is "
+                f"{config['shapes'].get(name, 'not')} in the file and {shapes.get(name, 'not')} "
+                "here; build the network it was fitted to"
+            )
+    for name in config["free"]:
+        if name not in shapes:
+            raise FileError(f"{path} has draws of {name!r}, which is no parameter; fit again")
+    if prior is None:
+        prior = restore_spec(path, "prior", config["prior"], Prior)
     if likelihood is None:
         likelihood = restore_spec(path, "likelihood", config["likelihood"], Likelihood)
     if "units" in config:
@@ -244,7 +311,16 @@ def restore_target(
 
 
 def restore_units(path: StrPath, value: Any, net: nn.Module) -> nn.Module:
-    """Return the network with the units of a file, active."""
+    """Return the network with the units of a file, active.
+
+    Args:
+        path: of the file.
+        value: the units as JSON.
+        net: the network.
+
+    Raises:
+        FileError: if they cannot be read.
+    """
     try:
         units = Units.from_json(value)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
@@ -253,84 +329,130 @@ def restore_units(path: StrPath, value: Any, net: nn.Module) -> nn.Module:
     return with_units(net, units)
 
 
-def with_dtypes(module: M, like: Params) -> M:
-    """The module, where each of its tensors that is in ``like`` is a copy in that dtype."""
+def with_dtypes(module: M, dtypes_of: Params) -> M:
+    """Return a module with copies of some tensors in other dtypes.
+
+    Args:
+        module: is changed in place.
+        dtypes_of: tensors by name, whose dtypes those of the module get; integers change nothing.
+    """
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if name in like:
-            dtype = like[name].dtype if like[name].is_floating_point() else tensor.dtype
+        if name in dtypes_of:
+            dtype = tensor.dtype
+            if dtypes_of[name].is_floating_point():
+                dtype = dtypes_of[name].dtype
             tensor.data = tensor.data.to(dtype, copy=True)
     return module
 
 
 def load_state(
-    module: nn.Module, state: Params, path: StrPath, what: str, known: Params | None = None
+    module: nn.Module, state: Params, path: StrPath, owner: str, complete: Params | None = None
 ) -> None:
-    """Give a module the tensors of a file, in their dtypes; ``known``: these with those that the
-    file does not have.
+    """Give a module the tensors of a file, in their dtypes.
+
+    Args:
+        module: is changed in place.
+        state: the tensors of the file.
+        path: of the file.
+        owner: what the module is, for an error.
+        complete: the state with those tensors that the file does not have; None if it has all.
+
+    Raises:
+        FileError: if they do not fit.
     """
     try:
-        restore_state(with_dtypes(module, state), known or state)
+        restore_state(with_dtypes(module, state), complete or state)
     except RuntimeError as error:
-        raise FileError(f"{path} does not fit this {what}: {error}") from None
+        raise FileError(f"{path} does not fit this {owner}: {error}") from None
 
 
 def restore_buffers(
     network: Network, target: Target, tensors: dict[str, Tensor], path: StrPath
 ) -> None:
-    """Give a network the buffers of a file; where parameters are frozen, those missing there are as
-    they are here.
+    """Give a network the buffers of a file.
+
+    Where parameters are frozen, buffers that are not in the file stay as they are.
+
+    Args:
+        network: is changed in place.
+        target: whether parameters are frozen.
+        tensors: of the file.
+        path: of the file.
     """
     state = under("net.", tensors)
-    load_state(
-        network.net, state, path, "network", network.buffers() | state if target.frozen else None
-    )
+    complete = network.buffers() | state if target.frozen else None
+    load_state(network.net, state, path, "network", complete)
 
 
 def restore_network(target: Target, tensors: dict[str, Tensor], config: dict[str, Any]) -> Network:
-    """The network of a file as a function, with the buffers that it had."""
+    """Return the network of a file as a function, with the buffers that it had.
+
+    Args:
+        target: of the file.
+        tensors: of the file.
+        config: its JSON, with the name of the file as "path".
+    """
     network = Network(target.net)
-    like = next((v for v in tensors.values() if v.is_floating_point()), None)
-    if like is not None and not target.frozen:
-        network.net.to(like.dtype)
+    dtypes = [value.dtype for value in tensors.values() if value.is_floating_point()]
+    if dtypes and not target.frozen:
+        network.net.to(dtypes[0])
     restore_buffers(network, target, tensors, config["path"])
     network.net.eval()
     return network
 
 
 def with_state(net: nn.Module, state: Params) -> nn.Module:
-    """A network with these parameters and buffers; it shares the others with ``net``."""
-    net = with_dtypes(
-        shared_copy(net).to(next(iter(state.values()), next(net.parameters())).device), state
-    )
+    """Return a network with other parameters and buffers.
+
+    Args:
+        net: the network; it shares the tensors that are not in ``state`` with the result.
+        state: parameters and buffers by name.
+    """
+    device = next(iter(state.values()), next(net.parameters())).device
+    net = with_dtypes(shared_copy(net).to(device), state)
     restore_state(net, state, partial=True)  # a tied weight comes once
     return net
 
 
 def check_base(target: Target, base: Any, path: StrPath) -> None:
-    """A FileError unless the frozen tensors of the network are those that a posterior was fitted
-    with.
+    """Raise a FileError unless the frozen tensors of a network are those of the fit.
+
+    Args:
+        target: has the network.
+        base: the digests of frozen tensors in the file.
+        path: of the file.
     """
     if not isinstance(base, dict):
         raise FileError(f"{path} has base = {base!r:.60}, expected the digests of frozen tensors")
-    here = target.base()
-    if odd := [name for name in here if here[name] != base.get(name)]:
+    digests = target.base()
+    different = [name for name in digests if digests[name] != base.get(name)]
+    if different:
         raise FileError(
-            f"{path} belongs to a network with other values of {odd[0]!r} ({len(odd)} of {len(here)} frozen tensors "
-            "differ); the file has only what was fitted: load the base first that it was fitted with"
+            f"{path} belongs to a network with other values of {different[0]!r} "
+            f"({len(different)} of {len(digests)} frozen tensors differ); the file has only what "
+            "was fitted: load the base first that it was fitted with"
         )
 
 
-def restore_spec(path: StrPath, what: str, value: Any, family: type) -> Any:
-    """A spec of a file (or specs by pattern); a FileError that asks for it as an option if it
-    cannot be read.
+def restore_spec(path: StrPath, name: str, value: Any, family: type) -> Any:
+    """Return a spec of a file, or specs by pattern.
+
+    Args:
+        path: of the file.
+        name: of the option that may be passed instead.
+        value: the spec as JSON.
+        family: the base class of the spec.
+
+    Raises:
+        FileError: that asks for the spec as an option, if it cannot be read.
     """
     try:
-        found = from_json(value, family)
-        for spec in found.values() if isinstance(found, dict) else [found]:
-            if not isinstance(spec, family):
-                raise ValueError(f"its {what} is {spec!r:.60}, not a {family.__name__}")
-        return found
+        spec = from_json(value, family)
+        for item in spec.values() if isinstance(spec, dict) else [spec]:
+            if not isinstance(item, family):
+                raise ValueError(f"its {name} is {item!r:.60}, not a {family.__name__}")
+        return spec
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(
-            f"{path}: {error}; pass the {what} it was fitted with: load(..., {what}=...)"
+            f"{path}: {error}; pass the {name} it was fitted with: load(..., {name}=...)"
         ) from None

@@ -14,7 +14,7 @@ from bayou.core import rng
 from bayou.core.params import Params
 from bayou.core.progress import Progress, Show
 from bayou.inference.modes import Modes
-from bayou.inference.prior_scale import rescaled
+from bayou.inference.prior_scale import rescale_priors
 from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.metrics import standard_error
@@ -297,4 +297,6 @@ def best_scale(
         line.announce()
         found = search(target, rows, folds, factors, [1.0], line, effort, passes)
     trials = [{"scale": scales[which], "nll": nll} for (which, _), nll in found.trials.items()]
-    return rescaled(target, {} if scales[found.which] == 1 else factors[found.which][0]), trials
+    return rescale_priors(
+        target, {} if scales[found.which] == 1 else factors[found.which][0]
+    ), trials

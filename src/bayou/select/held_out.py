@@ -20,10 +20,10 @@ from bayou.core import params
 from bayou.core.files import StrPath
 from bayou.core.params import Params
 from bayou.core.progress import Progress, Show, stage
+from bayou.inference.baseline_checks import warn_worse_than_mode
 from bayou.inference.method import Method, identity
-from bayou.inference.own_rows import warn_worse_than_mode
 from bayou.inference.point import PointModel
-from bayou.inference.prior_scale import rescaled
+from bayou.inference.prior_scale import rescale_priors
 from bayou.inference.start import network_at
 from bayou.likelihoods import Gaussian
 from bayou.likelihoods.discrete import FiniteLikelihood
@@ -187,7 +187,9 @@ class Choice:
         """The target with this noise and these priors, all of them fixed."""
         equal = replace(self, inputs=()).precisions(target)
         fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
-        fixed = rescaled(fixed, {name: factor for name, factor in equal.items() if factor != 1.0})
+        fixed = rescale_priors(
+            fixed, {name: factor for name, factor in equal.items() if factor != 1.0}
+        )
         if not self.inputs:
             return fixed
         weight = first_weight(target)

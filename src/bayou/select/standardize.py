@@ -18,7 +18,8 @@ from bayou.likelihoods import Likelihood
 from bayou.network import Keywords, Network, forward_inputs, rows_of
 from bayou.network.units import Standardization, Units
 from bayou.select.far_values import check_sentinels, flag_sentinels, replace_sentinels
-from bayou.training.data import Batch, Data, Rows
+from bayou.training.data import Data, Rows
+from bayou.training.inputs import Batch
 from bayou.training.rows import some_rows
 
 MAX_SAMPLED_ROWS: Final = (

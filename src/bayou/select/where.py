@@ -9,16 +9,16 @@ from typing import Any, Final, Self, final
 from bayou.core.files import StrPath
 from bayou.core.progress import Show
 from bayou.guides import Delta
-from bayou.inference.first_batch import last_layer
+from bayou.inference.data_checks import last_layer
 from bayou.inference.method import Method
-from bayou.inference.prior_scale import rescaled
+from bayou.inference.prior_scale import rescale_priors
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.annealed import Annealed
 from bayou.methods.ivon import IVON
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.point import MAP
 from bayou.methods.vi import VI, Variational
-from bayou.network.function import shared_copy
+from bayou.network import shared_copy
 from bayou.posteriors import Empirical, Posterior
 from bayou.select.auto import Auto
 from bayou.select.folds import FOLDS, SCALE_FACTOR
@@ -149,7 +149,7 @@ class LastLayer(Method):
     ) -> Posterior:
         """The posterior of all weights."""
         last, method = last_layer(target, as_data(data, self.batch_size)), self.method
-        target = part = rescaled(
+        target = part = rescale_priors(
             target, {} if self.scale == 1 else dict.fromkeys(last, self.scale**-2)
         )
         if isinstance(method, VI):

@@ -1,3 +1,1 @@
-"""Training: data as batches, the loop, checkpoints, checks for values that are not finite, Ctrl-C,
-CUDA graphs.
-"""
+"""Training: data as batches, the loop and its parts, checkpoints, guards and CUDA graphs."""

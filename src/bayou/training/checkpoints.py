@@ -1,6 +1,4 @@
-"""Checkpoints: the complete state of a run, for bit-identical resumption, in one file written
-atomically.
-"""
+"""Checkpoints: the complete state of a run in one file, from which it resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -25,48 +23,64 @@ from bayou.core.files import (
     split,
     write_file,
 )
+from bayou.core.params import under
 from bayou.training.ranks import current
 
-Best = dict[str, Tensor] | None
+BestState = dict[str, Tensor] | None  # the parameters with the lowest validation loss
 
 
 @dataclass
-class State:
-    """The progress of a run; with the module and the optimizer, the contents of a checkpoint."""
+class RunState:
+    """The progress of a run; with the module and the optimizer, the contents of a checkpoint.
+
+    Args:
+        step: the number of steps that are done.
+        best: the lowest validation loss.
+        waited: the number of evaluations since then.
+        stopped: how the run ended: "finished", "early" or "interrupted"; empty before that.
+        total: the number of planned steps, which a run without a given length extends.
+        cells: means of the objective over equally many steps each, for the test of convergence.
+        partial: the sum of the objective after the last cell.
+        rising: nats per thousand steps, if the run ended before convergence.
+        history: the records of the run.
+    """
 
     step: int = 0
     best: float = math.inf
     waited: int = 0
     stopped: str = ""
-    total: int = 0  # planned steps; a run without a given length extends them
-    cells: list[float] = field(
-        default_factory=list
-    )  # means of the objective over so many steps each
-    partial: float = 0.0  # the sum of those after the last cell
-    rising: float | None = None  # nats per thousand steps, if the run ended before convergence
+    total: int = 0
+    cells: list[float] = field(default_factory=list)
+    partial: float = 0.0
+    rising: float | None = None
     history: list[dict[str, float]] = field(default_factory=list)
 
 
 def fingerprint(config: Any) -> str:
-    """A short hash of the settings of a run, so that a checkpoint of another run is rejected."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    """Return a short hash of settings of a run, by which checkpoints of other runs are rejected.
+
+    Args:
+        config: the settings, as plain values.
+    """
+    text = json.dumps(config, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check_tensors(path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Raise a FileError unless the tensors of a checkpoint have the dtypes and axes of those of
-    this run.
+    """Raise a FileError unless the tensors of a checkpoint have the dtypes and axes of this run.
 
     Args:
         path: the checkpoint.
         tensors: its tensors.
         expected: tensors of this run under the same names, with any values.
     """
-    for name, like in expected.items():
-        value = tensors.get(name, like)
-        if value.dtype != like.dtype or value.ndim != like.ndim:
+    for name, expected_tensor in expected.items():
+        tensor = tensors.get(name, expected_tensor)
+        if tensor.dtype != expected_tensor.dtype or tensor.ndim != expected_tensor.ndim:
             raise FileError(
-                f"the checkpoint {path} has {value.dtype} of {value.ndim} axes in {name!r}, expected {like.dtype} of "
-                f"{like.ndim}; delete it, or use a backup"
+                f"the checkpoint {path} has {tensor.dtype} of {tensor.ndim} axes in {name!r}, "
+                f"expected {expected_tensor.dtype} of {expected_tensor.ndim}; delete it, or use a "
+                "backup"
             )
 
 
@@ -80,77 +94,114 @@ def check_fractions(path: Path, tensors: dict[str, Tensor]) -> None:
     for name, value in tensors.items():
         if not value.is_floating_point():
             raise FileError(
-                f"the checkpoint {path} has {value.dtype} in {name!r}, expected numbers with fractions; delete it, or "
-                "use a backup"
+                f"the checkpoint {path} has {value.dtype} in {name!r}, expected numbers with "
+                "fractions; delete it, or use a backup"
             )
 
 
 class Checkpoint:
-    """The checkpoint file of one run. ``identity``: part → plain values that identify the run."""
+    """The checkpoint file of one run.
+
+    Args:
+        path: the file.
+        identity: plain values that identify the run, by the name of the argument they come from.
+    """
 
     def __init__(self, path: StrPath, identity: dict[str, Any]) -> None:
         self.path = Path(path)
-        self.keys = {part: fingerprint(value) for part, value in identity.items()}
-        if not self.path.parent.is_dir():
+        self.keys = {name: fingerprint(value) for name, value in identity.items()}
+        folder = self.path.parent
+        if not folder.is_dir():
             raise FileError(
-                f"cannot write {path}: the folder {self.path.parent} does not exist; create it first"
+                f"cannot write {path}: the folder {folder} does not exist; create it first"
             )
 
     def write(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-        """Write the state of the run as tensors and JSON, atomically; of several processes, the
-        first does.
+        """Write tensors and JSON atomically; of several processes, the first does.
+
+        Args:
+            tensors: the tensors of the run.
+            config: its other values.
         """
         if current().rank == 0:
             write_file(self.path, tensors, {"kind": "checkpoint", "keys": self.keys, **config})
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last state; None if there is none, a FileError for the checkpoint of another run."""
+        """Return the tensors and the config of the file; None if there is no file.
+
+        Raises:
+            FileError: for the checkpoint of another run.
+        """
         if not self.path.exists():
             return None
         tensors, config = read_file(self.path, "checkpoint")
         keys = config.get("keys")
         if not isinstance(keys, dict):
             raise FileError(f"the checkpoint {self.path} does not identify its run; delete it")
-        other = [
-            part for part in self.keys.keys() | keys.keys() if self.keys.get(part) != keys.get(part)
-        ]
-        if other:
+        all_names = self.keys.keys() | keys.keys()
+        differing = [name for name in all_names if self.keys.get(name) != keys.get(name)]
+        if differing:
             raise FileError(
-                f"the checkpoint {self.path} belongs to another run: another {', '.join(sorted(other))}; delete it, "
-                "or pass the arguments it was started with"
+                f"the checkpoint {self.path} belongs to another run: another "
+                f"{', '.join(sorted(differing))}; delete it, or pass the arguments it was started "
+                "with"
             )
         return tensors, config
 
     def save(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, state: State, best: Best
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: RunState,
+        best: BestState,
     ) -> None:
-        """Write the state of the run, atomically."""
-        tensors, tree = split(optimizer.state_dict(), "optimizer")
-        tensors |= {f"module.{name}": tensor for name, tensor in no_grad_state(module).items()}
-        tensors |= {f"best.{name}": tensor for name, tensor in (best or {}).items()}
-        state_now = asdict(state)
-        if state.stopped != "early":  # an interrupted or complete run needs no record
-            state_now["stopped"] = ""
-        self.write(tensors, {"optimizer": tree, "state": state_now})
+        """Write the state of the run atomically.
 
-    def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[State, Best]:
-        """Restore the state of a run; a FileError for the checkpoint of another run."""
-        found = self.read()
-        if found is None:
-            return State(), None
-        tensors, config = found
-        module_state = {
-            k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")
-        }
-        best = {k.removeprefix("best."): v for k, v in tensors.items() if k.startswith("best.")}
-        now = no_grad_state(module)
-        check_tensors(self.path, module_state, now)
-        check_tensors(self.path, best, now)
+        Args:
+            module: has the parameters and buffers.
+            optimizer: the optimizer.
+            state: the progress.
+            best: the parameters with the lowest validation loss, if any.
+        """
+        tensors, optimizer_tree = split(optimizer.state_dict(), "optimizer")
+        tensors |= _with_prefix("module.", no_grad_state(module))
+        tensors |= _with_prefix("best.", best or {})
+        fields = asdict(state)
+        if state.stopped != "early":  # an interrupted or complete run needs no record
+            fields["stopped"] = ""
+        self.write(tensors, {"optimizer": optimizer_tree, "state": fields})
+
+    def restore(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[RunState, BestState]:
+        """Restore the module and the optimizer, and return the progress and the best parameters.
+
+        Without a file nothing changes, and the progress is that of a new run.
+
+        Raises:
+            FileError: for the checkpoint of another run.
+        """
+        contents = self.read()
+        if contents is None:
+            return RunState(), None
+        tensors, config = contents
+        module_state = under("module.", tensors)
+        best = under("best.", tensors)
+        current_state = no_grad_state(module)
+        check_tensors(self.path, module_state, current_state)
+        check_tensors(self.path, best, current_state)
         averages = {
-            n: value for n, value in tensors.items() if n.startswith("optimizer.") and value.ndim
+            name: value
+            for name, value in tensors.items()
+            if name.startswith("optimizer.") and value.ndim
         }
         check_fractions(self.path, averages)
         with making("run like this one", self.path):
             restore_state(module, module_state)
             optimizer.load_state_dict(join(tensors, config["optimizer"]))
-            return State(**config["state"]), best or None
+            return RunState(**config["state"]), best or None
+
+
+def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with a prefix in their names."""
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}

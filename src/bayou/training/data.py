@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,184 +14,200 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
     default_collate,
 )
 
 from bayou.core import rng
+from bayou.training.inputs import (
+    Batch,
+    Keywords,
+    check_finite,
+    combine_inputs,
+    digest,
+    forward_inputs,
+    pair,
+    rows_of,
+)
+from bayou.training.seeds import part_seed
 
-Batch = tuple[Any, Tensor]
 CPU = torch.device("cpu")
-LABELS = ("labels", "label", "y")  # the keys of y in a mapping
-
-
-class Keywords(tuple[str, ...]):
-    """The last item of a tuple of inputs: the names of those before it that a network takes by
-    keyword.
-    """
-
-
-def forward_inputs(x: Any) -> tuple[Any, ...]:
-    """The arguments of a network: of a mapping its values and their ``Keywords``; anything else
-    than a tuple is one.
-
-    The labels of a mapping are left out, unless they are all it has. Its tensors come first.
-    """
-    if not isinstance(x, Mapping):
-        return tuple(x) if isinstance(x, (tuple, list)) else (x,)
-    names = [name for name in x if name not in LABELS] or list(x)
-    for name in names:
-        if not isinstance(x[name], Tensor | bool | int | float | None):
-            raise ValueError(
-                f"{name!r} of x is a {type(x[name]).__name__}, expected a tensor; use return_tensors='pt' of a "
-                "tokenizer, with_format('torch') of a data set or a collate_fn that pads, and remove columns of text"
-            )
-    names.sort(key=lambda name: not isinstance(x[name], Tensor))
-    return (*(x[name] for name in names), Keywords(names))
-
-
-def rows_of(inputs: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
-    """These rows of all inputs that are tensors: ``index`` is a slice or a tensor of numbers."""
-    return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
-
-
-def combined(
-    function: Callable[[tuple[Tensor, ...]], Tensor], several: Iterable[Any]
-) -> tuple[Any, ...]:
-    """Several inputs as one: ``function`` (torch.cat or torch.stack) of their tensors, the rest as
-    in the first.
-    """
-    each = zip(*map(forward_inputs, several), strict=True)
-    return tuple(function(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in each)
+DEFAULT_BATCH_SIZE = 128
 
 
 class Data(ABC):
     """N examples; ``epoch(seed)`` gives its batches in an order determined by the seed."""
 
     n: int
-    rows_first: bool = (
-        True  # whether the first axis of a batch is its rows, which several processes can share
-    )
+    # Whether the first axis of a batch is its rows, which several processes can share.
+    rows_first: bool = True
 
     @abstractmethod
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
-        """The batches (x, y) of one pass, shuffled by the seed, without the first ``skip``."""
+        """Yield the batches (x, y) of one pass, shuffled by the seed.
+
+        Args:
+            seed: the seed of the order, and of what a Dataset draws.
+            skip: the number of batches to leave out at the start.
+        """
 
     @abstractmethod
     def ordered(self) -> Iterator[Batch]:
-        """The batches of one pass, in the order of the data."""
+        """Yield the batches of one pass, in the order of the data."""
 
     @property
     @abstractmethod
     def batches(self) -> int:
-        """How many batches an epoch has."""
+        """The number of batches in an epoch."""
 
     @abstractmethod
     def fingerprint(self) -> list[Any]:
-        """The identity of these data, as plain JSON values."""
+        """Return the identity of these data, as plain JSON values."""
 
     def targets(self) -> Tensor | None:
-        """All y as one tensor, if available."""
+        """Return all y as one tensor, if available."""
         return None
 
 
 class Rows(Data):
-    """Tensors or a map-style Dataset, in batches by index."""
+    """Tensors or a map-style Dataset, in batches by index.
+
+    Args:
+        source: the pair (x, y) of tensors, or a Dataset.
+        index: the numbers of the rows, (N,).
+        batch_size: rows in a batch; at most N are taken.
+    """
 
     def __init__(self, source: Any, index: Tensor, batch_size: int) -> None:
-        self.source, self.index = source, index
-        self.n, self.batch_size = len(index), min(batch_size, len(index))
+        self.source = source
+        self.index = index
+        self.n = len(index)
+        self.batch_size = min(batch_size, self.n)
 
     @property
     def batches(self) -> int:
+        """The number of batches in an epoch."""
         return -(-self.n // self.batch_size)
 
-    def _take(self, index: Tensor, seed: rng.Seed) -> Batch:
+    def _take(self, index: Tensor, seed: int) -> Batch:
+        """Return a batch of these rows; a Dataset draws from a stream of its own."""
         if isinstance(self.source, tuple):
             x, y = self.source
-            return rows_of(x, index) if isinstance(x, tuple) else x[index], y[index]
-        assert isinstance(seed, int)
-        with rng.isolated(
-            seed, CPU
-        ):  # a Dataset may augment at random: each batch has its own random stream
+            if isinstance(x, tuple):
+                return rows_of(x, index), y[index]
+            return x[index], y[index]
+        with rng.isolated(seed, CPU):
             return pair(default_collate([self.source[int(i)] for i in index]))
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one pass, shuffled by the seed.
+
+        A full batch is not shuffled, so that its rounding errors do not vary.
+        """
         order = self.index[rng.permutation(self.n, seed)]
         if self.batch_size == self.n:
-            order = (
-                self.index
-            )  # a full batch is not shuffled, so that its rounding errors do not vary
+            order = self.index
         if isinstance(self.source, tuple):
-            order = order.to(
-                self.source[1].device
-            )  # once, so that no batch waits for a copy of its index
-        for number, part in enumerate(order.split(self.batch_size)):
+            # Moved once, so that no batch waits for a copy of its index.
+            order = order.to(self.source[1].device)
+        for number, rows in enumerate(order.split(self.batch_size)):
             if number >= skip:
-                yield self._take(part, rng.fold(seed, "batch", number))
+                yield self._take(rows, part_seed(seed, "batch", number))
 
     def ordered(self) -> Iterator[Batch]:
-        for number, part in enumerate(self.index.split(self.batch_size)):
-            yield self._take(part, rng.fold(0, "batch", number))
+        """Yield the batches of one pass, in the order of the data."""
+        for number, rows in enumerate(self.index.split(self.batch_size)):
+            yield self._take(rows, part_seed(0, "batch", number))
 
     def split(self, fraction: float, seed: int) -> tuple[Rows, Rows]:
-        """A training and a validation part."""
+        """Split the rows at random into training and validation data.
+
+        Args:
+            fraction: the fraction of the validation data.
+            seed: the seed of the choice.
+
+        Raises:
+            ValueError: if one of the two would be empty.
+        """
         count = round(self.n * fraction)
         if not 0 < count < self.n:
             raise ValueError(
-                f"a validation fraction of {fraction} of {self.n} samples leaves one part empty; give more samples, "
-                "or another fraction"
+                f"a validation fraction of {fraction} of {self.n} samples leaves one part empty; "
+                "give more samples, or another fraction"
             )
         order = self.index[rng.permutation(self.n, seed)]
-        held, rest = order[:count].sort().values, order[count:].sort().values
-        return Rows(self.source, rest, self.batch_size), Rows(self.source, held, self.batch_size)
+        validation_rows = order[:count].sort().values
+        training_rows = order[count:].sort().values
+        training = Rows(self.source, training_rows, self.batch_size)
+        validation = Rows(self.source, validation_rows, self.batch_size)
+        return training, validation
 
     def cut(self, batch_size: int) -> Rows:
-        """The same rows in batches of another size."""
+        """Return the same rows in batches of another size."""
         return Rows(self.source, self.index, batch_size)
 
     def fingerprint(self) -> list[Any]:
+        """Return the identity of these data: of a Dataset, by its first batch."""
         if isinstance(self.source, tuple):
             return ["tensors", self.n, digest(self.source)]
         return [type(self.source).__name__, self.n, digest(next(self.ordered()))]
 
     def targets(self) -> Tensor | None:
-        return self.source[1][self.index] if isinstance(self.source, tuple) else None
+        """Return all y as one tensor; None for a Dataset."""
+        if isinstance(self.source, tuple):
+            y: Tensor = self.source[1][self.index]
+            return y
+        return None
 
 
-class Batches(Data):
-    """Batches ``first`` .. ``stop`` − 1 of data that cannot be indexed by rows, in their fixed
-    order.
+class BatchRange(Data):
+    """Consecutive batches, in their fixed order, of data that cannot be indexed by rows.
+
+    Args:
+        data: the data.
+        first: the first batch.
+        stop: the batch after the last.
     """
 
     def __init__(self, data: Data, first: int, stop: int) -> None:
-        self.data, self.first, self.stop = data, first, stop
+        self.data = data
+        self.first = first
+        self.stop = stop
         self.n = max(1, round(data.n * (stop - first) / data.batches))
 
     @property
     def batches(self) -> int:
+        """The number of batches in an epoch."""
         return self.stop - self.first
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one pass, in their fixed order."""
         return islice(self.data.ordered(), self.first + skip, self.stop)
 
     def ordered(self) -> Iterator[Batch]:
+        """Yield the batches of one pass, in the order of the data."""
         return self.epoch(0)
 
     def fingerprint(self) -> list[Any]:
+        """Return the identity of these data, as plain JSON values."""
         return [*self.data.fingerprint(), self.first, self.stop]
 
 
 def last_batches(data: Data, fraction: float) -> tuple[Data, Data | None]:
-    """The data without a fraction of the last batches, and these batches; None if there is only
-    one.
+    """Split off the last batches of data.
+
+    Args:
+        data: the data.
+        fraction: the fraction of the batches to split off, at least one.
+
+    Returns:
+        The data without these batches, and these batches; None if there is only one in all.
     """
     if data.batches < 2:
         return data, None
-    cut = data.batches - max(1, round(fraction * data.batches))
-    return Batches(data, 0, cut), Batches(data, cut, data.batches)
+    first = data.batches - max(1, round(fraction * data.batches))
+    return BatchRange(data, 0, first), BatchRange(data, first, data.batches)
 
 
 def batches_from(
@@ -201,134 +216,167 @@ def batches_from(
     seeds: Callable[[int], Sequence[int]],
     check: Callable[[Batch], None] | None,
 ) -> Iterator[tuple[Batch, ...]]:
-    """The batches of parallel runs from a step on, without an end; ``seeds``: epoch → the seed of
-    each run.
+    """Yield the batches of parallel runs from a step on, without an end.
 
-    ``check`` is applied to the batches of the first epoch.
+    Args:
+        step: the number of steps that are done.
+        data: the data of each run.
+        seeds: gives the seed of each run in an epoch.
+        check: is applied to the batches of the first epoch; None: no check.
+
+    Raises:
+        ValueError: if an epoch has fewer batches than the data said.
     """
     while True:
-        epoch, done = divmod(step, data[0].batches)
-        before = step
-        for several in zip(
-            *(part.epoch(s, done) for part, s in zip(data, seeds(epoch), strict=True)), strict=True
-        ):
+        epoch, batches_done = divmod(step, data[0].batches)
+        first_step = step
+        epoch_seeds = seeds(epoch)
+        passes = [
+            run_data.epoch(seed, batches_done)
+            for run_data, seed in zip(data, epoch_seeds, strict=True)
+        ]
+        for batches in zip(*passes, strict=True):
             if check is not None and epoch == 0:
-                for batch in several:
+                for batch in batches:
                     check(batch)
-            yield several
+            yield batches
             step += 1
-        if step == before:
-            raise ValueError(f"the data had {done} batches in an epoch, expected {data[0].batches}")
+        if step == first_step:
+            raise ValueError(
+                f"the data had {batches_done} batches in an epoch, expected {data[0].batches}"
+            )
 
 
-def stacked(batches: tuple[Batch, ...]) -> Batch:
-    """The batches of K runs as one, (K, M, ...); inputs that are no tensors are shared."""
+def stack_batches(batches: tuple[Batch, ...]) -> Batch:
+    """Stack the batches of K runs, (K, M, ...); inputs that are no tensors are shared.
+
+    Raises:
+        ValueError: for rows of different shapes.
+    """
     xs, ys = zip(*batches, strict=True)
     try:
-        return combined(torch.stack, xs), torch.stack(ys)
+        return combine_inputs(torch.stack, xs), torch.stack(ys)
     except RuntimeError as error:
         raise ValueError(
             f"the batches of parallel runs need rows of one shape: {error}; run them in turn"
         ) from error
 
 
-class Steps(Data):
-    """No data, only a number of steps: for a loss that generates its own samples."""
+class StepCount(Data):
+    """No data, only a number of steps: for a loss that generates its own samples.
+
+    Args:
+        steps: the number of steps in an epoch.
+    """
 
     rows_first = False
 
     def __init__(self, steps: int) -> None:
-        self.n = self.steps = steps
+        self.n = steps
+        self.steps = steps
 
     @property
     def batches(self) -> int:
+        """The number of steps in an epoch."""
         return self.steps
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield empty batches."""
         empty = torch.empty(0)
         return (((), empty) for _ in range(skip, self.steps))
 
     def ordered(self) -> Iterator[Batch]:
+        """Yield empty batches."""
         return self.epoch(0)
 
     def fingerprint(self) -> list[Any]:
+        """Return the identity of these data, as plain JSON values."""
         return ["steps", self.steps]
 
 
 class Loader(Data):
-    """The user's DataLoader, or another iterable of batches, as it is, with the streams it draws
-    from seeded.
+    """The user's DataLoader, or another iterable of batches, with the streams it draws from seeded.
 
     These are torch's global stream and the generators of the loader and its samplers, all restored
     afterwards. A sampler or a Dataset that draws from ``random`` or numpy in this process is not
     seeded. Without a length (a stream) its rows and batches are counted in one pass.
+
+    Args:
+        loader: gives batches each time it is iterated.
     """
 
     def __init__(self, loader: Any) -> None:
         try:
-            self.n, self.count = len(loader.dataset), len(loader)
+            self.n = len(loader.dataset)
+            self.count = len(loader)
         except (TypeError, AttributeError):
             sizes = [len(pair(batch)[1]) for batch in loader]
-            self.n, self.count = sum(sizes), len(sizes)
+            self.n = sum(sizes)
+            self.count = len(sizes)
         if self.n == 0:
             raise ValueError("the DataLoader is empty")
         if self.count == 0:
             raise ValueError(
-                f"the DataLoader gives no batch: drop_last with a batch_size of {loader.batch_size} for {self.n} rows"
+                "the DataLoader gives no batch: drop_last with a batch_size of "
+                f"{loader.batch_size} for {self.n} rows"
             )
         self.loader = loader
-        self._samplers = [
-            s
-            for name in ("sampler", "batch_sampler")
-            if (s := getattr(loader, name, None)) is not None
-        ]
-        self._samplers += [
-            inner
-            for s in list(self._samplers)
-            if (inner := getattr(s, "sampler", None)) is not None
-        ]
+        self._samplers = _samplers(loader)
         subset = next((s for s in self._samplers if isinstance(s, SubsetRandomSampler)), None)
         if subset is not None:
             self.n = len(subset)  # the data of this run are the subset
 
     @property
     def batches(self) -> int:
+        """The number of batches in an epoch."""
         return self.count
 
     def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
-        owners = [self.loader, *self._samplers]
-        generators = {
-            id(g): g
-            for o in owners
-            if isinstance(g := getattr(o, "generator", None), torch.Generator)
-        }
+        """Yield the batches of one pass of the loader, with its streams seeded."""
         with ExitStack() as stack:
-            for number, generator in enumerate(generators.values()):
-                stack.enter_context(_seeded(generator, rng.fold(seed, "generator", number)))
+            for number, generator in enumerate(self._generators()):
+                generator_seed = part_seed(seed, "generator", number)
+                stack.enter_context(_seed_generator(generator, generator_seed))
             with rng.isolated(seed, CPU):
                 iterator = iter(self.loader)
             for number in range(self.batches):
-                part = rng.fold(seed, "batch", number)
-                assert isinstance(part, int)
-                with rng.isolated(part, CPU):
+                with rng.isolated(part_seed(seed, "batch", number), CPU):
                     batch = next(iterator, None)
                 if batch is None:
                     return
                 if number >= skip:
                     yield pair(batch)
 
+    def _generators(self) -> list[torch.Generator]:
+        """Return the different generators of the loader and its samplers."""
+        generators: dict[int, torch.Generator] = {}
+        for owner in (self.loader, *self._samplers):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generators[id(generator)] = generator
+        return list(generators.values())
+
     def ordered(self) -> Iterator[Batch]:
+        """Yield the batches of one pass of the loader."""
         return self.epoch(0)
 
     def fingerprint(self) -> list[Any]:
+        """Return the identity of these data, by their first batch."""
         source = getattr(self.loader, "dataset", self.loader)
         return [type(source).__name__, self.n, self.batches, digest(next(self.ordered()))]
 
 
+def _samplers(loader: Any) -> list[Any]:
+    """Return the samplers of a DataLoader, and those inside them."""
+    outer = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    samplers = [sampler for sampler in outer if sampler is not None]
+    inner = [getattr(sampler, "sampler", None) for sampler in samplers]
+    return samplers + [sampler for sampler in inner if sampler is not None]
+
+
 @contextmanager
-def _seeded(generator: torch.Generator, seed: rng.Seed) -> Iterator[None]:
+def _seed_generator(generator: torch.Generator, seed: int) -> Iterator[None]:
     """Seed a generator of the user, and restore its state afterwards."""
-    assert isinstance(seed, int)
     state = generator.get_state()
     generator.manual_seed(seed)
     try:
@@ -337,135 +385,24 @@ def _seeded(generator: torch.Generator, seed: rng.Seed) -> Iterator[None]:
         generator.set_state(state)
 
 
-def pair(batch: Any) -> Batch:
-    """A batch as (x, y), or an error with what was got instead; of a mapping, y are its labels."""
-    if isinstance(batch, Mapping):
-        label = next((name for name in LABELS if name in batch), None)
-        if label is None:
-            raise ValueError(
-                f"a batch with the keys {', '.join(map(str, batch))} has no labels; give them the key 'labels', or "
-                "give pairs (x, y)"
-            )
-        batch = batch, batch[label]
-    if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-        what = (
-            f"{type(batch).__name__} of {len(batch)}"
-            if hasattr(batch, "__len__")
-            else type(batch).__name__
-        )
-        raise ValueError(
-            f"a Dataset or DataLoader must give pairs (x, y) with y a tensor or a number, got a {what}; several "
-            "inputs go into a tuple: ((x1, x2), y), or a dict with 'labels'"
-        )
-    x, y = batch
-    inputs = forward_inputs(x)
-    for item, name in (*((item, "x") for item in inputs), (y, "y")):
-        if isinstance(item, Tensor):
-            check_values(name, item)
-    return inputs if isinstance(x, Mapping) else x, y
-
-
-def whole(value: Tensor) -> Tensor:
-    """The tensor of which each process has a part, a DTensor, from all of them; any other as it
-    is.
-    """
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def digest(tree: Any) -> str:
-    """SHA-256 of all tensors in nested tuples, with their shapes and dtypes."""
-    found = hashlib.sha256()
-
-    def walk(item: Any) -> None:
-        if isinstance(item, Tensor) and item.is_quantized:
-            walk(item.dequantize())
-        elif isinstance(item, Tensor):
-            found.update(f"{tuple(item.shape)}{item.dtype}".encode())
-            found.update(
-                whole(item).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            )
-        elif isinstance(item, tuple | list):
-            for part in item:
-                walk(part)
-        else:
-            found.update(repr(type(item)).encode())
-
-    walk(tree)
-    return found.hexdigest()[:16]
-
-
-def check_finite(batch: Any) -> None:
-    """A ValueError where x or y has NaN or infinite values."""
-    x, y = batch
-    parts = x if isinstance(x, tuple | list) else (x,)
-    for part, name in (*((part, "x") for part in parts), (y, "y")):
-        if isinstance(part, Tensor):
-            check_values(name, part)
-        if (
-            isinstance(part, Tensor)
-            and part.is_floating_point()
-            and not bool(part.isfinite().all())
-        ):
-            bad = int((~part.isfinite()).sum())
-            raise ValueError(
-                f"{name} has {bad} NaN or infinite values; remove or impute them first"
-            )
-
-
-def check_values(name: str, value: Tensor) -> None:
-    """Raise a ValueError for a tensor on the meta device, which has a shape and no values."""
-    if value.is_meta:
-        raise ValueError(
-            f"{name} {tuple(value.shape)} is on the meta device and has no values; build it on a device: device='cpu'"
-        )
-
-
-def inputs_of_batches(loader: DataLoader[Any]) -> tuple[Any, ...]:
-    """Return the inputs of all batches of a DataLoader as one; labels are left out.
+def as_data(data: Any, batch_size: int | None = None) -> Data:
+    """Return anything that ``fit`` takes as batches.
 
     Args:
-        loader: gives pairs (x, y), x alone, or mappings, in a fixed order.
+        data: a pair of tensors (or a mapping with labels), a Dataset, a DataLoader or a list of
+            batches. A list of batches is all their rows or, where their shapes differ, these
+            batches in this order. Anything else with ``__getitem__`` and ``__len__`` whose items
+            are pairs or mappings is a Dataset (also a list of examples), and what can only be
+            iterated, repeatedly, is a DataLoader.
+        batch_size: rows in a batch; ``Rows`` get a new one. Default: 128, or that of the data.
 
     Raises:
-        ValueError: for a DataLoader that shuffles, whose rows could not be told apart afterwards,
-            for an empty one and for batches whose rows have different shapes.
-    """
-    if isinstance(loader.sampler, RandomSampler | SubsetRandomSampler):
-        raise ValueError(
-            "the DataLoader shuffles, so that it is not known which row a prediction belongs to; use shuffle=False"
-        )
-    batches = [_inputs_of(batch) for batch in loader]
-    if not batches:
-        raise ValueError("the DataLoader gives no batch")
-    try:
-        return combined(torch.cat, batches)
-    except RuntimeError as error:
-        raise ValueError(
-            f"the batches of the DataLoader have rows of different shapes ({error}); predict one batch at a time"
-        ) from error
-
-
-def _inputs_of(batch: Any) -> tuple[Any, ...]:
-    """Return the inputs of a batch with or without labels."""
-    if isinstance(batch, Tensor | Mapping):
-        return forward_inputs(batch)
-    if isinstance(batch, tuple | list) and len(batch) == 1:
-        return forward_inputs(batch[0])
-    return forward_inputs(pair(batch)[0])
-
-
-def as_data(data: Any, batch_size: int | None = None) -> Data:
-    """A pair of tensors (or a mapping with labels), a Dataset, a DataLoader or a list of batches as
-    batches.
-
-    ``Rows`` get a new batch size. A list of batches is all their rows or, where their shapes
-    differ, these batches in this order. Anything else with ``__getitem__`` and ``__len__`` whose
-    items are pairs or mappings is a Dataset (also a list of examples), and what can only be
-    iterated, repeatedly, is a DataLoader.
+        ValueError: for anything else, with what it is.
     """
     if isinstance(data, Data):
         return data.cut(batch_size) if isinstance(data, Rows) and batch_size is not None else data
-    batch_size = 128 if batch_size is None else batch_size
+    if batch_size is None:
+        batch_size = DEFAULT_BATCH_SIZE
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if isinstance(data, DataLoader):
@@ -475,37 +412,36 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
     if type(data) is TensorDataset and len(data.tensors) == 2:
         data = data.tensors
     if _is_list_of_pairs(data):
-        return _from_list(data, batch_size)
+        return _data_from_list(data, batch_size)
     if isinstance(data, tuple | list) and len(data) == 2:
-        return _tensors(data[0], data[1], batch_size)
-    if isinstance(data, Dataset) or _map_style(data):
-        if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
-            raise ValueError("the Dataset cannot be indexed; wrap it in a DataLoader")
-        if not hasattr(data, "__len__"):
-            raise ValueError(
-                "the Dataset has no length, so the KL cannot be scaled; give it __len__"
-            )
-        if len(data) == 0:
-            raise ValueError("the Dataset is empty")
-        return Rows(data, torch.arange(len(data)), batch_size)
-    if (
-        isinstance(data, Iterable)
-        and not hasattr(data, "__getitem__")
-        and not isinstance(data, Iterator)
-    ):
+        return _rows_of_tensors(data[0], data[1], batch_size)
+    if isinstance(data, Dataset) or _is_map_style(data):
+        return _rows_of_dataset(data, batch_size)
+    is_repeatable = isinstance(data, Iterable) and not isinstance(data, Iterator)
+    if is_repeatable and not hasattr(data, "__getitem__"):
         return Loader(data)
-    what = f"a {type(data).__name__}" + (
-        f" of {len(data)}" if isinstance(data, tuple | list) else ""
-    )
+    description = f"a {type(data).__name__}"
+    if isinstance(data, tuple | list):
+        description = f"{description} of {len(data)}"
     raise ValueError(
-        f"data must be a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches (x, y), got {what}"
+        "data must be a pair of tensors (x, y), a Dataset, a DataLoader or a list of batches "
+        f"(x, y), got {description}"
     )
 
 
-def _is_list_of_pairs(data: Any) -> bool:
-    """Return whether this is a list of pairs or mappings, and not a pair (x, y) whose x is a
-    tuple.
-    """
+def _rows_of_dataset(dataset: Any, batch_size: int) -> Rows:
+    """Return the rows of a Dataset that can be indexed and has a length."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise ValueError("the Dataset cannot be indexed; wrap it in a DataLoader")
+    if not hasattr(dataset, "__len__"):
+        raise ValueError("the Dataset has no length, so the KL cannot be scaled; give it __len__")
+    if len(dataset) == 0:
+        raise ValueError("the Dataset is empty")
+    return Rows(dataset, torch.arange(len(dataset)), batch_size)
+
+
+def _is_list_of_pairs(data: object) -> bool:
+    """Return whether this is a list of pairs or mappings, not a pair (x, y) whose x is a tuple."""
     if not isinstance(data, tuple | list) or not data or isinstance(data[-1], Tensor):
         return False
     return all(
@@ -515,9 +451,7 @@ def _is_list_of_pairs(data: Any) -> bool:
 
 
 def _is_batch(item: Any) -> bool:
-    """Return whether a pair or mapping is a batch, x (B, ...) and y (B, ...), rather than one
-    example.
-    """
+    """Return whether a pair or mapping is a batch, with rows in x and y, and not one example."""
     if isinstance(item, Mapping):
         item = pair(item)
     x, y = item
@@ -527,24 +461,26 @@ def _is_batch(item: Any) -> bool:
     return first.ndim > 1 and y.ndim > 0 and len(first) == len(y)
 
 
-def _from_list(items: Sequence[Any], batch_size: int) -> Data:
-    """Return the rows of a list of batches or of examples; batches of different shapes remain as
-    they are.
+def _data_from_list(items: Sequence[Any], batch_size: int) -> Data:
+    """Return the rows of a list of batches or of examples.
+
+    Batches whose rows have different shapes remain as they are.
     """
     if not all(_is_batch(item) for item in items):
         return Rows(items, torch.arange(len(items)), batch_size)
     batches = [pair(item) for item in items]
-    tensors = [
-        [part for part in (*forward_inputs(x), y) if isinstance(part, Tensor)] for x, y in batches
-    ]
-    if len({tuple(part.shape[1:] for part in parts) for parts in tensors}) > 1:
-        return Loader(_Repeated(batches))
-    inputs = combined(torch.cat, [x for x, _ in batches])
+    row_shapes = {
+        tuple(item.shape[1:] for item in (*forward_inputs(x), y) if isinstance(item, Tensor))
+        for x, y in batches
+    }
+    if len(row_shapes) > 1:
+        return Loader(_BatchList(batches))
+    inputs = combine_inputs(torch.cat, [x for x, _ in batches])
     y = torch.cat([y for _, y in batches])
-    return _tensors(inputs if len(inputs) > 1 else inputs[0], y, batch_size)
+    return _rows_of_tensors(inputs if len(inputs) > 1 else inputs[0], y, batch_size)
 
 
-class _Repeated:
+class _BatchList:
     """Batches in a fixed order, as a DataLoader without a Dataset gives them."""
 
     def __init__(self, batches: list[Batch]) -> None:
@@ -554,8 +490,8 @@ class _Repeated:
         return iter(self.batches)
 
 
-def _map_style(data: Any) -> bool:
-    """Whether this has rows that are pairs or mappings, as a data set of another library does."""
+def _is_map_style(data: Any) -> bool:
+    """Return whether this has rows that are pairs or mappings, as data sets of libraries do."""
     if isinstance(data, tuple | list | Tensor | str):
         return False
     try:
@@ -564,34 +500,43 @@ def _map_style(data: Any) -> bool:
         return False
 
 
-def _tensors(x: Any, y: Any, batch_size: int) -> Rows:
+def _rows_of_tensors(x: Any, y: Any, batch_size: int) -> Rows:
+    """Return the rows of tensors, after checks of their values."""
     inputs = forward_inputs(x)
-    named = inputs and isinstance(inputs[-1], Keywords)
-    parts = tuple(part for part in inputs if isinstance(part, Tensor)) if named else inputs
-    for part, name in (*((part, "x") for part in parts), (y, "y")):
-        if not isinstance(part, Tensor):
-            raise ValueError(
-                f"data must be a pair of tensors (x, y), got {name} of type {type(part).__name__}; use torch.as_tensor"
-            )
-        if part.layout != torch.strided:
-            raise ValueError(
-                f"{name} is a sparse tensor ({part.layout}), whose rows cannot be indexed; use to_dense()"
-            )
-        if part.ndim == 0:
-            raise ValueError(f"{name} is a single number; its first axis must be the examples")
-    if not parts:
+    tensors = inputs
+    if inputs and isinstance(inputs[-1], Keywords):
+        tensors = tuple(item for item in inputs if isinstance(item, Tensor))
+    for item, name in (*((item, "x") for item in tensors), (y, "y")):
+        _check_tensor(name, item)
+    if not tensors:
         raise ValueError(
             f"x is an empty {type(x).__name__}; it must hold the inputs of the network"
         )
-    for part in parts:
-        if len(part) != len(y):
+    for item in tensors:
+        if len(item) != len(y):
             raise ValueError(
-                f"x has {len(part)} rows but y has {len(y)}; they must be the same examples"
+                f"x has {len(item)} rows but y has {len(y)}; they must be the same examples"
             )
     if len(y) == 0:
         raise ValueError("data has no rows")
-    rows = (inputs if isinstance(x, tuple | list | Mapping) else x, y)
-    check_finite(rows)
-    if y.requires_grad or any(part.requires_grad for part in parts):
+    source = (inputs if isinstance(x, tuple | list | Mapping) else x, y)
+    check_finite(source)
+    if y.requires_grad or any(item.requires_grad for item in tensors):
         raise ValueError("x or y requires a gradient; use detach()")
-    return Rows(rows, torch.arange(len(y), device=CPU), batch_size)
+    return Rows(source, torch.arange(len(y), device=CPU), batch_size)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    """Raise a ValueError unless this is a dense tensor whose first axis can be the rows."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"data must be a pair of tensors (x, y), got {name} of type {type(value).__name__}; "
+            "use torch.as_tensor"
+        )
+    if value.layout != torch.strided:
+        raise ValueError(
+            f"{name} is a sparse tensor ({value.layout}), whose rows cannot be indexed; use "
+            "to_dense()"
+        )
+    if value.ndim == 0:
+        raise ValueError(f"{name} is a single number; its first axis must be the examples")

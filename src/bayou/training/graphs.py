@@ -1,6 +1,4 @@
-"""Steps on a GPU as one CUDA graph: forward, backward and optimizer, or the gradient of chains, in
-one launch.
-"""
+"""CUDA graphs: a training step, or the gradient of chains, in one launch on a GPU."""
 
 from __future__ import annotations
 
@@ -15,46 +13,63 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bayou.training.data import Keywords, forward_inputs
-from bayou.training.guards import Watch
+from bayou.training.guards import FiniteCheck
+from bayou.training.inputs import Inputs, Keywords, forward_inputs
 
-WARMUP = 3  # steps before the graph is recorded, which compile, allocate and initialize the optimizer's state
-KINDS = 32  # number of runs whose compiled steps are cached
-_numbers = itertools.count()
+# Calls before the graph is recorded, which compile, allocate and initialize the optimizer's state.
+WARMUP_CALLS = 3
+MAX_CACHED_RUNS = 32  # runs whose compiled steps are cached
+NEVER_RECORD = -(1 << 62)  # a number of calls that does not reach the warm-up
+_code_numbers = itertools.count()
 Loss = Callable[[Any, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
-def compiled(loss: Callable[..., Any], module: nn.Module, *kind: Hashable) -> Callable[..., Any]:
-    """The loss of a step, a method of ``module``, compiled as one graph and cached for later runs
-    of the same kind.
+def compile_loss(
+    loss: Callable[..., Any], module: nn.Module, *run_key: Hashable
+) -> Callable[..., Any]:
+    """Compile the loss of a step as one graph, cached for later runs with the same key.
 
     Modules with ``many_small_operations`` (flows) consist of independent operations: on a GPU their
     kernels are fused (an MNF step of LeNet: 148 instead of 235). Others would not gain from this.
+
+    Args:
+        loss: a method of ``module``.
+        module: has the parameters.
+        run_key: what a run must have in common with another one to share its compiled step, in
+            addition to the module and the shapes of its parameters.
     """
     tensors = tuple((name, p.shape, p.dtype, p.device) for name, p in module.named_parameters())
     function: FunctionType = loss.__func__  # type: ignore[attr-defined]
-    own = MethodType(_own_code(function, (*kind, repr(module), tensors)), module)
+    method = MethodType(_with_new_code(function, (*run_key, repr(module), tensors)), module)
     device = next(module.parameters()).device
-    join = device.type == "cuda" and any(
-        getattr(part, "many_small_operations", False) for part in module.modules()
+    fuses_kernels = device.type == "cuda" and any(
+        getattr(submodule, "many_small_operations", False) for submodule in module.modules()
     )
-    joined: dict[str, Any] = {"combo_kernels": True, "benchmark_combo_kernel": False}
-    return torch.compile(own, fullgraph=True, options=joined if join else None)
+    options: dict[str, Any] | None = None
+    if fuses_kernels:
+        options = {"combo_kernels": True, "benchmark_combo_kernel": False}
+    return torch.compile(method, fullgraph=True, options=options)
 
 
-@lru_cache(maxsize=KINDS)
-def _own_code(function: FunctionType, kind: Hashable) -> FunctionType:
-    """A copy of the function with its own code object: torch caches by code object, eight versions
-    at most.
+@lru_cache(maxsize=MAX_CACHED_RUNS)
+def _with_new_code(function: FunctionType, run_key: Hashable) -> FunctionType:
+    """Copy a function with its own code object.
+
+    Torch caches compiled functions by code object, at most eight versions of each.
     """
-    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_code_numbers)}")
     return FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
 
 
 def capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
-    """Whether the steps of an optimizer can be recorded on this device."""
+    """Return whether the steps of an optimizer can be recorded on this device.
+
+    Args:
+        optimizer: the optimizer.
+        device: that of the parameters.
+    """
     return device.type == "cuda" and all(
         group.get("capturable", False) for group in optimizer.param_groups
     )
@@ -64,55 +79,65 @@ class Recording:
     """Inputs of one shape at fixed addresses, and the CUDA graph of a function of them."""
 
     def __init__(self) -> None:
-        self.seen = self.version = 0
+        self.matching_calls = 0
+        self.version = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def fits(self, parts: Sequence[Any]) -> bool:
-        """Whether inputs have the shapes of the first ones; counts those that have."""
-        if not all(isinstance(part, Tensor | Keywords) for part in parts):
+    def matches(self, inputs: Sequence[Any]) -> bool:
+        """Return whether inputs have the shapes of the first ones; count those that have."""
+        if not all(isinstance(item, Tensor | Keywords) for item in inputs):
             return False
-        shapes = [(part.shape, part.dtype) if isinstance(part, Tensor) else part for part in parts]
-        if self.seen == 0:
+        shapes = [(item.shape, item.dtype) if isinstance(item, Tensor) else item for item in inputs]
+        if self.matching_calls == 0:
             self.shapes = shapes
-        self.seen += shapes == self.shapes
-        return shapes == self.shapes
+        has_same_shapes = shapes == self.shapes
+        self.matching_calls += has_same_shapes
+        return has_same_shapes
 
-    def replay(self, parts: Sequence[Any], function: Callable[..., Any]) -> Any:
-        """The outputs, which the next call overwrites. Recording does not run the function: it is
-        replayed then.
+    def replay(self, inputs: Sequence[Any], function: Callable[..., Any]) -> Any:
+        """Return the outputs, which the next call overwrites.
+
+        The first call records the function. Recording does not run it: it is replayed then.
         """
         if self.graph is None:
-            self.mine = [part.clone() if isinstance(part, Tensor) else part for part in parts]
-            graph, stream = (
-                torch.cuda.CUDAGraph(),
-                torch.cuda.default_generators[torch.cuda.current_device()],
-            )
-            before = stream.graphsafe_get_state()
-            stream.graphsafe_set_state(
-                stream.clone_state()
-            )  # a failed recording leaves a generator unusable
-            try:
-                with torch.cuda.graph(graph):
-                    self.outputs = function(*self.mine)
-            except BaseException:
-                stream.graphsafe_set_state(before)
-                raise
-            self.graph = graph
+            self.graph = self._record(inputs, function)
         else:
-            for mine, given in zip(self.mine, parts, strict=True):
-                if isinstance(mine, Tensor):
-                    mine.copy_(given, non_blocking=True)
+            for fixed, item in zip(self.fixed_inputs, inputs, strict=True):
+                if isinstance(fixed, Tensor):
+                    fixed.copy_(item, non_blocking=True)
         self.graph.replay()
         return self.outputs
 
+    def _record(self, inputs: Sequence[Any], function: Callable[..., Any]) -> torch.cuda.CUDAGraph:
+        """Record the function on copies of the inputs."""
+        self.fixed_inputs = [item.clone() if isinstance(item, Tensor) else item for item in inputs]
+        graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        state = generator.graphsafe_get_state()
+        # A failed recording leaves the state of a generator unusable.
+        generator.graphsafe_set_state(generator.clone_state())
+        try:
+            with torch.cuda.graph(graph):
+                self.outputs = function(*self.fixed_inputs)
+        except BaseException:
+            generator.graphsafe_set_state(state)
+            raise
+        return graph
+
 
 class Replay(Recording):
-    """Records a step once, then replays it with new data: 1,767 launches of an eager MNF step
-    become one.
+    """An optimizer step that is recorded once and then replayed with new data.
 
-    The learning rates are tensors at fixed addresses; the noise depends on the seed set before a
-    replay, as in an eager step. A batch of another shape, such as the last of an epoch, is not
-    supported (``takes``).
+    The 1,767 launches of an eager MNF step become one. The learning rates are tensors at fixed
+    addresses; the noise depends on the seed set before a replay, as in an eager step. A batch of
+    another shape, such as the last of an epoch, is not supported (``accepts``).
+
+    Args:
+        optimizer: the optimizer, with ``capturable`` groups.
+        loss: the loss and the numbers of a batch.
+        clip: the largest norm of the gradients; None does not clip.
+        check: detects values that are not finite.
+        norm: the tensor that receives the norm of the gradients before they are clipped, if any.
     """
 
     def __init__(
@@ -120,95 +145,113 @@ class Replay(Recording):
         optimizer: torch.optim.Optimizer,
         loss: Loss,
         clip: float | None,
-        watch: Watch,
+        check: FiniteCheck,
         norm: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.optimizer, self.loss, self.clip, self.watch = optimizer, loss, clip, watch
-        self.norm = norm  # the tensor for the norm of the gradients, if any
+        self.optimizer = optimizer
+        self.loss = loss
+        self.clip = clip
+        self.check = check
+        self.norm = norm
 
-    def takes(self, x: Any, y: Tensor) -> bool:
-        """Whether a batch fits the graph; counts the steps before there is one."""
-        return self.fits((*forward_inputs(x), y)) and self.seen > WARMUP
+    def accepts(self, x: Inputs, y: Tensor) -> bool:
+        """Return whether a batch fits the graph; count the steps before there is one."""
+        return self.matches((*forward_inputs(x), y)) and self.matching_calls > WARMUP_CALLS
 
-    def __call__(self, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
-        """One step; its numbers stay on the device, and the next step overwrites them."""
+    def __call__(self, x: Inputs, y: Tensor, step: int) -> dict[str, Tensor]:
+        """Take one step; its numbers stay on the device, and the next step overwrites them."""
         if self.graph is None:
-            self.watch.prepare()
-            self.optimizer.zero_grad(
-                set_to_none=True
-            )  # the gradients of the graph live in its own memory
-            self.single = isinstance(x, Tensor)
-        self.watch.now.fill_(step)
+            self.check.prepare()
+            # The gradients of the graph live in its own memory.
+            self.optimizer.zero_grad(set_to_none=True)
+            self.has_one_input = isinstance(x, Tensor)
+        self.check.now.fill_(step)
         return dict(self.replay((*forward_inputs(x), y), self._step))
 
-    def _step(self, *parts: Any) -> dict[str, Tensor]:
-        *x, y = parts
-        value, report = self.loss(x[0] if self.single else tuple(x), y)
+    def _step(self, *inputs: Any) -> dict[str, Tensor]:
+        """Compute the gradients of a batch and update the parameters: the recorded function."""
+        *x, y = inputs
+        value, numbers = self.loss(x[0] if self.has_one_input else tuple(x), y)
         value.backward()
-        self.watch.mark(value)
-        free = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+        self.check.mark(value)
+        free = [
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
         if self.clip is not None or self.norm is not None:
-            norm = nn.utils.get_total_norm([p.grad for p in free])
+            norm = nn.utils.get_total_norm([parameter.grad for parameter in free])
             if self.norm is not None:
                 self.norm.copy_(norm)
             if self.clip is not None:
                 nn.utils.clip_grads_with_norm_(free, self.clip, norm)
         self.optimizer.step()
-        return report
+        return numbers
 
 
 class Recorded(Recording):
-    """A function of tensors as one launch on a GPU, recorded at its fourth call; ``compile``
-    compiles it before.
+    """A function of tensors as one launch on a GPU, recorded at its fourth call.
 
-    Inputs of another shape, and functions that branch on values, run as they are. The function is
-    traced to be compiled, so that gradients may be taken in it.
+    Inputs of another shape, and functions that branch on values, run as they are.
+
+    Args:
+        function: the function. It is traced to be compiled, so that gradients may be taken in it.
+        compile: compile it before it is recorded.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], compile: bool) -> None:
         super().__init__()
-        self.function, self.compile = function, compile
+        self.function = function
+        self.compile = compile
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """The results, which the next call does not overwrite."""
-        given, form = tree_flatten(inputs)
-        if not self.fits(given):
+        """Return the results, which the next call does not overwrite."""
+        leaves, tree = tree_flatten(inputs)
+        if not self.matches(leaves):
             return self.function(*inputs)
-        if self.seen == 1:
-            self.fast = self._flat(form, given)
-        if not given[0].is_cuda or self.seen <= WARMUP:
-            with apart() if given[0].is_cuda else nullcontext():
-                return self.fast(*given)
+        if self.matching_calls == 1:
+            self.flat_function = self._flatten_arguments(tree, leaves)
+        is_on_gpu = leaves[0].is_cuda
+        if not is_on_gpu or self.matching_calls <= WARMUP_CALLS:
+            with warmup_stream() if is_on_gpu else nullcontext():
+                return self.flat_function(*leaves)
         try:
-            return tuple(one.clone() for one in self.replay(given, self.fast))
+            outputs = self.replay(leaves, self.flat_function)
+            return tuple(output.clone() for output in outputs)
         except RuntimeError:
             if self.graph is not None:
                 raise
-            self.seen = -(1 << 62)  # the network branches on values: never recorded
-            return self.fast(*given)
+            self.matching_calls = NEVER_RECORD  # the network branches on values
+            return self.flat_function(*leaves)
 
-    def _flat(self, form: Any, given: list[Any]) -> Callable[..., tuple[Tensor, ...]]:
-        def flat(*leaves: Any) -> tuple[Tensor, ...]:
-            return self.function(*tree_unflatten(leaves, form))
+    def _flatten_arguments(self, tree: Any, leaves: list[Any]) -> Callable[..., tuple[Tensor, ...]]:
+        """Return the function with the leaves of its arguments as arguments, compiled if set."""
+
+        def function_of_leaves(*leaves: Any) -> tuple[Tensor, ...]:
+            return self.function(*tree_unflatten(leaves, tree))
 
         if not self.compile:
-            return flat
-        from torch.fx.experimental.proxy_tensor import (
-            make_fx,
-        )  # imported here because it takes a second
+            return function_of_leaves
+        # Imported here because it takes a second.
+        from torch.fx.experimental.proxy_tensor import make_fx
 
-        fast = torch.compile(make_fx(flat)(*given), fullgraph=True)  # which has its casts
-        return torch.autocast(given[0].device.type, enabled=False)(torch.no_grad()(fast))
+        # The traced function has its casts, so that autocast is off when it runs.
+        compiled = torch.compile(make_fx(function_of_leaves)(*leaves), fullgraph=True)
+        without_autocast = torch.autocast(leaves[0].device.type, enabled=False)
+        return without_autocast(torch.no_grad()(compiled))
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """A side stream for the warm-up: a recorded step must not depend on earlier work of the default
-    stream.
+def warmup_stream() -> Iterator[None]:
+    """Use a side stream for the warm-up.
+
+    A recorded step must not depend on earlier work of the default stream.
     """
-    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(here)
-    with torch.cuda.stream(side):
+    current_stream = torch.cuda.current_stream()
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(current_stream)
+    with torch.cuda.stream(side_stream):
         yield
-    here.wait_stream(side)
+    current_stream.wait_stream(side_stream)

@@ -8,171 +8,193 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from bayou.training.inputs import Inputs
 from bayou.training.ranks import current
 
 
-class Watch:
+class FiniteCheck:
     """Detects the first step whose loss or gradients are not finite, and names the tensor.
 
     On a CPU this happens in the step itself. On other devices the values of the first bad step stay
     there until ``read``, so that no step synchronizes with the device.
+
+    Args:
+        module: has the parameters.
+        device: that of the parameters.
+        name_of: the user's name for a parameter of the module; by default its own.
     """
 
     def __init__(
         self, module: nn.Module, device: torch.device, name_of: Callable[[str], str] = str
     ) -> None:
-        self.named, self.name_of, self.eager = (
-            list(module.named_parameters()),
-            name_of,
-            device.type == "cpu",
-        )
+        self.parameters = list(module.named_parameters())
+        self.name_of = name_of
+        self.is_immediate = device.type == "cpu"
         self.norm: Tensor | None = None  # of all gradients of the last step, on a CPU
-        self._found: Tensor | None = None  # (2 + gradients,): step, loss, sizes of the gradients
+        self._sizes: Tensor | None = None  # (2 + gradients,): step, loss, sizes of the gradients
         self._names: list[str] = []
-        self._first: Tensor | None = (
-            None  # the first bad step of a recorded run, -1 if there was none
-        )
+        # The first bad step of a recorded run, −1 if there was none.
+        self._first_bad_step: Tensor | None = None
 
-    def look(self, value: Tensor, step: int, x: Any, y: Tensor) -> None:
-        """Check a loss and its gradients."""
-        graded = [(name, p.grad) for name, p in self.named if p.grad is not None]
-        names, gradients = [name for name, _ in graded], [gradient for _, gradient in graded]
-        if self.eager:
-            self.norm = nn.utils.get_total_norm(gradients)  # keeps NaN and inf
+    def look(self, value: Tensor, step: int, x: Inputs, y: Tensor) -> None:
+        """Check a loss and its gradients.
+
+        Args:
+            value: the loss.
+            step: the number of the step.
+            x: the inputs of the batch, which an error may name.
+            y: its targets.
+        """
+        gradients = [(name, p.grad) for name, p in self.parameters if p.grad is not None]
+        if self.is_immediate:
+            # The norm keeps NaN and inf.
+            self.norm = nn.utils.get_total_norm([gradient for _, gradient in gradients])
             if not math.isfinite(float(value.detach()) + float(self.norm)):
-                self._look_closer(value, step, x, y, graded)
+                self._raise_for_first(value, step, x, y, gradients)
             return
-        sizes = [value.detach().abs(), *torch._foreach_norm(gradients, math.inf)]
-        found = torch.stack([size.double() for size in sizes])
-        found = torch.cat([found.new_full((1,), float(step)), found])
-        if self._found is None or len(self._found) != len(found):
+        largest = torch._foreach_norm([gradient for _, gradient in gradients], math.inf)
+        sizes = torch.stack([size.double() for size in [value.detach().abs(), *largest]])
+        sizes = torch.cat([sizes.new_full((1,), float(step)), sizes])
+        if self._sizes is None or len(self._sizes) != len(sizes):
             self.read()
-            self._found, self._names = found, names
+            self._sizes = sizes
+            self._names = [name for name, _ in gradients]
         else:
-            self._found = torch.where(self._found.isfinite().all(), found, self._found)
+            self._sizes = torch.where(self._sizes.isfinite().all(), sizes, self._sizes)
 
     def prepare(self) -> None:
-        """Allocate the tensor of ``mark`` on the device."""
-        device = self.named[0][1].device
-        self._first = torch.full((), -1, dtype=torch.long, device=device)
+        """Allocate the tensors of ``mark`` on the device."""
+        device = self.parameters[0][1].device
+        self._first_bad_step = torch.full((), -1, dtype=torch.long, device=device)
         self.now = torch.zeros((), dtype=torch.long, device=device)
 
     def mark(self, value: Tensor) -> None:
-        """``look`` for a recorded step: store the number of the first bad step (``now``) on the
-        device.
-        """
-        assert self._first is not None
-        gradients = [p.grad for _, p in self.named if p.grad is not None]
-        total = torch.stack([value.detach().abs(), *torch._foreach_norm(gradients, math.inf)]).sum()
-        bad = ~total.isfinite() & (self._first < 0)
-        self._first.copy_(torch.where(bad, self.now, self._first))
+        """Check a recorded step: store the number of the first bad one (``now``) on the device."""
+        if self._first_bad_step is None:
+            raise RuntimeError("prepare() allocates the tensors of mark()")
+        gradients = [p.grad for _, p in self.parameters if p.grad is not None]
+        sizes = [value.detach().abs(), *torch._foreach_norm(gradients, math.inf)]
+        total = torch.stack(sizes).sum()
+        is_first = ~total.isfinite() & (self._first_bad_step < 0)
+        self._first_bad_step.copy_(torch.where(is_first, self.now, self._first_bad_step))
 
     def read(self) -> None:
-        """Raise for a bad step detected on the device."""
-        if self._first is not None and (first := int(self._first)) >= 0:
-            bad = [name for name, p in self.named if not bool(p.isfinite().all())]
-            what = f"the parameter {self.name_of(bad[0])}" if bad else "a gradient or the loss"
-            raise FloatingPointError(_message(first, None, what))
-        if self._found is None:
+        """Raise a FloatingPointError for a bad step detected on the device."""
+        if self._first_bad_step is not None:
+            first = int(self._first_bad_step)
+            if first >= 0:
+                self._raise_for_recorded_step(first)
+        if self._sizes is None:
             return
-        step, loss, *sizes = self._found.tolist()
-        bad = [
-            name for name, size in zip(self._names, sizes, strict=True) if not math.isfinite(size)
-        ]
+        step, loss, *sizes = self._sizes.tolist()
+        sizes_by_name = zip(self._names, sizes, strict=True)
+        bad = [name for name, size in sizes_by_name if not math.isfinite(size)]
         if bad:
-            raise FloatingPointError(
-                _message(int(step), loss, f"the gradient of {self.name_of(bad[0])}")
-            )
+            gradient = f"the gradient of {self.name_of(bad[0])}"
+            raise FloatingPointError(_message(int(step), loss, gradient))
         if not math.isfinite(loss):
             raise FloatingPointError(_message(int(step), loss, "the loss itself"))
 
-    def parameters(self, step: int) -> None:
-        """Raise if a parameter is not finite after ``step`` steps: such values are never saved or
-        returned.
+    def _raise_for_recorded_step(self, step: int) -> None:
+        """Raise a FloatingPointError that names a parameter, if one is not finite."""
+        bad = [name for name, p in self.parameters if not bool(p.isfinite().all())]
+        tensor = "a gradient or the loss"
+        if bad:
+            tensor = f"the parameter {self.name_of(bad[0])}"
+        raise FloatingPointError(_message(step, None, tensor))
+
+    def check_parameters(self, steps_done: int) -> None:
+        """Raise a FloatingPointError if a parameter is not finite after so many steps.
+
+        Such values are never saved or returned.
         """
         self.read()
-        for name, parameter in self.named:
-            if not math.isfinite(float(parameter.detach().sum())) and not bool(
-                parameter.isfinite().all()
-            ):
-                raise FloatingPointError(
-                    _message(step - 1, None, f"the parameter {self.name_of(name)}")
-                )
+        for name, parameter in self.parameters:
+            # A finite sum needs no second pass.
+            if math.isfinite(float(parameter.detach().sum())):
+                continue
+            if not bool(parameter.isfinite().all()):
+                tensor = f"the parameter {self.name_of(name)}"
+                raise FloatingPointError(_message(steps_done - 1, None, tensor))
 
-    def _look_closer(
-        self, value: Tensor, step: int, x: Any, y: Tensor, graded: list[tuple[str, Tensor]]
+    def _raise_for_first(
+        self, value: Tensor, step: int, x: Inputs, y: Tensor, gradients: list[tuple[str, Tensor]]
     ) -> None:
-        """The first of: an input, a parameter, a gradient, the loss; None if only the total norm
-        overflowed.
+        """Raise for the first of: an input, a parameter, a gradient, the loss.
+
+        Nothing is raised if only the total norm overflowed.
         """
         inputs = x if isinstance(x, tuple | list) else (x,)
         data = [("the input x of this batch", item) for item in inputs if isinstance(item, Tensor)]
         candidates = [
             *data,
             ("the target y of this batch", y),
-            *((f"the parameter {self.name_of(name)}", p) for name, p in self.named),
-            *((f"the gradient of {self.name_of(name)}", gradient) for name, gradient in graded),
+            *((f"the parameter {self.name_of(name)}", p) for name, p in self.parameters),
+            *((f"the gradient of {self.name_of(name)}", gradient) for name, gradient in gradients),
             ("the loss itself", value),
         ]
-        for what, tensor in candidates:
+        for description, tensor in candidates:
             if not bool(tensor.detach().isfinite().all()):
-                raise FloatingPointError(_message(step, float(value.detach()), what))
+                raise FloatingPointError(_message(step, float(value.detach()), description))
 
 
-def _message(step: int, loss: float | None, what: str) -> str:
-    seen = "" if loss is None else f" (the loss is {loss})"
+def _message(step: int, loss: float | None, tensor: str) -> str:
+    """Return the text of the error for a tensor that is not finite."""
+    loss_text = "" if loss is None else f" (the loss is {loss})"
     return (
-        f"step {step}: {what} is not finite{seen}. The run stops, and the last checkpoint is kept; try a "
-        "smaller lr, clip=1.0 or standardized inputs"
+        f"step {step}: {tensor} is not finite{loss_text}. The run stops, and the last checkpoint "
+        "is kept; try a smaller lr, clip=1.0 or standardized inputs"
     )
 
 
 class Interrupt:
-    """Ctrl-C takes effect at the end of a step, the same one in all processes; a second one
-    immediately.
+    """Ctrl-C, which takes effect at the end of a step, the same one in all processes.
+
+    A second Ctrl-C takes effect immediately. A handler that the user installed is kept.
     """
 
     def __init__(self) -> None:
         self._ranks = current()
-        self._held = self._pending = self._installed = False
+        self._is_deferred = False
+        self._is_pending = False
+        self._is_installed = False
 
     def __enter__(self) -> Self:
-        main = threading.current_thread() is threading.main_thread()
-        if (
-            main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):  # keep a handler of the user
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
-            self._installed = True
+            self._is_installed = True
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._installed:
+        if self._is_installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._held or self._pending:
+        if not self._is_deferred or self._is_pending:
             raise KeyboardInterrupt
-        self._pending = True
+        self._is_pending = True
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C is deferred to the end."""
-        self._held = True
+    def defer(self) -> Iterator[None]:
+        """Defer the first Ctrl-C in the block to its end."""
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._held = self._ranks.size > 1  # until the end of the next step
-        self._pending = self._ranks.any(self._pending)
-        if self._pending:
-            self._pending = False
+            # Several processes stop after the same step: until the end of the next one.
+            self._is_deferred = self._ranks.size > 1
+        self._is_pending = self._ranks.any(self._is_pending)
+        if self._is_pending:
+            self._is_pending = False
             raise KeyboardInterrupt

@@ -12,36 +12,57 @@ from bayou.core.progress import BayouWarning
 from bayou.training.ranks import current
 
 
+class PendingResult(Protocol):
+    """A job that was sent to a worker: a future of any library."""
+
+    def result(self) -> Any:
+        """Wait for the job, and return what it returned or raise what it raised."""
+
+    def cancel(self) -> Any:
+        """Cancel the job, unless it has started."""
+
+
 @runtime_checkable
 class Executor(Protocol):
-    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns an object with
-    ``result()``.
-    """
+    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns a ``PendingResult``."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
         """Start a job."""
 
 
-def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> Any:
-    """The future of a job that leaves its result in a file."""
+def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> PendingResult:
+    """Start a job that leaves its result in a file.
+
+    Args:
+        executor: has the workers.
+        function: what the worker calls.
+        arguments: its arguments.
+
+    Returns:
+        The job, which raises the error of an executor that broke before.
+    """
     if current().size > 1:
         raise ValueError(
-            "torchrun started several processes, which share this fit; use them or an executor, not both"
+            "torchrun started several processes, which share this fit; use them or an executor, "
+            "not both"
         )
     try:
-        return executor.submit(function, *arguments)
+        job: PendingResult = executor.submit(function, *arguments)
+        return job
     except BrokenExecutor as error:  # by a job before
         future: Future[None] = Future()
         future.set_exception(error)
         return future
 
 
-def finished(future: Any) -> bool:
-    """Wait for a job, and raise what it raises; False if its worker died, so that it must be done
-    here.
+def wait_for(job: PendingResult) -> bool:
+    """Wait for a job, and raise what it raises.
+
+    Returns:
+        False if its worker died, so that it must be done in this process.
     """
     try:
-        future.result()
+        job.result()
     except BrokenExecutor as error:
         warnings.warn(
             f"a worker died ({error}); its jobs run in this process", BayouWarning, stacklevel=2
@@ -57,8 +78,8 @@ def finished(future: Any) -> bool:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if "pickle" not in str(error):
             raise
-        where = "define the network and all functions at the top level of a module"
+        advice = "define the network and all functions at the top level of a module"
         raise ValueError(
-            f"this fit cannot be sent to a worker: {error}; {where}, or fit in this process"
+            f"this fit cannot be sent to a worker: {error}; {advice}, or fit in this process"
         ) from error
     return True

@@ -1,5 +1,7 @@
-"""A second-order finish: from the end of stochastic descent to the optimum of a small problem, by
-L-BFGS.
+"""A second-order finish: from the end of stochastic descent to an optimum, by L-BFGS.
+
+This is the L-BFGS of torch, with a strong Wolfe line search, for one problem whose loss is a sum
+over batches. ``bayou.training.lbfgs`` minimizes many small problems at once.
 """
 
 from __future__ import annotations
@@ -10,110 +12,182 @@ import warnings
 from typing import Final
 
 import torch
+from torch import Tensor, nn
 
 from bayou.core.progress import Progress, Show, spell
-from bayou.training.checkpoints import State
+from bayou.training.checkpoints import RunState
 from bayou.training.convergence import ConvergenceWarning, negligible
 from bayou.training.data import Data
 from bayou.training.guards import Interrupt
-from bayou.training.loop import Problem, move
+from bayou.training.inputs import Batch
+from bayou.training.loop import move
+from bayou.training.problem import Problem
 from bayou.training.settings import Settings
 from bayou.training.threads import suitable_threads
 
 ROUND: Final = 25  # iterations between two tests of the gain
 MIN_PASSES: Final = 50  # over the data; with fewer the finish is skipped
 MIN_GAIN: Final = 1e-3  # nats: a round that gains less is the last
+PAIRS: Final = 20  # differences of points and gradients that L-BFGS stores
 
 
 def passes_for(settings: Settings, data: Data) -> int:
-    """Passes over the data at the cost of the initial plan of the run; 0 if they are too few to be
-    useful.
+    """Return the number of passes over the data at the cost of the initial plan of a run.
 
     For tensors only: a Dataset may return other rows in another pass.
+
+    Args:
+        settings: those of the run.
+        data: the rows of the run.
+
+    Returns:
+        The number of passes; 0 if they are too few to be useful.
     """
     passes = settings.total_steps(data) // data.batches
-    wanted = settings.open_ended and settings.optimizer is None and data.targets() is not None
-    return passes if wanted and passes >= MIN_PASSES else 0
+    has_default_plan = settings.open_ended and settings.optimizer is None
+    if has_default_plan and data.targets() is not None and passes >= MIN_PASSES:
+        return passes
+    return 0
 
 
 def finish(
     problem: Problem,
     data: Data,
     passes: int,
-    state: State,
+    state: RunState,
     progress: Show,
     *,
     enough: float = MIN_GAIN,
 ) -> None:
-    """Minimize the loss over all data, from the current parameters, by L-BFGS with a strong Wolfe
-    line search.
+    """Minimize the loss over all data, from the current parameters, by L-BFGS.
 
-    The loss of all data is the mean over batches, weighted by rows. It ends when ``ROUND``
-    iterations gain less than ``enough`` nats, or after about ``passes`` passes. It is
-    deterministic, so that a killed run ends at the same point. A record with "step" and the numbers
-    of the problem is added to the history.
+    The loss of all data is the mean over batches, weighted by rows. It is deterministic, so that a
+    killed run ends at the same point. A record with "step" and the numbers of the problem is added
+    to the history.
+
+    Args:
+        problem: the module with the loss; its parameters are changed.
+        data: the rows.
+        passes: about how many evaluations of the loss there may be.
+        state: the run, which gets the record.
+        progress: how to show the progress.
+        enough: nats; ``ROUND`` iterations that gain less are the last. Default: 0.001.
     """
-    free = [p for p in problem.parameters() if p.requires_grad]
+    free = [parameter for parameter in problem.parameters() if parameter.requires_grad]
     batches = [move(batch, free[0]) for batch in data.ordered()]
-    rows = sum(len(y) for _, y in batches)
-    started, numbers, used = time.monotonic(), dict[str, float](), 0
-
-    def closure() -> torch.Tensor:
-        nonlocal numbers, used
-        optimizer.zero_grad(set_to_none=True)
-        total, numbers = free[0].new_zeros((), dtype=torch.float64), {}
-        for x, y in batches:
-            value, report = problem.loss(x, y)
-            (value * (len(y) / rows)).backward()
-            total += value.detach().double() * (len(y) / rows)
-            for name, number in report.items():
-                numbers[name] = numbers.get(name, 0.0) + float(number) * (len(y) / rows)
-        used += 1
-        return total
-
+    start_time = time.monotonic()
     problem.eval()
     optimizer = torch.optim.LBFGS(
-        free, max_iter=min(ROUND, passes), max_eval=2 * ROUND, tolerance_grad=0.0, tolerance_change=0.0,
-        history_size=20, line_search_fn="strong_wolfe",
-    )  # fmt: skip
-    last = gain = math.inf
+        free,
+        max_iter=min(ROUND, passes),
+        max_eval=2 * ROUND,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=PAIRS,
+        line_search_fn="strong_wolfe",
+    )
+    loss = _FullLoss(problem, optimizer, batches, free[0])
+    gain = _minimize(loss, optimizer, free, passes, state, progress, enough)
+    with torch.enable_grad():
+        loss()
+    optimizer.zero_grad(set_to_none=True)
+    seconds_before = state.history[-1]["seconds"] if state.history else 0.0
+    seconds = seconds_before + time.monotonic() - start_time
+    step = float(state.step + loss.evaluations)
+    state.history.append({"step": step, **loss.numbers, "seconds": seconds})
+    min_gain = max(enough, negligible(sum(p.numel() for p in free)))
+    if gain >= min_gain and state.stopped == "finished":
+        _warn_of_gain(problem, gain, passes, state)
+
+
+class _FullLoss:
+    """The closure of L-BFGS: the loss of all rows, whose gradients it computes."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        optimizer: torch.optim.Optimizer,
+        batches: list[Batch],
+        like: Tensor,
+    ) -> None:
+        self.problem = problem
+        self.optimizer = optimizer
+        self.batches = batches
+        self.like = like
+        self.rows = sum(len(y) for _, y in batches)
+        self.evaluations = 0
+        self.numbers: dict[str, float] = {}  # of the last evaluation
+
+    def __call__(self) -> Tensor:
+        """Compute the loss and its gradients, one batch after the other."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = self.like.new_zeros((), dtype=torch.float64)
+        numbers: dict[str, float] = {}
+        for x, y in self.batches:
+            value, batch_numbers = self.problem.loss(x, y)
+            weight = len(y) / self.rows
+            (value * weight).backward()
+            total += value.detach().double() * weight
+            for name, number in batch_numbers.items():
+                numbers[name] = numbers.get(name, 0.0) + float(number) * weight
+        self.numbers = numbers
+        self.evaluations += 1
+        return total
+
+
+def _minimize(
+    loss: _FullLoss,
+    optimizer: torch.optim.LBFGS,
+    free: list[nn.Parameter],
+    passes: int,
+    state: RunState,
+    progress: Show,
+    enough: float,
+) -> float:
+    """Run rounds of L-BFGS, and return the gain of the last one in nats."""
+    problem = loss.problem
+    previous = math.inf
+    gain = math.inf
     with (
         suitable_threads(problem.work),
         Progress(f"{problem.title}, finish", passes, progress) as line,
         Interrupt() as interrupt,
     ):
         try:
-            while used < passes:
-                before = [p.detach().clone() for p in free]
-                with interrupt.held():
-                    now = (
-                        float(optimizer.step(closure)) * rows
-                    )  # the loss at the start of the round
-                if not all(bool(p.isfinite().all()) for p in free):
-                    with torch.no_grad():
-                        for parameter, value in zip(free, before, strict=True):
-                            parameter.copy_(value)
+            while loss.evaluations < passes:
+                values_before = [parameter.detach().clone() for parameter in free]
+                with interrupt.defer():
+                    # The loss at the start of the round.
+                    current = float(optimizer.step(loss)) * loss.rows
+                if not all(bool(parameter.isfinite().all()) for parameter in free):
+                    _restore(free, values_before)
                     break
-                line.update(min(used, passes), **numbers)
-                gain, last = last - now, now
+                line.update(min(loss.evaluations, passes), **loss.numbers)
+                gain = previous - current
+                previous = current
                 if gain < enough:
                     break
         except KeyboardInterrupt:
             state.stopped = "interrupted"
-    with torch.enable_grad():
-        closure()
-    optimizer.zero_grad(set_to_none=True)
-    seconds = (state.history[-1]["seconds"] if state.history else 0.0) + time.monotonic() - started
-    state.history.append({"step": float(state.step + used), **numbers, "seconds": seconds})
-    if (
-        gain >= max(enough, negligible(sum(p.numel() for p in free)))
-        and state.stopped == "finished"
-    ):
-        state.rising = state.history[-1]["rising"] = 1000 * gain / ROUND
-        warnings.warn(
-            f"{problem.title} used up its budget of {passes:,} passes while its objective was still rising by "
-            f"{gain:.3g} nats in {ROUND} iterations; "
-            + spell("standardize the data, or give more steps", "give more --steps"),
-            ConvergenceWarning,
-            stacklevel=3,
-        )
+    return gain
+
+
+@torch.no_grad()
+def _restore(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    """Set parameters to earlier values."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def _warn_of_gain(problem: Problem, gain: float, passes: int, state: RunState) -> None:
+    """Warn that the objective still rose in the last round, and note its rate."""
+    rate = 1000 * gain / ROUND
+    state.history[-1]["rising"] = rate
+    state.rising = rate
+    warnings.warn(
+        f"{problem.title} used up its budget of {passes:,} passes while its objective was still "
+        f"rising by {gain:.3g} nats in {ROUND} iterations; "
+        + spell("standardize the data, or give more steps", "give more --steps"),
+        ConvergenceWarning,
+        stacklevel=4,
+    )

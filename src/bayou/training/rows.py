@@ -1,6 +1,4 @@
-"""Data as whole tensors of all rows or of some, and a check for training rows among held-out
-ones.
-"""
+"""Data as tensors of all rows or of some, and a check for training rows among held-out ones."""
 
 from __future__ import annotations
 
@@ -14,20 +12,24 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.training.data import Batch, Data, Rows, as_data, combined, forward_inputs, rows_of
+from bayou.training.data import Data, Rows, as_data
+from bayou.training.inputs import Batch, combine_inputs, forward_inputs, rows_of
 
 
 def all_rows(data: Any) -> tuple[Any, Tensor]:
-    """Return x and y of a pair of tensors, a Dataset or a DataLoader, as whole tensors."""
+    """Return x and y of all rows as tensors.
+
+    Args:
+        data: a pair of tensors, a Dataset or a DataLoader.
+    """
     rows = as_data(data)
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
-        return _take(rows, rows.index)
-    return joined(rows.ordered())
+        return _rows_of_tensors(rows, rows.index)
+    return join_batches(rows.ordered())
 
 
 def some_rows(data: Any, count: int, seed: int = 0) -> tuple[Any, Tensor]:
-    """Return x and y of at most ``count`` rows: random ones of tensors, the first batches of other
-    data.
+    """Return x and y of some rows: random ones of tensors, the first batches of other data.
 
     Args:
         data: a pair of tensors, a Dataset or a DataLoader.
@@ -38,8 +40,8 @@ def some_rows(data: Any, count: int, seed: int = 0) -> tuple[Any, Tensor]:
     if isinstance(rows, Rows):
         index = rows.index[rng.permutation(rows.n, seed)[:count].sort().values]
         if isinstance(rows.source, tuple):
-            return _take(rows, index)
-        return joined(Rows(rows.source, index, rows.batch_size).ordered())
+            return _rows_of_tensors(rows, index)
+        return join_batches(Rows(rows.source, index, rows.batch_size).ordered())
     batches: list[Batch] = []
     for batch in islice(rows.ordered(), rows.batches):
         if batches and row_shapes(batch) != row_shapes(batches[0]):  # sequences of another length
@@ -47,7 +49,7 @@ def some_rows(data: Any, count: int, seed: int = 0) -> tuple[Any, Tensor]:
         batches.append(batch)
         if sum(len(y) for _, y in batches) >= count:
             break
-    return joined(batches)
+    return join_batches(batches)
 
 
 def row_shapes(batch: Batch) -> list[torch.Size]:
@@ -56,7 +58,7 @@ def row_shapes(batch: Batch) -> list[torch.Size]:
     return [item.shape[1:] for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
 
 
-def _take(rows: Rows, index: Tensor) -> tuple[Any, Tensor]:
+def _rows_of_tensors(rows: Rows, index: Tensor) -> tuple[Any, Tensor]:
     """Return these rows of tensors; all of them without a copy."""
     x, y = rows.source
     if len(index) == len(y):
@@ -67,11 +69,21 @@ def _take(rows: Rows, index: Tensor) -> tuple[Any, Tensor]:
     return x[index], y[index]
 
 
-def joined(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
-    """x and y of several batches, as whole tensors."""
+def join_batches(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
+    """Join the rows of several batches.
+
+    Args:
+        batches: pairs (x, y).
+
+    Returns:
+        x and y of all rows.
+
+    Raises:
+        ValueError: for rows of different shapes.
+    """
     x, y = zip(*batches, strict=True)
     try:
-        inputs = combined(torch.cat, x)
+        inputs = combine_inputs(torch.cat, x)
         return inputs if len(inputs) > 1 else inputs[0], torch.cat(y)
     except RuntimeError as error:
         raise ValueError(
@@ -79,34 +91,51 @@ def joined(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
         ) from error
 
 
-def unlabeled(rows: Any, batch_size: int) -> Data:
-    """Rows as ``fit`` takes them, or only x."""
-    return as_data((rows, torch.zeros(len(rows))) if isinstance(rows, Tensor) else rows, batch_size)
+def as_unlabeled_data(rows: Any, batch_size: int) -> Data:
+    """Return rows as batches whose y are not used.
+
+    Args:
+        rows: rows as ``fit`` takes them, or only x as a tensor.
+        batch_size: rows in a batch.
+    """
+    if isinstance(rows, Tensor):
+        rows = (rows, torch.zeros(len(rows)))
+    return as_data(rows, batch_size)
 
 
 def check_held_out(held: Any, train: Any) -> None:
-    """A ValueError if rows are also training rows, x and y, more of them than duplicates in the
-    data explain.
+    """Raise a ValueError if held-out rows are also training rows, x and y.
+
+    As many of them are tolerated as duplicates in the training data explain.
+
+    Args:
+        held: the held-out rows.
+        train: the training rows.
     """
-    seen, new = Counter(_keys(*all_rows(train))), _keys(*all_rows(held))
-    shared = sum(key in seen for key in new)
-    repeated = sum(count for count in seen.values() if count > 1) / seen.total()
-    if shared > 1 + 2 * repeated * len(new):
+    training_counts = Counter(_row_digests(*all_rows(train)))
+    held_out_digests = _row_digests(*all_rows(held))
+    shared_count = sum(digest in training_counts for digest in held_out_digests)
+    duplicates = sum(count for count in training_counts.values() if count > 1)
+    duplicate_fraction = duplicates / training_counts.total()
+    if shared_count > 1 + 2 * duplicate_fraction * len(held_out_digests):
         raise ValueError(
-            f"{shared:,} of {len(new):,} held-out rows are also training rows, on which a posterior is better than on "
-            "new ones; hold out other rows, and fit without them"
+            f"{shared_count:,} of {len(held_out_digests):,} held-out rows are also training rows, "
+            "on which a posterior is better than on new ones; hold out other rows, and fit without "
+            "them"
         )
 
 
-def _keys(x: Any, y: Tensor) -> list[bytes]:
-    parts = [item.detach().cpu() for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
-    # in float32, so that equal rows are found despite another dtype or rounding of standardized
-    # numbers
-    numbers = [
-        (part.float() if part.is_floating_point() else part.long()).numpy() for part in parts
+def _row_digests(x: Any, y: Tensor) -> list[bytes]:
+    """Return a digest of every row.
+
+    Numbers are compared in float32, so that equal rows have one digest despite another dtype or
+    rounding of standardized numbers.
+    """
+    items = [item.detach().cpu() for item in (*forward_inputs(x), y) if isinstance(item, Tensor)]
+    columns = [
+        (item.float() if item.is_floating_point() else item.long()).numpy() for item in items
     ]
-    each = zip(*numbers, strict=True)
     return [
         hashlib.blake2b(b"".join(cell.tobytes() for cell in row), digest_size=16).digest()
-        for row in each
+        for row in zip(*columns, strict=True)
     ]

@@ -9,7 +9,14 @@ from bayou.core import rng
 
 
 def as_int_seed(seed: Any) -> int:
-    """The seed of a run as an int, or a ValueError."""
+    """Return the seed of a run as an int.
+
+    Args:
+        seed: a whole number; numpy's and torch's count, booleans do not.
+
+    Raises:
+        ValueError: for anything else.
+    """
     try:
         if isinstance(seed, bool):
             raise TypeError
@@ -19,5 +26,10 @@ def as_int_seed(seed: Any) -> int:
 
 
 def part_seed(seed: int, *names: str | int) -> int:
-    """The seed of a named part of a run."""
+    """Return the seed of a named part of a run.
+
+    Args:
+        seed: the seed of the run.
+        names: the name of the part, and numbers in it.
+    """
     return rng.integer(rng.fold(seed, *names))

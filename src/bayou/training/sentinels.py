@@ -1,6 +1,4 @@
-"""Numbers that stand for something else: 999999999, −9999 or the largest integer for a missing
-value.
-"""
+"""Sentinels: numbers that stand for a missing value, such as 999999999 or −9999."""
 
 from __future__ import annotations
 
@@ -10,17 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_VALUES = 5
-MIN_JUMP = 1000.0  # from the farthest of the other values to a sentinel, as a ratio of distances from the median
+MIN_VALUES = 5  # with fewer there are no sentinels
+# The smallest ratio of the distances from the median of a sentinel and of the farthest other value.
+MIN_JUMP = 1000.0
 MIN_JUMP_OF_CODES = 20.0  # the same for values that are common codes: 999, −9999, 32767
-MAX_SHARE = 0.01  # of the values that can be sentinels without being common codes or all the same
-MIN_DISTANCES = 5  # that differ among the other values, if a repeated value is to be a sentinel
-MIN_CODE = 99.0
+# The largest fraction of values that can be sentinels without being common codes or all the same.
+MAX_SHARE = 0.01
+# The smallest number of different distances among the other values of a repeated sentinel.
+MIN_DISTANCES = 5
+MIN_CODE = 99.0  # the smallest number whose digits 9 make it a code
 INTEGER_LIMITS = (2.0**15 - 1, 2.0**15, 2.0**16 - 1, 2.0**31 - 1, 2.0**31, 2.0**32 - 1, 2.0**63)
 
 
 def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Find the values of a column that are so far from all others that they cannot be measurements.
+    """Find the values of a column that are too far from all others to be measurements.
 
     A single 999999999 among ordinary numbers makes the standard deviation of a column so large that
     the standardized others are all the same. Values count as sentinels if there is a jump before
@@ -55,39 +56,46 @@ def find_sentinels(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def valid_range(values: NDArray[Any]) -> tuple[float, float]:
-    """The range outside of which a value of this column counts as a sentinel.
+    """Return the range outside of which a value of this column counts as a sentinel.
 
     An end lies between the sentinels on its side and the other values, at the geometric mean of
     their distances from the median; without sentinels it is the largest finite number.
 
     Args:
         values: as of ``find_sentinels``.
+
+    Returns:
+        The ends of the range.
     """
     values = np.asarray(values, np.float64)
     flags = find_sentinels(values)
-    floor, ceiling = -sys.float_info.max, sys.float_info.max
+    floor = -sys.float_info.max
+    ceiling = sys.float_info.max
     if not flags.any():
         return floor, ceiling
     finite = np.isfinite(values)
     median = float(np.median(values[finite]))
-    others = np.abs(values[finite & ~flags] - median).max()
+    largest_distance = np.abs(values[finite & ~flags] - median).max()
     below = values[flags & (values < median)]
     above = values[flags & (values > median)]
     if len(below):
-        floor = max(floor, median - float(np.sqrt(others) * np.sqrt(median - below.max())))
+        distance = float(np.sqrt(largest_distance) * np.sqrt(median - below.max()))
+        floor = max(floor, median - distance)
     if len(above):
-        ceiling = min(ceiling, median + float(np.sqrt(others) * np.sqrt(above.min() - median)))
+        distance = float(np.sqrt(largest_distance) * np.sqrt(above.min() - median))
+        ceiling = min(ceiling, median + distance)
     return floor, ceiling
 
 
 def _distances(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the distances from the median."""
     with np.errstate(over="ignore"):
         distances: NDArray[np.float64] = np.abs(values - np.median(values))
     return distances
 
 
 def _distance_limit(values: NDArray[np.float64], distances: NDArray[np.float64]) -> float:
-    """The distance from the median beyond which values are sentinels; infinite if none is."""
+    """Return the distance from the median beyond which values are sentinels; infinite if none is."""
     differing = np.unique(distances[distances > 0])
     with np.errstate(over="ignore"):
         jumps = np.flatnonzero(differing[1:] >= MIN_JUMP_OF_CODES * differing[:-1])
@@ -109,11 +117,12 @@ def _distance_limit(values: NDArray[np.float64], distances: NDArray[np.float64])
 
 
 def _are_codes(values: NDArray[np.float64]) -> bool:
-    """Whether all values are common codes for a missing number."""
+    """Return whether all values are common codes for a missing number."""
     return all(_is_code(abs(value)) for value in np.unique(values).tolist())
 
 
 def _is_code(size: float) -> bool:
+    """Return whether a number without its sign is a common code for a missing number."""
     if size in INTEGER_LIMITS:
         return True
     digits = f"{size:.12g}".replace(".", "")

@@ -1,5 +1,6 @@
-"""The commands of ``bayou``. Torch is imported only by the commands that need it, so that --help is
-fast.
+"""The commands of ``bayou``.
+
+Torch is imported only by the commands that need it, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bayou import __version__
-from bayou.app.cli.listing import experiments, listing
+from bayou.app.cli.listing import import_experiments, list_entries
 from bayou.app.cli.options import (
     DataArgument,
     Device,
@@ -34,6 +35,10 @@ from bayou.app.cli.process import (
 from bayou.core.progress import command_line_spelling
 from bayou.select.settings import DEFAULT_METHOD
 
+if TYPE_CHECKING:
+    from bayou.app.report.page import RunReport
+    from bayou.app.runs.folder import Run
+
 app = typer.Typer(
     cls=ErrorsAsSentences,
     help="Train, compare and use Bayesian neural networks.",
@@ -43,8 +48,9 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_requested: bool) -> None:
+    """Print the version and exit."""
+    if is_requested:
         typer.echo(f"bayou {__version__}")
         raise typer.Exit
 
@@ -135,9 +141,9 @@ def predict(
     ] = None,
 ) -> None:
     """Predict new rows: class and probabilities or mean and interval, entropy, epistemic part."""
-    from bayou.app.runs import use
+    from bayou.app.runs.predictions import write_predictions
 
-    notes = use.predict(
+    notes = write_predictions(
         run,
         input,
         out,
@@ -240,9 +246,9 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Score the methods of a run on a file or on the test data of the run."""
-    from bayou.app.runs import use
+    from bayou.app.runs.evaluation import evaluate_run
 
-    rows, notes = use.evaluate(run, data, method=method, samples=samples)
+    rows, notes = evaluate_run(run, data, method=method, samples=samples)
     for note in notes:
         typer.echo(note, err=True)
     _print_rows(rows, as_json)
@@ -262,25 +268,25 @@ def report(
     """Write the report of a run again, or one page that compares runs, paired over their common
     test rows.
     """
-    from bayou.app.runs import use
+    from bayou.app.runs.comparison import write_report
 
-    path, said = use.report(runs, out, force=force)
-    typer.echo("\n".join(said), err=True)
+    path, conclusion = write_report(runs, out, force=force)
+    typer.echo("\n".join(conclusion), err=True)
     typer.echo(f"wrote {path}")
 
 
 @app.command()
 def verify() -> None:
     """Check the mathematics on this machine against known values."""
-    from bayou.app.runs.verify import checks
+    from bayou.app.runs.verify import known_values
 
-    done: list[bool] = []
-    for check in checks():
-        done.append(check.passed)
-        mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red")
-        typer.echo(f"{mark}  {check.name:<66} expected {check.expected:<24} got {check.got}")
-    typer.echo(f"{sum(done)} of {len(done)} checks passed")
-    raise typer.Exit(0 if all(done) else 1)
+    results: list[bool] = []
+    for value in known_values():
+        results.append(value.passed)
+        mark = typer.style("pass", fg="green") if value.passed else typer.style("FAIL", fg="red")
+        typer.echo(f"{mark}  {value.name:<66} expected {value.expected:<24} got {value.got}")
+    typer.echo(f"{sum(results)} of {len(results)} checks passed")
+    raise typer.Exit(0 if all(results) else 1)
 
 
 @app.command()
@@ -321,19 +327,31 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run a published experiment and write its table and figure; existing rows are kept."""
-    reproducer, parallel = experiments(), executor or (f"processes:{jobs}" if jobs > 1 else None)
+    if not executor and jobs > 1:
+        executor = f"processes:{jobs}"
     try:
-        written = reproducer.reproduce(
-            name, out, seeds=seeds, length=length, only=only or (), data=data or (), device=device,
-            samples=samples, again=again, redraw=redraw, executor=parallel,
-            show=not quiet, tell=typer.echo, command="bayou " + shlex.join(sys.argv[1:]),
-        )  # fmt: skip
+        paths = import_experiments().reproduce(
+            name,
+            out,
+            seeds=seeds,
+            length=length,
+            only=only or (),
+            data=data or (),
+            device=device,
+            samples=samples,
+            again=again,
+            redraw=redraw,
+            executor=executor or None,
+            show=not quiet,
+            tell=typer.echo,
+            command="bayou " + shlex.join(sys.argv[1:]),
+        )
     except KeyboardInterrupt:
         typer.secho(
             "interrupted; finished rows are kept, the same command continues", fg="yellow", err=True
         )
         raise typer.Exit(130) from None
-    for path in written:
+    for path in paths:
         typer.echo(f"wrote {path}")
 
 
@@ -344,7 +362,7 @@ def list_(
     ],
 ) -> None:
     """List data sets, methods, flows, networks or experiments."""
-    rows = list(listing(what))
+    rows = list_entries(what)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         typer.echo(f"{name:<{width}}  {text}")
@@ -369,28 +387,29 @@ def _start(ctx: typer.Context, methods: tuple[str, ...]) -> None:
     from bayou.app.runs.folder import Run
     from bayou.data import is_path
 
-    config, out = run_config(ctx, methods), ctx.params["out"]
+    config = run_config(ctx, methods)
     if is_path(config.data):  # so that the run can be resumed and repeated from any folder
         config = dataclasses.replace(config, data=str(Path(config.data).expanduser().resolve()))
-    folder = out or Path("runs") / f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
-    _work(
-        Run.create(folder, config, resume=ctx.params["resume"]),
-        ctx.params["quiet"],
-        ctx.params["executor"],
-    )
+    name = f"{Path(config.data).stem}-{'-'.join(config.methods[:3])}"
+    folder = ctx.params["out"] or Path("runs") / name
+    run = Run.create(folder, config, resume=ctx.params["resume"])
+    _work(run, ctx.params["quiet"], ctx.params["executor"])
 
 
-def _work(run: Any, quiet: bool, executor: str | None) -> None:
+def _work(run: Run, quiet: bool, executor: str | None) -> None:
+    """Fit the jobs of a run, print what came of them, and exit with 1 if one failed."""
     from bayou.app.cli.live import Board
     from bayou.app.runs.folder import Interrupted
-    from bayou.posteriors.checks import describe_flag
 
     board = Board([job.name for job in run.jobs], quiet)
     try:
         with workers(executor) as pool, board:
-            announce = None if quiet else board.announce
             run.work(
-                tell=board.tell, show=board.show, note=board.note, announce=announce, executor=pool
+                tell=board.tell,
+                show=board.show,
+                note=board.note,
+                announce=None if quiet else board.announce,
+                executor=pool,
             )
     except KeyboardInterrupt:
         typer.secho("interrupted before the first fit", fg="yellow", err=True)
@@ -401,71 +420,85 @@ def _work(run: Any, quiet: bool, executor: str | None) -> None:
         )
         raise typer.Exit(130) from None
     failures = run.failures()
-    for name, why in failures.items():
-        typer.secho(f"{name} failed: {why}", fg="red", err=True)
+    for name, error in failures.items():
+        typer.secho(f"{name} failed: {error}", fg="red", err=True)
     results = run.results()
     for result in results:
-        if result.get("choice"):
-            typer.echo(f"{result['name']}: {result['choice']}", err=True)
-        for check in (one for one in result.get("checks", []) if one["status"] != "ok"):
-            line = (
-                f"{result['name']}: {describe_flag(check['name'], check['status'], check['text'])}"
-            )
-            typer.secho(line, fg="red" if check["status"] == "failed" else "yellow", err=True)
+        _print_choice_and_flags(result)
     if results:
         typer.echo(f"wrote {run.folder / 'report.html'}")
     if results and not quiet:
-        for line in _ending(run):
+        for line in _conclusion(run):
             typer.echo(line, err=True)
     raise typer.Exit(1 if failures else 0)
 
 
-def _ending(run: Any) -> list[str]:
-    """The last lines of a run: the three numbers that matter, the conclusion in a sentence, and the
-    next command.
-    """
-    from bayou.app.runs.config import DATA, MODEL, Config
+def _print_choice_and_flags(result: dict[str, Any]) -> None:
+    """Print what a method selected, and its checks that are not ok."""
+    from bayou.posteriors.checks import describe_flag
 
-    report, config, numbers = run.report(), run.config, []
+    if result.get("choice"):
+        typer.echo(f"{result['name']}: {result['choice']}", err=True)
+    for check in result.get("checks", []):
+        if check["status"] != "ok":
+            text = describe_flag(check["name"], check["status"], check["text"])
+            color = "red" if check["status"] == "failed" else "yellow"
+            typer.secho(f"{result['name']}: {text}", fg=color, err=True)
+
+
+def _conclusion(run: Run) -> list[str]:
+    """Return the last lines of a run.
+
+    They have the three numbers that matter, the conclusion in a sentence, and the next command.
+    """
+    report = run.report()
+    numbers = []
     for head, cell in report.key_numbers:
-        (name, _, unit), error = head.name.partition(", "), f" ± {cell.se}" if cell.se else ""
+        name, _, unit = head.name.partition(", ")
+        error = f" ± {cell.se}" if cell.se else ""
         numbers.append(f"{name} {cell.text}{error}{unit and f' {unit}'} ({head.hint})")
-    method = next(
-        (one["method"] for one in run.results() if one["label"] == report.best), config.methods[0]
-    )
-    which = f" --method {method}" if len(config.methods) > 1 else ""
-    inputs = "new.npz" if len(run.facts()["input_shape"]) > 1 else "new.csv"
-    command = f"bayou predict {shlex.quote(str(run.folder))} --input {inputs}{which}"
-    if report.best and report.results.status(report.best) == "failed":
-        kept = {name: getattr(config, name) for name in config.settings(DATA, MODEL)}
-        others = Config(config.data, ("map", "laplace", "ensemble"), **kept).command()
-        command = f"{others} --out {shlex.quote(f'{run.folder}-compare')}"
+    command = _next_command(run, report)
     return [f"{report.best}: {', '.join(numbers)}", *report.verdict[:1], f"next: {command}"]
 
 
+def _next_command(run: Run, report: RunReport) -> str:
+    """Return the command to continue with: a prediction, or other methods if a check failed."""
+    from bayou.app.runs.config import DATA, MODEL, Config
+
+    config = run.config
+    if report.best and report.results.status(report.best) == "failed":
+        settings = {name: getattr(config, name) for name in config.settings(DATA, MODEL)}
+        command = Config(config.data, ("map", "laplace", "ensemble"), **settings).command()
+        return f"{command} --out {shlex.quote(f'{run.folder}-compare')}"
+    methods = (result["method"] for result in run.results() if result["label"] == report.best)
+    method = next(methods, config.methods[0])
+    method_option = f" --method {method}" if len(config.methods) > 1 else ""
+    inputs = "new.npz" if len(run.facts()["input_shape"]) > 1 else "new.csv"
+    folder = shlex.quote(str(run.folder))
+    return f"bayou predict {folder} --input {inputs}{method_option}"
+
+
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """JSON, or columns that are as wide as they must be: a pipe and a narrow window get every
-    digit.
+    """Print JSON, or columns that are as wide as they must be.
+
+    A pipe and a narrow window get every digit.
     """
     if as_json:
         import json
 
         typer.echo(json.dumps(rows, indent=1))
         return
-    lines = [
-        list(rows[0]),
-        *([f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows),
-    ]
+    lines = [list(rows[0])]
+    for row in rows:
+        lines.append([f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
-        numbers = "".join(
-            f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)
-        )
-        typer.echo(f"{name:<{widths[0]}}{numbers}")
+        padded_cells = (f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        typer.echo(f"{name:<{widths[0]}}{''.join(padded_cells)}")
 
 
 def main() -> None:
-    """The entry point of the ``bayou`` command."""
+    """Run the ``bayou`` command."""
     terminate_like_ctrl_c()
     ignore_harmless_warnings()
     app()

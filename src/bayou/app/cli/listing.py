@@ -5,41 +5,54 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 
-def listing(what: str) -> list[tuple[str, str]]:
-    """Names with their descriptions."""
-    if what == "data":
+def list_entries(topic: str) -> list[tuple[str, str]]:
+    """Return names with their descriptions.
+
+    Args:
+        topic: data, methods, nets, flows or experiments.
+
+    Raises:
+        ValueError: there is no such list.
+    """
+    if topic == "data":
         from bayou.data import CATALOGUE, available
 
-        return [
-            (name, entry.summary + ("" if available(entry) else "  [not downloaded]"))
-            for name, entry in CATALOGUE.items()
-        ]
-    if what == "methods":
+        rows = []
+        for name, entry in CATALOGUE.items():
+            mark = "" if available(entry) else "  [not downloaded]"
+            rows.append((name, f"{entry.summary}{mark}"))
+        return rows
+    if topic == "methods":
         from bayou.select import list_methods
 
         return list(list_methods().items())
-    if what == "nets":
+    if topic == "nets":
         from bayou.app.runs.nets import NETS
 
         return [(name, net.describe()) for name, net in NETS.items()]
-    if what == "flows":
+    if topic == "flows":
         from bayou.flows import registry
 
         return [(name, _first_line(entry.build)) for name, entry in registry("vector").items()]
-    if what == "experiments":
-        return [(name, study.title) for name, study in experiments().studies().items()]
+    if topic == "experiments":
+        studies = import_experiments().studies()
+        return [(name, study.title) for name, study in studies.items()]
     raise ValueError(
-        f"there is no list of {what!r}; ask for data, methods, flows, nets or experiments"
+        f"there is no list of {topic!r}; ask for data, methods, flows, nets or experiments"
     )
 
 
-def experiments() -> Any:
-    """The module ``experiments.reproduce`` of the clone that bayou was installed from, or of the
-    current folder.
+def import_experiments() -> Any:
+    """Import ``experiments.reproduce`` from the clone of this package, or from the current folder.
+
+    Raises:
+        ValueError: neither has it.
     """
     for root in (Path(__file__).parents[4], Path.cwd()):
         if (root / "experiments" / "reproduce.py").is_file():
@@ -51,11 +64,12 @@ def experiments() -> Any:
     )
 
 
-def _first_line(thing: Any) -> str:
-    options = ", ".join(
-        f"{name}={value!r}" for name, value in getattr(thing, "keywords", {}).items()
-    )
-    text = (inspect.getdoc(getattr(thing, "func", thing)) or "").splitlines() or [
-        ""
-    ]  # func: what a partial calls
-    return text[0] + (f" ({options})" if options else "")
+def _first_line(builder: Callable[..., object]) -> str:
+    """Return the first line of a builder's docstring, with the options of a partial."""
+    options = ""
+    function = builder
+    if isinstance(builder, partial):
+        function = builder.func
+        options = ", ".join(f"{name}={value!r}" for name, value in builder.keywords.items())
+    lines = (inspect.getdoc(function) or "").splitlines() or [""]
+    return lines[0] + (f" ({options})" if options else "")

@@ -1,4 +1,4 @@
-"""What a run shows: a line for every event of a job, and the progress of the current one."""
+"""The output of a run: a line for every event of a job, and the progress of the current one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = (
     "error",
     "rmse",
     "nll",
-    "beside_map",
+    "difference_from_map",
     "ece",
     "coverage",
     "auroc_entropy",
@@ -27,84 +27,115 @@ SHOWN = (
     "ess",
     "seconds",
 )
-HEADS = {"beside_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}
+HEADS = {"difference_from_map": "NLL minus MAP", "r_hat": "R-hat", "ess": "ESS"}
 COLORS = {"done": "green", "failed": "red", "fitting": "dim", "baseline": "dim"}
 
 
 class Board:
-    """Lines about the jobs of a run, and on a terminal a line of progress below them; nothing if
-    ``quiet``.
+    """Lines about the jobs of a run, and on a terminal a line of progress below them.
+
+    Args:
+        names: of the jobs.
+        quiet: print notes about the data only.
     """
 
     def __init__(self, names: list[str], quiet: bool = False) -> None:
-        self.names, self.quiet = names, quiet
+        self.names = names
+        self.quiet = quiet
         self.console = Console(stderr=True)
         self.status = None if quiet or not sys.stderr.isatty() else self.console.status("")
-        self.at = ""
-        self.last = 0.0
-        self.ended: set[str] = set()
+        self.current_job = ""
+        self.last_line = 0.0
+        self.ended_jobs: set[str] = set()
 
     def __enter__(self) -> Self:
+        """Start the line of progress."""
         if self.status is not None:
             self.status.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        """End the line of progress."""
         if self.status is not None:
             self.status.stop()
 
-    def tell(self, name: str, what: str, numbers: dict[str, Any]) -> None:
-        """Show an event of a job."""
-        self.at, self.last = name, time.monotonic()
-        if name in self.names and what in ("done", "failed"):
-            self.ended.add(name)
-        if self.quiet or what == "judging":
+    def tell(self, name: str, event: str, numbers: dict[str, Any]) -> None:
+        """Show an event of a job.
+
+        Args:
+            name: of the job.
+            event: baseline, fitting, judging, done or failed.
+            numbers: scores, the time, the checks that are not ok.
+        """
+        self.current_job = name
+        self.last_line = time.monotonic()
+        if name in self.names and event in ("done", "failed"):
+            self.ended_jobs.add(name)
+        if self.quiet or event == "judging":
             return
-        color = COLORS.get(what, "")
-        if flags := numbers.get("flags", []):
-            failed = any(flag["status"] == "failed" for flag in flags)
-            worst, color = (
-                ("failed a check", "red") if failed else ("done, with a warning", "yellow")
-            )
-            what = f"{worst}: it {', '.join(concern(flag['name']) for flag in flags)}"
-        known = [
-            key
-            for key, value in numbers.items()
-            if key in SHOWN and not isinstance(value, str | None)
-        ]
-        words = "  ".join(
-            f"{HEADS.get(key, key.replace('_', ' '))} {_cell(key, numbers)}" for key in known
-        )
-        self._line(f"{name}: {what}  {words}".rstrip(), color)
+        color = COLORS.get(event, "")
+        flags = numbers.get("flags", [])
+        if flags:
+            has_failed = any(flag["status"] == "failed" for flag in flags)
+            color = "red" if has_failed else "yellow"
+            worst = "failed a check" if has_failed else "done, with a warning"
+            event = f"{worst}: it {', '.join(concern(flag['name']) for flag in flags)}"
+        cells = []
+        for key, value in numbers.items():
+            if key in SHOWN and not isinstance(value, str | None):
+                head = HEADS.get(key, key.replace("_", " "))
+                cells.append(f"{head} {_cell(key, numbers)}")
+        self._print(f"{name}: {event}  {'  '.join(cells)}".rstrip(), color)
 
     def show(self, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        """Show the progress of the current job; the part that is done is that of all jobs."""
-        which = f" ({len(self.ended) + 1} of {len(self.names)})" if len(self.names) > 1 else ""
+        """Show the progress of the current job; the part that is done is that of all jobs.
+
+        Args:
+            title: of the fit.
+            step: that was taken.
+            total: the number of steps.
+            numbers: the objective, the seconds left, the part that is done.
+        """
+        position = ""
+        if len(self.names) > 1:
+            position = f" ({len(self.ended_jobs) + 1} of {len(self.names)})"
         if DONE in numbers:
-            numbers = numbers | {DONE: (len(self.ended) + numbers[DONE]) / len(self.names)}
-        text = f"{self.at}{which}: {title} {describe(step, total, numbers, most=2)}"
+            numbers = numbers | {DONE: (len(self.ended_jobs) + numbers[DONE]) / len(self.names)}
+        progress = describe(step, total, numbers, most=2)
+        text = f"{self.current_job}{position}: {title} {progress}"
         if self.status is not None:
             self.status.update(Text(text))
-        elif not self.quiet and time.monotonic() - self.last > LINE:
-            self.last = time.monotonic()
-            self._line(text)
+        elif not self.quiet and time.monotonic() - self.last_line > LINE:
+            self.last_line = time.monotonic()
+            self._print(text)
 
     def note(self, text: str) -> None:
-        """Show a note about the data; not suppressed by ``quiet``."""
-        self._line(f"note: {text}")
+        """Show a note about the data; not suppressed by ``quiet``.
+
+        Args:
+            text: the note.
+        """
+        self._print(f"note: {text}")
 
     def announce(self, text: str) -> None:
-        """Show how long the run will take."""
-        self._line(text)
+        """Show how long the run will take.
 
-    def _line(self, text: str, color: str = "") -> None:
+        Args:
+            text: a sentence.
+        """
+        self._print(text)
+
+    def _print(self, text: str, color: str = "") -> None:
+        """Print a line as it is."""
         self.console.print(text, style=color, highlight=False, markup=False, soft_wrap=True)
 
 
 def _cell(key: str, numbers: dict[str, Any]) -> str:
-    """A number as text, with "worse" for a method worse than MAP and "not mixed" for its chains."""
+    """Return a number as text, and whether it is worse than MAP or of chains that did not mix."""
     value = numbers[key]
     if not isinstance(value, float | int):  # difference to MAP
         return f"{value} {value.comparison}"
     text = f"{value:.4g}" if abs(value) < MIN_READABLE else format_number(value, 0)[0]
-    return f"{text} not mixed" if key == "r_hat" and numbers.get("mixed") is False else text
+    if key == "r_hat" and numbers.get("mixed") is False:
+        return f"{text} not mixed"
+    return text

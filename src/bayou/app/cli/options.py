@@ -29,84 +29,103 @@ Workers = Annotated[
     typer.Option(help="parallel fits: processes, processes:N, or module:function of yours"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="do not show progress")]
-EFFORTS = {"fast": 0.1, "patient": 10.0}
-FOLDER: dict[str, tuple[Any, Any]] = {  # options of a run besides its settings: type and default
+EFFORTS = {"fast": 0.1, "patient": 10.0}  # by option
+
+
+def _switch(option: str, help: str) -> tuple[Any, Any]:
+    """Return the type and the default of an option that is on or off."""
+    return Annotated[bool, typer.Option(option, help=help)], False
+
+
+def _path(help: str) -> tuple[Any, Any]:
+    """Return the type and the default of an option with a path."""
+    return Annotated[Path | None, typer.Option(help=help)], None
+
+
+FOLDER_OPTIONS: dict[str, tuple[Any, Any]] = {  # of a run besides its settings: type and default
     **{
-        name: (
-            Annotated[bool, typer.Option(f"--{name}", help=f"short for --effort {effort:g}")],
-            False,
-        )
+        name: _switch(f"--{name}", f"short for --effort {effort:g}")
         for name, effort in EFFORTS.items()
     },
-    "out": (
-        Annotated[Path | None, typer.Option(help="folder for the run; by default runs/DATA-…")],
-        None,
-    ),
-    "resume": (
-        Annotated[
-            bool, typer.Option("--resume", help="continue an interrupted run in the same folder")
-        ],
-        False,
-    ),
-    "config": (
-        Annotated[Path | None, typer.Option(help="read the settings from a saved config.json")],
-        None,
-    ),
+    "out": _path("folder for the run; by default runs/DATA-…"),
+    "resume": _switch("--resume", "continue an interrupted run in the same folder"),
+    "config": _path("read the settings from a saved config.json"),
     "executor": (Workers, None),
     "quiet": (Quiet, False),
 }
 
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for every setting of ``Config``, with its default, and those of a
-    run folder.
+    """Give a command an option for every setting of ``Config``, and those of a run folder.
+
+    Args:
+        function: the command.
     """
-    hints, kinds = get_type_hints(function, include_extras=True), get_type_hints(Config)
-    given = inspect.signature(function).parameters.values()
-    own = [p.replace(annotation=hints[p.name]) for p in given if p.kind is not p.VAR_KEYWORD]
-    options = {
-        name: (_option(name, kinds[name], one), one.default)
-        for name, one in Config.settings().items()
-    }
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(name, keyword, default=default, annotation=kind)
-        for name, (kind, default) in (options | FOLDER).items()
+    hints = get_type_hints(function, include_extras=True)
+    types = get_type_hints(Config)
+    parameters = [
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
     ]
-    function.__signature__ = inspect.Signature(own + added)  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in own + added}
+    options: dict[str, tuple[Any, Any]] = {
+        name: (_option(name, types[name], field), field.default)
+        for name, field in Config.settings().items()
+    }
+    for name, (annotation, default) in (options | FOLDER_OPTIONS).items():
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+        )
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return function
 
 
-def _option(name: str, kind: Any, one: dataclasses.Field[Any]) -> Any:
-    flag = (
-        [f"--{name}"] if kind is bool else []
-    )  # a switch without a --no form, unless None is allowed
-    known = {float | str: str, tuple[str, ...]: list[str]}  # types that typer does not support
-    help, part = one.metadata["help"], one.metadata["part"]
-    return Annotated[known.get(kind, kind), typer.Option(*flag, help=help, rich_help_panel=part)]
+def _option(name: str, type_hint: Any, field: dataclasses.Field[Any]) -> Any:
+    """Return the annotation of the option of a setting."""
+    # A switch has no --no form, unless None is allowed.
+    names = [f"--{name}"] if type_hint is bool else []
+    # Types that typer does not support.
+    replacements: dict[Any, Any] = {float | str: str, tuple[str, ...]: list[str]}
+    option = typer.Option(
+        *names, help=field.metadata["help"], rich_help_panel=field.metadata["part"]
+    )
+    return Annotated[replacements.get(type_hint, type_hint), option]
 
 
 def run_config(ctx: typer.Context, methods: tuple[str, ...]) -> Config:
-    """The config of a command: options given override the file, which overrides the defaults."""
-    file = ctx.params["config"]
+    """Return the config of a command.
+
+    Options override the file of ``--config``, which overrides the defaults.
+
+    Args:
+        ctx: of the command.
+        methods: their names.
+
+    Raises:
+        ConfigError: several options set the effort.
+    """
     typed = {
         name
         for name in ctx.params
         if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"
     }
-    given = {name: ctx.params[name] for name in typed & {"data", *Config.settings()}}
-    efforts = {
-        name: EFFORTS.get(name, ctx.params[name]) for name in ("effort", *EFFORTS) if name in typed
-    }
+    settings = {name: ctx.params[name] for name in typed & {"data", *Config.settings()}}
+    efforts = {}
+    for name in ("effort", *EFFORTS):
+        if name in typed:
+            efforts[name] = EFFORTS.get(name, ctx.params[name])
     if len(efforts) > 1:
-        raise ConfigError(
-            f"give one of {', '.join(f'--{name}' for name in efforts)}: each of them sets the effort"
-        )
+        options = ", ".join(f"--{name}" for name in efforts)
+        raise ConfigError(f"give one of {options}: each of them sets the effort")
     if efforts:
-        (given["effort"],) = efforts.values()
+        (settings["effort"],) = efforts.values()
+    file = ctx.params["config"]
     if file is None:
-        return Config(**({"data": ctx.params["data"], "methods": methods} | given))
+        defaults = {"data": ctx.params["data"], "methods": methods}
+        return Config(**(defaults | settings))
     if typed & {"method", "methods"}:
-        given["methods"] = methods
-    return dataclasses.replace(Config.read(file), **given)
+        settings["methods"] = methods
+    return dataclasses.replace(Config.read(file), **settings)

@@ -14,18 +14,22 @@ from bayou.core.files import write_text
 
 
 def page() -> str:
-    """The page with the posteriors that ``docs/make_play.py`` fitted."""
-    text, data = (
-        (files("bayou.app.cli") / name).read_text("utf-8") for name in ("play.html", "play.json")
-    )
+    """Return the page with the posteriors that ``docs/make_play.py`` fitted."""
+    folder = files("bayou.app.cli")
+    text = (folder / "play.html").read_text("utf-8")
+    data = (folder / "play.json").read_text("utf-8")
     return text.replace("__VERSION__", __version__).replace("__DATA__", data)
 
 
 @contextmanager
 def server(port: int) -> Iterator[ThreadingHTTPServer]:
-    """A server of this page alone on this machine, at a free port for ``port=0``."""
+    """Make a server of this page alone on this machine.
+
+    Args:
+        port: 0 for any free port.
+    """
     with TemporaryDirectory() as folder:
         write_text(f"{folder}/index.html", page())
         handler = partial(SimpleHTTPRequestHandler, directory=folder)
-        with ThreadingHTTPServer(("127.0.0.1", port), handler) as serving:
-            yield serving
+        with ThreadingHTTPServer(("127.0.0.1", port), handler) as http_server:
+            yield http_server

@@ -1,6 +1,4 @@
-"""Process behavior of commands: errors as one sentence, SIGTERM like Ctrl-C, irrelevant warnings
-hidden.
-"""
+"""Process behavior of commands: errors as one sentence, signals, warnings and workers."""
 
 from __future__ import annotations
 
@@ -37,25 +35,28 @@ def ignore_harmless_warnings() -> None:
 
 @contextmanager
 def workers(name: str | None) -> Iterator[Any]:
-    """The executor of ``--executor``: "processes" (one per core), "processes:4", or what
-    "module:name"() returns.
+    """Make the executor of ``--executor``.
+
+    Args:
+        name: "processes" (one per core), "processes:4", or "module:name" of a function that returns
+            an executor; None for this process.
     """
-    kind, _, rest = (name or "").partition(":")
-    if kind != "processes":
+    module, _, suffix = (name or "").partition(":")
+    if module != "processes":
         try:
-            made = name and getattr(importlib.import_module(kind), rest)()
+            executor = name and getattr(importlib.import_module(module), suffix)()
         except (ImportError, AttributeError) as error:
             raise ValueError(
                 f"--executor {name}: neither processes nor a function module:name ({error})"
             ) from error
-        yield made
+        yield executor
         return
-    if not (rest or "1").isdigit() or rest == "0":
+    if not (suffix or "1").isdigit() or suffix == "0":
         raise ValueError(
             f"--executor {name}: the number of processes must be a whole number of at least 1"
         )
     pool = ProcessPoolExecutor(
-        int(rest or os.cpu_count() or 1), multiprocessing.get_context("spawn"), begin_worker
+        int(suffix or os.cpu_count() or 1), multiprocessing.get_context("spawn"), begin_worker
     )
     try:
         yield pool
@@ -68,9 +69,7 @@ def workers(name: str | None) -> Iterator[Any]:
 
 
 def begin_worker() -> None:
-    """What a worker does first: it has one thread, and leaves Ctrl-C to the process that started
-    it.
-    """
+    """Prepare a worker: it has one thread, and leaves Ctrl-C to the process that started it."""
     import torch
 
     torch.set_num_threads(1)
@@ -103,8 +102,8 @@ class ErrorsAsSentences(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except OSError as error:  # a full disk, a folder without write permission
-            sentence = (
-                str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
-            )
+            sentence = str(error)
+            if error.filename is not None:
+                sentence = f"{error.filename}: {error.strerror}"
         typer.secho(f"bayou: {sentence}", fg="red", err=True)
         raise typer.Exit(2)

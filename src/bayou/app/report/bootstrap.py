@@ -2,71 +2,114 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from bayou import metrics
 from bayou.core import rng
 from bayou.metrics import row_nll
 from bayou.predictive import Predictive
 
-LEVEL = 0.9  # of all intervals and bands
+LEVEL = 0.9  # probability of all intervals and bands
 RESAMPLES = 1000
-BINS = 15  # of the calibration error
-CHUNK_NUMBERS = 2**22
+CALIBRATION_BINS = 15
+MAX_CHUNK_NUMBERS = 2**22
 
 
-def resampled(values: Tensor, seed: int = 0) -> Tensor:
-    """Means over rows drawn with replacement, the same rows for every column: (B, M) to (RESAMPLES,
-    M).
+@dataclass(frozen=True)
+class _RowScores:
+    """The losses of N rows, and resampled scores of the set of rows.
+
+    Args:
+        losses: a wrong class or |y − mean| of each row (N,).
+        names: of the scores.
+        scores: of resampled sets of rows (RESAMPLES, len(names)).
     """
-    rows, size = len(values), max(1, CHUNK_NUMBERS // max(1, values.numel()))
-    found = []
-    for start in range(0, RESAMPLES, size):
-        u = rng.uniform(
-            min(size, RESAMPLES - start), (rows,), values, rng.fold(seed, "bootstrap"), start
-        )
-        found.append(values[(u * rows).long()].mean(1))
-    return torch.cat(found)
+
+    losses: Tensor
+    names: tuple[str, ...]
+    scores: Tensor
 
 
-def row_errors(p: Predictive, y: Tensor, scale: float = 1.0) -> dict[str, Any]:
-    """Of every row −log p(y_n) and the loss, a wrong class or |y_n − mean|; standard errors over
-    rows of the scores.
+def resample_means(values: Tensor, seed: int = 0) -> Tensor:
+    """Return means over rows drawn with replacement, the same rows for every column.
+
+    Args:
+        values: (N, M).
+        seed: of the draws.
+
+    Returns:
+        Means (RESAMPLES, M).
     """
-    nll = row_nll(p, y, scale)
-    if p.likelihood.support == "classes":
-        names: tuple[str, ...] = ("nll", "accuracy", "brier", "ece")
-        confidence, hits = (
-            t.cpu().reshape(len(y), -1).mean(1) for t in metrics.confidence_and_hits(p, y)
-        )
-        probabilities = p.probabilities.detach().double().cpu()
-        wrong = probabilities - torch.nn.functional.one_hot(y.long().cpu(), probabilities.shape[-1])
-        brier = wrong.square().sum(-1).reshape(len(y), -1).mean(1)
-        bins = torch.nn.functional.one_hot(
-            (confidence * BINS).ceil().long().clamp(1, BINS) - 1, BINS
-        )
-        drawn = resampled(
-            torch.cat([torch.stack([nll, hits, brier], 1), (hits - confidence)[:, None] * bins], 1)
-        )
-        scores, losses = (
-            torch.cat([drawn[:, :3], drawn[:, 3:].abs().sum(1, keepdim=True)], 1),
-            1 - hits,
-        )
+    rows = len(values)
+    chunk_size = max(1, MAX_CHUNK_NUMBERS // max(1, values.numel()))
+    means = []
+    for start in range(0, RESAMPLES, chunk_size):
+        count = min(chunk_size, RESAMPLES - start)
+        u = rng.uniform(count, (rows,), values, rng.fold(seed, "bootstrap"), start)
+        means.append(values[(u * rows).long()].mean(1))
+    return torch.cat(means)
+
+
+def row_errors(predictive: Predictive, y: Tensor, scale: float = 1.0) -> dict[str, Any]:
+    """Return the scores of every row, and standard errors over rows of the mean scores.
+
+    Args:
+        predictive: of N rows.
+        y: their targets.
+        scale: of y, in original units for one standardized unit.
+
+    Returns:
+        ``rows``, −log p(y_n); ``losses``, a wrong class or |y_n − mean|; ``errors``, the standard
+        errors by the name of the score.
+    """
+    nll = row_nll(predictive, y, scale)
+    if predictive.likelihood.support == "classes":
+        scores = _class_scores(predictive, y, nll)
     else:
-        names = ("nll", "rmse", "coverage")
-        low, high = p.interval(LEVEL)
-        inside = ((low <= y) & (y <= high)).double()
-        wrong = (p.mean.detach().double() - y.double()).abs()
-        squares, inside, losses = (
-            t.cpu().reshape(len(y), -1).mean(1) for t in (wrong**2, inside, scale * wrong)
-        )
-        scores = resampled(torch.stack([nll, squares, inside], 1))
-        scores[:, 1] = scale * scores[:, 1].sqrt()
-    errors = {name: float(column.std()) for name, column in zip(names, scores.T, strict=True)}
+        scores = _number_scores(predictive, y, nll, scale)
+    columns = zip(scores.names, scores.scores.T, strict=True)
+    errors = {name: float(column.std()) for name, column in columns}
     if "accuracy" in errors:
         errors["error"] = errors["accuracy"]
-    rows, lost = ([float(f"{value:.6g}") for value in values.tolist()] for values in (nll, losses))
-    return {"rows": rows, "losses": lost, "errors": errors}
+    return {"rows": _round(nll), "losses": _round(scores.losses), "errors": errors}
+
+
+def _class_scores(predictive: Predictive, y: Tensor, nll: Tensor) -> _RowScores:
+    """Resample NLL, accuracy, Brier score and calibration error."""
+    confidence, hits = (
+        values.cpu().reshape(len(y), -1).mean(1)
+        for values in metrics.confidence_and_hits(predictive, y)
+    )
+    probabilities = predictive.probabilities.detach().double().cpu()
+    differences = probabilities - one_hot(y.long().cpu(), probabilities.shape[-1])
+    brier = differences.square().sum(-1).reshape(len(y), -1).mean(1)
+    bin_index = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
+    gaps = (hits - confidence)[:, None] * one_hot(bin_index, CALIBRATION_BINS)
+    means = resample_means(torch.cat([torch.stack([nll, hits, brier], 1), gaps], 1))
+    calibration_error = means[:, 3:].abs().sum(1, keepdim=True)
+    scores = torch.cat([means[:, :3], calibration_error], 1)
+    return _RowScores(1 - hits, ("nll", "accuracy", "brier", "ece"), scores)
+
+
+def _number_scores(predictive: Predictive, y: Tensor, nll: Tensor, scale: float) -> _RowScores:
+    """Resample NLL, RMSE and coverage."""
+    low, high = predictive.interval(LEVEL)
+    is_inside = ((low <= y) & (y <= high)).double()
+    errors = (predictive.mean.detach().double() - y.double()).abs()
+    squares, coverage, losses = (
+        values.cpu().reshape(len(y), -1).mean(1)
+        for values in (errors**2, is_inside, scale * errors)
+    )
+    scores = resample_means(torch.stack([nll, squares, coverage], 1))
+    scores[:, 1] = scale * scores[:, 1].sqrt()
+    return _RowScores(losses, ("nll", "rmse", "coverage"), scores)
+
+
+def _round(values: Tensor) -> list[float]:
+    """Return numbers to six digits."""
+    return [float(f"{value:.6g}") for value in values.tolist()]

@@ -1,5 +1,4 @@
-"""Charts as numbers and SVG paths, which the template of the page draws: lines, bands and stacked
-areas.
+"""Charts as numbers and SVG paths, which the template of the page draws.
 
 No plotting library is used, because a report is one file without scripts whose figures follow the
 reader's theme: every mark has a CSS class, and the style sheet of the page sets its color. Curves
@@ -15,16 +14,19 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 380.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 12.0, 40.0  # margins; the left one is wider for long labels
-TITLE_WIDTH, CHARACTER_WIDTH, TICK_GAP = (
-    20.0,
-    6.0,
-    6.0,
-)  # of the left margin: the name of the axis, its labels
+WIDTH = 380.0
+HEIGHT = 240.0
+LEFT = 50.0  # the least left margin; it is wider for long labels
+RIGHT = 12.0  # margin
+TOP = 12.0  # margin
+BOTTOM = 40.0  # margin
+TITLE_WIDTH = 20.0  # of the name of the axis, in the left margin
+CHARACTER_WIDTH = 6.0  # of the labels of ticks, in the left margin
+TICK_GAP = 6.0  # between the labels and the axis
 UNITS = ((1e9, "bn"), (1e6, "M"), (1e3, "k"))  # of the labels of ticks
-MIN_IN_UNITS, MAX_IN_UNITS = 1e4, 1e13  # labels with a unit; larger ones have a power of ten
-MIN_PLAIN = 1e-3
+MIN_WITH_UNIT = 1e4  # labels from here on have a unit
+MAX_WITH_UNIT = 1e13  # larger ones have a power of ten
+MIN_PLAIN = 1e-3  # smaller ones have a power of ten
 MAX_DECIMALS = 6
 SHAPES = (  # of points, by color, from their center: circle, square, triangle, diamond, triangle
     "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z",
@@ -33,12 +35,18 @@ SHAPES = (  # of points, by color, from their center: circle, square, triangle, 
     "m0,-3.9l3.9,3.9l-3.9,3.9l-3.9,-3.9z",
     "m0,3.7l3.4,-6h-6.8z",
 )
-POINTS = 7  # marked on a curve
+MAX_POINTS = 7  # marked on a curve
 MIN_LABELED_SHARE = 0.16  # of a stacked area that has its name inside
 
 
 class Mark(NamedTuple):
-    """A path with its CSS class and tooltip."""
+    """A path of the picture.
+
+    Args:
+        css: its CSS classes.
+        path: the SVG path.
+        tip: its tooltip.
+    """
 
     css: str
     path: str
@@ -47,29 +55,50 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: x, y, a name for the legend, the number of its color, and how many points are
-    marked at most.
+    """One curve.
+
+    Args:
+        name: for the legend.
+        x: positions.
+        y: values; not finite for a gap.
+        color: the number of its color.
+        points: how many points are marked at most.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     color: int = 0
-    points: int = POINTS
+    points: int = MAX_POINTS
 
 
 @dataclass
 class Axes:
-    """A plotting area with its own scales; the template draws its marks."""
+    """A plotting area with its scales; the template draws its marks.
+
+    Args:
+        x_label: the name of the horizontal axis.
+        y_label: the name of the vertical axis.
+        x_range: the least and the largest x.
+        y_range: the least and the largest y.
+        every: distance of the ticks in x; None for round numbers.
+        marks: the paths.
+        texts: x and y in pixels, and a name.
+    """
 
     x_label: str = ""
     y_label: str = ""
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
-    every: float | None = None  # distance of the ticks in x; None for round numbers
+    every: float | None = None
     marks: list[Mark] = field(default_factory=list)
     texts: list[tuple[float, float, str]] = field(default_factory=list)
-    floor, right, top, width, height = HEIGHT - BOTTOM, WIDTH - RIGHT, TOP, WIDTH, HEIGHT
+    # In pixels, for the template.
+    floor = HEIGHT - BOTTOM
+    right = WIDTH - RIGHT
+    top = TOP
+    width = WIDTH
+    height = HEIGHT
 
     @cached_property
     def left(self) -> float:
@@ -78,28 +107,40 @@ class Axes:
         return max(LEFT, TITLE_WIDTH + CHARACTER_WIDTH * longest + TICK_GAP)
 
     def px(self, x: float) -> float:
-        """x in pixels."""
+        """Return x in pixels.
+
+        Args:
+            x: in the range of the axes.
+        """
         low, high = self.x_range
         return self.left + (x - low) / ((high - low) or 1.0) * (self.right - self.left)
 
     def py(self, y: float) -> float:
-        """y in pixels, kept inside the picture."""
+        """Return y in pixels, clamped to the picture.
+
+        Args:
+            y: a value.
+        """
         low, high = self.y_range
         share = (y - low) / ((high - low) or 1.0)
         return self.floor - min(max(share, -0.02), 1.02) * (self.floor - TOP)
 
     def line(self, series: Series) -> None:
-        """A curve; gaps where it is not finite."""
-        css, shape = f"c{series.color % 10}", SHAPES[series.color % len(SHAPES)]
-        for part in _runs(series.x, series.y):
-            if len(part) > 1:
-                self.marks.append(
-                    Mark(f"line {css}", "M" + "L".join(map(self._at, part)), series.name)
-                )
-            step = math.ceil(len(part) / max(series.points, 1))
-            for x, y in (
-                part[(len(part) - 1) % step // 2 :: step] if series.points or len(part) == 1 else ()
-            ):
+        """Draw a curve; gaps where it is not finite.
+
+        Args:
+            series: the curve.
+        """
+        css = f"c{series.color % 10}"
+        shape = SHAPES[series.color % len(SHAPES)]
+        for piece in _finite_pieces(series.x, series.y):
+            if len(piece) > 1:
+                path = "M" + "L".join(map(self._at, piece))
+                self.marks.append(Mark(f"line {css}", path, series.name))
+            if not series.points and len(piece) > 1:
+                continue
+            step = math.ceil(len(piece) / max(series.points, 1))
+            for x, y in piece[(len(piece) - 1) % step // 2 :: step]:
                 tip = f"{series.name}: {short(x)}, {short(y)}"
                 self.marks.append(Mark(f"dot {css}", f"M{self._at((x, y))}{shape}", tip))
 
@@ -111,44 +152,53 @@ class Axes:
         color: int,
         css: str = "",
     ) -> None:
-        """The area between two curves; gaps where one of them is not finite."""
+        """Draw the area between two curves; gaps where one of them is not finite.
+
+        Args:
+            x: positions.
+            low: the lower curve.
+            high: the upper curve.
+            color: the number of its color.
+            css: another CSS class.
+        """
         rows = [row for row in zip(x, low, high, strict=True) if all(map(math.isfinite, row))]
         if rows:
-            edge = [(a, top) for a, _, top in rows] + [
-                (a, bottom) for a, bottom, _ in reversed(rows)
-            ]
-            self.marks.append(
-                Mark(f"area c{color % 10} {css}", f"M{'L'.join(map(self._at, edge))}Z")
-            )
+            edge = [(position, upper) for position, _, upper in rows]
+            edge += [(position, lower) for position, lower, _ in reversed(rows)]
+            path = f"M{'L'.join(map(self._at, edge))}Z"
+            self.marks.append(Mark(f"area c{color % 10} {css}", path))
 
     def dots(self, x: Sequence[float], y: Sequence[float]) -> None:
-        """Data."""
-        finite = [row for row in zip(x, y, strict=True) if all(map(math.isfinite, row))]
-        self.marks += [
-            Mark("data", f"M{self._at(row)}m-1.9,0a1.9,1.9 0 1,0 3.8,0a1.9,1.9 0 1,0 -3.8,0")
-            for row in finite
-        ]
+        """Draw data as dots.
+
+        Args:
+            x: positions.
+            y: values.
+        """
+        for row in zip(x, y, strict=True):
+            if all(map(math.isfinite, row)):
+                circle = "m-1.9,0a1.9,1.9 0 1,0 3.8,0a1.9,1.9 0 1,0 -3.8,0"
+                self.marks.append(Mark("data", f"M{self._at(row)}{circle}"))
 
     def _at(self, point: tuple[float, float]) -> str:
+        """Return a point in pixels, as in an SVG path."""
         return f"{self.px(point[0]):.1f},{self.py(point[1]):.1f}"
 
     @property
     def x_ticks(self) -> list[tuple[float, str]]:
-        """Places and labels of the ticks in x."""
-        across = ticks(*self.x_range)
+        """Positions and labels of the ticks in x."""
+        values = ticks(*self.x_range)
         if self.every is not None:
-            across = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
-        return [
-            (self.px(value), text) for value, text in zip(across, tick_labels(across), strict=True)
-        ]
+            values = [self.every * k for k in range(math.ceil(self.x_range[1] / self.every) + 1)]
+        labels = zip(values, tick_labels(values), strict=True)
+        return [(self.px(value), label) for value, label in labels]
 
     @property
     def y_ticks(self) -> list[tuple[float, str]]:
-        """Places and labels of the ticks in y."""
-        places = ticks(*self.y_range)
-        return [
-            (self.py(value), text) for value, text in zip(places, tick_labels(places), strict=True)
-        ]
+        """Positions and labels of the ticks in y."""
+        values = ticks(*self.y_range)
+        labels = zip(values, tick_labels(values), strict=True)
+        return [(self.py(value), label) for value, label in labels]
 
 
 def line_chart(
@@ -158,18 +208,25 @@ def line_chart(
     *,
     y_range: tuple[float, float] | None = None,
 ) -> Axes | None:
-    """Several curves with one scale; None if none has a finite point."""
-    xs = [x for s in series for x in s.x if math.isfinite(x)]
-    ys = [y for s in series for y in s.y if math.isfinite(y)]
+    """Draw several curves with one scale; None if none has a finite point.
+
+    Args:
+        series: the curves.
+        x_label: the name of the horizontal axis.
+        y_label: the name of the vertical axis.
+        y_range: the least and the largest y; by default of the curves, with a margin.
+    """
+    xs = [x for curve in series for x in curve.x if math.isfinite(x)]
+    ys = [y for curve in series for y in curve.y if math.isfinite(y)]
     if not xs or not ys:
         return None
-    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range or padded(min(ys), max(ys)))
-    for one in series:
-        axes.line(one)
+    axes = Axes(x_label, y_label, (min(xs), max(xs)), y_range or add_margin(min(ys), max(ys)))
+    for curve in series:
+        axes.line(curve)
     return axes
 
 
-def stacked(
+def stack_areas(
     x: Sequence[float],
     shares: Sequence[Sequence[float]],
     names: Sequence[str],
@@ -177,23 +234,41 @@ def stacked(
     y_label: str,
     every: float,
 ) -> Axes:
-    """Stacked areas with their names: shares[i][k] is the part of class k at x[i], and they sum to
-    1.
+    """Draw stacked areas with their names.
+
+    Args:
+        x: positions.
+        shares: shares[i][k] is that of class k at x[i], and they sum to 1.
+        names: of the classes.
+        x_label: the name of the horizontal axis.
+        y_label: the name of the vertical axis.
+        every: distance of the ticks in x.
     """
     axes = Axes(x_label, y_label, (min(x), max(x)), every=every)
-    below = [0.0] * len(x)
+    low = [0.0] * len(x)
     for k, name in enumerate(names):
-        above = [b + row[k] for b, row in zip(below, shares, strict=True)]
-        axes.band(x, below, above, k, "solid")
-        at = max(range(1, len(x) - 1), key=lambda i: min(row[k] for row in shares[i - 1 : i + 2]))
-        if shares[at][k] > MIN_LABELED_SHARE:
-            axes.texts.append((axes.px(x[at]), axes.py((below[at] + above[at]) / 2), name))
-        below = above
+        high = [edge + row[k] for edge, row in zip(low, shares, strict=True)]
+        axes.band(x, low, high, k, "solid")
+
+        def least_share_near(i: int, k: int = k) -> float:
+            return min(row[k] for row in shares[i - 1 : i + 2])
+
+        widest = max(range(1, len(x) - 1), key=least_share_near)
+        if shares[widest][k] > MIN_LABELED_SHARE:
+            middle = (low[widest] + high[widest]) / 2
+            axes.texts.append((axes.px(x[widest]), axes.py(middle), name))
+        low = high
     return axes
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between low and high."""
+    """Return round numbers in a range.
+
+    Args:
+        low: the least number.
+        high: the largest number.
+        count: how many there should be, about.
+    """
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -203,36 +278,51 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first_tick, math.floor(high / step + 1e-9) + 1)]
 
 
-def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
-    """A range with a margin; it starts at 0 where all values are positive and near 0."""
+def add_margin(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
+    """Return a range with a margin; it starts at 0 where all values are positive and near 0.
+
+    Args:
+        low: the least value.
+        high: the largest value.
+        share: of the range, on each side.
+    """
     span = (high - low) or max(abs(high), 1.0) * 0.1
     share = 1.0 if low == high else share
     floor = 0.0 if 0 <= low <= 0.4 * high else low - share * span
     return floor, high + share * span
 
 
-def _runs(x: Sequence[float], y: Sequence[float]) -> list[list[tuple[float, float]]]:
-    """Consecutive runs of finite points."""
-    found: list[list[tuple[float, float]]] = [[]]
-    for a, b in zip(x, y, strict=True):
-        if math.isfinite(a) and math.isfinite(b):
-            found[-1].append((a, b))
-        elif found[-1]:
-            found.append([])
-    return [run for run in found if run]
+def _finite_pieces(
+    x: Sequence[float],
+    y: Sequence[float],
+) -> list[list[tuple[float, float]]]:
+    """Return the pieces of a curve between points that are not finite."""
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for point in zip(x, y, strict=True):
+        if all(map(math.isfinite, point)):
+            pieces[-1].append(point)
+        elif pieces[-1]:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
 
 
 def short(value: float) -> str:
-    """A number as text, to four digits."""
+    """Return a number as text, to four digits.
+
+    Args:
+        value: the number.
+    """
     divisor, suffix = _unit(abs(value))
     return f"{value / divisor:.4g}{suffix}".replace("-", "−")
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """The labels of the ticks of one axis, in one unit and with the decimals that tell them apart.
+    """Return the labels of the ticks of an axis.
+
+    They have one unit, and the decimals that make them different.
 
     Args:
-        values: the places of the ticks, in order.
+        values: of the ticks, in order.
     """
     divisor, suffix = _unit(max(map(abs, values), default=0.0))
     scaled = [value / divisor for value in values]
@@ -242,19 +332,17 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 
 def _unit(size: float) -> tuple[float, str]:
-    """The divisor of numbers up to this size, and its name."""
-    if size == 0 or MIN_PLAIN <= size < MIN_IN_UNITS or not math.isfinite(size):
+    """Return the divisor of numbers up to this size, and its name."""
+    if size == 0 or MIN_PLAIN <= size < MIN_WITH_UNIT or not math.isfinite(size):
         return 1.0, ""
-    if MIN_IN_UNITS <= size < MAX_IN_UNITS:
+    if MIN_WITH_UNIT <= size < MAX_WITH_UNIT:
         return next(unit for unit in UNITS if size >= unit[0])
     power = math.floor(math.log10(size))
     return 10.0**power, f"e{power}"
 
 
 def _decimals(values: Sequence[float], step: float) -> int:
-    """The fewest decimals that change no value by more than a hundredth of the distance of two of
-    them.
-    """
+    """Return the fewest decimals that change no value by more than a hundredth of a step."""
     for decimals in range(MAX_DECIMALS):
         if all(abs(round(value, decimals) - value) <= 0.01 * abs(step) for value in values):
             return decimals

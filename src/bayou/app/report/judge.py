@@ -20,13 +20,13 @@ from bayou.diagnostics.baselines import Baseline
 from bayou.posteriors import Posterior
 from bayou.predictive import Predictive
 
-BATCH = 2048  # rows predicted at a time
-BINS = 24  # of an entropy histogram
+BATCH_ROWS = 2048  # predicted at a time
+HISTOGRAM_BINS = 24
 DEGREES = tuple(range(0, 181, 5))
-SHOWN = 10  # pictures in a strip
+STRIP_PICTURES = 10
 LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
-POINTS = 400  # data drawn in a picture of a curve
-ROWS = 60  # test rows drawn with their bands
+MAX_CURVE_POINTS = 400  # training rows drawn in a picture of a curve
+MAX_TEST_POINTS = 60  # test rows drawn with their bands
 Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)  # 1.64 standard deviations of a Gaussian
 
 
@@ -36,80 +36,91 @@ def judge(
     *,
     samples: int = 100,
     seed: int = 0,
-    against: dict[str, Baseline] | None = None,
+    baselines: dict[str, Baseline] | None = None,
 ) -> dict[str, Any]:
-    """All numbers and curves of one posterior on the test part of a data set; JSON-able.
+    """Evaluate a posterior on the test part of a data set; JSON-able.
 
-    Every prediction averages ``samples`` functions (or all draws, if there are fewer). ``against``:
-    fitted baselines.
+    Args:
+        posterior: of a network for this data set.
+        data: the data set.
+        samples: functions averaged for a prediction, or all draws, if there are fewer.
+        seed: of the predictions.
+        baselines: fitted to the training rows, for the checks.
+
+    Returns:
+        The number of samples, the scores (``metrics``), the checks, the scores of rows, and the
+        curves of the report by name.
     """
-    options = prediction(posterior, samples, seed)
-    p, away, scores = score(posterior, data.test, data.ood, data.y_scale, options)
-    y = data.test[1].to(p.outputs.device)
+    options = prediction_options(posterior, samples, seed)
+    predictive, ood_predictive, scores = score(
+        posterior, data.test, data.ood, data.y_scale, options
+    )
+    y = data.test[1].to(predictive.outputs.device)
     checks = diagnostics.check(
-        posterior, data.train, data.test, seed=seed, batch_size=BATCH, scale=data.y_scale, against=against,
-        predictive=p,
-    )  # fmt: skip
-    found: dict[str, Any] = {
+        posterior,
+        data.train,
+        data.test,
+        seed=seed,
+        batch_size=BATCH_ROWS,
+        scale=data.y_scale,
+        against=baselines,
+        predictive=predictive,
+    )
+    evaluation: dict[str, Any] = {
         "samples": options["samples"],
         "metrics": scores,
         "checks": checks.to_json(),
     }
-    found |= row_errors(p, y, data.y_scale)
-    if mixing := getattr(posterior, "mixing", None):
-        found["mixing"] = mixing
+    evaluation |= row_errors(predictive, y, data.y_scale)
+    mixing = getattr(posterior, "mixing", None)
+    if mixing:
+        evaluation["mixing"] = mixing
     if data.task == "classification":
-        found["metrics"]["error"] = 1 - found["metrics"]["accuracy"]
-        found["entropy"] = _histograms(
-            p.entropy, None if away is None else away.entropy, math.log(data.output_size)
-        )
-        bins = metrics.reliability(p, y)
-        found["reliability"] = {
-            "confidence": _list(bins.confidence.nan_to_num()),
-            "accuracy": _list(bins.accuracy.nan_to_num()),
-            "count": _list(bins.count),
-        }
+        scores["error"] = 1 - scores["accuracy"]
+        evaluation |= _class_curves(predictive, ood_predictive, y, data)
         if len(data.input_shape) == 3 and "3" in data.class_names:
-            found["rotation"] = rotation(posterior, data, "3", options)
+            evaluation["rotation"] = rotation_curve(posterior, data, "3", options)
     else:
-        shares = [metrics.coverage(p, y, level) for level in LEVELS]
-        found["reliability"] = {
-            "confidence": list(LEVELS),
-            "accuracy": shares,
-            "count": [len(y)] * len(LEVELS),
-        }
+        evaluation["reliability"] = _interval_reliability(predictive, y)
         if data.input_shape == (1,):
-            found["curve"] = curve(posterior, data, options)
+            evaluation["curve"] = curve_bands(posterior, data, options)
         else:
-            found["observed"] = observed(p, y, data)
-        if away is not None:
-            inside, outside = (data.y_scale * one.std[:, 0] for one in (p, away))
-            top = (
-                float(torch.cat([inside, outside]).double().nan_to_num(posinf=0.0).quantile(0.98))
-                or 1.0
-            )
-            found["entropy"] = _histograms(inside, outside, top) | {
-                "label": "standard deviation, units of y"
-            }
-    found["error_rejection"] = _rejection(p, y, data)
-    return found
+            evaluation["observed"] = observed_bands(predictive, y, data)
+        if ood_predictive is not None:
+            evaluation["entropy"] = _std_histograms(predictive, ood_predictive, data.y_scale)
+    evaluation["error_rejection"] = _error_rejection(predictive, y, data)
+    return evaluation
 
 
-def judge_baselines(fitted: dict[str, Baseline], data: DataSet) -> dict[str, Any]:
-    """Scores of the baselines on the test rows; JSON-able."""
-    found = {}
-    for name, baseline in fitted.items():
-        p, away = baseline(data.test[0]), None if data.ood is None else baseline(data.ood)
-        scores = metrics.summary(p, data.test[1], away, scale=data.y_scale)
+def judge_baselines(baselines: dict[str, Baseline], data: DataSet) -> dict[str, Any]:
+    """Score baselines on the test rows; JSON-able.
+
+    Args:
+        baselines: by name.
+        data: the rows.
+    """
+    evaluations = {}
+    for name, baseline in baselines.items():
+        predictive = baseline(data.test[0])
+        ood_predictive = None if data.ood is None else baseline(data.ood)
+        scores = metrics.summary(predictive, data.test[1], ood_predictive, scale=data.y_scale)
         if data.task == "classification":
             scores["error"] = 1 - scores["accuracy"]
-        found[name] = {"metrics": scores} | row_errors(p, data.test[1], data.y_scale)
-    return found
+        errors = row_errors(predictive, data.test[1], data.y_scale)
+        evaluations[name] = {"metrics": scores} | errors
+    return evaluations
 
 
-def prediction(posterior: Posterior, samples: int, seed: int) -> dict[str, Any]:
-    """Options of ``predict``: ``samples`` draws, or all if there are fewer."""
-    return {"samples": min(samples, posterior.draws or samples), "seed": seed, "batch_size": BATCH}
+def prediction_options(posterior: Posterior, samples: int, seed: int) -> dict[str, Any]:
+    """Return the arguments of ``predict``.
+
+    Args:
+        posterior: has all its draws averaged if there are fewer than ``samples``.
+        samples: functions averaged for a prediction.
+        seed: of the predictions.
+    """
+    count = min(samples, posterior.draws or samples)
+    return {"samples": count, "seed": seed, "batch_size": BATCH_ROWS}
 
 
 def score(
@@ -119,82 +130,150 @@ def score(
     scale: float,
     options: dict[str, Any],
 ) -> tuple[Predictive, Predictive | None, dict[str, float]]:
-    """Predictions for test rows and for out-of-distribution inputs, and their scores."""
-    p = posterior.predict(test[0], **options)
-    away = None if ood is None else posterior.predict(ood, **options)
-    return p, away, metrics.summary(p, test[1].to(p.outputs.device), away, scale=scale)
+    """Predict test rows and out-of-distribution inputs, and score the predictions.
+
+    Args:
+        posterior: makes the predictions.
+        test: inputs and targets.
+        ood: out-of-distribution inputs, if any.
+        scale: of y, in original units for one standardized unit.
+        options: as returned by ``prediction_options``.
+
+    Returns:
+        Predictions of the test rows, those of the out-of-distribution inputs, and the scores.
+    """
+    predictive = posterior.predict(test[0], **options)
+    ood_predictive = None if ood is None else posterior.predict(ood, **options)
+    y = test[1].to(predictive.outputs.device)
+    return predictive, ood_predictive, metrics.summary(predictive, y, ood_predictive, scale=scale)
 
 
-def _list(x: Tensor) -> list[float]:
+def _class_curves(
+    predictive: Predictive,
+    ood_predictive: Predictive | None,
+    y: Tensor,
+    data: DataSet,
+) -> dict[str, Any]:
+    """Return the histograms of the entropy and the reliability diagram of a classification."""
+    ood_entropy = None if ood_predictive is None else ood_predictive.entropy
+    bins = metrics.reliability(predictive, y)
+    return {
+        "entropy": _histograms(predictive.entropy, ood_entropy, math.log(data.output_size)),
+        "reliability": {
+            "confidence": _to_list(bins.confidence.nan_to_num()),
+            "accuracy": _to_list(bins.accuracy.nan_to_num()),
+            "count": _to_list(bins.count),
+        },
+    }
+
+
+def _interval_reliability(predictive: Predictive, y: Tensor) -> dict[str, Any]:
+    """Return the coverage of central intervals of several probabilities."""
+    return {
+        "confidence": list(LEVELS),
+        "accuracy": [metrics.coverage(predictive, y, level) for level in LEVELS],
+        "count": [len(y)] * len(LEVELS),
+    }
+
+
+def _std_histograms(
+    predictive: Predictive,
+    ood_predictive: Predictive,
+    scale: float,
+) -> dict[str, Any]:
+    """Return histograms of the standard deviation inside and outside the distribution."""
+    std = scale * predictive.std[:, 0]
+    ood_std = scale * ood_predictive.std[:, 0]
+    finite = torch.cat([std, ood_std]).double().nan_to_num(posinf=0.0)
+    top = float(finite.quantile(0.98)) or 1.0
+    return _histograms(std, ood_std, top) | {"label": "standard deviation, units of y"}
+
+
+def _to_list(x: Tensor) -> list[float]:
+    """Return numbers to six digits."""
     return [float(f"{value:.6g}") for value in x.detach().double().flatten().tolist()]
 
 
-def _histograms(inside: Tensor, outside: Tensor | None, top: float) -> dict[str, Any]:
-    """Shares of the uncertainties in bins from 0 to ``top``; the last bin includes all larger
-    values.
+def _histograms(test: Tensor, ood: Tensor | None, top: float) -> dict[str, Any]:
+    """Return shares of uncertainties in bins from 0 to ``top``.
+
+    The last bin includes all larger values.
     """
-    edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64)
+    edges = torch.linspace(0, top, HISTOGRAM_BINS + 1, dtype=torch.float64)
 
     def shares(values: Tensor) -> list[float]:
-        kept = (
-            values.detach()
-            .double()
-            .cpu()
-            .nan_to_num(nan=top, posinf=top)
-            .clamp(0, float(edges[-1]))
-        )
-        return _list(torch.histogram(kept, edges).hist / len(kept))
+        values = values.detach().double().cpu().nan_to_num(nan=top, posinf=top)
+        values = values.clamp(0, float(edges[-1]))
+        return _to_list(torch.histogram(values, edges).hist / len(values))
 
-    return {"edges": _list(edges), "in": shares(inside)} | (
-        {} if outside is None else {"ood": shares(outside)}
-    )
+    histograms = {"edges": _to_list(edges), "in": shares(test)}
+    if ood is not None:
+        histograms["ood"] = shares(ood)
+    return histograms
 
 
-def _rejection(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
-    """The error of the predictions kept, on a grid of rejected shares; for regression the RMSE in
-    original units.
+def _error_rejection(predictive: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
+    """Return the error of the predictions that are kept, on a grid of rejected shares.
+
+    For regression it is the RMSE in original units.
     """
-    found = metrics.error_rejection(p, y)
+    curve = metrics.error_rejection(predictive, y)
     rejected = [share / 100 for share in range(0, 96, 5)]
-    error = [found.at(1 - share) for share in rejected]
+    error = [curve.at(1 - share) for share in rejected]
     if data.task == "regression":
         error = [data.y_scale * math.sqrt(value) for value in error]
     return {"rejected": rejected, "error": error}
 
 
-def rotation(
-    posterior: Posterior, data: DataSet, digit: str, options: dict[str, Any]
+def rotation_curve(
+    posterior: Posterior,
+    data: DataSet,
+    digit: str,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Class probabilities of one test image rotated from 0° to 180° (the figure of Louizos &
-    Welling 2017).
+    """Return class probabilities of one test image rotated from 0° to 180°.
 
-    The image of that digit nearest to their mean image, so that the choice does not depend on the
-    method.
+    The figure of Louizos & Welling (2017). The image is that of the digit nearest to their mean
+    image, so that the choice does not depend on the method.
+
+    Args:
+        posterior: makes the predictions.
+        data: images with class names.
+        digit: the name of the class.
+        options: as returned by ``prediction_options``.
     """
     x, y = data.test
-    same = x[y == data.class_names.index(digit)]
-    typical = same[(same - same.mean(0)).flatten(1).norm(dim=1).argmin()]
-    turned = torch.stack([turn(typical, degrees) for degrees in DEGREES])
-    p = posterior.predict(turned, **options)
-    strip = [turned[round(i * (len(DEGREES) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
-    low, high = float(typical.min()), float(typical.max())
+    images = x[y == data.class_names.index(digit)]
+    typical = images[(images - images.mean(0)).flatten(1).norm(dim=1).argmin()]
+    rotations = torch.stack([turn(typical, degrees) for degrees in DEGREES])
+    predictive = posterior.predict(rotations, **options)
+    step = (len(DEGREES) - 1) / (STRIP_PICTURES - 1)
+    strip = [rotations[round(i * step)] for i in range(STRIP_PICTURES)]
+    low = float(typical.min())
+    high = float(typical.max())
     return {
         "digit": digit,
         "classes": list(data.class_names),
         "degrees": list(DEGREES),
-        "probabilities": [_list(row) for row in p.mean],
-        "entropy": _list(p.entropy),
+        "probabilities": [_to_list(row) for row in predictive.mean],
+        "entropy": _to_list(predictive.entropy),
         "images": [png(((image - low) / (high - low)).clamp(0, 1)) for image in strip],
     }
 
 
 def turn(image: Tensor, degrees: float) -> Tensor:
-    """An image (C, H, W) rotated counterclockwise about its center, bilinear; new pixels have its
-    minimum.
+    """Rotate an image counterclockwise about its center, bilinear; new pixels have its minimum.
+
+    Args:
+        image: (C, H, W).
+        degrees: the angle.
     """
     angle = math.radians(degrees)
     matrix = torch.tensor(
-        [[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]]
+        [
+            [math.cos(angle), -math.sin(angle), 0.0],
+            [math.sin(angle), math.cos(angle), 0.0],
+        ]
     )
     grid = F.affine_grid(matrix.unsqueeze(0).to(image), [1, *image.shape], align_corners=False)
     floor = image.amin()
@@ -203,7 +282,11 @@ def turn(image: Tensor, degrees: float) -> Tensor:
 
 
 def png(image: Tensor) -> str:
-    """A picture (1 or 3, H, W) with values in [0, 1] as a data URL, 8 bits a channel."""
+    """Return a picture as a data URL, 8 bits a channel.
+
+    Args:
+        image: (1 or 3, H, W) with values in [0, 1].
+    """
     with extra("lab", "A picture of an image"):
         from PIL import Image
 
@@ -213,63 +296,97 @@ def png(image: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
-def curve(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[str, Any]:
-    """Mean, epistemic and total bands of probability ``LEVEL`` over a range half as wide again as
-    the data.
+def curve_bands(posterior: Posterior, data: DataSet, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the mean and its bands over a range half as wide again as the data.
+
+    Args:
+        posterior: of a network with one input.
+        data: its training rows are the points of the picture.
+        options: as returned by ``prediction_options``.
     """
     x, y = data.train
-    low, high = float(x.min()), float(x.max())
+    low = float(x.min())
+    high = float(x.max())
     margin = 0.25 * (high - low)
     grid = torch.linspace(low - margin, high + margin, 161, dtype=x.dtype).unsqueeze(1)
-    pick = torch.linspace(0, len(x) - 1, min(POINTS, len(x))).round().long()
-    points = original_inputs(data, x[pick]), y[pick, 0]
-    names = (data.feature_names or ("x",))[0], getattr(data.preprocessor, "target", "y")
-    return _bands(
-        posterior.predict(grid, **options), original_inputs(data, grid), points, len(x), names, data
-    )
+    drawn = _evenly_spaced(len(x), MAX_CURVE_POINTS)
+    points = (original_inputs(data, x[drawn]), y[drawn, 0])
+    names = ((data.feature_names or ("x",))[0], _target_name(data))
+    predictive = posterior.predict(grid, **options)
+    return _bands(predictive, original_inputs(data, grid), points, len(x), names, data)
 
 
-def observed(p: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
-    """The same bands for some test rows, sorted by their mean: for any number of inputs."""
-    some = torch.linspace(0, len(y) - 1, min(ROWS, len(y))).round().long().to(y.device)
-    order = some[p.mean[some, 0].argsort()]
-    part, place = Predictive(p.likelihood, p.outputs[:, order]), torch.arange(1.0, len(order) + 1)
-    names = "test rows, sorted by prediction", getattr(data.preprocessor, "target", "y")
-    return _bands(part, place, (place, y[order, 0]), len(y), names, data)
+def observed_bands(predictive: Predictive, y: Tensor, data: DataSet) -> dict[str, Any]:
+    """Return the same bands for some test rows, sorted by their mean: for any number of inputs.
+
+    Args:
+        predictive: of all test rows.
+        y: their targets.
+        data: the scale of y.
+    """
+    drawn = _evenly_spaced(len(y), MAX_TEST_POINTS).to(y.device)
+    order = drawn[predictive.mean[drawn, 0].argsort()]
+    drawn_predictive = Predictive(predictive.likelihood, predictive.outputs[:, order])
+    position = torch.arange(1.0, len(order) + 1)
+    names = ("test rows, sorted by prediction", _target_name(data))
+    return _bands(drawn_predictive, position, (position, y[order, 0]), len(y), names, data)
+
+
+def _evenly_spaced(rows: int, most: int) -> Tensor:
+    """Return the indices of at most ``most`` rows."""
+    return torch.linspace(0, rows - 1, min(most, rows)).round().long()
+
+
+def _target_name(data: DataSet) -> str:
+    """Return the name of the target column."""
+    return getattr(data.preprocessor, "target", "y")
 
 
 def _bands(
-    p: Predictive,
+    predictive: Predictive,
     x: Tensor,
     points: tuple[Tensor, Tensor],
     count: int,
     names: tuple[str, str],
     data: DataSet,
 ) -> dict[str, Any]:
-    """Central intervals of y, and mean ± z·epistemic std; ``points``: those drawn of ``count``."""
-    ends = p.mean, Z * p.epistemic_std, *p.interval(LEVEL)
-    mean, epistemic, low, high = (t.detach().double().cpu()[:, 0] for t in ends)
+    """Return central intervals of y, and mean ± z·epistemic std.
 
-    def units(values: Tensor) -> list[float]:
-        return _list(values.double().cpu() * data.y_scale + data.y_mean)
+    Args:
+        predictive: of the rows at ``x``.
+        x: positions in the picture.
+        points: x and y of the data that are drawn.
+        count: of the data of which the points are a part.
+        names: of the two axes.
+        data: the scale of y.
+    """
+    curves = (predictive.mean, Z * predictive.epistemic_std, *predictive.interval(LEVEL))
+    mean, epistemic, low, high = (curve.detach().double().cpu()[:, 0] for curve in curves)
+
+    def to_units(values: Tensor) -> list[float]:
+        return _to_list(values.double().cpu() * data.y_scale + data.y_mean)
 
     return {
-        "x": _list(x),
+        "x": _to_list(x),
         "x_label": names[0],
         "y_label": names[1],
-        "mean": units(mean),
-        "low": units(low),
-        "high": units(high),
-        "epistemic_low": units(mean - epistemic),
-        "epistemic_high": units(mean + epistemic),
-        "points": {"x": _list(points[0]), "y": units(points[1]), "of": count},
+        "mean": to_units(mean),
+        "low": to_units(low),
+        "high": to_units(high),
+        "epistemic_low": to_units(mean - epistemic),
+        "epistemic_high": to_units(mean + epistemic),
+        "points": {"x": _to_list(points[0]), "y": to_units(points[1]), "of": count},
     }
 
 
 def original_inputs(data: DataSet, x: Tensor) -> Tensor:
-    """Inputs of one feature in original units."""
+    """Return inputs of one feature in original units.
+
+    Args:
+        data: its preprocessor has the scale.
+        x: (N, 1), standardized.
+    """
     column = getattr(data.preprocessor, "columns", [None])[0]
-    mean, scale = (
-        getattr(column, name, default) for name, default in (("mean", 0.0), ("scale", 1.0))
-    )
+    mean = getattr(column, "mean", 0.0)
+    scale = getattr(column, "scale", 1.0)
     return x.double() * scale + mean

@@ -16,24 +16,33 @@ from bayou.app.report.verdict import best_label, verdict
 from bayou.core.extras import extra
 
 
-class Report:
-    """An HTML report on results: dicts as returned by ``bayou.app.report.judge``, one for each method,
-    seed and split.
+class RunReport:
+    """An HTML report on results of one run or of several.
 
-    ``config``: data (its name), facts (its sizes and shapes), command, notes, failures, reference
-    (the label that the others are compared with), runs (their number, if there are several).
-    ``best``: the method that the conclusion ``verdict`` is about, sentences of which the first can
-    stand alone; ``key_numbers``: its three main scores.
+    ``best`` is the method that the conclusion ``verdict`` is about, sentences of which the first
+    can stand alone; ``key_numbers`` are its three main scores.
+
+    Args:
+        results: dictionaries as returned by ``bayou.app.report.judge``, one for each method, seed
+            and split.
+        config: data (its name), facts (its sizes and shapes), command, notes, failures, reference
+            (the label that the rest is compared with), runs (their number, if there are several).
     """
 
     def __init__(self, results: Sequence[Result], config: dict[str, Any]) -> None:
-        self.config, facts, failures = config, config.get("facts", {}), config.get("failures", {})
-        self.results = Results(results, facts, failures, config.get("reference", "MAP"))
-        self.best, self.verdict = best_label(self.results), verdict(self.results)
+        self.config = config
+        self.results = Results(
+            results,
+            config.get("facts", {}),
+            config.get("failures", {}),
+            config.get("reference", "MAP"),
+        )
+        self.best = best_label(self.results)
+        self.verdict = verdict(self.results)
         self.key_numbers = key_numbers(self.results, self.best) if self.best else []
 
     def html(self) -> str:
-        """The page."""
+        """Return the page."""
         with extra("lab", "A report"):
             import jinja2
             from markupsafe import Markup as markup
@@ -43,7 +52,10 @@ class Report:
         environment = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
+        all_sections = sections(self.results)
         notes = self.config.get("notes", [])
+        if notes:
+            all_sections.append(Section("data", notes=notes))
         return environment.get_template("page.html.j2").render(
             results=self.results,
             facts=self.results.facts,
@@ -51,7 +63,7 @@ class Report:
             verdict=self.verdict,
             best=self.best,
             key=self.key_numbers,
-            sections=sections(self.results) + ([Section("data", notes=notes)] if notes else []),
+            sections=all_sections,
             shapes=SHAPES,
             style=markup((folder / "style.css").read_text(encoding="utf-8")),
             version=__version__,

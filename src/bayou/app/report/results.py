@@ -20,8 +20,13 @@ Legend = Sequence[tuple[str, int]]  # names with the numbers of their colors
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its title, legend and the pictures below it (data URLs); the template has a
-    caption by the title.
+    """A chart; the template has a caption by its title.
+
+    Args:
+        chart: the axes with their marks.
+        title: above the chart.
+        legend: names and colors.
+        strip: pictures below the chart, as data URLs.
     """
 
     chart: Axes
@@ -32,25 +37,42 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table, with an optional standard error."""
+    """A cell of a table.
+
+    Args:
+        text: the value.
+        se: its standard error, if any.
+        best: whether it is the best of its column.
+        css: the CSS class: warning, failed or baseline.
+    """
 
     text: str
     se: str = ""
     best: bool = False
-    kind: str = ""  # warning, failed or baseline
+    css: str = ""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A column of a table: its name, and a hint in small letters."""
+    """A column of a table.
+
+    Args:
+        name: of the column.
+        hint: in small letters below it.
+    """
 
     name: str
     hint: str = ""
 
 
 @dataclass(frozen=True)
-class Table:
-    """Heads and rows."""
+class ReportTable:
+    """A table of the page.
+
+    Args:
+        heads: the columns.
+        rows: one cell for each column.
+    """
 
     heads: list[Head]
     rows: list[list[Cell]]
@@ -58,12 +80,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page: the template has its title and text by ``name``, with the numbers in
-    ``about``.
+    """A section of the page.
+
+    Args:
+        name: by which the template has the title and the text.
+        table: its table, if any.
+        figures: its charts.
+        legend: of all charts.
+        notes: sentences below.
+        about: numbers in the text.
     """
 
     name: str
-    table: Table | None = None
+    table: ReportTable | None = None
     figures: list[Figure] = field(default_factory=list)
     legend: Legend = ()
     notes: list[str] = field(default_factory=list)
@@ -71,7 +100,12 @@ class Section:
 
 
 class Average(NamedTuple):
-    """A mean over seeds and splits, and its standard error: see ``average``."""
+    """A mean over seeds and splits: see ``average``.
+
+    Args:
+        value: the mean.
+        error: its standard error.
+    """
 
     value: float
     error: float
@@ -89,44 +123,66 @@ class Average(NamedTuple):
         return "better" if self.value < 0 else "worse"
 
     def __str__(self) -> str:
+        """Return the mean with its sign, and the error."""
         return f"{self.value:+.3f} ± {self.error:.3f}"
 
 
 def average(scores: Iterable[tuple[int, float, float]]) -> Average:
-    """The mean of (split, value, standard error over rows), with equal weights for splits and for
-    seeds of a split.
+    """Return the mean of scores, with equal weights for splits and for seeds of a split.
 
-    ``error``: the larger of that of one split, √(rows² + seeds²), its root mean square over splits,
-    which share rows, so that it does not decrease with their number; and that of the mean over
-    splits.
+    Its error is the larger of two. That of one split is √(rows² + seeds²), its root mean square
+    over splits: these share rows, so that it does not decrease with their number. The second is
+    that of the mean over splits.
+
+    Args:
+        scores: (split, value, standard error over rows).
     """
     by_split: dict[int, list[tuple[float, float]]] = {}
     for split, value, error in scores:
         by_split.setdefault(split, []).append((value, error))
-    means = [fmean(value for value, _ in mine) for mine in by_split.values()]
-    variances = [
-        fmean(error for _, error in mine) ** 2
-        + (standard_error([value for value, _ in mine]) ** 2 if len(mine) > 1 else 0.0)
-        for mine in by_split.values()
-    ]
-    over_splits = standard_error(means) if len(means) > 1 else 0.0
-    return Average(fmean(means), max(math.sqrt(fmean(variances)), over_splits))
+    means = []
+    variances = []
+    for seeds in by_split.values():
+        values = [value for value, _ in seeds]
+        variance = fmean(error for _, error in seeds) ** 2
+        if len(seeds) > 1:
+            variance += standard_error(values) ** 2
+        means.append(fmean(values))
+        variances.append(variance)
+    error_over_splits = standard_error(means) if len(means) > 1 else 0.0
+    return Average(fmean(means), max(math.sqrt(fmean(variances)), error_over_splits))
 
 
-def paired(rows: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Mean of the differences of two lists of row scores, and its standard error."""
-    difference = torch.tensor(rows, dtype=torch.float64) - torch.tensor(others, dtype=torch.float64)
+def mean_difference(
+    rows: Sequence[float],
+    reference_rows: Sequence[float],
+) -> tuple[float, float]:
+    """Return the mean of the differences of two lists of row scores, and its standard error.
+
+    Args:
+        rows: the scores of a method.
+        reference_rows: those of another on the same rows.
+    """
+    difference = torch.tensor(rows, dtype=torch.float64)
+    difference = difference - torch.tensor(reference_rows, dtype=torch.float64)
     return float(difference.mean()), standard_error(difference)
 
 
 class Results:
-    """Results as returned by ``bayou.app.report.judge``, one for each method, seed and split, and facts
-    about the data.
+    """Results of methods, one for each method, seed and split, and facts about the data.
 
-    Numbers that are not finite are null in a file and nan here. ``baselines``: their names, used as
-    labels.
-    ``reference``: the label that the others are compared with; the first label if there is no such
-    one.
+    Numbers that are not finite are null in a file and nan here. ``baselines`` are their names, used
+    as labels.
+
+    Args:
+        results: as returned by ``bayou.app.report.judge``.
+        facts: sizes and shapes of the data, and the scores of the baselines.
+        failures: error messages of failed jobs by name.
+        reference: the label that the rest is compared with; the first one if there is no such
+            label.
+
+    Raises:
+        ValueError: there are no results.
     """
 
     def __init__(
@@ -138,90 +194,136 @@ class Results:
     ) -> None:
         if not results:
             raise ValueError("there are no results to report; train a method first")
-        first = facts.get("split", 0)
-        self.all: list[Result] = [{"split": first} | _numbers(result) for result in results]
-        self.facts, self.failures = facts, failures
+        first_split = facts.get("split", 0)
+        self.all: list[Result] = [
+            {"split": first_split} | _null_to_nan(result) for result in results
+        ]
+        self.facts = facts
+        self.failures = failures
         self.labels = list(dict.fromkeys(result["label"] for result in self.all))
         self.reference = reference if reference in self.labels else self.labels[0]
         self.colors = {label: number for number, label in enumerate(self.labels)}
         self.classes = self.all[0]["task"] == "classification"
         self.seeds = len({result["seed"] for result in self.all})
         self.splits = sorted({result["split"] for result in self.all})
-        by_split = {first: facts} | {
-            int(split): known for split, known in facts.get("splits", {}).items()
-        }
-        self._baselines = [
-            _numbers(one) | {"label": name, "seed": 0, "split": split}
-            for split in self.splits
-            for name, one in by_split.get(split, {}).get("baselines", {}).items()
-        ]
-        self.baselines = list(dict.fromkeys(one["label"] for one in self._baselines))
+        facts_by_split = {first_split: facts}
+        for split, split_facts in facts.get("splits", {}).items():
+            facts_by_split[int(split)] = split_facts
+        self._baseline_results: list[Result] = []
+        for split in self.splits:
+            evaluations = facts_by_split.get(split, {}).get("baselines", {})
+            for name, evaluation in evaluations.items():
+                names = {"label": name, "seed": 0, "split": split}
+                self._baseline_results.append(_null_to_nan(evaluation) | names)
+        self.baselines = list(dict.fromkeys(result["label"] for result in self._baseline_results))
 
     def of(self, label: str) -> list[Result]:
-        """All seeds and splits of a method or a baseline."""
-        return [result for result in (*self.all, *self._baselines) if result["label"] == label]
+        """Return all seeds and splits of a method or a baseline.
+
+        Args:
+            label: its name.
+        """
+        results = (*self.all, *self._baseline_results)
+        return [result for result in results if result["label"] == label]
 
     def first(self, key: str) -> list[tuple[str, Any]]:
-        """The value of the first seed of each method that has one."""
-        found = []
+        """Return the value of the first seed of each method that has one.
+
+        Args:
+            key: of a result.
+        """
+        values = []
         for label in self.labels:
             value = next((result[key] for result in self.of(label) if result.get(key)), None)
             if value is not None:
-                found.append((label, value))
-        return found
+                values.append((label, value))
+        return values
 
     def mean(self, label: str, name: str) -> Average | None:
-        """The mean of a metric of a method; None if it has none."""
-        chosen = [result for result in self.of(label) if name in result["metrics"]]
-        errors = [result.get("errors", {}).get(name, 0.0) for result in chosen]
-        scores = [
-            (r["split"], r["metrics"][name], error) for r, error in zip(chosen, errors, strict=True)
-        ]
-        return average(scores) if scores else None
+        """Return the mean of a score of a method; None if it has none.
 
-    def beside(self, label: str, other: str | None = None, key: str = "rows") -> Average | None:
-        """The NLL of a method minus that of another, paired over rows, on the splits and seeds that
-        both have.
-
-        ``other``: by default the reference. ``key``: "rows" for the NLL, "losses" for wrong classes
-        or |y − mean|.
+        Args:
+            label: the method or baseline.
+            name: of the score.
         """
-        other, baseline = other or self.reference, label in self.baselines
-        theirs = {(r["split"], r["seed"]): r[key] for r in self.of(other) if r.get(key)}
-        mine = {(r["split"], r["seed"]): r[key] for r in self.of(label) if r.get(key)}
         scores = []
-        for (split, seed), rows in theirs.items():
-            own = mine.get((split, 0 if baseline else seed))
-            if label != other and own is not None and len(own) == len(rows):
-                scores.append((split, *paired(own, rows)))
+        for result in self.of(label):
+            if name in result["metrics"]:
+                error = result.get("errors", {}).get(name, 0.0)
+                scores.append((result["split"], result["metrics"][name], error))
         return average(scores) if scores else None
+
+    def difference(
+        self,
+        label: str,
+        reference: str | None = None,
+        key: str = "rows",
+    ) -> Average | None:
+        """Return the loss of a method minus that of another, paired over rows.
+
+        It is a mean over the splits and seeds that both have; None if there are none.
+
+        Args:
+            label: the method or baseline.
+            reference: by default that of the results.
+            key: "rows" for the NLL, "losses" for wrong classes or |y − mean|.
+        """
+        reference = reference or self.reference
+        if label == reference:
+            return None
+        has_seeds = label not in self.baselines
+        rows = self._by_split_and_seed(label, key)
+        scores = []
+        for (split, seed), reference_rows in self._by_split_and_seed(reference, key).items():
+            own_rows = rows.get((split, seed if has_seeds else 0))
+            if own_rows is not None and len(own_rows) == len(reference_rows):
+                scores.append((split, *mean_difference(own_rows, reference_rows)))
+        return average(scores) if scores else None
+
+    def _by_split_and_seed(self, label: str, key: str) -> dict[tuple[int, int], list[float]]:
+        """Return the row scores of a method by split and seed."""
+        return {
+            (result["split"], result["seed"]): result[key]
+            for result in self.of(label)
+            if result.get(key)
+        }
 
     def flags(self, label: str) -> list[Result]:
-        """The checks of a method that are not ok, the worst over its seeds and splits."""
-        found: dict[str, Result] = {}
-        for flag in (
-            flag
-            for result in self.of(label)
-            for flag in result.get("checks", [])
-            if flag["status"] != "ok"
-        ):
-            if found.get(flag["name"], {}).get("status") != "failed":
-                found[flag["name"]] = flag
-        return sorted(found.values(), key=lambda flag: flag["status"])  # "failed" < "warning"
+        """Return the checks of a method that are not ok, the worst over its seeds and splits.
+
+        Args:
+            label: the method.
+        """
+        flags: dict[str, Result] = {}
+        for result in self.of(label):
+            for check in result.get("checks", []):
+                known = flags.get(check["name"], {})
+                if check["status"] != "ok" and known.get("status") != "failed":
+                    flags[check["name"]] = check
+        return sorted(flags.values(), key=lambda flag: flag["status"])  # "failed" < "warning"
 
     def status(self, label: str) -> str:
-        """The worst status of the checks of a method: ok, warning or failed."""
+        """Return the worst status of the checks of a method: ok, warning or failed.
+
+        Args:
+            label: the method.
+        """
         flags = self.flags(label)
         return str(flags[0]["status"]) if flags else "ok"
 
     def legend(self, labels: Sequence[str] | None = None) -> Legend:
-        """The methods with their colors."""
+        """Return methods with their colors.
+
+        Args:
+            labels: which methods; all by default.
+        """
         return [(label, self.colors[label]) for label in labels or self.labels]
 
 
-def _numbers(value: Any) -> Any:
+def _null_to_nan(value: Any) -> Any:
+    """Return plain values with nan for null, at any depth."""
     if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
+        return {key: _null_to_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_numbers(item) for item in value]
+        return [_null_to_nan(item) for item in value]
     return math.nan if value is None else value

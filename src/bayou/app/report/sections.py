@@ -16,9 +16,9 @@ from bayou.app.report.charts import (
     Axes,
     Mark,
     Series,
+    add_margin,
     line_chart,
-    padded,
-    stacked,
+    stack_areas,
 )
 from bayou.app.report.results import Figure, Results, Section
 from bayou.app.report.tables import checks, mixing, numbers, pairs, stages
@@ -27,139 +27,176 @@ MIN_BIN_ROWS = 5  # predictions in a bin of the reliability diagram
 
 
 def sections(results: Results) -> list[Section]:
-    """The sections of the page, without those that have no data."""
+    """Return the sections of the page, without those that have no data.
+
+    Args:
+        results: of one run or of several.
+    """
     makers: tuple[Callable[[Results], Section | None], ...] = (
-        numbers, pairs, checks, mixing, rotation, bands, uncertainty, calibration, training, stages,
-    )  # fmt: skip
-    return [section for make in makers if (section := make(results)) is not None]
+        numbers,
+        pairs,
+        checks,
+        mixing,
+        rotation,
+        bands,
+        uncertainty,
+        calibration,
+        training,
+        stages,
+    )
+    candidates = [make(results) for make in makers]
+    return [section for section in candidates if section is not None]
 
 
 def rotation(results: Results) -> Section | None:
-    """Class probabilities of a rotated digit (the figure of Louizos & Welling 2017)."""
-    shown = results.first("rotation")
-    if not shown:
+    """Show class probabilities of a rotated digit (the figure of Louizos & Welling 2017).
+
+    Args:
+        results: with the key rotation.
+    """
+    rotations = results.first("rotation")
+    if not rotations:
         return None
-    first = shown[0][1]
+    first = rotations[0][1]
     figures = []
-    for label, found in shown:
-        names = list(map(str, found["classes"]))
-        axes = stacked(
-            found["degrees"],
-            found["probabilities"],
-            names,
+    for label, curve in rotations:
+        axes = stack_areas(
+            curve["degrees"],
+            curve["probabilities"],
+            list(map(str, curve["classes"])),
             "degrees of rotation",
             "probability",
             45,
         )
         figures.append(Figure(axes, label, strip=first.get("images", ())))
-    return Section(
-        "rotation",
-        figures=figures,
-        about={"digit": first["digit"], "rows": results.facts.get("test")},
-    )
+    about = {"digit": first["digit"], "rows": results.facts.get("test")}
+    return Section("rotation", figures=figures, about=about)
 
 
 def uncertainty(results: Results) -> Section | None:
-    """The uncertainty of all methods, cumulative: for test data, and out of distribution."""
-    shown = results.first("entropy")
-    if not shown:
+    """Show the uncertainty of all methods, cumulative: for test data, and out of distribution.
+
+    Args:
+        results: with the key entropy.
+    """
+    histograms = results.first("entropy")
+    if not histograms:
         return None
-    name = shown[0][1].get("label", "entropy, nats")
+    name = histograms[0][1].get("label", "entropy, nats")
     figures = []
     for key, title in (
         ("in", "Test data, cumulative"),
         ("ood", "Out-of-distribution data, cumulative"),
     ):
-        curves = [
-            Series(label, found["edges"], [0.0, *accumulate(found[key])], results.colors[label])
-            for label, found in shown
-            if found.get(key)
-        ]
-        if axes := line_chart(curves, name, "share below", y_range=(0.0, 1.0)):
+        curves = []
+        for label, histogram in histograms:
+            if histogram.get(key):
+                shares = [0.0, *accumulate(histogram[key])]
+                curves.append(Series(label, histogram["edges"], shares, results.colors[label]))
+        axes = line_chart(curves, name, "share below", y_range=(0.0, 1.0))
+        if axes is not None:
             figures.append(Figure(axes, title))
     about = {
-        "what": name.split(",")[0],
+        "quantity": name.split(",")[0],
         "ood": results.facts.get("ood") if len(figures) > 1 else None,
     }
     return Section("uncertainty", figures=figures, legend=results.legend(), about=about)
 
 
 def calibration(results: Results) -> Section | None:
-    """The reliability diagram, and the error as the least certain predictions are rejected."""
-    curves, left_out = [], 0
-    for label, found in results.first("reliability"):
-        kept = [k for k, count in enumerate(found["count"]) if count >= MIN_BIN_ROWS]
-        x, y = ([found[key][k] for k in kept] for key in ("confidence", "accuracy"))
-        curves.append(Series(label, x, y, results.colors[label], points=len(kept)))
-        left_out = max(left_out, round(sum(found["count"]) - sum(found["count"][k] for k in kept)))
+    """Show the reliability diagram, and the error as the least certain predictions are rejected.
+
+    Args:
+        results: with the keys reliability and error_rejection.
+    """
+    curves = []
+    most_left_out = 0
+    for label, diagram in results.first("reliability"):
+        count = diagram["count"]
+        bins = [k for k in range(len(count)) if count[k] >= MIN_BIN_ROWS]
+        x = [diagram["confidence"][k] for k in bins]
+        y = [diagram["accuracy"][k] for k in bins]
+        curves.append(Series(label, x, y, results.colors[label], points=len(bins)))
+        most_left_out = max(most_left_out, round(sum(count) - sum(count[k] for k in bins)))
     if not curves:
         return None
-    names = (
-        ("confidence", "accuracy")
-        if results.classes
-        else ("probability of the interval", "share of y inside")
-    )
-    axes = Axes(*names)
-    axes.marks.append(
-        Mark("rule", f"M{axes.left},{HEIGHT - BOTTOM}L{WIDTH - RIGHT},{TOP}")
-    )  # y = x
+    axes = Axes("probability of the interval", "share of y inside")
+    if results.classes:
+        axes = Axes("confidence", "accuracy")
+    diagonal = f"M{axes.left},{HEIGHT - BOTTOM}L{WIDTH - RIGHT},{TOP}"
+    axes.marks.append(Mark("rule", diagonal))
     for curve in curves:
         axes.line(curve)
     figures = [Figure(axes, "Reliability")]
-    factor, left = (
-        (100.0, "error of the others, %") if results.classes else (1.0, "RMSE of the others")
-    )
-    rejected = [
-        Series(
-            label,
-            [100 * r for r in f["rejected"]],
-            [factor * e for e in f["error"]],
-            results.colors[label],
-        )
-        for label, f in results.first("error_rejection")
-    ]
-    if below := line_chart(rejected, "rejected predictions, least certain first, %", left):
-        figures.append(Figure(below, "Error and rejection"))
-    about = {"left_out": left_out, "least": MIN_BIN_ROWS}
+    rejection = _rejection_chart(results)
+    if rejection is not None:
+        figures.append(Figure(rejection, "Error and rejection"))
+    about = {"left_out": most_left_out, "least": MIN_BIN_ROWS}
     return Section("calibration", figures=figures, legend=results.legend(), about=about)
 
 
+def _rejection_chart(results: Results) -> Axes | None:
+    """Draw the error of the predictions that are kept against the share that is rejected."""
+    factor = 1.0
+    y_label = "RMSE of the others"
+    if results.classes:
+        factor = 100.0
+        y_label = "error of the others, %"
+    curves = []
+    for label, curve in results.first("error_rejection"):
+        x = [100 * share for share in curve["rejected"]]
+        y = [factor * error for error in curve["error"]]
+        curves.append(Series(label, x, y, results.colors[label]))
+    return line_chart(curves, "rejected predictions, least certain first, %", y_label)
+
+
 def bands(results: Results) -> Section | None:
-    """Mean, epistemic and total bands over one input, or for test rows where there are more."""
+    """Show mean, epistemic and total bands over one input, or for test rows where there are more.
+
+    Args:
+        results: with the key curve or observed.
+    """
     name = next((name for name in ("curve", "observed") if results.first(name)), None)
     if name is None:
         return None
-    shown = results.first(name)
-    points = shown[0][1]["points"]
+    curves = results.first(name)
+    points = curves[0][1]["points"]
     about = {"drawn": len(points["y"]), "rows": points.get("of", len(points["y"]))}
-    return Section(name, figures=_band_figures(results, shown), about=about)
+    return Section(name, figures=_band_figures(results, curves), about=about)
 
 
-def _band_figures(results: Results, shown: list[tuple[str, Any]]) -> list[Figure]:
-    """One picture per method, all with the scale of the data: a band may extend beyond the
-    picture.
+def _band_figures(results: Results, curves: list[tuple[str, Any]]) -> list[Figure]:
+    """Draw one picture per method, all with the scale of the data.
+
+    A band may extend beyond the picture.
     """
-    dots = [y for _, found in shown for y in found["points"]["y"]]
-    low, high = min(dots), max(dots)
+    dots = [y for _, curve in curves for y in curve["points"]["y"]]
+    low = min(dots)
+    high = max(dots)
     margin = 0.4 * ((high - low) or 1.0)
-    known = [
-        v for _, f in shown for v in (*f["low"], *f["high"]) if low - margin < v < high + margin
-    ] + dots
-    y_range = padded(min(known), max(known))
+    ends = [y for _, curve in curves for y in (*curve["low"], *curve["high"])]
+    drawn = [y for y in ends if low - margin < y < high + margin] + dots
+    y_range = add_margin(min(drawn), max(drawn))
     figures = []
-    for label, found in shown:
-        color, x = results.colors[label], found["x"]
-        axes = Axes(found.get("x_label", "x"), found.get("y_label", "y"), (min(x), max(x)), y_range)
-        axes.band(x, found["low"], found["high"], color, "faint")
-        axes.band(x, found["epistemic_low"], found["epistemic_high"], color)
-        axes.line(Series(label, x, found["mean"], color, points=0))
-        axes.dots(found["points"]["x"], found["points"]["y"])
+    for label, curve in curves:
+        color = results.colors[label]
+        x = curve["x"]
+        x_range = (min(x), max(x))
+        axes = Axes(curve.get("x_label", "x"), curve.get("y_label", "y"), x_range, y_range)
+        axes.band(x, curve["low"], curve["high"], color, "faint")
+        axes.band(x, curve["epistemic_low"], curve["epistemic_high"], color)
+        axes.line(Series(label, x, curve["mean"], color, points=0))
+        axes.dots(curve["points"]["x"], curve["points"]["y"])
         figures.append(Figure(axes, label))
     return figures
 
 
 def training(results: Results) -> Section | None:
-    """Training curves: log-likelihood, KL and their difference."""
+    """Show training curves: log-likelihood, KL and their difference.
+
+    Args:
+        results: with the key history.
+    """
     size = results.facts.get("train") or 1
     figures = []
     for key, title, scale in (
@@ -167,26 +204,32 @@ def training(results: Results) -> Section | None:
         ("kl", "KL to the prior, nats", 1),
         ("elbo", "ELBO, nats per example", size),
     ):
-        curves = [
-            Series(name, *_history(history, key, scale), results.colors[name])
-            for name, history in results.first("history")
-            if sum(key in row for row in history) > 1
-        ]
-        # without the first steps, which would flatten the rest
-        later = [v for curve in curves for v in curve.y[len(curve.y) // 10 :] if math.isfinite(v)]
-        axes = line_chart(curves, "step", y_range=padded(min(later), max(later)) if later else None)
+        curves = []
+        for name, history in results.first("history"):
+            if sum(key in row for row in history) > 1:
+                x, y = _history(history, key, scale)
+                curves.append(Series(name, x, y, results.colors[name]))
+        axes = line_chart(curves, "step", y_range=_range_of_later_steps(curves))
         if axes is not None:
-            figures.append(
-                Figure(axes, title, legend=results.legend([curve.name for curve in curves]))
-            )
+            legend = results.legend([curve.name for curve in curves])
+            figures.append(Figure(axes, title, legend=legend))
     return Section("training", figures=figures) if figures else None
 
 
+def _range_of_later_steps(curves: list[Series]) -> tuple[float, float] | None:
+    """Return the range of y without the first steps, which would flatten the rest."""
+    values = [y for curve in curves for y in curve.y[len(curve.y) // 10 :] if math.isfinite(y)]
+    return add_margin(min(values), max(values)) if values else None
+
+
 def _history(
-    history: list[dict[str, float]], key: str, scale: float
+    history: list[dict[str, float]],
+    key: str,
+    scale: float,
 ) -> tuple[list[float], list[float]]:
-    """Steps and values; a gap where the steps restart, as for the next member of an ensemble."""
-    x, y = list[float](), list[float]()
+    """Return steps and values; a gap where the steps restart, as for the next ensemble member."""
+    x: list[float] = []
+    y: list[float] = []
     for row in history:
         if key in row:
             if x and row["step"] < x[-1]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
-from bayou.app.report.results import Average, Cell, Head, Results, Section, Table
+from bayou.app.report.results import Average, Cell, Head, ReportTable, Result, Results, Section
 from bayou.diagnostics.checks import SURE
 from bayou.posteriors.checks import describe_flag
 
@@ -28,247 +28,346 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
     "rejection": ("rejection, %", "lower", 3, 100.0),
 }
 HINTS = {"higher": "higher is better", "lower": "lower is better"}
-KEY = {
-    True: ("accuracy", "nll", "ece"),
-    False: ("rmse", "nll", "coverage"),
-}  # of classes, of numbers
+KEY_NUMBERS_OF_CLASSES = ("accuracy", "nll", "ece")
+KEY_NUMBERS_OF_REGRESSION = ("rmse", "nll", "coverage")
 MILLIONS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 MIN_SHORTENED = 1e3  # differences with fewer decimals
 MAX_IN_WORDS = 1e15  # larger numbers are powers of ten
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-MAX_PAIRED = 4  # methods of which all pairs are shown; with more, each is paired with the reference
+MAX_PAIRED = 4  # methods of which all pairs are shown; more are paired with the reference only
+
+
+class _Trial(NamedTuple):
+    """A trial of a selection, ordered by its score on held-out rows."""
+
+    score: float
+    score_text: str
+    settings: str
 
 
 def key_numbers(results: Results, label: str) -> list[tuple[Head, Cell]]:
-    """The three scores of a method to look at first."""
-    names = [name for name in KEY[results.classes] if results.mean(label, name) is not None]
-    return [(_head(name), _cell(results.mean(label, name), *METRICS[name][2:])) for name in names]
+    """Return the three scores of a method to look at first.
+
+    Args:
+        results: of one run or of several.
+        label: the method.
+    """
+    names = KEY_NUMBERS_OF_CLASSES if results.classes else KEY_NUMBERS_OF_REGRESSION
+    numbers = []
+    for name in names:
+        mean = results.mean(label, name)
+        if mean is not None:
+            numbers.append((_head(name), _cell(mean, *METRICS[name][2:])))
+    return numbers
 
 
 def _head(name: str) -> Head:
+    """Return the column of a score."""
     title, better = METRICS[name][:2]
     return Head(title, HINTS.get(better, better))
 
 
 def numbers(results: Results) -> Section:
-    """The table of scores, with standard errors over rows, seeds and splits."""
+    """Return the table of scores, with standard errors over rows, seeds and splits.
+
+    Args:
+        results: of one run or of several.
+    """
     names = [name for name in METRICS if any(name in result["metrics"] for result in results.all)]
-    means = {name: {label: results.mean(label, name) for label in results.labels} for name in names}
-    best = {
-        name: _best(name, [found.value for found in means[name].values() if found is not None])
-        for name in names
-    }
-    beside = len(results.labels) > 1
-    rows = []
-    for label in (*results.labels, *results.baselines):
-        baseline = label in results.baselines
-        kind = "baseline" if baseline else results.status(label)
-        cells = [Cell(f"{label} (baseline)" if baseline else label, kind=kind)]
-        for name in names:
-            found = results.mean(label, name) if baseline else means[name][label]
-            first = not baseline and found is not None and found.value == best[name]
-            cells.append(
-                _cell(found, *METRICS[name][2:], best=first, kind="baseline" if baseline else "")
-            )
-        if beside:
-            cells.append(_difference(results.beside(label), "baseline" if baseline else ""))
-        seconds = [result["seconds"] for result in results.of(label) if "seconds" in result]
-        rows.append([*cells, Cell(f"{sum(seconds) / len(seconds):.1f}" if seconds else "")])
+    best = {name: _best_value(results, name) for name in names}
+    has_differences = len(results.labels) > 1
+    rows = [
+        _score_row(results, label, best, has_differences)
+        for label in (*results.labels, *results.baselines)
+    ]
     heads = [Head("method"), *map(_head, names)]
-    heads += [Head(f"NLL minus {results.reference}", "below 0 is better")] if beside else []
+    if has_differences:
+        heads.append(Head(f"NLL minus {results.reference}", "below 0 is better"))
+    heads.append(Head("time, s", "to train"))
     notes = _missing_splits(results)
-    notes += [f"{name} failed: {why}" for name, why in results.failures.items()]
-    about = {"names": names, "beside": beside}
-    return Section(
-        "scores", Table([*heads, Head("time, s", "to train")], rows), notes=notes, about=about
-    )
+    notes += [f"{name} failed: {error}" for name, error in results.failures.items()]
+    about = {"names": names, "has_differences": has_differences}
+    return Section("scores", ReportTable(heads, rows), notes=notes, about=about)
+
+
+def _score_row(
+    results: Results,
+    label: str,
+    best: dict[str, float],
+    has_differences: bool,
+) -> list[Cell]:
+    """Return the row of a method or baseline in the table of scores."""
+    is_baseline = label in results.baselines
+    css = "baseline" if is_baseline else ""
+    first = Cell(label, css=results.status(label))
+    if is_baseline:
+        first = Cell(f"{label} (baseline)", css=css)
+    cells = [first]
+    for name, best_value in best.items():
+        mean = results.mean(label, name)
+        is_best = not is_baseline and mean is not None and mean.value == best_value
+        cells.append(_cell(mean, *METRICS[name][2:], best=is_best, css=css))
+    if has_differences:
+        cells.append(_difference(results.difference(label), css))
+    seconds = [result["seconds"] for result in results.of(label) if "seconds" in result]
+    cells.append(Cell(f"{sum(seconds) / len(seconds):.1f}" if seconds else ""))
+    return cells
+
+
+def _best_value(results: Results, name: str) -> float:
+    """Return the best mean of a score; nan if all methods have the same, or it ranks none."""
+    better = METRICS[name][1]
+    means = [results.mean(label, name) for label in results.labels]
+    values = [mean.value for mean in means if mean is not None and math.isfinite(mean.value)]
+    if len(set(values)) < 2 or better not in HINTS:
+        return math.nan
+    return min(values) if better == "lower" else max(values)
 
 
 def pairs(results: Results) -> Section | None:
-    """Differences of methods, paired over the test rows, with their standard errors."""
-    labels, reference = results.labels, results.reference
+    """Return differences of methods, paired over the test rows, with their standard errors.
+
+    Args:
+        results: of one run or of several.
+    """
+    labels = results.labels
+    reference = results.reference
     chosen = list(combinations(labels, 2))
     if len(labels) > MAX_PAIRED:
         chosen = [(label, reference) for label in labels if label != reference]
-    factor, digits = (100.0, 2) if results.classes else (1.0, 3)
+    factor = 1.0
+    digits = 3
+    loss_name = "absolute error"
+    if results.classes:
+        factor = 100.0
+        digits = 2
+        loss_name = "wrong classes, %"
     rows = []
-    for one, other in chosen:
-        nll, loss = results.beside(one, other), results.beside(one, other, "losses")
+    for first, second in chosen:
+        nll = results.difference(first, second)
+        loss = results.difference(first, second, "losses")
         if nll is not None:
-            said = Cell(nll.comparison, best=nll.comparison == "better")
+            comparison = nll.comparison
             rows.append(
                 [
-                    Cell(f"{one} minus {other}"),
+                    Cell(f"{first} minus {second}"),
                     _difference(nll),
                     _difference(loss, "", digits, factor),
-                    said,
+                    Cell(comparison, best=comparison == "better"),
                 ]
             )
-    names = "NLL", "wrong classes, %" if results.classes else "absolute error"
+    if not rows:
+        return None
     heads = [
         Head("pair"),
-        *(Head(name, "below 0 is better") for name in names),
+        Head("NLL", "below 0 is better"),
+        Head(loss_name, "below 0 is better"),
         Head("by NLL, the first is"),
     ]
-    return Section("pairs", Table(heads, rows), about={"sure": SURE}) if rows else None
+    return Section("pairs", ReportTable(heads, rows), about={"sure": SURE})
 
 
 def stages(results: Results) -> Section | None:
-    """What the first seed of each method did, in order: selection of settings, fit, evaluation;
-    with times.
+    """Return what the first seed of each method did, in order, with times.
+
+    The stages are the selection of settings, the fit and the evaluation.
+
+    Args:
+        results: of one run or of several.
     """
     rows = []
     for label in results.labels:
-        result = results.of(label)[0]
-        log, judging = result.get("selection", []), result.get("seconds_to_evaluate")
-        for stage in log:
-            found = [_trial(trial) for trial in stage["trials"]]
-            best = min(found, default=(0.0, "", "–"))
-            rows.append(
-                [label, stage["stage"], str(len(found)), *best[1:], f"{stage['seconds']:.1f}"]
-            )
-        rest = result.get("seconds", math.nan) - sum(stage["seconds"] for stage in log)
-        if rest > 0:
-            rows.append(
-                [
-                    label,
-                    "fit with the selected settings" if log else "fit",
-                    "",
-                    "",
-                    "",
-                    f"{rest:.1f}",
-                ]
-            )
-        if judging is not None:
-            rows.append([label, "evaluation on the test data", "", "", "", f"{judging:.1f}"])
+        rows += _stage_rows(label, results.of(label)[0])
+    if not rows:
+        return None
     heads = [*map(Head, ("method", "stage", "tried", "lowest score", "with", "time, s"))]
     notes = [
-        f"{r['label']}, seed {r['seed']}: {r['choice']}." for r in results.all if r.get("choice")
+        f"{result['label']}, seed {result['seed']}: {result['choice']}."
+        for result in results.all
+        if result.get("choice")
     ]
-    return (
-        Section("stages", Table(heads, [[*map(Cell, row)] for row in rows]), notes=notes)
-        if rows
-        else None
-    )
+    cells = [[*map(Cell, row)] for row in rows]
+    return Section("stages", ReportTable(heads, cells), notes=notes)
 
 
-def _trial(trial: dict[str, Any]) -> tuple[float, str, str]:
-    """The score of a trial on held-out rows, the same as text, and its settings as text."""
-    score = next((name for name in ("nll", "mse") if name in trial), None)
-    words = ", ".join(value if isinstance(value, str) else f"{name} {value:.3g}"
-                      for name, value in trial.items() if name != score)  # fmt: skip
-    return (trial[score], f"{score} {trial[score]:.4g}", words) if score else (0.0, "", words)
+def _stage_rows(label: str, result: Result) -> list[list[str]]:
+    """Return the stages of one result as text."""
+    rows = []
+    selection = result.get("selection", [])
+    for stage in selection:
+        trials = [_read_trial(trial) for trial in stage["trials"]]
+        best = min(trials, default=_Trial(0.0, "", "–"))
+        count = str(len(trials))
+        seconds = f"{stage['seconds']:.1f}"
+        rows.append([label, stage["stage"], count, best.score_text, best.settings, seconds])
+    fit_seconds = result.get("seconds", math.nan) - sum(stage["seconds"] for stage in selection)
+    if fit_seconds > 0:
+        title = "fit with the selected settings" if selection else "fit"
+        rows.append([label, title, "", "", "", f"{fit_seconds:.1f}"])
+    judging_seconds = result.get("seconds_to_evaluate")
+    if judging_seconds is not None:
+        title = "evaluation on the test data"
+        rows.append([label, title, "", "", "", f"{judging_seconds:.1f}"])
+    return rows
+
+
+def _read_trial(trial: dict[str, Any]) -> _Trial:
+    """Return the score of a trial on held-out rows, the same as text, and its settings as text."""
+    score_name = next((name for name in ("nll", "mse") if name in trial), None)
+    words = []
+    for name, value in trial.items():
+        if name != score_name:
+            words.append(value if isinstance(value, str) else f"{name} {value:.3g}")
+    settings = ", ".join(words)
+    if score_name is None:
+        return _Trial(0.0, "", settings)
+    score = trial[score_name]
+    return _Trial(score, f"{score_name} {score:.4g}", settings)
 
 
 def _cell(
-    found: Average | None, digits: int, factor: float, *, best: bool = False, kind: str = ""
+    mean: Average | None,
+    digits: int,
+    factor: float,
+    *,
+    best: bool = False,
+    css: str = "",
 ) -> Cell:
-    if found is None or (kind == "baseline" and math.isnan(found.value)):
-        return Cell("–", kind=kind)
-    return Cell(*format_number(found.value * factor, digits, found.error * factor), best, kind)
+    """Return the cell of a score."""
+    if mean is None or (css == "baseline" and math.isnan(mean.value)):
+        return Cell("–", css=css)
+    text, error_text = format_number(mean.value * factor, digits, mean.error * factor)
+    return Cell(text, error_text, best, css)
 
 
 def _difference(
-    found: Average | None, kind: str = "", digits: int = 3, factor: float = 1.0
+    difference: Average | None,
+    css: str = "",
+    digits: int = 3,
+    factor: float = 1.0,
 ) -> Cell:
-    """A difference of losses with its sign, marked where it is significant."""
-    if found is None or not math.isfinite(found.value):
-        return Cell("–", kind=kind)
-    kind = kind or ("warning" if found.comparison == "worse" else "")
-    value, error = factor * found.value, factor * found.error
-    text, error_text = f"{value:,.{digits}f}", f"{error:,.{digits}f}"
+    """Return the cell of a difference of losses with its sign, marked where it is significant."""
+    if difference is None or not math.isfinite(difference.value):
+        return Cell("–", css=css)
+    if not css and difference.comparison == "worse":
+        css = "warning"
+    value = factor * difference.value
+    error = factor * difference.error
     if abs(value) >= MIN_SHORTENED:
         text, error_text = format_number(value, digits, error)
-    sign = "+" if found.value >= 0 else ""
-    return Cell(f"{sign}{text}", error_text, not kind and found.comparison == "better", kind)
+    else:
+        text = f"{value:,.{digits}f}"
+        error_text = f"{error:,.{digits}f}"
+    sign = "+" if difference.value >= 0 else ""
+    is_best = not css and difference.comparison == "better"
+    return Cell(f"{sign}{text}", error_text, is_best, css)
 
 
 def _missing_splits(results: Results) -> list[str]:
-    """Methods whose means are over fewer splits than those of others."""
-    counts = {
-        label: len({result["split"] for result in results.of(label)}) for label in results.labels
-    }
-    every = len(results.splits)
-    return [
-        f"{label}: {count} of {every} splits so far."
-        for label, count in counts.items()
-        if count < every
-    ]
+    """Return notes about methods whose means are over fewer splits than those of the rest."""
+    total = len(results.splits)
+    notes = []
+    for label in results.labels:
+        count = len({result["split"] for result in results.of(label)})
+        if count < total:
+            notes.append(f"{label}: {count} of {total} splits so far.")
+    return notes
 
 
 def mixing(results: Results) -> Section | None:
-    """R-hat and effective sample sizes of the samplers: the worst over seeds and splits."""
+    """Return R-hat and effective sample sizes of the samplers: the worst over seeds and splits.
+
+    Args:
+        results: of one run or of several.
+    """
     rows = []
     for label in results.labels:
-        found = [
+        diagnostics = [
             result["mixing"] for result in results.of(label) if "chains" in result.get("mixing", {})
         ]
-        if not found:
-            continue
-        said = mixing_words(found)
-        kind = {"mixed": "", "too few draws": "warning"}.get(said, "failed")
-        cells = [Cell(label, kind=kind), Cell(said, kind=kind)]
-        for key, worst, form in (("r_hat", max, ",.3f"), ("r_hat_median", max, ",.3f"),
-                                 ("ess", min, ",.0f"), ("ess_median", min, ",.0f")):  # fmt: skip
-            value = worst(one.get(key, math.nan) for one in found)
-            cells.append(Cell(format(value, form) if math.isfinite(value) else "–"))
-        rows.append([*cells, Cell(f"{found[0]['chains']} × {found[0]['draws']:,}")])
+        if diagnostics:
+            rows.append(_mixing_row(label, diagnostics))
     if not rows:
         return None
-    heads = [Head("method"), Head("state"), Head("R-hat", "the worst"), Head("R-hat", "the median"),
-             Head("ESS", "the worst"), Head("ESS", "the median"), Head("chains × draws")]  # fmt: skip
-    return Section("mixing", Table(heads, rows))
+    heads = [
+        Head("method"),
+        Head("state"),
+        Head("R-hat", "the worst"),
+        Head("R-hat", "the median"),
+        Head("ESS", "the worst"),
+        Head("ESS", "the median"),
+        Head("chains × draws"),
+    ]
+    return Section("mixing", ReportTable(heads, rows))
 
 
-def mixing_words(found: Sequence[dict[str, Any]]) -> str:
-    """Whether chains mixed, by the diagnostics of their samplers: the worst of several."""
-    if any(one.get("lost") for one in found):
+def _mixing_row(label: str, diagnostics: Sequence[dict[str, Any]]) -> list[Cell]:
+    """Return the row of a sampler in the table of mixing."""
+    state = mixing_state(diagnostics)
+    css = {"mixed": "", "too few draws": "warning"}.get(state, "failed")
+    cells = [Cell(label, css=css), Cell(state, css=css)]
+    for key, worst, number_format in (
+        ("r_hat", max, ",.3f"),
+        ("r_hat_median", max, ",.3f"),
+        ("ess", min, ",.0f"),
+        ("ess_median", min, ",.0f"),
+    ):
+        value = worst(seed.get(key, math.nan) for seed in diagnostics)
+        cells.append(Cell(format(value, number_format) if math.isfinite(value) else "–"))
+    first = diagnostics[0]
+    return [*cells, Cell(f"{first['chains']} × {first['draws']:,}")]
+
+
+def mixing_state(diagnostics: Sequence[dict[str, Any]]) -> str:
+    """Return in words whether chains mixed: the worst of several samplers.
+
+    Args:
+        diagnostics: of the samplers.
+    """
+    if any(seed.get("lost") for seed in diagnostics):
         return "log joint far below the start"
-    if any(one.get("mixed") is False for one in found):
+    if any(seed.get("mixed") is False for seed in diagnostics):
         return "not mixed"
-    return "mixed" if all(one.get("mixed") for one in found) else "too few draws"
+    if all(seed.get("mixed") for seed in diagnostics):
+        return "mixed"
+    return "too few draws"
 
 
 def checks(results: Results) -> Section | None:
-    """Results of the checks: a table, and a sentence for every flag."""
-    found = {label: {c["name"]: c["status"] for r in results.of(label) for c in r.get("checks", [])}
-             for label in results.labels}  # fmt: skip
-    names = list(dict.fromkeys(name for one in found.values() for name in one))
+    """Return results of the checks: a table, and a sentence for every flag.
+
+    Args:
+        results: of one run or of several.
+    """
+    statuses: dict[str, dict[str, str]] = {}
+    for label in results.labels:
+        statuses[label] = {
+            check["name"]: check["status"]
+            for result in results.of(label)
+            for check in result.get("checks", [])
+        }
+    names = list(dict.fromkeys(name for by_name in statuses.values() for name in by_name))
     if not names:
         return None
-    rows, notes = [], list[str]()
+    rows = []
+    notes: list[str] = []
     for label in results.labels:
         flags = {flag["name"]: flag for flag in results.flags(label)}
-        states = [
-            flags[name]["status"] if name in flags else found[label].get(name, "") for name in names
-        ]
-        rows.append(
-            [
-                Cell(label, kind=results.status(label)),
-                *(Cell(state or "–", kind=state) for state in states),
-            ]
-        )
-        notes += [
-            f"{label}: {describe_flag(flag['name'], flag['status'], flag['text'])}."
-            for flag in flags.values()
-        ]
-    return Section(
-        "checks",
-        Table([Head("method"), *map(Head, names)], rows),
-        notes=notes or ["No method was flagged."],
-    )
-
-
-def _best(name: str, values: list[float]) -> float:
-    """The best of several values; nan if they are all the same."""
-    known = [value for value in values if math.isfinite(value)]
-    if len(set(known)) < 2 or METRICS[name][1] not in HINTS:
-        return math.nan
-    return min(known) if METRICS[name][1] == "lower" else max(known)
+        cells = [Cell(label, css=results.status(label))]
+        for name in names:
+            status = statuses[label].get(name, "")
+            if name in flags:
+                status = flags[name]["status"]
+            cells.append(Cell(status or "–", css=status))
+        rows.append(cells)
+        for name, flag in flags.items():
+            notes.append(f"{label}: {describe_flag(name, flag['status'], flag['text'])}.")
+    table = ReportTable([Head("method"), *map(Head, names)], rows)
+    return Section("checks", table, notes=notes or ["No method was flagged."])
 
 
 def format_number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
-    """A number and its error, if any, for a reader: 0.296, 61,234, 1.26 million.
+    """Return a number and its error, if any, as text: 0.296, 61,234, 1.26 million.
 
     Args:
         value: the number.
@@ -278,21 +377,18 @@ def format_number(value: float, digits: int, error: float = 0.0) -> tuple[str, s
     if not math.isfinite(value):
         return "not finite", ""
     size = abs(value)
-    if 0 < size < 10.0**-digits and error < 10.0**-digits:
+    is_small = 0 < size < 10.0**-digits and error < 10.0**-digits
+    if is_small or size >= MAX_IN_WORDS:
         return _power_of_ten(value), _power_of_ten(error) if error > 0 else ""
     for divisor, name in MILLIONS:
-        if divisor <= size < MAX_IN_WORDS:
-            return (
-                f"{value / divisor:.2f} {name}",
-                f"{error / divisor:.2f} {name}" if error > 0 else "",
-            )
-    if size >= MAX_IN_WORDS:
-        return _power_of_ten(value), _power_of_ten(error) if error > 0 else ""
-    kept = min(digits, max(0, 5 - len(str(int(size)))))
-    return f"{value:,.{kept}f}", f"{error:,.{kept}f}" if error > 0 else ""
+        if divisor <= size:
+            error_text = f"{error / divisor:.2f} {name}" if error > 0 else ""
+            return f"{value / divisor:.2f} {name}", error_text
+    decimals = min(digits, max(0, 5 - len(str(int(size)))))
+    return f"{value:,.{decimals}f}", f"{error:,.{decimals}f}" if error > 0 else ""
 
 
 def _power_of_ten(value: float) -> str:
-    """A very large or very small number to three digits, such as 3.20 × 10⁻⁷."""
+    """Return a very large or very small number to three digits, such as 3.20 × 10⁻⁷."""
     mantissa, _, power = f"{value:.2e}".partition("e")
     return f"{mantissa} × 10{str(int(power)).translate(SUPERSCRIPTS)}"

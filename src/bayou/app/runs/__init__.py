@@ -1,3 +1,1 @@
-"""Runs by name: methods, networks and settings as plain values, and the folders that keep what came
-out.
-"""
+"""Run folders: methods, networks and settings by name, their results and predictions."""

@@ -1,5 +1,7 @@
-"""The queue of a service: small requests first, large ones in parts, rows of several requests in
-one batch.
+"""The queue of a service.
+
+Small requests come first, large ones are computed in several batches, and rows of several requests
+share a batch.
 """
 
 from __future__ import annotations
@@ -8,19 +10,19 @@ import asyncio
 import math
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, final
 
+from bayou.app.runs.json_files import RunError
 from bayou.app.runs.service import Refused, Request, Service
-from bayou.app.runs.writing import RunError
 
 GATHER_SECONDS = 0.002  # wait for requests to join a batch, if the last batch had several
 STALL_SECONDS = 5.0  # time of one batch after which /healthz answers 503
-BYTES_PER_ROW = 256  # estimate for a body that was not read yet
+BYTES_PER_ROW = 256  # estimated, for a body that was not read yet
 
 
 @final
@@ -44,13 +46,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 1 if isinstance(value, int) else 1e-3
-            if not least <= value < math.inf:
-                raise RunError(f"{name} must be a finite number, at least {least}; got {value}")
+            minimum = 1 if isinstance(value, int) else 1e-3
+            if not minimum <= value < math.inf:
+                raise RunError(f"{name} must be a finite number, at least {minimum}; got {value}")
 
 
 @final
-class _Waiting:
+class _WaitingRequest:
     """A request in the queue, with its future answer."""
 
     def __init__(self, body: bytes) -> None:
@@ -60,7 +62,7 @@ class _Waiting:
 
     @property
     def rows(self) -> int:
-        """Rows that are not computed yet."""
+        """The number of rows that are not computed yet, estimated before the body is read."""
         rows_left = self.request.rows_left
         if rows_left is None:
             return max(1, len(self.request.body) // BYTES_PER_ROW)
@@ -79,7 +81,7 @@ class Batches:
     def __init__(self, service: Service, limits: Limits) -> None:
         self.service = service
         self.limits = limits
-        self.waiting: list[_Waiting] = []
+        self.waiting: list[_WaitingRequest] = []
         self.seconds_per_row = service.seconds_per_row
         self._refused_rows = 0  # of the last request that was refused
         self._oldest_is_next = True
@@ -88,11 +90,15 @@ class Batches:
 
     @property
     def rows(self) -> int:
-        """Rows that wait."""
-        return sum(one.rows for one in self.waiting)
+        """The number of rows that wait."""
+        return _count_rows(self.waiting)
 
     def health(self) -> dict[str, Any] | Refused:
-        """Describe the queue; ``Refused`` if it is full or its thread has stalled."""
+        """Describe the queue.
+
+        Returns:
+            A status and what waits, or ``Refused`` if the queue is full or its thread has stalled.
+        """
         now = time.monotonic()
         rows = self.rows
         if now - self._batch_start > STALL_SECONDS:
@@ -105,9 +111,9 @@ class Batches:
                 f"{rows:,} rows wait, and {self._refused_rows:,} more would have no answer in time",
             )
         self._refused_rows = 0  # they would be accepted now
-        oldest = min((one.arrival for one in self.waiting), default=now)
-        waiting = {"requests": len(self.waiting), "rows": rows, "seconds": round(now - oldest, 3)}
-        return {"status": "ok", "waiting": waiting}
+        oldest = min((waiting.arrival for waiting in self.waiting), default=now)
+        summary = {"requests": len(self.waiting), "rows": rows, "seconds": round(now - oldest, 3)}
+        return {"status": "ok", "waiting": summary}
 
     async def answer(self, body: bytes) -> bytes | Refused:
         """Return the response to a request, as JSON.
@@ -118,7 +124,7 @@ class Batches:
         Args:
             body: the body of the request.
         """
-        waiting = _Waiting(body)
+        waiting = _WaitingRequest(body)
         refusal = self._refuse_if_full(waiting)
         if refusal is not None:
             return refusal
@@ -128,34 +134,41 @@ class Batches:
             async with asyncio.timeout(self.limits.timeout):
                 return await waiting.answer
         except TimeoutError:
-            sentence = f"there was no answer within {self.limits.timeout:g} s; send fewer rows at a time, or try later"
+            sentence = (
+                f"there was no answer within {self.limits.timeout:g} s; send fewer rows at a time, "
+                "or try later"
+            )
             return Refused(HTTPStatus.GATEWAY_TIMEOUT, sentence)
         finally:
             if waiting in self.waiting:
                 self.waiting.remove(waiting)
 
-    def _refuse_if_full(self, new: _Waiting) -> Refused | None:
+    def _refuse_if_full(self, new: _WaitingRequest) -> Refused | None:
         """Refuse a new request if too many rows are to be computed before its own."""
-        ahead = sum(one.rows for one in self.waiting if one is not new and one.rows <= new.rows)
-        reason = f"{ahead:,} rows wait before these {new.rows:,}"
-        if ahead and ahead + new.rows > self.limits.max_waiting:
+        before = [
+            waiting for waiting in self.waiting if waiting is not new and waiting.rows <= new.rows
+        ]
+        rows_before = _count_rows(before)
+        reason = f"{rows_before:,} rows wait before these {new.rows:,}"
+        if rows_before and rows_before + new.rows > self.limits.max_waiting:
             self._refused_rows = new.rows
-            return self._busy(ahead, reason)
-        if new.request.rows_left is not None and self._is_late(
-            ahead, new.rows
-        ):  # not by an estimate of its rows
+            return self._busy(rows_before, reason)
+        # An estimate of its rows is not enough to say that it is late.
+        is_read = new.request.rows_left is not None
+        if is_read and self._is_late(rows_before, new.rows):
             self._refused_rows = new.rows
-            return self._busy(
-                ahead,
-                f"{reason}, which would be computed after the {self.limits.timeout:g} s of a request",
-            )
+            seconds = f"{self.limits.timeout:g} s"
+            reason = f"{reason}, which would be computed after the {seconds} of a request"
+            return self._busy(rows_before, reason)
         return None
 
-    def _is_late(self, ahead: int, rows: int) -> bool:
-        """Whether a request of ``rows`` would get no answer in time because of rows ahead of it."""
-        return ahead > 0 and (ahead + rows) * self.seconds_per_row > self.limits.timeout
+    def _is_late(self, rows_before: int, rows: int) -> bool:
+        """Return whether a request of ``rows`` gets no answer in time because of rows before it."""
+        seconds = (rows_before + rows) * self.seconds_per_row
+        return rows_before > 0 and seconds > self.limits.timeout
 
     def _busy(self, rows: int, reason: str) -> Refused:
+        """Return the answer 503, with the time after which these rows are computed."""
         seconds = min(max(math.ceil(rows * self.seconds_per_row), 1), 60)
         sentence = (
             f"{reason}, the limit is {self.limits.max_waiting:,} rows; try again in {seconds} s"
@@ -163,8 +176,12 @@ class Batches:
         return Refused(HTTPStatus.SERVICE_UNAVAILABLE, sentence, **{"Retry-After": str(seconds)})
 
     @asynccontextmanager
-    async def running(self, _: Any = None) -> AsyncIterator[None]:
-        """Compute the requests inside this block, in one thread."""
+    async def running(self, app: object = None) -> AsyncIterator[None]:
+        """Compute the requests inside this block, in one thread.
+
+        Args:
+            app: the application, which the lifespan protocol of ASGI passes; not used.
+        """
         with ThreadPoolExecutor(1, "bayou-serve") as thread:
             task = asyncio.create_task(self._run(thread))
             try:
@@ -173,8 +190,9 @@ class Batches:
                 task.cancel()
 
     async def _run(self, thread: ThreadPoolExecutor) -> None:
+        """Compute batches until the task is cancelled."""
         run_in = asyncio.get_running_loop().run_in_executor
-        batch: list[_Waiting] = []
+        batch: list[_WaitingRequest] = []
         while True:
             while not self.waiting:
                 self._arrived.clear()
@@ -183,49 +201,49 @@ class Batches:
                 await asyncio.sleep(GATHER_SECONDS)
             batch = self._next_batch()
             self._batch_start = time.monotonic()
-            for new in [one for one in batch if one.request.rows_left is None]:
+            for new in [waiting for waiting in batch if waiting.request.rows_left is None]:
                 await run_in(thread, self.service.read, new.request)
                 if new.request.error is None:  # the number of its rows is known only now
                     new.request.error = self._refuse_if_full(new)
-            rows = sum(one.rows for one in batch)
+            rows = _count_rows(batch)
             start = time.monotonic()
-            await run_in(thread, self.service.predict_next, [one.request for one in batch])
-            self._measure(rows - sum(one.rows for one in batch), time.monotonic() - start)
+            await run_in(thread, self.service.predict_next, [waiting.request for waiting in batch])
+            self._measure(rows - _count_rows(batch), time.monotonic() - start)
             self._batch_start = math.inf
-            for one in batch:
-                self._finish(one)
+            for waiting in batch:
+                self._finish(waiting)
 
     def _measure(self, rows: int, seconds: float) -> None:
-        """Update the time of a row by that of a batch; one that is not full says more about the
-        call than about rows.
+        """Update the time of a row by that of a batch.
 
-        The limit by time would be that of an idle machine otherwise.
+        The limit by time would be that of an idle machine otherwise. A batch that is not half full
+        is left out: most of its time is for the call and not for rows.
         """
         if rows >= self.service.batch_rows / 2:
             self.seconds_per_row += (seconds / rows - self.seconds_per_row) / 4
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_WaitingRequest]:
         """Select requests for the next batch, those with the fewest rows first.
 
         Every other batch begins with the oldest request, so that large ones progress however many
         small ones arrive.
         """
-        order = sorted(self.waiting, key=lambda one: (one.rows, one.arrival))
+        order = sorted(self.waiting, key=lambda waiting: (waiting.rows, waiting.arrival))
         if self._oldest_is_next:
-            order.insert(0, min(order, key=lambda one: one.arrival))
+            order.insert(0, min(order, key=lambda waiting: waiting.arrival))
         self._oldest_is_next = not self._oldest_is_next
-        batch: list[_Waiting] = []
+        batch: list[_WaitingRequest] = []
         rows = 0
-        for one in order:
-            is_full = rows + one.rows > self.service.batch_rows or not self.service.together
+        for waiting in order:
+            is_full = rows + waiting.rows > self.service.batch_rows or not self.service.together
             if batch and is_full:
                 break
-            if one not in batch:
-                batch.append(one)
-                rows += one.rows
+            if waiting not in batch:
+                batch.append(waiting)
+                rows += waiting.rows
         return batch
 
-    def _finish(self, waiting: _Waiting) -> None:
+    def _finish(self, waiting: _WaitingRequest) -> None:
         """Answer a request if it is complete or has failed."""
         if waiting.rows or waiting not in self.waiting:
             return  # it has more rows, or was answered 504
@@ -239,3 +257,8 @@ class Batches:
             traceback.print_exception(error)
             sentence = "the prediction failed; the log of the server has the reason"
             waiting.answer.set_result(Refused(HTTPStatus.INTERNAL_SERVER_ERROR, sentence))
+
+
+def _count_rows(requests: Iterable[_WaitingRequest]) -> int:
+    """Count the rows of requests that are not computed yet."""
+    return sum(waiting.rows for waiting in requests)

@@ -1,9 +1,8 @@
-"""The settings of a run: fields = flags of the command line = keys of the saved file. This module
-does not use torch.
+"""The settings of a run: fields = flags of the command line = keys of the saved file.
 
-A setting is declared once, as a field of ``Config``: its type, default, text for ``--help`` and
-condition. Commands, saved files and, for the settings of training, the estimators of
-``bayou.adapters.sklearn`` are made from it.
+This module does not use torch. A setting is declared once, as a field of ``Config``: its type,
+default, text for ``--help`` and condition. Commands, saved files and, for the settings of training,
+the estimators of ``bayou.adapters.sklearn`` are made from it.
 """
 
 from __future__ import annotations
@@ -27,49 +26,101 @@ from bayou.select.settings import (
 )
 
 FORMAT = 1
-DIGEST = "digest"  # the key of a saved file's own SHA-256; optional in a config written by hand
-DATA, MODEL = "Data", "Model"  # sections of --help, beside those of ``Training``
+DIGEST = "digest"  # the key of a saved file's SHA-256; optional in a config written by hand
+DATA = "Data"  # a section of --help, as those of ``Training``
+MODEL = "Model"  # a section of --help
 MAX_SEEDS = 1000  # and splits: a run lists every job
 UP_TO_MAX: Must = (f"from 1 to {MAX_SEEDS:,}", lambda value: 1 <= value <= MAX_SEEDS)
 PRIOR: Must = ("a positive number", lambda value: value == "fan_in" or 0 < value < float("inf"))
 
 
-def one_of(*names: str) -> Must:
-    """The condition that a value is one of these names."""
+def must_be_in(*names: str) -> Must:
+    """Return the condition that a value is one of these names.
+
+    Args:
+        names: at least two.
+    """
     return f"{', '.join(names[:-1])} or {names[-1]}", names.__contains__
 
 
 @final
 @dataclass(frozen=True)
 class Config(Training):
-    """The settings of a run, in addition to those of ``Training``. ``None``: chosen by the data set
-    or the method.
+    """The settings of a run, in addition to those of ``Training``.
+
+    ``None`` is chosen by the data set or the method.
+
+    Args:
+        data: a built-in data set, or a file.
+        methods: their names.
+        target: the target column of a file.
+        task: "classification" or "regression"; by default inferred from the target.
+        drop: columns of a file that are not used.
+        id: a column that identifies rows: not an input, copied to predictions.
+        split: number of the published or generated split.
+        ood: another source of out-of-distribution data, or "none".
+        seed: the first seed.
+        seeds: number of seeds.
+        splits: number of splits of the data, from ``split`` on.
+        net: the name of the network.
+        prior: standard deviation of the prior, or "fan_in" for gain/√fan_in.
+        gain: of the "fan_in" prior; by default selected on held-out rows.
+        noise: initial noise of a regression, in standard deviations of y.
+        heteroscedastic: the network also predicts the noise of y at each x.
+        samples: networks averaged for a prediction.
+        device: "cpu", "cuda" or "auto".
+        precision: "float32", "float64" or "bf16" (matrix products only).
     """
 
     data: str = "digits"
     methods: tuple[str, ...] = (DEFAULT_METHOD,)
-    # fmt: off
     target: str | None = setting(None, DATA, "target column of a file")
-    task: str | None = setting(None, DATA, "classification or regression; by default inferred from the target",
-                               one_of("classification", "regression"))
+    task: str | None = setting(
+        None,
+        DATA,
+        "classification or regression; by default inferred from the target",
+        must_be_in("classification", "regression"),
+    )
     drop: tuple[str, ...] = setting((), DATA, "a column of a file to leave out; repeatable")
-    id: str | None = setting(None, DATA, "a column that identifies rows: not an input, copied to predictions")
+    id: str | None = setting(
+        None, DATA, "a column that identifies rows: not an input, copied to predictions"
+    )
     split: int = setting(0, DATA, "number of the published or generated split")
     ood: str | None = setting(None, DATA, "another source of out-of-distribution data, or none")
     seed: int = setting(0, RUN, "the first seed")
-    seeds: int = setting(1, RUN, "number of seeds; with several the report has standard errors", UP_TO_MAX)
-    splits: int = setting(1, RUN, "number of splits of the data, from --split on; with several the report has means "
-                          "and standard errors over them", UP_TO_MAX)
-    net: str | None = setting(None, MODEL, "network, see `bayou list nets`; by default chosen by the data")
-    prior: float | str = setting("fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in", PRIOR)
-    gain: float | None = setting(None, MODEL, "gain of the fan_in prior; by default by held-out rows", POSITIVE)
-    noise: float = setting(0.5, MODEL, "initial noise of a regression, in standard deviations of y", POSITIVE)
-    heteroscedastic: bool = setting(False, MODEL, "the network also predicts the noise of y at each x")
+    seeds: int = setting(
+        1, RUN, "number of seeds; with several the report has standard errors", UP_TO_MAX
+    )
+    splits: int = setting(
+        1,
+        RUN,
+        "number of splits of the data, from --split on; with several the report has means "
+        "and standard errors over them",
+        UP_TO_MAX,
+    )
+    net: str | None = setting(
+        None, MODEL, "network, see `bayou list nets`; by default chosen by the data"
+    )
+    prior: float | str = setting(
+        "fan_in", MODEL, "standard deviation of the prior, or fan_in for gain/√fan_in", PRIOR
+    )
+    gain: float | None = setting(
+        None, MODEL, "gain of the fan_in prior; by default by held-out rows", POSITIVE
+    )
+    noise: float = setting(
+        0.5, MODEL, "initial noise of a regression, in standard deviations of y", POSITIVE
+    )
+    heteroscedastic: bool = setting(
+        False, MODEL, "the network also predicts the noise of y at each x"
+    )
     samples: int = setting(100, RUN, "networks averaged for a prediction", ONE_OR_MORE)
     device: str = setting("cpu", RUN, "cpu, cuda or auto")
-    precision: str = setting("float32", RUN, "float32, float64 or bf16 (matrix products only)",
-                             one_of("float32", "float64", "bf16"))
-    # fmt: on
+    precision: str = setting(
+        "float32",
+        RUN,
+        "float32, float64 or bf16 (matrix products only)",
+        must_be_in("float32", "float64", "bf16"),
+    )
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -89,68 +140,85 @@ class Config(Training):
 
     @property
     def autocast(self) -> bool:
+        """Whether matrix products are computed in bfloat16."""
         return self.precision == "bf16"
 
     @classmethod
-    def settings(cls, *parts: str) -> dict[str, dataclasses.Field[Any]]:
-        """The fields that are settings, all but data and methods, by name; of some parts or of
-        all.
-        """
-        chosen = [
-            one
-            for one in fields(cls)
-            if one.metadata and (not parts or one.metadata["part"] in parts)
-        ]
-        return {one.name: one for one in chosen}
+    def settings(cls, *sections: str) -> dict[str, dataclasses.Field[Any]]:
+        """Return the fields that are settings by name: all but data and methods.
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        values = dataclasses.asdict(self)
-        return {"bayou": FORMAT} | {
-            k: list(v) if isinstance(v, tuple) else v for k, v in values.items()
+        Args:
+            sections: only those of these sections of --help; all by default.
+        """
+        return {
+            field.name: field
+            for field in fields(cls)
+            if field.metadata and (not sections or field.metadata["part"] in sections)
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as plain values."""
+        values: dict[str, Any] = {"bayou": FORMAT}
+        for name, value in dataclasses.asdict(self).items():
+            values[name] = list(value) if isinstance(value, tuple) else value
+        return values
+
     def command(self) -> str:
-        """The command that repeats the run, with the settings that are not the defaults."""
+        """Return the command that repeats the run, with the settings that are not the defaults."""
         words = ["bayou", "compare", self.data, "--methods", ",".join(self.methods)]
         if len(self.methods) == 1:
             words = ["bayou", "train", self.data, "--method", self.methods[0]]
-        for name, one in self.settings().items():
-            value, flag = getattr(self, name), name.replace("_", "-")
-            if value == one.default:
+        for name, field in self.settings().items():
+            value = getattr(self, name)
+            option = name.replace("_", "-")
+            if value == field.default:
                 continue
             if isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                words += [
-                    w
-                    for each in (value if isinstance(value, tuple) else (value,))
-                    for w in (f"--{flag}", str(each))
-                ]
+                words.append(f"--{option}" if value else f"--no-{option}")
+                continue
+            items = value if isinstance(value, tuple) else (value,)
+            for item in items:
+                words += [f"--{option}", str(item)]
         return shlex.join(words)
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Config:
-        """The inverse of ``to_json``; unknown keys and wrong types are refused."""
+        """Return the config of plain values, the inverse of ``to_json``.
+
+        Args:
+            values: settings by name.
+
+        Raises:
+            ConfigError: a key is not a setting, or a value has the wrong type.
+        """
         if not isinstance(values, dict) or "data" not in values:
             raise ConfigError('this is not a config: it needs at least {"data": ...}')
-        known = {f.name: f for f in fields(Config)}
-        plain = {key: value for key, value in values.items() if key not in ("bayou", DIGEST)}
-        given: dict[str, Any] = {
-            key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()
-        }
-        odd = [key for key in given if key not in known]
-        if odd:
-            raise ConfigError(f"{odd[0]!r} is not a setting; the settings are {', '.join(known)}")
-        if isinstance(given.get("methods"), str):
-            given["methods"] = tuple(given["methods"].split(","))
-        for key, value in given.items():
+        known = {field.name: field for field in fields(Config)}
+        settings: dict[str, Any] = {}
+        for key, value in values.items():
+            if key not in ("bayou", DIGEST):
+                settings[key] = tuple(value) if isinstance(value, list) else value
+        unknown = [key for key in settings if key not in known]
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]!r} is not a setting; the settings are {', '.join(known)}"
+            )
+        if isinstance(settings.get("methods"), str):
+            settings["methods"] = tuple(settings["methods"].split(","))
+        for key, value in settings.items():
             _check_type(key, value, str(known[key].type))
-        return Config(**given)
+        return Config(**settings)
 
     @staticmethod
     def read(path: str | Path) -> Config:
-        """A config file, JSON."""
+        """Read a config file.
+
+        Args:
+            path: a JSON file, such as RUN/config.json.
+
+        Raises:
+            ConfigError: there is no such file, or it is not a config.
+        """
         path = Path(path)
         if path.exists() and not path.is_file():
             raise ConfigError(
@@ -165,9 +233,9 @@ class Config(Training):
         return Config.from_json(values)
 
 
-def _check_type(key: str, value: Any, wanted: str) -> None:
-    """A ConfigError unless a value of JSON has the type that the field is declared with."""
-    kinds: dict[str, tuple[type, ...]] = {
+def _check_type(key: str, value: object, expected: str) -> None:
+    """Raise a ConfigError unless a value of JSON has the declared type of its field."""
+    types: dict[str, tuple[type, ...]] = {
         "int": (int,),
         "float": (int, float),
         "str": (str,),
@@ -175,11 +243,13 @@ def _check_type(key: str, value: Any, wanted: str) -> None:
         "None": (type(None),),
         "tuple[str, ...]": (tuple,),
     }
-    allowed = tuple(kind for name in wanted.split(" | ") for kind in kinds[name])
-    words = not isinstance(value, tuple) or all(isinstance(word, str) for word in value)
-    if (
-        not isinstance(value, allowed)
-        or not words
-        or (isinstance(value, bool) and bool not in allowed)
-    ):
-        raise ConfigError(f"the setting {key!r} must be {wanted}, got {value!r}")
+    allowed: list[type] = []
+    for name in expected.split(" | "):
+        allowed += types[name]
+    is_allowed = isinstance(value, tuple(allowed))
+    if isinstance(value, bool) and bool not in allowed:
+        is_allowed = False
+    if isinstance(value, tuple) and not all(isinstance(word, str) for word in value):
+        is_allowed = False
+    if not is_allowed:
+        raise ConfigError(f"the setting {key!r} must be {expected}, got {value!r}")

@@ -16,18 +16,20 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.select.folds import MAX_FULL_BATCH_ROWS
 from bayou.select.named import find
 
-SEARCH_COST: Final = (
-    3.5  # of the search of the prior with its modes, in thousands of passes over all rows
-)
-USUAL_STEPS: Final = 1200  # of the fits behind the measured costs, on average
-LARGE_BATCH: Final = 512  # rows of a step where there are too many for full batches
+# Cost of the search of the prior with its modes, in thousands of passes over all rows.
+SEARCH_COST: Final = 3.5
+MEASURED_STEPS: Final = 1200  # of the fits behind the measured costs, on average
+MAX_SEARCH_BATCH_ROWS: Final = 512  # rows of a step where there are too many for full batches
 MIN_SEARCH_EFFORT: Final = 0.25  # a small effort shortens the search by no more
 MAX_TIMED_STEPS: Final = 20
 MAX_TIMED_SECONDS: Final = 0.2
 
 
 def estimate_seconds(
-    methods: Sequence[str], config: Config, rows: int, seconds: tuple[float, float]
+    methods: Sequence[str],
+    config: Config,
+    rows: int,
+    seconds: tuple[float, float],
 ) -> float:
     """Estimate the time of fits one after the other, if the machine stays as fast as it is now.
 
@@ -37,20 +39,21 @@ def estimate_seconds(
         rows: training rows.
         seconds: of one optimizer step on a batch, and of one on the rows of a step of the search.
     """
-    of_batch, of_search = seconds
-    length, effort = _relative_length(config, rows), config.effort
+    batch_seconds, search_seconds = seconds
+    length = _relative_length(config, rows)
+    search_effort = max(config.effort, MIN_SEARCH_EFFORT)
     total = 0.0
     for name in methods:
         method = find(name)
         cost = method.cost or 0.0
-        search = min(cost, SEARCH_COST) if method.selects_prior else 0.0
-        total += 1000 * search * max(effort, MIN_SEARCH_EFFORT) * of_search
-        total += 1000 * (cost - search) * length * of_batch
+        search_cost = min(cost, SEARCH_COST) if method.selects_prior else 0.0
+        total += 1000 * search_cost * search_effort * search_seconds
+        total += 1000 * (cost - search_cost) * length * batch_seconds
     return total
 
 
 def describe_duration(methods: Sequence[str], seconds: float, rows: int) -> str:
-    """A sentence about the time of a run.
+    """Return a sentence about the time of a run.
 
     Args:
         methods: the names of all fits.
@@ -61,13 +64,13 @@ def describe_duration(methods: Sequence[str], seconds: float, rows: int) -> str:
     unknown = [name for name in dict.fromkeys(methods) if find(name).cost is None]
     without = f", not counting {', '.join(unknown)}" if unknown else ""
     return (
-        f"{fits} on {rows:,} rows: roughly {duration(max(seconds, 1.0))}{without}, if this machine stays as "
-        "fast as it is now"
+        f"{fits} on {rows:,} rows: roughly {duration(max(seconds, 1.0))}{without}, if this machine "
+        "stays as fast as it is now"
     )
 
 
 def step_seconds(net: nn.Module, likelihood: BoundLikelihood, x: Tensor, y: Tensor) -> float:
-    """The time of one step of Adam; the network is changed.
+    """Measure the time of one step of Adam; the network is changed.
 
     Args:
         net: the network.
@@ -92,14 +95,18 @@ def step_seconds(net: nn.Module, likelihood: BoundLikelihood, x: Tensor, y: Tens
 
 
 def search_rows(rows: int) -> int:
-    """How many rows a step of the search has."""
-    return rows if rows <= MAX_FULL_BATCH_ROWS else LARGE_BATCH
+    """Return how many rows a step of the search has.
+
+    Args:
+        rows: training rows.
+    """
+    return rows if rows <= MAX_FULL_BATCH_ROWS else MAX_SEARCH_BATCH_ROWS
 
 
 def _relative_length(config: Config, rows: int) -> float:
-    """The length of the fits in units of those behind the measured costs."""
+    """Return the length of the fits in units of those behind the measured costs."""
     if config.steps is not None:
-        return config.steps / USUAL_STEPS
+        return config.steps / MEASURED_STEPS
     if config.epochs is not None:
-        return config.epochs * math.ceil(rows / config.batch_size) / USUAL_STEPS
+        return config.epochs * math.ceil(rows / config.batch_size) / MEASURED_STEPS
     return config.effort

@@ -1,5 +1,6 @@
-"""Networks by name, built for the shape of an input and the number of outputs. Torch is imported
-when one is built.
+"""Networks by name, built for the shape of an input and the number of outputs.
+
+Torch is imported when a network is built.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ if TYPE_CHECKING:
     from bayou.data.dataset import DataSet
 
 Shape = tuple[int, ...]
-MANY_ROWS, LARGE = (
-    5000,
-    "mlp-128",
-)  # rows of a regression above which this is the default: ReLU fits rough functions
+# A regression of more rows than this has this network by default: ReLU fits rough functions.
+MAX_SMALL_NET_ROWS = 5000
+LARGE_NET = "mlp-128"
 
 
 @final
 @dataclass(frozen=True)
 class Net:
-    """A named network: a summary, its builder in ``layers`` with settings, the smallest image
-    (None: any input).
+    """A named network.
+
+    Args:
+        name: as in ``--net``.
+        summary: one line for ``bayou list nets``.
+        builder: the name of a function in ``layers``.
+        settings: arguments of the builder.
+        smallest: height and width that an image needs at least; None for any input.
     """
 
     name: str
@@ -35,14 +41,21 @@ class Net:
     smallest: int | None = None
 
     def describe(self) -> str:
-        """The summary and requirements in one line."""
-        return self.summary + (
-            f"; images of {self.smallest}×{self.smallest} or more" if self.smallest else ""
-        )
+        """Return the summary and requirements in one line."""
+        if not self.smallest:
+            return self.summary
+        return f"{self.summary}; images of {self.smallest}×{self.smallest} or more"
 
     def build(self, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
-        """The network for inputs (N, *shape) and ``outputs`` numbers; ``seed`` determines its
-        initial weights.
+        """Build the network.
+
+        Args:
+            shape: of one input.
+            outputs: numbers for each row.
+            seed: of the initial weights; None for torch's stream.
+
+        Raises:
+            ValueError: the network cannot take such inputs.
         """
         self._check(tuple(shape), outputs)
         from contextlib import nullcontext
@@ -56,9 +69,11 @@ class Net:
             return getattr(layers, self.builder)(tuple(shape), outputs, **self.settings)
 
     def _check(self, shape: Shape, outputs: int) -> None:
+        """Raise a ValueError if the network cannot take inputs of this shape."""
         if outputs < 1 or not shape or min(shape) < 1:
             raise ValueError(
-                f"a network needs inputs and outputs, got inputs of shape {shape} and {outputs} outputs"
+                f"a network needs inputs and outputs, got inputs of shape {shape} and {outputs} "
+                "outputs"
             )
         if self.smallest is None:
             return
@@ -68,18 +83,22 @@ class Net:
                 f"{self.name} needs images (channels, height, width), got inputs of {size}; use mlp"
             )
         if min(shape[1:]) < self.smallest:
-            fits = [net.name for net in NETS.values() if (net.smallest or 0) <= min(shape[1:])]
+            usable = [net.name for net in NETS.values() if (net.smallest or 0) <= min(shape[1:])]
             raise ValueError(
                 f"{self.name} needs images of at least {self.smallest}×{self.smallest}, got {size}; "
-                f"these fit: {', '.join(fits)}"
+                f"these fit: {', '.join(usable)}"
             )
 
 
 def _dense(name: str, summary: str, *hidden: int, **settings: Any) -> Net:
+    """Return a network of linear layers."""
     return Net(name, summary, "dense", {"hidden": hidden, **settings})
 
 
-def _and_dropout(name: str, layers: str, hidden: tuple[int, ...], rate: float) -> tuple[Net, Net]:
+def _with_and_without_dropout(
+    name: str, layers: str, hidden: tuple[int, ...], rate: float
+) -> tuple[Net, Net]:
+    """Return a network of ReLU layers, and the same with dropout."""
     return (
         _dense(name, f"{layers}, ReLU", *hidden),
         _dense(f"{name}-dropout", f"{layers}, ReLU, dropout {rate}", *hidden, dropout=rate),
@@ -87,14 +106,15 @@ def _and_dropout(name: str, layers: str, hidden: tuple[int, ...], rate: float) -
 
 
 def _lenet(name: str, summary: str, *widths: int, **settings: Any) -> Net:
+    """Return a convolutional network."""
     return Net(name, summary, "lenet", {"widths": widths, **settings}, 16)
 
 
 _CIFAR = "5×5 convolutions 192 and 192, 1000 units"
 _NETS = (
     _dense("linear", "one linear layer: logistic or linear regression"),
-    *_and_dropout("mlp", "two hidden layers of 50 units", (50, 50), 0.1),
-    *_and_dropout("relu-50", "one hidden layer of 50 units", (50,), 0.05),
+    *_with_and_without_dropout("mlp", "two hidden layers of 50 units", (50, 50), 0.1),
+    *_with_and_without_dropout("relu-50", "one hidden layer of 50 units", (50,), 0.05),
     _dense(
         "silu-50",
         "one hidden layer of 50 smooth units, SiLU: for small tables",
@@ -102,7 +122,7 @@ _NETS = (
         activation="SiLU",
     ),
     _dense("silu-100", "one hidden layer of 100 smooth units, SiLU", 100, activation="SiLU"),
-    *_and_dropout("relu-100", "one hidden layer of 100 units", (100,), 0.05),
+    *_with_and_without_dropout("relu-100", "one hidden layer of 100 units", (100,), 0.05),
     _dense(
         "mlp-128",
         "two hidden layers of 128 units, ReLU: for regressions of more than 5,000 rows",
@@ -110,9 +130,11 @@ _NETS = (
         128,
     ),
     *(
-        n
-        for u in (400, 800, 1200)
-        for n in _and_dropout(f"mlp-{u}", f"two hidden layers of {u} units", (u, u), 0.5)
+        net
+        for units in (400, 800, 1200)
+        for net in _with_and_without_dropout(
+            f"mlp-{units}", f"two hidden layers of {units} units", (units, units), 0.5
+        )
     ),
     _dense(
         "tanh-20",
@@ -147,23 +169,39 @@ NETS: dict[str, Net] = {net.name: net for net in _NETS}
 
 
 def build(name: str, shape: Shape, outputs: int, seed: int | None = None) -> nn.Module:
-    """The network of a name for inputs (N, *shape) and ``outputs`` numbers."""
+    """Build the network of a name.
+
+    Args:
+        name: one of ``NETS``.
+        shape: of one input.
+        outputs: numbers for each row.
+        seed: of the initial weights; None for torch's stream.
+
+    Raises:
+        ValueError: there is no such network, or it cannot take such inputs.
+    """
     if name not in NETS:
+        suggestion = nearest(name, list(NETS))
         raise ValueError(
-            f"there is no network {name!r}{nearest(name, list(NETS))}; the names are {', '.join(NETS)}"
+            f"there is no network {name!r}{suggestion}; the names are {', '.join(NETS)}"
         )
     return NETS[name].build(shape, outputs, seed)
 
 
 def default_net(dataset: DataSet) -> str:
-    """The name of the default network for a data set."""
+    """Return the name of the default network for a data set.
+
+    Args:
+        dataset: its task, shape and number of rows decide.
+    """
     shape = dataset.input_shape
     if dataset.name == "cubic":
         return "tanh-20"
     if len(shape) != 3 or min(shape[1:]) < 4:
-        if dataset.task == "regression" and dataset.n > MANY_ROWS:
-            return LARGE
-        return "mlp" if dataset.n >= 2000 or len(shape) == 3 else "silu-50"
+        if dataset.task == "regression" and dataset.n > MAX_SMALL_NET_ROWS:
+            return LARGE_NET
+        is_large = dataset.n >= 2000 or len(shape) == 3
+        return "mlp" if is_large else "silu-50"
     if min(shape[1:]) < 16:
         return "digits"
     return "lenet" if shape[0] == 1 else "lenet-cifar"

@@ -1,6 +1,4 @@
-"""A run folder over HTTP: an ASGI application around ``Service``, and the server of ``bayou serve``
-(uvicorn).
-"""
+"""A run folder over HTTP: an ASGI application, and the server of ``bayou serve`` (uvicorn)."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import bayou
 from bayou.app.runs.batches import Batches, Limits
+from bayou.app.runs.json_files import RunError
 from bayou.app.runs.service import Refused, Service
-from bayou.app.runs.writing import RunError
 
-MAX_CONNECTIONS = 1000  # open; a request on a further one is answered 503
+MAX_CONNECTIONS = 1000  # a request on a further one is answered 503
 MAX_HEAD_BYTES = 2**16  # of a request: its first line and its headers
 MAX_PIPELINE = 16  # requests of a connection before the first answer
 SHUTDOWN_SECONDS = 10  # for responses in progress at the end
@@ -42,32 +40,32 @@ def application(service: Service, limits: Limits | None = None) -> ASGIApp:
     batches = Batches(service, limits)
 
     async def predict(request: Request) -> Response:
-        kind = (
-            request.headers.get("content-type", "application/json")
-            .partition(";")[0]
-            .strip()
-            .lower()
-        )
-        if kind != "application/json":
+        content_type = request.headers.get("content-type", "application/json")
+        media_type = content_type.partition(";")[0].strip().lower()
+        if media_type != "application/json":
             sentence = (
-                f"the body must be JSON with Content-Type: application/json, got {kind[:80]!r}"
+                "the body must be JSON with Content-Type: application/json, "
+                f"got {media_type[:80]!r}"
             )
             return _refuse(Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence))
         body = await _read_body(request, limits)
-        answer = body if isinstance(body, Refused) else await batches.answer(body)
-        return _refuse(answer) if isinstance(answer, Refused) else Response(answer, media_type=kind)
+        if isinstance(body, Refused):
+            return _refuse(body)
+        answer = await batches.answer(body)
+        if isinstance(answer, Refused):
+            return _refuse(answer)
+        return Response(answer, media_type=media_type)
 
     async def check_health(request: Request) -> Response:
         health = batches.health()
         return _refuse(health) if isinstance(health, Refused) else JSONResponse(health)
 
     async def refuse_route(request: Request, error: Exception) -> Response:
-        if not isinstance(
-            error, HTTPException
-        ):  # the client has disconnected: nobody reads the answer
+        if not isinstance(error, HTTPException):
+            # The client has disconnected: nobody reads the answer.
             return Response(status_code=HTTPStatus.BAD_REQUEST)
-        asked = f"{request.method[:80]} {request.url.path[:80]}"
-        sentence = f"there is no {asked}; there are POST /predict, GET / and GET /healthz"
+        route = f"{request.method[:80]} {request.url.path[:80]}"
+        sentence = f"there is no {route}; there are POST /predict, GET / and GET /healthz"
         return JSONResponse({"error": sentence}, error.status_code, error.headers)
 
     routes = [
@@ -82,10 +80,12 @@ def application(service: Service, limits: Limits | None = None) -> ASGIApp:
 
 
 def _refuse(error: Refused) -> Response:
+    """Return the response to a request that is refused."""
     return JSONResponse({"error": str(error)}, error.status, error.headers)
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes | Refused:
+    """Read the body of a request within the limits of its size and time."""
     body = bytearray()
     size = int(request.headers.get("content-length", 0))
     stream = request.stream()
@@ -114,14 +114,17 @@ class _Connection(HttpToolsProtocol):
     _head_bytes: int | None = None  # of a head that is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Limit the time of the first head."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the limit of time."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parse data, and answer 400 to a head that is too large."""
         super().data_received(data)
         if self._head_bytes is not None:
             self._head_bytes += len(data)
@@ -131,36 +134,35 @@ class _Connection(HttpToolsProtocol):
                 )
 
     def on_message_begin(self) -> None:
+        """Count the bytes of a head."""
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        """Check the size of a complete head; uvicorn answers 400 to a ValueError."""
         self._head_bytes = None
         self._stop_timer()
         # A head that arrives complete in one read has not been counted by data_received.
-        if (
-            len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            > MAX_HEAD_BYTES
-        ):
-            raise ValueError(
-                f"the head of the request has more than {MAX_HEAD_BYTES} bytes"
-            )  # answered 400
+        header_bytes = sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.url) + header_bytes > MAX_HEAD_BYTES:
+            raise ValueError(f"the head of the request has more than {MAX_HEAD_BYTES} bytes")
         if len(self.pipeline) >= MAX_PIPELINE:
-            raise ValueError(
-                "too many requests without waiting for answers"
-            )  # answered 400 by uvicorn
+            raise ValueError("too many requests without waiting for answers")
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
+        """Limit the time of the next head."""
         super().on_response_complete()
         if self.cycle.response_complete:  # else the next request is here already
             self._await_head()
 
     def _await_head(self) -> None:
+        """Close the connection unless a head is complete in time."""
         self._stop_timer()
         self._timer = self.loop.call_later(self.config.timeout_keep_alive, self.transport.abort)
 
     def _stop_timer(self) -> None:
+        """End the limit of time."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -212,9 +214,8 @@ class Server:
         )
         self._uvicorn = uvicorn.Server(config)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(
-            family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-        )  # asyncio: no delay if TCP is said
+        # asyncio sends without delay if the protocol is TCP by name.
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             if os.name == "posix":  # elsewhere it would take the port of another program
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -229,13 +230,14 @@ class Server:
 
     @property
     def url(self) -> str:
+        """The address of the server."""
         host, port = self.address
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *args: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._socket.close()
 
     def serve_forever(self) -> None:

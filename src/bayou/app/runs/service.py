@@ -1,4 +1,5 @@
-"""Predictions of a run folder as a function from JSON to JSON, and its description;
+"""Predictions of a run folder as a function from JSON to JSON.
+
 ``bayou.app.runs.serve`` adds HTTP.
 """
 
@@ -15,21 +16,32 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import bayou
 from bayou.app.runs.folder import Run, RunError
-from bayou.app.runs.use import ROWS, count, said
+from bayou.app.runs.predictions import (
+    ROWS_PER_BATCH,
+    network_dtype,
+    prediction_columns,
+    sample_count,
+)
 from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import spell
 from bayou.core.specs import nearest
-from bayou.data.preprocess import ImagePreprocessor, Preprocessor, Rows, TablePreprocessor
+from bayou.data.preprocess import (
+    ImagePreprocessor,
+    PreparedRows,
+    Preprocessor,
+    TablePreprocessor,
+)
 from bayou.posteriors import Posterior
 from bayou.predictive import check_level
 
 JSON = dict[str, Any]
-BATCH_SECONDS = 0.05  # aim for the time of one batch, for which a small request may have to wait
+BATCH_SECONDS = 0.05  # target time of one batch, for which a small request may have to wait
 MIN_BATCH_ROWS = 16
 TRIAL_ROWS = 64  # predicted at the start, to measure their time
 MAX_CELLS = 2**20  # rows × columns (or pixels) of one request
@@ -47,8 +59,9 @@ class Refused(Exception):
 
 @final
 class Request:
-    """A request whose rows are computed in parts: its body, then its inputs and the predictions so
-    far.
+    """A request whose rows are computed in several batches.
+
+    It holds its body until it is read, then its inputs and the predictions so far.
 
     Args:
         body: {"rows": [...], "level": 0.9} as JSON.
@@ -57,7 +70,7 @@ class Request:
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.level = 0.0
-        self.inputs: Rows | None = None
+        self.inputs: PreparedRows | None = None
         self.predictions: list[str] = []
         self.rows_done = 0
         self.error: Exception | None = None
@@ -67,14 +80,21 @@ class Request:
         """Rows that are not predicted yet; 0 after an error, None before the body was read."""
         if self.error is not None:
             return 0
-        return None if self.inputs is None else len(self.inputs.x) - self.rows_done
+        if self.inputs is None:
+            return None
+        return len(self.inputs.x) - self.rows_done
 
     def response(self) -> bytes:
-        """The predictions of all rows in their order and the notes about them, as JSON."""
+        """Return the predictions of all rows in their order and the notes about them, as JSON.
+
+        Raises:
+            Refused: the request is invalid.
+        """
         if self.error is not None:
             raise self.error
         notes = [] if self.inputs is None else self.inputs.notes
-        return f'{{"predictions": [{", ".join(self.predictions)}], "notes": {json.dumps(notes)}}}'.encode()
+        predictions = ", ".join(self.predictions)
+        return f'{{"predictions": [{predictions}], "notes": {json.dumps(notes)}}}'.encode()
 
 
 @final
@@ -142,25 +162,25 @@ class Service:
             posterior,
             preprocessor,
             name,
-            count(posterior, samples, run),
+            sample_count(posterior, samples, run),
             level,
             max_rows,
             notes=notes,
         )
         x = rng.normal(TRIAL_ROWS, run.facts()["input_shape"], torch.empty(()), seed=0)
         if not service._rows_are_independent(x[:3]):
-            return replace(service, together=False, batch_rows=ROWS)
+            return replace(service, together=False, batch_rows=ROWS_PER_BATCH)
         call_seconds = service._time(x[:1])
         row_seconds = max(service._time(x) - call_seconds, 1e-6) / (TRIAL_ROWS - 1)
-        batch_seconds = max(
-            BATCH_SECONDS, 3 * call_seconds
-        )  # most of it for rows, little for the call
-        batch_rows = min(max(int(batch_seconds / row_seconds), MIN_BATCH_ROWS), ROWS)
+        # Most of the time of a batch is for its rows, little for the call.
+        batch_seconds = max(BATCH_SECONDS, 3 * call_seconds)
+        batch_rows = max(int(batch_seconds / row_seconds), MIN_BATCH_ROWS)
+        batch_rows = min(batch_rows, ROWS_PER_BATCH)
         seconds_per_row = row_seconds + call_seconds / batch_rows
         return replace(service, batch_rows=batch_rows, seconds_per_row=seconds_per_row)
 
     def _time(self, x: Tensor) -> float:
-        """The shorter time of two predictions, in seconds."""
+        """Return the shorter time of two predictions, in seconds."""
         times = []
         for _ in range(2):
             start = time.monotonic()
@@ -169,26 +189,31 @@ class Service:
         return min(times)
 
     def _rows_are_independent(self, x: Tensor) -> bool:
-        """Whether outputs do not depend on the other rows of a batch, as with dropout masks by
-        row.
-        """
-        whole, *alone = (self._predict(part).outputs for part in (x, *x.split(1)))
-        return torch.allclose(
-            whole, torch.cat(alone, 1), rtol=1e-3, atol=1e-4 * float(whole.abs().max())
-        )
+        """Return whether the outputs of a row do not depend on the rest of its batch."""
+        together = self._predict(x).outputs
+        alone = torch.cat([self._predict(row).outputs for row in x.split(1)], 1)
+        tolerance = 1e-4 * float(together.abs().max())
+        return torch.allclose(together, alone, rtol=1e-3, atol=tolerance)
 
     def describe(self) -> JSON:
-        """A description of requests and responses."""
-        found: JSON = {"run": self.name, "bayou": bayou.__version__, "task": self.preprocessor.task}
-        found |= {"samples": self.samples, "level": self.level, "max_rows": self.max_rows}
+        """Return a description of requests and responses."""
+        description: JSON = {
+            "run": self.name,
+            "bayou": bayou.__version__,
+            "task": self.preprocessor.task,
+            "samples": self.samples,
+            "level": self.level,
+            "max_rows": self.max_rows,
+        }
         if isinstance(self.preprocessor, TablePreprocessor):
-            found |= {"columns": [column.name for column in self.preprocessor.columns]}
-            found |= {"target": self.preprocessor.target}
+            description["columns"] = [column.name for column in self.preprocessor.columns]
+            description["target"] = self.preprocessor.target
         if isinstance(self.preprocessor, ImagePreprocessor):
-            found |= {"shape": self.preprocessor.shape, "white": self.preprocessor.white}
-        return found | (
-            {"classes": self.preprocessor.class_names} if self.preprocessor.class_names else {}
-        )
+            description["shape"] = self.preprocessor.shape
+            description["white"] = self.preprocessor.white
+        if self.preprocessor.class_names:
+            description["classes"] = self.preprocessor.class_names
+        return description
 
     def answer(self, body: bytes) -> bytes:
         """Answer one request at once; raise ``Refused`` if it is invalid.
@@ -207,8 +232,9 @@ class Service:
         return request.response()
 
     def read(self, request: Request) -> None:
-        """Parse and validate the body of a request, which is then released; its error is kept in
-        the request.
+        """Parse and validate the body of a request, which is then released.
+
+        An error is kept in the request.
 
         Args:
             request: a new request.
@@ -216,9 +242,8 @@ class Service:
         try:
             request.level, request.inputs = self._read(_parse(request.body))
         except Exception as error:
-            request.error = error.with_traceback(
-                None
-            )  # which would keep the body until a garbage collection
+            # Its traceback would keep the body until a garbage collection.
+            request.error = error.with_traceback(None)
         request.body = b""
 
     def predict_next(self, requests: Sequence[Request]) -> None:
@@ -230,32 +255,36 @@ class Service:
         Args:
             requests: requests that were read.
         """
-        parts: list[tuple[Request, Tensor]] = []
+        batch = self._next_rows(requests)
+        if not batch:
+            return
+        first = batch[0][0]
+        try:
+            predictions = self._predictions(torch.cat([x for _, x in batch]), first.level)
+            for request, x in batch:
+                self._append(request, predictions[: len(x)])
+                predictions = predictions[len(x) :]
+        except Exception as error:
+            if len(batch) > 1:
+                for request, _ in batch:
+                    self.predict_next([request])
+            elif isinstance(error, ValueError):
+                first.error = Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+            else:
+                first.error = error
+
+    def _next_rows(self, requests: Sequence[Request]) -> list[tuple[Request, Tensor]]:
+        """Return the rows of the next batch with their requests, all with one level."""
+        batch: list[tuple[Request, Tensor]] = []
         rows = 0
         for request in requests:
             if request.inputs is None or request.error is not None:
                 continue
-            if rows < self.batch_rows and (not parts or request.level == parts[0][0].level):
+            if rows < self.batch_rows and (not batch or request.level == batch[0][0].level):
                 x = request.inputs.x[request.rows_done :][: self.batch_rows - rows]
-                parts.append((request, x))
+                batch.append((request, x))
                 rows += len(x)
-        if not parts:
-            return
-        first = parts[0][0]
-        try:
-            predictions = self._predictions(torch.cat([x for _, x in parts]), first.level)
-            for request, x in parts:
-                self._append(request, predictions[: len(x)])
-                predictions = predictions[len(x) :]
-        except Exception as error:
-            if len(parts) == 1:
-                is_invalid = isinstance(error, ValueError)
-                first.error = (
-                    Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) if is_invalid else error
-                )
-            else:
-                for request, _ in parts:
-                    self.predict_next([request])
+        return batch
 
     def _append(self, request: Request, predictions: list[JSON]) -> None:
         """Add the predictions of the next rows of a request, with their distance and identifier."""
@@ -271,8 +300,8 @@ class Service:
         request.predictions.append(json.dumps(predictions, allow_nan=False)[1:-1])
         request.rows_done += len(predictions)
 
-    def _read(self, request: Any) -> tuple[float, Rows]:
-        """The level and the rows of a request."""
+    def _read(self, request: Any) -> tuple[float, PreparedRows]:
+        """Return the level and the rows of a request."""
         if not isinstance(request, Mapping) or not isinstance(request.get("rows"), list):
             example = '{"rows": [{"column": 1.5}, ...]}'
             raise Refused(HTTPStatus.BAD_REQUEST, f"send an object with a list of rows, {example}")
@@ -298,115 +327,134 @@ class Service:
             return level, self.preprocessor.rows(self._source(rows))
         except ValueError as error:
             sentence = str(error)
-        raise Refused(
-            HTTPStatus.UNPROCESSABLE_ENTITY, sentence
-        )  # not from the error, whose frames have the rows
+        # Not from the error, whose frames have the rows.
+        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
 
-    def _source(self, rows: list[Any]) -> Any:
-        """Rows of JSON as input of the preprocessor: columns by name, or an array."""
+    def _source(self, rows: list[Any]) -> NDArray[np.float64] | dict[str, list[Any]]:
+        """Return rows of JSON as input of the preprocessor: columns by name, or an array."""
         table = self.preprocessor
         if not isinstance(table, TablePreprocessor) or all(isinstance(row, list) for row in rows):
-            try:
-                array = np.array(rows, dtype=np.float64)
-            except (TypeError, ValueError, OverflowError):
-                raise ValueError(
-                    "rows that are lists must have numbers only, and as many in each"
-                ) from None
-            self._check_cells(array.size)
-            if np.isinf(array).any() or (
-                np.isnan(array).any() and not isinstance(table, TablePreprocessor)
-            ):
-                raise ValueError(
-                    "rows that are lists must have finite numbers; a pixel cannot be null"
-                )
-            return array
-        needed = {column.name for column in table.columns}
-        known, names = (
-            needed | {table.target, *table.dropped} | ({table.id} if table.id else set()),
-            dict[str, None](),
-        )
+            return self._array(rows)
+        return self._columns_by_name(table, rows)
+
+    def _array(self, rows: list[Any]) -> NDArray[np.float64]:
+        """Return rows that are lists of numbers, or images, as an array."""
+        try:
+            array = np.array(rows, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(
+                "rows that are lists must have numbers only, and as many in each"
+            ) from None
+        self._check_cells(array.size)
+        accepts_null = isinstance(self.preprocessor, TablePreprocessor)
+        if np.isinf(array).any() or (np.isnan(array).any() and not accepts_null):
+            raise ValueError("rows that are lists must have finite numbers; a pixel cannot be null")
+        return array
+
+    def _columns_by_name(self, table: TablePreprocessor, rows: list[Any]) -> dict[str, list[Any]]:
+        """Return rows that are objects as columns; a cell that is not there is missing."""
+        inputs = {column.name for column in table.columns}
+        known = inputs | {table.target, *table.dropped}
+        if table.id:
+            known.add(table.id)
         self._check_cells(len(rows) * len(known))
+        names: dict[str, None] = {}
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
                 raise ValueError(
-                    f"row {number} is not an object; every row needs {self._columns()} by name"
+                    f"row {number} is not an object; every row needs {self._describe_columns()} "
+                    "by name"
                 )
             for name, cell in row.items():
                 if name not in known:
-                    close = nearest(name, sorted(needed)) if len(name) < 80 else ""
+                    suggestion = nearest(name, sorted(inputs)) if len(name) < 80 else ""
                     raise ValueError(
-                        f"row {number} has {name[:80]!r}, which is not a column of this run{close}; a row has "
-                        f"{self._columns()}"
+                        f"row {number} has {name[:80]!r}, which is not a column of this run"
+                        f"{suggestion}; a row has {self._describe_columns()}"
                     )
-                if isinstance(cell, list | Mapping):
-                    raise ValueError(
-                        f"{name!r} of row {number} is neither a number nor a string: {_short(cell)}"
-                    )
-                if isinstance(cell, str) and len(cell) > MAX_CELL_LENGTH and name in needed:
-                    length = f"{len(cell):,} characters, more than {MAX_CELL_LENGTH:,}"
-                    raise ValueError(f"{name!r} of row {number} has {length}: {_short(cell)}")
-                if isinstance(cell, int | float) and not abs(cell) <= sys.float_info.max:
-                    raise ValueError(
-                        f"{name!r} of row {number} is too large for a number: {_short(cell)}"
-                    )
+                _check_cell(cell, f"{name!r} of row {number}", is_input=name in inputs)
             names |= dict.fromkeys(row)
         if not names:
-            raise ValueError(f"the rows are empty; each needs {self._columns()} by name")
-        return {
-            name: [row.get(name) for row in rows] for name in names
-        }  # a cell that is not there is missing
+            raise ValueError(f"the rows are empty; each needs {self._describe_columns()} by name")
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def _check_cells(self, cells: int) -> None:
+        """Refuse a request with too many cells."""
         if cells > MAX_CELLS:
-            sentence = f"rows × columns are {cells:,} cells, more than {MAX_CELLS:,}; send fewer rows at a time"
+            sentence = (
+                f"rows × columns are {cells:,} cells, more than {MAX_CELLS:,}; send fewer rows at "
+                "a time"
+            )
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence)
 
-    def _columns(self) -> str:
+    def _describe_columns(self) -> str:
+        """Return the names of the first columns, for a message."""
         names = self.describe().get("columns", ())
-        return ", ".join(map(repr, names[:20])) + (
-            f" and {len(names) - 20} more (GET /)" if len(names) > 20 else ""
-        )
+        text = ", ".join(map(repr, names[:20]))
+        if len(names) > 20:
+            text += f" and {len(names) - 20} more (GET /)"
+        return text
 
     def _predict(self, x: Tensor) -> bayou.Predictive:
-        dtype = next(iter(self.posterior.like().values())).dtype
-        return self.posterior.predict(x.to(dtype), samples=self.samples, seed=0)
+        """Predict rows, always with the same networks."""
+        x = x.to(network_dtype(self.posterior))
+        return self.posterior.predict(x, samples=self.samples, seed=0)
 
     def _predictions(self, x: Tensor, level: float) -> list[JSON]:
-        found = said(self._predict(x), self.preprocessor, level)
-        columns: dict[str, list[Any]] = {
-            name: value
-            if isinstance(value, list)
-            else [_finite(number) for number in value.tolist()]
-            for name, value in found.items()
-        }
+        """Predict rows and return the response to each."""
+        columns: dict[str, list[Any]] = {}
+        for name, values in prediction_columns(self._predict(x), self.preprocessor, level).items():
+            if isinstance(values, Tensor):
+                columns[name] = [_finite(number) for number in values.tolist()]
+            else:
+                columns[name] = values
         if self.preprocessor.task == "classification":
-            parts = {name: columns.pop(f"p({name})") for name in self.preprocessor.class_names}
-            groups = [
-                dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)
+            names = self.preprocessor.class_names
+            probabilities = [columns.pop(f"p({name})") for name in names]
+            columns["probabilities"] = [
+                dict(zip(names, row, strict=True)) for row in zip(*probabilities, strict=True)
             ]
-            columns["probabilities"] = groups
         else:
             low, high = (name for name in columns if name.endswith("%"))
-            columns["interval"] = [
-                list(ends) for ends in zip(columns.pop(low), columns.pop(high), strict=True)
-            ]
+            ends = zip(columns.pop(low), columns.pop(high), strict=True)
+            columns["interval"] = [list(pair) for pair in ends]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
+def _check_cell(cell: Any, position: str, *, is_input: bool) -> None:
+    """Raise a ValueError for a cell that is neither a number, a string of moderate size nor null.
+
+    Args:
+        cell: a value of JSON.
+        position: the column and the row, for the message.
+        is_input: whether its column is an input of the network, so that a long string matters.
+    """
+    if isinstance(cell, list | Mapping):
+        raise ValueError(f"{position} is neither a number nor a string: {_short(cell)}")
+    if isinstance(cell, str) and len(cell) > MAX_CELL_LENGTH and is_input:
+        length = f"{len(cell):,} characters, more than {MAX_CELL_LENGTH:,}"
+        raise ValueError(f"{position} has {length}: {_short(cell)}")
+    if isinstance(cell, int | float) and not abs(cell) <= sys.float_info.max:
+        raise ValueError(f"{position} is too large for a number: {_short(cell)}")
+
+
 def _parse(body: bytes) -> Any:
+    """Parse the body of a request, or refuse it."""
     try:
         return json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         sentence = f"the body is not valid JSON: {error}"
-    raise Refused(HTTPStatus.BAD_REQUEST, sentence)  # not from the error, which has the whole body
+    # Not from the error, which has the whole body.
+    raise Refused(HTTPStatus.BAD_REQUEST, sentence)
 
 
 def _no_number(word: str) -> float:
+    """Raise a ValueError for NaN and Infinity, which are not JSON."""
     raise ValueError(f"{word} is not a number in JSON; use null for a missing value")
 
 
 def _short(value: Any) -> str:
-    """A JSON value, shortened for an error message."""
+    """Return a JSON value, shortened for an error message."""
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):  # more digits or brackets than Python writes
@@ -415,5 +463,5 @@ def _short(value: Any) -> str:
 
 
 def _finite(value: float) -> float | None:
-    """The value, or None if JSON cannot hold it."""
+    """Return the value, or None if JSON cannot hold it."""
     return value if np.isfinite(value) else None

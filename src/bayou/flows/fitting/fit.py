@@ -24,9 +24,10 @@ from bayou.flows.fitting.objectives import (
     ReverseKL,
     elbo,
 )
-from bayou.training.data import Steps
+from bayou.training.data import StepCount
 from bayou.training.graphs import capturable
-from bayou.training.loop import Hooks, Problem, fit_module
+from bayou.training.loop import fit_module
+from bayou.training.problem import Hooks, Problem
 from bayou.training.settings import SCHEDULES, Settings
 
 Stopped = Literal["finished", "patience", "interrupted"]
@@ -374,7 +375,7 @@ class FlowProblem(Problem):
     @torch.enable_grad()
     def fit(self, seed: int) -> FitResult:
         """Run the fit. Even after an error the flow has parameters with a finite loss."""
-        steps = Steps(self.settings.log_every or 1)  # an epoch ends with a check
+        steps = StepCount(self.settings.log_every or 1)  # an epoch ends with a check
         keep_each_step = None if self.recordable else self._keep
         hooks = Hooks(self._score, keep_each_step, self._record)
         try:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
-from bayou.inference import own_rows
-from bayou.inference.own_rows import constant_nll
+from bayou.inference import baseline_checks
+from bayou.inference.baseline_checks import constant_nll
 from bayou.likelihoods import Categorical
 from bayou.methods.laplace import MIN_HELD_OUT_ROWS, SCALES
 from bayou.target import Target
-from bayou.training.data import Batches, as_data, last_batches
+from bayou.training.data import BatchRange, as_data, last_batches
 
 Rows = tuple[Tensor, Tensor]
 
@@ -174,7 +174,7 @@ def test_the_last_batches_of_a_loader() -> None:
     assert [int(y[0]) for _, y in held.ordered()] == [40]
     assert (rest.n, held.n, rest.batches, held.batches) == (40, 10, 4, 1)
     assert rest.fingerprint() != held.fingerprint()
-    assert last_batches(Batches(data, 0, 1), 0.1)[1] is None
+    assert last_batches(BatchRange(data, 0, 1), 0.1)[1] is None
 
 
 def test_the_best_constant_is_the_frequencies() -> None:
@@ -276,8 +276,8 @@ def test_rows_with_many_outputs_are_checked_a_few_at_a_time(
 
     monkeypatch.setattr(bayou.posteriors.GaussianPosterior, "predict", predict)
     found = []
-    for most in (own_rows.MAX_OUTPUTS, own_rows.CHECK_DRAWS * 6 * 30 * 3):
-        monkeypatch.setattr(own_rows, "MAX_OUTPUTS", most)
+    for most in (baseline_checks.MAX_OUTPUTS, baseline_checks.CHECK_DRAWS * 6 * 30 * 3):
+        monkeypatch.setattr(baseline_checks, "MAX_OUTPUTS", most)
         method = bayou.Laplace("diagonal", where="last", start=None)
         options: dict[str, Any] = {
             "likelihood": Categorical(shift=1),

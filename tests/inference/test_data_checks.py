@@ -116,9 +116,9 @@ def test_frozen_tensors_and_those_that_training_alone_uses_are_not_missed() -> N
 
     net = Auxiliary()
     network, params = Network(net), {name: value.detach() for name, value in net.named_parameters()}
-    assert network.cut_off(params, list(params), (X,)) == []
+    assert network.unreached_names(params, list(params), (X,)) == []
     assert int(network.buffers()["norm.num_batches_tracked"]) == 0
-    assert network.cut_off(params, ["aside.weight"], (X,)) == []
+    assert network.unreached_names(params, ["aside.weight"], (X,)) == []
     assert all(value.grad is None for value in net.parameters())
 
 
