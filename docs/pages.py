@@ -503,7 +503,7 @@ API = {
     "bayou.posteriors": [],
     "bayou.likelihoods": ["base"],
     "bayou.priors": [],
-    "bayou.select": ["named", "held_out", "auto"],
+    "bayou.select": ["planning", "plans", "named", "recipes"],
     "bayou.metrics": ["scores"],
     "bayou.diagnostics": ["bound", "modes"],
     "bayou.data": [],

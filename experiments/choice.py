@@ -26,10 +26,10 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.core.progress import Show
 from bayou.data import load
 from bayou.inference.method import Method
-from bayou.select import Training, auto
-from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
+from bayou.select import Recipe, Training
 from bayou.select.named import find
-from bayou.select.where import Where
+from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
+from bayou.select.recipes import CANDIDATES
 from experiments import study
 from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays, estimator
 from experiments.digest import SELECTION, digest
@@ -47,25 +47,24 @@ LOADED = {
 DATA = {name: table.classes for name, table in TABLES.items()} | LOADED
 
 
-def _members(count: int) -> Callable[[Training], Method]:
+def _members(count: int) -> Callable[[Training], Method | Recipe]:
     return lambda config: find("ensemble").make(replace(config, members=count))
 
 
-def _kronecker(config: Training) -> Method:
+def _kronecker(config: Training) -> Method | Recipe:
     """Laplace of all weights with Kronecker factors, whatever the size of the network."""
     return _laplace("kronecker", config, curvature="ggn")
 
 
-def _full(config: Training) -> Method:
+def _full(config: Training) -> Method | Recipe:
     return _laplace("full", config)
 
 
-def _laplace(structure: Any, config: Training, **options: Any) -> Method:
+def _laplace(structure: Any, config: Training, **options: Any) -> Method | Recipe:
     """As the preset has it, with another structure."""
-    held = find("laplace-last").make(config)
-    return replace(
-        held, method=bayou.Laplace(structure, start=held.start, prior="evidence", **options)
-    )
+    recipe = find("laplace-last").make(config)
+    laplace = bayou.Laplace(structure, start=recipe.start, prior="evidence", **options)
+    return replace(recipe, method=laplace)
 
 
 @final
@@ -76,16 +75,16 @@ class Candidate:
     method: str
     label: str
     gain: float | None = None
-    make: Callable[[Training], Method] | None = None
+    make: Callable[[Training], Method | Recipe] | None = None
 
     @property
     def name(self) -> str:
         """The label of its rows."""
         return f"{self.method}, {self.label}"
 
-    def built(self) -> Method:
+    def built(self) -> Method | Recipe:
         """The method, with its settings."""
-        made: Method = (self.make or find(self.method).make)(Training())
+        made: Method | Recipe = (self.make or find(self.method).make)(Training())
         return made
 
     def digest(self, classes: bool) -> str:
@@ -109,13 +108,10 @@ def _digest(candidate: Candidate, classes: bool) -> str:
 def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
     """One setting of the method at a time; its start keeps its own."""
 
-    def make(name: str, value: Any) -> Callable[[Training], Method]:
-        def made(config: Training) -> Method:
-            held = find(method).make(config)
-            of = held.method
-            if isinstance(of, Where):
-                return replace(held, method=replace(of, method=replace(of.method, **{name: value})))
-            return replace(held, method=replace(of, **{name: value}))
+    def make(name: str, value: Any) -> Callable[[Training], Method | Recipe]:
+        def made(config: Training) -> Method | Recipe:
+            recipe = find(method).make(config)
+            return replace(recipe, method=replace(recipe.method, **{name: value}))
 
         return made
 
@@ -323,7 +319,7 @@ def _methods(made: Made, classes: bool) -> list[str]:
     for method in [method for method in methods if any(method in mine for mine in known)]:
         differences = _against(made, _preset(method, classes), _preset("map", classes), classes)
         wins = sum(min(mine, key=mine.__getitem__) == method for mine in known)
-        tried = "◂ auto tries it" if method in auto.CANDIDATES else ""
+        tried = "◂ auto tries it" if method in CANDIDATES else ""
         cells = [
             method,
             "" if method == "map" else study.cell(differences, 3),

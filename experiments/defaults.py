@@ -25,10 +25,10 @@ from bayou.likelihoods import Categorical, HeteroscedasticGaussian
 from bayou.methods.laplace import SCALE_DRAWS, SCALES
 from bayou.methods.vi import Variational
 from bayou.predictive import Predictive
-from bayou.select import by_name, where
+from bayou.select import Recipe, by_name
 from bayou.training.data import as_data
 from experiments import study
-from experiments.digest import SELECTION, code, digest
+from experiments.digest import LAYERS, SELECTION, digest
 from experiments.study import Fit, Found
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -331,20 +331,20 @@ def settings(label: str, classes: bool) -> str:
         return ""
     method: Any = by_name(label)
     if label == "auto":
-        return digest(estimator(method, classes), SELECTION, *([code(where)] if classes else []))
+        return digest(estimator(method, classes), SELECTION, *([LAYERS] if classes else []))
     given = torch.zeros(TABLES["friedman1, 300"].rows, 1)
     own = method.method.at_mode(
         1.0, as_data((given, given))
     )  # a table of numbers starts the method at the mode
     more: list[Any] = [own] if isinstance(own, Variational) and not classes else []
-    if classes and isinstance(getattr(method.method, "small", method.method), where.Where):
-        more = [code(where)]  # only there are layers selected
+    if classes and method.selects_layers:
+        more = [LAYERS]  # only there are layers selected
     if classes and label == "laplace":
         more = [SCALES, SCALE_DRAWS]  # only there are these used
     return digest(estimator(method, classes), SELECTION, *more)
 
 
-def estimator(method: Method, classes: bool) -> tuple[str, dict[str, Any]]:
+def estimator(method: Method | Recipe, classes: bool) -> tuple[str, dict[str, Any]]:
     """The estimator of a method, by its kind and its parameters; None leaves a setting to the
     method.
     """

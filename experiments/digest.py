@@ -4,13 +4,11 @@ stale.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,8 +19,30 @@ from bayou.app.runs.nets import NETS
 from bayou.core.specs import is_written
 from bayou.likelihoods import Categorical
 from bayou.methods.vi import Variational
-from bayou.select import folds, held_out, relevance
-from bayou.select.auto import HELD_OUT_FRACTION
+from bayou.select.best_method import HELD_OUT_FRACTION
+from bayou.select.ensemble_spread import MIN_TRAINING_ERROR
+from bayou.select.folds import FOLDS, SINGLE_FOLD_ROWS
+from bayou.select.full_batch import MAX_FULL_BATCH_ROWS
+from bayou.select.input_scales import JITTER, LEAST, LOG_STD, MAX_ROWS, PASSES as INPUT_PASSES
+from bayou.select.many_rows import LARGE_BATCH, LARGE_EPOCHS, LARGE_HELD_OUT, LARGE_STEPS
+from bayou.select.noise import MORE_ROWS, PSEUDO_ROWS, WIDTH_DRAWS
+from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
+from bayou.select.prior_scale import MAX_SCALE_STEPS, MAX_UP_STEPS_RANDOM, SCALE_FACTOR
+from bayou.select.random_layers import TRIAL_LENGTH
+from bayou.select.ratio import (
+    FIRST_LAYER_DIVISORS,
+    NOISE_FACTOR,
+    NOISE_STEPS,
+    WIDE_BIAS_FACTOR,
+)
+from bayou.select.recipes import MAX_FULL_WEIGHTS
+from bayou.select.regularization_path import (
+    LOG_PROB_PASSES,
+    MIN_GAIN,
+    MIN_SIGNAL,
+    NUDGE,
+    PASSES,
+)
 from bayou.target import Target
 
 IDLE = (
@@ -32,12 +52,25 @@ IDLE = (
     "device",
     "verbose",
 )  # settings that change no number
-SELECTION = (
-    folds,
-    held_out,
-    relevance,
-    HELD_OUT_FRACTION,
-)  # the defaults of methods by name: constants of modules
+# Values that decide what a method by name does, beside the fields of its recipe. A changed value
+# makes the rows of all these methods stale.
+SELECTION: dict[str, Any] = {
+    "folds": [FOLDS, SINGLE_FOLD_ROWS, MAX_FULL_BATCH_ROWS],
+    "path": [PASSES, LOG_PROB_PASSES, NUDGE, MIN_SIGNAL, MIN_GAIN],
+    "prior scale": [SCALE_FACTOR, MAX_SCALE_STEPS, MAX_UP_STEPS_RANDOM],
+    "gains": [GAIN_OF_CLASSES, GAIN_OF_NUMBERS],
+    "noise and shape": [NOISE_FACTOR, NOISE_STEPS, WIDE_BIAS_FACTOR, FIRST_LAYER_DIVISORS],
+    "noise of the method": [WIDTH_DRAWS, MORE_ROWS, PSEUDO_ROWS, MIN_TRAINING_ERROR],
+    "input scales": [MAX_ROWS, INPUT_PASSES, LOG_STD, LEAST, JITTER],
+    "many rows": [LARGE_BATCH, LARGE_EPOCHS, LARGE_STEPS, LARGE_HELD_OUT],
+    "size": MAX_FULL_WEIGHTS,
+    "held-out fraction": HELD_OUT_FRACTION,
+}
+# The same for the random layers of a method by name, for classes.
+LAYERS: list[Any] = [
+    TRIAL_LENGTH,
+    ["last layer", "wider prior if it was selected", "learned points of VI", "all layers"],
+]
 
 
 def digest(*parts: Any) -> str:
@@ -52,34 +85,12 @@ def network(name: str) -> tuple[Any, ...]:
     return NETS[name], getattr(layers, NETS[name].builder)
 
 
-def code(module: ModuleType) -> str:
-    """The syntax tree of a module without docstrings: what it does, where settings alone do not say
-    it.
-
-    Node by node, since ``ast.dump`` differs between versions of Python.
-    """
-    tree = ast.parse(inspect.getsource(module))
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(node) is not None
-        ):
-            node.body = node.body[1:]
-    leaves = [
-        [v for _, v in ast.iter_fields(n) if isinstance(v, str | int | float)]
-        for n in ast.walk(tree)
-    ]
-    return str(
-        [(type(node).__name__, own) for node, own in zip(ast.walk(tree), leaves, strict=True)]
-    )
-
-
 def spell(value: Any) -> Any:
     """A value as JSON: a spec by all its fields, a function or class by its qualified name and its
     defaults.
 
     A variational method is spelled a second time as it is for a large network, with the prior that
-    it chooses there. A module is spelled by its constants.
+    it chooses there.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -89,8 +100,6 @@ def spell(value: Any) -> Any:
         return [spell(item) for item in value]
     if isinstance(value, Mapping):
         return [[spell(key), spell(item)] for key, item in value.items() if key not in IDLE]
-    if isinstance(value, ModuleType):
-        return {name: spell(item) for name, item in vars(value).items() if name.isupper()}
     if is_dataclass(value) and not isinstance(value, type):
         if not isinstance(value, Variational):
             return _fields(value)

@@ -23,6 +23,7 @@ from bayou.data import CATALOGUE, DataSet, load
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Guided, Posterior
+from bayou.select import Recipe
 from bayou.target import PriorRules
 from experiments import figures, study
 from experiments.digest import digest, network
@@ -59,7 +60,7 @@ class Row:
     """
 
     label: str
-    method: Callable[[Budget], Method]
+    method: Callable[[Budget], Method | Recipe]
     net: str
     prior: PriorRules = field(default_factory=lambda: bayou.Normal(1.0))
     published: str = ""
@@ -179,7 +180,7 @@ class Experiment:
 
     def _fitted(
         self, row: Row, data: DataSet, fit: Fit, place: torch.device, show: Show
-    ) -> tuple[Posterior, Method]:
+    ) -> tuple[Posterior, Method | Recipe]:
         """The posterior of a row, and the method that made it."""
         assert fit.length is not None
         method = row.method(self.budget(fit.length, place.type == "cuda"))

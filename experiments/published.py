@@ -10,8 +10,8 @@ import bayou
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
 from bayou.select import by_name
-from bayou.select.held_out import GAIN_OF_NUMBERS
 from bayou.select.named import find
+from bayou.select.noise_and_prior import GAIN_OF_NUMBERS
 from bayou.target import PriorRules
 from experiments.experiment import Budget, Experiment, Row
 

@@ -59,17 +59,14 @@ def _same_random_numbers() -> None:
 
 
 def _shorten(patch: pytest.MonkeyPatch) -> None:
-    from bayou.select import folds, held_out
+    from bayou.select import folds, prior_scale, ratio, regularization_path
 
-    for name, value in (
-        ("SINGLE_FOLD_ROWS", 0),
-        ("MAX_SCALE_STEPS", 0),
-        ("PASSES", 15),
-        ("LOG_PROB_PASSES", 10),
-    ):
-        patch.setattr(folds, name, value)
-    for name, value in (("NOISE_STEPS", (0, -1)), ("STRAIGHT", (1.0,))):
-        patch.setattr(held_out, name, value)
+    patch.setattr(folds, "SINGLE_FOLD_ROWS", 0)
+    patch.setattr(prior_scale, "MAX_SCALE_STEPS", 0)
+    patch.setattr(regularization_path, "PASSES", 15)
+    patch.setattr(regularization_path, "LOG_PROB_PASSES", 10)
+    patch.setattr(ratio, "NOISE_STEPS", (0, -1))
+    patch.setattr(ratio, "FIRST_LAYER_DIVISORS", (1.0,))
 
 
 @pytest.fixture

@@ -202,9 +202,11 @@ def test_the_expected_log_prob_is_exact_or_a_lower_bound(spec: Likelihood, exact
     y = likelihood.sample(f, seed=0)
     each = torch.stack([likelihood.pointwise(f + z * variance.sqrt(), y) for z in NODES])
     truth = torch.tensordot(MASSES / MASSES.sum(), each, 1)
-    found = likelihood.expected(f, variance, y)
+    found = likelihood.expected_log_prob(f, variance, y)
     torch.testing.assert_close(likelihood.log_prob(f, y, variance), found.flatten(1).sum(1))
-    torch.testing.assert_close(likelihood.expected(f, 0 * variance, y), likelihood.pointwise(f, y))
+    torch.testing.assert_close(
+        likelihood.expected_log_prob(f, 0 * variance, y), likelihood.pointwise(f, y)
+    )
     if exact:
         torch.testing.assert_close(found, truth)
     else:
@@ -215,7 +217,7 @@ def test_the_expected_log_prob_is_exact_or_a_lower_bound(spec: Likelihood, exact
 def test_the_bound_of_two_classes_has_known_values() -> None:
     f, v = torch.tensor([[1.0, -0.5]], dtype=F64), torch.tensor([[0.25, 0.09]], dtype=F64)
     likelihood, y = Categorical().bind(), torch.tensor([0])
-    assert float(likelihood.expected(f, v, y)) == pytest.approx(-0.312288, abs=1e-6)
+    assert float(likelihood.expected_log_prob(f, v, y)) == pytest.approx(-0.312288, abs=1e-6)
     assert float(likelihood.log_prob(f, y)) == pytest.approx(-0.201413, abs=1e-6)
     margin = Bernoulli().bind().pointwise(1.5 + NODES * math.sqrt(0.34), torch.ones(1, dtype=F64))
     assert float(margin @ MASSES / MASSES.sum()) == pytest.approx(-0.226910, abs=1e-6)

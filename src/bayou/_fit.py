@@ -24,7 +24,7 @@ from bayou.network.inputs import Select
 from bayou.network.units import with_units
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
-from bayou.select import by_name
+from bayou.select import Recipe, by_name, plan
 from bayou.select.standardize import (
     apply_units,
     choose_units,
@@ -46,7 +46,7 @@ NOISE = 0.5  # standard deviations of y: the initial noise by default
 def fit(
     net: nn.Module,
     data: Any,
-    method: Method | str | None = None,
+    method: Method | Recipe | str | None = None,
     *,
     likelihood: Likelihood | None = None,
     prior: PriorRules | None = None,
@@ -56,7 +56,7 @@ def fit(
     checkpoint: StrPath | None = None,
     progress: Show = True,
 ) -> Posterior:
-    """The posterior over a network's weights, p(w | D) ∝ p(w)·Π_n p(y_n | x_n, w).
+    """Fit the posterior over a network's weights, p(w | D) ∝ p(w)·Π_n p(y_n | x_n, w).
 
     Several processes of torchrun share a fit: each takes its rows of every batch and gets the
     posterior of one process.
@@ -67,7 +67,7 @@ def fit(
             tensor, a tuple of them, or a mapping (a dict, a ``BatchEncoding``), which the network
             takes as keyword arguments; a mapping with "labels" is x and y.
         method: a name of ``bayou.list_methods()``, such as "laplace" or "mnf": noise and prior
-            scale are chosen by held-out rows (``bayou.select.by_name``), x and y are standardized
+            scale are selected on held-out rows (``bayou.select.plan``), x and y are standardized
             for the fit, and the posterior takes and predicts data in your units. Or a method object
             such as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say and fits
             data as they are: standardize them. ``VI()`` by default.
@@ -92,22 +92,22 @@ def fit(
         ValueError: for an unknown name (with the nearest one), or inconsistent data, networks or
             priors.
     """
-    named = isinstance(method, str)
+    selects_settings = isinstance(method, str | Recipe)
     if isinstance(method, str):
         method = by_name(method)
     method = VI() if method is None else method
-    if not isinstance(method, Method):
+    if not isinstance(method, Method | Recipe):
         called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
         raise ValueError(
             f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}"
         )
     check_gradients_enabled()
     rows = as_data(data, method.batch_size)
-    if likelihood is None and (named or method.chooses_prior):
+    if likelihood is None and selects_settings:
         warn_of_binary_targets(rows)
     net = with_output(net, output)
     units = None
-    if not (named or method.chooses_prior):
+    if not selects_settings:
         warn_if_far_from_unit_scale(rows)
     elif where is None:
         rows = without_sentinels(rows, likelihood)
@@ -121,7 +121,7 @@ def fit(
     if likelihood is None and units is not None and units.output is not None:
         likelihood = Gaussian(NOISE, learn=True)
     if likelihood is None:
-        likelihood = default_likelihood(rows) if named or method.chooses_prior else Categorical()
+        likelihood = default_likelihood(rows) if selects_settings else Categorical()
     target = Target.build(net, likelihood, prior, rows.n, None if where == LAST else where)
     if where == LAST:
         names = [escape(name) for name in last_layer(target, rows)]
@@ -138,7 +138,7 @@ def fit(
         posterior.take_units(units)
     if posterior.stopped != "interrupted":
         index = posterior.held_out_index
-        if index is None:
+        if index is None and isinstance(method, Method):
             index = method.held_out_index(rows, seed)
         posterior.check_when_read(_deferred_check(user_rows, index, as_int_seed(seed)))
     return posterior
@@ -147,8 +147,7 @@ def fit(
 def _deferred_check(
     rows: Data, held_out_index: Tensor | None, seed: int
 ) -> Callable[[Posterior], Checks]:
-    """Return a check of the posterior: a comparison with baselines, on held-out rows if there are
-    any.
+    """Return a check of the posterior: a comparison with baselines, on held-out rows if possible.
 
     Some rows of tensors are kept for it. Rows of other data are read when the check is made.
 
@@ -170,24 +169,24 @@ def _deferred_check(
 
 
 def _fit_by_all_ranks(
-    method: Method,
+    method: Method | Recipe,
     target: Target,
     rows: Data,
     seed: int,
     checkpoint: StrPath | None,
     progress: Show,
 ) -> Posterior:
-    """Fit in this process, or in all processes of torchrun together, and check that their results
-    agree.
+    """Plan and fit in this process, or in all processes of torchrun together.
+
+    Of several processes the results must agree.
     """
     with sharing(checkpoint=checkpoint) as ranks:
-        if ranks.size == 1:
-            return method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
-        check_same(ranks, method, target, rows, seed)
-        posterior = method.fit(
-            target, rows, seed=seed, checkpoint=checkpoint, progress=ranks.rank == 0 and progress
-        )
-        if ranks.differing(
+        if ranks.size > 1:
+            check_same(ranks, method, target, rows, seed)
+            progress = ranks.rank == 0 and progress
+        selected = plan(method, target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+        posterior = selected.fit(checkpoint=checkpoint, progress=progress)
+        if ranks.size > 1 and ranks.differing(
             {"result": digest(tuple(posterior.state()[0].values()))},
             next(target.net.parameters()).device,
         ):
@@ -198,8 +197,10 @@ def _fit_by_all_ranks(
         return posterior
 
 
-def check_same(ranks: Ranks, method: Method, target: Target, data: Data, seed: int) -> None:
-    """A ValueError if the processes of torchrun were given different arguments."""
+def check_same(
+    ranks: Ranks, method: Method | Recipe, target: Target, data: Data, seed: int
+) -> None:
+    """Raise a ValueError if the processes of torchrun were given different arguments."""
     given = identity(method, target, data, seed) | {
         "weights": digest(tuple(target.net.state_dict().values()))
     }
@@ -214,7 +215,7 @@ def check_same(ranks: Ranks, method: Method, target: Target, data: Data, seed: i
 
 @torch.no_grad()
 def _with_class_axis(likelihood: Categorical, target: Target, data: Data) -> Categorical:
-    """The likelihood with the axis of the classes in the outputs of two rows."""
+    """Return the likelihood with the axis of the classes in the outputs of two rows."""
     inputs = rows_of(first_inputs(target, data), slice(2))
     with clear_errors(inputs), rng.isolated(0, inputs[0].device):
         f = target.network.evaluate(target.start(), *inputs)
@@ -243,8 +244,9 @@ def warn_of_binary_targets(data: Data) -> None:
 
 
 def default_likelihood(data: Data) -> Likelihood:
-    """Categorical for whole numbers y; for real ones Gaussian with a learned noise, in units of
-    y.
+    """Return Categorical for whole numbers y, Gaussian with a learned noise for real ones.
+
+    The noise starts at half the standard deviation of y.
     """
     y = sampled_rows(data)[1]
     if not y.is_floating_point():

@@ -26,18 +26,25 @@ class Predictive:
     Args:
         likelihood: p(y | f).
         outputs: f_s at B inputs, (S, B, *out).
+
+    Raises:
+        ValueError: if the outputs have no samples, or do not match the likelihood.
+
+    Example:
+        >>> predictive = posterior.predict(x)
+        >>> predictive.mean, predictive.std
+        >>> low, high = predictive.interval(0.9)
     """
 
     def __init__(self, likelihood: BoundLikelihood, outputs: Tensor) -> None:
         if outputs.ndim < 2 or outputs.shape[0] == 0:
             raise ValueError(
-                f"outputs must be (samples, batch, *out) with 1 sample or more, got {tuple(outputs.shape)}"
+                "outputs must be (samples, batch, *out) with 1 sample or more, "
+                f"got {tuple(outputs.shape)}"
             )
         if not outputs.is_floating_point():
             raise ValueError(f"outputs must be floating point, got {outputs.dtype}")
-        likelihood.target_shape(
-            outputs.shape[1:]
-        )  # raises for outputs that do not match the likelihood
+        likelihood.target_shape(outputs.shape[1:])  # raises if they do not match the likelihood
         self.likelihood = likelihood.for_scores()
         self.outputs = outputs
 
@@ -46,94 +53,112 @@ class Predictive:
 
     @property
     def means(self) -> Tensor:
-        """E[y | f_s] for every sample, class probabilities for a categorical y: (S, B, *event) or
-        (S, B, *event, C).
+        """Compute E[y | f_s] for every sample: (S, B, *event).
+
+        For a categorical y they are class probabilities, (S, B, *event, C).
         """
         return self.likelihood.mean(self.outputs)
 
     @property
     def mean(self) -> Tensor:
-        """E[y], class probabilities for a categorical y: (B, *event) or (B, *event, C)."""
+        """Compute E[y], (B, *event); class probabilities (B, *event, C) for a categorical y."""
         return self._average(self.likelihood.mean)
 
     @property
     def std(self) -> Tensor:
-        """√Var[y], Var[y] = Var_s E[y | f_s] + E_s Var[y | f_s] (of the class indicators for a
-        categorical y).
+        """Compute √Var[y], in the shape of ``mean``.
+
+        Var[y] = Var_s E[y | f_s] + E_s Var[y | f_s], of the class indicators for a categorical y.
         """
         return (self._epistemic_variance + self._average(self.likelihood.variance)).sqrt()
 
     @property
     def epistemic_std(self) -> Tensor:
-        """√Var_s E[y | f_s]: the uncertainty that more data would reduce."""
+        """Compute √Var_s E[y | f_s], the uncertainty that more data would reduce."""
         return self._epistemic_variance.sqrt()
 
     @property
     def aleatoric_std(self) -> Tensor:
-        """√E_s Var[y | f_s]: the observation noise."""
+        """Compute √E_s Var[y | f_s], the observation noise."""
         return self._average(self.likelihood.variance).sqrt()
 
     @property
     def entropy(self) -> Tensor:
-        """H[y] in nats, (B,), differential for a continuous y; exact for classes, by quadrature for
-        bayou's others.
+        """Compute H[y] in nats, (B,), differential for a continuous y.
 
-        With several coordinates it is Σ_i H[y_i], an upper bound of the joint entropy: they share
-        the samples. A sum over a sequence has its padding too; ``entropy_map`` has the terms.
+        It is exact for classes, and by quadrature for the other likelihoods of bayou. With several
+        coordinates it is Σ_i H[y_i], an upper bound of the joint entropy: they share the samples. A
+        sum over a sequence has its padding too; ``entropy_map`` has the terms.
         """
         return self._per_example(self.entropy_map)
 
     @property
     def entropy_map(self) -> Tensor:
-        """H[y_i] in nats of every coordinate, such as a token or a pixel: (B, *event)."""
+        """Compute H[y_i] in nats of every coordinate, such as a token or a pixel: (B, *event)."""
         return self.likelihood.mixture_entropy(self.outputs)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
-        """E_s H[y | f_s] in nats, (B,): ``entropy`` minus ``mutual_information``, up to
-        rounding.
+        """Compute E_s H[y | f_s] in nats, (B,).
+
+        It is ``entropy`` minus ``mutual_information``, up to rounding.
         """
         return self._per_example(self._average(self.likelihood.entropy))
 
     @property
     def mutual_information(self) -> Tensor:
-        """I[y; w] = H[y] − E_s H[y | f_s] ≥ 0 in nats, (B,): the epistemic part of the entropy
-        (Houlsby 2011).
+        """Compute I[y; w] = H[y] − E_s H[y | f_s] ≥ 0 in nats, (B,).
+
+        It is the epistemic part of the entropy (Houlsby et al. 2011, arXiv:1112.5745).
         """
         return self._per_example(self.mutual_information_map)
 
     @property
     def mutual_information_map(self) -> Tensor:
-        """I[y_i; w] in nats of every coordinate: (B, *event)."""
+        """Compute I[y_i; w] in nats of every coordinate: (B, *event)."""
         return self.likelihood.mixture_information(self.outputs)
 
     @property
     def probabilities(self) -> Tensor:
-        """P(y_i = k) of every class k, two for a yes or no: (B, *event, K)."""
+        """Compute P(y_i = k) of every class k, two for a binary y: (B, *event, K)."""
         if not isinstance(self.likelihood, FiniteLikelihood):
             raise ValueError(
-                f"probabilities are for classes, not for {type(self.likelihood).__name__}; use log_prob"
+                f"probabilities are for classes, not for {type(self.likelihood).__name__}; "
+                "use log_prob"
             )
         return self.likelihood.mixture_pmf(self.outputs)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """log p(y) = logsumexp_s log p(y | f_s) − log S, jointly over the coordinates: (B,)."""
+        """Compute log p(y) = logsumexp_s log p(y | f_s) − log S, over all coordinates: (B,).
+
+        Args:
+            y: targets, (B, *event).
+        """
         self.likelihood.validate(self.outputs.shape[1:], y)
         terms = torch.cat([self.likelihood.log_prob(f, y) for f in chunks(self.outputs)])
         return terms.logsumexp(0) - math.log(len(self.outputs))
 
     def cdf(self, y: Tensor) -> Tensor:
-        """P(Y_i ≤ y_i): (B, *event)."""
+        """Compute P(Y_i ≤ y_i): (B, *event).
+
+        Args:
+            y: values, (B, *event).
+        """
         return self._average(lambda f: self.likelihood.cdf(f, y))
 
     @torch.no_grad()
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """The smallest y_i with P(Y_i ≤ y_i) ≥ q: (B, *event), or (Q, B, *event) for a sequence of
-        Q levels.
+        """Compute the smallest y_i with P(Y_i ≤ y_i) ≥ q.
 
         Solved on the mixture, not sampled: to rounding for a continuous y, exact for a discrete
         one. (A custom likelihood without a ``cdf`` is sampled.) The quantiles of a categorical y
         are class indices, which are meaningful only if the classes are ordered.
+
+        Args:
+            q: a level between 0 and 1, or a sequence of Q levels.
+
+        Returns:
+            Quantiles (B, *event), or (Q, B, *event) for a sequence.
         """
         for level in (q,) if isinstance(q, int | float) else q:
             check_level(level, "a quantile's")
@@ -142,50 +167,79 @@ class Predictive:
         return torch.stack([self.likelihood.mixture_quantile(self.outputs, level) for level in q])
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval of y with (at least) this probability: quantiles (1 − level)/2 and
-        (1 + level)/2.
+        """Compute the central interval of y with (at least) this probability.
+
+        Args:
+            level: the probability (default 0.9).
+
+        Returns:
+            The quantiles (1 − level)/2 and (1 + level)/2, (B, *event) each.
         """
         check_level(level)
         if self.likelihood.support == "classes":
             raise ValueError(
-                f"classes have no order, so no interval({level}); prediction_set({level}) gives the smallest "
-                "set of them with that probability, quantile(q) class indices if yours are ordered"
+                f"classes have no order, so no interval({level}); prediction_set({level}) gives "
+                "the smallest set of them with that probability, quantile(q) class indices if "
+                "yours are ordered"
             )
         return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
 
     def prediction_set(self, level: float = 0.9) -> Tensor:
-        """The smallest set of classes with (at least) this probability, as a mask: bool (B, *event,
-        K).
+        """Compute the smallest set of classes with (at least) this probability.
+
+        Args:
+            level: the probability (default 0.9).
+
+        Returns:
+            A mask of the classes, (B, *event, K).
         """
         check_level(level, "a set's")
         p, order = self.probabilities.sort(stable=True, dim=-1, descending=True)
-        before = p.cumsum(-1) - p  # the probability of the classes before
-        return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < level)
+        mass_before = p.cumsum(-1) - p  # the probability of the more probable classes
+        mask = torch.zeros_like(mass_before, dtype=torch.bool)
+        return mask.scatter(-1, order, mass_before < level)
 
     @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> Tensor:
-        """n draws of y, each from one sample of the network for the whole batch: (n, B, *event)."""
+        """Draw y n times, each from one sample of the network for the whole batch.
+
+        Args:
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+
+        Returns:
+            Draws (n, B, *event).
+        """
         u = rng.uniform(n, (), self.outputs, rng.fold(seed, "sample"))
         index = (u * len(self.outputs)).long().clamp_max(len(self.outputs) - 1)
         return self.likelihood.sample(self.outputs[index], seed=rng.fold(seed, "noise"))
 
     @property
     def _epistemic_variance(self) -> Tensor:
+        """Compute Var_s E[y | f_s], in the shape of ``mean``."""
         mean = self.mean
-        return self._average(
-            lambda f: (
-                (self.likelihood.mean(f) - mean).square() + self.likelihood.function_variance(f)
-            )
-        )
+
+        def squared_deviation(f: Tensor) -> Tensor:
+            deviation = self.likelihood.mean(f) - mean
+            return deviation.square() + self.likelihood.function_variance(f)
+
+        return self._average(squared_deviation)
 
     def _average(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Average a function of the outputs over the samples."""
         return average(function, self.outputs)
 
     def _per_example(self, x: Tensor) -> Tensor:
+        """Sum over the coordinates of every example: (B, *event) to (B,)."""
         return x.flatten(1).sum(1) if x.ndim > 1 else x
 
 
-def check_level(level: float, whose: str = "an interval's") -> None:
-    """A ValueError unless this is a probability between 0 and 1."""
+def check_level(level: float, owner: str = "an interval's") -> None:
+    """Raise a ValueError unless this is a probability between 0 and 1.
+
+    Args:
+        level: the level.
+        owner: what has the level, for the error message.
+    """
     if not 0 < level < 1:
-        raise ValueError(f"{whose} level must lie strictly between 0 and 1, got {level}")
+        raise ValueError(f"{owner} level must lie strictly between 0 and 1, got {level}")

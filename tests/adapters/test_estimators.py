@@ -320,3 +320,18 @@ def test_the_activation_is_in_the_file(tmp_path: Path) -> None:
         assert np.array_equal(BayesRegressor.load(path).predict(x), model.predict(x))
     with pytest.raises(ValueError, match="such as 'SiLU' or 'ReLU', got 'relu'"):
         BayesRegressor("map", activation="relu").fit(x, y)
+
+
+@pytest.mark.usefixtures("short_search")
+def test_an_estimator_is_saved_with_a_recipe_as_its_method(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(40, 2))
+    y = x[:, 0] + 0.1 * generator.normal(size=40)
+    recipe = bayou.select.by_name("map", effort=0.1)
+    model = BayesRegressor(recipe, random_state=0).fit(x, y)
+    model.save(tmp_path / "model.bayou")
+    again = BayesRegressor.load(tmp_path / "model.bayou")
+    assert again.method == recipe
+    assert np.array_equal(again.predict(x), model.predict(x))
+    by_name = BayesRegressor("map", effort=0.1, random_state=0).fit(x, y)
+    assert np.array_equal(by_name.predict(x), model.predict(x))

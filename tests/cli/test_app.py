@@ -569,7 +569,7 @@ def test_a_prediction_imports_only_what_it_uses(tmp_path: Path) -> None:
         if line.startswith("import time:")
     }
     unused = ("sklearn", "scipy", "pandas", "matplotlib", "jinja2", "rich", *(f"bayou.{name}" for name in (
-        "adapters", "report", "diagnostics", "operations", "methods", "inference", "select.held_out",
+        "adapters", "report", "diagnostics", "operations", "methods", "inference", "select.recipes",
         "flows._registry", "flows.models", "flows.discrete", "flows.continuous_time", "flows.contractive",
     )))  # fmt: skip
     assert "bayou.posteriors" in names

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bayou
-from bayou.select import auto
+from bayou.select.recipes import CANDIDATES
 from experiments import choice, reproduce
 from experiments.choice import DATA, Candidate, Choice, candidates, rows
 from experiments.defaults import TABLES, Defaults
@@ -40,7 +40,7 @@ def test_every_preset_is_one_candidate_and_auto_tries_no_others() -> None:
     for classes in (False, True):
         now = [one.method for one in candidates(classes) if one.present(classes)]
         assert sorted(now) == sorted({one.method for one in candidates(classes)})
-        assert set(auto.CANDIDATES) <= set(now)
+        assert set(CANDIDATES) <= set(now)
         digests = [(one.method, one.digest(classes)) for one in candidates(classes)]
         assert len(set(digests)) == len(digests)
     labels = {one.name for one in candidates(True)}

@@ -89,15 +89,13 @@ def test_what_is_outside_the_limits_is_said() -> None:
 def test_the_digest_of_classes_covers_the_selection_of_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The code of ``bayou.select.where`` is part of it where layers are selected, and only
-    there.
-    """
+    """What is compared is part of it where layers are selected, and only there."""
     before = {
         (label, classes): defaults.settings(label, classes)
         for label in METHODS
         for classes in (False, True)
     }
-    monkeypatch.setattr(defaults, "code", lambda module: f"another {module.__name__}")
+    monkeypatch.setattr(defaults, "LAYERS", ["other layers"])
     changed = {key for key, old in before.items() if defaults.settings(*key) != old}
     assert changed == {
         (label, True) for label in ("ffg", "mnf", "ivon", "sgld", "sghmc", "annealed", "auto")

@@ -22,6 +22,16 @@ MODULES = [
     "layers.conditioners",
     "layers.coupling",
     "layers.determinant",
+    "models.amortized",
+    "models.causal",
+    "models.decoders",
+    "models.image_nets",
+    "models.images",
+    "models.transformer",
+    "models.vae",
+    "surjections.conditional",
+    "surjections.maps",
+    "surjections.quantization",
 ]
 
 

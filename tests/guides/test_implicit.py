@@ -15,7 +15,7 @@ from bayou.core import rng
 from bayou.diagnostics import bound_gap
 from bayou.flows import Side
 from bayou.guides.guide import KL
-from bayou.guides.implicit import HMCScore, ImplicitGuide, Made, SemiImplicit
+from bayou.guides.implicit import HMCScore, ImplicitDraw, ImplicitGuide, SemiImplicit
 from bayou.priors import DensityPrior
 
 F64 = torch.float64
@@ -88,12 +88,12 @@ def test_the_kl_of_a_draw_is_the_upper_end_for_its_k(family: Any) -> None:
     )
 
 
-def moved(guide: ImplicitGuide, made: Made, score: HMCScore, draws: int = 1) -> Tensor:
+def moved(guide: ImplicitGuide, made: ImplicitDraw, score: HMCScore, draws: int = 1) -> Tensor:
     """The last state of a chain that may jump to one of ``draws`` latents first: (n, R)."""
     others = rng.normal(draws, made.eps.shape, made.z, seed=2)
     with torch.no_grad():
         ratios = guide.log_ratios(made, others)
-    return score.latents(guide, made, others, ratios, 1, 0)[-1]
+    return score.sample_latents(guide, made, others, ratios, 1, 0)[-1]
 
 
 def test_number_4_the_score_by_hmc() -> None:
@@ -102,7 +102,7 @@ def test_number_4_the_score_by_hmc() -> None:
     """
     _, guide = number_3(bayou.guides.UIVI, 1)
     n, w = 4000, 1.5
-    made = guide.make(n, seed=0)
+    made = guide.draw_with_noise(n, seed=0)
     made = made._replace(noise=w - made.z)  # z and ξ that make this very w
     z = moved(guide, made, HMCScore(20, 5))[:, 0]
     score = -(w - z)
@@ -122,7 +122,7 @@ def test_hmc_leaves_the_posterior_of_the_latents_invariant(
         for parameter in guide.network.parameters():
             parameter.copy_(0.7 * torch.randn(parameter.shape, generator=generator, dtype=F64))
     n = 20_000
-    made = guide.make(n, seed=0)
+    made = guide.draw_with_noise(n, seed=0)
     after = moved(guide, made, HMCScore(1, 5), draws)
     v = made.z @ guide.factor.mT + made.noise
     with torch.no_grad():

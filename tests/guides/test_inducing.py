@@ -63,7 +63,7 @@ def near(values: Tensor, exact: float = 0.0) -> None:
 @pytest.mark.parametrize(("rows", "dim"), [(7, 3), (3, 7), (4, 4)])
 def test_a_regression_is_the_gaussian_of_its_formula(rows: int, dim: int) -> None:
     a, t = randn(2, rows, dim), randn(2, rows, 5, seed=1)
-    q = Regression.of(a, t)
+    q = Regression.fit(a, t)
     precision = torch.eye(dim, dtype=DOUBLE) + a.mT @ a
     covariance = torch.linalg.inv(precision)
     mean = covariance @ a.mT @ t
@@ -271,7 +271,7 @@ def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
     make_net, x, rules, given = MODELS[model]
     bnn = make(make_net(), x, rules, bayou.Normal("fan_in", gain=1.5))
     guide = guide_of(bnn)
-    assert set(guide.given) == given
+    assert set(guide.parents) == given
     others = {name: value.detach() for name, value in bnn.mean().items() if name in given}
 
     def weights(flat: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
             )
         )
         eps = {name: part.reshape(guide.shapes[name]) for name, part in parts.items()}
-        drawn, _ = guide._draw({"eps": eps, "given": others})
+        drawn, _ = guide._draw({"eps": eps, "parents": others})
         return torch.cat([drawn[name].flatten() for name in guide.names])
 
     eps = randn(sum(shape.numel() for shape in guide.shapes.values()), seed=9)
@@ -413,9 +413,9 @@ def test_float32_is_safe_where_precisions_are_large() -> None:
             name: randn(*shape, seed=i)
             for i, (name, shape) in enumerate(guide_of(double).shapes.items())
         }
-        want, kl = guide_of(double)._draw({"eps": noise, "given": {}})
+        want, kl = guide_of(double)._draw({"eps": noise, "parents": {}})
         found, kl32 = guide_of(single)._draw(
-            {"eps": {k: v.float() for k, v in noise.items()}, "given": {}}
+            {"eps": {k: v.float() for k, v in noise.items()}, "parents": {}}
         )
     assert found["0.weight"].dtype == torch.float32
     for name in ("0.weight", "0.bias"):

@@ -19,7 +19,7 @@ from bayou import flows
 from bayou.core import rng
 from bayou.guides.gain import GainFlow
 from bayou.guides.guide import KL, Guide, GuideSpec
-from bayou.guides.multiplicative import Conjugate, Published, gained_kl
+from bayou.guides.multiplicative import Conjugate, Published, gain_kl
 from bayou.priors import BoundNormal, Prior
 
 DOUBLE = torch.float64
@@ -453,7 +453,7 @@ def test_mnf_conjugate_auxiliary_closes_the_gap(monkeypatch: pytest.MonkeyPatch)
     bound = guide.draw(len(weights), local=True).kl
     assert float((weights @ bound).detach()) == pytest.approx(2.901481, abs=1e-6)
     z, _ = guide.gain.draw(len(weights))
-    marginal = gained_kl(guide.prior, guide.center, guide.log_std.exp(), z, 1)
+    marginal = gain_kl(guide.prior, guide.center, guide.log_std.exp(), z, 1)
     assert float((weights @ marginal).detach()) == pytest.approx(3.984418, abs=1e-6)
     assert float((weights @ (marginal - bound)).detach()) == pytest.approx(1.082937, abs=1e-6)
 
@@ -547,7 +547,7 @@ def test_mnf_bounds_the_kl_of_a_flow() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_gained_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
+def test_gain_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
     """For a prior with a mean and with a scale per weight (a posterior turned prior)."""
     shape = (3, 4, 2)
     like = torch.zeros((), dtype=DOUBLE)
@@ -563,7 +563,7 @@ def test_gained_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
         "mixed": (torch.tensor(0.4, dtype=DOUBLE), 0.3 * rng.normal(1, shape, like, seed=4)[0]),
     }
     for prior_mean, log_scale in cases.values():
-        got = gained_kl(BoundNormal(shape, prior_mean, log_scale), mean, std, z, axis)
+        got = gain_kl(BoundNormal(shape, prior_mean, log_scale), mean, std, z, axis)
         p = distributions.Normal(prior_mean.expand(shape), log_scale.exp().expand(shape))
         for i in range(len(z)):
             factor = z[i].reshape([-1 if a == axis else 1 for a in range(3)])

@@ -177,7 +177,7 @@ def test_predictions_in_closed_form_are_the_limit_of_draws() -> None:
     posterior.temperature = 2.0
     torch.testing.assert_close(posterior.predict(x).std, (variance + 4 * NOISE**2).sqrt())
     scale = torch.tensor(3.0).double()
-    wide = bayou.Predictive(*p.likelihood.rescaled(p.outputs, scale, scale))  # type: ignore[misc]
+    wide = bayou.Predictive(*p.likelihood.rescale(p.outputs, scale, scale))  # type: ignore[misc]
     torch.testing.assert_close(wide.mean, 3 + 3 * f)
     torch.testing.assert_close(
         torch.stack((wide.std, wide.epistemic_std)), 3 * torch.stack((p.std, p.epistemic_std))

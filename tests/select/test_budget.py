@@ -21,8 +21,9 @@ from bayou.select.budget import (
     shares_passes,
     shortened_start,
 )
-from bayou.select.folds import LOG_PROB_PASSES, PASSES, SCALE_FACTOR
-from bayou.select.held_out import NOISE_STEPS
+from bayou.select.prior_scale import SCALE_FACTOR
+from bayou.select.ratio import NOISE_STEPS
+from bayou.select.regularization_path import LOG_PROB_PASSES, PASSES
 from bayou.target import Target
 from bayou.training import loop
 from bayou.training.data import Rows, as_data

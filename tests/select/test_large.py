@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from bayou.inference.baseline_checks import WorseThanModeWarning
 from bayou.inference.method import Method
 from bayou.network import Network
 from bayou.posteriors import Empirical, Posterior
-from bayou.select import by_name
-from bayou.select.held_out import LARGE_BATCH, HeldOut, match_noise, residuals, with_large_steps
+from bayou.select import NamedMethod, by_name, plan
 from bayou.select.judgment import LEVEL, Residuals, judge
+from bayou.select.many_rows import LARGE_BATCH, with_large_steps
+from bayou.select.noise import match_noise, residuals
 from bayou.target import Target
 from bayou.training.data import Rows, as_data
 from bayou.training.seeds import part_seed
@@ -68,7 +70,7 @@ def test_default_settings_are_those_for_many_rows_and_given_ones_are_kept() -> N
     data = as_data(table(20_000))
     assert isinstance(data, Rows)
     method = with_large_steps(by_name("ensemble"), data)
-    assert isinstance(method, HeldOut)
+    assert isinstance(method, NamedMethod)
     assert method.start == method.method.of  # type: ignore[attr-defined]
     assert (method.start.batch_size, method.start.steps) == (
         LARGE_BATCH,
@@ -158,7 +160,7 @@ class WideDraws(Method):
     shift: float = 0.0
     last_layer: Method | None = None
 
-    def over_last_layer(self) -> Method | None:
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Method | None:
         return self.last_layer
 
     def fit(self, target: Target, data: Any, **options: Any) -> Posterior:
@@ -174,15 +176,18 @@ def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(
     last_layer: Method | None,
 ) -> None:
     x, y = table(6000)
-    method = HeldOut(WideDraws(0.4, last_layer), start=bayou.MAP(steps=80, lr=0.05))
+    draws = WideDraws(0.4, last_layer)
+    method = NamedMethod(draws, bayou.MAP(steps=80, lr=0.05), selects_layers=True)
     data = as_data((x, y), 512)
     target = Target.build(nn.Linear(3, 1).double(), bayou.Gaussian(0.5, learn=True), None, 6000)
     if last_layer is None:
         with pytest.warns(WorseThanModeWarning, match="held-out rows"):
-            posterior = method.fit(target, data, progress=False)
+            posterior = plan(method, target, data, progress=False).fit(progress=False)
         assert posterior.checks["mode"].status == "failed"
         return
-    posterior = method.fit(target, data, progress=False)  # a warning is an error in these tests
+    posterior = plan(method, target, data, progress=False).fit(
+        progress=False
+    )  # a warning is an error in these tests
     assert posterior.checks["mode"].status == "ok"
     assert posterior.choice.startswith("the last layer is random")
     noise = posterior.target.likelihood.gaussian_noise

@@ -16,44 +16,49 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.core import progress
-from bayou.inference.method import Method, identity
+from bayou.inference.method import identity
 from bayou.network import Network
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal
-from bayou.select import HeldOut, by_name, folds, held_out, named
-from bayou.select.held_out import MAX_FULL_WEIGHTS, Choice, applies, checked
+from bayou.select import NamedMethod, by_name, folds, named, prior_scale, regression
+from bayou.select.noise import correct_noise, has_noise_to_select
+from bayou.select.noise_and_prior import GAIN_OF_NUMBERS, NoiseAndPrior
+from bayou.select.recipes import MAX_FULL_WEIGHTS
+from bayou.select.regularization_path import PathSearch
+from bayou.select.search_run import SearchRun
 from bayou.target import Target
 from bayou.training.data import Rows
 
 NOISE = 0.4
-PRIOR = bayou.Normal("fan_in", gain=held_out.GAIN_OF_NUMBERS)
+PRIOR = bayou.Normal("fan_in", gain=GAIN_OF_NUMBERS)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_search_for_all_methods() -> Iterator[None]:
     """It is of the mode, the data and the network: methods that begin alike have one search."""
-    plain, known = HeldOut._searched, dict[str, Any]()
-    plain_scale, scales = held_out.best_scale, dict[str, Any]()
+    plain = regression.select_ratio_and_shape
+    searches = dict[str, Any]()
+    plain_scale = prior_scale.best_prior_scale
+    scales = dict[str, Any]()
 
-    def searched(
-        self: HeldOut, target: Target, rows: Rows, folds: Any, seed: int, progress: Any
-    ) -> Any:
-        key = str(identity(self.start, target, rows, 0))
-        if key not in known:
-            known[key] = plain(self, target, rows, folds, seed, progress)
-        return known[key]
+    def search(target: Target, rows: Rows, folds: Any, run: SearchRun) -> Any:
+        key = str(identity(run.start, target, rows, 0))
+        if key not in searches:
+            searches[key] = plain(target, rows, folds, run)
+        return searches[key]
 
     def scale(
-        target: Target, rows: Rows, folds: Any, progress: Any, most: int, effort: float
+        target: Target, rows: Rows, folds: Any, progress: Any, max_up: int, effort: float
     ) -> Any:
-        key = str((identity(bayou.MAP(), target, rows, 0), most))
+        key = str((identity(bayou.MAP(), target, rows, 0), max_up))
         if key not in scales:
-            scales[key] = plain_scale(target, rows, folds, progress, most, effort)
-        return replace(target, prior=scales[key][0].prior), scales[key][1]
+            scales[key] = plain_scale(target, rows, folds, progress, max_up, effort)
+        best = scales[key]
+        return replace(best, target=replace(target, prior=best.target.prior))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HeldOut, "_searched", searched)
-        patch.setattr(held_out, "best_scale", scale)
+        patch.setattr(regression, "select_ratio_and_shape", search)
+        patch.setattr(prior_scale, "best_prior_scale", scale)
         yield
 
 
@@ -110,7 +115,9 @@ def test_little_noise_does_not_break_a_method(name: str, monkeypatch: pytest.Mon
     """Gradients of a regression grow with 1/noise²: steps that do not follow them diverge."""
     x, y, f = waves(noise=0.03)
     monkeypatch.setattr(
-        HeldOut, "_searched", lambda *args: (Choice(0.03, fold=0.03**2), {}, [])
+        regression,
+        "select_ratio_and_shape",
+        lambda *args: (NoiseAndPrior(0.03, fold_error=0.03**2), {}, []),
     )  # as a search finds
     p = fit_numbers(name, x, y, steps=120).predict(x, samples=50, seed=0)
     assert float((p.mean - f).square().mean().sqrt()) < 0.3
@@ -165,7 +172,7 @@ def test_one_fifth_of_many_rows_says_how_noisy_they_are(extra: tuple[nn.Module, 
     """
     x, y, _ = waves(600)
     net = nn.Sequential(*dense(1, 1), *extra)
-    method: Method = by_name("map", steps=200)
+    method = by_name("map", steps=200)
     likelihood = bayou.Gaussian(0.5, learn=True)
     posterior = bayou.fit(
         net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False
@@ -198,15 +205,15 @@ def test_a_method_pays_for_its_own_spread() -> None:
     made = Target.build(net, bayou.Gaussian(1.0), bayou.Normal(1.0), len(y))
     spread = 0.8 * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     stack = {"weight": torch.zeros(2, 1, 1, dtype=torch.float64), "bias": spread}
-    choice = checked(
-        Choice(1.0, 2.0, fold=float(y.square().mean())),
+    settings = correct_noise(
+        NoiseAndPrior(1.0, 2.0, fold_error=float(y.square().mean())),
         Empirical(made, Network(net), stack),
         rows,
         0,
     )
-    assert choice.checked
-    assert choice.noise**2 == pytest.approx(1 / (1 + 0.64 * 0.8**2), rel=1e-3)
-    assert choice.scale == pytest.approx(2 * choice.noise, rel=1e-12)
+    assert settings.is_corrected
+    assert settings.noise**2 == pytest.approx(1 / (1 + 0.64 * 0.8**2), rel=1e-3)
+    assert settings.scale == pytest.approx(2 * settings.noise, rel=1e-12)
 
 
 @pytest.mark.usefixtures("short_search")
@@ -243,11 +250,11 @@ def target(likelihood: bayou.likelihoods.Likelihood, prior: Any = PRIOR, width: 
 
 def test_held_out_rows_are_for_a_learned_gaussian_noise() -> None:
     learned = bayou.Gaussian(0.5, learn=True)
-    assert applies(target(learned))
-    assert not applies(target(bayou.Categorical()))
-    assert not applies(target(bayou.Gaussian(0.5)))
-    assert not applies(target(learned, bayou.priors.StudentT()))
-    assert not applies(target(learned, bayou.Normal(1.0, learn=True)))
+    assert has_noise_to_select(target(learned))
+    assert not has_noise_to_select(target(bayou.Categorical()))
+    assert not has_noise_to_select(target(bayou.Gaussian(0.5)))
+    assert not has_noise_to_select(target(learned, bayou.priors.StudentT()))
+    assert not has_noise_to_select(target(learned, bayou.Normal(1.0, learn=True)))
 
 
 def overlapping(n: int, distance: float) -> tuple[Tensor, Tensor]:
@@ -272,7 +279,7 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
     first = posterior.target.priors["0.weight"]
     assert isinstance(first, BoundNormal)
     step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(
-        folds.SCALE_FACTOR
+        prior_scale.SCALE_FACTOR
     )
     assert step == pytest.approx(round(step))
     assert step >= 1 if wider else step <= -1
@@ -312,10 +319,10 @@ def test_held_out_rows_narrow_the_prior_of_a_network_that_says_its_noise() -> No
 def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wider_is_better(*args: Any) -> folds.Found:
-        return folds.Found(len(args[3]) - 1, 0, torch.zeros(1), {}, {})
+    def wider_is_better(*args: Any) -> PathSearch:
+        return PathSearch(len(args[3]) - 1, 0, torch.zeros(1), {}, {})
 
-    monkeypatch.setattr(folds, "search", wider_is_better)
+    monkeypatch.setattr(prior_scale, "search_paths", wider_is_better)
 
     def scale(target: Target) -> Tensor:
         first = target.priors["0.weight"]
@@ -325,7 +332,7 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(
     method, rows = by_name(name, steps=20), overlapping(30, 1.0)
     posterior = bayou.fit(dense(10, 2, 5), rows, method, progress=False)
     assert float(scale(posterior.target)) == pytest.approx(
-        3 / math.sqrt(10) * folds.SCALE_FACTOR**steps
+        3 / math.sqrt(10) * prior_scale.SCALE_FACTOR**steps
     )
 
 
@@ -376,10 +383,10 @@ def test_by_size_looks_at_the_weights() -> None:
 
 def test_a_plan_reaches_every_part() -> None:
     method = by_name("mnf", steps=7, batch_size=9, lr=0.3, beta=0.5, warmup=0.25)
-    assert isinstance(method, HeldOut)
-    assert isinstance(method.method, bayou.select.Where)
+    assert isinstance(method, NamedMethod)
+    assert method.selects_layers
     assert method.batch_size == 9
-    family = method.method.method
+    family: Any = method.method
     assert (family.steps, family.lr, family.beta, family.warmup) == (7, 0.3, 0.5, 0.25)
     assert isinstance(method.start, bayou.MAP)
     assert (method.start.steps, method.start.batch_size) == (7, 9)
@@ -395,20 +402,20 @@ def test_effort_multiplies_the_length_that_a_method_has_by_default(effort: float
     mnf, sgld, nuts, annealed, swag = (
         by_name(n, effort=effort) for n in ("mnf", "sgld", "nuts", "annealed", "swag")
     )
-    for part in (mnf.start, mnf.method.method, annealed.method.method.of):  # type: ignore[attr-defined]
+    for part in (mnf.start, mnf.method, annealed.method.of):  # type: ignore[attr-defined]
         assert part.total_steps(rows) == effort * 10 * 320
-    few, many = sgld.method.large.method, sgld.method.small.method  # type: ignore[attr-defined]
+    few, many = sgld.large, sgld.method
     assert [(one.chains, one._plan(rows)[0]) for one in (few, many)] == [
         (2, effort * 10_000),
         (8, effort * 5000),
     ]
-    assert by_name("sgld", chains=3).method.method.chains == 3  # type: ignore[attr-defined]
+    assert by_name("sgld", chains=3).method.chains == 3  # type: ignore[attr-defined]
     assert nuts.method.draws == nuts.method.warmup == effort * 250  # type: ignore[attr-defined]
-    assert annealed.method.method.temperatures == effort * 40  # type: ignore[attr-defined]
+    assert annealed.method.temperatures == effort * 40  # type: ignore[attr-defined]
     assert swag.method.total_steps(rows) == max(effort, 0.2) * 3200  # type: ignore[attr-defined]
     assert by_name("mnf", effort=effort, steps=7).start.total_steps(rows) == 7  # type: ignore[attr-defined]
     short = Rows(rows.source, torch.arange(100), 2)
-    assert [len(folds.parts(one, 0, effort)) for one in (short, rows)] == [
+    assert [len(folds.split_folds(one, 0, effort)) for one in (short, rows)] == [
         1 if effort < 1 else 5,
         1,
     ]
@@ -442,7 +449,7 @@ def test_straight_priors_are_narrow_in_the_first_layer_and_wide_behind() -> None
     made = target(bayou.Gaussian(0.5, learn=True))
     scales = [
         {name: float(p.log_scale.exp()) for name, p in one.priors.items()}  # type: ignore[attr-defined]
-        for one in (made, Choice(0.3, scale=3.0, biases=5.0, straight=2.0).applied(made))
+        for one in (made, NoiseAndPrior(0.3, 3.0, 5.0, 2.0).apply(made))
     ]
     factors = {name: scales[1][name] / scales[0][name] for name in made.free}
     assert factors == pytest.approx(
@@ -518,8 +525,8 @@ def test_dropout_by_name_refuses_a_network_without_dropout_before_the_search(
 ) -> None:
     trained = list[str]()
     monkeypatch.setattr(bayou.MAP, "fit", lambda self, *args, **kwargs: trained.append("MAP"))
-    monkeypatch.setattr(HeldOut, "_searched", lambda self, *args: trained.append("search"))
-    monkeypatch.setattr(HeldOut, "_learned", lambda self, *args: trained.append("modes"))
+    for name in ("select_ratio_and_shape", "select_noise_of_modes"):
+        monkeypatch.setattr(regression, name, lambda *args, name=name: trained.append(name))
     net = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     with pytest.raises(

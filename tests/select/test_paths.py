@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import bayou
 from bayou.core.progress import Progress
 from bayou.inference.modes import Modes
-from bayou.select import folds
-from bayou.select.folds import Path, held_out, parts, search
+from bayou.select import regularization_path
+from bayou.select.folds import held_out_masks, split_folds
+from bayou.select.regularization_path import Path, search_paths
 from bayou.target import Target
 from bayou.training.data import as_data
 from bayou.training.lbfgs import Lbfgs
@@ -98,8 +99,8 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
     """
     target, (x, y) = ridge()
     rows = as_data((x, y), 32)
-    several = parts(rows, 0)
-    held = held_out(rows, several)
+    several = split_folds(rows, 0)
+    held = held_out_masks(rows, several)
     assert bool(
         (held.sum(0) == 1).all()
     )  # every row is held out once, and the last mode holds out none
@@ -107,7 +108,7 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
     steps = [4.0**k for k in range(5, -6, -1)]
     factors = [[{}] * 6, [{"weight": 1e4}] * 6]  # the second keeps the weights at zero far too long
     with Progress("search", len(steps), False) as line:
-        found = search(target, rows, several, factors, steps, line)
+        found = search_paths(target, rows, several, factors, steps, line)
     exact = []
     for step in steps:
         squares = []
@@ -116,11 +117,11 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out() -> None:
             w = torch.linalg.solve(gram, x[~mask].T @ y[~mask] / 0.25)
             squares.append((x[mask] @ w - y[mask]).square().flatten())
         exact.append(torch.cat(squares).mean())
-    assert found.which == 0
-    assert found.when == int(torch.stack(exact).argmin())
-    assert float(found.errors.mean()) == pytest.approx(float(exact[found.when]), rel=1e-3)
-    assert found.trials[0, found.when] == pytest.approx(float(found.errors.mean()))
-    gram = x.T @ x / 0.25 + steps[found.when] / 0.7**2 * torch.eye(8, dtype=F64)
+    assert found.prior == 0
+    assert found.step == int(torch.stack(exact).argmin())
+    assert float(found.errors.mean()) == pytest.approx(float(exact[found.step]), rel=1e-3)
+    assert found.trials[0, found.step] == pytest.approx(float(found.errors.mean()))
+    gram = x.T @ x / 0.25 + steps[found.step] / 0.7**2 * torch.eye(8, dtype=F64)
     whole = torch.linalg.solve(gram, x.T @ y / 0.25)  # the last mode is that of all rows
     torch.testing.assert_close(found.modes["weight"][-1], whole.T, rtol=1e-3, atol=1e-4)
 
@@ -143,7 +144,7 @@ def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert posterior.draws == 1
     (selection,) = walked  # it has the mode of all rows, too
     assert (
-        selection.passes <= 6 * 6 * 9 * folds.PASSES
+        selection.passes <= 6 * 6 * 9 * regularization_path.PASSES
     )  # shapes of the prior × (folds + all rows) × steps
     inputs, stage = posterior.selection
     assert inputs["stage"] == "prior by input"
@@ -152,7 +153,7 @@ def test_passes_over_the_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(stage["trials"]) >= 6 + 5  # all shapes at the first step, and some steps of the best
     assert min(trial["mse"] for trial in stage["trials"]) > 0
     bayou.fit(net, (x, y), bayou.select.by_name("map", effort=0.1), progress=False)
-    assert walked[1].passes <= 6 * 2 * 9 * folds.PASSES / 4  # one fold
+    assert walked[1].passes <= 6 * 2 * 9 * regularization_path.PASSES / 4  # one fold
     assert math.isfinite(float(posterior.predict(x).log_prob(y).mean()))
 
 

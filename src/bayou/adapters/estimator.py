@@ -29,10 +29,10 @@ from bayou.operations import Conformal, conformal
 from bayou.posteriors import FileError, Posterior, restore_any
 from bayou.predictive import Predictive, check_level
 from bayou.priors import Normal, Prior
-from bayou.select import by_name
+from bayou.select import Recipe, by_name
 from bayou.select.far_values import check_arrays, replace_sentinels
-from bayou.select.held_out import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.named import find
+from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
 from bayou.target import PriorRules
 
@@ -200,13 +200,13 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         return DTYPES[self.dtype]
 
-    def _method(self) -> Method:
+    def _method(self) -> Method | Recipe:
         """Return the method, with the settings of this estimator if it is a name."""
         settings = {name: plain(getattr(self, name)) for name in SETTINGS}
         settings = {name: value for name, value in settings.items() if value is not None}
         if isinstance(self.method, str):
             return by_name(self.method, **settings)
-        if not isinstance(self.method, Method):
+        if not isinstance(self.method, Method | Recipe):
             raise ValueError(
                 "method must be a name such as 'mnf' or a Method such as VI(MNF()), "
                 f"got {self.method!r}"
@@ -220,7 +220,7 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
         """Return the prior, None if the method chooses it."""
         prior = plain(self.prior)
         if prior is None:
-            if isinstance(self.method, str) or self.method.chooses_prior:
+            if isinstance(self.method, str | Recipe):
                 return None
             gain = GAIN_OF_CLASSES if self._is_classifier else GAIN_OF_NUMBERS
             return Normal("fan_in", gain=gain)
@@ -385,7 +385,9 @@ def _restore_parameters(
         if name in restored:
             continue
         try:
-            restored[name] = from_json(value, *PARAMETER_SPECS.get(name, (Method, GuideSpec)))
+            restored[name] = from_json(
+                value, *PARAMETER_SPECS.get(name, (Method, Recipe, GuideSpec))
+            )
         except ValueError as error:
             raise FileError(f"{path}: {error}; give it again: load(path, {name}=...)") from None
     return restored

@@ -172,9 +172,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
                 f"likelihood must be a Likelihood such as Gaussian(0.1), got {likelihood!r}"
             )
         outputs = likelihood.outputs(targets.shape[1])
-        rescaled = likelihood.bind().rescaled(
-            torch.zeros(1, outputs), torch.zeros(1), torch.ones(1)
-        )
+        rescaled = likelihood.bind().rescale(torch.zeros(1, outputs), torch.zeros(1), torch.ones(1))
         has_units = rescaled is not None  # counts stay counts
         self.y_mean_, self.y_scale_ = moments(targets, self.standardize and has_units)
         return self._fit(inputs, targets, outputs, likelihood)
@@ -187,7 +185,7 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         """Return a prediction in the units of y: shift + scale·z for every draw."""
         shift = torch.as_tensor(self.y_mean_).to(p.outputs)
         scale = torch.as_tensor(self.y_scale_).to(p.outputs)
-        rescaled = p.likelihood.rescaled(p.outputs, shift, scale)
+        rescaled = p.likelihood.rescale(p.outputs, shift, scale)
         likelihood, outputs = rescaled or (p.likelihood, p.outputs)
         return Predictive(likelihood, outputs.squeeze(2) if self.flat_ else outputs)
 

@@ -44,7 +44,7 @@ def information(
     f = f.detach()
     if kind == "fisher":
         return Scores([score(likelihood.log_prob, f, y)])
-    likelihood, weight = likelihood.unweighted(f, y)
+    likelihood, weight = likelihood.without_weights(f, y)
     if kind == "ggn":
         h = likelihood.information(f, seed)
     else:

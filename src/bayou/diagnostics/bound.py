@@ -13,10 +13,10 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.flows import Side
-from bayou.guides.bayesian import Bayesian, given_to
+from bayou.guides.bayesian import Bayesian, parent_arguments
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
-from bayou.guides.multiplicative import Conjugate, Multiplicative, gained_kl, rows
+from bayou.guides.multiplicative import Conjugate, Multiplicative, gain_kl, rows
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
@@ -310,8 +310,10 @@ def _training_kl(bayesian: Bayesian, guide: Guide, samples: int, seed: int) -> T
     guide_seed = rng.fold(seed, *guide.names)
     kls = []
     for start, count in _chunks(samples, size, MAX_CHUNK_WEIGHTS):
-        weights = bayesian.sample(count, seed, start) if guide.given else {}
-        conditions = given_to(guide, {name: weights[name].double() for name in guide.given})
+        weights = bayesian.sample(count, seed, start) if guide.parents else {}
+        conditions = parent_arguments(
+            guide, {name: weights[name].double() for name in guide.parents}
+        )
         draw = copied.draw(count, seed=guide_seed, start=start, **conditions)
         kls.append(draw.kl.double())
     return torch.cat(kls)
@@ -355,7 +357,7 @@ def _bracket_implicit(guide: ImplicitGuide, draws: int, samples: int, seed: rng.
     """Measure the bound of SIVI and UIVI, q(w) = E_z q(w|z), with fresh latents of q(z)."""
     brackets: list[_Bracket] = []
     for start, count in _chunks(samples, guide.center.numel(), MAX_CHUNK_WEIGHTS):
-        drawn = guide.make(count, seed, start)
+        drawn = guide.draw_with_noise(count, seed, start)
         log_ratios = LogMeanExp()
         conditional_kl = guide.conditional_kl(drawn)
         first_term = drawn.z.new_zeros(count)
@@ -377,7 +379,7 @@ def _conditional_kl(guide: Multiplicative, z: Tensor, weight: Tensor) -> Tensor:
     """
     std = guide.log_std.exp()
     if isinstance(guide.prior, BoundNormal):
-        return gained_kl(guide.prior, guide.center, std, z, guide.axis)
+        return gain_kl(guide.prior, guide.center, std, z, guide.axis)
     w = _reshape_rows(weight, guide)
     center = Weight(guide.center, None, (Gain(guide.axis, z),)).center(len(z))
     return gaussian_log_prob(w, center, std.expand_as(w)) - guide.prior.log_prob(w)

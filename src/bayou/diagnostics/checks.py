@@ -465,7 +465,7 @@ def _check_calibration(p: Predictive, y: Tensor, seed: int) -> Check:
     edges = torch.linspace(0, 1, ECE_BINS + 1, dtype=torch.float64)[1:-1].contiguous()
     bins = torch.bucketize(confidence, edges)
     is_labeled = p.likelihood.labels(y)[1]
-    unweighted = p.likelihood.unweighted(p.outputs[0], y)[0]
+    unweighted = p.likelihood.without_weights(p.outputs[0], y)[0]
     log_confidence = unweighted.pointwise(p.outputs, p.probabilities.argmax(-1))
     function_confidence = log_confidence[:, is_labeled].detach().exp().double().cpu()
     u = rng.uniform(RESAMPLES, confidence.shape, confidence, rng.fold(seed, "calibration"))

@@ -12,7 +12,28 @@ from bayou.guides.multiplicative import MNF
 from bayou.guides.nodes import NodeFlow, NodeNoise, RankOne
 
 __all__ = [
-    "KL", "MNF", "SIVI", "UIVI", "Bayesian", "Delta", "Draw", "Dropout", "Gain", "Guide", "GuideSpec", "HalfCauchy",
-    "Inducing", "JointFlow", "LowRank", "MeanField", "NetworkDraw", "NodeFlow", "NodeNoise", "NormalJeffreys",
-    "RankOne", "SparseVD", "Weight", "bayesianize",
-]  # fmt: skip
+    "KL",
+    "MNF",
+    "SIVI",
+    "UIVI",
+    "Bayesian",
+    "Delta",
+    "Draw",
+    "Dropout",
+    "Gain",
+    "Guide",
+    "GuideSpec",
+    "HalfCauchy",
+    "Inducing",
+    "JointFlow",
+    "LowRank",
+    "MeanField",
+    "NetworkDraw",
+    "NodeFlow",
+    "NodeNoise",
+    "NormalJeffreys",
+    "RankOne",
+    "SparseVD",
+    "Weight",
+    "bayesianize",
+]

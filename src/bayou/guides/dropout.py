@@ -18,12 +18,18 @@ from bayou.priors import BoundNormal
 
 
 class DropoutGuide(TensorGuide):
-    """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight (axis
-    None).
+    """W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) per unit along ``axis`` or per weight.
 
     KL = E[−log p(W)] − H(mask) = Σ M²/(2·(1 − p)·σ_p²) − H(mask) + log σ_p + ½·log 2π for a prior
     around 0: a mask has no density with respect to p(W), so it is up to a constant (Gal &
     Ghahramani 2016), and −log p(M) for p → 0.
+
+    Args:
+        tensors: the tensor with its Normal prior.
+        axis: the axis of units; None for a mask per weight.
+        p: the initial probability of a zero.
+        rate: "fixed", or how p is learned.
+        temperature: the temperature of the concrete relaxation.
     """
 
     kl_kind = KL.constant
@@ -34,39 +40,42 @@ class DropoutGuide(TensorGuide):
         self, tensors: Tensors, axis: int | None, p: float, rate: str, temperature: float
     ) -> None:
         super().__init__(tensors)
-        self.axis, self.rate, self.temperature, value = axis, rate, temperature, tensors.value
+        self.axis = axis
+        self.rate = rate
+        self.temperature = temperature
+        value = tensors.value
         self.center = nn.Parameter(value.clone())
         logit = torch.tensor(math.log(p) - math.log1p(-p), dtype=value.dtype, device=value.device)
         self.logit_p = nn.Parameter(logit, requires_grad=rate != "fixed")
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        shape = (
-            self.center.shape if self.axis is None else self.center.shape[self.axis : self.axis + 1]
-        )
+        shape = self.center.shape
+        if self.axis is not None:
+            shape = shape[self.axis : self.axis + 1]
         u = rng.uniform(n, shape, self.center, seed, start)
-        kept = torch.sigmoid(-self.logit_p)
+        keep_probability = torch.sigmoid(-self.logit_p)
         score = None
         if self.rate == "concrete" and self.training:
             u = u.clamp(torch.finfo(u.dtype).eps, 1 - torch.finfo(u.dtype).eps)
             mask = torch.sigmoid((u.logit() - self.logit_p) / self.temperature)
         else:
-            mask = (u < kept).to(u.dtype)
+            mask = (u < keep_probability).to(u.dtype)
             if self.rate == "reinforce":
                 log_q = mask * F.logsigmoid(-self.logit_p) + (1 - mask) * F.logsigmoid(self.logit_p)
                 score = log_q.flatten(1).sum(1)
-        z = mask / kept
-        part = (
-            self.center * z
-            if self.axis is None
-            else Weight(self.center, None, (Gain(self.axis, z),))
-        )
-        if isinstance(part, Weight) and not local:
-            part = part.center(n)
-        return Draw({self.name: part}, self._kl(math.prod(shape)).expand(n), score)
+        z = mask / keep_probability
+        value: Tensor | Weight
+        if self.axis is None:
+            value = self.center * z
+        else:
+            weight = Weight(self.center, None, (Gain(self.axis, z),))
+            value = weight if local else weight.center(n)
+        return Draw({self.name: value}, self._kl(math.prod(shape)).expand(n), score)
 
     def _kl(self, units: int) -> Tensor:
-        kept = torch.sigmoid(-self.logit_p)
-        entropy = F.softplus(self.logit_p) - (1 - kept) * self.logit_p
+        """Compute E[−log p(W)] − H(mask): a scalar."""
+        keep_probability = torch.sigmoid(-self.logit_p)
+        entropy = F.softplus(self.logit_p) - (1 - keep_probability) * self.logit_p
         # E[(W − μ)²] = (M − μ)² + Var[W], Var[W] = M²·p/(1 − p); the odds p/(1 − p) are
         # exp(logit_p)
         spread = self.center.square() * self.logit_p.exp() * (-2 * self.prior.log_scale).exp()
@@ -81,16 +90,23 @@ class DropoutGuide(TensorGuide):
 
 @dataclass(frozen=True)
 class Dropout(GuideSpec):
-    """Dropout as a posterior: W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p) (Gal & Ghahramani
-    2016).
+    """Dropout as a posterior (Gal & Ghahramani 2016, arXiv:1506.02142).
+
+    W = M ⊙ mask/(1 − p), mask ~ Bernoulli(1 − p), with a point M. A mask has no density with
+    respect to a Normal prior N(0, σ²), so that the KL is up to a constant:
+    E[−log p(W)] − H(mask) = Σ M²/(2·(1 − p)·σ²) − H(mask) + const.
 
     Args:
-        p: the probability of a zero, or its initial value.
-        per: one mask entry for each "unit" (input unit or input channel) or each "weight"
-            (drop-connect).
-        rate: "fixed", or p is learned by the "concrete" relaxation (Gal et al. 2017) or by
-            "reinforce" (score function with a running baseline).
-        temperature: of the concrete relaxation; masks approach 0 and 1 as it decreases.
+        p: the probability of a zero, or its initial value (default 0.1).
+        per: one mask entry for each "unit" (input unit or input channel; the default) or each
+            "weight" (drop-connect).
+        rate: "fixed" (the default), or p is learned by the "concrete" relaxation (Gal et al. 2017)
+            or by "reinforce" (score function with a running baseline).
+        temperature: of the concrete relaxation (default 0.1); masks approach 0 and 1 as it
+            decreases.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.Dropout(0.2)))
     """
 
     p: float = 0.1
@@ -101,6 +117,7 @@ class Dropout(GuideSpec):
 
     @property
     def local(self) -> bool:  # type: ignore[override]
+        """Return whether masks are drawn per row, which masks of units are."""
         return self.per == "unit"
 
     @property
@@ -125,5 +142,11 @@ class Dropout(GuideSpec):
             raise ValueError(
                 f"Dropout needs a Normal prior for {name!r}, got {type(prior).__name__}"
             )
-        axis = None if self.per == "weight" else 0 if value.ndim == 1 else layout.in_axis
+        axis: int | None
+        if self.per == "weight":
+            axis = None
+        elif value.ndim == 1:
+            axis = 0
+        else:
+            axis = layout.in_axis
         return DropoutGuide(tensors, axis, self.p, self.rate, self.temperature)

@@ -17,12 +17,18 @@ from bayou.guides.joint import FlowName, make_transform, push
 
 
 class GainFlow(nn.Module):
-    """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture of
-    Gaussians.
+    """q(z): z = c + s ⊙ L·T((z0 − c)/s), z0 from a learned Gaussian around 1 or a mixture.
 
     (c, s) is the Gaussian itself, (1, std) for a mixture: the flow T and the unit triangular L,
     which correlates all entries, act on standardized values, so that their effect scales with the
     spread of z. Without a flow z = z0.
+
+    Args:
+        dim: the number of entries of z.
+        transform: T, or None.
+        std: the initial standard deviation of z0.
+        components: the number of Gaussians of q(z0).
+        mixing: whether there is an L, for a flow that keeps the dimension.
     """
 
     lower: nn.Parameter | None
@@ -46,24 +52,34 @@ class GainFlow(nn.Module):
         self.lower = nn.Parameter(torch.zeros(dim, dim)) if self.square and mixing else None
 
     def _frame(self) -> tuple[Tensor | float, Tensor | float]:
-        """c and s; (0, 1) for a flow that changes the dimension."""
+        """Return c and s; (0, 1) for a flow that changes the dimension."""
         if not self.square:
             return 0.0, 1.0
         base = self.base
-        return (
-            (base.mean, base.log_std.exp())
-            if isinstance(base, flows.DiagonalNormal)
-            else (1.0, self.std)
-        )
+        if isinstance(base, flows.DiagonalNormal):
+            return base.mean, base.log_std.exp()
+        return 1.0, self.std
 
     def draw(self, n: int, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
-        """z (n, D) and log q(z) (n,)."""
+        """Draw z (n, D), with log q(z) (n,).
+
+        Args:
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
         z0 = self.base.draw(n, (), seed, start)
         z, ladj = self.push(z0, seed, start)
         return z, self.base.log_prob(z0) - ladj
 
     def push(self, z0: Tensor, seed: rng.Seed = None, start: int = 0) -> tuple[Tensor, Tensor]:
-        """z (n, D) at z0 (n, D), and log |∂z/∂z0| (n,)."""
+        """Return z (n, D) at z0 (n, D), and log |∂z/∂z0| (n,).
+
+        Args:
+            z0: draws of the base distribution.
+            seed: the seed of the flow's noise; None uses torch's global stream.
+            start: the index of the first row.
+        """
         if self.transform is None:
             return z0, z0.new_zeros(len(z0))
         center, std = self._frame()
@@ -73,20 +89,26 @@ class GainFlow(nn.Module):
         return center + std * u, ladj
 
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """E[z] and Var[z], (D,) each; None with a flow, where they have no closed form."""
+        """Return E[z] and Var[z], (D,) each; None with a flow, which has no closed form."""
         if self.transform is not None:
             return None
         base = self.base
         if isinstance(base, flows.GaussianMixture):
-            share = base.logits.softmax(-1).unsqueeze(-1)
-            mean = (share * base.mean).sum(0)
-            return mean, (share * ((2 * base.log_std).exp() + (base.mean - mean).square())).sum(0)
-        assert isinstance(base, flows.DiagonalNormal)
-        return base.mean, (2 * base.log_std).exp()
+            weights = base.logits.softmax(-1).unsqueeze(-1)
+            mean = (weights * base.mean).sum(0)
+            variance = (2 * base.log_std).exp() + (base.mean - mean).square()
+            return mean, (weights * variance).sum(0)
+        if isinstance(base, flows.DiagonalNormal):
+            return base.mean, (2 * base.log_std).exp()
+        return None
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z) of any z (..., D): (...). Needs the inverse of the transform, which ``draw``
-        does not.
+        """Compute log q(z) of any z (..., D): (...).
+
+        It needs the inverse of the transform, which ``draw`` does not.
+
+        Args:
+            z: gains.
         """
         if self.transform is None:
             return self.base.log_prob(z)
@@ -110,25 +132,40 @@ def make_gain(
     mixing: int,
     like: Tensor,
 ) -> GainFlow:
-    """q(z) for a gain of ``dim`` entries. A coupling needs two, so a single entry has a sigmoidal
-    flow instead.
+    """Make q(z) for a gain of ``dim`` entries.
+
+    A coupling needs two entries, so a single one has a sigmoidal flow instead.
+
+    Args:
+        dim: the number of entries.
+        flow: a name of ``flows.registry("vector")``, a callable dim → Map, or None.
+        options: keyword arguments of a flow by name.
+        std: the initial standard deviation.
+        components: the number of Gaussians of q(z0).
+        mixing: the maximum number of entries that a triangular map correlates.
+        like: a tensor with the dtype and device.
     """
-    single = dim == 1 and isinstance(flow, str)
-    transform = flows.naf(1, layers=1) if single else make_transform(flow, dim, options)
+    has_single_entry = dim == 1 and isinstance(flow, str)
+    transform = flows.naf(1, layers=1) if has_single_entry else make_transform(flow, dim, options)
     return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
 
 
-def gained_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance of M ⊙ z_1 ⊙ z_2 .., independent gains by axis; None if one of them has a
-    flow.
+def product_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:
+    """Compute mean and variance of M ⊙ z_1 ⊙ z_2 .. for independent gains; None with a flow.
 
     E[XY] = E[X]·E[Y], Var[XY] = Var[X]·(Var[Y] + E[Y]²) + E[X]²·Var[Y].
+
+    Args:
+        center: M.
+        gains: the gains by axis of M.
     """
-    mean, variance = center, torch.zeros_like(center)
+    mean = center
+    variance = torch.zeros_like(center)
     for axis, gain in gains.items():
         moments = gain.moments()
         if moments is None:
             return None
-        m, v = (Gain(axis, moment).on(center)[0] for moment in moments)
-        mean, variance = mean * m, variance * (v + m.square()) + mean.square() * v
+        gain_mean, gain_variance = (Gain(axis, moment).on(center)[0] for moment in moments)
+        variance = variance * (gain_variance + gain_mean.square()) + mean.square() * gain_variance
+        mean = mean * gain_mean
     return mean, variance

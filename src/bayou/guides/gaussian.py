@@ -1,6 +1,4 @@
-"""Points and Gaussians: Delta, the factorized Gaussian, sparse variational dropout, low rank plus
-diagonal.
-"""
+"""Points and Gaussians: Delta, the factorized Gaussian, sparse variational dropout, low rank."""
 
 from __future__ import annotations
 
@@ -13,6 +11,8 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.params import Params, flatten
+from bayou.curvature.joint import JointNormal
+from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.guides.guide import (
     KL,
     Draw,
@@ -24,25 +24,31 @@ from bayou.guides.guide import (
     Weight,
     gaussian_log_prob,
 )
-from bayou.priors import BoundNormal, LogUniform, Prior
+from bayou.priors import BoundNormal, DensityPrior, LogUniform, Prior, joint_rules
 
 
-class Point(TensorGuide):
-    """q(W) = δ(W − mean): a parameter of the model, with KL 0, or a maximum a posteriori with KL
-    −log p(mean).
+class PointGuide(TensorGuide):
+    """q(W) = δ(W − mean), with KL 0, or −log p(mean) for a maximum a posteriori.
+
+    Args:
+        tensors: the tensor with its prior.
+        penalty: whether the KL is −log p(mean).
+        learn: whether the value is trained.
     """
 
     points = 1
+    is_point = True
 
     def __init__(self, tensors: Tensors, penalty: bool, learn: bool) -> None:
         super().__init__(tensors)
-        self.penalty, self.kl_kind = penalty, KL.constant if penalty else KL.exact
+        self.penalty = penalty
+        self.kl_kind = KL.constant if penalty else KL.exact
         self.value = nn.Parameter(tensors.value.clone(), learn)
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         kl = -self.prior.log_prob(self.value) if self.penalty else self.value.new_zeros(())
-        part = Weight(self.value) if local else self.value.expand(n, *self.value.shape)
-        return Draw({self.name: part}, kl.expand(n))
+        value = Weight(self.value) if local else self.value.expand(n, *self.value.shape)
+        return Draw({self.name: value}, kl.expand(n))
 
     def mean(self) -> Params:
         return {self.name: self.value}
@@ -50,25 +56,37 @@ class Point(TensorGuide):
     def std(self) -> Params:
         return {self.name: torch.zeros_like(self.value)}
 
+    def as_prior(self) -> dict[str, Prior]:
+        """Return no prior, so that a point keeps the one it has."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Delta(GuideSpec):
     """A point q(W) = δ(W − mean): maximum likelihood, or the maximum a posteriori.
 
+    Its KL is 0, as that of a parameter of the model, or −log p(mean) with ``penalty``.
+
     Args:
-        penalty: the KL is −log p(mean), up to a constant, instead of 0.
-        learn: False keeps the value that the network has.
+        penalty: the KL is −log p(mean), up to a constant, instead of 0 (default False).
+        learn: False keeps the value that the network has (default True).
     """
 
     penalty: bool = False
     learn: bool = True
 
-    def build(self, tensors: Tensors) -> Point:
-        return Point(tensors, self.penalty, self.learn)
+    def build(self, tensors: Tensors) -> PointGuide:
+        return PointGuide(tensors, self.penalty, self.learn)
 
 
 class Factorized(TensorGuide):
-    """q(W) = Π N(mean, std²)."""
+    """q(W) = Π N(mean, std²).
+
+    Args:
+        tensors: the tensor with its prior.
+        std: the initial standard deviation.
+        kl_kind: how the KL is known.
+    """
 
     factorized = True
 
@@ -79,16 +97,15 @@ class Factorized(TensorGuide):
         self.log_std = nn.Parameter(torch.full_like(tensors.value, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        weight = Weight(self.center, self.log_std.exp())
-        kl = self.prior.kl(weight.mean, weight.std)  # type: ignore[arg-type]
-        sampled = (
-            None if local and kl is not None else weight.sample(1 if local else n, seed, start)
-        )
-        if (
-            kl is None
-        ):  # no closed form: Monte Carlo, with the sampled weights themselves if there are any
-            kl = gaussian_log_prob(sampled, self.center, weight.std) - self.prior.log_prob(sampled)  # type: ignore[arg-type]
-        return Draw({self.name: weight if local else sampled}, kl.expand(n))  # type: ignore[dict-item]
+        std = self.log_std.exp()
+        weight = Weight(self.center, std)
+        kl = self.prior.kl(self.center, std)
+        if local and kl is not None:
+            return Draw({self.name: weight}, kl.expand(n))
+        sampled = weight.sample(1 if local else n, seed, start)
+        if kl is None:  # no closed form: Monte Carlo, with the sampled weights themselves
+            kl = gaussian_log_prob(sampled, self.center, std) - self.prior.log_prob(sampled)
+        return Draw({self.name: weight if local else sampled}, kl.expand(n))
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         return {self.name: Weight(self.center, self.log_std.exp()).sample(n, seed, start)}
@@ -101,7 +118,10 @@ class Factorized(TensorGuide):
 
     @property
     def log_alpha(self) -> Tensor:
-        """log std²/mean² of every weight; those above about 3 can be pruned (Molchanov 2017)."""
+        """Return log std²/mean² of every weight.
+
+        Those above about 3 can be pruned (Molchanov et al. 2017).
+        """
         return 2 * (self.log_std - self.center.abs().log())
 
     def mean(self) -> Params:
@@ -110,17 +130,31 @@ class Factorized(TensorGuide):
     def std(self) -> Params:
         return {self.name: self.log_std.exp()}
 
+    def as_prior(self) -> dict[str, Prior]:
+        """Return q itself, a Normal with a mean and a scale of every weight."""
+        normal = BoundNormal(self.center.shape, self.center, self.log_std)
+        return {self.name: DensityPrior(normal)}
+
 
 @dataclass(frozen=True)
 class MeanField(GuideSpec):
-    """Fully factorized Gaussian q(W) = Π N(mean, std²) (Blundell et al. 2015).
+    """Factorized Gaussian posterior (Blundell et al. 2015, arXiv:1505.05424).
+
+    q(W) = Π_ij N(W_ij; mean_ij, std_ij²), with means that start at the values of the network. For
+    a Normal prior N(m, s²) the KL is in closed form,
+    Σ ½·(std² + (mean − m)²)/s² − ½ − log(std/s); for other priors it is estimated from the draws.
 
     Args:
-        std: the initial standard deviation of q.
+        std: the initial standard deviation of q (default 0.01).
         local: local reparameterization (Kingma et al. 2015): the outputs of a layer are drawn
             instead of its weights, if an example uses the weights once. Weights of a convolution or
             along a sequence are sampled, since one draw is the same at all positions; "positions"
-            draws noise at each, and the ELBO is an approximation.
+            draws noise at each, and the ELBO is an approximation. False samples all weights
+            (default True).
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MeanField()))
+        >>> bnn = bayou.bayesianize(net, bayou.MeanField(std=0.1))
     """
 
     std: float = 0.01
@@ -136,17 +170,18 @@ class MeanField(GuideSpec):
 
 @dataclass(frozen=True)
 class SparseVD(GuideSpec):
-    """Variational dropout with a log-uniform prior, FFLU (Kingma 2015; Molchanov 2017): α =
-    std²/mean² is learned.
+    """Sparse variational dropout: a factorized Gaussian with a log-uniform prior.
 
-    The prior is improper, so that the KL is up to a constant. Weights with a large ``log_alpha``
-    can be pruned.
+    q(W) = Π N(mean, std²), p(W) ∝ 1/|W|, so that α = std²/mean² is learned (Kingma et al. 2015;
+    Molchanov et al. 2017, arXiv:1701.05369). The prior is improper, so that the KL, an
+    approximation of −∫ q·log(q/p) as a function of log α, is up to a constant. Weights with a large
+    ``log_alpha`` can be pruned.
 
     Args:
-        std: the initial standard deviation of q.
-        local: as for ``MeanField``.
-        warmup: β of VI increases over at least this fraction of the steps; without it most weights
-            are pruned at once.
+        std: the initial standard deviation of q (default 0.01).
+        local: as for ``MeanField`` (default True).
+        warmup: β of VI increases over at least this fraction of the steps (default 0.5); without
+            it most weights are pruned at once.
     """
 
     std: float = 0.01
@@ -165,8 +200,12 @@ class SparseVD(GuideSpec):
 
 
 class LowRankGaussian(VectorGuide):
-    """q(w) = N(mean, diag(std²) + F·Fᵀ) over all tensors of the group as one vector w, F (D,
-    rank).
+    """q(w) = N(mean, diag(std²) + F·Fᵀ) over the tensors of a group as one vector w, F (D, rank).
+
+    Args:
+        tensors: the tensors with their priors.
+        rank: the number of columns of F.
+        std: the initial standard deviation.
     """
 
     def __init__(self, tensors: Tensors, rank: int, std: float) -> None:
@@ -180,20 +219,22 @@ class LowRankGaussian(VectorGuide):
         self.factor = nn.Parameter(noise * (std / math.sqrt(len(start))))
 
     def _log_det(self) -> Tensor:
-        """log det(diag(std²) + F·Fᵀ) by the determinant lemma: O(D·rank²)."""
+        """Compute log det(diag(std²) + F·Fᵀ) by the determinant lemma, in O(D·rank²)."""
         scaled = self.factor * (-self.log_std).exp().unsqueeze(-1)
-        one = torch.eye(self.factor.shape[1], dtype=scaled.dtype, device=scaled.device)
-        return 2 * self.log_std.sum() + torch.logdet(one + scaled.mT @ scaled)
+        identity = torch.eye(self.factor.shape[1], dtype=scaled.dtype, device=scaled.device)
+        return 2 * self.log_std.sum() + torch.logdet(identity + scaled.mT @ scaled)
 
     def _closed_kl(self) -> Tensor | None:
-        """KL(q ‖ p) for Normal priors: Gaussian KL with the marginal variances and the
-        log-determinant.
+        """Compute KL(q ‖ p) for Normal priors; None if a prior is not Normal.
+
+        It is the Gaussian KL with the marginal variances and the log-determinant.
         """
         if not all(isinstance(prior, BoundNormal) for prior in self.priors):
             return None
         variance = (2 * self.log_std).exp() + self.factor.square().sum(-1)
         total = 0.5 * (variance.log().sum() - self._log_det())
-        means, stds = (self.split(v) for v in (self.center, variance.sqrt()))
+        means = self.split(self.center)
+        stds = self.split(variance.sqrt())
         for name, prior in zip(self.names, self.priors, strict=True):
             total = total + prior.kl(means[name], stds[name])  # type: ignore[operator]
         return total
@@ -222,15 +263,33 @@ class LowRankGaussian(VectorGuide):
     def std(self) -> Params:
         return self.split(((2 * self.log_std).exp() + self.factor.square().sum(-1)).sqrt())
 
+    @torch.no_grad()
+    def _as_joint_prior(self) -> dict[str, Prior]:
+        """Return q itself, a Gaussian that has marginals in closed form."""
+        std = self.split(self.log_std.exp())
+        factor = self.split(self.factor.mT)
+        tensors = {f"std.{name}": value for name, value in std.items()}
+        tensors |= {f"factor.{name}": value for name, value in factor.items()}
+        mean = {name: value.detach().clone() for name, value in self.mean().items()}
+        density = JointNormal(mean, LowRankPlusDiagonal(self.shapes, tensors), {})
+        return joint_rules(density, mean, self.std(), self.names)
+
 
 @dataclass(frozen=True)
 class LowRank(GuideSpec):
-    """One Gaussian over all matched tensors as a vector w: q(w) = N(mean, diag(std²) + F·Fᵀ) (Ong
-    et al. 2018).
+    """One Gaussian with a low-rank covariance over all matched tensors as a vector w of D entries.
+
+    q(w) = N(mean, diag(std²) + F·Fᵀ), F (D, rank) (Ong et al. 2018, arXiv:1701.03208). For Normal
+    priors the KL is in closed form, KL(q ‖ p) = Σ KL(N(mean_i, v_i) ‖ p_i) + ½·(Σ log v_i − log
+    det(diag(std²) + F·Fᵀ)) with the marginal variances v; for other priors it is estimated from the
+    draws.
 
     Args:
-        rank: the number of columns of F.
-        std: the initial standard deviation of q.
+        rank: the number of columns of F (default 8).
+        std: the initial standard deviation of q (default 0.01).
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.LowRank(rank=4)))
     """
 
     rank: int = 8

@@ -1,6 +1,4 @@
-"""Implicit posteriors: a Gaussian over all weights of a group, mixed over the output of a noise
-network.
-"""
+"""Implicit posteriors: a Gaussian over all weights of a group, mixed over a noise network."""
 
 from __future__ import annotations
 
@@ -20,12 +18,17 @@ from bayou.flows.core.nets import mlp
 from bayou.guides.guide import KL, Draw, GuideSpec, Tensors, VectorGuide, gaussian_log_prob
 from bayou.kernels import hmc
 
-PROBES = 16  # new draws of ε for the mass of HMC
+MASS_DRAWS = 16  # new draws of ε for the mass of HMC
 
 
-class Residual(nn.Module):
-    """z = ε + f(ε) with a perceptron f that starts at zero, so that the posterior starts as a
-    low-rank Gaussian.
+class ResidualPerceptron(nn.Module):
+    """z = ε + f(ε) with a perceptron f that starts at zero.
+
+    The posterior then starts as a low-rank Gaussian.
+
+    Args:
+        dim: the size of ε and z.
+        hidden: the units of the perceptron.
     """
 
     def __init__(self, dim: int, hidden: Sequence[int]) -> None:
@@ -33,11 +36,23 @@ class Residual(nn.Module):
         self.body = mlp(dim, hidden, dim, nn.SiLU)  # smooth, since HMC uses its gradient
 
     def forward(self, eps: Tensor) -> Tensor:
+        """Compute z from ε, (..., dim) both.
+
+        Args:
+            eps: the noise.
+        """
         return eps + self.body(eps)
 
 
-class Made(NamedTuple):
-    """n draws and their noise: ε (n, E), z (n, R), ξ (n, D), w as named tensors."""
+class ImplicitDraw(NamedTuple):
+    """n draws of the weights and their noise.
+
+    Args:
+        eps: ε, (n, E).
+        z: network(ε), (n, R).
+        noise: ξ, (n, D).
+        params: w as named tensors.
+    """
 
     eps: Tensor
     z: Tensor
@@ -47,97 +62,131 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class HMCScore:
-    """z' ~ q(z|w), by one jump and ``steps`` trajectories of HMC, ``leapfrogs`` steps each, from
-    the ε of w.
+    """Draws z' ~ q(z|w), by one jump and trajectories of HMC from the ε of w.
 
     The start is a draw of q(ε|w), and both moves leave q(ε|w) invariant; but z' must be independent
     of the start, on which ∇w also depends. The jump selects one of the start and K new latents with
     probability ∝ q(w|ε^k) (i-SIR, Andrieu et al. 2018). The mass of HMC is the mean curvature of
     −log q(ε|w), M = I + E[JᵀGJ] with J = ∂z/∂ε at new ε; a trajectory is a quarter of a period
     long.
+
+    Args:
+        steps: the number of trajectories.
+        leapfrogs: the steps of a trajectory.
     """
 
     steps: int
     leapfrogs: int
 
     @torch.no_grad()
-    def latents(
+    def sample_latents(
         self,
         guide: ImplicitGuide,
-        made: Made,
-        others: Tensor,
+        draw: ImplicitDraw,
+        proposals: Tensor,
         ratios: Tensor,
         seed: rng.Seed,
         start: int,
     ) -> Tensor:
-        """z' (half of the steps, n, R), the later half of a chain. ``others`` (K, 1 or n, E),
-        ``ratios`` (K, n).
+        """Return z', the later half of a chain: (half of the steps, n, R).
+
+        Args:
+            guide: the posterior.
+            draw: the weights.
+            proposals: K new latents ε, (K, 1 or n, E).
+            ratios: log q(w|z^k) − log q(w|z^0) of the new latents, (K, n).
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
         """
-        gram, pull, z = guide.factor.mT @ guide.factor, made.noise @ guide.factor, made.z
-        n, dim = made.eps.shape
-        weights = (
-            torch.cat([ratios, torch.zeros_like(ratios[:1])]).softmax(0).cumsum(0)
-        )  # the start comes last
-        chance = rng.uniform(n, (1 + self.steps,), made.eps, rng.fold(seed, "accept"), start)
-        choice = (
-            (weights < chance[:, 0])
-            .sum(0)
-            .clamp_max(len(others))
-            .reshape(1, n, 1)
-            .expand(1, n, dim)
-        )
-        eps = (
-            torch.cat([others.expand(len(others), n, dim), made.eps.unsqueeze(0)])
-            .gather(0, choice)
-            .squeeze(0)
-        )
-        probes = rng.normal(PROBES, (dim,), made.eps, rng.fold(seed, "mass"))
-        jacobian = torch.func.vmap(torch.func.jacrev(guide.network))(probes)  # (P, R, E)
-        mass = torch.eye(dim).to(gram) + (jacobian.mT @ gram @ jacobian).mean(0)
-        root = torch.linalg.cholesky(mass)  # M = L·Lᵀ: u = Lᵀε has unit mass
-        back = torch.linalg.inv(root)
+        gram = guide.factor.mT @ guide.factor
+        pull = draw.noise @ guide.factor
+        z = draw.z
+        n, dim = draw.eps.shape
+        chance = rng.uniform(n, (1 + self.steps,), draw.eps, rng.fold(seed, "accept"), start)
+        eps = _jump(draw.eps, proposals, ratios, chance[:, 0])
+        root = self._mass_root(guide, gram, draw.eps, seed)
+        inverse_root = torch.linalg.inv(root)
 
         def log_prob(u: Tensor) -> tuple[Tensor, Tensor]:
-            eps = u @ back
-            each = log_ratio(guide.network(eps) - z, pull, gram) - 0.5 * eps.square().sum(-1)
-            return each.sum(), each
+            eps = u @ inverse_root
+            ratio = log_ratio(guide.network(eps) - z, pull, gram)
+            log_density = ratio - 0.5 * eps.square().sum(-1)
+            return log_density.sum(), log_density
 
         def density(u: Tensor) -> tuple[Tensor, Tensor]:
-            if (
-                torch.compiler.is_compiling()
-            ):  # one graph; in eager mode it takes twice as long as the loop below
-                gradient, (_, each) = torch.func.grad_and_value(log_prob, has_aux=True)(u)
-                return each, gradient
+            if torch.compiler.is_compiling():  # one graph; in eager mode it takes twice as long
+                gradient, (_, log_density) = torch.func.grad_and_value(log_prob, has_aux=True)(u)
+                return log_density, gradient
             with torch.enable_grad():
-                total, each = log_prob(u.requires_grad_())
-                return each.detach(), torch.autograd.grad(total, u)[0]
+                total, log_density = log_prob(u.requires_grad_())
+                return log_density.detach(), torch.autograd.grad(total, u)[0]
 
-        noise = rng.normal(n, (self.steps, dim), made.eps, rng.fold(seed, "momentum"), start)
-        size = torch.full_like(chance[:, 0], 0.5 * math.pi / self.leapfrogs)
-        state, found = hmc.init(eps @ root, density), []
-        for s in range(self.steps):
-            step = noise[:, s], chance[:, s + 1], size, torch.ones_like(noise[0, s]), self.leapfrogs
-            state, _ = hmc.step(state, density, *step)
-            if s >= self.steps // 2:
-                found.append(guide.network(state.position @ back))
-        return torch.stack(found)
+        noise = rng.normal(n, (self.steps, dim), draw.eps, rng.fold(seed, "momentum"), start)
+        step_size = torch.full_like(chance[:, 0], 0.5 * math.pi / self.leapfrogs)
+        inverse_mass = torch.ones_like(noise[0, 0])
+        state = hmc.init(eps @ root, density)
+        latents = []
+        for step in range(self.steps):
+            state, _ = hmc.step(
+                state,
+                density,
+                noise[:, step],
+                chance[:, step + 1],
+                step_size,
+                inverse_mass,
+                self.leapfrogs,
+            )
+            if step >= self.steps // 2:
+                latents.append(guide.network(state.position @ inverse_root))
+        return torch.stack(latents)
+
+    def _mass_root(
+        self, guide: ImplicitGuide, gram: Tensor, like: Tensor, seed: rng.Seed
+    ) -> Tensor:
+        """Return L of the mass M = L·Lᵀ of HMC, with which u = Lᵀε has unit mass."""
+        dim = like.shape[-1]
+        eps = rng.normal(MASS_DRAWS, (dim,), like, rng.fold(seed, "mass"))
+        jacobian = torch.func.vmap(torch.func.jacrev(guide.network))(eps)  # (draws, R, E)
+        mass = torch.eye(dim).to(gram) + (jacobian.mT @ gram @ jacobian).mean(0)
+        return torch.linalg.cholesky(mass)
+
+
+def _jump(eps: Tensor, proposals: Tensor, ratios: Tensor, chance: Tensor) -> Tensor:
+    """Select one of the proposals and ε with probability ∝ exp(ratio): (n, E)."""
+    n, dim = eps.shape
+    log_weights = torch.cat([ratios, torch.zeros_like(ratios[:1])])  # the start comes last
+    cumulative = log_weights.softmax(0).cumsum(0)
+    index = (cumulative < chance).sum(0).clamp_max(len(proposals))
+    candidates = torch.cat([proposals.expand(len(proposals), n, dim), eps.unsqueeze(0)])
+    return candidates.gather(0, index.reshape(1, n, 1).expand(1, n, dim)).squeeze(0)
 
 
 def log_ratio(step: Tensor, pull: Tensor, gram: Tensor) -> Tensor:
-    """log q(w|z + d) − log q(w|z) = d·Aᵀξ − ½·dᵀAᵀA·d for steps d (..., n, R): (..., n), at no cost
-    in D.
+    """Compute log q(w|z + d) − log q(w|z) = d·Aᵀξ − ½·dᵀAᵀA·d, at no cost in D.
+
+    Args:
+        step: d, (..., n, R).
+        pull: Aᵀξ, (n, R).
+        gram: AᵀA, (R, R).
+
+    Returns:
+        The log ratios, (..., n).
     """
     return (step * pull).sum(-1) - 0.5 * (step @ gram * step).sum(-1)
 
 
 class ImplicitGuide(VectorGuide):
-    """w = center + σ ⊙ (A·z + ξ), z = network(ε), ε ~ N(0, I), ξ ~ N(0, I): q(w) = E_z N(center +
-    σ⊙Az, diag σ²).
+    """w = center + σ ⊙ (A·z + ξ), z = network(ε), ε ~ N(0, I), ξ ~ N(0, I).
 
-    With K new latents z^k, and the latent z^0 of w, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w):
-    the KL is too large in expectation, less so for larger K. A (D, R) is in units of σ, so entropy
-    is Σ log σ + H[A·z + ξ], and the mixture enters only through AᵀA and Aᵀξ: the K latents cost
-    O(K·R²), independent of D.
+    q(w) = E_z N(center + σ⊙Az, diag σ²). With K new latents z^k, and the latent z^0 of w,
+    E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w): the KL is too large in expectation, less so for
+    larger K. A (D, R) is in units of σ, so entropy is Σ log σ + H[A·z + ξ], and the mixture enters
+    only through AᵀA and Aᵀξ: the K latents cost O(K·R²), independent of D.
+
+    Args:
+        tensors: the tensors with their priors.
+        network: maps ε (n, E) to z (n, R).
+        spec: the settings.
     """
 
     kl_kind = KL.bound
@@ -146,101 +195,109 @@ class ImplicitGuide(VectorGuide):
 
     def __init__(self, tensors: Tensors, network: nn.Module, spec: SemiImplicit) -> None:
         super().__init__(tensors)
-        start, latent = flatten(tensors.values), spec.latent
-        self.latent, self.draws, self.score = latent, spec.draws, spec.score()
+        start = flatten(tensors.values)
+        self.latent = spec.latent
+        self.draws = spec.draws
+        self.score = spec.score()
         self.network = network.to(start)
         with torch.no_grad():
-            size = self.network(start.new_zeros(1, latent)).shape
+            size = self.network(start.new_zeros(1, self.latent)).shape
         if len(size) != 2 or size[0] != 1:
             raise ValueError(
-                f"the noise network must map (n, {latent}) to (n, R), got {tuple(size)} for n = 1"
+                f"the noise network must map (n, {self.latent}) to (n, R), "
+                f"got {tuple(size)} for n = 1"
             )
         self.center = nn.Parameter(start.clone())
         self.log_std = nn.Parameter(torch.full_like(start, math.log(spec.std)))
         noise = rng.normal(len(start), size[1:], start, seed=0)
         self.factor = nn.Parameter(noise * (spec.spread / math.sqrt(len(start))))
-        closed = {
-            name: torch.full(
-                value.shape, tensors.priors[name].kl(value, torch.ones_like(value)) is not None
-            )
-            for name, value in tensors.values.items()
-        }
+        closed: Params = {}
+        for name, value in tensors.values.items():
+            kl = tensors.priors[name].kl(value, torch.ones_like(value))
+            closed[name] = torch.full(value.shape, kl is not None)
         self.register_buffer("closed", flatten(closed).to(start.device), persistent=False)
 
-    def make(self, n: int, seed: rng.Seed = None, start: int = 0) -> Made:
-        """Draws start .. start + n − 1."""
+    def draw_with_noise(self, n: int, seed: rng.Seed = None, start: int = 0) -> ImplicitDraw:
+        """Return draws start .. start + n − 1 with their noise.
+
+        Args:
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
         eps = rng.normal(n, (self.latent,), self.center, rng.fold(seed, "latent"), start)
         noise = rng.normal(n, self.center.shape, self.center, rng.fold(seed, "noise"), start)
         z = self.network(eps)
-        return Made(
-            eps,
-            z,
-            noise,
-            self.split(self.center + self.log_std.exp() * (z @ self.factor.mT + noise)),
-        )
+        w = self.center + self.log_std.exp() * (z @ self.factor.mT + noise)
+        return ImplicitDraw(eps, z, noise, self.split(w))
 
-    def conditional_kl(self, made: Made) -> Tensor:
-        """KL(q(w|z) ‖ p(w)): closed where the prior has it, log q(w|z) − log p(w) elsewhere;
-        (n,).
+    def conditional_kl(self, draw: ImplicitDraw) -> Tensor:
+        """Compute KL(q(w|z) ‖ p(w)) where it is closed, log q(w|z) − log p(w) elsewhere: (n,).
+
+        Args:
+            draw: the weights with their noise.
         """
         std = self.log_std.exp()
-        centers = self.split(self.center + std * (made.z @ self.factor.mT))
-        stds, total = self.split(std), made.z.new_zeros(len(made.z))
+        centers = self.split(self.center + std * (draw.z @ self.factor.mT))
+        stds = self.split(std)
+        total = draw.z.new_zeros(len(draw.z))
         for name, prior in zip(self.names, self.priors, strict=True):
-            kl, w = prior.kl(centers[name], stds[name]), made.params[name]
+            kl = prior.kl(centers[name], stds[name])
             if kl is None:
+                w = draw.params[name]
                 kl = gaussian_log_prob(w, centers[name], stds[name]) - prior.log_prob(w)
             total = total + kl
         return total
 
-    def log_ratios(self, made: Made, eps: Tensor) -> Tensor:
-        """log q(w|z^k) − log q(w|z^0) for z^k = network(ε^k), ε (K, 1 or n, E): (K, n)."""
-        return log_ratio(
-            self.network(eps) - made.z, made.noise @ self.factor, self.factor.mT @ self.factor
-        )
+    def log_ratios(self, draw: ImplicitDraw, eps: Tensor) -> Tensor:
+        """Compute log q(w|z^k) − log q(w|z^0) for z^k = network(ε^k): (K, n).
+
+        Args:
+            draw: the weights with their noise.
+            eps: the latents ε^k, (K, 1 or n, E).
+        """
+        step = self.network(eps) - draw.z
+        return log_ratio(step, draw.noise @ self.factor, self.factor.mT @ self.factor)
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        made = self.make(n, seed, start)
+        draw = self.draw_with_noise(n, seed, start)
         # One set of latents serves all draws: the expectation is the same, and draw i depends on
         # (seed, i) alone.
-        others = rng.normal(self.draws, (1, self.latent), self.center, rng.fold(seed, "others"))
+        latents = rng.normal(self.draws, (1, self.latent), self.center, rng.fold(seed, "others"))
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.score is None):
-            ratios = self.log_ratios(made, others)
-            bound = torch.cat([ratios, torch.zeros_like(ratios[:1])]).logsumexp(0) - math.log(
-                self.draws + 1
-            )
+            ratios = self.log_ratios(draw, latents)
+            log_sum = torch.cat([ratios, torch.zeros_like(ratios[:1])]).logsumexp(0)
+            bound = log_sum - math.log(self.draws + 1)
         if self.score is not None and torch.is_grad_enabled():
-            bound = bound + self._path(
-                made, self.score.latents(self, made, others, ratios, seed, start)
-            )
-        return Draw(dict(made.params), self.conditional_kl(made) + bound)
+            posterior_latents = self.score.sample_latents(self, draw, latents, ratios, seed, start)
+            bound = bound + self._entropy_gradient(draw, posterior_latents)
+        return Draw(dict(draw.params), self.conditional_kl(draw) + bound)
 
-    def _path(self, made: Made, latents: Tensor) -> Tensor:
-        """Zero in value; its gradient is that of E[log q(w) − log q(w|z)], (n,).
+    def _entropy_gradient(self, draw: ImplicitDraw, latents: Tensor) -> Tensor:
+        """Return zero with the gradient of E[log q(w) − log q(w|z)]: (n,).
 
         ∇E log q(w) = E[∇log q(w)·∇w], and in v = A·z + ξ, ∇log q(v) = E_{q(z'|v)}[A·z' − v].
         Weights with a sampled prior use this; at the optimum its noise cancels that of the prior
         (Roeder et al. 2017). Weights with a closed-form KL subtract the gradient of log q(w|z),
         with the control variate ξ − A·(I + AᵀA)⁻¹·Aᵀξ: no noise of ξ if z is Gaussian.
         """
-        pull, gram, factor = (
-            made.noise @ self.factor,
-            self.factor.mT @ self.factor,
-            self.factor.detach(),
-        )
-        v, w = made.z @ self.factor.mT + made.noise, self.join(made.params)
+        pull = draw.noise @ self.factor
+        gram = self.factor.mT @ self.factor
+        factor = self.factor.detach()
+        v = draw.z @ self.factor.mT + draw.noise
+        w = self.join(draw.params)
         score = (latents.mean(0) @ factor.mT - v).detach()
-        known = torch.linalg.solve(gram + torch.eye(len(gram)).to(gram), pull.mT).mT
-        less = (score + made.noise - known @ factor.mT).detach()
-        each = torch.where(
-            self.closed, less * v, score * (-self.log_std).exp().detach() * w + self.log_std
-        )
-        return (each - each.detach()).sum(-1)
+        projection = torch.linalg.solve(gram + torch.eye(len(gram)).to(gram), pull.mT).mT
+        reduced_score = (score + draw.noise - projection @ factor.mT).detach()
+        sampled_term = score * (-self.log_std).exp().detach() * w + self.log_std
+        terms = torch.where(self.closed, reduced_score * v, sampled_term)
+        return (terms - terms.detach()).sum(-1)
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        return self.make(n, seed, start).params
+        return self.draw_with_noise(n, seed, start).params
 
     def mean(self) -> Params:
+        """Return w at ε = 0 and ξ = 0."""
         z = self.network(self.center.new_zeros(1, self.latent))
         return self.split(self.center + self.log_std.exp() * (z @ self.factor.mT).squeeze(0))
 
@@ -250,13 +307,13 @@ class SemiImplicit(GuideSpec):
     """Settings of SIVI and UIVI.
 
     Args:
-        draws: K, the number of latents in the bound of the entropy.
-        latent: the size of ε.
-        hidden: the units of the perceptron.
+        draws: K, the number of latents in the bound of the entropy (default 100).
+        latent: the size of ε (default 16).
+        hidden: the units of the perceptron (default one layer of 64).
         network: a callable from ``latent`` to a network of noise, (n, latent) to (n, R), instead of
             the perceptron.
-        spread: the initial length of a column of A, in units of σ.
-        std: the initial σ.
+        spread: the initial length of a column of A, in units of σ (default 1).
+        std: the initial σ (default 0.01).
     """
 
     draws: int = 100
@@ -273,27 +330,38 @@ class SemiImplicit(GuideSpec):
 
     @abstractmethod
     def score(self) -> HMCScore | None:
-        """The estimator of the entropy gradient; None: that of the bound."""
+        """Return the estimator of the entropy gradient; None for that of the bound."""
 
     def build(self, tensors: Tensors) -> ImplicitGuide:
-        network = (
-            Residual(self.latent, self.hidden)
-            if self.network is None
-            else self.network(self.latent)
-        )
+        if self.network is None:
+            network: nn.Module = ResidualPerceptron(self.latent, self.hidden)
+        else:
+            network = self.network(self.latent)
         return ImplicitGuide(tensors, network, self)
 
 
 @final
 @dataclass(frozen=True)
 class SIVI(SemiImplicit):
-    """Semi-implicit posterior q(w) = E_{q(z)} N(w; mean(z), diag σ²) over all matched tensors (Yin
-    & Zhou 2018).
+    """Semi-implicit variational inference (Yin & Zhou 2018, arXiv:1805.11183).
 
-    z = network(ε), ε ~ N(0, I) of size ``latent``, mean(z) = center + σ ⊙ A·z, A of D × R numbers
-    for D weights. The entropy is bounded with K = ``draws`` latents, E log 1/(K+1) Σ_{k=0..K}
-    q(w|z^k) ≥ E log q(w), and the resulting bound of the ELBO is maximized; z can increase it by at
-    most log(K + 1) nats. By default z = ε + perceptron(ε), so that q starts as ``LowRank``.
+    q(w) = E_{q(z)} N(w; center + σ ⊙ A·z, diag σ²) over all matched tensors as one vector w of D
+    weights, z = network(ε), ε ~ N(0, I), A (D, R). The entropy is bounded with K = ``draws``
+    latents, E log 1/(K+1) Σ_{k=0..K} q(w|z^k) ≥ E log q(w), so that the KL is an upper bound,
+    E[KL(q(w|z) ‖ p(w)) + log 1/(K+1) Σ_k q(w|z^k)/q(w|z^0)]; z can increase the bound of the ELBO
+    by at most log(K + 1) nats. By default z = ε + perceptron(ε), so that q starts as ``LowRank``.
+
+    Args:
+        draws: K, the number of latents in the bound of the entropy (default 100).
+        latent: the size of ε (default 16).
+        hidden: the units of the perceptron (default one layer of 64).
+        network: a callable from ``latent`` to a network of noise, (n, latent) to (n, R), instead of
+            the perceptron.
+        spread: the initial length of a column of A, in units of σ (default 1).
+        std: the initial σ (default 0.01).
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.SIVI(draws=50)))
     """
 
     def score(self) -> None:
@@ -303,16 +371,23 @@ class SIVI(SemiImplicit):
 @final
 @dataclass(frozen=True)
 class UIVI(SemiImplicit):
-    """The family of ``SIVI``, trained by the score of its entropy (Titsias & Ruiz 2019).
+    """Unbiased implicit variational inference: ``SIVI`` trained by the score of its entropy.
 
     ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by a chain from the ε of w: a jump to one
-    of the K latents of the bound, then HMC. The gradient is that of the KL itself, without the
-    limit of log(K + 1) nats; its bias vanishes as the chain becomes independent of its start. The
-    KL that is logged is the bound of SIVI.
+    of the K latents of the bound, then HMC (Titsias & Ruiz 2019, arXiv:1808.02078). The gradient is
+    that of the KL itself, without the limit of log(K + 1) nats; its bias vanishes as the chain
+    becomes independent of its start. The KL that is logged is the bound of SIVI.
 
     Args:
-        steps: trajectories of HMC.
-        leapfrogs: steps of a trajectory.
+        draws: K, the number of latents in the bound of the entropy (default 100).
+        latent: the size of ε (default 16).
+        hidden: the units of the perceptron (default one layer of 64).
+        network: a callable from ``latent`` to a network of noise, (n, latent) to (n, R), instead of
+            the perceptron.
+        spread: the initial length of a column of A, in units of σ (default 1).
+        std: the initial σ (default 0.01).
+        steps: trajectories of HMC (default 2).
+        leapfrogs: steps of a trajectory (default 3).
     """
 
     steps: int = 2

@@ -1,6 +1,4 @@
-"""A joint posterior over all layers: the weights of each given pseudo-data propagated through the
-earlier layers.
-"""
+"""A joint posterior over all layers, given pseudo-data propagated through the earlier layers."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from bayou.core import rng
 from bayou.core.modules import Modules
@@ -25,18 +24,17 @@ from bayou.network import Call, Network, Shell, VmapOrLoop, Watch
 from bayou.priors import BoundNormal
 
 LAYERS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
-TYPES = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-)  # layers that pass their whole weight to one of these calls
-NUMBERS = 2**25  # maximum numbers in the patches of simultaneous draws
+# Layers that pass their whole weight to one of these calls.
+TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MAX_PATCH_NUMBERS = 2**25  # in the patches of simultaneous draws
 
 
-class Layer(nn.Module):
-    """The pseudo-outputs v of a layer, in the shape of its outputs, with one log-precision per
-    example.
+class PseudoOutputs(nn.Module):
+    """The pseudo-outputs v of a layer, with one log-precision per example.
+
+    Args:
+        outputs: the initial v, in the shape of the outputs of the layer.
+        precision: the initial precision.
     """
 
     def __init__(self, outputs: Tensor, precision: float) -> None:
@@ -44,20 +42,27 @@ class Layer(nn.Module):
         self.outputs = nn.Parameter(outputs.clone())
         self.log_precision = nn.Parameter(outputs.new_full(outputs.shape[:1], math.log(precision)))
 
-    def rows(self, groups: int, linear: bool) -> tuple[Tensor, Tensor]:
-        """v (G, R, out/G) and √precision (R, 1)."""
-        v = self.outputs if linear else self.outputs.movedim(1, -1)
+    def rows(self, groups: int, is_linear: bool) -> tuple[Tensor, Tensor]:
+        """Return v (G, R, out/G) and √precision (R, 1).
+
+        Args:
+            groups: the number G of groups of a convolution.
+            is_linear: whether the outputs have their features on the last axis.
+        """
+        v = self.outputs if is_linear else self.outputs.movedim(1, -1)
         v = v.reshape(-1, groups, v.shape[-1] // groups).movedim(1, 0)
         root = (0.5 * self.log_precision).exp()
         return v, root.repeat_interleave(v.shape[1] // len(root)).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
-class Conditional:
-    """q(W | earlier layers) of one layer with its bias: W = center + exp(log_scale) ⊙ Z, W and Z
-    (G, D, out/G).
+class LayerPosterior:
+    """q(W | earlier layers) of one layer with its bias: W = center + exp(log_scale) ⊙ Z.
 
-    ``center`` and ``log_scale`` are the prior's, so that Z ~ N(0, I) is the prior of W.
+    Args:
+        z: the posterior of Z, (G, D, out/G), whose prior is N(0, I).
+        center: the prior's mean, which broadcasts to W.
+        log_scale: the prior's log-scale, which broadcasts to W.
     """
 
     z: Regression
@@ -65,46 +70,56 @@ class Conditional:
     log_scale: Tensor
 
     def log_prob(self, w: Tensor) -> Tensor:
-        """log q(W): a scalar."""
-        return (
-            self.z.log_prob((w - self.center) * (-self.log_scale).exp())
-            - self.log_scale.expand_as(w).sum()
-        )
+        """Compute log q(W): a scalar.
+
+        Args:
+            w: the weights, (G, D, out/G).
+        """
+        z = (w - self.center) * (-self.log_scale).exp()
+        return self.z.log_prob(z) - self.log_scale.expand_as(w).sum()
 
 
-class Pass(TorchFunctionMode):
-    """Inside, a network runs on the inducing inputs; ``value_of`` computes a weight at the first
-    call that uses it.
+class Propagation(TorchFunctionMode):
+    """A run of a network on the inducing inputs, in which each weight is computed at its first use.
 
-    ``tensors``: the placeholders of the guide's tensors in the network; ``known``: their values so
-    far.
+    Args:
+        placeholders: the tensors in the network that stand for those of the guide.
+        compute_values: returns the values of the tensors of a call, by the call, the names of its
+            weight and bias, and the values so far.
     """
 
     def __init__(
-        self, tensors: Params, value_of: Callable[[Call, str, str | None, Params], Params]
+        self,
+        placeholders: Params,
+        compute_values: Callable[[Call, str, str | None, Params], Params],
     ) -> None:
         super().__init__()
-        self.tensors, self.value_of = tensors, value_of
-        self.known: Params = {}
+        self.placeholders = placeholders
+        self.compute_values = compute_values
+        self.values: Params = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in LAYERS:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
-        weight, bias = self._name(call.weight), self._name(call.bias)
-        if weight is not None and weight not in self.known:
-            self.known |= self.value_of(call, weight, bias, self.known)
+        weight = self._name(call.weight)
+        bias = self._name(call.bias)
+        if weight is not None and weight not in self.values:
+            self.values |= self.compute_values(call, weight, bias, self.values)
         if weight is not None:
-            call.given["weight"] = self.known[weight]
+            call.given["weight"] = self.values[weight]
         if bias is not None:
-            call.given["bias"] = self.known[bias]
+            call.given["bias"] = self.values[bias]
         return func(**call.given)
 
     def _name(self, tensor: Tensor | None) -> str | None:
-        """By identity: torch.compile does not support ``id`` of its own tensors."""
-        for name, mine in self.tensors.items():
-            if mine is tensor:
+        """Return the name of a placeholder, by identity.
+
+        torch.compile does not support ``id`` of its own tensors.
+        """
+        for name, placeholder in self.placeholders.items():
+            if placeholder is tensor:
                 return name
         return None
 
@@ -112,60 +127,67 @@ class Pass(TorchFunctionMode):
 class InducingGuide(JointGuide):
     """q(W) = Π_l q(W_l | W_1 .. W_{l−1}), by one run of the network on the inducing inputs U.
 
-    At a layer whose inputs are φ, in the order of the calls: q(W_l | ..) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ =
-    (1/s² + φᵀΛφ)⁻¹, s the prior's scales, v and Λ = diag(precision) learned; φ has a column of ones
-    for a bias. φ·W_l is the output.
+    At a layer whose inputs are φ, in the order of the calls, q(W_l | ..) = Π_o N(Σ·φᵀΛ·v_o, Σ) with
+    Σ = (1/s² + φᵀΛφ)⁻¹, s the prior's scales, v and Λ = diag(precision) learned; φ has a column of
+    ones for a bias. φ·W_l is the output.
+
+    Args:
+        tensors: the tensors with their priors, the network and rows of data.
+        points: the maximum number of inducing inputs.
+        precision: the initial precision of the pseudo-outputs.
     """
 
     scales = ("log_precision",)
 
     def __init__(self, tensors: Tensors, points: int, precision: float) -> None:
         super().__init__(tensors, tensors.values)
-        assert tensors.network is not None
+        if tensors.network is None:
+            raise TypeError("Inducing needs the network of its tensors")
         self.network = tensors.network
-        self.given = tuple(name for name in self.network.names if name not in self.shapes)
+        self.parents = tuple(name for name in self.network.names if name not in self.shapes)
         self.weights = tuple(name for name in self.names if len(self.shapes[name]) > 1)
-        like = tensors.values[self.names[0]]
         for name, prior in self.bound_priors().items():
             if not isinstance(prior, BoundNormal):
-                kind = type(prior).__name__.removeprefix("Bound")
+                family = type(prior).__name__.removeprefix("Bound")
                 raise ValueError(
-                    f"Inducing needs Normal priors, and that of {name!r} is a {kind}; use MeanField()"
+                    f"Inducing needs Normal priors, and that of {name!r} is a {family}; "
+                    "use MeanField()"
                 )
-        self.shell = Shell(
-            self.network.net, self.network.aliases
-        )  # in eval mode, for torch.compile
-        self.buffers_of_net = [
-            (name, module, leaf)
-            for name in self.network.buffers()
-            for prefix, _, leaf in [name.rpartition(".")]
-            for module in [self.network.net.get_submodule(prefix)]
-        ]
+        # In eval mode, for torch.compile.
+        self.shell = Shell(self.network.net, self.network.aliases)
+        self.network_buffers = []
+        for name in self.network.buffers():
+            prefix, _, leaf = name.rpartition(".")
+            self.network_buffers.append((name, self.network.net.get_submodule(prefix), leaf))
         self.loop = False
+        outputs = self._initialize(tensors, points)
+        layers = [PseudoOutputs(outputs[name], precision) for name in self.weights]
+        self.layers: Modules[PseudoOutputs] = nn.ModuleList(layers)  # type: ignore[assignment]
+
+    def _initialize(self, tensors: Tensors, points: int) -> Params:
+        """Set the inducing inputs, and return the initial pseudo-outputs of every weight."""
         if tensors.inputs is None:  # set when a file is loaded
-            outputs = dict.fromkeys(self.weights, like.new_empty(0))
             self._set_inputs(())
-        else:
-            inputs = _rows(tensors.inputs, points)
-            outputs = dry_run(self.network, tensors.values, tensors.start, inputs)
-            if missing := [name for name in self.names if name not in outputs]:
-                raise ValueError(
-                    f"Inducing cannot cover {', '.join(map(repr, missing))}: weights must be passed whole to linear or "
-                    "convolution calls, biases together with their weights, and neither to others; give it another "
-                    "family, such as MeanField() or Delta()"
-                )
-            if self.network.dry_run(lambda: tensors.start, inputs).random:
-                raise ValueError(
-                    "Inducing needs a deterministic network, and this one draws random numbers"
-                )
-            self._set_inputs(inputs)
-        layers = [Layer(outputs[name], precision) for name in self.weights]
-        self.layers: Modules[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
+            like = tensors.values[self.names[0]]
+            return dict.fromkeys(self.weights, like.new_empty(0))
+        inputs = _take_rows(tensors.inputs, points)
+        outputs = dry_run(self.network, tensors.values, tensors.start, inputs)
+        missing = [name for name in self.names if name not in outputs]
+        if missing:
+            raise ValueError(
+                f"Inducing cannot cover {', '.join(map(repr, missing))}: weights must be passed "
+                "whole to linear or convolution calls, biases together with their weights, and "
+                "neither to others; give it another family, such as MeanField() or Delta()"
+            )
+        if self.network.dry_run(lambda: tensors.start, inputs).random:
+            raise ValueError(
+                "Inducing needs a deterministic network, and this one draws random numbers"
+            )
+        self._set_inputs(inputs)
+        return outputs
 
     def _set_inputs(self, inputs: tuple[Tensor, ...]) -> None:
-        """U is initialized with rows of the data; if they are not real numbers (tokens) it is
-        constant.
-        """
+        """Register the inducing inputs U, constant if they are not real numbers (tokens)."""
         self.inputs = len(inputs)
         for i, value in enumerate(inputs):
             if value.is_floating_point():
@@ -174,14 +196,16 @@ class InducingGuide(JointGuide):
                 self.register_buffer(f"input{i}", value.clone())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A guide without data gets its sizes from the file."""
+        """Load a state, from which a guide without data takes its sizes."""
         if self.inputs == 0:
             like = self.layers[0].outputs
             count = sum(key.startswith(f"{prefix}input") for key in state_dict)
-            found = [state_dict[f"{prefix}input{i}"] for i in range(count)]
-            self._set_inputs(
-                tuple(v.to(like) if v.is_floating_point() else v.to(like.device) for v in found)
-            )
+            inputs = []
+            for i in range(count):
+                value = state_dict[f"{prefix}input{i}"]
+                is_real = value.is_floating_point()
+                inputs.append(value.to(like) if is_real else value.to(like.device))
+            self._set_inputs(tuple(inputs))
             for i, layer in enumerate(self.layers):
                 for leaf in ("outputs", "log_precision"):
                     size = state_dict[f"{prefix}layers.{i}.{leaf}"].shape
@@ -192,16 +216,18 @@ class InducingGuide(JointGuide):
 
     @property
     def _like(self) -> Tensor:
+        """Return a tensor with the dtype and device of the guide."""
         if self.inputs == 0:
             raise ValueError(
-                "Inducing is initialized with rows of data and has none: pass example= some inputs to bayesianize"
+                "Inducing is initialized with rows of data and has none: "
+                "pass example= some inputs to bayesianize"
             )
         return self.layers[0].outputs
 
     def _run(self, params: Params) -> None:
-        """The network in eval mode on U."""
+        """Run the network in eval mode on U."""
         inputs = [getattr(self, f"input{i}") for i in range(self.inputs)]
-        for name, module, leaf in self.buffers_of_net:
+        for name, module, leaf in self.network_buffers:
             buffer = getattr(module, leaf)
             params[name] = buffer.to(self._like.dtype) if buffer.is_floating_point() else buffer
         if torch.compiler.is_compiling():
@@ -210,109 +236,111 @@ class InducingGuide(JointGuide):
         else:
             self.network.evaluate(params, *inputs)
 
-    def _conditional(self, call: Call, names: tuple[str, ...], bias: Tensor | None) -> Conditional:
-        """q of the tensors ``names``, a weight and its bias if that is random; else ``bias`` is
-        known, if any.
-        """
-        layer, linear = self.layers[self.weights.index(names[0])], call.func is F.linear
+    def _layer_posterior(
+        self, call: Call, names: tuple[str, ...], bias: Tensor | None
+    ) -> LayerPosterior:
+        """Compute q of a weight, and of its bias if that is random; else ``bias`` is its value."""
+        layer = self.layers[self.weights.index(names[0])]
         phi = patches(call)
         groups = len(phi)
-        v, root = layer.rows(groups, linear)
-        exact = torch.float64 if phi.device.type != "mps" else phi.dtype  # small, ill-conditioned
+        v, root = layer.rows(groups, call.func is F.linear)
+        # Small and ill-conditioned.
+        exact = torch.float64 if phi.device.type != "mps" else phi.dtype
         if bias is not None:
             v = v - columns(bias, groups)
         if len(names) > 1:
             phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
-        center, scale = (part.to(exact) for part in self._prior(names, groups))
+        prior_mean, prior_log_scale = self._prior(names, groups)
+        center = prior_mean.to(exact)
+        log_scale = prior_log_scale.to(exact)
         # One Σ for all outputs: the scales are approximated by a factor per input times one per
         # output.
-        inputs = scale.mean(-1, keepdim=True)  # (G, D, 1)
-        outputs = (scale - inputs).mean(-2, keepdim=True)  # (G, 1, out/G or 1)
-        phi, v, root = phi.to(exact), v.to(exact), root.to(exact)
-        a = root * phi * inputs.mT.exp()
-        t = root * (v - phi @ center) * (-outputs).exp()
-        return Conditional(Regression.of(a, t), center, scale)
+        input_scale = log_scale.mean(-1, keepdim=True)  # (G, D, 1)
+        output_scale = (log_scale - input_scale).mean(-2, keepdim=True)  # (G, 1, out/G or 1)
+        phi = phi.to(exact)
+        v = v.to(exact)
+        root = root.to(exact)
+        a = root * phi * input_scale.mT.exp()
+        t = root * (v - phi @ center) * (-output_scale).exp()
+        return LayerPosterior(Regression.fit(a, t), center, log_scale)
 
     def _prior(self, names: tuple[str, ...], groups: int) -> tuple[Tensor, Tensor]:
-        """Mean and log-scale of the prior: (G, D, out/G), or (G, D, 1) for scalars."""
+        """Return mean and log-scale of the prior: (G, D, out/G), or (G, D, 1) for scalars."""
         means: list[Tensor] = []
-        scales: list[Tensor] = []
+        log_scales: list[Tensor] = []
         for name in names:
-            prior, shape = self.priors[self.names.index(name)], self.shapes[name]
-            assert isinstance(prior, BoundNormal)
-            size = shape.numel() // shape[0]
-            for value, parts in ((prior.mean, means), (prior.log_scale, scales)):
-                single = value.numel() == 1
-                parts.append(
-                    value.expand(groups, size, 1)
-                    if single
-                    else columns(value.expand(shape), groups)
-                )
-        return _joined(means), _joined(scales)
+            prior = self.priors[self.names.index(name)]
+            shape = self.shapes[name]
+            if not isinstance(prior, BoundNormal):
+                raise TypeError(f"the prior of {name!r} is not Normal")
+            means.append(_expand_columns(prior.mean, shape, groups))
+            log_scales.append(_expand_columns(prior.log_scale, shape, groups))
+        return _join_columns(means), _join_columns(log_scales)
 
     def _split(self, w: Tensor, names: tuple[str, ...], like: Tensor) -> Params:
-        """(G, D, out/G) as the weight and the bias."""
+        """Split (G, D, out/G) into the weight and the bias."""
         sizes = [self.shapes[name].numel() // w.shape[0] // w.shape[2] for name in names]
-        parts = w.to(like.dtype).split(sizes, -2)
+        blocks = w.to(like.dtype).split(sizes, -2)
         return {
-            name: part.mT.reshape(self.shapes[name])
-            for name, part in zip(names, parts, strict=True)
+            name: block.mT.reshape(self.shapes[name])
+            for name, block in zip(names, blocks, strict=True)
         }
 
     def _draw(self, tree: dict[str, Params]) -> tuple[Params, Tensor]:
-        """One draw with this noise, and its KL."""
-        eps, like = tree["eps"], self._like
+        """Return one draw with this noise ("eps") and these "parents", and its KL."""
+        eps = tree["eps"]
+        like = self._like
         kls: list[Tensor] = []
 
-        def value_of(call: Call, weight: str, bias: str | None, known: Params) -> Params:
-            names = (weight,) if bias is None or bias in known else (weight, bias)
-            q = self._conditional(call, names, call.bias if bias is None else known.get(bias))
+        def draw_layer(call: Call, weight: str, bias: str | None, values: Params) -> Params:
+            names = _random_names(weight, bias, values)
+            known_bias = call.bias if bias is None else values.get(bias)
+            q = self._layer_posterior(call, names, known_bias)
             groups = len(q.center)
-            noise = torch.cat([columns(eps[name], groups) for name in names], -2).to(q.center.dtype)
-            w = q.center + q.log_scale.exp() * q.z.draw(noise)
+            noise = torch.cat([columns(eps[name], groups) for name in names], -2)
+            w = q.center + q.log_scale.exp() * q.z.draw(noise.to(q.center.dtype))
             kls.append(q.z.kl().to(like.dtype))
             return self._split(w, names, like)
 
-        nothing = torch.full_like(like.flatten()[0], math.nan)  # a use before the draw gives NaN
-        blanks = {name: nothing.expand(shape) for name, shape in self.shapes.items()}
-        run = Pass(blanks, value_of)
-        with run:
-            self._run(tree["given"] | blanks)
-        return {name: run.known[name] for name in self.names}, torch.stack(kls).sum()
+        nan = torch.full_like(like.flatten()[0], math.nan)  # a use before the draw gives NaN
+        placeholders = {name: nan.expand(shape) for name, shape in self.shapes.items()}
+        propagation = Propagation(placeholders, draw_layer)
+        with propagation:
+            self._run(tree["parents"] | placeholders)
+        return {name: propagation.values[name] for name in self.names}, torch.stack(kls).sum()
 
-    def _score(self, params: Params) -> Tensor:
-        """log q of one set of tensors."""
-        scores: list[Tensor] = []
+    def _log_prob_of_draw(self, params: Params) -> Tensor:
+        """Compute log q of one set of tensors."""
+        terms: list[Tensor] = []
 
-        def value_of(call: Call, weight: str, bias: str | None, known: Params) -> Params:
-            names = (weight,) if bias is None or bias in known else (weight, bias)
-            q = self._conditional(call, names, call.bias if len(names) == 1 else None)
+        def score_layer(call: Call, weight: str, bias: str | None, values: Params) -> Params:
+            names = _random_names(weight, bias, values)
+            q = self._layer_posterior(call, names, call.bias if len(names) == 1 else None)
             w = torch.cat([columns(params[name], len(q.center)) for name in names], -2)
-            scores.append(q.log_prob(w.to(q.center.dtype)))
+            terms.append(q.log_prob(w.to(q.center.dtype)))
             return {name: params[name] for name in names}
 
-        with Pass({name: params[name] for name in self.names}, value_of):
+        with Propagation({name: params[name] for name in self.names}, score_layer):
             self._run(dict(params))
-        return torch.stack(scores).sum().to(params[self.names[0]].dtype)
+        return torch.stack(terms).sum().to(params[self.names[0]].dtype)
 
     def _map(self, function: Callable[[Any], Any], tree: Any, n: int) -> Any:
-        """function of every draw of a tree of tensors (n, ...), stacked; some at a time."""
+        """Apply a function to every draw of a tree of tensors (n, ...), some at a time."""
         if n == 1:
-            one = torch.utils._pytree.tree_map(lambda value: value[0], tree)
-            return torch.utils._pytree.tree_map(lambda value: value.unsqueeze(0), function(one))
+            output = function(tree_map(lambda value: value[0], tree))
+            return tree_map(lambda value: value.unsqueeze(0), output)
         mapped = VmapOrLoop(function, (0,), loop=self.loop or torch.compiler.is_compiling())
-        size = max(1, NUMBERS // self._numbers)
-        parts = []
+        size = max(1, MAX_PATCH_NUMBERS // self._patch_numbers)
+        outputs = []
         for start in range(0, n, size):
-            parts.append(
-                mapped(torch.utils._pytree.tree_map(lambda v, i=start: v[i : i + size], tree))
-            )
+            block = tree_map(lambda value, first=start: value[first : first + size], tree)
+            outputs.append(mapped(block))
         self.loop = mapped.loop and not torch.compiler.is_compiling()
-        return torch.utils._pytree.tree_map(lambda *each: torch.cat(each), *parts)
+        return tree_map(lambda *values: torch.cat(values), *outputs)
 
     @property
-    def _numbers(self) -> int:
-        """In the patches of one draw."""
+    def _patch_numbers(self) -> int:
+        """Return how many numbers the patches of one draw have."""
         return sum(
             layer.outputs.numel() * self.shapes[name][1:].numel() // self.shapes[name][0]
             for name, layer in zip(self.weights, self.layers, strict=True)
@@ -327,25 +355,25 @@ class InducingGuide(JointGuide):
         local: bool = False,
         seed: rng.Seed = None,
         start: int = 0,
-        given: Params | None = None,
+        parents: Params | None = None,
     ) -> Draw:
         like = self._like
         if n == 0:
-            return Draw(
-                {name: like.new_empty(0, *shape) for name, shape in self.shapes.items()},
-                like.new_empty(0),
-            )
+            empty = {name: like.new_empty(0, *shape) for name, shape in self.shapes.items()}
+            return Draw(dict(empty), like.new_empty(0))
         noise = {
-            name: rng.normal(n, s, like, rng.fold(seed, name), start)
-            for name, s in self.shapes.items()
+            name: rng.normal(n, shape, like, rng.fold(seed, name), start)
+            for name, shape in self.shapes.items()
         }
-        parts, kl = self._map(self._draw, {"eps": noise, "given": self._others(given)}, n)
-        return Draw(parts, kl)
+        tree = {"eps": noise, "parents": self._select_parents(parents)}
+        params, kl = self._map(self._draw, tree, n)
+        return Draw(params, kl)
 
     def sample(
-        self, n: int, seed: rng.Seed = None, start: int = 0, given: Params | None = None
+        self, n: int, seed: rng.Seed = None, start: int = 0, parents: Params | None = None
     ) -> Params:
-        return dict(self.draw(n, seed=seed, start=start, given=given).parts)  # type: ignore[arg-type]
+        draw = self.draw(n, seed=seed, start=start, parents=parents)
+        return dict(draw.parts)  # type: ignore[arg-type]
 
     def log_prob(self, params: Params) -> Tensor:
         first = params[self.names[0]]
@@ -354,34 +382,55 @@ class InducingGuide(JointGuide):
             name: params[name].reshape(-1, *params[name].shape[len(batch) :])
             for name in self.network.names
         }
-        found: Tensor = self._map(self._score, flat, batch.numel())
-        return found.reshape(batch)
+        log_q: Tensor = self._map(self._log_prob_of_draw, flat, batch.numel())
+        return log_q.reshape(batch)
 
-    def mean(self, given: Params | None = None) -> Params:
-        """The means of the layers one after another, each given the means before it."""
+    def mean(self, parents: Params | None = None) -> Params:
+        """Return the means of the layers one after another, each given the means before it.
+
+        Args:
+            parents: the values of tensors of other guides.
+        """
         like = self._like
         noise = {name: like.new_zeros(shape) for name, shape in self.shapes.items()}
-        return self._draw({"eps": noise, "given": self._others(given)})[0]
+        return self._draw({"eps": noise, "parents": self._select_parents(parents)})[0]
 
-    def _others(self, given: Params | None) -> Params:
-        if given is None and self.given:
+    def _select_parents(self, parents: Params | None) -> Params:
+        """Return the values of the parents, or raise a ValueError if they are missing."""
+        if parents is None and self.parents:
             raise ValueError(
-                f"this guide is q({', '.join(self.names)} | {', '.join(self.given)}): draw with given= their values"
+                f"this guide is q({', '.join(self.names)} | {', '.join(self.parents)}): "
+                "draw with parents= their values"
             )
-        return {name: value for name, value in (given or {}).items() if name in self.given}
+        return {name: value for name, value in (parents or {}).items() if name in self.parents}
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    """(G, D, out/G or 1) of a weight and of its bias, one after the other."""
-    width = max(part.shape[-1] for part in parts)
-    return torch.cat([part.expand(-1, -1, width) for part in parts], -2)
+def _random_names(weight: str, bias: str | None, values: Params) -> tuple[str, ...]:
+    """Return the names of a weight and of its bias, unless the bias is known or missing."""
+    if bias is None or bias in values:
+        return (weight,)
+    return weight, bias
 
 
-def _rows(inputs: tuple[Any, ...], points: int) -> tuple[Tensor, ...]:
+def _expand_columns(value: Tensor, shape: torch.Size, groups: int) -> Tensor:
+    """Return a value that broadcasts to a tensor as (G, D, out/G), a scalar as (G, D, 1)."""
+    if value.numel() == 1:
+        return value.expand(groups, shape.numel() // shape[0], 1)
+    return columns(value.expand(shape), groups)
+
+
+def _join_columns(blocks: list[Tensor]) -> Tensor:
+    """Join (G, D, out/G or 1) of a weight and of its bias, one after the other."""
+    width = max(block.shape[-1] for block in blocks)
+    return torch.cat([block.expand(-1, -1, width) for block in blocks], -2)
+
+
+def _take_rows(inputs: tuple[Any, ...], points: int) -> tuple[Tensor, ...]:
+    """Return the first rows of every input, or raise a ValueError if one has none."""
     if not all(isinstance(value, Tensor) and value.ndim > 0 for value in inputs):
-        got = ", ".join(type(value).__name__ for value in inputs)
+        types = ", ".join(type(value).__name__ for value in inputs)
         raise ValueError(
-            f"Inducing needs inputs that are tensors with a row for every example, got {got}"
+            f"Inducing needs inputs that are tensors with a row for every example, got {types}"
         )
     return tuple(value[:points].detach() for value in inputs)
 
@@ -390,48 +439,61 @@ def _rows(inputs: tuple[Any, ...], points: int) -> tuple[Tensor, ...]:
 def dry_run(
     network: Network, names: Collection[str], start: Params, inputs: tuple[Any, ...]
 ) -> Params:
-    """The tensors that Inducing can cover: weights with the outputs of their first call, biases
-    with an empty tensor. A tensor that is used by anything but linear or convolution calls cannot
-    be covered."""
+    """Run the network once and return the tensors that Inducing can cover.
+
+    A tensor that is used by anything but linear or convolution calls cannot be covered.
+
+    Args:
+        network: the network.
+        names: the tensors in question.
+        start: the values of all tensors of the network.
+        inputs: some rows of data.
+
+    Returns:
+        By name the outputs of the first call of a weight, and an empty tensor for a bias.
+    """
     fresh = {name: value.detach().clone() for name, value in start.items()}
     watch = Watch(
         {name: fresh[name] for name in names}, lambda call: call.func in LAYERS, copies=True
     )
     with rng.isolated(0, inputs[0].device), watch:
         network.evaluate(fresh, *inputs)
-    found: Params = {}
+    outputs: Params = {}
     for (call, weight, bias), (x, _) in zip(watch.calls, watch.copies, strict=True):
-        if weight is None or weight in watch.other or weight in found or fresh[weight].ndim < 2:
+        if weight is None or weight in watch.other or weight in outputs or fresh[weight].ndim < 2:
             continue
-        out = call.func(**(call.given | {"input": x}))
-        single = x.ndim == (
-            1 if call.func is F.linear else fresh[weight].ndim - 1
-        )  # no axis of examples
-        found[weight] = out.unsqueeze(0) if single else out
+        output = call.func(**(call.given | {"input": x}))
+        example_axes = 1 if call.func is F.linear else fresh[weight].ndim - 1
+        outputs[weight] = output.unsqueeze(0) if x.ndim == example_axes else output
         if bias is not None and bias not in watch.other:
-            found.setdefault(bias, x.new_empty(0))
-    return found
+            outputs.setdefault(bias, x.new_empty(0))
+    return outputs
 
 
 @dataclass(frozen=True)
 class Inducing(GuideSpec):
-    """Weights of every layer given M pseudo-data propagated through the earlier layers (Ober &
-    Aitchison 2021).
+    """Global inducing points: a joint Gaussian over all layers (Ober & Aitchison 2021).
 
-    q(W_l | W_1 .. W_{l−1}) = Π_o N(Σ·φᵀΛ·v_o, Σ), Σ = (1/s² + φᵀΛφ)⁻¹, for inputs φ of layer l at
-    the pseudo-inputs, pseudo-outputs v, Λ = diag(precision) and the scale s of the prior. It covers
-    linear and convolution layers, used once or several times; as the only family it leaves other
-    tensors to MeanField, and parameters of normalization layers are points. A step costs an
-    additional pass over M rows, and per layer O(min(R, D)²·max(R, D)) for D inputs and R = M rows
-    or positions.
+    The weights of every layer have the exact posterior of a linear regression on M pseudo-data
+    propagated through the earlier layers: q(W_l | W_1 .. W_{l−1}) = Π_o N(Σ·φᵀΛ·v_o, Σ),
+    Σ = (1/s² + φᵀΛφ)⁻¹, for inputs φ of layer l at the pseudo-inputs, pseudo-outputs v,
+    Λ = diag(precision) and the scale s of the Normal prior. The KL of a draw is the sum over layers
+    of the closed KL(q(W_l | W_1 .. W_{l−1}) ‖ p(W_l)), which is unbiased for KL(q ‖ p).
 
-    With ``VI(compile=True)`` it needs torch 2.10 or newer.
+    It covers linear and convolution layers, used once or several times; as the only family it
+    leaves other tensors to MeanField, and parameters of normalization layers are points. A step
+    costs an additional pass over M rows, and per layer O(min(R, D)²·max(R, D)) for D inputs and
+    R = M rows or positions. With ``VI(compile=True)`` it needs torch 2.10 or newer
+    (arXiv:2005.08140).
 
     Args:
-        points: M. The pseudo-inputs are initialized with rows of the data (all of them, if there
-            are fewer).
+        points: M (default 100). The pseudo-inputs are initialized with rows of the data (all of
+            them, if there are fewer).
         precision: the initial precision of the pseudo-outputs, which start at the outputs of the
-            network.
+            network (default 0.05).
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.Inducing(points=50)))
     """
 
     points: int = 100
@@ -445,25 +507,26 @@ class Inducing(GuideSpec):
 
     @property
     def rows(self) -> int:  # type: ignore[override]
+        """Return the number of rows of data for the initial pseudo-inputs."""
         return self.points
 
     def reach(
         self, network: Network, values: Params, inputs: tuple[Any, ...] | None
     ) -> Collection[str]:
+        covered: Collection[str]
         if inputs is not None:
-            found: Collection[str] = dry_run(
-                network, network.names, values, _rows(inputs, self.points)
-            )
+            covered = dry_run(network, network.names, values, _take_rows(inputs, self.points))
         else:
             owners = {
                 name: network.net.get_submodule(name.rpartition(".")[0]) for name in network.names
             }
-            found = {name for name, owner in owners.items() if type(owner) in TYPES}
-        if not found:
+            covered = {name for name, owner in owners.items() if type(owner) in TYPES}
+        if not covered:
             raise ValueError(
-                f"{type(network.net).__name__} has no linear or convolution layer for Inducing to cover"
+                f"{type(network.net).__name__} has no linear or convolution layer for Inducing "
+                "to cover"
             )
-        return found
+        return covered
 
     def build(self, tensors: Tensors) -> InducingGuide:
         return InducingGuide(tensors, self.points, self.precision)

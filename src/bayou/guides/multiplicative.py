@@ -1,6 +1,4 @@
-"""Multiplicative normalizing flows: a random gain per unit or filter, and Gaussian noise of every
-weight.
-"""
+"""Multiplicative normalizing flows: random gains per unit or filter, and noise of every weight."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.params import Params
 from bayou.flows import Label, Ladj, Map, Side
-from bayou.guides.gain import GainFlow, gained_moments, make_gain
+from bayou.guides.gain import GainFlow, make_gain, product_moments
 from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import (
     KL,
@@ -32,23 +30,31 @@ from bayou.guides.guide import (
     gaussian_log_prob,
 )
 from bayou.guides.joint import FlowName, make_transform, push
-from bayou.priors import BoundNormal
+from bayou.priors import BoundNormal, DensityPrior, Prior
 from bayou.priors.base import squares
 
-MOMENTS = 4096  # draws of a gain for its mean (within 1.6 % of its std) and its std (within 1.1 %)
+# Draws of a gain for its mean (within 1.6 % of its std) and its std (within 1.1 %).
+MOMENT_DRAWS = 4096
 
 
 def rows(weight: Tensor, axis: int) -> Tensor:
-    """The weight as a matrix (D, J) whose rows run along ``axis``."""
+    """Return the weight as a matrix (D, J) whose rows run along ``axis``.
+
+    Args:
+        weight: the weight.
+        axis: an axis of size D.
+    """
     return weight.movedim(axis, 0).reshape(weight.shape[axis], -1)
 
 
 class Auxiliary(nn.Module, ABC):
-    """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log
-    r(z|W).
+    """r(z|W), which bounds the entropy of q(W) = ∫ q(W|z) q(z) dz; ``forward`` gives −log r(z|W).
+
+    Attributes:
+        label: how log r is known.
     """
 
-    label = Label()  # of log r
+    label = Label()
 
     @abstractmethod
     def forward(
@@ -60,21 +66,38 @@ class Auxiliary(nn.Module, ABC):
         seed: rng.Seed = None,
         start: int = 0,
     ) -> Tensor:
-        """−log r(z|W) (n,), or its expectation over W given z, for z (n, D) and matrices mean, std
-        (D, J).
+        """Compute −log r(z|W), or its expectation over W given z: (n,).
+
+        Args:
+            z: gains, (n, D).
+            mean: M as a matrix, (D, J).
+            std: σ as a matrix, (D, J).
+            weight: W as matrices, (n, D, J), if it was sampled.
+            seed: the seed of noise; None uses torch's global stream.
+            start: the index of the first row.
         """
 
     @abstractmethod
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
-        """log r(z|W) at given weights: z (n, D), weight (n, D, J) to (n,)."""
+        """Compute log r(z|W) at sampled weights: (n,).
+
+        Args:
+            z: gains, (n, D).
+            mean: M as a matrix, (D, J).
+            std: σ as a matrix, (D, J).
+            weight: W as matrices, (n, D, J).
+        """
 
 
 class Conjugate(Auxiliary):
-    """r(z|W) ∝ q(W|z)·N(z; a, s²) with learned a and s: the posterior of z if q(z) is the Gaussian
-    N(a, s²).
+    """r(z|W) ∝ q(W|z)·N(z; a, s²) with learned a and s.
 
-    With C = Σ_j M²/σ² and P = C + 1/s², E[−log r] = Σ_i ½·log 2π − ½·log P + ½·(C + ((a −
-    z)/s²)²)/P exactly.
+    It is the posterior of z if q(z) is the Gaussian N(a, s²). With C = Σ_j M²/σ² and P = C + 1/s²,
+    E[−log r] = Σ_i ½·log 2π − ½·log P + ½·(C + ((a − z)/s²)²)/P exactly.
+
+    Args:
+        dim: the number D of gains.
+        std: the initial s.
     """
 
     def __init__(self, dim: int, std: float) -> None:
@@ -95,10 +118,17 @@ class Conjugate(Auxiliary):
         inv_var = (-2 * self.log_std).exp()
         precision = information + inv_var
         pull = (self.center - z) * inv_var
-        return 0.5 * (LOG_2PI - precision.log() + (information + pull.square()) / precision).sum(-1)
+        square = (information + pull.square()) / precision
+        return 0.5 * (LOG_2PI - precision.log() + square).sum(-1)
 
     def posterior(self, mean: Tensor, std: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std of r(z|W) for weights (n, D, J): (n, D) and (D,)."""
+        """Return mean and std of r(z|W): (n, D) and (D,).
+
+        Args:
+            mean: M as a matrix, (D, J).
+            std: σ as a matrix, (D, J).
+            weight: W as matrices, (n, D, J).
+        """
         inv_var = (-2 * self.log_std).exp()
         precision = (mean / std).square().sum(1) + inv_var
         evidence = (weight * (mean / std.square())).sum(-1)  # B
@@ -113,15 +143,21 @@ class Conjugate(Auxiliary):
         seed: rng.Seed = None,
         start: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """k draws of z ~ r(z|W) for each of the weights (n, D, J), with log r(z|W): (k, n, D) and
-        (k, n).
+        """Draw z ~ r(z|W) k times for each of n weights, with log r(z|W): (k, n, D) and (k, n).
+
+        Args:
+            k: the number of draws.
+            mean: M as a matrix, (D, J).
+            std: σ as a matrix, (D, J).
+            weight: W as matrices, (n, D, J).
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
         """
         center, spread = self.posterior(mean, std, weight)
         eps = rng.normal(k, center.shape, center, seed, start)
         log_scale = 0.5 * LOG_2PI * eps.shape[-1] + spread.log().sum()
-        return center + spread * eps, -0.5 * torch.linalg.vector_norm(
-            eps, dim=-1
-        ).square() - log_scale
+        log_r = -0.5 * torch.linalg.vector_norm(eps, dim=-1).square() - log_scale
+        return center + spread * eps, log_r
 
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
         center, spread = self.posterior(mean, std, weight)
@@ -129,8 +165,11 @@ class Conjugate(Auxiliary):
 
 
 class Published(Auxiliary):
-    """The paper's r(z|W): a flow onto N(μ, e^v) with μ = b1·mean_j tanh(cᵀW)_j and v = b2·(the
-    same).
+    """The paper's r(z|W): a flow onto N(μ, e^v), μ = b1·mean_j tanh(cᵀW)_j, v = b2·(the same).
+
+    Args:
+        dim: the number of gains.
+        transform: the flow; None for none.
     """
 
     def __init__(self, dim: int, transform: Map | None) -> None:
@@ -138,9 +177,8 @@ class Published(Auxiliary):
         noise = 0.1 * rng.normal(3, (dim,), torch.zeros(()), seed=0)
         self.c, self.b1, self.b2 = (nn.Parameter(row.clone()) for row in noise)
         self.transform = transform
-        self.label = (
-            Label() if transform is None else transform.opposite
-        )  # the flow of r is used inverted
+        # The flow of r is used inverted.
+        self.label = Label() if transform is None else transform.opposite
 
     def forward(
         self,
@@ -162,72 +200,110 @@ class Published(Auxiliary):
     def log_prob(
         self, z: Tensor, projection: Tensor, seed: rng.Seed = None, start: int = 0
     ) -> Tensor:
-        """log r(z | cᵀW) (n,) from projections (n, J)."""
+        """Compute log r(z | cᵀW): (n,).
+
+        Args:
+            z: gains, (n, D).
+            projection: cᵀW, (n, J).
+            seed: the seed of the flow's noise; None uses torch's global stream.
+            start: the index of the first row.
+        """
         summary = projection.tanh().mean(-1, keepdim=True)
-        center, log_var = summary * self.b1, summary * self.b2
-        v, ladj = (z, 0.0) if self.transform is None else push(self.transform, z, seed, start)
-        each = -0.5 * (LOG_2PI + log_var + (v - center).square() * (-log_var).exp())
-        return each.sum(-1) + ladj
+        center = summary * self.b1
+        log_var = summary * self.b2
+        v: Tensor = z
+        ladj: Tensor | float = 0.0
+        if self.transform is not None:
+            v, ladj = push(self.transform, z, seed, start)
+        log_density = -0.5 * (LOG_2PI + log_var + (v - center).square() * (-log_var).exp())
+        return log_density.sum(-1) + ladj
 
     def log_density(self, z: Tensor, mean: Tensor, std: Tensor, weight: Tensor) -> Tensor:
         return self.log_prob(z, self.c @ weight)
 
 
-def gained_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: int) -> Tensor:
-    """KL(Π N(z_i·M_ij, σ_ij²) ‖ Normal prior) for z (n, D), through Σ_j λM², Σ_j λMμ: O(|W| + n·D),
-    no (n, *shape).
+def gain_kl(prior: BoundNormal, mean: Tensor, std: Tensor, z: Tensor, axis: int) -> Tensor:
+    """Compute KL(Π N(z_i·M_ij, σ_ij²) ‖ Normal prior) for gains z: (n,).
+
+    With the precision λ and the mean μ of the prior it is a quadratic in z with coefficients
+    Σ_j λM² and Σ_j λMμ: O(|W| + n·D), without a tensor (n, *shape).
+
+    Args:
+        prior: the prior.
+        mean: M, (*shape).
+        std: σ, (*shape).
+        z: gains, (n, D).
+        axis: the axis of the gains.
     """
-    inv_scale, fixed = (-prior.log_scale).exp(), prior.kl(std.new_zeros(()), std)  # at z = 0
+    inv_scale = (-prior.log_scale).exp()
+    kl_at_zero = prior.kl(std.new_zeros(()), std)
     if inv_scale.numel() == prior.mean.numel() == 1:  # one λ and one μ multiply the sums
-        weight, shift = inv_scale.square().reshape(()), prior.mean.reshape(())
-        quadratic, linear = (
-            weight * rows(squares(mean), axis).sum(1),
-            weight * shift * rows(mean, axis).sum(1),
-        )
+        precision = inv_scale.square().reshape(())
+        prior_mean = prior.mean.reshape(())
+        quadratic = precision * rows(squares(mean), axis).sum(1)
+        linear = precision * prior_mean * rows(mean, axis).sum(1)
     else:
         scaled = mean * inv_scale
-        quadratic, linear = (
-            rows(x, axis).sum(1) for x in (squares(scaled), scaled * (prior.mean * inv_scale))
-        )
-    return fixed + 0.5 * z.square() @ quadratic - z @ linear
+        quadratic = rows(squares(scaled), axis).sum(1)
+        linear = rows(scaled * (prior.mean * inv_scale), axis).sum(1)
+    return kl_at_zero + 0.5 * z.square() @ quadratic - z @ linear
 
 
 class Multiplicative(TensorGuide):
-    """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound by an auxiliary r(z|W)."""
+    """q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz; its KL is a bound by an auxiliary r(z|W).
+
+    Args:
+        tensors: the tensor with its prior.
+        axis: the axis of the gains.
+        std: the initial σ.
+        gain: q(z).
+        auxiliary: r(z|W).
+    """
 
     def __init__(
         self, tensors: Tensors, axis: int, std: float, gain: GainFlow, auxiliary: Auxiliary
     ) -> None:
         super().__init__(tensors)
         value = tensors.value
-        self.axis, self.gain, self.auxiliary = axis, gain, auxiliary.to(value)
+        self.axis = axis
+        self.gain = gain
+        self.auxiliary = auxiliary.to(value)
         self.kl_kind = KL.of(max(Ladj.bound, gain.label.kind, auxiliary.label.kind))
-        self.kl_side = (
-            Side.upper | gain.label.forward | auxiliary.label.inverse.opposite
-        )  # of + log q(z) − log r(z|W)
+        # Of + log q(z) − log r(z|W).
+        self.kl_side = Side.upper | gain.label.forward | auxiliary.label.inverse.opposite
         self.center = nn.Parameter(value.clone())
         self.log_std = nn.Parameter(torch.full_like(value, math.log(std)))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         z, log_q = self.gain.draw(n, rng.fold(seed, "gain"), start)
         std = self.log_std.exp()
+        noise_seed = rng.fold(seed, "noise")
         weight = Weight(self.center, std, (Gain(self.axis, z),))
-        sampled = None if local else weight.sample(n, rng.fold(seed, "noise"), start)
+        sampled = None if local else weight.sample(n, noise_seed, start)
         if isinstance(self.prior, BoundNormal):
-            kl = gained_kl(self.prior, self.center, std, z, self.axis)
-        else:  # Monte Carlo; one set of weights for all rows of z if none were sampled
-            one = Weight(self.center, std, (Gain(self.axis, z[:1]),))
-            w = one.sample(1, rng.fold(seed, "noise"), start) if sampled is None else sampled
-            center = (one if sampled is None else weight).center(len(w))
-            kl = gaussian_log_prob(w, center, std.expand_as(w)) - self.prior.log_prob(w)
-        matrices = rows(self.center, self.axis), rows(std, self.axis)
-        flat = (
-            None
-            if sampled is None
-            else sampled.movedim(self.axis + 1, 1).reshape(n, *matrices[0].shape)
-        )
-        minus_log_r = self.auxiliary(z, *matrices, flat, rng.fold(seed, "auxiliary"), start)
-        return Draw({self.name: weight if sampled is None else sampled}, kl + log_q + minus_log_r)
+            kl = gain_kl(self.prior, self.center, std, z, self.axis)
+        elif sampled is not None:
+            kl = self._sampled_kl(sampled, weight, std)
+        else:  # one set of weights for all rows of z
+            first = Weight(self.center, std, (Gain(self.axis, z[:1]),))
+            kl = self._sampled_kl(first.sample(1, noise_seed, start), first, std)
+        mean_rows = rows(self.center, self.axis)
+        std_rows = rows(std, self.axis)
+        flat = None if sampled is None else self._matrices(sampled)
+        auxiliary_seed = rng.fold(seed, "auxiliary")
+        minus_log_r = self.auxiliary(z, mean_rows, std_rows, flat, auxiliary_seed, start)
+        value = weight if sampled is None else sampled
+        return Draw({self.name: value}, kl + log_q + minus_log_r)
+
+    def _sampled_kl(self, w: Tensor, weight: Weight, std: Tensor) -> Tensor:
+        """Compute log q(W|z) − log p(W) at draws W (k, *shape) of a weight: (k,)."""
+        log_q = gaussian_log_prob(w, weight.center(len(w)), std.expand_as(w))
+        return log_q - self.prior.log_prob(w)
+
+    def _matrices(self, w: Tensor) -> Tensor:
+        """Return stacked weights (n, *shape) as matrices (n, D, J)."""
+        size = self.center.shape[self.axis]
+        return w.movedim(self.axis + 1, 1).reshape(len(w), size, self.center.numel() // size)
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
         z, _ = self.gain.draw(n, rng.fold(seed, "gain"), start)
@@ -235,12 +311,17 @@ class Multiplicative(TensorGuide):
         return {self.name: weight.sample(n, rng.fold(seed, "noise"), start)}
 
     def coordinates(
-        self, n: int, seed: rng.Seed = None, start: int = 0, **given: Any
+        self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any
     ) -> tuple[Params, Tensor]:
-        """v = (z0, ε), the noise of the gain and of the weights: independent of each other under q,
-        as w and z are not.
+        """Draw w and v = (z0, ε), the noise of the gain and of the weights in ``sample``.
 
-        The noise of ``sample``.
+        They are independent of each other under q, as w and z are not.
+
+        Args:
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+            parents: not used, since q depends on no other tensors.
         """
         z0 = self.gain.base.draw(n, (), rng.fold(seed, "gain"), start)
         eps = rng.normal(n, self.center.shape, self.center, rng.fold(seed, "noise"), start)
@@ -248,68 +329,91 @@ class Multiplicative(TensorGuide):
         return self._at(v)[0], v
 
     def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
-        """log q(v) = log q(z0) + log N(ε), and log r(z | W) − log q(W, z) with q(W, z) = q(v)/|∂(W,
-        z)/∂v|.
+        """Return W at v with log q(v) = log q(z0) + log N(ε), and log r(z | W) − log q(W, z).
+
+        q(W, z) = q(v)/|∂(W, z)/∂v|.
+
+        Args:
+            v: coordinates (z0, ε), (n, K).
+            others: not used, since q depends on no other tensors.
         """
         if max(self.gain.label.kind, self.auxiliary.label.kind) is not Ladj.exact:
             return None
         params, z, ladj, eps = self._at(v)
         log_q = self.gain.base.log_prob(v[:, : -eps[0].numel()])
         log_q = log_q - 0.5 * (eps.square() + LOG_2PI).flatten(1).sum(1)
-        mean, std = rows(self.center, self.axis), rows(self.log_std.exp(), self.axis)
-        flat = params[self.name].movedim(self.axis + 1, 1).reshape(len(v), *mean.shape)
-        log_r = self.auxiliary.log_density(z, mean, std, flat)
+        mean = rows(self.center, self.axis)
+        std = rows(self.log_std.exp(), self.axis)
+        log_r = self.auxiliary.log_density(z, mean, std, self._matrices(params[self.name]))
         return Unfolded(params, log_q, log_r - (log_q - ladj - self.log_std.sum()))
 
     def _at(self, v: Tensor) -> tuple[Params, Tensor, Tensor, Tensor]:
-        """W, z, log |∂z/∂z0| and ε at coordinates v."""
-        z0, eps = (
-            v[:, : -self.center.numel()],
-            v[:, -self.center.numel() :].unflatten(1, self.center.shape),
-        )
+        """Return W, z, log |∂z/∂z0| and ε at coordinates v."""
+        size = self.center.numel()
+        z0 = v[:, :-size]
+        eps = v[:, -size:].unflatten(1, self.center.shape)
         z, ladj = self.gain.push(z0)
         center = Weight(self.center, None, (Gain(self.axis, z),)).center(len(v))
         return {self.name: torch.addcmul(center, self.log_std.exp(), eps)}, z, ladj, eps
 
     def mean(self) -> Params:
-        moments = gained_moments(self.center, {self.axis: self.gain})
+        moments = product_moments(self.center, {self.axis: self.gain})
         return {self.name: self.center if moments is None else moments[0]}
 
     def std(self) -> Params | None:
-        moments = gained_moments(self.center, {self.axis: self.gain})
-        return (
-            None if moments is None else {self.name: (moments[1] + (2 * self.log_std).exp()).sqrt()}
-        )
+        moments = product_moments(self.center, {self.axis: self.gain})
+        if moments is None:
+            return None
+        return {self.name: (moments[1] + (2 * self.log_std).exp()).sqrt()}
 
     @torch.no_grad()
-    def moments(self, draws: int = MOMENTS) -> tuple[Tensor, Tensor]:
-        """Mean E[z]⊙M and std √(Var[z]⊙M² + σ²) of every weight by itself, z by seeded draws:
-        (*shape) each.
+    def moments(self, draws: int = MOMENT_DRAWS) -> tuple[Tensor, Tensor]:
+        """Return mean E[z]⊙M and std √(Var[z]⊙M² + σ²) of every weight by itself, (*shape) each.
+
+        Args:
+            draws: the number of seeded draws of z.
         """
         z, _ = self.gain.draw(draws, 0)
-        scaled, shift = (
-            Gain(self.axis, part.unsqueeze(0)).on(self.center)[0] for part in (z.std(0), z.mean(0))
-        )
-        return shift * self.center, torch.hypot(scaled * self.center, self.log_std.exp())
+        gain_std = Gain(self.axis, z.std(0).unsqueeze(0)).on(self.center)[0]
+        gain_mean = Gain(self.axis, z.mean(0).unsqueeze(0)).on(self.center)[0]
+        std = torch.hypot(gain_std * self.center, self.log_std.exp())
+        return gain_mean * self.center, std
+
+    def as_prior(self) -> dict[str, Prior]:
+        """Return the Normal with the mean and the variance of each weight.
+
+        It leaves out the correlation of the weights of a unit that its gain causes.
+        """
+        mean, std = self.moments()
+        return {self.name: DensityPrior(BoundNormal(mean.shape, mean, std.log()))}
 
 
 @dataclass(frozen=True)
 class MNF(GuideSpec):
-    """Multiplicative normalizing flow (Louizos & Welling 2017): W = z ⊙ M + σ ⊙ ε, z = flow(z0).
+    """Multiplicative normalizing flow posterior (Louizos & Welling 2017, arXiv:1703.01961).
 
-    z has one entry per input unit of a dense layer and one per filter of a convolution.
+    W = z ⊙ M + σ ⊙ ε, z = flow(z0), with one entry of z per input unit of a dense layer and one per
+    filter of a convolution: q(W) = ∫ q(z) Π N(W_ij; z_i·M_ij, σ_ij²) dz. An auxiliary r(z | W)
+    gives an upper bound of the KL,
+    E[KL(q(W | z) ‖ p(W)) + log q(z) − log r(z | W)] ≥ KL(q(W) ‖ p(W)), tight if r is q(z | W).
 
     Args:
-        flow: a name of ``flows.registry("vector")``, a callable dim → Transform, or None.
+        flow: a name of ``flows.registry("vector")`` (default "gated"), a callable dim → Transform,
+            or None.
         options: keyword arguments of a flow by name, such as ``{"layers": 4}``.
-        auxiliary: r(z | W), "conjugate" (exact statistics) or "paper".
-        z: one draw of the gains for each "batch" or each "example".
-        std: the initial σ; it is small, so that the gains and not the noise learn the spread of the
-            weights.
-        z_std: the initial standard deviation of z.
-        components: of q(z0); more than one make it a mixture of Gaussians.
-        local: as for ``MeanField``.
-        mixing: gains of up to this many entries are correlated by a triangular map after the flow.
+        auxiliary: r(z | W), "conjugate" (exact statistics; the default) or "paper".
+        z: one draw of the gains for each "batch" (the default) or each "example".
+        std: the initial σ (default 0.003); it is small, so that the gains and not the noise learn
+            the spread of the weights.
+        z_std: the initial standard deviation of z (default 0.3).
+        components: of q(z0) (default 1); more than one make it a mixture of Gaussians.
+        local: local reparameterization, as for ``MeanField`` (default True).
+        mixing: gains of up to this many entries (default 256) are correlated by a triangular map
+            after the flow.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MNF()))
+        >>> bnn = bayou.bayesianize(net, bayou.MNF(flow="iaf", options={"layers": 4}))
     """
 
     flow: FlowName = "gated"

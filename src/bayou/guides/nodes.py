@@ -17,35 +17,42 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.modules import Modules
 from bayou.core.params import Params
 from bayou.flows import Side
-from bayou.guides.gain import GainFlow, gained_moments, make_gain
+from bayou.guides.gain import GainFlow, make_gain, product_moments
 from bayou.guides.gaussian import Delta
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, TensorGuide, Tensors, Weight
 from bayou.guides.joint import FlowName
 
 
 class NodeGuide(TensorGuide):
-    """W = z_out ⊙ M ⊙ z_in with M a point; KL = E[log q(z) − log p(z)] with the prior at the
-    transformed z.
+    """W = z_out ⊙ M ⊙ z_in with a point M; p(z) = N(1, prior_std²) for every entry.
 
-    p(z) = N(1, prior_std²) for every entry (Trinh et al. 2020, 2022).
+    KL = E[log q(z) − log p(z)] with the prior at the transformed z (Trinh et al. 2020, 2022).
+
+    Args:
+        tensors: the tensor with its prior.
+        gains: q(z) by axis.
+        prior_std: the standard deviation of the prior of z.
+        penalty: whether −log p(M) is added to the KL.
     """
 
     def __init__(
         self, tensors: Tensors, gains: dict[int, GainFlow], prior_std: float, penalty: bool
     ) -> None:
         super().__init__(tensors)
-        self.axes, self.prior_std, self.penalty = tuple(gains), prior_std, penalty
+        self.axes = tuple(gains)
+        self.prior_std = prior_std
+        self.penalty = penalty
         self.gains: Modules[GainFlow] = nn.ModuleList(gains.values())  # type: ignore[assignment]
         self.center = nn.Parameter(tensors.value.clone())
-        self.kl_kind = (
-            KL.constant if penalty else KL.of(max(gain.label.kind for gain in self.gains))
-        )
+        if penalty:
+            self.kl_kind = KL.constant
+        else:
+            self.kl_kind = KL.of(max(gain.label.kind for gain in self.gains))
         self.kl_side = reduce(or_, (gain.label.forward for gain in self.gains))
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
-        kl = (
-            -self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())
-        ).expand(n)
+        penalty = -self.prior.log_prob(self.center) if self.penalty else self.center.new_zeros(())
+        kl = penalty.expand(n)
         gains = []
         for axis, gain in zip(self.axes, self.gains, strict=True):
             z, log_q = gain.draw(n, rng.fold(seed, axis), start)
@@ -57,7 +64,8 @@ class NodeGuide(TensorGuide):
         return Draw({self.name: weight if local else weight.center(n)}, kl)
 
     def _moments(self) -> tuple[Tensor, Tensor] | None:
-        return gained_moments(self.center, dict(zip(self.axes, self.gains, strict=True)))
+        """Return mean and variance of every weight; None with a flow."""
+        return product_moments(self.center, dict(zip(self.axes, self.gains, strict=True)))
 
     def mean(self) -> Params:
         moments = self._moments()
@@ -70,21 +78,26 @@ class NodeGuide(TensorGuide):
 
 @dataclass(frozen=True)
 class NodeFlow(GuideSpec):
-    """Node-based network with flow latents (Trinh et al. 2022): W = z_out ⊙ M ⊙ z_in, z = flow(z0),
-    with points M.
+    """Node-based network with flow latents (Trinh et al. 2022).
 
-    p(z) = N(1, prior_std²) for every entry.
+    W = z_out ⊙ M ⊙ z_in, z = flow(z0), with points M and p(z) = N(1, prior_std²) for every entry.
+    KL = E[log q(z) − log p(z)], at the transformed z.
 
     Args:
-        flow: a name of ``flows.registry("vector")``, a callable dim → Transform, or None.
+        flow: a name of ``flows.registry("vector")`` (default "gated"), a callable dim → Transform,
+            or None.
         options: keyword arguments of a flow by name.
-        where: the gains multiply the "input" or the "output" of a layer, or "both".
-        z: one draw of the gains for each "batch" or each "example".
-        z_std: the initial standard deviation of q(z).
-        prior_std: that of the prior of z.
-        components: of q(z0); more than one make it a mixture of Gaussians.
-        penalty: add −log p of the weights to the KL.
-        mixing: gains of up to this many entries are correlated by a triangular map after the flow.
+        where: the gains multiply the "input" (the default) or the "output" of a layer, or "both".
+        z: one draw of the gains for each "batch" (the default) or each "example".
+        z_std: the initial standard deviation of q(z) (default 0.1).
+        prior_std: that of the prior of z (default 0.5).
+        components: of q(z0) (default 1); more than one make it a mixture of Gaussians.
+        penalty: add −log p of the weights to the KL (default False).
+        mixing: gains of up to this many entries (default 256) are correlated by a triangular map
+            after the flow.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.NodeFlow()))
     """
 
     flow: FlowName = "gated"
@@ -109,9 +122,14 @@ class NodeFlow(GuideSpec):
 
     def build(self, tensors: Tensors) -> Guide:
         _, value, _, layout = tensors.single
-        axes = {"input": layout.axes[:1], "output": layout.axes[1:], "both": layout.axes}[
-            self.where
-        ]
+        axes: Sequence[int] = (0,)
+        if value.ndim > 1:
+            axes_by_place = {
+                "input": layout.axes[:1],
+                "output": layout.axes[1:],
+                "both": layout.axes,
+            }
+            axes = axes_by_place[self.where]
         gains = {
             axis: make_gain(
                 value.shape[axis],
@@ -122,22 +140,42 @@ class NodeFlow(GuideSpec):
                 self.mixing,
                 value,
             )
-            for axis in (axes if value.ndim > 1 else (0,))
+            for axis in axes
         }
         return NodeGuide(tensors, gains, self.prior_std, self.penalty)
 
 
 @dataclass(frozen=True)
 class NodeNoise(NodeFlow):
-    """Node-based network with Gaussian latents, or a mixture of ``components`` Gaussians (Trinh et
-    al. 2020).
+    """Node-based network with Gaussian latents (Trinh et al. 2020, arXiv:2007.02619).
+
+    W = z_out ⊙ M ⊙ z_in with points M, q(z) a Gaussian or a mixture of ``components`` Gaussians,
+    and p(z) = N(1, prior_std²). KL = E[log q(z) − log p(z)] at the draws of z.
+
+    Args:
+        flow: a name of ``flows.registry("vector")`` (default None), a callable dim → Transform, or
+            None.
+        options: keyword arguments of a flow by name.
+        where: the gains multiply the "input" (the default) or the "output" of a layer, or "both".
+        z: one draw of the gains for each "batch" (the default) or each "example".
+        z_std: the initial standard deviation of q(z) (default 0.1).
+        prior_std: that of the prior of z (default 0.5).
+        components: of q(z0) (default 1); more than one make it a mixture of Gaussians.
+        penalty: add −log p of the weights to the KL (default False).
+        mixing: gains of up to this many entries (default 256) are correlated by a triangular map
+            after the flow.
     """
 
     flow: FlowName = None
 
 
 class MemberGain(nn.Module):
-    """z of K members along one axis: points, or N(mean, std²): (K, D)."""
+    """z of K members along one axis: points, or N(mean, std²): (K, D).
+
+    Args:
+        mean: the initial points or means.
+        std: the initial standard deviation; None for points.
+    """
 
     log_std: nn.Parameter | None
 
@@ -148,50 +186,66 @@ class MemberGain(nn.Module):
 
     @property
     def variance(self) -> Tensor:
-        """That of every entry."""
+        """Return the variance of every entry."""
         return torch.zeros_like(self.mean) if self.log_std is None else (2 * self.log_std).exp()
 
 
 class MemberGuide(TensorGuide):
-    """W_k = z_out,k ⊙ M ⊙ z_in,k with a point M that all members share; draw i is of member i mod K
-    in every tensor.
+    """W_k = z_out,k ⊙ M ⊙ z_in,k with a point M that all members share.
+
+    Draw i is of member i mod K in every tensor.
+
+    Args:
+        tensors: the tensor with its prior.
+        axes: the axes of the gains.
+        spec: the settings.
     """
+
+    requires_local = True
 
     def __init__(self, tensors: Tensors, axes: Sequence[int], spec: RankOne) -> None:
         super().__init__(tensors)
         name, value, _, _ = tensors.single
-        self.axes, self.spec, self.members = tuple(axes), spec, spec.members
+        self.axes = tuple(axes)
+        self.spec = spec
+        self.members = spec.members
         self.points = None if spec.std else spec.members
         self.center = nn.Parameter(value.clone())
-        starts = [
-            rng.normal(spec.members, (value.shape[a],), value, rng.fold(0, name, a))
-            for a in self.axes
-        ]
-        self.gains: Modules[MemberGain] = nn.ModuleList(
-            MemberGain(1 + spec.spread * z, spec.std) for z in starts
-        )  # type: ignore[assignment]
-        constant = spec.penalty or spec.std is None
-        self.kl_kind, self.kl_side = (
-            (KL.constant, Side.equal) if constant else (KL.bound, Side.upper)
-        )
+        gains = []
+        for axis in self.axes:
+            noise = rng.normal(spec.members, (value.shape[axis],), value, rng.fold(0, name, axis))
+            gains.append(MemberGain(1 + spec.spread * noise, spec.std))
+        self.gains: Modules[MemberGain] = nn.ModuleList(gains)  # type: ignore[assignment]
+        if spec.penalty or spec.std is None:
+            self.kl_kind = KL.constant
+            self.kl_side = Side.equal
+        else:
+            self.kl_kind = KL.bound
+            self.kl_side = Side.upper
 
     def draw(self, n: int, *, local: bool = False, seed: rng.Seed = None, start: int = 0) -> Draw:
         member = torch.arange(start, start + n, device=self.center.device) % self.members
         kl = -self.prior.log_prob(self.center) if self.spec.penalty else self.center.new_zeros(())
         gains = []
         for axis, gain in zip(self.axes, self.gains, strict=True):
-            z, variance = gain.mean[member], gain.variance
+            z = gain.mean[member]
+            variance = gain.variance
             if gain.log_std is not None:
                 noise = rng.normal(n, z.shape[1:], z, rng.fold(seed, axis), start)
-                z, ratio = z + gain.log_std.exp()[member] * noise, variance / self.spec.prior_std**2
-                far = ((gain.mean - 1) / self.spec.prior_std).square()
-                kl = kl + 0.5 * (ratio + far - 1 - ratio.log()).sum() / self.members
+                z = z + gain.log_std.exp()[member] * noise
+                ratio = variance / self.spec.prior_std**2
+                distance = ((gain.mean - 1) / self.spec.prior_std).square()
+                kl = kl + 0.5 * (ratio + distance - 1 - ratio.log()).sum() / self.members
             gains.append(Gain(axis, z))
         weight = Weight(self.center, None, tuple(gains))
         return Draw({self.name: weight if local else weight.center(n)}, kl.expand(n))
 
     def moment(self, *factors: Tensor) -> Tensor:
-        """1/K Σ_k of the product of factors (K, D) along the axes: (*shape)."""
+        """Compute 1/K Σ_k of the product of factors along the axes: (*shape).
+
+        Args:
+            factors: one for each axis, (K, D).
+        """
         gains = tuple(Gain(axis, factor) for axis, factor in zip(self.axes, factors, strict=True))
         return Weight(torch.ones_like(self.center), None, gains).center(self.members).mean(0)
 
@@ -200,30 +254,31 @@ class MemberGuide(TensorGuide):
 
     def std(self) -> Params:
         square = self.moment(*(gain.mean.square() + gain.variance for gain in self.gains))
-        return {
-            self.name: (self.center.square() * square - self.mean()[self.name].square())
-            .clamp_min(0.0)
-            .sqrt()
-        }
+        variance = self.center.square() * square - self.mean()[self.name].square()
+        return {self.name: variance.clamp_min(0.0).sqrt()}
 
 
 @dataclass(frozen=True)
 class RankOne(GuideSpec):
-    """An ensemble of K members at the cost of one network: W_k = M ∘ (s_k·r_kᵀ), with a shared
-    point M.
+    """An ensemble of K members at the cost of one network: W_k = M ∘ (s_k·r_kᵀ).
 
-    BatchEnsemble (Wen et al. 2020) where r and s are points; with ``std`` they are Gaussians, a
-    mixture of K of them (rank-1 BNN, Dusenberry et al. 2020), and the KL is the mean over members,
-    an upper bound of that of the mixture. In a step of VI row i of a batch is passed through member
-    i mod K. Draw i of the posterior is of member i mod K, so that ``predict`` has each of K points
-    once. For weights of linear layers and convolutions; biases are shared.
+    M is a shared point. BatchEnsemble (Wen et al. 2020, arXiv:2002.06715) where r and s are points;
+    with ``std`` they are Gaussians, a mixture of K of them (rank-1 BNN, Dusenberry et al. 2020,
+    arXiv:2005.07186), and the KL is the mean over members,
+    1/K Σ_k KL(q(r_k, s_k) ‖ p(r, s)), an upper bound of that of the mixture. In a step of VI row i
+    of a batch is passed through member i mod K. Draw i of the posterior is of member i mod K, so
+    that ``predict`` has each of K points once. For weights of linear layers and convolutions;
+    biases are shared.
 
     Args:
-        members: K.
-        std: the initial standard deviation of r and s; None: points.
-        spread: the standard deviation around 1 of their initial values.
-        prior_std: that of their prior N(1, prior_std²), for Gaussians.
-        penalty: add −log p of the weights to the KL.
+        members: K (default 4).
+        std: the initial standard deviation of r and s; None (the default) for points.
+        spread: the standard deviation around 1 of their initial values (default 0.5).
+        prior_std: that of their prior N(1, prior_std²), for Gaussians (default 0.5).
+        penalty: add −log p of the weights to the KL (default True).
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.RankOne(members=8)))
     """
 
     members: int = 4

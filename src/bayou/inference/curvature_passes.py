@@ -43,7 +43,7 @@ class CurvatureSettings(Protocol):
     def samples(self) -> int:
         """The number of sampled gradients for a Fisher matrix."""
 
-    def kind(self, outputs: int) -> CurvatureType:
+    def curvature_for(self, outputs: int) -> CurvatureType:
         """Return which curvature is computed for a network with so many outputs."""
 
 

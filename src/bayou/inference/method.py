@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -68,7 +69,6 @@ class Method(Checked, ABC):
             data: the rows of a fit.
         """
 
-    chooses_prior: ClassVar[bool] = False  # whether it selects a prior if none was passed
     draws_all_weights: ClassVar[bool] = False  # whether every weight is random in its posterior
 
     @property
@@ -105,12 +105,22 @@ class Method(Checked, ABC):
         """
         return self
 
-    def over_last_layer(self) -> Method | None:
-        """Return this method over the last layer, with the weights below as they are.
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Method | None:
+        """Return this method over some tensors, with the others as points; None if it cannot.
 
-        None if it cannot do that.
+        Args:
+            names: of the tensors that stay random.
+            learns_others: whether the points are learned, without a prior, if the method can do
+                that; otherwise they keep their values.
         """
         return None
+
+    def shortened(self, factor: float) -> Method:
+        """Return this method with its default length multiplied, for a comparison with others.
+
+        Chains keep their length: near the mode they would seem as good as it.
+        """
+        return self
 
     def starts(self, target: Target, seed: int) -> Params | None:
         """Return the initial weights of the modes that are its posterior, as a stack.
@@ -171,7 +181,7 @@ def prefers_full_batch(data: Data, batch_size: int) -> bool:
     return data.n <= MAX_FULL_BATCHES * batch_size and data.targets() is not None
 
 
-def identity(method: Method, target: Target, data: Data, seed: int) -> dict[str, Any]:
+def identity(method: Checked, target: Target, data: Data, seed: int) -> dict[str, Any]:
     """Return the identity of a run, by which a checkpoint knows that it belongs to it.
 
     Initial weights and the frequency of checkpoints are not part of it.

@@ -1,10 +1,9 @@
-"""Likelihoods p(y | f) of network outputs f: log-probabilities, moments, entropies, distribution
-functions, draws.
+"""Likelihoods p(y | f) of network outputs f: log-probabilities, moments, entropies, draws.
 
 A likelihood such as ``Gaussian(0.1)`` is a frozen spec; ``bind()`` returns the ``nn.Module`` with
-its log-density. Given f, the coordinates of y are independent. Outputs are f (..., B, *out): a
-batch axis, output axes, and before them any number of sample axes, which broadcast against the
-targets y (B, ...).
+its log-density. The coordinates of y are independent conditional on f. Outputs are f (..., B,
+*out): a batch axis, output axes, and before them any number of sample axes, which broadcast
+against the targets y (B, ...).
 """
 
 from bayou.likelihoods.base import BoundLikelihood, Likelihood
@@ -19,7 +18,7 @@ from bayou.likelihoods.continuous import (
     Unit,
     UnitNormal,
     UnitStudentT,
-)  # fmt: skip
+)
 from bayou.likelihoods.discrete import (
     Bernoulli,
     BoundBernoulli,
@@ -28,13 +27,35 @@ from bayou.likelihoods.discrete import (
     Categorical,
     FiniteLikelihood,
     Poisson,
-)  # fmt: skip
+)
 from bayou.likelihoods.information import Independent, Information, Scores, Softmax, Weighted, score
 from bayou.likelihoods.mixtures import entr
 
 __all__ = [
-    "Bernoulli", "BoundBernoulli", "BoundCategorical", "BoundHeteroscedastic", "BoundHomoscedastic",
-    "BoundLikelihood", "BoundPoisson", "Categorical", "FiniteLikelihood", "Gaussian", "HeteroscedasticGaussian",
-    "HeteroscedasticStudentT", "Independent", "Information", "Likelihood", "LocationScale", "Poisson", "Scores",
-    "Softmax", "StudentT", "Unit", "UnitNormal", "UnitStudentT", "Weighted", "entr", "score",
-]  # fmt: skip
+    "Bernoulli",
+    "BoundBernoulli",
+    "BoundCategorical",
+    "BoundHeteroscedastic",
+    "BoundHomoscedastic",
+    "BoundLikelihood",
+    "BoundPoisson",
+    "Categorical",
+    "FiniteLikelihood",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "HeteroscedasticStudentT",
+    "Independent",
+    "Information",
+    "Likelihood",
+    "LocationScale",
+    "Poisson",
+    "Scores",
+    "Softmax",
+    "StudentT",
+    "Unit",
+    "UnitNormal",
+    "UnitStudentT",
+    "Weighted",
+    "entr",
+    "score",
+]

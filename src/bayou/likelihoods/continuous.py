@@ -22,11 +22,14 @@ from bayou.likelihoods.information import Independent, Information
 
 
 class Unit(ABC):
-    """A symmetric density with location 0 and scale 1. ``knots`` span its mass in cells on which it
-    is smooth.
+    """A symmetric density with location 0 and scale 1.
 
-    ``information``: E[(∂log p/∂z)²], that of its location; ``scale_information``: E[(1 + z·∂log
-    p/∂z)²], of its log-scale.
+    Attributes:
+        variance: Var[Z].
+        entropy: H[Z] in nats.
+        information: E[(∂log p/∂z)²], that of its location.
+        scale_information: E[(1 + z·∂log p/∂z)²], that of its log-scale.
+        knots: ends of cells on which it is smooth, which span its mass.
     """
 
     variance: float
@@ -37,30 +40,53 @@ class Unit(ABC):
 
     @abstractmethod
     def log_density(self, z: Tensor) -> Tensor:
-        """log p(z)."""
+        """Compute log p(z).
+
+        Args:
+            z: values.
+        """
 
     @abstractmethod
     def cdf(self, z: Tensor) -> Tensor:
-        """P(Z ≤ z), accurate in the lower tail; P(Z > z) is cdf(−z)."""
+        """Compute P(Z ≤ z), accurate in the lower tail; P(Z > z) is cdf(−z).
+
+        Args:
+            z: values.
+        """
 
     @abstractmethod
     def draw(
         self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
     ) -> Tensor:
-        """Draws start .. start + n − 1: (n, *event)."""
+        """Return draws start .. start + n − 1: (n, *event).
+
+        Args:
+            n: the number of draws.
+            event: the shape of a draw.
+            like: a tensor with the dtype and device.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
 
     def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor | None:
-        """The CRPS of mixtures (S, N) at y (N,), where it has a closed form: (N,)."""
+        """Compute the CRPS of mixtures at y: (N,); None without a closed form.
+
+        Args:
+            location: locations, (S, N).
+            scale: scales, (S, N).
+            y: values, (N,).
+        """
         return None
 
 
 @final
 class UnitNormal(Unit):
-    """N(0, 1)."""
+    """The standard normal density N(0, 1)."""
 
     def __init__(self) -> None:
         half = (0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0)
-        self.variance = self.information = 1.0
+        self.variance = 1.0
+        self.information = 1.0
         self.scale_information = 2.0
         self.entropy = 0.5 * (LOG_2PI + 1)
         self.knots = (*(-z for z in reversed(half)), 0.0, *half)
@@ -77,25 +103,34 @@ class UnitNormal(Unit):
         return rng.normal(n, event, like, seed, start)
 
     def crps(self, location: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-        """1/S Σ_s A(y − m_s, v_s) − 1/2S² Σ_st A(m_s − m_t, v_s + v_t), A(d, v) = E|d + √v·Z|
-        (Grimit et al. 2006).
+        """Compute the CRPS of a mixture of Normals (Grimit et al. 2006).
+
+        1/S Σ_s A(y − m_s, v_s) − 1/2S² Σ_st A(m_s − m_t, v_s + v_t), A(d, v) = E|d + √v·Z|.
+
+        Args:
+            location: m, (S, N).
+            scale: √v, (S, N).
+            y: values, (N,).
         """
-        samples, parts = len(location), []
+        samples = len(location)
         i, j = torch.triu_indices(samples, samples, 1, device=location.device)
-        columns = max(1, mixtures.CHUNK // samples**2)  # the pairs of each take S² numbers
+        columns = max(1, mixtures.CHUNK // samples**2)  # the pairs of a column take S² numbers
+        blocks = []
         for m, v, t in zip(
-            *(x.split(columns, -1) for x in (location, scale.square(), y)), strict=True
+            location.split(columns, -1),
+            scale.square().split(columns, -1),
+            y.split(columns, -1),
+            strict=True,
         ):
-            apart = _expected_distance(m[i] - m[j], v[i] + v[j]).sum(
-                0
-            )  # every pair once: A is even in d
-            same = _expected_distance(torch.zeros_like(m), 2 * v).sum(0)
-            parts.append(_expected_distance(t - m, v).mean(0) - (apart + 0.5 * same) / samples**2)
-        return torch.cat(parts)
+            pairs = _expected_distance(m[i] - m[j], v[i] + v[j]).sum(0)  # once: A is even in d
+            diagonal = _expected_distance(torch.zeros_like(m), 2 * v).sum(0)
+            spread = (pairs + 0.5 * diagonal) / samples**2
+            blocks.append(_expected_distance(t - m, v).mean(0) - spread)
+        return torch.cat(blocks)
 
 
 def _expected_distance(d: Tensor, variance: Tensor) -> Tensor:
-    """A(d, v) = 2√v·φ(d/√v) + d·(2Φ(d/√v) − 1)."""
+    """Compute A(d, v) = E|d + √v·Z| = 2√v·φ(d/√v) + d·(2Φ(d/√v) − 1)."""
     std = variance.sqrt()
     z = d / std
     return 2 * std * torch.exp(-0.5 * (z.square() + LOG_2PI)) + d * torch.erf(z * math.sqrt(0.5))
@@ -103,10 +138,15 @@ def _expected_distance(d: Tensor, variance: Tensor) -> Tensor:
 
 @final
 class UnitStudentT(Unit):
-    """Student's t with df degrees of freedom: p(z) ∝ (1 + z²/df)^(−(df + 1)/2)."""
+    """Student's t with df degrees of freedom: p(z) ∝ (1 + z²/df)^(−(df + 1)/2).
+
+    Args:
+        df: degrees of freedom.
+    """
 
     def __init__(self, df: float) -> None:
-        self.df = v = float(df)
+        v = float(df)
+        self.df = v
         self._log_beta = math.lgamma(v / 2) + math.lgamma(0.5) - math.lgamma((v + 1) / 2)
         self.variance = v / (v - 2) if v > 2 else math.inf
         self.information = (v + 1) / (v + 3)
@@ -124,44 +164,68 @@ class UnitStudentT(Unit):
         return -0.5 * (v + 1) * torch.log1p(z.square() / v) - 0.5 * math.log(v) - self._log_beta
 
     def cdf(self, z: Tensor) -> Tensor:
-        """½·I_x(df/2, ½) below 0, x = df/(df + z²), by the continued fraction of the incomplete
-        beta function.
+        """Compute P(Z ≤ z), below 0 as ½·I_x(df/2, ½) with x = df/(df + z²).
+
+        I is the regularized incomplete beta function, by its continued fraction.
+
+        Args:
+            z: values.
         """
-        tail, rest = 1 / (1 + z.square() / self.df), 1 / (1 + self.df / z.square())
-        swap = tail > (self.df + 2) / (
-            self.df + 5
-        )  # I_x(a, b) = 1 − I_{1−x}(b, a), whichever converges fast
-        half, a0 = torch.full_like(z, 0.5), torch.full_like(z, self.df / 2)
-        a, b = torch.where(swap, half, a0), torch.where(swap, a0, half)
-        x, x1 = torch.where(swap, rest, tail), torch.where(swap, tail, rest)
-        c, d = torch.ones_like(x), 1 / (1 - (a + b) * x / (a + 1))
-        fraction = d
-        for m in range(1, min(40, 10 + int(2 * math.sqrt(self.df)))):
-            for t in (
-                m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-                -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-            ):
-                c, d = 1 + t / c, 1 / (1 + t * d)
-                fraction = fraction * c * d
-        beta = (
-            torch.exp(torch.special.xlogy(a, x) + torch.special.xlogy(b, x1) - self._log_beta)
-            * fraction
-            / a
-        )
-        below = 0.5 * torch.where(swap, 1 - beta, beta)
+        x_tail = 1 / (1 + z.square() / self.df)
+        x_center = 1 / (1 + self.df / z.square())
+        # I_x(a, b) = 1 − I_{1−x}(b, a), whichever converges fast.
+        is_swapped = x_tail > (self.df + 2) / (self.df + 5)
+        half = torch.full_like(z, 0.5)
+        half_df = torch.full_like(z, self.df / 2)
+        a = torch.where(is_swapped, half, half_df)
+        b = torch.where(is_swapped, half_df, half)
+        x = torch.where(is_swapped, x_center, x_tail)
+        x_complement = torch.where(is_swapped, x_tail, x_center)
+        terms = min(40, 10 + int(2 * math.sqrt(self.df)))
+        fraction = _beta_fraction(a, b, x, terms)
+        power = torch.special.xlogy(a, x) + torch.special.xlogy(b, x_complement)
+        beta = torch.exp(power - self._log_beta) * fraction / a
+        below = 0.5 * torch.where(is_swapped, 1 - beta, beta)
         return torch.where(z < 0, below, 1 - below)
 
     def draw(
         self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
     ) -> Tensor:
-        """z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994)."""
+        """Draw z = √(df·(u^(−2/df) − 1))·cos 2πv for uniform u, v (Bailey 1994).
+
+        Args:
+            n: the number of draws.
+            event: the shape of a draw.
+            like: a tensor with the dtype and device.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
         u = 1 - rng.uniform(n, event, like, rng.fold(seed, "radius"), start)
         angle = 2 * math.pi * rng.uniform(n, event, like, rng.fold(seed, "angle"), start)
         return (self.df * torch.expm1(-2 / self.df * u.log())).sqrt() * angle.cos()
 
 
+def _beta_fraction(a: Tensor, b: Tensor, x: Tensor, terms: int) -> Tensor:
+    """Compute the continued fraction of I_x(a, b) by the method of Lentz."""
+    c = torch.ones_like(x)
+    d = 1 / (1 - (a + b) * x / (a + 1))
+    fraction = d
+    for m in range(1, terms):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            c = 1 + term / c
+            d = 1 / (1 + term * d)
+            fraction = fraction * c * d
+    return fraction
+
+
 class LocationScale(BoundLikelihood):
-    """y = location + scale·z, z from a ``Unit`` density."""
+    """y = location + scale·z, z from a ``Unit`` density.
+
+    Args:
+        unit: the density of z.
+    """
 
     def __init__(self, unit: Unit) -> None:
         super().__init__()
@@ -169,7 +233,11 @@ class LocationScale(BoundLikelihood):
 
     @abstractmethod
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """The location of y, and the log of its scale (which may broadcast)."""
+        """Return the location of y, and the log of its scale (which may broadcast).
+
+        Args:
+            f: outputs, (..., B, *out).
+        """
 
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         location, log_scale = self.location_log_scale(f)
@@ -199,44 +267,53 @@ class LocationScale(BoundLikelihood):
         return "entropy", "mutual_information"
 
     def mixture_entropy(self, f: Tensor) -> Tensor:
-        def integral(f: Tensor) -> Tensor:
+        def integrate_rows(f: Tensor) -> Tensor:
             location, log_scale = self.location_log_scale(f)
             knots = mixtures.spread_knots(location, log_scale.exp(), self.unit.knots)
             return mixtures.entropy_integral(self.pointwise, f, knots)
 
-        return mixtures.by_rows(integral, f, max(4 * mixtures.KNOTS, 20 * len(f)))
+        return mixtures.by_rows(integrate_rows, f, max(4 * mixtures.KNOTS, 20 * len(f)))
 
     def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
-        """For q > ½ the negative quantile of −y at 1 − q, since only the lower tail of a cdf is
+        """Compute a quantile of the mixture: (B, *event).
+
+        For q > ½ it is the negative quantile of −y at 1 − q, since only the lower tail of a cdf is
         accurate.
+
+        Args:
+            f: outputs, (S, B, *out).
+            q: the level, between 0 and 1.
         """
         if q <= 0.5:
             return super().mixture_quantile(f, q)
         location, log_scale = self.location_log_scale(f)
-        likelihood, mirrored = self._paired(-location, log_scale)
+        likelihood, mirrored = self._with_log_scale(-location, log_scale)
         return -likelihood.mixture_quantile(mirrored, 1 - q)
 
     def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
         location, log_scale = self.location_log_scale(f)
         scale = log_scale.to(f.dtype).exp().expand_as(location)
-        found = self.unit.crps(location.flatten(1), scale.flatten(1), y.flatten())
-        return None if found is None else found.reshape(y.shape)
+        crps = self.unit.crps(location.flatten(1), scale.flatten(1), y.flatten())
+        return None if crps is None else crps.reshape(y.shape)
 
-    def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
+    def rescale(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
         location, log_scale = self.location_log_scale(f)
-        return self._paired(location * scale + shift, log_scale + scale.log())
+        return self._with_log_scale(location * scale + shift, log_scale + scale.log())
 
-    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+    def temper(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
         location, log_scale = self.location_log_scale(f)
-        return self._paired(location, log_scale + math.log(temperature))
+        return self._with_log_scale(location, log_scale + math.log(temperature))
 
-    def _paired(self, location: Tensor, log_scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
+    def _with_log_scale(
+        self, location: Tensor, log_scale: Tensor
+    ) -> tuple[BoundLikelihood, Tensor]:
+        """Return a likelihood and outputs with these locations and log-scales."""
         return BoundPaired(self.unit), torch.stack((location, log_scale.expand_as(location)), -1)
 
 
 @final
 class BoundHomoscedastic(LocationScale):
-    """f is the location; the scale of y_k is exp(log_scale)·units_k.
+    """A likelihood whose location is f; the scale of y_k is exp(log_scale)·units_k.
 
     Args:
         unit: the density of unit scale.
@@ -262,16 +339,21 @@ class BoundHomoscedastic(LocationScale):
         else:
             self.register_buffer("log_scale", log_scale)
         log_units = torch.tensor(units, dtype=torch.float64).log().to(log_scale)
-        self.register_buffer(
-            "log_units", log_units, persistent=False
-        )  # the spec of the likelihood holds them
+        # Not in files: the spec of the likelihood holds them.
+        self.register_buffer("log_units", log_units, persistent=False)
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return f, self.log_scale + self.log_units
 
-    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        """log p at E[(y − F)²] in place of (y − f)²: exact for a Gaussian, and a bound since log p
-        is convex in z².
+    def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """Compute log p at E[(y − F)²] in place of (y − f)².
+
+        It is exact for a Gaussian, and a bound since log p is convex in z².
+
+        Args:
+            f: the means of the outputs.
+            variance: their variances.
+            y: targets.
         """
         square = (y.to(f.dtype) - f).square() + variance
         log_scale = self.log_scale + self.log_units
@@ -279,23 +361,34 @@ class BoundHomoscedastic(LocationScale):
         return self.unit.log_density(z) - log_scale
 
     def marginal(self, f: Tensor, variance: Tensor) -> tuple[BoundLikelihood, Tensor]:
-        """N(f, variance + σ²), for Gaussian noise."""
+        """Return N(f, variance + σ²), for Gaussian noise.
+
+        Args:
+            f: the means of the outputs.
+            variance: their variances.
+        """
         if not self.is_gaussian:
             return super().marginal(f, variance)
         log_scale = (self.log_scale + self.log_units).detach()
         return BoundMarginal(self.unit), torch.stack((f, log_scale.expand_as(f), variance), -1)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """1/σ² for a Gaussian, the Hessian too; (df + 1)/(df + 3)/scale² for Student's t, whose
-        Hessian is not.
+        """Return 1/σ² for a Gaussian, or (df + 1)/(df + 3)/scale² for Student's t.
+
+        That of a Gaussian is the Hessian of −log p too.
+
+        Args:
+            f: outputs, (B, *out).
+            seed: not used, since it is in closed form.
         """
         precision = torch.exp(-2 * (self.log_scale + self.log_units).detach())
         return Independent((self.unit.information * precision).expand_as(f))
 
-    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
-        other = BoundHomoscedastic(self.unit, self.log_scale.detach() + math.log(temperature))
-        other.log_units = self.log_units
-        return other, f
+    def temper(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+        log_scale = self.log_scale.detach() + math.log(temperature)
+        likelihood = BoundHomoscedastic(self.unit, log_scale)
+        likelihood.log_units = self.log_units
+        return likelihood, f
 
     @property
     def is_gaussian(self) -> bool:
@@ -311,14 +404,12 @@ class BoundHomoscedastic(LocationScale):
         self, outputs: Tensor, parameters: Mapping[str, Tensor]
     ) -> tuple[BoundLikelihood, Tensor]:
         log_scale = parameters["log_scale"].reshape(-1, *[1] * (outputs.ndim - 1)).to(outputs)
-        return self._paired(outputs, log_scale + self.log_units)
+        return self._with_log_scale(outputs, log_scale + self.log_units)
 
 
 @final
 class BoundPaired(LocationScale):
-    """Location and log-scale as the two entries of a last axis: f (..., B, *event, 2), y (B,
-    *event).
-    """
+    """A likelihood with location and log-scale on a last axis: f (..., B, *event, 2)."""
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         return torch.Size(f_shape[:-1])
@@ -329,11 +420,10 @@ class BoundPaired(LocationScale):
 
 @final
 class BoundMarginal(LocationScale):
-    """y = F + noise, F ~ N(location, variance): (location, log of the noise scale, variance) on a
-    last axis of f.
+    """y = F + noise, F ~ N(location, variance).
 
-    The density, quantiles and draws are those of y; ``variance`` and ``entropy`` are those of y
-    given the function F.
+    The last axis of f has location, log of the noise scale and variance. The density, quantiles
+    and draws are those of y; ``variance`` and ``entropy`` are those of y for a known function F.
     """
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
@@ -351,29 +441,39 @@ class BoundMarginal(LocationScale):
     def function_variance(self, f: Tensor) -> Tensor:
         return f[..., 2]
 
-    def rescaled(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
+    def rescale(self, f: Tensor, shift: Tensor, scale: Tensor) -> tuple[BoundLikelihood, Tensor]:
         location, log_scale, variance = f.unbind(-1)
-        scaled = location * scale + shift, log_scale + scale.log(), variance * scale.square()
-        return self, torch.stack(scaled, -1)
+        new_location = location * scale + shift
+        new_log_scale = log_scale + scale.log()
+        new_variance = variance * scale.square()
+        return self, torch.stack((new_location, new_log_scale, new_variance), -1)
 
-    def tempered(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
+    def temper(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
         return self, f + f.new_tensor((0.0, math.log(temperature), 0.0))
 
 
 @final
 class BoundHeteroscedastic(LocationScale):
-    """Locations and log-squared scales are halves of an axis, by default the last: f (..., B, 2·D),
-    y (B, D).
+    """A likelihood with locations and log-squared scales on halves of an axis of f.
+
+    For the last axis f is (..., B, 2·D) and y (B, D).
+
+    Args:
+        min_std: a lower bound of the scale.
+        unit: the density of unit scale; None is the standard normal.
+        axis: the axis of f.
     """
 
     def __init__(self, min_std: float = 0.0, unit: Unit | None = None, axis: int = -1) -> None:
         super().__init__(unit or UnitNormal())
-        self.min_std, self.axis = float(min_std), axis
+        self.min_std = float(min_std)
+        self.axis = axis
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         if len(f_shape) < 1 - self.axis or f_shape[self.axis] % 2:
             raise ValueError(
-                f"outputs {tuple(f_shape)} need an axis {self.axis} of even length: means, then log-variances"
+                f"outputs {tuple(f_shape)} need an axis {self.axis} of even length: means, "
+                "then log-variances"
             )
         shape = list(f_shape)
         shape[self.axis] //= 2
@@ -386,26 +486,35 @@ class BoundHeteroscedastic(LocationScale):
         return location, 0.5 * log_variance
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """(1/σ², ½·(∂log σ²/∂s)²) for mean and log-variance s of a Gaussian; its Hessian can be
-        indefinite.
+        """Return (1/σ², ½·(∂log σ²/∂s)²) for mean and log-variance s of a Gaussian.
+
+        The Hessian of −log p can be indefinite.
+
+        Args:
+            f: outputs, (B, *out).
+            seed: not used, since it is in closed form.
         """
         variance = torch.exp(2 * self.location_log_scale(f)[1])
-        share = f.chunk(2, self.axis)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
-        parts = self.unit.information / variance, self.unit.scale_information / 4 * share.square()
-        return Independent(torch.cat(parts, self.axis))
+        slope = f.chunk(2, self.axis)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
+        location_information = self.unit.information / variance
+        scale_information = self.unit.scale_information / 4 * slope.square()
+        return Independent(torch.cat((location_information, scale_information), self.axis))
 
 
 @final
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
-    """p(y | f) = N(y; f, noise²): f and y (B, *out).
+    """Gaussian noise of one scale: p(y | f) = N(y; f, noise²), for f and y (B, *out).
 
     Args:
-        noise: the standard deviation, in ``units``.
-        learn: learn the noise.
-        units: the unit in which the noise is given, one number or one for each output: the standard
-            deviation of output k is noise·units_k. A method by name uses the standard deviations of
-            y.
+        noise: the standard deviation, in ``units`` (default 0.1).
+        learn: learn the noise (default False).
+        units: the unit of ``noise``, one number (default 1) or one for each output: the standard
+            deviation of output k is noise·units_k. A method by name uses the standard deviations
+            of y.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), likelihood=bayou.Gaussian(0.1, learn=True))
     """
 
     noise: float = 0.1
@@ -429,13 +538,20 @@ class Gaussian(Likelihood):
 @final
 @dataclass(frozen=True)
 class StudentT(Likelihood):
-    """p(y | f) = t((y − f)/scale; df)/scale, for regression with outliers: f and y (B, *out).
+    """Student-t noise of one scale, for regression with outliers.
+
+    p(y | f) = t((y − f)/scale; df)/scale, t(z; df) ∝ (1 + z²/df)^(−(df + 1)/2), for f and y
+    (B, *out).
 
     Args:
-        df: degrees of freedom, more than 1.
-        scale: the scale of the noise, in ``units``.
-        learn: learn the scale.
-        units: the unit in which the scale is given, one number or one for each output.
+        df: degrees of freedom, more than 1 (default 4).
+        scale: the scale of the noise, in ``units`` (default 0.1).
+        learn: learn the scale (default False).
+        units: the unit of ``scale``, one number (default 1) or one for each output.
+
+    Example:
+        >>> noise = bayou.likelihoods.StudentT(df=3.0, learn=True)
+        >>> posterior = bayou.fit(net, (x, y), likelihood=noise)
     """
 
     df: float = 4.0
@@ -461,13 +577,20 @@ class StudentT(Likelihood):
 @final
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(Likelihood):
-    """p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis (Nix & Weigend 1994): f (B,
-    2·D), y (B, D).
+    """Gaussian noise whose variance depends on x (Nix & Weigend 1994).
+
+    p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis: f (B, 2·D), y (B, D).
 
     Args:
-        min_std: a lower bound of the standard deviation.
-        axis: of means and log-variances in f, from the end: −3 for images f (B, 2·C, H, W) and y
-            (B, C, H, W).
+        min_std: a lower bound of the standard deviation (default 0).
+        axis: the axis of means and log-variances in f, from the end (default −1): −3 for images
+            f (B, 2·C, H, W) and y (B, C, H, W).
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 50), torch.nn.ReLU(),
+        ...                           torch.nn.Linear(50, 2))
+        >>> noise = bayou.HeteroscedasticGaussian(min_std=0.01)
+        >>> posterior = bayou.fit(net, (x, y), likelihood=noise)
     """
 
     min_std: float = 0.0
@@ -505,13 +628,13 @@ class HeteroscedasticGaussian(Likelihood):
 @final
 @dataclass(frozen=True)
 class HeteroscedasticStudentT(Likelihood):
-    """p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B,
-    D).
+    """Student-t noise whose scale depends on x.
 
+    p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B, D).
     The loss of a residual of r scales grows as log r, not r².
 
     Args:
-        df: degrees of freedom, more than 1.
+        df: degrees of freedom, more than 1 (default 4).
     """
 
     df: float = 4.0
@@ -537,6 +660,7 @@ class HeteroscedasticStudentT(Likelihood):
 
 
 def _check_df(name: str, df: float) -> None:
+    """Raise a ValueError unless E[y] exists."""
     if df <= 1:
         raise ValueError(f"{name} df must exceed 1 (E[y] does not exist otherwise), got {df}")
 
@@ -550,7 +674,8 @@ def _check_units(likelihood: Gaussian | StudentT) -> None:
     )
     if not is_valid:
         raise ValueError(
-            f"{type(likelihood).__name__} units must be a positive, finite number or a tuple of them, got {units!r:.60}"
+            f"{type(likelihood).__name__} units must be a positive, finite number or a tuple of "
+            f"them, got {units!r:.60}"
         )
 
 

@@ -32,44 +32,51 @@ from bayou.likelihoods.mixtures import (
     widen,
 )
 
-COUNTS = 1024
+MAX_SUMMED_COUNTS = 1024  # in an entropy; larger ones are integrated
+MAX_SUMMED_RATE = 50.0  # of a Poisson, whose entropy is summed over the counts
+ENTROPY_COUNTS = 130  # in that sum
 
 
 class FiniteLikelihood(BoundLikelihood):
-    """y is one of K outcomes 0 .. K − 1, with the log-probabilities ``log_pmf``."""
+    """A y that is one of K outcomes 0 .. K − 1, with the log-probabilities ``log_pmf``."""
 
     support = "classes"
 
     @abstractmethod
     def log_pmf(self, f: Tensor) -> Tensor:
-        """log p(y_i = k | f), the outcomes on a new or moved last axis: (*target_shape, K)."""
+        """Compute log p(y_i = k | f), the outcomes on a last axis: (*target_shape, K).
+
+        Args:
+            f: outputs, (..., B, *out).
+        """
 
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         return self.at(self.log_pmf(f), y)
 
     def at(self, log_pmf: Tensor, y: Tensor) -> Tensor:
-        """The log-probability of y."""
-        y, _ = torch.broadcast_tensors(
-            y.long(), log_pmf[..., 0]
-        )  # broadcast_shapes would import sympy: half a second
+        """Return the log-probability of y.
+
+        Args:
+            log_pmf: log-probabilities of the outcomes, (*target_shape, K).
+            y: outcomes, (B, *event).
+        """
+        # broadcast_shapes would import sympy: half a second.
+        y, _ = torch.broadcast_tensors(y.long(), log_pmf[..., 0])
         return log_pmf.expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def mean(self, f: Tensor) -> Tensor:
         p = self.log_pmf(f).exp()
-        return (
-            p
-            if self.support == "classes"
-            else (p * torch.arange(p.shape[-1], device=p.device)).sum(-1)
-        )
+        if self.support == "classes":
+            return p
+        return (p * torch.arange(p.shape[-1], device=p.device)).sum(-1)
 
     def variance(self, f: Tensor) -> Tensor:
         mean = self.mean(f)
         if self.support == "classes":
             return mean * (1 - mean)
         p = self.log_pmf(f).exp()
-        return (p * (torch.arange(p.shape[-1], device=p.device) - mean.unsqueeze(-1)).square()).sum(
-            -1
-        )
+        deviation = torch.arange(p.shape[-1], device=p.device) - mean.unsqueeze(-1)
+        return (p * deviation.square()).sum(-1)
 
     def entropy(self, f: Tensor) -> Tensor:
         return entr(self.log_pmf(f).exp()).sum(-1)
@@ -85,36 +92,49 @@ class FiniteLikelihood(BoundLikelihood):
         cumulative = self.log_pmf(f).exp().cumsum(-1)
         u = self.draw_noise(rng.uniform, f, n, seed)
         u = u.unsqueeze(-1) if n is None else u.movedim(0, -1)
-        k = torch.searchsorted(cumulative.contiguous(), u.contiguous(), right=True).clamp_max(
-            cumulative.shape[-1] - 1
-        )
+        k = torch.searchsorted(cumulative.contiguous(), u.contiguous(), right=True)
+        k = k.clamp_max(cumulative.shape[-1] - 1)
         return k.squeeze(-1) if n is None else k.movedim(-1, 0)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """Σ_i Σ_k p_ik·∇log p_ik·∇log p_ikᵀ."""
+        """Compute Σ_i Σ_k p_ik·∇log p_ik·∇log p_ikᵀ.
 
-        def one(f: Tensor) -> Tensor:
+        Args:
+            f: outputs, (B, *out).
+            seed: not used, since the sum is exact.
+        """
+
+        def example_log_pmf(f: Tensor) -> Tensor:
             return self.log_pmf(f.unsqueeze(0)).squeeze(0)
 
-        gradients = vmap(jacrev(one))(f).reshape(len(f), -1, f[0].numel())  # (B, event·K, out)
+        gradients = vmap(jacrev(example_log_pmf))(f).reshape(
+            len(f), -1, f[0].numel()
+        )  # (B, event·K, out)
         roots = self.log_pmf(f).mul(0.5).exp().reshape(len(f), -1, 1)
-        return Scores.of_squares(
-            [(roots * gradients).movedim(1, 0).detach()], f.shape, type(self).__name__
-        )
+        rows = (roots * gradients).movedim(1, 0).detach()
+        return Scores.of_squares([rows], f.shape, type(self).__name__)
 
     @property
     def traceable(self) -> tuple[str, ...]:
         return "entropy", "mutual_information"
 
     def mixture_pmf(self, f: Tensor) -> Tensor:
-        """1/S Σ_s p(y_i = k | f_s): (B, *event, K)."""
+        """Compute 1/S Σ_s p(y_i = k | f_s): (B, *event, K).
+
+        Args:
+            f: outputs, (S, B, *out).
+        """
         return average(lambda f: self.log_pmf(f).exp(), f)
 
     def mixture_entropy(self, f: Tensor) -> Tensor:
         return entr(self.mixture_pmf(f)).sum(-1)
 
     def mixture_information(self, f: Tensor) -> Tensor:
-        """E_s KL(p_s ‖ p), without cancellation."""
+        """Compute E_s KL(p_s ‖ p), without cancellation.
+
+        Args:
+            f: outputs, (S, B, *out).
+        """
         tiny = torch.finfo(f.dtype).tiny
         log_pmf = self.mixture_pmf(f).clamp_min(tiny).log()
 
@@ -131,7 +151,15 @@ class FiniteLikelihood(BoundLikelihood):
 
 @final
 class BoundCategorical(FiniteLikelihood):
-    """One of C classes; logits on ``class_axis`` of f. ``Categorical`` describes the arguments."""
+    """One of C classes; logits on ``class_axis`` of f.
+
+    Args:
+        class_axis: the axis of the classes in f.
+        ignore_index: a value of y that is no class.
+        shift: the output at t predicts the label at t + shift.
+        label_smoothing: ε of the weights of a fit.
+        weight: the weight of every class in a fit, (C,).
+    """
 
     logits = True
     weight: Tensor | None  # (C,)
@@ -145,53 +173,71 @@ class BoundCategorical(FiniteLikelihood):
         weight: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.class_axis, self.ignore_index = class_axis, ignore_index
-        self.shift, self.label_smoothing = shift, label_smoothing
+        self.class_axis = class_axis
+        self.ignore_index = ignore_index
+        self.shift = shift
+        self.label_smoothing = label_smoothing
         self.register_buffer("weight", weight, persistent=False)
-        self.plain = ignore_index is None and not shift and not label_smoothing and weight is None
+        self.is_plain = (
+            ignore_index is None and not shift and not label_smoothing and weight is None
+        )
 
     def for_scores(self) -> BoundCategorical:
         return BoundCategorical(self.class_axis, self.ignore_index, self.shift)
 
     def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        known = (
-            torch.ones_like(y, dtype=torch.bool)
-            if self.ignore_index is None
-            else y != self.ignore_index
-        )
-        y = y.long().masked_fill(~known, 0)
-        if self.shift:  # y_{t + shift}
-            y, known = (
-                torch.cat((part[..., self.shift :], torch.zeros_like(part[..., : self.shift])), -1)
-                for part in (y, known)
-            )
-        return y, known
+        is_label = torch.ones_like(y, dtype=torch.bool)
+        if self.ignore_index is not None:
+            is_label = y != self.ignore_index
+        y = y.long().masked_fill(~is_label, 0)
+        if self.shift:
+            y = self._shift_labels(y)
+            is_label = self._shift_labels(is_label)
+        return y, is_label
 
-    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        """By Jensen: f_y − log Σ_k exp(f_k + ½·variance_k)."""
-        f, above = (part.movedim(self.class_axis, -1) for part in (f, f + variance / 2))
-        return self.at(f - above.logsumexp(-1, keepdim=True), y)
+    def _shift_labels(self, values: Tensor) -> Tensor:
+        """Return values_{t + shift}, with zeros at the end."""
+        end = torch.zeros_like(values[..., : self.shift])
+        return torch.cat((values[..., self.shift :], end), -1)
+
+    def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """Compute the bound f_y − log Σ_k exp(f_k + ½·variance_k), by Jensen.
+
+        Args:
+            f: the means of the logits.
+            variance: their variances.
+            y: labels.
+        """
+        logits = f.movedim(self.class_axis, -1)
+        raised_logits = (f + variance / 2).movedim(self.class_axis, -1)
+        return self.at(logits - raised_logits.logsumexp(-1, keepdim=True), y)
 
     def at(self, log_pmf: Tensor, y: Tensor) -> Tensor:
-        if self.plain:
+        if self.is_plain:
             return super().at(log_pmf, y)
-        y, known = self.labels(y)
+        y, is_label = self.labels(y)
         value = super().at(log_pmf, y)
         if self.weight is not None:
             value = value * self.weight[y]
         if self.label_smoothing:
             log_pmf = log_pmf if self.weight is None else log_pmf * self.weight
             value = (1 - self.label_smoothing) * value + self.label_smoothing * log_pmf.mean(-1)
-        return torch.where(known, value, 0.0)
+        return torch.where(is_label, value, 0.0)
 
-    def unweighted(self, f: Tensor, y: Tensor) -> tuple[BoundLikelihood, Tensor | None]:
-        """Of −Σ_c a_c·log p_c the Hessian in f is Σ_c a_c times that of −log p_y, which is the same
+    def without_weights(self, f: Tensor, y: Tensor) -> tuple[BoundLikelihood, Tensor | None]:
+        """Return the likelihood without weights, and Σ_c a_c of every label.
+
+        The Hessian in f of −Σ_c a_c·log p_c is Σ_c a_c times that of −log p_y, which is the same
         for all y.
+
+        Args:
+            f: logits, (B, *out).
+            y: labels, (B, *event).
         """
-        if self.plain:
+        if self.is_plain:
             return self, None
-        y, known = self.labels(y)
-        count = known.to(f.dtype)
+        y, is_label = self.labels(y)
+        count = is_label.to(f.dtype)
         if self.weight is not None:
             smooth = self.label_smoothing
             count = count * ((1 - smooth) * self.weight[y] + smooth * self.weight.mean())
@@ -200,19 +246,25 @@ class BoundCategorical(FiniteLikelihood):
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         if len(f_shape) < 1 - self.class_axis:
             raise ValueError(
-                f"outputs {tuple(f_shape)} have no batch axis before their class axis {self.class_axis}"
+                f"outputs {tuple(f_shape)} have no batch axis before their class axis "
+                f"{self.class_axis}"
             )
-        return torch.Size(_without(f_shape, self.class_axis))
+        return torch.Size(_remove_axis(f_shape, self.class_axis))
 
     def validate(self, f_shape: Sequence[int], y: Tensor) -> None:
         if isinstance(y, Tensor) and y.is_floating_point():
-            one_hot = y.shape == torch.Size(f_shape) and bool(
+            is_one_hot = y.shape == torch.Size(f_shape) and bool(
                 (y.sum(self.class_axis) == 1).all() and (y * y == y).all()
             )
-            hint = "for numbers pass likelihood=bayou.Gaussian(0.1, learn=True), for classes pass y.long()"
+            hint = (
+                "for numbers pass likelihood=bayou.Gaussian(0.1, learn=True), "
+                "for classes pass y.long()"
+            )
+            if is_one_hot:
+                hint = f"for one-hot vectors pass y.argmax({self.class_axis})"
             raise ValueError(
-                f"Categorical(), the default likelihood, needs class indices (integers) in y, got {y.dtype}; "
-                + (f"for one-hot vectors pass y.argmax({self.class_axis})" if one_hot else hint)
+                "Categorical(), the default likelihood, needs class indices (integers) in y, "
+                f"got {y.dtype}; {hint}"
             )
         super().validate(f_shape, y)
 
@@ -220,29 +272,31 @@ class BoundCategorical(FiniteLikelihood):
         classes = f_shape[self.class_axis]
         if self.weight is not None and len(self.weight) != classes:
             raise ValueError(
-                f"Categorical has {len(self.weight)} weights for {classes} classes; give one for each"
+                f"Categorical has {len(self.weight)} weights for {classes} classes; "
+                "give one for each"
             )
         if self.shift and (y.ndim < 2 or y.shape[-1] <= self.shift):
             raise ValueError(
-                f"y {tuple(y.shape)} has no label {self.shift} after another, as shift={self.shift} needs: y (B, T)"
+                f"y {tuple(y.shape)} has no label {self.shift} after another, as "
+                f"shift={self.shift} needs: y (B, T)"
             )
-        y = y if self.ignore_index is None else y[y != self.ignore_index]
-        low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
-        if low < 0 or high >= classes:
-            way = (
-                "use Bernoulli() for one output"
-                if classes == 1
-                else "count the classes from 0, or give more outputs"
-            )
-            void = low if low < 0 else high
-            others = y[y != void]
-            if others.numel() and int(others.min()) >= 0 and int(others.max()) < classes:
-                way = (
-                    f"{way}; if {void} marks labels to leave out, Categorical(ignore_index={void})"
-                )
-            raise ValueError(
-                f"y must lie in 0 .. {classes - 1} for {classes} classes, got {low} .. {high}; {way}"
-            )
+        labels = y if self.ignore_index is None else y[y != self.ignore_index]
+        if labels.numel() == 0:
+            return
+        low = int(labels.min())
+        high = int(labels.max())
+        if low >= 0 and high < classes:
+            return
+        hint = "count the classes from 0, or give more outputs"
+        if classes == 1:
+            hint = "use Bernoulli() for one output"
+        void = low if low < 0 else high
+        rest = labels[labels != void]
+        if rest.numel() and int(rest.min()) >= 0 and int(rest.max()) < classes:
+            hint = f"{hint}; if {void} marks labels to leave out, Categorical(ignore_index={void})"
+        raise ValueError(
+            f"y must lie in 0 .. {classes - 1} for {classes} classes, got {low} .. {high}; {hint}"
+        )
 
     def _shape_hint(
         self, f_shape: tuple[int, ...], expected: tuple[int, ...], got: tuple[int, ...]
@@ -266,24 +320,27 @@ class BoundCategorical(FiniteLikelihood):
 @final
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """p(y = c | f) = softmax(f)_c: f (B, *out, C) and y (B, *out), integers. The coordinates of y
-    are independent.
+    """Classes: p(y = c | f) = softmax(f)_c, for f (B, *out, C) and integers y (B, *out).
 
-    Probabilities always have the classes last. With ``label_smoothing`` or ``weight`` a fit
-    maximizes Σ_c a_c·log p_c for every label instead of log p_y, as ``torch.nn.CrossEntropyLoss``,
-    which is not the log of a density; predictions and scores use p.
+    The coordinates of y are independent. Probabilities always have the classes last. With
+    ``label_smoothing`` or ``weight`` a fit maximizes Σ_c a_c·log p_c for every label instead of
+    log p_y, as ``torch.nn.CrossEntropyLoss``, which is not the log of a density; predictions and
+    scores use p.
 
     Args:
         class_axis: the axis of the classes in f: −3 for f (B, C, H, W) and y (B, H, W), −2 for (B,
-            C, T). By default ``bayou.fit`` finds it from the shapes of f and y; elsewhere it is the
-            last.
-        ignore_index: a value of y that is no class: its log-probability counts as 0, in scores it
-            is left out.
-        shift: the output at t predicts the label at t + shift: 1 for causal language models, f (B,
-            T, C) and y (B, T). Statistics of a prediction and draws of y are those of the label
-            that the output at t predicts.
-        label_smoothing: ε of a_c = w_c·((1 − ε)·1[y = c] + ε/C).
+            C, T). By default (None) ``bayou.fit`` finds it from the shapes of f and y; elsewhere
+            it is the last.
+        ignore_index: a value of y that is no class (default None): its log-probability counts as
+            0, in scores it is left out.
+        shift: the output at t predicts the label at t + shift (default 0): 1 for causal language
+            models, f (B, T, C) and y (B, T). Statistics of a prediction and draws of y are those
+            of the label that the output at t predicts.
+        label_smoothing: ε of a_c = w_c·((1 − ε)·1[y = c] + ε/C) (default 0).
         weight: w_c of every class, 1 by default.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, labels), likelihood=bayou.Categorical())
     """
 
     class_axis: int | None = None
@@ -298,12 +355,15 @@ class Categorical(Likelihood):
             raise ValueError(
                 f"Categorical class_axis counts from the end (-1, -3 for images), got {axis!r}"
             )
-        whole = "a whole number"
         self._check(
-            ["ignore_index"], lambda value: value is None or type(value) is int, f"{whole} or None"
+            ["ignore_index"],
+            lambda value: value is None or type(value) is int,
+            "a whole number or None",
         )
         self._check(
-            ["shift"], lambda value: type(value) is int and value >= 0, f"{whole} of at least 0"
+            ["shift"],
+            lambda value: type(value) is int and value >= 0,
+            "a whole number of at least 0",
         )
         self._check(
             ["label_smoothing"],
@@ -323,38 +383,44 @@ class Categorical(Likelihood):
             )
 
     def for_shapes(self, f_shape: Sequence[int], y_shape: Sequence[int]) -> Categorical:
-        """With the axis of the classes in outputs of this shape: the last or the first after the
-        rows, as y fits.
+        """Return the likelihood with the axis of the classes in outputs of this shape.
 
-        Of sequences that both fit it is the last; for images that is an error.
+        It is the last or the first after the rows, as y fits. Of sequences that both fit it is the
+        last; for images that is an error.
+
+        Args:
+            f_shape: the shape of outputs.
+            y_shape: the shape of targets.
         """
         axes = {
-            axis for axis in (-1, 1 - len(f_shape)) if _without(f_shape, axis) == tuple(y_shape)
+            axis for axis in (-1, 1 - len(f_shape)) if _remove_axis(f_shape, axis) == tuple(y_shape)
         }
         if len(axes) == 2 and len(f_shape) > 3:
             raise ValueError(
-                f"outputs {tuple(f_shape)} and y {tuple(y_shape)} may have the classes on axis 1 or on the last; give "
-                f"Categorical(class_axis={1 - len(f_shape)}) or class_axis=-1"
+                f"outputs {tuple(f_shape)} and y {tuple(y_shape)} may have the classes on axis 1 "
+                f"or on the last; give Categorical(class_axis={1 - len(f_shape)}) or class_axis=-1"
             )
         return replace(self, class_axis=max(axes, default=-1))
 
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundCategorical:
-        weight = (
-            None if self.weight is None else torch.tensor(self.weight, dtype=dtype, device=device)
-        )
+        weight = None
+        if self.weight is not None:
+            weight = torch.tensor(self.weight, dtype=dtype, device=device)
         axis = -1 if self.class_axis is None else self.class_axis
         return BoundCategorical(axis, self.ignore_index, self.shift, self.label_smoothing, weight)
 
 
-def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return tuple(shape[:axis]) + (tuple(shape[axis + 1 :]) if axis != -1 else ())
+def _remove_axis(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """Return a shape without one axis, counted from the end."""
+    sizes_after = tuple(shape[axis + 1 :]) if axis != -1 else ()
+    return tuple(shape[:axis]) + sizes_after
 
 
 @final
 class BoundBernoulli(FiniteLikelihood):
-    """y is 0 or 1 for every coordinate of f, a logit."""
+    """A y that is 0 or 1 for every coordinate of f, a logit."""
 
     logits = True
 
@@ -370,8 +436,14 @@ class BoundBernoulli(FiniteLikelihood):
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         return logsigmoid((2 * y.to(f.dtype) - 1) * f)
 
-    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        """By Jensen: −log(1 + E exp(∓F))."""
+    def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """Compute the bound −log(1 + E exp(∓F)), by Jensen.
+
+        Args:
+            f: the means of the logits.
+            variance: their variances.
+            y: 0 or 1.
+        """
         return logsigmoid((2 * y.to(f.dtype) - 1) * f - variance / 2)
 
     def mean(self, f: Tensor) -> Tensor:
@@ -390,7 +462,13 @@ class BoundBernoulli(FiniteLikelihood):
 @final
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
-    """p(y = 1 | f) = sigmoid(f): f and y (B, *out), y of any dtype but 0 or 1."""
+    """Binary outcomes: p(y = 1 | f) = sigmoid(f), for f and y (B, *out).
+
+    y has the values 0 and 1 in any dtype.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), likelihood=bayou.Bernoulli())
+    """
 
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -407,14 +485,15 @@ class BoundPoisson(BoundLikelihood):
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None:
         if bool((y < 0).any()) or (y.is_floating_point() and bool((y != y.round()).any())):
             raise ValueError(
-                f"y must hold counts 0, 1, 2, ..., got values in {y.min().item()} .. {y.max().item()}"
+                f"y must hold counts 0, 1, 2, ..., "
+                f"got values in {y.min().item()} .. {y.max().item()}"
             )
 
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         y = y.to(f.dtype)
         return y * f - f.exp() - torch.lgamma(y + 1)
 
-    def expected(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         return self.pointwise(f, y) + f.exp() - torch.exp(f + variance / 2)
 
     def mean(self, f: Tensor) -> Tensor:
@@ -424,59 +503,85 @@ class BoundPoisson(BoundLikelihood):
         return f.exp()
 
     def entropy(self, f: Tensor) -> Tensor:
-        """Summed over the counts for rates below 50, above by ½·log(2πeλ) − 1/12λ − 1/24λ² −
-        19/360λ³ (to 1e-7).
+        """Compute H[y | f], for rates below 50 as a sum over the counts.
+
+        Above it is ½·log(2πeλ) − 1/12λ − 1/24λ² − 19/360λ³ (to 1e-7).
+
+        Args:
+            f: log-rates, (..., B, *out).
         """
-        rate = f.exp().clamp_min(50.0)
+        rate = f.exp().clamp_min(MAX_SUMMED_RATE)
         large = (
             0.5 * (LOG_2PI + 1 + rate.log()) - (1 / 12 + (1 / 24 + 19 / 360 / rate) / rate) / rate
         )
-        small = f.clamp_max(math.log(50.0))
-        log_zero = -small.exp()
+        log_rate = f.clamp_max(math.log(MAX_SUMMED_RATE))
+        log_zero = -log_rate.exp()
         total = torch.zeros_like(f)
-        for count in range(130):
-            total = total + entr((count * small + log_zero - math.lgamma(count + 1)).exp())
-        return torch.where(f.exp() > 50.0, large, total)
+        for count in range(ENTROPY_COUNTS):
+            total = total + entr((count * log_rate + log_zero - math.lgamma(count + 1)).exp())
+        return torch.where(f.exp() > MAX_SUMMED_RATE, large, total)
 
     def cdf(self, f: Tensor, y: Tensor) -> Tensor:
-        """P(Y ≤ y) = Q(⌊y⌋ + 1, λ), the regularized upper incomplete gamma function."""
+        """Compute P(Y ≤ y) = Q(⌊y⌋ + 1, λ), the regularized upper incomplete gamma function.
+
+        Args:
+            f: log-rates, (..., B, *out).
+            y: values, (B, *out).
+        """
         y = y.to(f.dtype).floor()
         return torch.where(y < 0, 0.0, torch.special.gammaincc(y.clamp_min(0.0) + 1, f.exp()))
 
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
-        """Counts in the dtype of f, by inversion of the cdf, so that a draw depends on its index
-        alone.
+        """Draw counts in the dtype of f.
+
+        It inverts the cdf, so that a draw depends on its index alone.
+
+        Args:
+            f: log-rates, (..., B, *out).
+            n: the number of draws; None draws one for each f.
+            seed: the seed; None uses torch's global stream.
         """
         u = self.draw_noise(rng.uniform, f, n, seed)
-        bracket = widen(
-            partial(self.cdf, f), u, torch.full_like(u, -1.0), torch.zeros_like(u), counts=True
-        )
-        return invert(partial(self.cdf, f), u, *bracket)
+        cdf = partial(self.cdf, f)
+        low, high = widen(cdf, u, torch.full_like(u, -1.0), torch.zeros_like(u), counts=True)
+        return invert(cdf, u, low, high)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         return Independent(f.exp())
 
     def mixture_entropy(self, f: Tensor) -> Tensor:
-        """Counts below 1,024 are summed one by one, above integrated."""
+        """Compute the entropy of the mixture: (B, *out).
 
-        def total(f: Tensor) -> Tensor:
+        Counts below 1,024 are summed one by one, above integrated.
+
+        Args:
+            f: log-rates, (S, B, *out).
+        """
+
+        def entropy_of_rows(f: Tensor) -> Tensor:
             knots = spread_knots(f.exp(), (0.5 * f).exp(), UnitNormal().knots)
-            last = min(COUNTS, int(knots[-1].max().ceil().nan_to_num(COUNTS)) + 20)
-            counts = torch.arange(last, dtype=f.dtype, device=f.device).reshape(
-                -1, *[1] * (f.ndim - 1)
-            )
-            small = entr(density(self.pointwise, f, counts)).sum(0)
-            if last < COUNTS:
-                return small
-            return small + entropy_integral(self.pointwise, f, knots.clamp_min(last - 0.5))
+            largest = int(knots[-1].max().ceil().nan_to_num(MAX_SUMMED_COUNTS))
+            stop = min(MAX_SUMMED_COUNTS, largest + 20)
+            counts = torch.arange(stop, dtype=f.dtype, device=f.device)
+            counts = counts.reshape(-1, *[1] * (f.ndim - 1))
+            total = entr(density(self.pointwise, f, counts)).sum(0)
+            if stop < MAX_SUMMED_COUNTS:
+                return total
+            return total + entropy_integral(self.pointwise, f, knots.clamp_min(stop - 0.5))
 
-        return by_rows(total, f, max(4 * KNOTS, 20 * len(f)))
+        return by_rows(entropy_of_rows, f, max(4 * KNOTS, 20 * len(f)))
 
 
 @final
 @dataclass(frozen=True)
 class Poisson(Likelihood):
-    """p(y | f) = exp(f)^y·exp(−exp(f))/y!: f the log-rates, y counts, (B, *out) both."""
+    """Counts: p(y | f) = λ^y·exp(−λ)/y! with the rate λ = exp(f), for f and y (B, *out).
+
+    y has the values 0, 1, 2, ... in any dtype.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, counts), likelihood=bayou.likelihoods.Poisson())
+    """
 
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

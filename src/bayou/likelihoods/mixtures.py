@@ -10,51 +10,83 @@ from torch import Tensor
 
 CHUNK = 1 << 22  # numbers held at a time beside the outputs
 SUM_NUMBERS = 1 << 16  # numbers computed together
-KNOTS = 160  # at most so many cells + 1 in a quadrature over y
+KNOTS = 160  # maximum cells + 1 in a quadrature over y
+MAX_DOUBLINGS = 128  # of a bracket
+MAX_ROOT_STEPS = 200  # of Newton's method or bisection
+# Node and weight of half of a Gauss-Legendre rule with 4 nodes.
 NODES = (
     (-0.8611363115940526, 0.3478548451374538),
     (-0.3399810435848563, 0.6521451548625461),
-)  # Gauss-Legendre, 4
+)
 
 
 def chunks(f: Tensor) -> Iterable[Tensor]:
-    """A few samples at a time; all of them in a compiled graph, where sizes are symbols."""
-    return (f,) if torch.compiler.is_compiling() else f.split(max(1, CHUNK // max(1, f[0].numel())))
+    """Split a few samples off at a time; all of them in a compiled graph, where sizes are symbols.
+
+    Args:
+        f: outputs, (S, B, ...).
+    """
+    if torch.compiler.is_compiling():
+        return (f,)
+    return f.split(max(1, CHUNK // max(1, f[0].numel())))
 
 
 def average(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
-    """1/S Σ_s function(f_s), a chunk of samples at a time."""
-    return reduce(torch.add, (function(part).sum(0) for part in chunks(f))) / len(f)
+    """Compute 1/S Σ_s function(f_s), a chunk of samples at a time.
+
+    Args:
+        function: maps outputs (s, B, ...) to values with a leading axis of s samples.
+        f: outputs, (S, B, ...).
+    """
+    return reduce(torch.add, (function(chunk).sum(0) for chunk in chunks(f))) / len(f)
 
 
 def by_rows(function: Callable[[Tensor], Tensor], f: Tensor, numbers: int) -> Tensor:
-    """function(f), (B, ...), a few rows at a time; ``numbers``: the memory for each entry of the
-    output of a row.
+    """Compute function(f), (B, ...), a few rows at a time.
+
+    Args:
+        function: maps outputs (S, b, ...) to values (b, ...).
+        f: outputs, (S, B, ...).
+        numbers: the numbers in memory for each entry of the output of a row.
     """
     if torch.compiler.is_compiling():
         return function(f)
-    return torch.cat(
-        [function(part) for part in f.split(max(1, CHUNK // (f.shape[2:].numel() * numbers)), 1)]
-    )
+    rows = max(1, CHUNK // (f.shape[2:].numel() * numbers))
+    return torch.cat([function(block) for block in f.split(rows, 1)])
 
 
 def entr(p: Tensor) -> Tensor:
-    """−p·log p; at p = 0 the value and the gradient are 0."""
+    """Compute −p·log p; at p = 0 the value and the gradient are 0.
+
+    Args:
+        p: probabilities or densities.
+    """
     return torch.special.entr(p.clamp_min(torch.finfo(p.dtype).tiny))
 
 
 def density(pointwise: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
-    """1/S Σ_s p(y_i | f_s) at K points: (S, B, *out), (K, B, *event) -> (K, B, *event)."""
-    several = (
-        len(f) if torch.compiler.is_compiling() else max(1, SUM_NUMBERS // max(1, y.numel()))
-    )  # samples at a time
-    return reduce(
-        torch.add, (pointwise(part.unsqueeze(1), y).exp().sum(0) for part in f.split(several))
-    ) / len(f)
+    """Compute 1/S Σ_s p(y_i | f_s) at K points: (K, B, *event).
+
+    Args:
+        pointwise: computes log p(y_i | f) of (f, y).
+        f: outputs, (S, B, *out).
+        y: points, (K, B, *event).
+    """
+    samples = len(f)
+    if not torch.compiler.is_compiling():
+        samples = max(1, SUM_NUMBERS // max(1, y.numel()))
+    sums = (pointwise(block.unsqueeze(1), y).exp().sum(0) for block in f.split(samples))
+    return reduce(torch.add, sums) / len(f)
 
 
 def spread_knots(location: Tensor, scale: Tensor, z: Iterable[float]) -> Tensor:
-    """location + scale·z of all components, in order: (S, B, *event) -> (J·S, B, *event)."""
+    """Return location + scale·z of all components, in order: (J·S, B, *event).
+
+    Args:
+        location: locations, (S, B, *event).
+        scale: scales, which broadcast to the locations.
+        z: J knots of a density of unit scale.
+    """
     points = location.new_tensor(tuple(z)).reshape(-1, *[1] * location.ndim)
     return (location + scale * points).flatten(0, 1).sort(0).values
 
@@ -62,20 +94,26 @@ def spread_knots(location: Tensor, scale: Tensor, z: Iterable[float]) -> Tensor:
 def entropy_integral(
     pointwise: Callable[[Tensor, Tensor], Tensor], f: Tensor, knots: Tensor
 ) -> Tensor:
-    """−∫ p log p for every coordinate, by 4 Gauss-Legendre nodes in each cell between knots: (B,
-    *event).
+    """Compute −∫ p log p for every coordinate: (B, *event).
 
-    Every component places knots over its mass; they are thinned to a fixed number.
+    Each cell between knots has 4 Gauss-Legendre nodes. Every component places knots over its mass;
+    they are thinned to a fixed number.
+
+    Args:
+        pointwise: computes log p(y_i | f) of (f, y).
+        f: outputs, (S, B, *out).
+        knots: ends of the cells in order, (J, B, *event).
     """
     if len(knots) > KNOTS:
         knots = knots[torch.linspace(0, len(knots) - 1, KNOTS, device=f.device).round().long()]
-    middle, half = (knots[1:] + knots[:-1]) / 2, (knots[1:] - knots[:-1]) / 2
+    middle = (knots[1:] + knots[:-1]) / 2
+    half = (knots[1:] - knots[:-1]) / 2
     nodes = (*NODES, *((-node, weight) for node, weight in NODES))
-    parts = (
+    terms = (
         (weight * half * entr(density(pointwise, f, middle + half * node))).sum(0)
         for node, weight in nodes
     )
-    return reduce(torch.add, parts)
+    return reduce(torch.add, terms)
 
 
 def widen(
@@ -85,19 +123,25 @@ def widen(
     high: Tensor,
     counts: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """A bracket low < high moved and doubled until mass(low) < q ≤ mass(high); that of counts has a
-    low of −1.
+    """Move and double a bracket low < high until mass(low) < q ≤ mass(high).
+
+    Args:
+        mass: an increasing function, the cdf.
+        q: the level.
+        low: lower ends.
+        high: upper ends.
+        counts: whether y is a count, whose bracket has a low of −1.
     """
-    for _ in range(128):
-        short = mass(high) < q
-        over = torch.zeros_like(short) if counts else mass(low) >= q
-        if not bool((short | over).any()):
+    for _ in range(MAX_DOUBLINGS):
+        is_short = mass(high) < q
+        is_over = torch.zeros_like(is_short) if counts else mass(low) >= q
+        if not bool((is_short | is_over).any()):
             break
         width = 2 * (high - low)
-        low, high = (
-            torch.where(short, high, torch.where(over, low - width, low)),
-            torch.where(over, low, torch.where(short, high + width, high)),
-        )
+        new_low = torch.where(is_short, high, torch.where(is_over, low - width, low))
+        new_high = torch.where(is_over, low, torch.where(is_short, high + width, high))
+        low = new_low
+        high = new_high
     return low, high
 
 
@@ -108,28 +152,37 @@ def invert(
     high: Tensor,
     slope: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The smallest y with mass(y) ≥ q, an increasing function, between low and high.
+    """Return the smallest y between low and high with mass(y) ≥ q.
 
-    With its ``slope`` y is real: Newton steps, and bisection where a step does not halve. Without
+    With a ``slope`` y is real: Newton steps, and bisection where a step does not halve. Without
     it y is a count.
+
+    Args:
+        mass: an increasing function, the cdf.
+        q: the level.
+        low: lower ends, with mass(low) < q.
+        high: upper ends, with mass(high) ≥ q.
+        slope: the derivative of mass, for a real y.
     """
-    reach = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
-    y, last = low + (high - low) / 2, high - low
-    for _ in range(200):
+    tolerance = 4 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
+    y = low + (high - low) / 2
+    last_step = high - low
+    for _ in range(MAX_ROOT_STEPS):
         y = y if slope else y.floor().clamp_min(0.0)
         gap = mass(y) - q
-        low, high = torch.where(gap < 0, y, low), torch.where(gap < 0, high, y)
-        middle, done = low + (high - low) / 2, high - low <= (reach if slope else 1)
+        low = torch.where(gap < 0, y, low)
+        high = torch.where(gap < 0, high, y)
+        middle = low + (high - low) / 2
+        is_done = high - low <= (tolerance if slope else 1)
         if slope:
             newton = y - gap / slope(y)
-            step, inside = (
-                (newton - y).abs(),
-                (newton >= low) & (newton <= high),
-            )  # false for a slope of 0
-            done = done | (inside & (step <= reach))
-            good = inside & (done | (step <= last / 2))
-            middle, last = torch.where(good, newton, middle), torch.where(good, step, high - low)
+            step = (newton - y).abs()
+            is_inside = (newton >= low) & (newton <= high)  # false for a slope of 0
+            is_done = is_done | (is_inside & (step <= tolerance))
+            is_good = is_inside & (is_done | (step <= last_step / 2))
+            middle = torch.where(is_good, newton, middle)
+            last_step = torch.where(is_good, step, high - low)
         y = middle
-        if bool(done.all()):
+        if bool(is_done.all()):
             break
     return y if slope else high

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
@@ -140,6 +140,15 @@ class IVON(Variational):
         """
         method = super().at_mode(noise, data)
         return replace(method, lr=self.lr * noise**2, hessian=self.hessian / noise**2)
+
+    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
+        """Return this method over some tensors, with the others as they are.
+
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points, which is not possible.
+        """
+        return None if learns_others else replace(self, where=tuple(names))
 
     def large_network_settings(self, max_fan_in: int) -> dict[str, float | str]:
         """Return the warm-up for a large network."""

@@ -61,7 +61,7 @@ def total_variation(a: Predictive, b: Predictive) -> float:
         q = b.probabilities.detach().double()
         return 0.5 * float((p - q.to(p.device)).abs().sum(-1).mean())
     for predictive in (a, b):
-        if not predictive.likelihood._own("cdf"):
+        if not predictive.likelihood.overrides("cdf"):
             name = type(predictive.likelihood).__name__
             raise ValueError(
                 f"total_variation needs P(Y ≤ y), and {name} has no cdf of its own: give it one"

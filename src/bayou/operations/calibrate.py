@@ -47,7 +47,7 @@ def calibrate(
     """Calibrate predictions by one number: a temperature of classes, a scale of the noise of y.
 
     argmin_T −Σ_n log 1/S Σ_s p(y_n | f_s(x_n), T), with softmax(f/T) (below 1 as
-    ``BoundLikelihood.tempered`` says) for classes and noise T·σ for numbers. The posterior and its
+    ``BoundLikelihood.temper`` says) for classes and noise T·σ for numbers. The posterior and its
     files store T, replacing an earlier one; ``predict`` applies it from then on, and
     ``posterior.temperature = 1.0`` removes it. The ELBO, the evidence and ``sample`` do not change.
 
@@ -99,7 +99,7 @@ def best_temperature(p: Predictive, y: Tensor) -> Calibration:
     y = y.to(outputs.device)
 
     def nll(log_temperature: float) -> float:
-        tempered = likelihood.tempered(outputs, math.exp(log_temperature))
+        tempered = likelihood.temper(outputs, math.exp(log_temperature))
         return -float(Predictive(*tempered).log_prob(y).mean())
 
     before = nll(0.0)

@@ -261,6 +261,6 @@ class _PredictionModule(nn.Module):
             }
             likelihood, f = likelihood.per_sample(f, stack)
         if self.temperature != 1.0:
-            likelihood, f = likelihood.tempered(f, self.temperature)
+            likelihood, f = likelihood.temper(f, self.temperature)
         p = Predictive(likelihood, f)
         return {name: getattr(p, name) for name in self.answers}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import glob
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,12 +12,8 @@ from bayou.core import rng
 from bayou.core.files import FileError, StrPath, no_grad_state
 from bayou.core.params import Params, under
 from bayou.core.specs import to_json
-from bayou.curvature.joint import JointNormal
-from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.gaussian import Factorized, LowRankGaussian, Point
 from bayou.guides.guide import Guide, GuideSpec
-from bayou.guides.multiplicative import Multiplicative
 from bayou.network import evaluating
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import (
@@ -29,12 +23,8 @@ from bayou.posteriors.state import (
     restore_target,
     target_state,
 )
-from bayou.priors import BoundNormal, BoundPrior, DensityPrior, Prior, joint_rules
+from bayou.priors import BoundPrior, Prior
 from bayou.target import Target, prior_specs
-
-REFERENCE = (
-    200  # draws for the reference Normal of each tensor, which the joint density is relative to
-)
 
 
 class Guided(Posterior):
@@ -148,26 +138,17 @@ class Guided(Posterior):
         old = prior_specs(self.target.prior, self.target.net)
         priors: dict[str, Prior] = {}
         for guide in self.bayesian.guides:
-            name = guide.names[0]
-            if isinstance(guide, Point):
-                priors[name] = old[name]
-            elif isinstance(guide, Factorized):
-                normal = BoundNormal(guide.center.shape, guide.center, guide.log_std)
-                priors[name] = DensityPrior(normal)
-            elif isinstance(guide, Multiplicative):
-                mean, std = guide.moments()
-                priors[name] = DensityPrior(BoundNormal(mean.shape, mean, std.log()))
-            elif guide.given or guide.log_prob(guide.mean()) is None:
-                family, tensors = self._family(guide), ", ".join(guide.names)
-                beside = f", only given {', '.join(guide.given)}" if guide.given else ""
+            guide_priors = guide.as_prior()
+            if guide_priors is None:
+                family = self._family(guide)
+                tensors = ", ".join(guide.names)
+                condition = f", only given {', '.join(guide.parents)}" if guide.parents else ""
                 raise ValueError(
-                    f"{family} over {tensors} has no density{beside}; use MeanField, LowRank or MNF to continue"
+                    f"{family} over {tensors} has no density{condition}; "
+                    "use MeanField, LowRank or MNF to continue"
                 )
-            elif len(guide.names) == 1:
-                priors[name] = DensityPrior(TensorDensity(guide))
-            else:
-                priors |= _joint(guide)
-        return {glob.escape(name): priors[name] for name in names}
+            priors |= guide_priors
+        return {glob.escape(name): priors[name] if name in priors else old[name] for name in names}
 
     def bound_priors(self) -> dict[str, BoundPrior]:
         """Return the prior of every tensor, with its learned values, by name."""
@@ -252,68 +233,3 @@ def _load_guides(bayesian: Bayesian, state: Params, path: StrPath) -> None:
             raise FileError(
                 f"{path} has {words} in 'guides.{number}', expected one dtype; fit again"
             )
-
-
-class TensorDensity(nn.Module):
-    """q of a guide over one tensor as a density of that tensor."""
-
-    def __init__(self, guide: Guide) -> None:
-        super().__init__()
-        self.guide = guide
-
-    def log_prob(self, w: Tensor) -> Tensor:
-        """log q(w): (..., *shape) to (...)."""
-        value = self.guide.log_prob({self.guide.names[0]: w})
-        assert value is not None
-        return value
-
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Tensor:
-        """Draws start .. start + n − 1: (n, *shape)."""
-        return self.guide.sample(n, seed, start)[self.guide.names[0]]
-
-
-class GroupDensity(nn.Module):
-    """q of a guide over several tensors as their joint density."""
-
-    def __init__(self, guide: Guide) -> None:
-        super().__init__()
-        self.guide = copy.deepcopy(guide).requires_grad_(False)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tensors."""
-        return self.guide.names
-
-    def log_prob(self, params: Params) -> Tensor:
-        """log q of tensors (..., *shape): (...)."""
-        value = self.guide.log_prob(params)
-        assert value is not None
-        return value
-
-    def marginal(self, names: Sequence[str]) -> GroupDensity:
-        """There is none in closed form."""
-        raise ValueError(
-            f"{type(self.guide).__name__} over {', '.join(self.names)} has no density of {', '.join(names)} alone, "
-            "as heads and frozen tensors need; use MeanField or LowRank"
-        )
-
-
-@torch.no_grad()
-def _joint(guide: Guide) -> dict[str, Prior]:
-    """The priors of a family over several tensors."""
-    if isinstance(guide, LowRankGaussian):
-        std, factor = guide.split(guide.log_std.exp()), guide.split(guide.factor.mT)
-        tensors = {f"std.{n}": v for n, v in std.items()} | {
-            f"factor.{n}": v for n, v in factor.items()
-        }
-        mean = {name: value.detach().clone() for name, value in guide.mean().items()}
-        density = JointNormal(mean, LowRankPlusDiagonal(guide.shapes, tensors), {})
-        return joint_rules(density, mean, guide.std(), guide.names)
-    draws = guide.sample(REFERENCE, 0)
-    mean = {name: value.mean(0) for name, value in draws.items()}
-    return joint_rules(
-        GroupDensity(guide),
-        mean,
-        {name: value.std(0) for name, value in draws.items()},
-        guide.names,
-    )

@@ -65,6 +65,7 @@ class Posterior(ABC):
       density of held-out rows as "validation", if there are any.
     - ``stopped``: how the method ended: "finished", "early" or "interrupted".
     - ``choice``: the reason for this method, if it was selected.
+    - ``plan``: the settings that were selected on held-out rows, in words.
     - ``selection``: what was compared, one record per stage, {"stage", "seconds", "trials"}; trials
       are settings with their scores on held-out rows.
     - ``temperature``: of predicted logits, or a factor of the scale of the noise
@@ -97,6 +98,7 @@ class Posterior(ABC):
     history: list[dict[str, float]]
     stopped: str
     choice: str = ""
+    plan: str = ""
     selection: Sequence[Stage] = ()
     temperature: float = 1.0
     bayesian: Bayesian | None = None
@@ -496,7 +498,7 @@ class Posterior(ABC):
             outputs: of S functions, (S, B, *out).
         """
         if self.temperature != 1.0:
-            likelihood, outputs = likelihood.tempered(outputs, self.temperature)
+            likelihood, outputs = likelihood.temper(outputs, self.temperature)
         return Predictive(likelihood, outputs)
 
     def place(self, x: Any) -> tuple[Any, ...]:

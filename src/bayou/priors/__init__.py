@@ -19,8 +19,25 @@ from bayou.priors.joint import BoundPart, Coupling, JointDensity, JointPrior, co
 from bayou.priors.normal import BoundNormal, BoundUnitNormal, Normal, UnitNormal
 
 __all__ = [
-    "BoundDensity", "BoundLogUniform", "BoundNormal", "BoundPart", "BoundPrior",
-    "BoundScaleMixture", "BoundStudentT", "BoundUnitNormal", "Coupling", "DensityPrior",
-    "JointDensity", "JointPrior", "LogUniform", "Normal", "Prior", "ScaleMixture", "StudentT", "UnitNormal",
-    "check_priors", "couplings", "joint_rules",
-]  # fmt: skip
+    "BoundDensity",
+    "BoundLogUniform",
+    "BoundNormal",
+    "BoundPart",
+    "BoundPrior",
+    "BoundScaleMixture",
+    "BoundStudentT",
+    "BoundUnitNormal",
+    "Coupling",
+    "DensityPrior",
+    "JointDensity",
+    "JointPrior",
+    "LogUniform",
+    "Normal",
+    "Prior",
+    "ScaleMixture",
+    "StudentT",
+    "UnitNormal",
+    "check_priors",
+    "couplings",
+    "joint_rules",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,17 @@ from bayou.core.specs import Checked
 
 
 class BoundPrior(nn.Module, ABC):
-    """A prior p(W) over one tensor. ``hyper``: its hyperparameters, parameters of the module if
-    they are learned.
+    """A prior p(W) over one tensor, with its hyperparameters.
+
+    Args:
+        shape: the shape of the tensor.
+        learn: whether the hyperparameters are parameters of the module, instead of buffers.
+        hyper: the hyperparameters by name.
+
+    Attributes:
+        scales: names of the hyperparameters that are log scales.
     """
 
-    # names of the numbers that are log scales
     scales: ClassVar[tuple[str, ...]] = (
         "log_scale",
         "log_scale1",
@@ -42,39 +48,57 @@ class BoundPrior(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
-        """log p(w), summed over the tensor: (..., *shape) -> (...)."""
+        """Compute log p(w), summed over the tensor: (..., *shape) to (...).
+
+        Args:
+            w: values of the tensor.
+        """
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor | None:
-        """KL(N(mean, std²) ‖ p) in closed form, (..., *shape) each -> (...); None where there is no
-        closed form.
+        """Compute KL(N(mean, std²) ‖ p), (..., *shape) to (...); None without a closed form.
+
+        Args:
+            mean: the mean of every entry.
+            std: the standard deviation of every entry.
         """
         return None
 
     @abstractmethod
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
-        """Draws start .. start + n - 1 from the prior: (n, *shape)."""
+        """Return draws start .. start + n − 1 from the prior: (n, *shape).
+
+        Args:
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
 
     def _event(self, x: Tensor) -> Tensor:
-        """x with trailing axes of the tensor's shape; axes may be missing or 1, leading ones are
-        samples.
+        """Return x with trailing axes of the tensor's shape.
+
+        Axes may be missing or 1, leading ones are samples.
         """
-        k = len(self.shape)
-        if x.ndim >= k and x.shape[x.ndim - k :] == self.shape:
+        axes = len(self.shape)
+        if x.ndim >= axes and x.shape[x.ndim - axes :] == self.shape:
             return x
+        is_broadcastable = True
         try:
             x = x.expand(torch.broadcast_shapes(x.shape, self.shape))
         except RuntimeError:
-            k = -1
-        if k < 0 or x.shape[x.ndim - k :] != self.shape:
+            is_broadcastable = False
+        if not is_broadcastable or x.shape[x.ndim - axes :] != self.shape:
             raise ValueError(
-                f"the prior is for tensors of shape (..., *{tuple(self.shape)}), got {tuple(x.shape)}"
+                f"the prior is for tensors of shape (..., *{tuple(self.shape)}), "
+                f"got {tuple(x.shape)}"
             )
         return x
 
     def _sum(self, x: Tensor) -> Tensor:
-        """The sum over the tensor's axes: (..., *shape) -> (...)."""
-        k = len(self.shape)
-        return self._event(x).sum(tuple(range(-k, 0))) if k else x  # sum(()) would sum everything
+        """Sum over the tensor's axes: (..., *shape) to (...)."""
+        axes = len(self.shape)
+        if axes == 0:  # sum(()) would sum everything
+            return x
+        return self._event(x).sum(tuple(range(-axes, 0)))
 
 
 class Prior(Checked, ABC):
@@ -89,8 +113,14 @@ class Prior(Checked, ABC):
         device: torch.device | str | None = None,
         axes: tuple[int, int] = (1, 0),
     ) -> BoundPrior:
-        """The prior of one tensor. ``axes``: its axes of input and of output units, for a prior by
-        unit.
+        """Return the prior of one tensor.
+
+        Args:
+            shape: the shape of the tensor.
+            fan_in: the number of inputs of each output, for a prior that depends on it.
+            dtype: the dtype of the tensor.
+            device: the device of the tensor.
+            axes: its axes of input and of output units, for a prior by unit.
         """
         return self._bind(shape, torch.empty((), dtype=dtype, device=device), fan_in, axes)
 
@@ -98,28 +128,41 @@ class Prior(Checked, ABC):
     def _bind(
         self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundPrior:
-        """``bind``, with the dtype and device of ``like``."""
+        """Return the prior of one tensor, with the dtype and device of ``like``."""
 
 
-def check_priors(given: Any) -> None:
-    """A ValueError unless these are None, a prior, or priors by pattern."""
-    for prior in given.values() if isinstance(given, Mapping) else [given]:
-        if not isinstance(prior, Prior) and given is not None:
-            number = isinstance(prior, int | float) and not isinstance(prior, bool)
-            way = f"; for a standard deviation of {prior} write Normal({prior})" if number else ""
-            raise ValueError(
-                f"prior must be a Prior such as Normal(1.0), or patterns → priors, got {prior!r}{way}"
-            )
+def check_priors(priors: object) -> None:
+    """Raise a ValueError unless these are None, a prior, or priors by pattern.
+
+    Args:
+        priors: what the user passed.
+    """
+    for prior in priors.values() if isinstance(priors, Mapping) else [priors]:
+        if isinstance(prior, Prior) or priors is None:
+            continue
+        is_number = isinstance(prior, int | float) and not isinstance(prior, bool)
+        hint = f"; for a standard deviation of {prior} write Normal({prior})" if is_number else ""
+        raise ValueError(
+            f"prior must be a Prior such as Normal(1.0), or patterns → priors, got {prior!r}{hint}"
+        )
 
 
-def log_like(value: float, like: Tensor) -> Tensor:
-    """log value, with the dtype and device of ``like``."""
+def log_of(value: float, like: Tensor) -> Tensor:
+    """Return log value, with the dtype and device of ``like``.
+
+    Args:
+        value: a positive number.
+        like: a tensor.
+    """
     return torch.full_like(like, math.log(value))
 
 
 def squares(x: Tensor, center: Tensor | None = None) -> Tensor:
-    """(x − center)², for a center that broadcasts to a contiguous x: the gradient is one pass over
-    x, that of ``square`` three."""
-    return mse_loss(
-        x, (x.new_zeros(()) if center is None else center).expand_as(x), reduction="none"
-    )
+    """Compute (x − center)² with a gradient of one pass over x; that of ``square`` takes three.
+
+    Args:
+        x: a contiguous tensor.
+        center: a tensor that broadcasts to x; None is 0.
+    """
+    target = x.new_zeros(()) if center is None else center
+    return mse_loss(x, target.expand_as(x), reduction="none")

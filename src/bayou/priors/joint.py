@@ -14,43 +14,65 @@ from bayou.priors.normal import BoundNormal
 
 
 class JointDensity(Protocol):
-    """log p of the tensors ``names`` together."""
+    """A density of several tensors together."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tensors."""
+        """Return the names of the tensors."""
 
     def log_prob(self, params: Params) -> Tensor:
-        """log p of tensors (..., *shape): (...)."""
+        """Compute log p of tensors (..., *shape): (...).
+
+        Args:
+            params: a value of every tensor.
+        """
 
     def marginal(self, names: Sequence[str]) -> JointDensity:
-        """The density of some of them; a ValueError where there is none in closed form."""
+        """Return the density of some of them; a ValueError where there is no closed form.
+
+        Args:
+            names: the tensors to keep.
+        """
 
 
 @final
 class BoundPart(BoundNormal):
-    """One tensor of a joint density, as N(mean, std²); ``Coupling`` adds the difference to the
-    joint log-density.
+    """One tensor of a joint density, as N(mean, std²).
+
+    ``Coupling`` adds the difference to the joint log-density.
+
+    Args:
+        shape: the shape of the tensor.
+        mean: its mean.
+        log_scale: the logarithm of its standard deviation.
+        density: the joint density.
     """
 
     def __init__(
         self, shape: Sequence[int], mean: Tensor, log_scale: Tensor, density: JointDensity
     ) -> None:
         super().__init__(shape, mean, log_scale)
-        self._shared = (
-            density,
-        )  # in a tuple, so that a density that is a module is not registered
+        # In a tuple, so that a density that is a module is not registered.
+        self._density = (density,)
 
     @property
     def density(self) -> JointDensity:
-        """The joint density."""
-        return self._shared[0]
+        """Return the joint density."""
+        return self._density[0]
 
 
 @final
 @dataclass(frozen=True)
 class JointPrior(Prior):
-    """The prior of one tensor of a joint density. ``mean``, ``std``: moments of the tensor."""
+    """The prior of one tensor of a joint density.
+
+    By itself it is N(w; mean, std²); ``Coupling`` adds log p(w_1 .. w_k) − Σ_i log N(w_i; ..).
+
+    Args:
+        density: the joint density of all its tensors.
+        mean: the mean of this tensor, (*shape).
+        std: the standard deviation of this tensor, (*shape).
+    """
 
     density: JointDensity
     mean: Tensor
@@ -62,41 +84,60 @@ class JointPrior(Prior):
         return BoundPart(shape, self.mean.to(like), self.std.to(like).log(), self.density)
 
     def __deepcopy__(self, memo: object) -> JointPrior:
-        return self  # the identity of the density relates its parts
+        return self  # the identity of the density relates its tensors
 
 
 class Coupling:
-    """log p(w_1 .. w_k) − Σ_i log N(w_i; mean_i, std_i²) of a joint density."""
+    """The term log p(w_1 .. w_k) − Σ_i log N(w_i; mean_i, std_i²) of a joint density.
+
+    Args:
+        density: the joint density.
+        parts: the priors of its tensors by name; of some of them the marginal density is used.
+    """
 
     def __init__(self, density: JointDensity, parts: Mapping[str, BoundPart]) -> None:
-        self.density = (
-            density if set(parts) == set(density.names) else density.marginal(list(parts))
-        )
+        has_all_tensors = set(parts) == set(density.names)
+        self.density = density if has_all_tensors else density.marginal(list(parts))
         self.parts = dict(parts)
 
     def __call__(self, params: Params) -> Tensor:
-        """Of tensors (..., *shape): (...)."""
+        """Compute the term of tensors (..., *shape): (...).
+
+        Args:
+            params: a value of every tensor.
+        """
         missing = [name for name in self.parts if name not in params]
         if missing:
             raise ValueError(
-                f"the prior of {missing[0]!r} and {len(self.parts) - 1} other tensors is one density of all of them: "
-                "none may be frozen or left out"
+                f"the prior of {missing[0]!r} and {len(self.parts) - 1} other tensors is one "
+                "density of all of them: none may be frozen or left out"
             )
-        alone = [part.log_prob(params[name]) for name, part in self.parts.items()]
-        return self.density.log_prob({name: params[name] for name in self.parts}) - sum(alone)
+        marginals = [prior.log_prob(params[name]) for name, prior in self.parts.items()]
+        return self.density.log_prob({name: params[name] for name in self.parts}) - sum(marginals)
 
 
 def couplings(priors: Mapping[str, BoundPrior]) -> list[Coupling]:
-    """The coupling of every joint density among the priors."""
-    found: dict[int, dict[str, BoundPart]] = {}
+    """Return the coupling of every joint density among the priors.
+
+    Args:
+        priors: the priors of all tensors, by name.
+    """
+    groups: dict[int, dict[str, BoundPart]] = {}
     for name, prior in priors.items():
         if isinstance(prior, BoundPart):
-            found.setdefault(id(prior.density), {})[name] = prior
-    return [Coupling(next(iter(parts.values())).density, parts) for parts in found.values()]
+            groups.setdefault(id(prior.density), {})[name] = prior
+    return [Coupling(next(iter(parts.values())).density, parts) for parts in groups.values()]
 
 
 def joint_rules(
     density: JointDensity, mean: Params, std: Params, names: Iterable[str]
 ) -> dict[str, Prior]:
-    """The priors of all tensors of a density, by name."""
+    """Return the priors of all tensors of a density, by name.
+
+    Args:
+        density: the joint density.
+        mean: the mean of every tensor.
+        std: the standard deviation of every tensor.
+        names: the tensors.
+    """
     return {name: JointPrior(density, mean[name].detach(), std[name].detach()) for name in names}

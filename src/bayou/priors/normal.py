@@ -1,6 +1,4 @@
-"""Normal priors: one scale for a tensor, optionally with a factor for each input and output
-unit.
-"""
+"""Normal priors: one scale for a tensor, optionally with a factor for each unit."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.rng import Seed
-from bayou.priors.base import BoundPrior, Prior, log_like, squares
+from bayou.priors.base import BoundPrior, Prior, log_of, squares
 
 Unit = Literal["in", "out"]
 
@@ -24,7 +22,13 @@ class BoundNormal(BoundPrior):
     """p(w) = Π N(w; mean, scale²); mean and log_scale are tensors that broadcast to the shape.
 
     A spec binds scalars; full tensors make a mean-field posterior the prior of the next task (VCL,
-    Nguyen 2018).
+    Nguyen et al. 2018).
+
+    Args:
+        shape: the shape of the tensor.
+        mean: the mean.
+        log_scale: the logarithm of the standard deviation.
+        learn: whether ``log_scale`` is a parameter.
     """
 
     mean: Tensor
@@ -42,27 +46,29 @@ class BoundNormal(BoundPrior):
         return self._sum(-0.5 * z.square() - log_scale - 0.5 * LOG_2PI)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
+        """Compute KL = Σ ½(std² + (mean − m)²)/scale² − ½ − log(std/scale).
 
         The sums are separate: for S means and one std there is no (S, *shape) copy of the std.
+
+        Args:
+            mean: the mean of every entry.
+            std: the standard deviation of every entry.
         """
-        mean, std, log_scale, size = (
-            self._event(mean),
-            self._event(std),
-            self.log_scale,
-            self.shape.numel(),
-        )
+        mean = self._event(mean)
+        std = self._event(std)
+        log_scale = self.log_scale
+        size = self.shape.numel()
         if log_scale.numel() == 1:  # one scale for all multiplies the sum
             log_scale = log_scale.reshape(())
-            squared = self._sum(squares(mean, self.mean)) + self._sum(squares(std))
-            quadratic, log_scales = (-2 * log_scale).exp() * squared, size * log_scale
+            square_sum = self._sum(squares(mean, self.mean)) + self._sum(squares(std))
+            quadratic = (-2 * log_scale).exp() * square_sum
+            log_scale_sum = size * log_scale
         else:
             inv_scale = torch.exp(-log_scale)
-            quadratic = self._sum(squares(mean * inv_scale, self.mean * inv_scale)) + self._sum(
-                squares(std * inv_scale)
-            )
-            log_scales = log_scale.sum() * (size / log_scale.numel())
-        return 0.5 * quadratic - self._sum(std.log()) + (log_scales - 0.5 * size)
+            mean_term = self._sum(squares(mean * inv_scale, self.mean * inv_scale))
+            quadratic = mean_term + self._sum(squares(std * inv_scale))
+            log_scale_sum = log_scale.sum() * (size / log_scale.numel())
+        return 0.5 * quadratic - self._sum(std.log()) + (log_scale_sum - 0.5 * size)
 
     def sample(self, n: int, seed: Seed = None, start: int = 0) -> Tensor:
         log_scale = self.log_scale
@@ -71,12 +77,18 @@ class BoundNormal(BoundPrior):
 
 @final
 class BoundUnitNormal(BoundNormal):
-    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²): a scale for the tensor, factors for its input and its
-    output units.
+    """p(w_ji) = N(w_ji; mean, (s·a_i·b_j)²): a scale of the tensor, factors of its units.
 
-    ``factors``: log a, log b by their axis, one or both. Their mean is subtracted, so that the
-    factors have a geometric mean of 1. Given q = N(m, σ²) and the other factors, the optimal a_i²
-    is mean_j (m_ji² + σ_ji²)/(s·b_j)² (automatic relevance determination, MacKay 1994, Neal 1996).
+    The mean of log a and of log b is subtracted, so that the factors have a geometric mean of 1.
+    With q = N(m, σ²) and fixed other factors, the optimal a_i² is
+    mean_j (m_ji² + σ_ji²)/(s·b_j)² (automatic relevance determination, MacKay 1994, Neal 1996).
+
+    Args:
+        shape: the shape of the tensor.
+        mean: the mean.
+        log_base: log s.
+        factors: by unit the axis and log a or log b, one or both.
+        learn: whether s and the factors are parameters.
     """
 
     log_base: Tensor
@@ -95,7 +107,11 @@ class BoundUnitNormal(BoundNormal):
         self.axes: dict[Unit, int] = {unit: axis for unit, (axis, _) in factors.items()}
 
     def log_factor(self, unit: Unit) -> Tensor | None:
-        """log a or log b, of mean 0: (units,); None where these units have no factors."""
+        """Return log a or log b, of mean 0: (units,); None where these units have no factors.
+
+        Args:
+            unit: "in" or "out".
+        """
         if unit not in self.axes:
             return None
         log: Tensor = getattr(self, f"log_{unit}")
@@ -103,31 +119,43 @@ class BoundUnitNormal(BoundNormal):
 
     @property
     def log_scale(self) -> Tensor:  # type: ignore[override]
-        """log s + log a_i + log b_j, with as many axes as the tensor."""
+        """Compute log s + log a_i + log b_j, with as many axes as the tensor."""
         total = self.log_base
         for unit, axis in self.axes.items():
-            log = self.log_factor(unit)
-            assert log is not None
-            total = total + log.reshape([-1 if k == axis else 1 for k in range(len(self.shape))])
+            log_factor = self.log_factor(unit)
+            if log_factor is not None:
+                shape = [1] * len(self.shape)
+                shape[axis] = -1
+                total = total + log_factor.reshape(shape)
         return total
 
 
 @final
 @dataclass(frozen=True)
 class Normal(Prior):
-    """p(w) = N(w; mean, scale²), or N(w_ji; mean, (scale·a_i·b_j)²) with factors by unit.
+    """A Normal prior with one scale for a tensor, or with a factor for each unit.
+
+    p(w) = N(w; mean, scale²) for every weight, or p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²) with
+    learned factors of input units i and output units j (automatic relevance determination, MacKay
+    1994, Neal 1996). Its KL from a Gaussian q = N(m, std²) is closed,
+    Σ ½·(std² + (m − mean)²)/scale² − ½ − log(std/scale).
 
     Args:
-        scale: the standard deviation, or "fan_in" for gain/√fan_in (Neal 1996).
-        mean: the mean.
-        gain: the factor of "fan_in".
+        scale: the standard deviation (default 1), or "fan_in" for gain/√fan_in (Neal 1996).
+        mean: the mean (default 0).
+        gain: the factor of "fan_in" (default 1).
         learn: True for the scale of a tensor; "in", "out" or "units" also for a factor of every
             input unit, output unit or both, where the tensor has two or more axes (channels and
-            filters of a convolution).
+            filters of a convolution). False (the default) keeps the scale.
+
+    Example:
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(), prior=bayou.Normal(0.5))
+        >>> prior = {"*.weight": bayou.Normal("fan_in", gain=2.0), "*": bayou.Normal(1.0)}
     """
 
     scale: float | str = 1.0
-    _: KW_ONLY  # Normal("fan_in", 2.0) reads as a gain, Normal(0.0, 1.0) as torch's mean and scale
+    # Normal("fan_in", 2.0) reads as a gain, Normal(0.0, 1.0) as torch's mean and scale.
+    _: KW_ONLY
     mean: float = 0.0
     gain: float = 1.0
     learn: bool | Literal["in", "out", "units"] = False
@@ -149,7 +177,8 @@ class Normal(Prior):
         self._check_positive("scale")
         if self.gain != 1.0:
             raise ValueError(
-                f"Normal gain={self.gain} multiplies 'fan_in' only; write it into scale={self.scale}"
+                f"Normal gain={self.gain} multiplies 'fan_in' only; "
+                f"write it into scale={self.scale}"
             )
 
     def _bind(
@@ -164,12 +193,11 @@ class Normal(Prior):
             )
         else:
             scale = self.gain / math.sqrt(fan_in)
-        mean, log_scale = torch.full_like(like, self.mean), log_like(scale, like)
-        units = (
-            {}
-            if isinstance(self.learn, bool)
-            else sizes(shape, axes, "" if self.learn == "units" else self.learn)
-        )
+        mean = torch.full_like(like, self.mean)
+        log_scale = log_of(scale, like)
+        units: dict[Unit, tuple[int, int]] = {}
+        if not isinstance(self.learn, bool):
+            units = unit_sizes(shape, axes, "" if self.learn == "units" else self.learn)
         if not units:
             return BoundNormal(shape, mean, log_scale, bool(self.learn))
         factors = {unit: (axis, like.new_zeros(size)) for unit, (axis, size) in units.items()}
@@ -179,13 +207,14 @@ class Normal(Prior):
 @final
 @dataclass(frozen=True)
 class UnitNormal(Prior):
-    """p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²) of one tensor; ``Laplace`` returns it for a learned
-    prior by unit.
+    """A Normal prior of one tensor with fixed factors by unit.
+
+    p(w_ji) = N(w_ji; mean, (scale·a_i·b_j)²). ``Laplace`` returns it for a learned prior by unit.
 
     Args:
-        scale: the common scale.
-        mean: the mean.
-        inputs: a_i, which are divided by their geometric mean.
+        scale: the common scale (default 1).
+        mean: the mean (default 0).
+        inputs: a_i, which are divided by their geometric mean; empty (the default) for 1.
         outputs: b_j, likewise.
     """
 
@@ -206,40 +235,41 @@ class UnitNormal(Prior):
     def _bind(
         self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundUnitNormal:
-        units = sizes(shape, axes)
-        given: dict[Unit, tuple[float, ...]] = {"in": self.inputs, "out": self.outputs}
+        units = unit_sizes(shape, axes)
+        values_by_unit: dict[Unit, tuple[float, ...]] = {"in": self.inputs, "out": self.outputs}
         factors: dict[Unit, tuple[int, Tensor]] = {}
-        for unit, values in given.items():
+        for unit, values in values_by_unit.items():
             axis, size = units.get(unit, (0, 1))
             if values and len(values) != size:
                 raise ValueError(
-                    f"UnitNormal has {len(values)} factors of {unit}put units, and a tensor of shape {tuple(shape)} "
-                    f"has {size}; it is a prior of one tensor: prior={{'first.weight': UnitNormal(...), '*': ...}}"
+                    f"UnitNormal has {len(values)} factors of {unit}put units, and a tensor of "
+                    f"shape {tuple(shape)} has {size}; it is a prior of one tensor: "
+                    "prior={'first.weight': UnitNormal(...), '*': ...}"
                 )
             if values:
-                factors[unit] = (
-                    axis,
-                    torch.tensor(values, dtype=like.dtype, device=like.device).log(),
-                )
-        return BoundUnitNormal(
-            shape,
-            torch.full_like(like, self.mean),
-            log_like(self.scale, like),
-            factors,
-            learn=False,
-        )
+                factor = torch.tensor(values, dtype=like.dtype, device=like.device)
+                factors[unit] = (axis, factor.log())
+        mean = torch.full_like(like, self.mean)
+        return BoundUnitNormal(shape, mean, log_of(self.scale, like), factors, learn=False)
 
 
-def sizes(
+def unit_sizes(
     shape: Sequence[int], axes: tuple[int, int], only: str = ""
 ) -> dict[Unit, tuple[int, int]]:
-    """The axes of input and output units with their sizes; a vector has none, and an axis of size 1
-    is left out.
+    """Return the axes of input and output units with their sizes.
+
+    A vector has none, and an axis of size 1 is left out.
+
+    Args:
+        shape: the shape of the tensor.
+        axes: its axes of input and output units.
+        only: "in" or "out" for one of them; empty for both.
     """
-    units: dict[Unit, int] = {"in": axes[0], "out": axes[1]}
-    found = {
+    if len(shape) < 2:
+        return {}
+    axis_by_unit: dict[Unit, int] = {"in": axes[0], "out": axes[1]}
+    return {
         unit: (axis, shape[axis])
-        for unit, axis in units.items()
-        if len(shape) > 1 and only in ("", unit)
+        for unit, axis in axis_by_unit.items()
+        if only in ("", unit) and shape[axis] > 1
     }
-    return {unit: (axis, size) for unit, (axis, size) in found.items() if size > 1}

@@ -16,9 +16,8 @@ SEARCH_FITS: Final = 2  # a search costs at most so many times the fit that it s
 MAX_SHARED_PRODUCTS: Final = (
     2**25
 )  # multiply-adds of one pass over all rows, up to which modes share passes
-MIN_ROWS_OF_TWO_FOLDS: Final = (
-    100  # rows, from which on fits by minibatches have two folds instead of five
-)
+# Rows, from which on fits by minibatches have two folds instead of five.
+MIN_ROWS_OF_TWO_FOLDS: Final = 100
 
 
 def shares_passes(target: Target, rows: Rows) -> bool:
@@ -71,8 +70,9 @@ def affordable_folds(rows: Rows, folds: list[tuple[Rows, Rows]]) -> list[tuple[R
 
 
 def shortened_start(start: MAP, rows: Rows, fits: int) -> MAP:
-    """Return the method that finds modes by minibatches with so many steps that some fits cost
-    ``SEARCH_FITS``.
+    """Return the method that finds modes by minibatches, short enough for a search.
+
+    Some fits of it cost as much as ``SEARCH_FITS`` of the fit that the search serves.
 
     Args:
         start: the method of the fit that the search serves.

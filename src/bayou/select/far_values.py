@@ -1,6 +1,4 @@
-"""Numbers of tensors that stand for something else, such as 999999999 for a missing value: found
-before a fit.
-"""
+"""Numbers that stand for something else, such as 999999999 for a missing value."""
 
 from __future__ import annotations
 
@@ -18,14 +16,13 @@ MAX_NUMBERS: Final = 2**23  # of a tensor, beyond which it is not searched
 
 
 class SentinelWarning(BayouWarning):
-    """x or y has values that are so far from all others of their column that they cannot be
-    measurements.
-    """
+    """Values of x or y are so far from all others of their column that they cannot be real."""
 
 
 def flag_sentinels(columns: Tensor) -> Tensor:
-    """Return which numbers of a table are far from all others of their column, as of
-    ``find_sentinels``, (N, D).
+    """Return which numbers of a table are far from all others of their column, (N, D).
+
+    They are those of ``find_sentinels``.
 
     Args:
         columns: numbers, (N, D).
@@ -35,15 +32,14 @@ def flag_sentinels(columns: Tensor) -> Tensor:
         return flags
     distances = (columns.double() - columns.double().median(0).values).abs()
     is_candidate = distances.amax(0) >= MIN_JUMP_OF_CODES * distances.median(0).values
-    for place in is_candidate.nonzero().flatten().tolist():
-        found = find_sentinels(columns[:, place].detach().double().cpu().numpy())
-        flags[:, place] = torch.as_tensor(found, device=flags.device)
+    for column in is_candidate.nonzero().flatten().tolist():
+        is_far = find_sentinels(columns[:, column].detach().double().cpu().numpy())
+        flags[:, column] = torch.as_tensor(is_far, device=flags.device)
     return flags
 
 
 def check_sentinels(inputs: tuple[Any, ...], y: Any, refuses_targets: bool) -> None:
-    """Warn of values of x, and refuse or warn of values of y, that are absurdly far from all
-    others.
+    """Warn of values of x, and refuse values of y, that are absurdly far from all others.
 
     Args:
         inputs: the inputs of the network; tables (N, D) of real numbers are searched.

@@ -20,22 +20,22 @@ FUNCTIONS: Final = 64  # drawn for the predictive variance of a posterior
 LEVEL: Final = 0.9  # of the central intervals whose coverage is measured
 QUANTILE: Final = 1.6448536  # of a standard normal: ±QUANTILE has the probability LEVEL
 MAX_SHORTFALL: Final = 0.05  # of the coverage below LEVEL, in addition to two standard errors
-MIN_EXCESS: Final = 0.01  # nats a row by which a posterior is worse than its mode, in addition to two standard errors
+# Nats a row by which a posterior is worse than its mode, in addition to two standard errors.
+MIN_EXCESS: Final = 0.01
 SURE: Final = 2.0  # standard errors of a significant difference
-MIN_NOISE_SHARE: Final = (
-    1e-4  # of the mean squared residual, below which the variance of the noise is not set
-)
-CANDIDATES: Final = (
-    65  # noise variances that are compared before the bisection between the neighbors of the best
-)
+# Of the mean squared residual, below which the variance of the noise is not set.
+MIN_NOISE_SHARE: Final = 1e-4
+# Noise variances that are compared before the bisection between the neighbors of the best.
+CANDIDATES: Final = 65
 BISECTIONS: Final = 50
 
 
 @final
 @dataclass(frozen=True)
 class Residuals:
-    """Squared residuals of the mean function and variances of the functions, one of each per number
-    of y.
+    """Squared residuals of the mean function and variances of the functions of rows.
+
+    There is one of each per number of y.
 
     Args:
         squares: squared residuals, (M, D) for M held-out rows of D numbers.
@@ -47,26 +47,24 @@ class Residuals:
 
     @staticmethod
     @torch.no_grad()
-    def of(posterior: Posterior, held: Rows, seed: int) -> Residuals:
+    def of(posterior: Posterior, held_out: Rows, seed: int) -> Residuals:
         """Predict the held-out rows with at most ``FUNCTIONS`` draws."""
-        like = next(iter(posterior.sample(1).values()))
+        weight = next(iter(posterior.sample(1).values()))
         count = min(FUNCTIONS, posterior.draws or FUNCTIONS)
         squares = []
         variances = []
-        for raw in held.ordered():
-            x, y = move(raw, like)
+        for batch in held_out.ordered():
+            x, y = move(batch, weight)
             outputs = posterior.predict(x, count, seed=seed).outputs
             squares.append((outputs.mean(0) - y).square().flatten(1))
             variances.append(outputs.var(0, correction=0).flatten(1))
         return Residuals(torch.cat(squares).double(), torch.cat(variances).double())
 
     def log_density_loss(self, noise: float) -> Tensor:
-        """Return −log N(residual; 0, variance + noise²) as a mean over the numbers of each row,
-        (M,).
-        """
+        """Return −log N(residual; 0, variance + noise²), a mean over the numbers of a row, (M,)."""
         total = self.variances + noise**2
-        each = 0.5 * (self.squares / total + total.log() + math.log(2 * math.pi))
-        return each.mean(1)
+        losses = 0.5 * (self.squares / total + total.log() + math.log(2 * math.pi))
+        return losses.mean(1)
 
     def coverage(self, noise: float) -> float:
         """Return the fraction of y in central intervals of probability ``LEVEL``."""
@@ -86,10 +84,10 @@ class Residuals:
         low = math.log(MIN_NOISE_SHARE * mean_square)
         high = math.log(float(self.squares.max()))
         candidates = torch.linspace(low, high, CANDIDATES, dtype=torch.float64).tolist()
-        losses = [float(self.log_density_loss(math.exp(one / 2)).mean()) for one in candidates]
-        place = losses.index(min(losses))
-        low = candidates[max(place - 1, 0)]
-        high = candidates[min(place + 1, CANDIDATES - 1)]
+        losses = [float(self.log_density_loss(math.exp(log / 2)).mean()) for log in candidates]
+        best = losses.index(min(losses))
+        low = candidates[max(best - 1, 0)]
+        high = candidates[min(best + 1, CANDIDATES - 1)]
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             if self._is_below_likeliest(math.exp(middle)):
@@ -104,9 +102,7 @@ class Residuals:
         return float(((self.squares - total) / total.square()).mean()) > 0
 
     def covering_noise(self) -> float:
-        """Return the smallest noise whose intervals of probability ``LEVEL`` contain this fraction
-        of y.
-        """
+        """Return the smallest noise whose intervals contain a fraction ``LEVEL`` of y."""
         needed = (self.squares / QUANTILE**2 - self.variances).flatten()
         least = MIN_NOISE_SHARE * float(self.squares.mean())
         return math.sqrt(max(least, float(needed.quantile(LEVEL))))
@@ -153,9 +149,7 @@ class Judgment:
         return not self.is_worse_than_mode and not self.covers_too_little
 
     def history(self) -> dict[str, float]:
-        """Return the numbers for the last record of ``Posterior.history``, which
-        ``Posterior.checks`` reads.
-        """
+        """Return the numbers for the last record of a history, which ``checks`` reads."""
         numbers = {"nll": self.nll, "mode_nll": self.mode_nll, "nll_error": self.error}
         numbers["mode_allowance"] = self.allowance
         if self.is_worse_than_mode:
@@ -171,9 +165,12 @@ def judge(posterior: Residuals, mode: Residuals) -> Judgment:
         mode: residuals of the mode on the same rows.
     """
     noise = posterior.likeliest_noise()
-    own = posterior.log_density_loss(noise)
-    other = mode.log_density_loss(mode.likeliest_noise())
-    error = standard_error(own - other)
+    losses = posterior.log_density_loss(noise)
+    mode_losses = mode.log_density_loss(mode.likeliest_noise())
     return Judgment(
-        float(own.mean()), float(other.mean()), error, posterior.coverage(noise), len(own)
+        nll=float(losses.mean()),
+        mode_nll=float(mode_losses.mean()),
+        error=standard_error(losses - mode_losses),
+        covered=posterior.coverage(noise),
+        rows=len(losses),
     )

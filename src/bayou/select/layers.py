@@ -21,8 +21,9 @@ ACTIVATIONS = (
 
 
 def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
-    """A copy of the network with dropout after its activations; a network that has dropout is
-    returned as it is.
+    """Return a copy of the network with dropout after its activations.
+
+    A network that has dropout is returned as it is.
 
     Args:
         net: if it is an ``nn.Sequential`` with activations among its own layers, dropout follows

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bayou.inference.method import Method
+    from bayou.select.recipes import Recipe
 
-Make = Callable[[Training], Any]  # from settings to a Method
+Make = Callable[[Training], Any]  # from settings to a method or a recipe
 POINT_LR = 5e-3
 # Of gains of nodes, around 1. At 0.5 the gains of outputs grow to 2, so that the prior of the
 # weights is twice as wide as the one selected on held-out rows, and mislabeled rows are overfitted.
@@ -33,14 +34,18 @@ CHAINS, SMALL_CHAINS = (
 @final
 @dataclass(frozen=True)
 class Named:
-    """A method by name: its label in reports, a summary, its constructor, and whether its network
-    must have dropout.
+    """A method by name.
 
-    ``prepare`` adds dropout to a network that has none. ``cost``: the processor time of a fit of
-    the default length on a small table, in thousands of plain steps of Adam on a batch (the table
-    of defaults); None if it varies too much.
-    ``selects_prior``: whether part of that is a search of the prior scale, which steps= does not
-    shorten.
+    Args:
+        name: the name.
+        label: its label in reports.
+        summary: one line for lists of methods.
+        make: makes a recipe or a method from settings.
+        dropout: whether its network must have dropout.
+        cost: the processor time of a fit of the default length on a small table, in thousands of
+            plain steps of Adam on a batch; None if it varies too much.
+        selects_prior: whether part of the cost is a search of the prior scale, which a number of
+            steps does not shorten.
     """
 
     name: str
@@ -52,9 +57,7 @@ class Named:
     selects_prior: bool = True
 
     def prepare(self, net: nn.Module) -> nn.Module:
-        """The network with dropout, if the method needs it; the network itself where it does not or
-        has it.
-        """
+        """Return the network, with dropout added if the method needs it and the network has none."""
         if not self.dropout:
             return net
         from bayou.select.layers import with_dropout
@@ -62,180 +65,291 @@ class Named:
         return with_dropout(net)
 
 
-def _trained(config: Training, **defaults: Any) -> dict[str, Any]:
-    """Settings of a gradient-based method."""
+def _training_settings(config: Training, **defaults: Any) -> dict[str, Any]:
+    """Return settings of a gradient-based method."""
     names = ("steps", "epochs", "effort", "batch_size", "validation", "patience", "autocast")
     shared = {name: getattr(config, name) for name in names} | {"compile": bool(config.compile)}
-    given = {} if config.lr is None else {"lr": config.lr}
-    return defaults | shared | given
+    lr = {} if config.lr is None else {"lr": config.lr}
+    return defaults | shared | lr
 
 
-def _point(config: Training) -> Any:
-    """The mode at which many methods start."""
-    return bayou.MAP(**_trained(config, lr=POINT_LR))
+def _mode(config: Training) -> Any:
+    """Return the method that finds the mode at which many methods start."""
+    return bayou.MAP(**_training_settings(config, lr=POINT_LR))
 
 
-def _held_out(make: Make, start: Make = _point) -> Make:
-    """A method with its prior scale and, in a regression, its noise selected on held-out rows."""
+def _held_out(make: Make, start: Make = _mode, **options: Any) -> Make:
+    """Select prior scale and, in a regression, noise of a method on held-out rows."""
 
-    def made(config: Training) -> Any:
-        return bayou.select.HeldOut(make(config), start=start(config))
+    def make_recipe(config: Training) -> Any:
+        from bayou.select.recipes import NamedMethod
 
-    return made
+        return NamedMethod(make(config), start(config), **options)
+
+    return make_recipe
 
 
-_mode = _held_out(_point)  # by L-BFGS, where it is applicable
+def _over_layers(make: Make, start: Make = _mode) -> Make:
+    """Select also whether all layers are random or the last one."""
+    return _held_out(make, start, selects_layers=True)
 
 
-def _guided(
-    family: str, lr: float = 1e-2, of: dict[str, Any] | None = None, **settings: Any
+def _guide(
+    family: str, lr: float = 1e-2, fields_of_family: dict[str, Any] | None = None, **settings: Any
 ) -> Make:
-    """``settings`` of VI that the family needs, ``of`` the family itself; a given warm-up has
-    priority.
-    """
+    """Make VI with a family and the settings of VI that it needs; a given warm-up has priority."""
 
     def make(config: Training) -> Any:
-        given = {"warmup": config.warmup} if config.warmup else {}
-        guide = getattr(bayou.guides, family)(**of or {})
-        return bayou.VI(guide, beta=config.beta, **_trained(config, lr=lr) | settings | given)
+        warmup = {"warmup": config.warmup} if config.warmup else {}
+        guide = getattr(bayou.guides, family)(**fields_of_family or {})
+        shared = _training_settings(config, lr=lr)
+        return bayou.VI(guide, beta=config.beta, **shared | settings | warmup)
 
     return make
 
 
 def _vi(family: str, **settings: Any) -> Make:
-    return _held_out(_guided(family, **settings))
-
-
-def _where(make: Make, start: Make = _point) -> Make:
-    """A method over all layers or over the last one."""
-    return _held_out(
-        lambda config: bayou.select.Where(make(config), start=_held_out(start, start)(config)),
-        start,
-    )
+    """Make VI with a family over all layers."""
+    return _held_out(_guide(family, **settings))
 
 
 def _laplace(config: Training) -> Any:
-    return bayou.select.BySize(
-        bayou.Laplace("full", start=_mode(config), prior="validation"), _last_layer(config)
-    )
+    """Make Laplace with a full covariance of all weights, or of the last layer if there are many."""
+    from bayou.select.recipes import NamedMethod
+
+    start = _full_batch_mode(config)
+    full = bayou.Laplace("full", start=start, prior="validation")
+    return NamedMethod(full, _mode(config), large=_last_layer(config))
 
 
 def _last_layer(config: Training) -> Any:
-    """Laplace of the last layer; over all layers of a large network a Kronecker posterior is far
-    too wide.
+    """Make Laplace of the last layer, with the prior scale selected on held-out rows.
 
-    The prior scale is selected on held-out rows: that of the largest evidence is far too wide for
-    classes.
+    Over all layers of a large network a Kronecker posterior is far too wide. For classes the prior
+    scale of the largest evidence is far too wide as well.
     """
     return bayou.Laplace(
-        "kronecker", where="last", curvature="ggn", start=_mode(config), prior="validation"
+        "kronecker",
+        where="last",
+        curvature="ggn",
+        start=_full_batch_mode(config),
+        prior="validation",
     )
 
 
+def _full_batch_mode(config: Training) -> Any:
+    """Return the method that finds the mode by L-BFGS where it is applicable."""
+    from bayou.select.full_batch import FullBatchModes
+
+    return FullBatchModes(_mode(config))
+
+
 def _with_effort(method: Any, effort: float, *counts: str) -> Any:
-    """A method with its default counts, such as those of draws, multiplied."""
+    """Return a method with its default counts, such as those of draws, multiplied."""
     return replace(
         method, **{name: max(2, round(effort * getattr(method, name))) for name in counts}
     )
 
 
 def _sampler(family: str, *settings: str, counts: tuple[str, ...] = (), **options: Any) -> Make:
-    """A sampler that takes some of the settings of training, and whose ``counts`` are multiplied by
-    the effort.
+    """Make a sampler with some settings of training, and ``counts`` multiplied by the effort.
 
     The noise of a regression is selected on held-out rows: a joint mode of weights *and* noise
     interpolates the data if it can, and chains that sample the noise would start from there.
     """
 
     def make(config: Training) -> Any:
-        given = {name: getattr(config, name) for name in settings} | {
-            "chains": config.chains or CHAINS
-        }
-        return _with_effort(
-            getattr(bayou, family)(start=_point(config), **given, **options), config.effort, *counts
+        shared = {name: getattr(config, name) for name in settings}
+        sampler = getattr(bayou, family)(
+            start=_mode(config), chains=config.chains or CHAINS, **shared, **options
         )
+        return _with_effort(sampler, config.effort, *counts)
 
     return make
 
 
 def _langevin(family: str, **options: Any) -> Make:
-    def make(config: Training) -> Any:
-        method = _sampler(family, "steps", "epochs", "effort", "batch_size", **options)(config)
-        few = bayou.select.Where(method, start=_mode(config))
-        if config.chains is not None:
-            return few
-        many = replace(method, chains=SMALL_CHAINS, effort=method.effort / 2)
-        return bayou.select.BySize(replace(few, method=many), few)
+    """Make chains of stochastic gradients: more and shorter ones in a small network."""
 
-    return _held_out(make)
+    def make(config: Training) -> Any:
+        from bayou.select.recipes import NamedMethod
+
+        chains = _sampler(family, "steps", "epochs", "effort", "batch_size", **options)(config)
+        start = _mode(config)
+        if config.chains is not None:
+            return NamedMethod(chains, start, selects_layers=True)
+        many = replace(chains, chains=SMALL_CHAINS, effort=chains.effort / 2)
+        return NamedMethod(many, start, large=chains, selects_layers=True)
+
+    return make
 
 
 def _swag(config: Training) -> Any:
-    settings = _trained(config) | {"validation": 0.0, "patience": None, "lr": 0.05}
-    settings["effort"] = max(0.2, config.effort)  # two epochs: one has a single iterate
-    return bayou.SWAG(start=_point(config), **settings)
+    """Make SWAG with at least two epochs: one has a single iterate."""
+    settings = _training_settings(config) | {"validation": 0.0, "patience": None, "lr": 0.05}
+    settings["effort"] = max(0.2, config.effort)
+    return bayou.SWAG(start=_mode(config), **settings)
 
 
 def _ivon(config: Training) -> Any:
-    return bayou.IVON(hessian=0.05, local=True, **_trained(config, lr=0.5))
+    """Make IVON with draws of activations and a large step."""
+    return bayou.IVON(hessian=0.05, local=True, **_training_settings(config, lr=0.5))
 
 
-def _annealed(config: Training) -> Any:
-    """A tenth of the gradients of Annealed itself: on tables the same NLL, with a looser bound."""
-    method = bayou.Annealed(_guided("MeanField")(config), temperatures=40, leapfrogs=5)
+def _annealing(config: Training) -> Any:
+    """Make Annealed with a tenth of its gradients: on tables the same NLL, with a looser bound."""
+    method = bayou.Annealed(_guide("MeanField")(config), temperatures=40, leapfrogs=5)
     return _with_effort(method, config.effort, "temperatures")
 
 
 def _auto(config: Training) -> Any:
-    from bayou.select.auto import CANDIDATES
+    """Make the comparison of five names."""
+    from bayou.select.recipes import CANDIDATES
 
     return bayou.select.Auto({name: find(name).make(config) for name in CANDIDATES})
 
 
-# fmt: off
 _METHODS = (
-    Named("mle", "MLE", "maximum likelihood: the plain network", lambda c: bayou.MLE(**_trained(c, lr=POINT_LR)),
-           selects_prior=False),
-    Named("map", "MAP", "the most probable weights: a plain network with weight decay", _held_out(_point)),
-    Named("dropout", "MC dropout", "dropout at test time (Gal & Ghahramani 2016)",
-           _held_out(lambda c: bayou.MCDropout(start=_point(c))), dropout=True),
-    Named("ensemble", "Ensemble", "several networks (Lakshminarayanan 2017)",
-           _held_out(lambda c: bayou.Ensemble(c.members, of=_point(c)))),
-    Named("ffg", "FFG", "variational, factorized Gaussian (Blundell 2015)", _where(_guided("MeanField"))),
-    Named("mnf", "MNF", "variational, multiplicative normalizing flow (Louizos & Welling 2017)",
-           _where(_guided("MNF"))),
-    Named("lowrank", "Low rank", "variational, diagonal plus low rank",
-           _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
-    Named("nodeflow", "Node flow", "point weights with flow noise on units (Trinh 2020)",
-           _vi("NodeFlow", of={"where": "both", "penalty": True, "prior_std": GAIN_STD})),
-    Named("sparse", "Sparse VD", "variational dropout that prunes (Molchanov 2017)",
-           _vi("SparseVD", scale_lr=1e-2, warmup=0.5)),
-    Named("jeffreys", "Normal-Jeffreys", "variational, prunes irrelevant units (Louizos 2017)",
-           _vi("NormalJeffreys", scale_lr=1e-2, warmup=0.5)),
-    Named("horseshoe", "Horseshoe", "the same with half-Cauchy scales of units and layers (Louizos 2017)",
-           _vi("HalfCauchy", scale_lr=1e-2, warmup=0.5)),
-    Named("ivon", "IVON", "variational online Newton (Shen 2024)",
-           _where(_ivon, start=lambda c: _point(replace(c, lr=None)))),  # learning rates of IVON and Adam differ
-    Named("laplace", "Laplace",
-           "linearized Gaussian at the mode: of all weights or, in a large network, the last layer",
-           _held_out(_laplace)),
-    Named("laplace-last", "Laplace, last layer", "the same for the last layer only", _held_out(_last_layer)),
-    Named("vbll", "VBLL", "variational last layer, without draws (Harrison 2024)",
-           _held_out(lambda c: bayou.methods.VBLL(**_trained(c, lr=POINT_LR)))),
-    Named("swag", "SWAG", "Gaussian fitted to the trajectory of SGD (Maddox 2019)", _held_out(_swag)),
-    Named("sgld", "SGLD", "stochastic gradient Langevin dynamics (Welling & Teh 2011)", _langevin("SGLD")),
+    Named(
+        "mle",
+        "MLE",
+        "maximum likelihood: the plain network",
+        lambda c: bayou.MLE(**_training_settings(c, lr=POINT_LR)),
+        selects_prior=False,
+    ),
+    Named(
+        "map",
+        "MAP",
+        "the most probable weights: a plain network with weight decay",
+        _held_out(_mode),
+    ),
+    Named(
+        "dropout",
+        "MC dropout",
+        "dropout at test time (Gal & Ghahramani 2016)",
+        _held_out(lambda c: bayou.MCDropout(start=_mode(c))),
+        dropout=True,
+    ),
+    Named(
+        "ensemble",
+        "Ensemble",
+        "several networks (Lakshminarayanan 2017)",
+        _held_out(lambda c: bayou.Ensemble(c.members, of=_mode(c))),
+    ),
+    Named(
+        "ffg",
+        "FFG",
+        "variational, factorized Gaussian (Blundell 2015)",
+        _over_layers(_guide("MeanField")),
+    ),
+    Named(
+        "mnf",
+        "MNF",
+        "variational, multiplicative normalizing flow (Louizos & Welling 2017)",
+        _over_layers(_guide("MNF")),
+    ),
+    Named(
+        "lowrank",
+        "Low rank",
+        "variational, diagonal plus low rank",
+        _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4),
+    ),
+    Named(
+        "nodeflow",
+        "Node flow",
+        "point weights with flow noise on units (Trinh 2020)",
+        _vi("NodeFlow", fields_of_family={"where": "both", "penalty": True, "prior_std": GAIN_STD}),
+    ),
+    Named(
+        "sparse",
+        "Sparse VD",
+        "variational dropout that prunes (Molchanov 2017)",
+        _vi("SparseVD", scale_lr=1e-2, warmup=0.5),
+    ),
+    Named(
+        "jeffreys",
+        "Normal-Jeffreys",
+        "variational, prunes irrelevant units (Louizos 2017)",
+        _vi("NormalJeffreys", scale_lr=1e-2, warmup=0.5),
+    ),
+    Named(
+        "horseshoe",
+        "Horseshoe",
+        "the same with half-Cauchy scales of units and layers (Louizos 2017)",
+        _vi("HalfCauchy", scale_lr=1e-2, warmup=0.5),
+    ),
+    Named(
+        "ivon",
+        "IVON",
+        "variational online Newton (Shen 2024)",
+        _over_layers(_ivon, start=lambda c: _mode(replace(c, lr=None))),
+    ),  # learning rates of IVON and Adam differ
+    Named(
+        "laplace",
+        "Laplace",
+        "linearized Gaussian at the mode: of all weights or, in a large network, the last layer",
+        _laplace,
+    ),
+    Named(
+        "laplace-last",
+        "Laplace, last layer",
+        "the same for the last layer only",
+        _held_out(_last_layer),
+    ),
+    Named(
+        "vbll",
+        "VBLL",
+        "variational last layer, without draws (Harrison 2024)",
+        _held_out(lambda c: bayou.methods.VBLL(**_training_settings(c, lr=POINT_LR))),
+    ),
+    Named(
+        "swag", "SWAG", "Gaussian fitted to the trajectory of SGD (Maddox 2019)", _held_out(_swag)
+    ),
+    Named(
+        "sgld",
+        "SGLD",
+        "stochastic gradient Langevin dynamics (Welling & Teh 2011)",
+        _langevin("SGLD"),
+    ),
     Named("psgld", "PSGLD", "preconditioned SGLD (Li 2016)", _langevin("PSGLD")),
     Named("sghmc", "SGHMC", "stochastic gradient HMC (Chen 2014)", _langevin("SGHMC")),
-    Named("csgld", "cyclical SGLD", "SGLD in cycles (Zhang 2020)", _langevin("SGLD", schedule="cyclical")),
-    Named("hmc", "HMC", "Hamiltonian Monte Carlo: small networks and data", _held_out(_sampler("HMC", counts=COUNTS))),
-    Named("nuts", "NUTS", "the no-U-turn sampler: small networks and data", _held_out(_sampler("NUTS", counts=COUNTS))),
-    Named("mclmc", "MCLMC", "microcanonical Langevin Monte Carlo (Robnik 2023): small networks and data",
-           _held_out(_sampler("MCLMC", counts=COUNTS))),
-    Named("annealed", "Annealed", "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
-           _where(_annealed)),
-    Named("auto", "Auto", "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows", _auto),
+    Named(
+        "csgld",
+        "cyclical SGLD",
+        "SGLD in cycles (Zhang 2020)",
+        _langevin("SGLD", schedule="cyclical"),
+    ),
+    Named(
+        "hmc",
+        "HMC",
+        "Hamiltonian Monte Carlo: small networks and data",
+        _held_out(_sampler("HMC", counts=COUNTS)),
+    ),
+    Named(
+        "nuts",
+        "NUTS",
+        "the no-U-turn sampler: small networks and data",
+        _held_out(_sampler("NUTS", counts=COUNTS)),
+    ),
+    Named(
+        "mclmc",
+        "MCLMC",
+        "microcanonical Langevin Monte Carlo (Robnik 2023): small networks and data",
+        _held_out(_sampler("MCLMC", counts=COUNTS)),
+    ),
+    Named(
+        "annealed",
+        "Annealed",
+        "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
+        _over_layers(_annealing),
+    ),
+    Named(
+        "auto",
+        "Auto",
+        "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows",
+        _auto,
+    ),
 )
-# fmt: on
 # In fits of 1,000 steps: means over the tables of `bayou reproduce defaults`, of regressions or of
 # classes, whichever is larger. That of mle is a guess; laplace-last, psgld and csgld have those of
 # their relatives.
@@ -265,7 +379,7 @@ METHODS: dict[str, Named] = {
 
 
 def find(name: str) -> Named:
-    """The entry of a name, or a ValueError that suggests the nearest."""
+    """Return the entry of a name, or raise a ValueError that suggests the nearest."""
     if name not in METHODS:
         raise ValueError(
             f"there is no method {name!r}{nearest(name, list(METHODS))}; the names are {', '.join(METHODS)}"
@@ -273,15 +387,16 @@ def find(name: str) -> Named:
     return METHODS[name]
 
 
-def by_name(name: str, **settings: Any) -> Method:
-    """The method of a name, the same in ``bayou.fit``, the estimators and the command line.
+def by_name(name: str, **settings: Any) -> Method | Recipe:
+    """Return the recipe of a name, as ``bayou.fit``, the estimators and the command line use it.
 
-    Noise, prior scale and, for "laplace", the structure are chosen by held-out rows and by the size
-    of the network (``HeldOut``, ``BySize``); "auto" chooses among several methods (``Auto``).
+    Noise and prior scale are selected on held-out rows, the structure of "laplace" by the size of
+    the network, the random layers of some methods on held-out rows (``NamedMethod``); "auto"
+    selects one of several methods (``Auto``). ``bayou.select.plan`` makes the selection.
 
     Args:
         name: one of ``bayou.list_methods()``.
-        settings: fields of ``Training``, the options of ``bayou train``: steps, epochs, effort,
+        **settings: fields of ``Training``, the options of ``bayou train``: steps, epochs, effort,
             batch_size, lr, members, chains, beta, warmup, validation, patience, compile.
 
     Raises:
@@ -290,7 +405,7 @@ def by_name(name: str, **settings: Any) -> Method:
     >>> by_name("ensemble", members=3).method.members
     3
     """
-    known = [one.name for one in fields(Training)]
+    known = [field.name for field in fields(Training)]
     for key in settings:
         if key not in known:
             raise ValueError(
@@ -300,7 +415,7 @@ def by_name(name: str, **settings: Any) -> Method:
 
 
 def list_methods() -> dict[str, str]:
-    """The names of methods, each with a summary and the classes that it is made of.
+    """Return the names of methods, each with a summary of the method.
 
     >>> list_methods()["mnf"]
     'variational, multiplicative normalizing flow (Louizos & Welling 2017)'

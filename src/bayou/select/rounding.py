@@ -40,8 +40,9 @@ def round_rows(rows: Rows) -> Rows:
 
 
 def round_initial_noise(target: Target) -> Target:
-    """Round the initial value of a learned noise, which is computed from y, to eight digits of its
-    logarithm.
+    """Round the initial value of a learned noise to eight digits of its logarithm.
+
+    The value is computed from y.
 
     Args:
         target: any target; a noise that is not learned is kept.

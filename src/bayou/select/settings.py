@@ -13,7 +13,8 @@ from typing import Any
 from bayou.core.progress import spell
 
 TRAINING, RUN = "Training", "Run"  # sections of --help
-DEFAULT_METHOD = "laplace"  # of the command line and the estimators; results/train-defaults.md compares it with others
+# Of the command line and the estimators; results/train-defaults.md compares it with others.
+DEFAULT_METHOD = "laplace"
 
 Must = tuple[str, Callable[[Any], bool]]  # in words, and as a test
 ONE_OR_MORE: Must = ("at least 1", lambda value: value >= 1)
@@ -28,8 +29,13 @@ class ConfigError(ValueError):
 
 
 def setting(default: Any, part: str, help: str, must: Must | None = None) -> Any:
-    """A field with its section and text in --help, and the condition that a value other than None
-    must meet.
+    """Declare a field with its section and text in --help.
+
+    Args:
+        default: its value by default.
+        part: the section.
+        help: the text.
+        must: the condition that a value other than None must meet, in words and as a test.
     """
     return field(default=default, metadata={"part": part, "help": help, "must": must})
 
@@ -54,11 +60,12 @@ class Training:
     # fmt: on
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, must = getattr(self, one.name), one.metadata.get("must")
-            plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-            if must is not None and value is not None and not (plain and must[1](value)):
-                name = spell(one.name, f"--{one.name.replace('_', '-')}")
+        for option in fields(self):
+            value = getattr(self, option.name)
+            must = option.metadata.get("must")
+            is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+            if must is not None and value is not None and not (is_plain and must[1](value)):
+                name = spell(option.name, f"--{option.name.replace('_', '-')}")
                 raise ConfigError(f"{name} must be {must[0]}, got {value!r}")
         if self.steps is not None and self.epochs is not None:
             names = spell("steps or epochs", "--steps or --epochs")
@@ -79,5 +86,5 @@ class Training:
         return False
 
 
-_ARGS = "\n".join(f"    {one.name}: {one.metadata['help']}." for one in fields(Training))
+_ARGS = "\n".join(f"    {item.name}: {item.metadata['help']}." for item in fields(Training))
 Training.__doc__ = f"{Training.__doc__}\n\nArgs:\n{_ARGS}\n"

@@ -22,29 +22,24 @@ from bayou.training.data import Data, Rows
 from bayou.training.inputs import Batch
 from bayou.training.rows import some_rows
 
-MAX_SAMPLED_ROWS: Final = (
-    5_000  # of data that are not tensors, from which means and scales are estimated
-)
+# Of data that are not tensors, from which means and scales are estimated.
+MAX_SAMPLED_ROWS: Final = 5_000
 MAX_TRIED_ROWS: Final = 1_000  # on which the network as given is compared with a constant
 MAX_CODE: Final = 10.0  # largest absolute value of a column of whole numbers that is left as it is
 MIN_IMAGE_PIXELS: Final = 64  # columns of a flattened image
 MIN_SHARE_OF_PIXELS: Final = 0.25  # of the columns, whose largest value is that of all pixels
 MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
-STRETCH: Final = (
-    1.5  # of the deviations of predictions, with which those of a random network improve
-)
+# Of the deviations of predictions, with which those of a random network improve.
+STRETCH: Final = 1.5
 FAR: Final = 30.0  # a mean or a standard deviation by this factor from 1 is far from unit scale
-STANDARD_TOLERANCE: Final = (
-    1e-5  # of means and standard deviations of rows that are standardized already
-)
+# Of means and standard deviations of rows that are standardized already.
+STANDARD_TOLERANCE: Final = 1e-5
 MAX_PROBED_ROWS: Final = 8  # on which gradients of the outputs in the inputs are computed
-MAX_TRIED_COLUMNS: Final = (
-    64  # of whole numbers, of which each is tried as a number where some are indices
-)
+# Of whole numbers, of which each is tried as a number where some are indices.
+MAX_TRIED_COLUMNS: Final = 64
 MAX_QUANTILE_NUMBERS: Final = 2**23  # that torch.quantile is given
-OUTLIER_REACH: Final = (
-    1e4  # interquartile ranges from the median, beyond which a value is left out of mean and scale
-)
+# Interquartile ranges from the median, beyond which a value is left out of mean and scale.
+OUTLIER_REACH: Final = 1e4
 
 
 class UnitsWarning(BayouWarning):
@@ -90,8 +85,7 @@ def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> U
 
 
 def without_sentinels(rows: Data, likelihood: Likelihood | None) -> Data:
-    """Return tensors with the median of a column in place of values that are absurdly far from all
-    others.
+    """Replace values that are absurdly far from all others of their column by the median.
 
     A warning names them. Targets are not replaced: such a target is an error without a likelihood
     of the user, and a warning with one. Data sets and loaders are returned as they are.
@@ -136,8 +130,9 @@ def apply_units(units: Units, rows: Data) -> Data:
 
 
 def warn_if_far_from_unit_scale(rows: Data) -> None:
-    """Warn once if y or a column of x is far from unit scale, for a method that fits the data as
-    they are.
+    """Warn once if y or a column of x is far from unit scale.
+
+    This is for a method that fits the data as they are.
 
     Args:
         rows: the training data.
@@ -189,14 +184,14 @@ def is_pretrained(
     are small, and any correlation with y grows when they are stretched.
     """
     index = rng.permutation(len(y), 0)[:MAX_TRIED_ROWS].to(y.device)
-    few = rows_of(inputs, index)
+    sample = rows_of(inputs, index)
     network = Network(net)
     first = next(net.parameters())
-    few = tuple(item.to(first.device) if isinstance(item, Tensor) else item for item in few)
+    sample = tuple(item.to(first.device) if isinstance(item, Tensor) else item for item in sample)
     try:
         with rng.isolated(0, first.device):
             outputs = network.evaluate(
-                {name: value.detach() for name, value in net.named_parameters()}, *few
+                {name: value.detach() for name, value in net.named_parameters()}, *sample
             )
     except Exception:  # the fit itself describes what is wrong with the inputs
         return False
@@ -208,18 +203,21 @@ def is_pretrained(
     total = (truth - truth.mean(0)).square().sum()
     center = predictions.mean(0)
 
-    def explained(stretch: float) -> float:
+    def explained_variance(stretch: float) -> float:
+        """Return the share of the variance of y that stretched predictions explain."""
         residual = truth - center - stretch * (predictions - center)
         return float(1 - residual.square().sum() / total)
 
-    return explained(1.0) > MIN_EXPLAINED and explained(1.0) >= explained(STRETCH)
+    share = explained_variance(1.0)
+    return share > MIN_EXPLAINED and share >= explained_variance(STRETCH)
 
 
 def _predictions_and_truth(
     outputs: Tensor, y: Tensor, likelihood: Likelihood | None
 ) -> tuple[Tensor, Tensor]:
-    """Return means of y under the network and y itself, for classes probabilities and indicators,
-    (N, K) each.
+    """Return means of y under the network and y itself, (N, K) each.
+
+    For classes these are probabilities and indicators.
     """
     outputs = outputs.double()
     has_classes = not y.is_floating_point() and outputs.ndim == y.ndim + 1
@@ -264,8 +262,9 @@ class Columns:
 
 
 def describe_columns(net: nn.Module, x: Any) -> Columns | None:
-    """Describe the columns of an input, (N,), (N, D) or (N, T, D); None for images, whole numbers
-    and no tensors.
+    """Describe the columns of an input, (N,), (N, D) or (N, T, D).
+
+    None for images, whole numbers and what is not a tensor.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim > 3:
         return None
@@ -295,8 +294,7 @@ def leave_indices(
     inputs: tuple[Any, ...],
     columns: list[Columns | None],
 ) -> list[Columns | None]:
-    """Leave columns of whole numbers as they are that the network uses as an index, of an embedding
-    for example.
+    """Leave columns of whole numbers as they are that the network uses as an index.
 
     No gradient of the outputs reaches such a column, and the network raises an error for some
     standardized values.
@@ -322,20 +320,18 @@ def _with_numeric_columns(
     kept: list[Columns | None],
     number: int,
 ) -> Columns | None:
-    """Standardize those whole-numbered columns of one input that the network accepts so, tried one
-    by one.
-    """
+    """Standardize columns of whole numbers that the network accepts so, tried one by one."""
     full, item = columns[number], kept[number]
     if full is None or item is None:
         return None
     candidates = (full.is_whole & full.is_standardized).nonzero().flatten()[:MAX_TRIED_COLUMNS]
-    for place in candidates.tolist():
+    for column in candidates.tolist():
         is_tried = item.is_standardized.clone()
-        is_tried[place] = True
+        is_tried[column] = True
         tried = replace(item, is_standardized=is_tried)
         reached = _reached_columns(net, inputs, [*kept[:number], tried, *kept[number + 1 :]])
         mask = None if reached is None else reached[number]
-        if mask is not None and bool(mask[place]):
+        if mask is not None and bool(mask[column]):
             item = tried
     return item
 
@@ -345,8 +341,9 @@ def _reached_columns(
     inputs: tuple[Any, ...],
     columns: list[Columns | None],
 ) -> list[Tensor | None] | None:
-    """Return for each described input which columns a gradient of the outputs reaches; None if the
-    network fails.
+    """Return which columns of each input a gradient of the outputs reaches.
+
+    None if the network fails.
     """
     first = next(net.parameters())
     leaves: list[Any] = []
@@ -538,6 +535,7 @@ class StandardizedBatches(Data):
         return self.data.batches
 
     def _standardize(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches in standard units."""
         for x, y in batches:
             inputs = self.units.standardize_inputs(forward_inputs(x))
             yield inputs, self.units.standardize_targets(y)

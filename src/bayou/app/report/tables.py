@@ -182,9 +182,10 @@ def stages(results: Results) -> Section | None:
         return None
     heads = [*map(Head, ("method", "stage", "tried", "lowest score", "with", "time, s"))]
     notes = [
-        f"{result['label']}, seed {result['seed']}: {result['choice']}."
+        f"{result['label']}, seed {result['seed']}: {result[key]}."
         for result in results.all
-        if result.get("choice")
+        for key in ("plan", "choice")
+        if result.get(key)
     ]
     cells = [[*map(Cell, row)] for row in rows]
     return Section("stages", ReportTable(heads, cells), notes=notes)

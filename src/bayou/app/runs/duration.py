@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayou.app.runs.config import Config
 from bayou.core.progress import duration
 from bayou.likelihoods import BoundLikelihood
-from bayou.select.folds import MAX_FULL_BATCH_ROWS
+from bayou.select.full_batch import MAX_FULL_BATCH_ROWS
 from bayou.select.named import find
 
 # Cost of the search of the prior with its modes, in thousands of passes over all rows.

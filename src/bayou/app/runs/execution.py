@@ -325,6 +325,7 @@ def fit_job(
         "history": posterior.history,
         "seconds_to_evaluate": round(time.monotonic() - started, 2),
         "choice": posterior.choice,
+        "plan": posterior.plan,
         "selection": list(posterior.selection),
     }
     write_json(folder / "result.json", result | evaluation)

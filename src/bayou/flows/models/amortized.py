@@ -9,24 +9,38 @@ from bayou.flows.core.transform import Pair, Symmetric, Transform
 
 
 class AmortizedAffine(Symmetric, Transform):
-    """y = exp(s) ⊙ x + m, (m, s) = W·context + b: a Gaussian encoder or decoder (Kingma & Welling
-    2014).
+    """An affine map y = exp(s) ⊙ x + m with (m, s) = W·context + b.
+
+    With a standard normal base it is the Gaussian encoder or decoder of a VAE, N(m, exp(s)²), with
+    ladj = Σ s (Kingma & Welling 2014).
 
     Args:
-        dim: D, the size of x and y.
+        dim: the number of coordinates D.
         context_dim: the size of the context.
 
     Shapes: x, y (..., D), context (..., context_dim), ladj (...).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import AmortizedAffine
+        >>> f = AmortizedAffine(2, context_dim=16)
+        >>> y, ladj = f(torch.zeros(10, 2), torch.zeros(10, 16))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 2]), torch.Size([10]))
     """
 
     def __init__(self, dim: int, context_dim: int) -> None:
         super().__init__()
-        self.event_shape, self.context_dim = (check_size(dim, "AmortizedAffine"),), context_dim
+        self.event_shape = (check_size(dim, "AmortizedAffine"),)
+        self.context_dim = context_dim
         self.net = nn.Linear(check_size(context_dim, "the context"), 2 * dim)
         nn.init.zeros_(self.net.bias)
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         shift, log_scale = self.net(context).chunk(2, -1)
-        y = (x - shift) * (-log_scale).exp() if inverse else x * log_scale.exp() + shift
-        ladj = log_scale.sum(-1).expand(y.shape[:-1])
-        return y, -ladj if inverse else ladj
+        ladj = log_scale.sum(-1)
+        if inverse:
+            y = (x - shift) * (-log_scale).exp()
+            return y, -ladj.expand(y.shape[:-1])
+        y = x * log_scale.exp() + shift
+        return y, ladj.expand(y.shape[:-1])

@@ -1,8 +1,7 @@
-"""Flows of images (C, H, W): Glow and Flow++ from squeezes, splits, 1×1 convolutions and couplings
-with CNNs.
+"""Flows of images (C, H, W): Glow and Flow++ from squeezes, splits, 1×1 convolutions and couplings.
 
-Data are whole numbers; ``Dequantize`` gives them a density, and bits per dimension are −log
-p/(D·log 2).
+Data are whole numbers; ``Dequantize`` gives them a density, and bits per dimension are
+−log p/(D·log 2).
 """
 
 from __future__ import annotations
@@ -49,22 +48,39 @@ MARGIN = 1e-3
 
 
 class ImageCoupling(Symmetric, Transform):
-    r"""y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)) for images (C, H, W) and an
-    elementwise g.
+    r"""A coupling of images: y_kept = x_kept, y_rest = g(x_rest; net(x_kept, context)).
+
+    The elementwise g is increasing, so that the map is a bijection with
+    ladj = Σ log ∂y_rest/∂x_rest. Both directions cost one pass of the network (Dinh et al. 2017,
+    RealNVP).
 
     Args:
         event: (C, H, W).
         elementwise: g.
-        mask: "channel" keeps the first C//2 channels; "checkerboard" keeps the pixels with even row
-            + column, as 2C channels of (H/2, W/2).
-        flip: exchange kept and changed entries.
-        net: ``net((inputs, h, w), outputs)`` returns the conditioner, (..., inputs, h, w) → (...,
-            outputs, h, w); its outputs are all planes of g's first parameter, then of the second,
-            ...
-        context: the channels of a context that is an image (context, h, w), flattened.
-        context_dim: the size of a context that is a vector, such as a one-hot class.
+        mask: the entries that are kept: "channel" (the default), the first C//2 channels, or
+            "checkerboard", the pixels with even row + column, as 2C channels of (H/2, W/2).
+        flip: whether to exchange kept and changed entries; False by default.
+        net: a constructor of the conditioner: ``net((inputs, h, w), outputs)`` returns a network
+            (..., inputs, h, w) → (..., outputs, h, w), whose outputs are all planes of g's first
+            parameter, then of the second, ...; ``conv_net`` by default.
+        context: the channels of a context that is an image (context, h, w), flattened; 0, the
+            default, for none.
+        context_dim: the size of a context that is a vector, such as a one-hot class; 0, the
+            default, for none.
 
-    Shapes: x, y (..., C, H, W), ladj (...).
+    Shapes: x, y (..., C, H, W), context (..., context_dim), ladj (...).
+
+    Raises:
+        ValueError: for an unknown mask, both kinds of context, a single channel with the mask
+            "channel", or an odd height or width with "checkerboard".
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Affine, ImageCoupling
+        >>> coupling = ImageCoupling((4, 8, 8), Affine())
+        >>> y, ladj = coupling(torch.zeros(10, 4, 8, 8))
+        >>> y.shape, ladj.shape
+        (torch.Size([10, 4, 8, 8]), torch.Size([10]))
     """
 
     def __init__(
@@ -83,89 +99,125 @@ class ImageCoupling(Symmetric, Transform):
             raise ValueError(f'mask must be "channel" or "checkerboard", got {mask!r}')
         if (context and context_dim) or context < 0 or context_dim < 0:
             raise ValueError(
-                f"ImageCoupling got context={context} and context_dim={context_dim}; pass at most one"
+                f"ImageCoupling got context={context} and context_dim={context_dim}; pass at most "
+                "one"
             )
         if mask == "channel" and shape[0] < 2:
             raise ValueError(
-                f"a coupling of channels needs two, got {shape}; use Squeeze, or mask='checkerboard'"
+                f"a coupling of channels needs two, got {shape}; use Squeeze, or "
+                "mask='checkerboard'"
             )
         self.event_shape: tuple[int | None, ...] = shape
-        self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
-        self.checkerboard, self.flip = mask == "checkerboard", flip
-        if self.checkerboard:
-            size, self.first, second = (
-                halve_size(shape, "a checkerboard"),
-                2 * shape[0],
-                2 * shape[0],
-            )
+        self.elementwise = elementwise
+        self.inverse_kind = elementwise.inverse_kind
+        self.is_checkerboard = mask == "checkerboard"
+        self.flip = flip
+        if self.is_checkerboard:
+            size = halve_size(shape, "a checkerboard")
+            self.first_channels = 2 * shape[0]
+            second_channels = 2 * shape[0]
         else:
-            size, self.first, second = shape[1:], shape[0] // 2, shape[0] - shape[0] // 2
-        kept, self.changed = (second, self.first) if flip else (self.first, second)
+            size = shape[1:]
+            self.first_channels = shape[0] // 2
+            second_channels = shape[0] - self.first_channels
+        kept_channels = self.first_channels
+        self.changed_channels = second_channels
+        if flip:
+            kept_channels = second_channels
+            self.changed_channels = self.first_channels
         self.context_shape = (context, *size) if context else (context_dim, 1, 1)
         self.context_dim = math.prod(self.context_shape)
-        self.net = net((kept + context + context_dim, *size), elementwise.params * self.changed)
+        inputs = kept_channels + context + context_dim
+        self.net = net((inputs, *size), elementwise.params * self.changed_channels)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Kept and changed entries."""
-        if self.checkerboard:
-            x = x.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))  # (..., C, h, 2, w, 2)
-            parts = [torch.cat([x[..., 0, :, j], x[..., 1, :, 1 - j]], -3) for j in (0, 1)]
+        """Return the kept and the changed entries, (..., channels, h, w) each."""
+        if self.is_checkerboard:
+            blocks = x.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))  # (..., C, h, 2, w, 2)
+            first = torch.cat([blocks[..., 0, :, 0], blocks[..., 1, :, 1]], -3)
+            second = torch.cat([blocks[..., 0, :, 1], blocks[..., 1, :, 0]], -3)
         else:
-            parts = list(x.split([self.first, x.shape[-3] - self.first], -3))
-        return (parts[1], parts[0]) if self.flip else (parts[0], parts[1])
+            sizes = [self.first_channels, x.shape[-3] - self.first_channels]
+            first, second = x.split(sizes, -3)
+        if self.flip:
+            return second, first
+        return first, second
 
     def _join(self, kept: Tensor, rest: Tensor) -> Tensor:
+        """Return the image with these kept and changed entries."""
         first, second = (rest, kept) if self.flip else (kept, rest)
-        if not self.checkerboard:
+        if not self.is_checkerboard:
             return torch.cat([first, second], -3)
-        (a, d), (b, c) = first.chunk(2, -3), second.chunk(2, -3)
-        blocks = torch.stack(
-            [torch.stack([a, b], -1), torch.stack([c, d], -1)], -3
-        )  # (..., C, h, 2, w, 2)
+        top_left, bottom_right = first.chunk(2, -3)
+        top_right, bottom_left = second.chunk(2, -3)
+        top = torch.stack([top_left, top_right], -1)
+        bottom = torch.stack([bottom_left, bottom_right], -1)
+        blocks = torch.stack([top, bottom], -3)  # (..., C, h, 2, w, 2)
         return blocks.flatten(-2).flatten(-3, -2)
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context, 3)
         kept, rest = self._split(x)
-        seen = kept
+        inputs = kept
         if context is not None:
             image = context.unflatten(-1, self.context_shape)
-            seen = torch.cat([kept, image.expand(*image.shape[:-2], *kept.shape[-2:])], -3)
-        planes: Tensor = self.net(seen)
-        p = planes.unflatten(-3, (self.elementwise.params, self.changed)).movedim(-4, -1)
-        rest, log_slope = self.elementwise.either(rest, p, inverse)
+            inputs = torch.cat([kept, image.expand(*image.shape[:-2], *kept.shape[-2:])], -3)
+        planes: Tensor = self.net(inputs)
+        params = planes.unflatten(-3, (self.elementwise.params, self.changed_channels))
+        rest, log_slope = self.elementwise.either(rest, params.movedim(-4, -1), inverse)
         return self._join(kept, rest), sum_event(log_slope, 3)
 
 
 class Pointwise(Symmetric, Transform):
-    """y = g(x; context), elementwise, where the context holds the parameters, (params, *event)
-    flattened.
+    r"""A map y = g(x; context), elementwise, whose parameters are the context.
 
     Args:
         event: the shape of x and y.
         elementwise: g.
+
+    Shapes: x, y (..., \*event), context (..., params·D): all D numbers of g's first parameter, then
+        of the second, ...; ladj (...).
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import Affine, Pointwise
+        >>> f = Pointwise((3, 4, 4), Affine())
+        >>> f.context_dim  # log-scales and shifts of 48 numbers
+        96
+        >>> y, ladj = f(torch.zeros(10, 3, 4, 4), torch.zeros(10, 96))
+        >>> y.shape
+        torch.Size([10, 3, 4, 4])
     """
 
     def __init__(self, event: Sequence[int], elementwise: Elementwise) -> None:
         super().__init__()
         self.event_shape: tuple[int, ...] = tuple(check_size(size, "Pointwise") for size in event)
-        self.elementwise, self.inverse_kind = elementwise, elementwise.inverse_kind
+        self.elementwise = elementwise
+        self.inverse_kind = elementwise.inverse_kind
         self.context_dim = elementwise.params * math.prod(self.event_shape)
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         dims = len(self.event_shape)
-        p = context.unflatten(-1, (-1, *self.event_shape)).movedim(-dims - 1, -1)  # type: ignore[union-attr]
-        y, log_slope = self.elementwise.either(x, p, inverse)
+        params = context.unflatten(-1, (-1, *self.event_shape))  # type: ignore[union-attr]
+        y, log_slope = self.elementwise.either(x, params.movedim(-dims - 1, -1), inverse)
         return y, sum_event(log_slope.expand_as(y), dims)
 
 
 class Sigmoid(Transform):
-    """y = (sigmoid(x) − margin)/(1 − 2·margin), onto an interval slightly larger than (0, 1) (Dinh
-    et al. 2017).
+    r"""A map y = (sigmoid(x) − margin)/(1 − 2·margin), elementwise, onto an interval.
+
+    The interval is (0, 1) without a margin and slightly larger with one, so that the logits of
+    black and white pixels are bounded. ladj = Σ log sigmoid(x)·sigmoid(−x) − D·log(1 − 2·margin)
+    (Dinh et al. 2017, RealNVP).
 
     Args:
         event: the shape of x and y.
-        margin: in [0, 0.5).
+        margin: in [0, 0.5); 0 by default.
+
+    Shapes: x, y (..., \*event), ladj (...).
+
+    Raises:
+        ValueError: for another margin.
     """
 
     def __init__(self, event: Sequence[int], margin: float = 0.0) -> None:
@@ -173,43 +225,49 @@ class Sigmoid(Transform):
         if not 0 <= margin < 0.5:
             raise ValueError(f"the margin of Sigmoid lies in [0, 0.5), got {margin}")
         self.event_shape: tuple[int, ...] = tuple(check_size(size, "Sigmoid") for size in event)
-        self.margin, self.width = margin, 1 - 2 * margin
-        self.codomain = (0.0 - margin / self.width, 1.0 + margin / self.width)  # not −0
-        self._constant = math.prod(self.event_shape) * math.log(self.width)
+        self.margin = margin
+        self.width = 1 - 2 * margin
+        overhang = margin / self.width
+        self.codomain = (0.0 - overhang, 1.0 + overhang)  # not −0
+        self._log_volume = math.prod(self.event_shape) * math.log(self.width)
 
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-        ladj = sum_event(F.logsigmoid(x) + F.logsigmoid(-x), len(self.event_shape)) - self._constant
+        log_slope = F.logsigmoid(x) + F.logsigmoid(-x)
+        ladj = sum_event(log_slope, len(self.event_shape)) - self._log_volume
         return clamp_inside((x.sigmoid() - self.margin) / self.width, self.codomain), ladj
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         s = clamp_inside(self.margin + self.width * y, (0.0, 1.0))
-        log_s, log_rest = s.log(), torch.log1p(-s)
-        return log_s - log_rest, self._constant - sum_event(log_s + log_rest, len(self.event_shape))
+        log_s = s.log()
+        log_rest = torch.log1p(-s)
+        ladj = self._log_volume - sum_event(log_s + log_rest, len(self.event_shape))
+        return log_s - log_rest, ladj
 
     def check_values(self, x: Tensor, inverse: bool) -> None:
         low, high = self.codomain
         if inverse and read_flag(((x > low) & (x < high)).all()) is False:
             raise ValueError(
-                f"the data of Sigmoid lie in ({low:.4g}, {high:.4g}), got {x.min():.4g} to {x.max():.4g}; divide "
-                "pixels by the number of levels, or append a Dequantize(event, levels)"
+                f"the data of Sigmoid lie in ({low:.4g}, {high:.4g}), got {x.min():.4g} to "
+                f"{x.max():.4g}; divide pixels by the number of levels, or append a "
+                "Dequantize(event, levels)"
             )
 
 
 def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
-    """A ``Conv1x1`` that starts at a random orthogonal matrix, as in Glow, rather than at the
-    identity.
+    """Build a ``Conv1x1`` that starts at a random orthogonal matrix, as in Glow.
+
+    Args:
+        channels: the number of channels.
+        seed: of the matrix; by default torch's generator.
     """
     conv = Conv1x1(channels)
     with torch.no_grad():
-        q = torch.linalg.qr(
-            rng.normal(channels, (channels,), torch.zeros((), dtype=torch.float64), seed)
-        )[0]
-        _, lower, upper = torch.linalg.lu(
-            q
-        )  # L·U without the permutation of rows is orthogonal, too
-        upper = (
-            upper * upper.diagonal().sign()
-        )  # and with signs of columns that make the pivots positive
+        template = torch.zeros((), dtype=torch.float64)
+        q = torch.linalg.qr(rng.normal(channels, (channels,), template, seed))[0]
+        # L·U is orthogonal without the permutation of rows, too, and with signs of columns that
+        # make the pivots positive.
+        _, lower, upper = torch.linalg.lu(q)
+        upper = upper * upper.diagonal().sign()
         conv.weight.lower.copy_(lower.tril(-1))
         conv.weight.upper.copy_(upper.triu(1))
         conv.weight.log_diagonal.copy_(upper.diagonal().log())
@@ -217,31 +275,46 @@ def rotation(channels: int, seed: rng.Seed = None) -> Conv1x1:
 
 
 def split_channels(event: Sequence[int], keep: int | None = None) -> Map:
-    """A split: from base to data, it adds channels of Gaussian noise, with moments by a convolution
-    of the kept ones.
+    """Build the split of a multi-scale flow.
 
-    log p(rest | kept) is exact (Dinh et al. 2017; Kingma & Dhariwal 2018).
+    From base to data, it adds channels of Gaussian noise, rest ~ N(m(kept), s(kept)²), whose
+    moments are a convolution of the kept channels. The term log p(rest | kept) is exact.
 
     Args:
-        event: (C, H, W) after the channels are added.
-        keep: the number of kept channels, by default C // 2.
+        event: (C, H, W), the shape after the channels are added.
+        keep: the number of kept channels, which are the input; by default C // 2.
+
+    Returns:
+        A map x (..., keep, H, W) → y (..., C, H, W).
+
+    Raises:
+        ValueError: unless 0 < keep < C.
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import split_channels
+        >>> y, term = split_channels((4, 8, 8))(torch.zeros(10, 2, 8, 8), seed=0)
+        >>> y.shape, term.shape
+        (torch.Size([10, 4, 8, 8]), torch.Size([10]))
+
+    References:
+        Dinh, Sohl-Dickstein & Bengio 2017, Density Estimation Using Real NVP.
+        Kingma & Dhariwal 2018, Glow: Generative Flow with Invertible 1x1 Convolutions.
     """
-    channels, height, width = image_shape(event, "split_channels")
-    kept, g = channels // 2 if keep is None else keep, Affine()
+    shape = image_shape(event, "split_channels")
+    channels, height, width = shape
+    kept = channels // 2 if keep is None else keep
     if not 0 < kept < channels:
         raise ValueError(
             f"split_channels needs 0 < keep < {channels}, the number of channels, got {kept}"
         )
-    rest = (channels - kept, height, width)
-    net = ImageNet(zero_init(nn.Conv2d(kept, g.params * rest[0], 3, padding=1)))
-    flow = Flow(StandardNormal(rest), Pointwise(rest, g))
-    return Inverse(
-        Slice(
-            (channels, height, width),
-            kept,
-            ConditionalFlow(flow, nn.Sequential(net, nn.Flatten(-3))),
-        )
-    )
+    rest_shape = (channels - kept, height, width)
+    elementwise = Affine()
+    outputs = elementwise.params * (channels - kept)
+    net = ImageNet(zero_init(nn.Conv2d(kept, outputs, 3, padding=1)))
+    flow = Flow(StandardNormal(rest_shape), Pointwise(rest_shape, elementwise))
+    rest = ConditionalFlow(flow, nn.Sequential(net, nn.Flatten(-3)))
+    return Inverse(Slice(shape, kept, rest))
 
 
 def glow_image(
@@ -252,35 +325,55 @@ def glow_image(
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
-    """Glow (Kingma & Dhariwal 2018), from noise (2^(levels+1)·C, H/2^levels, W/2^levels) to pixels
-    in (0, 1).
+    """Build Glow: a multi-scale flow of images.
 
-    A level consists of a squeeze and ``steps`` of act norm, 1×1 convolution and affine coupling;
-    between levels half of the channels are split off.
-    ``Chain(glow_image(shape), Dequantize(shape, 256))`` has integers as data.
+    A level consists of a squeeze and ``steps`` of act norm, 1×1 convolution and affine coupling,
+    y_rest = s(x_kept) ⊙ x_rest + t(x_kept) with y_kept = x_kept; between levels half of the
+    channels are split off.
+    Densities and draws cost one pass of each network. The noise is
+    (2^(levels+1)·C, H/2^levels, W/2^levels), pixels are in (0, 1);
+    ``image_flow(glow_image(shape))`` has integers as data.
 
     Args:
         shape: (C, H, W), with H and W multiples of 2^levels.
-        levels, steps: published are 3 levels of 32 steps.
-        hidden: channels of the CNN of a coupling; published are 512.
-        half: compute the CNNs in bfloat16.
-        context_dim: the size of a context of all couplings, such as a one-hot class.
+        levels: the number of levels, 3 by default and as published.
+        steps: the number of couplings per level, 8 by default; published are 32.
+        hidden: the channels of the CNN of a coupling, 64 by default; published are 512.
+        half: whether to compute the CNNs in bfloat16; False by default.
+        context_dim: the size of a context of all couplings, such as a one-hot class; 0, the
+            default, for none.
+
+    Returns:
+        A map from noise to pixels (..., C, H, W) in (0, 1).
+
+    Raises:
+        ValueError: for a height or width that is no multiple of 2^levels.
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> flow = flows.image_flow(flows.glow_image((1, 8, 8), levels=2, steps=2, hidden=16))
+        >>> images = flow.sample(4, seed=0)
+        >>> images.shape, flows.bits_per_dim(flow, images).shape
+        (torch.Size([4, 1, 8, 8]), torch.Size([4]))
+
+    References:
+        Kingma & Dhariwal 2018, Glow: Generative Flow with Invertible 1x1 Convolutions.
     """
     event = image_shape(shape, "glow_image")
     net = partial(conv_net, hidden=check_size(hidden, "the CNN of a coupling"), half=half)
-    parts: list[Map] = [Sigmoid(event, MARGIN)]  # from data to base
+    maps: list[Map] = [Sigmoid(event, MARGIN)]  # from data to base
     for level in range(check_size(levels, "the number of levels")):
         if level:
-            parts.append(split_channels(event))
+            maps.append(split_channels(event))
             event = (event[0] // 2, *event[1:])
         squeeze = Squeeze(event)
-        event = squeeze.event_out  # type: ignore[assignment]
-        parts.append(Inverse(squeeze))
+        event = image_shape(squeeze.event_out, "glow_image")
+        maps.append(Inverse(squeeze))
         for _ in range(check_size(steps, "the number of steps")):
             # The direction of training, from data to noise, multiplies; the other one solves.
             coupling = ImageCoupling(event, BoundedAffine(), net=net, context_dim=context_dim)
-            parts += [ActNorm(event), Inverse(rotation(event[0])), coupling]
-    return MapChain(*reversed(parts))
+            maps += [ActNorm(event), Inverse(rotation(event[0])), coupling]
+    return MapChain(*reversed(maps))
 
 
 def flowpp_image(
@@ -294,19 +387,43 @@ def flowpp_image(
     half: bool = False,
     context_dim: int = 0,
 ) -> MapChain:
-    """Flow++ (Ho et al. 2019): mixture-of-logistics couplings, with gates and attention in their
-    CNNs, without splits.
+    """Build Flow++: mixture-of-logistics couplings of images, with attention in their CNNs.
 
-    The first level has checkerboard couplings, each further one a squeeze and couplings of
-    channels. Densities are analytic, draws need root finding. The paper uses
+    From data to noise, each coupling maps every changed entry by
+    y = exp(s)·logit(Σ_j w_j·sigmoid(a_j·x + b_j)) + t, with all parameters from a CNN of the kept
+    entries. The first level has checkerboard couplings, each further one a squeeze and couplings of
+    channels; there are no splits. Densities are analytic, draws need root finding. The paper uses
     ``image_flow(flowpp_image(shape), dequantize="variational")``.
 
     Args:
-        shape, half, context_dim: as for ``glow_image``.
-        levels, steps: the number of levels and of couplings per level.
-        hidden, blocks, heads: channels, blocks and attention heads of a CNN; published are 96
-            channels and 10 blocks.
-        components: of the mixture; published are 32.
+        shape: (C, H, W), with H and W even and multiples of 2^(levels − 1).
+        levels: the number of levels, 2 by default.
+        steps: the number of couplings per level, 4 by default.
+        hidden: the channels of the CNN of a coupling, 64 by default; published are 96.
+        blocks: the blocks of a CNN, 2 by default; published are 10.
+        components: the number of logistics in each mixture, 8 by default; published are 32.
+        heads: the attention heads of a CNN, 4 by default; 0 for convolutions alone.
+        half: whether to compute the CNNs in bfloat16; False by default.
+        context_dim: the size of a context of all couplings, such as a one-hot class; 0, the
+            default, for none.
+
+    Returns:
+        A map from noise (..., 4^(levels−1)·C, H/2^(levels−1), W/2^(levels−1)) to pixels
+        (..., C, H, W) in (0, 1).
+
+    Raises:
+        ValueError: for a height or width that cannot be halved.
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> chain = flows.flowpp_image((1, 8, 8), steps=2, hidden=16, blocks=1, components=4)
+        >>> flow = flows.image_flow(chain, levels=16)
+        >>> flow.sample(4, seed=0).shape
+        torch.Size([4, 1, 8, 8])
+
+    References:
+        Ho, Chen, Srinivas, Duan & Abbeel 2019, Flow++: Improving Flow-Based Generative Models with
+        Variational Dequantization and Architecture Design.
     """
     event = image_shape(shape, "flowpp_image")
     net = partial(
@@ -316,47 +433,71 @@ def flowpp_image(
         heads=heads,
         half=half,
     )
-    g = logistic_mixture(components)
-    parts: list[Map] = [Sigmoid(event, MARGIN)]
+    elementwise = logistic_mixture(components)
+    maps: list[Map] = [Sigmoid(event, MARGIN)]  # from data to base
     for level in range(check_size(levels, "the number of levels")):
+        mask: Mask = "checkerboard"
         if level:
+            mask = "channel"
             squeeze = Squeeze(event)
-            event = squeeze.event_out  # type: ignore[assignment]
-            parts.append(Inverse(squeeze))
+            event = image_shape(squeeze.event_out, "flowpp_image")
+            maps.append(Inverse(squeeze))
         for i in range(check_size(steps, "the number of steps")):
-            parts.append(ActNorm(event))
+            maps.append(ActNorm(event))
             if event[0] > 1:
-                parts.append(Inverse(rotation(event[0])))
-            mask: Mask = "channel" if level else "checkerboard"
-            parts.append(
-                Inverse(ImageCoupling(event, g, mask, bool(i % 2), net, context_dim=context_dim))
-            )
-    return MapChain(*reversed(parts))
+                maps.append(Inverse(rotation(event[0])))
+            flip = i % 2 == 1
+            coupling = ImageCoupling(event, elementwise, mask, flip, net, context_dim=context_dim)
+            maps.append(Inverse(coupling))
+    return MapChain(*reversed(maps))
 
 
 def dequantizer(
-    shape: Sequence[int], levels: int = 256, steps: int = 4, hidden: int = 32, half: bool = False
+    shape: Sequence[int],
+    levels: int = 256,
+    steps: int = 4,
+    hidden: int = 32,
+    half: bool = False,
 ) -> ConditionalFlow:
-    """q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: affine couplings conditional on the
-    image y.
+    """Build q(u | y) on (0, 1) for ``Dequantize(shape, levels, q)``: variational dequantization.
 
-    It starts as uniform noise (Ho et al. 2019, variational dequantization).
+    It is a flow of checkerboard couplings, u = sigmoid(f(logit(ε); net(y))) with uniform ε, affine
+    and conditional on the image y. It starts as uniform noise; trained with the density, it
+    tightens the bound log p(y) ≥ E_q[log p((y + u)/L) − log q(u | y)] − D·log L.
 
     Args:
-        shape, levels: of the images.
-        steps: the number of couplings.
-        hidden, half: channels of their CNNs, and whether these compute in bfloat16.
+        shape: (C, H, W) of the images, with even H and W.
+        levels: the number of levels L of the images, 256 by default.
+        steps: the number of couplings, 4 by default.
+        hidden: the channels of their CNNs, 32 by default.
+        half: whether to compute the CNNs in bfloat16; False by default.
+
+    Returns:
+        A distribution of u (..., C, H, W), conditional on y (..., C, H, W).
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> shape = (1, 8, 8)
+        >>> q = flows.dequantizer(shape, levels=16, steps=2, hidden=8)
+        >>> chain = flows.glow_image(shape, levels=2, steps=2, hidden=16)
+        >>> flow = flows.image_flow(chain, levels=16, dequantize=q)
+        >>> flow.kind
+        <Ladj.bound: 1>
+
+    References:
+        Ho, Chen, Srinivas, Duan & Abbeel 2019, Flow++: Improving Flow-Based Generative Models with
+        Variational Dequantization and Architecture Design.
     """
     event = image_shape(shape, "dequantizer")
-    g, net = Affine(), partial(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
+    elementwise = Affine()
+    net = partial(gated_net, hidden=hidden, blocks=1, heads=0, half=half)
     couplings = [
-        ImageCoupling(event, g, "checkerboard", bool(i % 2), net, context=hidden)
+        ImageCoupling(event, elementwise, "checkerboard", i % 2 == 1, net, context=hidden)
         for i in range(check_size(steps, "the number of steps"))
     ]
     flow = Flow(Uniform(event), Chain(Inverse(Sigmoid(event)), *couplings, Sigmoid(event)))
-    return ConditionalFlow(
-        flow, nn.Sequential(feature_net(event, hidden, levels, half=half), nn.Flatten(-3))
-    )
+    features = feature_net(event, hidden, levels, half=half)
+    return ConditionalFlow(flow, nn.Sequential(features, nn.Flatten(-3)))
 
 
 def image_flow(
@@ -364,24 +505,45 @@ def image_flow(
     levels: int = 256,
     dequantize: Literal["uniform", "variational"] | ConditionalFlow | Flow = "uniform",
 ) -> Flow:
-    """A density of images with integers 0 .. levels − 1: standard normal noise, the chain,
-    dequantization.
+    """Build a density of images with integers 0 .. levels − 1.
+
+    It consists of standard normal noise, the chain, and dequantization: the log-density is the
+    bound log p(y) ≥ E_q[log p((y + u)/L) − log q(u | y)] − D·log L.
 
     Args:
-        chain: from noise to pixels in (0, 1), for example ``glow_image(shape)``.
-        levels: the number of levels.
-        dequantize: "uniform" or "variational" noise, or a distribution q(u | y) on (0, 1).
+        chain: a map from noise to pixels in (0, 1), for example ``glow_image(shape)``.
+        levels: the number of levels L, 256 by default.
+        dequantize: "uniform" (the default) or "variational" noise, or a distribution q(u | y) on
+            (0, 1).
+
+    Returns:
+        A flow of images (..., C, H, W).
+
+    Raises:
+        ValueError: for another name of the noise, or a q onto another interval.
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> chain = flows.glow_image((1, 8, 8), levels=2, steps=2, hidden=16)
+        >>> flow = flows.image_flow(chain, levels=16)
+        >>> images = flow.sample(4, seed=0)  # integers 0 .. 15, stored as floats
+        >>> flow.log_prob(images, samples=8, seed=0).shape
+        torch.Size([4])
     """
     shape = image_shape(chain.event_out, "image_flow")  # type: ignore[arg-type]
+    q: ConditionalFlow | Flow | None = None
     if isinstance(dequantize, str):
         if dequantize not in ("uniform", "variational"):
             raise ValueError(
-                f'dequantize must be "uniform", "variational" or a flow onto (0, 1), got {dequantize!r}'
+                'dequantize must be "uniform", "variational" or a flow onto (0, 1), got '
+                f"{dequantize!r}"
             )
-        q = dequantizer(shape, levels) if dequantize == "variational" else None
+        if dequantize == "variational":
+            q = dequantizer(shape, levels)
     else:
-        q = dequantize  # type: ignore[assignment]
-    return Flow(StandardNormal(chain.event_in), Chain(chain, Dequantize(shape, levels, q)))  # type: ignore[arg-type]
+        q = dequantize
+    base = StandardNormal(chain.event_in)  # type: ignore[arg-type]
+    return Flow(base, Chain(chain, Dequantize(shape, levels, q)))
 
 
 @torch.no_grad()
@@ -393,49 +555,73 @@ def bits_per_dim(
     batch_size: int = 256,
     context: Tensor | None = None,
 ) -> Tensor:
-    """−log p(y | context)/(D·log 2) of every image, in eval mode: (rows,). With dequantization, an
-    upper bound.
+    """Compute −log p(y | context)/(D·log 2) of every image, in eval mode.
+
+    With dequantization it is an upper bound, whose gap shrinks with more samples (Hoogeboom et al.
+    2020).
 
     Args:
         flow: a density of integers.
         images: (rows, *event), of any dtype and on any device.
-        samples: K importance samples, which tighten the bound (Hoogeboom et al. 2020).
-        seed: of the noise.
-        batch_size: rows at a time, without effect on the result.
-        context: one for all images, or one for each.
+        samples: the number of importance samples, 1 by default.
+        seed: of the noise; 0 by default.
+        batch_size: rows at a time, 256 by default; it has no effect on the result.
+        context: one for all images, (context_dim,), or one for each, (rows, context_dim); None, the
+            default, for a flow without context.
+
+    Returns:
+        Bits per dimension (rows,), on the device of the flow.
+
+    Raises:
+        ValueError: for a flow of real numbers, or images or contexts of another shape.
+
+    Example:
+        >>> import torch, bayou.flows as flows
+        >>> chain = flows.glow_image((1, 8, 8), levels=2, steps=2, hidden=16)
+        >>> images = torch.randint(0, 256, (10, 1, 8, 8))
+        >>> flows.bits_per_dim(flows.image_flow(chain), images).shape
+        torch.Size([10])
     """
+    _check_images(flow, images, context)
+    tensors = (*flow.parameters(), *flow.buffers())
+    floating = (tensor for tensor in tensors if tensor.is_floating_point())
+    template = next(floating, torch.zeros(()))
+    if context is not None:
+        context = context.to(template).expand(len(images), -1)
+    was_training = flow.training
+    flow.eval()  # act norm must not be initialized by these images
+    log_probs = []
+    try:
+        for start in range(0, len(images), batch_size):
+            rows = slice(start, start + batch_size)
+            log_prob = flow.log_prob(
+                images[rows].to(template),
+                None if context is None else context[rows],
+                samples=samples,
+                seed=seed,
+                start=start,
+            )
+            log_probs.append(log_prob)
+    finally:
+        flow.train(was_training)
+    return -torch.cat(log_probs) / (math.prod(flow.event_shape) * math.log(2))
+
+
+def _check_images(flow: Flow, images: Tensor, context: Tensor | None) -> None:
+    """Raise a ValueError unless a flow of integers, its images and their contexts agree."""
     if not flow.transform.whole_out:
         raise ValueError(
-            "bits per dimension need a flow of integers, and this one has a density of real numbers; end it with "
-            "Dequantize, or build it with image_flow"
+            "bits per dimension need a flow of integers, and this one has a density of real "
+            "numbers; end it with Dequantize, or build it with image_flow"
         )
     shape = flow.event_shape
-    if (
-        not isinstance(images, Tensor)
-        or images.ndim != len(shape) + 1
-        or tuple(images.shape[1:]) != shape
-    ):
-        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images must be a tensor (rows, {', '.join(map(str, shape))}), got {got}")
-    like = next(
-        (t for t in (*flow.parameters(), *flow.buffers()) if t.is_floating_point()), torch.zeros(())
-    )
+    expected = f"images must be a tensor (rows, {', '.join(map(str, shape))})"
+    if not isinstance(images, Tensor):
+        raise ValueError(f"{expected}, got {type(images).__name__}")
+    if images.ndim != len(shape) + 1 or tuple(images.shape[1:]) != shape:
+        raise ValueError(f"{expected}, got {tuple(images.shape)}")
     if context is not None and context.shape[:-1] not in ((), (len(images),)):
         raise ValueError(
-            f"got {len(images)} images and contexts of shape {tuple(context.shape)}; pass one for all, or one for each"
+            f"got {len(images)} images and contexts of shape {tuple(context.shape)}; pass one for "
+            "all, or one for each"
         )
-    training = flow.training
-    flow.eval()  # act norm must not be initialized by these images
-    try:
-        found = []
-        for i in range(0, len(images), batch_size):
-            own = (
-                None
-                if context is None
-                else context.to(like).expand(len(images), -1)[i : i + batch_size]
-            )
-            part = images[i : i + batch_size].to(like)
-            found.append(flow.log_prob(part, own, samples=samples, seed=seed, start=i))
-    finally:
-        flow.train(training)
-    return -torch.cat(found) / (math.prod(shape) * math.log(2))

@@ -12,71 +12,94 @@ from bayou.core.modules import Modules
 from bayou.flows.core.arguments import check_size
 from bayou.flows.core.compose import Chain
 from bayou.flows.layers.elementwise import Elementwise
-from bayou.flows.models.causal import Causal, NextFeatures, Shape, causal_flow, shifted
+from bayou.flows.models.causal import Causal, NextFeatures, Shape, causal_flow, shift
 
 MAX_UNFUSED = 64  # keys up to which attention on a CPU is computed by matrix products
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """softmax(q·kᵀ/√d)·v of (N, heads, T, d), masked to the keys up to each query if causal.
+    """Compute softmax(q·kᵀ/√d)·v.
 
     A fused kernel does not store T × T scores, but on a CPU it does not support vmap and gains
     little for small T.
+
+    Args:
+        q: queries (N, heads, T, d).
+        k: keys (N, heads, S, d).
+        v: values (N, heads, S, d).
+        causal: whether a query reads only the keys up to its own position.
+
+    Returns:
+        The mean values (N, heads, T, d).
     """
     if q.is_cuda or k.shape[-2] > MAX_UNFUSED:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
-        scores = scores.masked_fill(
-            torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -math.inf
-        )
+        is_later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(is_later, -math.inf)
     return scores.softmax(-1) @ v
 
 
 class KeyValues:
-    """Keys and values of the positions so far, (N, heads, t, d) each, of ``positions`` in total."""
+    """The keys and values of the positions so far, (N, heads, t, d) each.
+
+    Args:
+        positions: the number of all positions.
+    """
 
     def __init__(self, positions: int) -> None:
-        self.positions, self.length = positions, 0
+        self.positions = positions
+        self.length = 0
         self.pair: list[Tensor] = []
 
-    def add(self, *new: Tensor) -> list[Tensor]:
-        """Append those of the next position and return all."""
+    def add(self, *key_value: Tensor) -> list[Tensor]:
+        """Append the key and the value of the next position, and return all.
+
+        Args:
+            key_value: both, (N, heads, 1, d).
+        """
         if torch.is_grad_enabled():  # autograd needs the earlier tensors unchanged
-            self.pair = (
-                [torch.cat(both, 2) for both in zip(self.pair, new, strict=True)]
-                if self.pair
-                else list(new)
-            )
+            if self.pair:
+                pairs = zip(self.pair, key_value, strict=True)
+                self.pair = [torch.cat(tensors, 2) for tensors in pairs]
+            else:
+                self.pair = list(key_value)
             return self.pair
         if not self.pair:
             self.pair = [
-                one.new_zeros(*one.shape[:2], self.positions, one.shape[-1]) for one in new
+                tensor.new_zeros(*tensor.shape[:2], self.positions, tensor.shape[-1])
+                for tensor in key_value
             ]
-        for store, one in zip(self.pair, new, strict=True):
-            store[:, :, self.length] = one.squeeze(2)
+        for store, tensor in zip(self.pair, key_value, strict=True):
+            store[:, :, self.length] = tensor.squeeze(2)
         self.length += 1
         return [store[:, :, : self.length] for store in self.pair]
 
 
-class _Block(nn.Module):
-    """h + attention(norm(h)), then h + mlp(norm(h)): (N, T, width), or with a cache the next
-    position (N, 1, width).
+class _TransformerBlock(nn.Module):
+    """A layer h ← h + attention(norm(h)), then h ← h + mlp(norm(h)).
+
+    It maps (N, T, width), or with a cache the next position (N, 1, width).
     """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.read, self.write = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.read = nn.Linear(width, 3 * width)
+        self.write = nn.Linear(width, width)
         self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
         )
 
     def forward(self, h: Tensor, cache: KeyValues | None = None) -> Tensor:
         q, k, v = (
-            p.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for p in self.read(self.norm(h)).chunk(3, -1)
+            tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for tensor in self.read(self.norm(h)).chunk(3, -1)
         )
         if cache is not None:
             k, v = cache.add(k, v)
@@ -87,16 +110,36 @@ class _Block(nn.Module):
 
 
 class CausalTransformer(Causal):
-    """Causal attention over the tokens of a sequence or the patches of an image (Zhai et al. 2024,
+    """A conditioner of sequences or images by causal attention over tokens or patches.
+
+    A token attends to all tokens up to itself. The input at a position is an embedding of the
+    preceding token, for images also of the patches above, so that it contains no information of
+    the token itself. Draws are computed with a cache of keys and values (Zhai et al. 2024,
     TarFlow).
 
-    The embedding of a position is that of the preceding token, for images also of the patches
-    above.
-
     Args:
-        event, params, width, patch, reverse, context_dim: as for ``Causal``.
-        depth: blocks.
-        heads: attention heads; they divide the width.
+        event: (L,) or (L, C), or (C, H, W), whose positions are pixels or patches in raster order.
+        params: the number of parameters P per coordinate.
+        width: the size of the embeddings, a multiple of ``heads``; 64 by default.
+        depth: the number of Transformer blocks, 2 by default.
+        heads: the number of attention heads, 4 by default.
+        patch: the side of a patch of an image; 1 by default.
+        reverse: whether to process the coordinates from the last to the first; False by default.
+        context_dim: the size of the context; 0, the default, for none.
+
+    Shapes: x (..., D), context (..., context_dim), output (..., D, P).
+
+    Raises:
+        ValueError: unless the heads divide the width and the patch divides the image.
+
+    Example:
+        >>> import torch
+        >>> from bayou.flows import CausalTransformer
+        >>> net = CausalTransformer((1, 8, 8), params=2, patch=2)
+        >>> net.positions, net.channels
+        (16, 4)
+        >>> net(torch.zeros(10, 64)).shape
+        torch.Size([10, 64, 2])
     """
 
     def __init__(
@@ -113,34 +156,41 @@ class CausalTransformer(Causal):
         super().__init__(event, params, width, patch, reverse, context_dim)
         if width % check_size(heads, "the number of heads"):
             raise ValueError(
-                f"the width of CausalTransformer must be a multiple of its heads, got {width} and {heads}"
+                "the width of CausalTransformer must be a multiple of its heads, got "
+                f"{width} and {heads}"
             )
-        row = self.event[2] // patch if len(self.event) == 3 else 1
-        self.delays = sorted({1, max(row - 1, 1), row, row + 1}) if row > 1 else [1]
-        self.embed, self.norm = (
-            nn.Linear(len(self.delays) * self.channels, width),
-            nn.LayerNorm(width),
-        )
-        self.blocks: Modules[_Block] = nn.ModuleList(  # type: ignore[assignment]
-            _Block(width, heads) for _ in range(check_size(depth, "the depth of CausalTransformer"))
+        # Distances from a token to the earlier ones that its input embeds.
+        self.delays = [1]
+        row_length = self.event[2] // patch if len(self.event) == 3 else 1
+        if row_length > 1:
+            self.delays = sorted({1, max(row_length - 1, 1), row_length, row_length + 1})
+        self.embed = nn.Linear(len(self.delays) * self.channels, width)
+        self.norm = nn.LayerNorm(width)
+        check_size(depth, "the depth of CausalTransformer")
+        self.blocks: Modules[_TransformerBlock] = nn.ModuleList(  # type: ignore[assignment]
+            _TransformerBlock(width, heads) for _ in range(depth)
         )
 
-    def features(self, tokens: Tensor, place: Tensor) -> Tensor:
-        h = self.embed(torch.cat([shifted(tokens, by) for by in self.delays], -1)) + place
+    def features(self, tokens: Tensor, embeddings: Tensor) -> Tensor:
+        neighbors = torch.cat([shift(tokens, delay) for delay in self.delays], -1)
+        h = self.embed(neighbors) + embeddings
         for block in self.blocks:
             h = block(h)
         out: Tensor = self.norm(h)
         return out
 
-    def cached(self, place: Tensor) -> NextFeatures:
-        positions = iter(place.unbind(1))
+    def start_features(self, embeddings: Tensor) -> NextFeatures:
+        position_embeddings = iter(embeddings.unbind(1))
         tokens: list[Tensor] = []  # the last ones, up to the largest delay
         caches = [KeyValues(self.positions) for _ in self.blocks]
 
         def next_features(token: Tensor) -> Tensor:
-            tokens[:] = [*(tokens or [token] * self.delays[-1]), token][1:]
-            near = torch.cat([tokens[-by] for by in self.delays], -1)
-            h = (self.embed(near) + next(positions)).unsqueeze(1)
+            if not tokens:
+                tokens.extend([token] * self.delays[-1])
+            tokens.append(token)
+            tokens.pop(0)
+            neighbors = torch.cat([tokens[-delay] for delay in self.delays], -1)
+            h = (self.embed(neighbors) + next(position_embeddings)).unsqueeze(1)
             for block, cache in zip(self.blocks, caches, strict=True):
                 h = block(h, cache)
             out: Tensor = self.norm(h.squeeze(1))
@@ -159,8 +209,35 @@ def transformer_flow(
     elementwise: Elementwise | None = None,
     context_dim: int = 0,
 ) -> Chain:
-    """Autoregressive flow of sequences or images by causal Transformers, with fast densities (Zhai
-    et al. 2024).
+    """Build an autoregressive flow of sequences or images by causal Transformers.
+
+    Each layer maps from data to base by x_t = g(y_t; net(y_{<t})) over tokens or patches t, by
+    default the affine x_t = exp(s_t) ⊙ y_t + m_t, with ladj = Σ log ∂x/∂y; every second layer
+    reverses the order. The density costs one pass of each ``CausalTransformer``, a draw one step
+    per token with a cache of keys and values.
+
+    Args:
+        shape: (L,) or (L, C) of sequences, or (C, H, W) of images.
+        layers: the number of autoregressive layers, 2 by default.
+        width: the size of the embeddings, a multiple of ``heads``; 64 by default.
+        depth: the number of Transformer blocks of a layer, 2 by default.
+        heads: the number of attention heads, 4 by default.
+        patch: the side of a patch of an image; 1 by default.
+        elementwise: the map g of a coordinate; ``Affine()`` by default.
+        context_dim: the size of a context that every network reads too; 0, the default, for none.
+
+    Returns:
+        A transform of x, y with that shape.
+
+    Example:
+        >>> import bayou.flows as flows
+        >>> transform = flows.transformer_flow((1, 8, 8), width=16, depth=1, patch=4)
+        >>> flow = flows.Flow(flows.StandardNormal((1, 8, 8)), transform)
+        >>> flow.log_prob(flow.sample(10, seed=0)).shape
+        torch.Size([10])
+
+    References:
+        Zhai et al. 2024, Normalizing Flows are Capable Generative Models.
     """
 
     def build(params: int, reverse: bool) -> Causal:

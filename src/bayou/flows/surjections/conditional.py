@@ -14,113 +14,172 @@ from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Label, Ladj, Map, Pair, Rows
 from bayou.flows.layers.linear import DiagonalAffine
 
+SMALLEST_UNIFORM = 2.0**-24  # of ``open_uniform``, and its distance to 1
+
 
 class ConditionalDistribution(nn.Module, ABC):
-    r"""p(x | y), with the noise of a draw as an argument.
+    r"""A distribution p(x | y), with the noise of a draw as an argument.
 
-    Shapes: x (..., \*event), y (..., \*given) with batches that broadcast, log p (...). The
-    argument ``given`` is the number of event axes of y.
+    A subclass implements ``noise``, ``draw``, ``log_prob`` and ``center``. Where y has several
+    axes, ``y_axes`` states how many of its last axes are those of its event.
+
+    Attributes:
+        event: the shape of x.
+        levels: the number L of values 0 .. L − 1 of x, stored as floats; None for real numbers.
+
+    Shapes: x (..., \*event), y (..., \*y_event) with batches that broadcast, log p (...).
     """
 
-    event: tuple[int, ...]  # of x
-    levels: int | None = (
-        None  # x has integers 0 .. levels − 1, stored as floats; None: real numbers
-    )
+    event: tuple[int, ...]
+    levels: int | None = None
 
-    def accepts(self, event: tuple[int, ...], given: tuple[int, ...], who: str) -> Self:
-        """Itself, or a ValueError unless it is a distribution of this event, conditional on an
-        event of shape given.
+    def accepts(self, event: tuple[int, ...], y_event: tuple[int, ...], caller: str) -> Self:
+        """Return the distribution itself, or raise an error unless its shapes agree.
+
+        Args:
+            event: the required shape of x.
+            y_event: the shape of the y that will be passed.
+            caller: the name of the class that needs the distribution, for the error.
+
+        Raises:
+            ValueError: for another event.
         """
         if self.event != event:
             raise ValueError(
-                f"{who} needs a distribution of events {event}, got one of events {self.event}"
+                f"{caller} needs a distribution of events {event}, got one of events {self.event}"
             )
         return self
 
     @abstractmethod
     def noise(self, rows: Rows, *copies: int) -> Tensor:
-        r"""The noise of one draw for every row: (\*rows, \*copies, \*noise)."""
+        r"""Draw the noise of one x for every row.
+
+        Args:
+            rows: the source of the noise.
+            copies: axes of several draws for every row; none by default.
+
+        Returns:
+            Noise (\*rows.batch, \*copies, \*noise_event).
+        """
 
     @abstractmethod
-    def draw(self, noise: Tensor, y: Tensor, given: int) -> Pair:
-        """x and log p(x | y)."""
+    def draw(self, noise: Tensor, y: Tensor, y_axes: int) -> Pair:
+        """Return x and log p(x | y) for noise of ``noise``.
+
+        Args:
+            noise: the noise of the draws.
+            y: the values of the condition.
+            y_axes: the number of axes of the event of y.
+        """
 
     @abstractmethod
-    def log_prob(self, x: Tensor, y: Tensor, given: int) -> Tensor:
-        """log p(x | y)."""
+    def log_prob(self, x: Tensor, y: Tensor, y_axes: int) -> Tensor:
+        """Return log p(x | y).
+
+        Args:
+            x: points.
+            y: the values of the condition.
+            y_axes: the number of axes of the event of y.
+        """
 
     @abstractmethod
-    def center(self, y: Tensor, given: int) -> Tensor:
-        """One x for every y, without noise: the mean if it is known, else the image of the center
-        of the noise.
+    def center(self, y: Tensor, y_axes: int) -> Tensor:
+        """Return one x for every y, without noise.
+
+        This is the mean if it is known, else the image of the center of the noise.
+
+        Args:
+            y: the values of the condition.
+            y_axes: the number of axes of the event of y.
         """
 
 
 class ConditionalFlow(ConditionalDistribution):
-    r"""q(x | y): a flow with context ``net(y)``.
+    r"""A conditional distribution q(x | y): a flow with the context ``net(y)``.
+
+    log q(x | y) = log p(f⁻¹(x; net(y))) + ladj of f⁻¹, with the flow's base p and transform f.
 
     Args:
         flow: a flow with a base without parameters, ``StandardNormal`` or ``Uniform``; without
             context it ignores y.
-        net: from y to the context, by default y itself, flattened.
+        net: a network from y to the context; None, the default, for y itself, flattened.
 
-    Shapes: x (..., \*event), y (..., \*given), context (..., context_dim), log q (...).
+    Shapes: x (..., \*event), y (..., \*y_event), context (..., context_dim), log q (...).
+
+    Raises:
+        ValueError: for a base with parameters, or a transform that takes noise.
+
+    Example:
+        >>> import torch, bayou.flows as flows
+        >>> encoder = flows.AmortizedAffine(dim=2, context_dim=16)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU())
+        >>> q = flows.ConditionalFlow(flows.Flow(flows.StandardNormal(2), encoder), net)
+        >>> q.log_prob(torch.zeros(10, 2), torch.zeros(10, 5), y_axes=1).shape
+        torch.Size([10])
     """
 
     def __init__(self, flow: Flow, net: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         if type(flow.base) not in (StandardNormal, Uniform):
             raise ValueError(
-                f"a conditional distribution needs a base without parameters, StandardNormal or Uniform, got "
-                f"{type(flow.base).__name__}; start the transform with a DiagonalAffine"
+                "a conditional distribution needs a base without parameters, StandardNormal or "
+                f"Uniform, got {type(flow.base).__name__}; start the transform with a "
+                "DiagonalAffine"
             )
         if flow.transform.takes_noise:
             raise ValueError(
                 f"{type(flow.transform).__name__} takes noise; use a flow of transforms"
             )
-        self.flow, self.net = flow, net
+        self.flow = flow
+        self.net = net
 
     @property
     def event(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The event of x."""
+        """The shape of x."""
         return self.flow.event_shape
 
-    def accepts(self, event: tuple[int, ...], given: tuple[int, ...], who: str) -> Self:
-        super().accepts(event, given, who)
-        width = self.flow.transform.context_dim
-        if self.net is None and width not in (0, math.prod(given)):
+    def accepts(self, event: tuple[int, ...], y_event: tuple[int, ...], caller: str) -> Self:
+        super().accepts(event, y_event, caller)
+        context_dim = self.flow.transform.context_dim
+        size = math.prod(y_event)
+        if self.net is None and context_dim not in (0, size):
             raise ValueError(
-                f"{who} passes its distribution an event {given} as context, {math.prod(given)} numbers, and the flow "
-                f"takes {width}; build it with context_dim={math.prod(given)}, or pass ConditionalFlow(flow, net)"
+                f"{caller} passes its distribution an event {y_event} as context, {size} numbers, "
+                f"and the flow takes {context_dim}; build it with context_dim={size}, or pass "
+                "ConditionalFlow(flow, net)"
             )
         return self
 
     def noise(self, rows: Rows, *copies: int) -> Tensor:
         base = self.flow.base
         if isinstance(base, Uniform):
-            return base.low + (base.high - base.low) * open_uniform(
-                rows, *copies, *base.event_shape
-            )
+            u = open_uniform(rows, *copies, *base.event_shape)
+            return base.low + (base.high - base.low) * u
         return rows.normal(*copies, *base.event_shape)
 
-    def draw(self, noise: Tensor, y: Tensor, given: int) -> Pair:
-        x, ladj = self.flow.transform._forward(noise, self._context(y, given))
+    def draw(self, noise: Tensor, y: Tensor, y_axes: int) -> Pair:
+        x, ladj = self.flow.transform._forward(noise, self._context(y, y_axes))
         return x, self.flow.base.log_prob(noise) - ladj
 
-    def log_prob(self, x: Tensor, y: Tensor, given: int) -> Tensor:
-        z, ladj = self.flow.transform._inverse(x, self._context(y, given))
+    def log_prob(self, x: Tensor, y: Tensor, y_axes: int) -> Tensor:
+        z, ladj = self.flow.transform._inverse(x, self._context(y, y_axes))
         return self.flow.base.log_prob(z) + ladj
 
-    def center(self, y: Tensor, given: int) -> Tensor:
+    def center(self, y: Tensor, y_axes: int) -> Tensor:
         base = self.flow.base
-        middle = (base.low + base.high) / 2 if isinstance(base, Uniform) else 0.0
-        noise = y.new_full((*y.shape[: y.ndim - given], *base.event_shape), middle)
-        return self.flow.transform._forward(noise, self._context(y, given))[0]
+        middle = 0.0
+        if isinstance(base, Uniform):
+            middle = (base.low + base.high) / 2
+        noise = y.new_full((*y.shape[: y.ndim - y_axes], *base.event_shape), middle)
+        return self.flow.transform._forward(noise, self._context(y, y_axes))[0]
 
-    def _context(self, y: Tensor, given: int) -> Tensor | None:
+    def _context(self, y: Tensor, y_axes: int) -> Tensor | None:
+        """Return the context of the flow for every y."""
         if not self.flow.transform.context_dim:
             return None
-        return y.flatten(-given) if self.net is None else self.net(y)
+        if self.net is None:
+            return y.flatten(-y_axes)
+        return self.net(y)
 
 
 @overload
@@ -128,19 +187,39 @@ def as_conditional(q: ConditionalFlow | Flow) -> ConditionalFlow: ...
 @overload
 def as_conditional(q: ConditionalDistribution | Flow) -> ConditionalDistribution: ...
 def as_conditional(q: ConditionalDistribution | Flow) -> ConditionalDistribution:
-    """A flow as a distribution conditional on its context."""
-    return ConditionalFlow(q) if isinstance(q, Flow) else q
+    """Return a flow as a distribution conditional on its context.
+
+    Args:
+        q: a flow, or a conditional distribution, which is returned unchanged.
+    """
+    if isinstance(q, Flow):
+        return ConditionalFlow(q)
+    return q
 
 
 def open_uniform(rows: Rows, *event: int) -> Tensor:
-    """Uniform noise on the open interval (0, 1), so that logarithms are finite."""
+    r"""Draw uniform noise on the open interval (0, 1), so that logarithms are finite.
+
+    Args:
+        rows: the source of the noise.
+        event: the sizes of the axes of one row.
+
+    Returns:
+        Noise (\*rows.batch, \*event).
+    """
     u = rows.uniform(*event)
-    eps = 2.0**-24
-    return eps + (1 - 2 * eps) * u
+    return SMALLEST_UNIFORM + (1 - 2 * SMALLEST_UNIFORM) * u
 
 
 def normal(event: tuple[int, ...]) -> Flow:
-    """N(mean, std²) with learned mean and std: the default distribution of an event."""
+    """Build N(mean, std²) with learned mean and std: the default distribution of a vector.
+
+    Args:
+        event: the shape of a draw, with one axis.
+
+    Raises:
+        ValueError: for an event with several axes.
+    """
     if len(event) != 1:
         raise ValueError(
             f"there is no default distribution of events {event}; pass a flow over them"
@@ -149,8 +228,10 @@ def normal(event: tuple[int, ...]) -> Flow:
 
 
 class Surjection(Map):
-    """A many-to-one map y = f(x) whose inverse draws x ~ q(x|y): its term −log q(x|y) gives a
-    bound.
+    """A many-to-one map y = f(x) whose inverse draws x ~ q(x | y).
+
+    Its term of the inverse is −log q(x | y), possibly with a constant, and gives a bound,
+    log p(y) ≥ E_q[log p(x) − log q(x | y)] (Nielsen et al. 2020, SurVAE flows).
     """
 
     takes_noise = True
@@ -160,8 +241,10 @@ class Surjection(Map):
     event_out: tuple[int, ...]
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
-        return self._draws(rows) if inverse else ()
+        if inverse:
+            return self._inverse_noise(rows)
+        return ()
 
-    def _draws(self, rows: Rows) -> tuple[Any, ...]:
-        """The noise of x ~ q(x|y)."""
-        raise NotImplementedError
+    @abstractmethod
+    def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
+        """Draw the noise of x ~ q(x | y) for every row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -15,8 +15,8 @@ import bayou
 from bayou.inference.method import Method
 from bayou.posteriors import Empirical, Posterior
 from bayou.priors import BoundNormal
-from bayou.select import by_name, folds
-from bayou.select.where import LastLayer
+from bayou.select import NamedMethod, by_name, plan, regularization_path
+from bayou.select.random_layers import LastLayer
 from bayou.target import Target
 from bayou.training.data import as_data
 
@@ -37,6 +37,21 @@ def several_classes() -> tuple[Tensor, Tensor, nn.Module]:
 START = bayou.MAP(steps=100, lr=5e-3)
 
 
+def fit_layers(
+    method: Method,
+    net: nn.Module,
+    rows: tuple[Tensor, Tensor],
+    prior: bayou.Prior | None = None,
+    likelihood: bayou.Likelihood | None = None,
+) -> Posterior:
+    """Fit a method over the layers that held-out rows select, to rows as they are."""
+    target = Target.build(
+        net, likelihood or bayou.Categorical(), prior or bayou.Normal(1.0), len(rows[1])
+    )
+    recipe = NamedMethod(method, START, selects_layers=True)
+    return plan(recipe, target, rows, progress=False).fit(progress=False)
+
+
 @pytest.mark.parametrize(
     "name", ["ffg", "ivon", "sgld", pytest.param("mnf", marks=pytest.mark.slow)]
 )
@@ -47,8 +62,8 @@ def test_the_last_layer_is_random_where_all_layers_predict_worse(name: str, tmp_
     """
     x, y, net = several_classes()
     named: Any = by_name(name, steps=80, chains=2)
-    method, prior = replace(named.method, start=START), bayou.Normal("fan_in", gain=3.0)
-    posterior = bayou.fit(net, (x[:40], y[:40]), method, prior=prior, progress=False)
+    prior = bayou.Normal("fan_in", gain=3.0)
+    posterior = fit_layers(named.method, net, (x[:40], y[:40]), prior)
     assert (posterior.choice or "").startswith("last layer")
     learned = ["last layer, without a prior of the others"] if name in ("ffg", "mnf") else []
     tried = ["last layer", *learned, "all layers", "mode"]  # and no wider prior than the given one
@@ -75,14 +90,11 @@ def test_a_choice_of_layers_starts_at_the_mode_of_all_rows() -> None:
     """A family that does not move from its start."""
     x, y, net = several_classes()
     still = bayou.VI(bayou.MeanField(), steps=1, lr=1e-12, scale_lr=1e-12)
-    method = bayou.select.Where(still, start=START)
-    posterior = bayou.fit(net, (x[:40], y[:40]), method, progress=False)
+    posterior = fit_layers(still, net, (x[:40], y[:40]))
     mode = bayou.fit(net, (x[:40], y[:40]), START, progress=False).sample(1)
     for name, value in posterior.mean().items():
         assert torch.allclose(value, mode[name][0], atol=1e-6)
-    numbers = bayou.fit(
-        net, (x[:40], x[:40, :4]), method, likelihood=bayou.Gaussian(0.3), progress=False
-    )
+    numbers = fit_layers(still, net, (x[:40], x[:40, :4]), likelihood=bayou.Gaussian(0.3))
     assert not numbers.choice
 
 
@@ -90,7 +102,8 @@ def test_a_wider_prior_is_that_of_the_last_layer() -> None:
     x, y, net = several_classes()
     target = Target.build(net, bayou.Categorical(), bayou.Normal("fan_in", gain=3.0), 40)
     still = bayou.VI(bayou.MeanField(), start="network", steps=1)
-    posterior = LastLayer(still, scale=2.0).fit(target, (x[:40], y[:40]), progress=False)
+    method, wider_target = LastLayer(("4.weight", "4.bias"), scale=2.0).restrict(still, target)
+    posterior = method.fit(wider_target, (x[:40], y[:40]), progress=False)
     for name, prior in posterior.target.priors.items():
         assert isinstance(prior, BoundNormal)
         wider = prior.log_scale - target.priors[name].log_scale  # type: ignore[attr-defined]
@@ -115,8 +128,7 @@ def test_chains_of_classes_have_half_the_length(monkeypatch: pytest.MonkeyPatch)
         )
 
     monkeypatch.setattr(bayou.SGLD, "fit", still)
-    method = bayou.select.Where(bayou.SGLD(start=None), start=START)
-    posterior = bayou.fit(net, (x, y), method, progress=False)
+    posterior = fit_layers(bayou.SGLD(start=None), net, (x, y))
     assert steps == [1666, 1666, 1666]
     assert len(posterior.sample(1)) == 6  # with the points below
 
@@ -141,10 +153,10 @@ def test_fits_that_are_compared_have_half_of_the_steps(
         )
 
     monkeypatch.setattr(family, "fit", still)
-    bayou.fit(net, (x, y), bayou.select.Where(family(), start=START), progress=False)
+    fit_layers(family(), net, (x, y))
     assert steps == [(150, False)] * (3 if family is bayou.VI else 2) + [(300, True)]
     steps.clear()
-    bayou.fit(net, (x, y), bayou.select.Where(family(steps=60), start=START), progress=False)
+    fit_layers(family(steps=60), net, (x, y))
     assert set(steps) == {(60, False)}  # a number that was given is kept
 
 
@@ -170,8 +182,7 @@ def test_annealing_that_is_compared_has_half_of_the_temperatures(
         )
 
     monkeypatch.setattr(bayou.Annealed, "fit", still)
-    method = bayou.select.Where(bayou.Annealed(temperatures=30), start=START)
-    bayou.fit(net, (x, y), method, progress=False)
+    fit_layers(bayou.Annealed(temperatures=30), net, (x, y))
     assert tried == [(15, 150, False), (15, 150, False), (30, 300, True)]
 
 
@@ -181,17 +192,17 @@ def test_all_prior_scales_and_folds_are_one_batch(monkeypatch: pytest.MonkeyPatc
     """
     x, y, _ = several_classes()
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
-    made: list[folds.Modes] = []
-    plain = folds.Modes.__init__
+    made: list[regularization_path.Modes] = []
+    plain = regularization_path.Modes.__init__
 
-    def recorded(self: folds.Modes, *args: Any) -> None:
+    def recorded(self: regularization_path.Modes, *args: Any) -> None:
         plain(self, *args)
         made.append(self)
 
-    monkeypatch.setattr(folds.Modes, "__init__", recorded)
+    monkeypatch.setattr(regularization_path.Modes, "__init__", recorded)
     posterior = bayou.fit(net, (x, y), "map", progress=False)
     assert [len(modes.masks) for modes in made] == [25, 1]
-    assert all(modes.optimizer.passes <= folds.LOG_PROB_PASSES for modes in made)
+    assert all(modes.optimizer.passes <= regularization_path.LOG_PROB_PASSES for modes in made)
     assert [trial["scale"] for trial in posterior.selection[0]["trials"]] == pytest.approx(
         [3 ** (k / 2) for k in range(-2, 3)]
     )
@@ -206,14 +217,14 @@ def test_modes_of_classes_are_found_by_full_passes(
     """
     x, y, _ = several_classes()
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
-    walked: list[folds.Path] = []
-    plain = folds.Path.__init__
+    walked: list[regularization_path.Path] = []
+    plain = regularization_path.Path.__init__
 
-    def recorded(self: folds.Path, *args: Any, **options: Any) -> None:
+    def recorded(self: regularization_path.Path, *args: Any, **options: Any) -> None:
         plain(self, *args, **options)
         walked.append(self)
 
-    monkeypatch.setattr(folds.Path, "__init__", recorded)
+    monkeypatch.setattr(regularization_path.Path, "__init__", recorded)
     monkeypatch.setattr(bayou.MAP, "fit", None)
     monkeypatch.setattr(bayou.VI, "total_steps", lambda *args: 20)
     monkeypatch.setattr(bayou.IVON, "total_steps", lambda *args: 20)
@@ -221,7 +232,9 @@ def test_modes_of_classes_are_found_by_full_passes(
     assert len(walked) == 1 + modes
     tried = [trial.get("method") for stage in posterior.selection[1:] for trial in stage["trials"]]
     assert ("last layer, with a wider prior" in tried) == (modes == 2)  # no prior was given
-    assert sum(path.passes for path in walked) <= (5 + modes) * folds.LOG_PROB_PASSES / 4
+    assert (
+        sum(path.passes for path in walked) <= (5 + modes) * regularization_path.LOG_PROB_PASSES / 4
+    )
 
 
 @final

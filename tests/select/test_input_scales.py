@@ -12,8 +12,8 @@ from torch.distributions import MultivariateNormal
 
 import bayou
 from bayou.priors import BoundNormal, Normal, UnitNormal
-from bayou.select.held_out import Choice, takes_columns
-from bayou.select.relevance import JITTER, LOG_STD, WideNetworks, input_scales
+from bayou.select.input_scales import JITTER, LOG_STD, WideNetworks, input_scales
+from bayou.select.noise_and_prior import NoiseAndPrior, takes_columns
 from bayou.target import Target
 
 F64 = torch.float64
@@ -89,7 +89,10 @@ def test_inputs_without_effect_get_narrow_priors_whatever_the_units_of_x() -> No
     x, y = table(80)
     held = torch.arange(80) % 5 == torch.arange(6)[:, None]  # the last holds out none
     scales, trials = input_scales(x, y, held, seed=0)
-    assert [trial["by input"] for trial in trials] == [0.0, 1.0]
+    assert [trial["scales"] for trial in trials] == [
+        "one prior scale for all inputs",
+        "a prior scale for each input",
+    ]
     assert trials[1]["mse"] < 0.5 * trials[0]["mse"]
     assert all(own[0] > 3 * max(own[1:]) for own in scales)
     units = torch.tensor([1.0, 10.0, 0.1, 1.0, 5.0], dtype=F64)
@@ -112,9 +115,9 @@ def test_the_prior_of_a_choice_has_the_precisions_of_its_search() -> None:
     target = Target.build(
         network(), bayou.Gaussian(0.5, learn=True), Normal("fan_in", gain=2.0), 80
     )
-    choice = Choice(0.2, scale=1.3, biases=10.0, straight=2.0, inputs=(2.0, 0.5, 0.1, 1.0, 3.0))
-    applied = choice.applied(target)
-    for name, factor in choice.precisions(target).items():
+    settings = NoiseAndPrior(0.2, 1.3, 10.0, 2.0, input_scales=(2.0, 0.5, 0.1, 1.0, 3.0))
+    applied = settings.apply(target)
+    for name, factor in settings.multipliers(target).items():
         before, after = target.priors[name], applied.priors[name]
         assert isinstance(before, BoundNormal)
         assert isinstance(after, BoundNormal)

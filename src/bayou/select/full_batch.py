@@ -1,0 +1,219 @@
+"""Modes by L-BFGS over all rows, where the loss is smooth and there are few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from bayou.core import params
+from bayou.core.files import StrPath
+from bayou.core.params import Params
+from bayou.core.progress import Progress, Show
+from bayou.inference.method import Method
+from bayou.inference.point import PointModel
+from bayou.likelihoods.continuous import BoundHeteroscedastic
+from bayou.likelihoods.discrete import FiniteLikelihood
+from bayou.methods.point import MAP
+from bayou.network import Network
+from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.priors import BoundNormal
+from bayou.select.folds import FOLDS
+from bayou.select.regularization_path import Multipliers, Path, path_passes
+from bayou.select.rounding import round_initial_noise, round_rows
+from bayou.target import Target
+from bayou.training.data import Rows, as_data
+from bayou.training.guards import Interrupt
+from bayou.training.seeds import as_int_seed
+
+MAX_FULL_BATCH_ROWS: Final = 5000  # rows, above which full passes cost more than the training
+MIN_SEARCH_ROWS: Final = 2 * FOLDS  # below, settings are not selected on held-out rows
+
+
+@final
+@dataclass(frozen=True)
+class FullBatchModes(Method):
+    """The modes that a MAP or an ensemble of it consists of, by L-BFGS over all rows.
+
+    Where L-BFGS is not applicable (dropout, batch norm, many rows, other likelihoods and priors),
+    the method is fitted by minibatches as it is.
+
+    Args:
+        start: finds one mode by minibatches; its effort multiplies the passes.
+        ensemble: the method whose posterior are several modes; None for the mode of ``start``.
+    """
+
+    start: MAP
+    ensemble: Method | None = None
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """The batch size of the method."""
+        return self.method.batch_size
+
+    @property
+    def method(self) -> Method:
+        """The method that is fitted by minibatches."""
+        return self.start if self.ensemble is None else self.ensemble
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
+    ) -> Posterior:
+        """Find the modes from the initial weights."""
+        seed = as_int_seed(seed)
+        rows = as_data(data, self.batch_size)
+        if isinstance(rows, Rows) and rows.n >= MIN_SEARCH_ROWS and not has_constant_targets(rows):
+            self.method.check_target(target, rows)
+            rows = round_rows(rows)
+            target = round_initial_noise(target)
+            starts = initial_weights(self.start, self.method, target, seed)
+            if (
+                is_judged_by_log_prob(target)
+                and can_follow_path(self.start, target, rows)
+                and starts is not None
+            ):
+                return modes_at_target(target, rows, starts, self.start.effort, progress)
+        file = None if checkpoint is None else File(checkpoint)
+        return self.method.fit(target, rows, seed=seed, checkpoint=file, progress=progress)
+
+
+def can_follow_path(start: MAP, target: Target, rows: Rows) -> bool:
+    """Return whether L-BFGS can find the modes.
+
+    Args:
+        start: the method of one mode.
+        target: the network, whose loss must be a smooth and deterministic function of its weights.
+        rows: all rows.
+    """
+    return (
+        PointModel(start, target).smooth and not start.validation and rows.n <= MAX_FULL_BATCH_ROWS
+    )
+
+
+def has_constant_targets(rows: Rows) -> bool:
+    """Return whether there is no noise to learn: all y are the same."""
+    y = rows.targets()
+    return y is not None and bool((y == y[:1]).all())
+
+
+def has_fixed_normal_priors(target: Target) -> bool:
+    """Return whether all priors are Normal with fixed scales."""
+    return all(
+        isinstance(prior, BoundNormal) and not any(True for _ in prior.parameters())
+        for prior in target.priors.values()
+    )
+
+
+def is_judged_by_log_prob(target: Target) -> bool:
+    """Return whether −log p of held-out rows selects the scale of Normal priors.
+
+    It does for classes, and for a network that predicts its own noise.
+    """
+    return has_fixed_normal_priors(target) and isinstance(
+        target.likelihood, FiniteLikelihood | BoundHeteroscedastic
+    )
+
+
+def initial_weights(start: MAP, method: Method, target: Target, seed: int) -> Params | None:
+    """Return the initial weights of the modes that are the posterior of a method, a stack.
+
+    Args:
+        start: the method of one mode.
+        method: the method, which may be ``start`` itself.
+        target: the network.
+        seed: of the members of an ensemble.
+
+    Returns:
+        None if the posterior is not made of modes, or if their number of steps was given.
+    """
+    if not start.open_ended:
+        return None
+    if method == start:
+        return params.stack([target.start()])
+    return method.starts(target, seed)
+
+
+def modes_at_target(
+    target: Target, rows: Rows, starts: Params, effort: float, progress: Show
+) -> Empirical:
+    """Find the modes of a target itself, in one step.
+
+    Args:
+        target: with fixed Normal priors.
+        rows: all rows.
+        starts: the initial weights of each mode, (K, ...).
+        effort: multiplies the passes.
+        progress: whether to show progress.
+    """
+    return modes_along_path(target, target, [{}], [1.0], rows, starts, effort, progress)
+
+
+def modes_along_path(
+    path_target: Target,
+    target: Target,
+    multipliers: Sequence[Multipliers],
+    steps: Sequence[float],
+    rows: Rows,
+    starts: Params,
+    effort: float,
+    progress: Show,
+    randomized: tuple[Params, Tensor] | None = None,
+    masks: Tensor | None = None,
+) -> Empirical:
+    """Find the modes from each of the starts at the end of a path, in one batch.
+
+    Args:
+        path_target: the target of the path.
+        target: that of the posterior, with the same modes as the end of the path.
+        multipliers: of the prior precisions of ``path_target``, by tensor; one for all modes.
+        steps: multipliers of all of them, from large to small.
+        rows: all rows.
+        starts: the initial weights of each mode, (K, ...).
+        effort: multiplies the passes.
+        progress: whether to show progress.
+        randomized: see ``Method.randomize``.
+        masks: the rows of each mode, (K, N), if not all.
+
+    Returns:
+        The modes, those so far if interrupted.
+    """
+    count = params.size(starts)
+    if masks is None:
+        masks = torch.ones(count, rows.n, dtype=torch.bool)
+    passes = path_passes(path_target, effort)
+    path = Path(
+        path_target,
+        rows,
+        masks,
+        list(multipliers) * count,
+        steps,
+        starts,
+        effort,
+        randomized,
+        passes_per_step=passes,
+    )
+    stack = {name: value.expand(count, *value.shape) for name, value in path_target.start().items()}
+    stopped = "finished"
+    title = f"{count} mode{'s' if count > 1 else ''}"
+    with Progress(title, len(steps) * passes, progress) as line, Interrupt():
+        line.announce()
+        path.report = line.update
+        try:
+            for step, errors in enumerate(path.walk()):
+                line.update((step + 1) * passes, error=float(errors.mean()))
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    posterior = Empirical(target, Network(target.net), stack | (path.stack or {}), [])
+    posterior.stopped = stopped
+    return posterior

@@ -1,0 +1,140 @@
+"""The noise of a regression, by the residuals of held-out rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from bayou.core.progress import stage
+from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.posterior import NOISE, Stage
+from bayou.select.folds import Fold
+from bayou.select.full_batch import has_fixed_normal_priors
+from bayou.select.judgment import LEVEL, MAX_SHORTFALL, Residuals
+from bayou.select.noise_and_prior import NoiseAndPrior
+from bayou.select.search_run import SearchRun, stage_record
+from bayou.target import Target
+from bayou.training.data import Rows
+from bayou.training.loop import move
+
+WIDTH_DRAWS: Final = 64  # functions for the predictive variance of a method
+# Of a variance between functions, (4/5)²: with all rows it is smaller than with four fifths.
+MORE_ROWS: Final = 0.64
+PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as its mode
+
+
+def has_noise_to_select(target: Target) -> bool:
+    """Return whether there are a Gaussian noise to learn and Normal priors to scale with it."""
+    likelihood = target.likelihood
+    is_learned = any(True for _ in likelihood.parameters())
+    return likelihood.gaussian_noise is not None and is_learned and has_fixed_normal_priors(target)
+
+
+def initial_noise(target: Target) -> float:
+    """Return the noise at which a search begins."""
+    noise = target.likelihood.gaussian_noise
+    if noise is None:
+        raise ValueError("the likelihood has no Gaussian noise")
+    return noise
+
+
+def select_noise_of_modes(
+    target: Target, folds: Sequence[Fold], run: SearchRun
+) -> tuple[NoiseAndPrior, Stage]:
+    """Select the held-out error of modes as the noise, and keep the priors.
+
+    The modes learn their own noise, by minibatches.
+
+    Args:
+        target: with a learned noise.
+        folds: training and held-out rows.
+        run: of the search.
+
+    Returns:
+        The settings, and the record of the stage.
+    """
+    started = time.perf_counter()
+    errors = []
+    for number, (training, held_out) in enumerate(folds):
+        with stage(number + 1, len(folds), unit="fold"):
+            mode = run.fit(run.start, target, training, f"first{number}")
+        errors.append(float(residuals(mode, held_out, run.seed)[0].mean()))
+    noise = math.sqrt(sum(errors) / len(errors))
+    settings = NoiseAndPrior(noise, fold_error=errors[0])
+    return settings, stage_record("noise", started, [{"noise": noise}])
+
+
+def correct_noise(
+    settings: NoiseAndPrior, posterior: Posterior, held_out: Rows, seed: int
+) -> NoiseAndPrior:
+    """Select the noise that suits a method itself, with the ratio to the prior scale as it is.
+
+    With residuals r and variances v of functions in units of the noise σ so far, the noise becomes
+    σ²·mean(r²/(1 + 0.64·v))/mean(r₀²), with the residuals r₀ of the mode: the width of a
+    posterior is proportional to its noise, so that the predictive variance matches the error.
+
+    Args:
+        settings: the settings of the mode.
+        posterior: of the method under them, without the held-out rows.
+        held_out: the rows.
+        seed: of the draws.
+    """
+    squares, variances = (
+        value / settings.noise**2 for value in residuals(posterior, held_out, seed)
+    )
+    variances = variances * MORE_ROWS
+    pseudo = PSEUDO_ROWS / len(squares)
+    mode_error = settings.fold_error / settings.noise**2
+    factor = math.sqrt(float(((squares + pseudo) / (1 + variances)).mean()) / (mode_error + pseudo))
+    return settings.scale_both(factor)
+
+
+def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
+    """Set the noise of a posterior that is likeliest for held-out rows.
+
+    If its intervals contain too little, it is the smallest one that covers.
+
+    Args:
+        posterior: is changed; a record of the stage is added to its ``selection``.
+        held_out: rows that it has not learned from.
+        seed: of the draws.
+
+    Returns:
+        The noise.
+    """
+    started = time.perf_counter()
+    if isinstance(posterior, Empirical):
+        posterior.stack = {
+            name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)
+        }
+    rows = Residuals.of(posterior, held_out, seed)
+    noise = rows.likeliest_noise()
+    chance = 2 * math.sqrt(LEVEL * (1 - LEVEL) / held_out.n)
+    if rows.coverage(noise) < LEVEL - MAX_SHORTFALL - chance:
+        noise = rows.covering_noise()
+    posterior.target = NoiseAndPrior(noise).apply(posterior.target)
+    posterior.selection = [stage_record("noise", started, [{"noise": noise}]), *posterior.selection]
+    return noise
+
+
+def residuals(posterior: Posterior, rows: Rows, seed: int) -> tuple[Tensor, Tensor]:
+    """Return squared residuals of the mean function and variances of functions, (M,) each.
+
+    Both are means over the outputs.
+    """
+    squares = []
+    variances = []
+    weight = next(iter(posterior.sample(1).values()))
+    count = min(WIDTH_DRAWS, posterior.draws or WIDTH_DRAWS)
+    for batch in rows.ordered():
+        x, y = move(batch, weight)
+        outputs = posterior.predict(x, count, seed=seed).outputs
+        squares.append((outputs.mean(0) - y).square().flatten(1).mean(1))
+        variances.append(outputs.var(0, correction=0).flatten(1).mean(1))
+    return torch.cat(squares).double(), torch.cat(variances).double()

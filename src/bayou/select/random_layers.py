@@ -1,0 +1,185 @@
+"""Which weights are random: those of all layers or of the last one, by held-out rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, final
+
+from bayou.core.progress import stage
+from bayou.inference.data_checks import last_layer
+from bayou.inference.method import Method
+from bayou.inference.prior_scale import rescale_priors
+from bayou.inference.start import starting_point
+from bayou.likelihoods.discrete import FiniteLikelihood
+from bayou.methods.langevin import GradientSampler
+from bayou.methods.vi import VI
+from bayou.posteriors import Posterior
+from bayou.posteriors.empirical import Empirical
+from bayou.select.best_method import HELD_OUT_FRACTION, compare_fits, without_warnings
+from bayou.select.full_batch import MIN_SEARCH_ROWS, FullBatchModes
+from bayou.select.plans import Plan
+from bayou.select.prior_scale import SCALE_FACTOR
+from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
+from bayou.target import Target
+from bayou.training.data import Data, Rows
+
+TRIAL_LENGTH: Final = 0.5  # of the fits that are compared
+STAGES_BESIDE_TRIALS: Final = 3  # the modes of four fifths of the rows and of all, and the last fit
+
+
+@final
+@dataclass(frozen=True)
+class LastLayer:
+    """The last layer is random, and the layers below are points.
+
+    Args:
+        names: the tensors of the last layer.
+        scale: the factor of its prior scales.
+        learns_others: whether the points are learned under the bound, without a prior; otherwise
+            they stay at the mode.
+    """
+
+    names: tuple[str, ...]
+    scale: float = 1.0
+    learns_others: bool = False
+
+    def restrict(self, method: Method, target: Target) -> tuple[Method, Target]:
+        """Return the method over the last layer, and the target with its prior."""
+        restricted = method.restricted_to(self.names, learns_others=self.learns_others)
+        if restricted is None:
+            raise ValueError(f"{type(method).__name__} cannot be fitted to the last layer alone")
+        multipliers = {} if self.scale == 1 else dict.fromkeys(self.names, self.scale**-2)
+        return restricted, rescale_priors(target, multipliers)
+
+
+def candidate_layers(method: Method, target: Target, rows: Data) -> dict[str, LastLayer | None]:
+    """Return the layers that are compared, by name; None for all layers.
+
+    The last layer with the weights below at the mode; this with a prior √3 times as wide, since a
+    mean over draws is less certain than a mode (unless the prior was given); for VI, points below
+    that are learned under the bound; all layers. There is nothing to compare in a regression, where
+    a body of points overfits, for few rows, and for networks and methods without such a choice.
+
+    Args:
+        method: VI with one family, IVON, Annealed, or SGLD and the like.
+        target: the target, with its prior.
+        rows: the data.
+    """
+    if not isinstance(rows, Rows) or rows.n < MIN_SEARCH_ROWS:
+        return {}
+    if not isinstance(target.likelihood, FiniteLikelihood) or target.learned_priors:
+        return {}  # points have no bound to learn a prior from
+    try:
+        names = tuple(last_layer(target, rows))
+    except ValueError:  # it is frozen, or the network has no such layer
+        return {}
+    if not 0 < len(names) < len(target.free) or method.restricted_to(names) is None:
+        return {}
+    layers: dict[str, LastLayer | None] = {"last layer": LastLayer(names)}
+    if target.prior_selected:
+        layers["last layer, with a wider prior"] = LastLayer(names, scale=SCALE_FACTOR)
+    if method.restricted_to(names, learns_others=True) is not None:
+        layers["last layer, without a prior of the others"] = LastLayer(names, learns_others=True)
+    layers["all layers"] = None
+    return layers
+
+
+def plan_random_layers(
+    method: Method,
+    target: Target,
+    rows: Rows,
+    layers: dict[str, LastLayer | None],
+    run: SearchRun,
+    stages_before: int = 0,
+) -> Plan:
+    """Select the random layers on held-out rows, and plan the fit to all rows, from their mode.
+
+    With few rows for many weights the best q over all of them is near the prior, and draws of the
+    posterior itself are far less certain than its mode. Each candidate is fitted to four fifths of
+    the rows, from their mode, for half of the default length (chains: all of it), and judged on the
+    rest: for VI by the lowest NLL, for others the first that none is better than by more than one
+    standard error.
+
+    Args:
+        method: the method over all layers.
+        target: with a likelihood of classes.
+        rows: all rows.
+        layers: see ``candidate_layers``.
+        run: of the search.
+        stages_before: stages of the whole that precede, for the progress lines.
+
+    Raises:
+        SearchInterrupted: after Ctrl-C, with the posterior so far.
+    """
+    started = time.perf_counter()
+    if isinstance(method, GradientSampler):
+        method = replace(method, effort=method.effort / 2)
+    count = stages_before + len(layers) + STAGES_BESIDE_TRIALS
+    training, held_out = rows.split(HELD_OUT_FRACTION, run.part_seed("auto"))
+    with stage(stages_before + 1, count, "held out"), without_warnings():
+        mode = find_start(target.copy(training.n), training, run, "mode")
+    at_mode = target_at(mode)
+    trial = method.shortened(TRIAL_LENGTH).at_mode(1.0, training).with_planned_length(training)
+
+    def fit(number: int, name: str) -> Posterior:
+        restricted, selected = _restrict(layers[name], trial, at_mode.copy())
+        with stage(number, count, name):
+            posterior: Posterior = restricted.fit(
+                selected,
+                training,
+                seed=run.seed,
+                checkpoint=run.file(name),
+                progress=run.progress,
+            )
+        return posterior
+
+    fits: dict[str, Callable[[], Posterior]] = {
+        name: partial(fit, number, name) for number, name in enumerate(layers, stages_before + 2)
+    }
+    errors = 0.0 if isinstance(method, VI) else 1.0
+    comparison = compare_fits(fits, held_out, run.seed, errors=errors, mode=mode)
+    record = stage_record("method", started, comparison.trials)
+    best = comparison.best
+    with stage(count - 1, count, f"{best}, all rows"):
+        start = find_start(target, rows, run, "start")
+    final, selected = _restrict(layers[best], method.at_mode(1.0, rows), target_at(start))
+    return Plan(
+        selected,
+        final,
+        rows,
+        run.seed,
+        start,
+        stages=(record,),
+        decisions=(f"random weights: {best}, chosen from {len(layers)} on held-out rows",),
+        choice=comparison.describe(),
+        progress_stage=(count, count, f"{best}, all rows"),
+    )
+
+
+def find_start(target: Target, rows: Rows, run: SearchRun, ending: str) -> Empirical:
+    """Find the mode of some rows at which all candidates start.
+
+    Args:
+        target: the target.
+        rows: the rows.
+        run: of the search.
+        ending: of the file of the mode, beside the checkpoint.
+    """
+    mode = starting_point(
+        FullBatchModes(run.start),
+        target,
+        rows,
+        seed=run.seed,
+        checkpoint=run.file(ending),
+        progress=run.progress,
+    )
+    raise_if_stopped(mode)
+    return mode
+
+
+def _restrict(layer: LastLayer | None, method: Method, target: Target) -> tuple[Method, Target]:
+    """Return the method and the target for some layers."""
+    return (method, target) if layer is None else layer.restrict(method, target)

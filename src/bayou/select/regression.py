@@ -1,0 +1,254 @@
+"""The plan of a regression with a learned noise: noise and prior by held-out rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import final
+
+from bayou.core.params import Params
+from bayou.core.progress import stage
+from bayou.core.specs import Checked
+from bayou.inference.method import Method, identity
+from bayou.posteriors.empirical import Empirical
+from bayou.posteriors.posterior import Stage
+from bayou.select.budget import affordable_folds, shares_passes, shortened_start
+from bayou.select.ensemble_spread import find_members, select_ensemble_spread
+from bayou.select.folds import Fold, describe_folds, split_folds
+from bayou.select.full_batch import can_follow_path, initial_weights
+from bayou.select.noise import correct_noise, select_noise_of_modes
+from bayou.select.noise_and_prior import NoiseAndPrior
+from bayou.select.plans import Fitted, Plan
+from bayou.select.prior_scale import describe_scale
+from bayou.select.ratio import select_ratio_and_shape
+from bayou.select.search_run import (
+    SearchRun,
+    point_posterior,
+    raise_if_stopped,
+    stage_record,
+    target_at,
+)
+from bayou.target import Target
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Rows
+
+
+@final
+@dataclass(frozen=True)
+class RegressionSearch:
+    """The state of a search, as it is kept beside the checkpoint.
+
+    Args:
+        settings: those selected so far.
+        modes: of the training rows of the first fold and of all rows, (2, ...); none where modes
+            are found by minibatches.
+        stages: the records of the stages.
+    """
+
+    settings: NoiseAndPrior
+    modes: Params
+    stages: list[Stage]
+
+    def save(self, file: Checkpoint | None) -> None:
+        """Write the state to a file, if there is one."""
+        if file is not None:
+            file.write(self.modes, {"settings": asdict(self.settings), "stages": self.stages})
+
+    @classmethod
+    def load(cls, file: Checkpoint | None) -> RegressionSearch | None:
+        """Read the state of an earlier run, if there is one."""
+        saved = None if file is None else file.read()
+        if saved is None:
+            return None
+        modes, record = saved
+        return cls(NoiseAndPrior(**record["settings"]), modes, record["stages"])
+
+    def mode(self, number: int) -> Params:
+        """Return the mode of the first fold, 0, or that of all rows, 1; empty if there is none."""
+        return {name: value[number] for name, value in self.modes.items()}
+
+
+def plan_regression(
+    method: Method, target: Target, rows: Rows, run: SearchRun, identified_by: Checked
+) -> Plan:
+    """Select noise and prior on held-out rows, and plan the fit of a method to all rows.
+
+    First the modes of four fifths of the rows decide on the ratio of noise and prior scale. Then
+    the noise is corrected for the method itself, or the spread of an ensemble is selected.
+
+    Args:
+        method: the method, of this network.
+        target: with a learned Gaussian noise and fixed Normal priors.
+        rows: all rows.
+        run: of the search.
+        identified_by: the recipe, which identifies the file of the search.
+
+    Raises:
+        SearchInterrupted: after Ctrl-C, with a mode so far.
+    """
+    file = None
+    if run.checkpoint is not None:
+        file = Checkpoint(
+            f"{run.checkpoint}.choice", identity(identified_by, target, rows, run.seed)
+        )
+    folds = split_folds(rows, run.part_seed("folds"), run.effort)
+    fixed = NoiseAndPrior(1.0).apply(target)  # with a fixed noise, as for all modes of the search
+    follows_path = can_follow_path(run.start, fixed, rows)
+    is_mode = method == run.start
+    if not follows_path:
+        folds = affordable_folds(rows, folds)
+    elif not shares_passes(fixed, rows):
+        folds = folds[:1]
+    trial_run = run
+    if not follows_path:
+        fits = len(folds) if is_mode else len(folds) + 1
+        trial_run = run.with_start(shortened_start(run.start, rows, fits))
+    needs_fit_of_mode = not is_mode and not (follows_path and run.start.open_ended)
+    count = (2 if is_mode else 3) + needs_fit_of_mode
+
+    search = RegressionSearch.load(file)
+    if search is None:
+        with stage(1, count):
+            if follows_path:
+                search = RegressionSearch(*select_ratio_and_shape(target, rows, folds, run))
+            else:
+                settings, record = select_noise_of_modes(target, folds, trial_run)
+                search = RegressionSearch(settings, {}, [record])
+        search.save(file)
+    if not search.settings.is_corrected and not is_mode:
+        with stage(2, count, "held out"):
+            search = _correct_for_method(search, method, target, rows, folds, trial_run)
+        search.save(file)
+    plan = _plan_of_settings(search, method, target, rows, run, count)
+    return replace(
+        plan,
+        seed=run.seed,
+        stages=(*search.stages, *plan.stages),
+        decisions=describe_settings(
+            search, folds, method, is_prior_given=not target.prior_selected
+        ),
+        progress_stage=(count, count, ""),
+    )
+
+
+def _correct_for_method(
+    search: RegressionSearch,
+    method: Method,
+    target: Target,
+    rows: Rows,
+    folds: Sequence[Fold],
+    run: SearchRun,
+) -> RegressionSearch:
+    """Select the noise of the method itself, or the spread of an ensemble of modes."""
+    started = time.perf_counter()
+    settings = replace(search.settings, input_scales=search.settings.fold_input_scales)
+    starts = None
+    if search.modes:
+        starts = initial_weights(run.start, method, target, run.seed)
+    if starts is not None and len(method.spreads) > 1:
+        settings = select_ensemble_spread(settings, method, starts, target, rows, folds, run)
+    else:
+        training, held_out = folds[0]
+        if starts is not None:
+            posterior = find_members(
+                settings, method, starts, target, search.mode(0), training, run
+            )
+            raise_if_stopped(posterior)
+        else:
+            mode = _mode_for(settings, search.mode(0), target, training, run, "fold.mode")
+            shorter = method.at_mode(settings.noise, training).with_planned_length(training)
+            posterior = run.fit(shorter, target_at(mode), training, "fold")
+        settings = correct_noise(settings, posterior, held_out, run.part_seed("check"))
+    settings = replace(settings, input_scales=search.settings.input_scales)
+    trial = {"noise": settings.noise, "spread": settings.spread}
+    record = stage_record("noise of the method", started, [trial])
+    return RegressionSearch(settings, search.modes, [*search.stages, record])
+
+
+def _plan_of_settings(
+    search: RegressionSearch,
+    method: Method,
+    target: Target,
+    rows: Rows,
+    run: SearchRun,
+    count: int,
+) -> Plan:
+    """Plan the fit of the method to all rows, from their mode.
+
+    The last mode of the search, and the members of an ensemble, are the posterior themselves.
+    """
+    settings = search.settings
+    if method == run.start and not (search.modes and run.start.open_ended):
+        return Plan(settings.apply(target), method, rows)
+    starts = None
+    if search.modes and method != run.start:
+        starts = initial_weights(run.start, method, target, run.seed)
+    if starts is not None:
+        with stage(count, count):
+            members = find_members(settings, method, starts, target, search.mode(1), rows, run)
+        return Fitted.plan(method.with_spread(settings.spread), members, rows, run.seed)
+    mode = search.mode(1)
+    if search.modes and run.start.open_ended:
+        point = _mode_for(settings, mode, target, rows, run, "mode")
+    else:
+        with stage(count - 1, count, "mode"):
+            point = _mode_for(settings, mode, target, rows, run, "mode")
+    if method == run.start:
+        return Fitted.plan(method, point, rows, run.seed)
+    return Plan(target_at(point), method.at_mode(settings.noise, rows), rows, start=point)
+
+
+def _mode_for(
+    settings: NoiseAndPrior,
+    mode: Params,
+    target: Target,
+    rows: Rows,
+    run: SearchRun,
+    ending: str,
+) -> Empirical:
+    """Return the mode of some rows: that of the search if it has one, else one by minibatches."""
+    selected = replace(settings.apply(target), n=rows.n)
+    if mode and run.start.open_ended:
+        return point_posterior(selected, mode)
+    point: Empirical = run.fit(run.start, selected, rows, ending)
+    return point
+
+
+def describe_settings(
+    search: RegressionSearch, folds: Sequence[Fold], method: Method, *, is_prior_given: bool
+) -> tuple[str, ...]:
+    """Return the decisions of a search in words.
+
+    Args:
+        search: the search.
+        folds: training and held-out rows.
+        method: the method that it serves.
+        is_prior_given: whether the scale is a factor of a prior of the user.
+    """
+    settings = search.settings
+    where = describe_folds(folds)
+    if not search.modes:
+        prior = "priors as given"
+    else:
+        trials = search.stages[-1 if not settings.is_corrected else -2]["trials"]
+        scale = describe_scale(settings.scale, is_prior_given=is_prior_given)
+        prior = f"{scale}, chosen from {len(trials)} {where}"
+    decisions = [prior]
+    if settings.bias_factor != 1:
+        decisions.append(f"biases with a prior {settings.bias_factor:g} times as wide")
+    if settings.first_layer_divisor != 1:
+        divisor = f"{settings.first_layer_divisor:g}"
+        decisions.append(
+            f"the prior of the first layer {divisor} times narrower, of the others {divisor} times "
+            "wider"
+        )
+    if settings.input_scales:
+        decisions.append("prior scales of the first layer by input")
+    noise = f"noise {settings.noise:.3g} in the units of the fit, by the errors {where}"
+    if settings.is_corrected:
+        noise += f" and by the predictive variance of {type(method).__name__}"
+    decisions.append(noise)
+    if settings.spread:
+        decisions.append(f"members randomized with {settings.spread:g} of the full deviations")
+    return tuple(decisions)

@@ -1,0 +1,157 @@
+"""A plan: what is fitted, how it is described, changed and fitted."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayou
+from bayou.core import progress
+from bayou.select import NamedMethod, Plan, by_name, plan
+from bayou.select.folds import describe_folds, split_folds
+from bayou.select.plans import Fitted
+from bayou.select.prior_scale import best_prior_scale
+from bayou.target import Target
+from bayou.training.data import as_data
+
+OPTIONS: dict[str, Any] = {"seed": 0, "progress": False}
+
+
+def numbers() -> tuple[Tensor, Tensor]:
+    """40 rows of two numbers, and a number y with noise."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    return x, x[:, :1].sin() + 0.2 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+
+
+def classes() -> tuple[Tensor, Tensor]:
+    """The same rows with two classes."""
+    x, y = numbers()
+    return x, (y[:, 0] > 0).long()
+
+
+def network(outputs: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
+
+
+def target_of(rows: tuple[Tensor, Tensor]) -> Target:
+    """The target of ``bayou.fit`` for a name, with rows as they are."""
+    if rows[1].is_floating_point():
+        return Target.build(network(1), bayou.Gaussian(0.5, learn=True), None, 40)
+    return Target.build(network(2), bayou.Categorical(), None, 40)
+
+
+@pytest.mark.usefixtures("short_search")
+@pytest.mark.parametrize("name", ["map", "ensemble", "laplace", "ffg"])
+@pytest.mark.parametrize("rows", [numbers(), classes()], ids=["numbers", "classes"])
+def test_the_fit_of_a_plan_is_one_fit_of_its_method(name: str, rows: tuple[Tensor, Tensor]) -> None:
+    method = by_name(name, steps=10) if name == "ffg" else by_name(name)
+    made = plan(method, target_of(rows), rows, **OPTIONS)
+    assert isinstance(made, Plan)
+    posterior = made.fit(progress=False)
+    again = made.method.fit(made.target, made.rows, **OPTIONS)
+    x = rows[0][:5]
+    outputs = posterior.predict(x, samples=3, seed=0).outputs
+    assert torch.equal(outputs, again.predict(x, samples=3, seed=0).outputs)
+    assert posterior.plan == made.description
+    assert len(posterior.selection) >= len(made.stages) > 0
+    assert str(made).startswith("fit ")
+    assert all(decision in str(made) for decision in made.decisions)
+
+
+@pytest.mark.usefixtures("short_search")
+def test_a_plan_says_in_words_what_was_selected() -> None:
+    rows = numbers()
+    made = plan("laplace", target_of(rows), rows, **OPTIONS)
+    assert " of the default, chosen from " in made.description
+    assert "noise " in made.description
+    assert "and by the predictive variance of Laplace" in made.description
+    rows = classes()
+    layers = plan(by_name("ffg", steps=5), target_of(rows), rows, **OPTIONS)
+    assert "random weights: " in layers.description
+    assert "was selected: the lowest NLL" in layers.choice
+
+
+def test_the_scale_of_a_prior_and_its_folds_are_described() -> None:
+    rows = as_data(classes())
+    folds = split_folds(rows, 0)  # type: ignore[arg-type]
+    assert describe_folds(folds) == "by 5-fold cross-validation"
+    assert describe_folds(folds[:1]) == "on 8 held-out rows"
+    target = replace(target_of(classes()), prior=bayou.Normal("fan_in", gain=3.0))
+    best = best_prior_scale(target, rows, folds[:1], False, 2, 0.1)  # type: ignore[arg-type]
+    assert best.decision == (
+        f"prior scale {best.scale:.3g} of the default, chosen from 5 on 8 held-out rows"
+    )
+
+
+@pytest.mark.usefixtures("short_search")
+def test_a_plan_can_be_changed_and_fitted() -> None:
+    rows = numbers()
+    made = plan(by_name("ffg", steps=10), target_of(rows), rows, **OPTIONS)
+    longer = replace(made, method=replace(made.method, steps=20))
+    assert longer.fit(progress=False).history[-1]["step"] == 19
+    mode = plan("map", target_of(rows), rows, **OPTIONS)
+    assert isinstance(mode.method, Fitted)
+    other = replace(mode, target=replace(mode.target, prior=bayou.Normal(0.01)))
+    narrow = other.fit(progress=False)  # the posterior of the search is that of another target
+    assert float(narrow.sample(1)["0.weight"].abs().max()) < 0.1
+
+
+def test_a_method_object_is_its_own_plan() -> None:
+    rows = numbers()
+    made = plan(bayou.MAP(steps=3), target_of(rows), rows, **OPTIONS)
+    assert made.method == bayou.MAP(steps=3)
+    assert made.stages == ()
+    assert made.fit(progress=False).plan == ""
+
+
+def test_ctrl_c_ends_the_search_with_the_network_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+    rows = numbers()
+    target = target_of(rows)
+
+    def press(title: str, step: int, total: int, fields: dict[str, float]) -> None:
+        if step >= 1 and "choosing" in title:
+            signal.raise_signal(signal.SIGINT)
+
+    made = plan("laplace", target, rows, seed=0, progress=press)
+    posterior = made.fit(progress=False)
+    assert posterior.stopped == "interrupted"
+    for name, value in target.start().items():
+        assert torch.equal(posterior.sample(1)[name][0], value)
+    with pytest.raises(ValueError, match="the search was interrupted"):
+        made.method.fit(target.copy(), rows)
+
+
+def test_a_recipe_takes_the_method_for_the_size_of_the_network() -> None:
+    recipe = NamedMethod(bayou.MAP(), bayou.MAP(), large=bayou.MLE(), max_weights=32)
+    assert recipe.method_for(target_of(numbers())) == bayou.MAP()  # 25 weights
+    assert recipe.method_for(target_of(classes())) == bayou.MAP()  # 32 weights
+    assert replace(recipe, max_weights=31).method_for(target_of(classes())) == bayou.MLE()
+
+
+@pytest.mark.usefixtures("short_search")
+@pytest.mark.parametrize("rows", [numbers(), classes()], ids=["numbers", "classes"])
+def test_the_done_part_of_a_fit_never_decreases(
+    rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "REDRAW", 0.0)
+    done: list[float] = []
+    titles: list[str] = []
+
+    def show(title: str, step: int, total: int, fields: dict[str, float]) -> None:
+        titles.append(title)
+        if "done" in fields:
+            done.append(fields["done"])
+
+    posterior = plan(by_name("ffg", steps=3), target_of(rows), rows, seed=0, progress=show)
+    posterior.fit(progress=show)
+    assert done == sorted(done)
+    counts = {title.partition(" of ")[2].partition(":")[0] for title in titles}
+    assert len(counts) == 1  # all stages are numbered together
