@@ -103,7 +103,9 @@ def spell(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         if not isinstance(value, Variational):
             return _fields(value)
-        large, target = value.suited(Target.build(nn.Linear(100, 100), Categorical(), None, 1))
+        large, target = value.adapt_to_size(
+            Target.build(nn.Linear(100, 100), Categorical(), None, 1)
+        )
         return [_fields(value), _fields(large), spell(target.prior)]
     if callable(value) and hasattr(value, "__qualname__"):
         parameters = inspect.signature(value).parameters.values()

@@ -18,8 +18,8 @@ from bayou.core.params import Params, flatten
 from bayou.core.progress import Progress, Show
 from bayou.inference.chains import load_batches
 from bayou.kernels import Joint
-from bayou.kernels.annealing import Annealing, pilots_of, weighed
-from bayou.kernels.trace import traced
+from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
+from bayou.kernels.trace import trace_density
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.network import Network
 from bayou.posteriors.posterior import Posterior, check_count
@@ -59,7 +59,10 @@ class Evidence:
     def of(log_weights: Tensor, accept: float, draws: Params) -> Evidence:
         """From the log weights (C,) of the chains."""
         return Evidence(
-            **weighed(log_weights), accept=accept, log_weights=log_weights.double(), draws=draws
+            **estimate_log_ratio(log_weights),
+            accept=accept,
+            log_weights=log_weights.double(),
+            draws=draws,
         )
 
     def __float__(self) -> float:
@@ -119,7 +122,7 @@ def evidence(
         raise ValueError(
             "a learned noise has a flat prior, and so no evidence; fix it, as in Gaussian(0.1)"
         )
-    pilots = pilots_of(chains)
+    pilots = pilot_chains(chains)
     like = joint.start
     begin = torch.cat(
         [_prior_draws(joint, n, part_seed(seed, who)) for who, n in _names(chains, pilots)]
@@ -128,7 +131,7 @@ def evidence(
         (log_likelihood, log_prior), work = largest_product(
             lambda: (
                 joint.density(load_batches(joint, batches, begin), begin, prior=False),
-                traced(lambda w: joint.log_prior(w), begin),
+                trace_density(lambda w: joint.log_prior(w), begin),
             )
         )
         mass = prior_variance(joint, part_seed(seed, "scale"))

@@ -97,20 +97,20 @@ def test_a_covariance_is_the_inverse_of_the_precision(structure: str) -> None:
     assert type(covariance) is STRUCTURES[structure]
     assert covariance.size == D
     sigma = torch.linalg.inv(precision)
-    spread = covariance.spread(covariance.named(torch.eye(D, dtype=F64)))
+    spread = covariance.spread(covariance.from_vector(torch.eye(D, dtype=F64)))
     torch.testing.assert_close(spread @ spread.mT, sigma, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(log_det, torch.logdet(precision), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(covariance.log_det, -log_det, rtol=1e-10, atol=1e-10)
     d = random(7, 2, D, seed=5)
     expected = torch.einsum("...i,ij,...j->...", d, precision, d)
     torch.testing.assert_close(
-        covariance.mahalanobis(covariance.named(d)), expected, rtol=1e-9, atol=1e-9
+        covariance.mahalanobis(covariance.from_vector(d)), expected, rtol=1e-9, atol=1e-9
     )
     normal = torch.distributions.MultivariateNormal(
         torch.zeros(D, dtype=F64), precision_matrix=precision
     )
     torch.testing.assert_close(
-        covariance.log_prob(covariance.named(d)), normal.log_prob(d), rtol=1e-8, atol=1e-8
+        covariance.log_prob(covariance.from_vector(d)), normal.log_prob(d), rtol=1e-8, atol=1e-8
     )
 
 
@@ -119,7 +119,7 @@ def test_draws_have_the_covariance(structure: str) -> None:
     """Within five standard errors of 20,000 draws, entry by entry."""
     covariance, precision, _ = made(structure)
     n, sigma = 20_000, torch.linalg.inv(precision)
-    drawn = covariance.flat(covariance.sample(n, seed=0))
+    drawn = covariance.to_vector(covariance.sample(n, seed=0))
     variances = sigma.diagonal()
     error = ((variances.unsqueeze(1) * variances + sigma.square()) / n).sqrt()
     assert ((drawn.mT @ drawn / n - sigma).abs() <= 5 * error).all()
@@ -132,7 +132,9 @@ def test_a_covariance_is_restored_from_its_tensors(structure: str) -> None:
     again = type(covariance)(
         {name: list(shape) for name, shape in SHAPES.items()}, covariance.tensors
     )  # type: ignore[misc]
-    assert torch.equal(covariance.flat(covariance.sample(3, 1)), again.flat(again.sample(3, 1)))
+    assert torch.equal(
+        covariance.to_vector(covariance.sample(3, 1)), again.to_vector(again.sample(3, 1))
+    )
     assert list(covariance.sample(2, 1)) == list(SHAPES)
 
 
@@ -194,7 +196,7 @@ def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input() ->
         ]
         precision = SCALE * matrix + torch.diag(torch.cat(each))
         covariance = found.covariance(multipliers, scale, like)
-        spread = covariance.spread(covariance.named(torch.eye(D, dtype=F64)))
+        spread = covariance.spread(covariance.from_vector(torch.eye(D, dtype=F64)))
         torch.testing.assert_close(
             spread @ spread.mT, torch.linalg.inv(precision), rtol=1e-9, atol=1e-11
         )

@@ -62,11 +62,11 @@ def test_a_step_of_psgld() -> None:
 
 def test_a_step_of_sghmc_and_full_friction_is_sgld() -> None:
     w, v, g, e = (normal(3, 2, seed=s) for s in range(4))
-    found = sghmc.step(sghmc.State(w, v), g, e, 0.1, 2.0, friction=0.3)
+    found = sghmc.step(sghmc.MomentumState(w, v), g, e, 0.1, 2.0, friction=0.3)
     velocity = 0.7 * v + 0.05 * g + math.sqrt(0.3 * 0.1 * 2.0) * e
     torch.testing.assert_close(found.velocity, velocity)
     torch.testing.assert_close(found.position, w + velocity)
-    full = sghmc.step(sghmc.State(w, v), g, e, 0.1, friction=1.0)
+    full = sghmc.step(sghmc.MomentumState(w, v), g, e, 0.1, friction=1.0)
     torch.testing.assert_close(full.position, sgld.step(sgld.init(w), g, e, 0.1).position)
 
 
@@ -92,7 +92,7 @@ def test_the_leapfrog_goes_back_and_keeps_volume() -> None:
         at = z[:2].unsqueeze(0)
         value, gradient = banana(at)
         out = hmc.leapfrog(
-            hmc.Point(at, z[2:].unsqueeze(0), gradient, value), banana, step[:1], mass
+            hmc.PhasePoint(at, z[2:].unsqueeze(0), gradient, value), banana, step[:1], mass
         )
         return torch.cat((out.position[0], out.momentum[0]))
 
@@ -186,7 +186,9 @@ def test_the_microcanonical_integrator_goes_back_and_has_the_energy_of_the_flow(
     scales = torch.tensor([0.5, 2.0, 1.0], dtype=F64)
     precision = torch.diag(torch.tensor([1.0, 3.0, 0.5], dtype=F64))
     density = gaussian(precision)
-    first = mclmc.State(*hmc.init(normal(4, 3), density), mclmc.unit(normal(4, 3, seed=1)))
+    first = mclmc.MicrocanonicalState(
+        *hmc.init(normal(4, 3), density), mclmc.unit(normal(4, 3, seed=1))
+    )
     errors = []
     for count in (10, 20):
         state, total = first, torch.zeros(4, dtype=F64)
@@ -214,7 +216,9 @@ def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
     d, chains = 30, 64
     density = gaussian(torch.eye(d, dtype=F64))
     start = normal(chains, d)
-    first = mclmc.State(*hmc.init(start, density), mclmc.unit(normal(chains, d, seed=1)))
+    first = mclmc.MicrocanonicalState(
+        *hmc.init(start, density), mclmc.unit(normal(chains, d, seed=1))
+    )
     ones, length = torch.ones(chains, d, dtype=F64), torch.full((chains,), d**0.5, dtype=F64)
     generator = torch.Generator().manual_seed(2)
 
@@ -241,7 +245,9 @@ def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
 
 def test_a_divergent_microcanonical_chain_stays() -> None:
     density = gaussian(PRECISION)
-    first = mclmc.State(*hmc.init(normal(3, 2), density), mclmc.unit(normal(3, 2, seed=1)))
+    first = mclmc.MicrocanonicalState(
+        *hmc.init(normal(3, 2), density), mclmc.unit(normal(3, 2, seed=1))
+    )
     size, ones = torch.tensor([0.1, 200.0, math.inf], dtype=F64), torch.ones(3, 2, dtype=F64)
     state, _, divergent = mclmc.step(
         first, density, lambda i: normal(3, 2, seed=i), size, ones, ones[:, 0], 5
@@ -266,7 +272,9 @@ def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None
 
     precision = torch.tensor([[2.0, 0.3, 0.0], [0.3, 1.0, -0.2], [0.0, -0.2, 0.5]], dtype=F64)
     density, scales = gaussian(precision), torch.tensor([0.5, 2.0, 1.0], dtype=F64)
-    first = mclmc.State(*hmc.init(normal(4, 3), density), mclmc.unit(normal(4, 3, seed=1)))
+    first = mclmc.MicrocanonicalState(
+        *hmc.init(normal(4, 3), density), mclmc.unit(normal(4, 3, seed=1))
+    )
     sizes, length = torch.tensor([1e-3, 0.1, 0.7, 2.0], dtype=F64), torch.full((4,), 1.7, dtype=F64)
     ours, error = mclmc.integrate(first, density, sizes, scales)
     with jax.enable_x64(True):
@@ -315,7 +323,9 @@ def test_microcanonical_variances_are_those_of_blackjax() -> None:
 
     def ours(size: float) -> Tensor:
         """E[w²]/v of every chain, (C, 10)."""
-        state = mclmc.State(*hmc.init(begin, density), mclmc.unit(normal(chains, 10, seed=1)))
+        state = mclmc.MicrocanonicalState(
+            *hmc.init(begin, density), mclmc.unit(normal(chains, 10, seed=1))
+        )
         found = []
         for number in range(steps):
             state, _ = mclmc.integrate(state, density, size * one, scales)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.kernels import Joint
-from bayou.kernels.trace import traced
+from bayou.kernels.trace import trace_density
 from bayou.network import Network
 from bayou.target import Target
 
@@ -51,7 +51,7 @@ def folding(w: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [writing, folding])
 def test_a_trace_is_right_at_other_points_and_again(function: Callable[[Tensor], Tensor]) -> None:
     density = graded(function)
-    run = traced(density, points(4, 3))
+    run = trace_density(density, points(4, 3))
     assert run is not density
     for seed in (1, 2, 1):
         w = points(4, 3, seed=seed)
@@ -88,7 +88,7 @@ def test_a_function_that_cannot_be_traced_is_returned_unchanged() -> None:
     def branching(w: Tensor) -> tuple[Tensor, Tensor]:
         raise RuntimeError("no trace")
 
-    assert traced(branching, points(2, 3)) is branching
+    assert trace_density(branching, points(2, 3)) is branching
 
 
 def test_a_density_that_is_called_a_few_times_is_not_traced(
@@ -99,7 +99,9 @@ def test_a_density_that_is_called_a_few_times_is_not_traced(
     joint = Joint(target, Network(net), target.start())
     batch, w = (points(6, 2), points(6, 1, seed=1)), points(3, 3, seed=2)
     seen = []
-    monkeypatch.setattr("bayou.kernels.joint.traced", lambda part, like: seen.append(part) or part)
+    monkeypatch.setattr(
+        "bayou.kernels.joint.trace_density", lambda part, like: seen.append(part) or part
+    )
     for calls, traces in ((20, 0), (20_000, 1)):
         for found, expected in zip(
             joint.density([batch], w, calls=calls)(w), joint(w, *batch), strict=True

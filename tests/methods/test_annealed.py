@@ -260,7 +260,7 @@ def test_ctrl_c_returns_the_family_and_the_same_call_goes_on(
 ) -> None:
     method = Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, checkpoint_every=2)
     whole = fitted(method)
-    plain = annealed.schedule
+    plain = annealed.beta_schedule
 
     def pressed(share: float) -> float:
         if share > 0.5:
@@ -268,7 +268,7 @@ def test_ctrl_c_returns_the_family_and_the_same_call_goes_on(
         return plain(share)
 
     with monkeypatch.context() as patch:
-        patch.setattr(annealed, "schedule", pressed)
+        patch.setattr(annealed, "beta_schedule", pressed)
         stopped = fitted(method, checkpoint=tmp_path / "run")
     assert isinstance(stopped, Guided)
     assert stopped.stopped == "interrupted"

@@ -68,7 +68,7 @@ def jacobian(model: nn.Module, x: Tensor, names: list[str]) -> Tensor:
 def dense(posterior: GaussianPosterior) -> Tensor:
     """Σ, in the order of its tensors."""
     covariance = posterior.covariance
-    spread = covariance.spread(covariance.named(torch.eye(covariance.size, dtype=F64)))
+    spread = covariance.spread(covariance.from_vector(torch.eye(covariance.size, dtype=F64)))
     return spread @ spread.mT
 
 

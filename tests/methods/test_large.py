@@ -66,14 +66,14 @@ def test_who_has_a_small_network_or_gives_a_prior_or_a_length_sees_no_change(
 ) -> None:
     target = Target.build(net, Categorical(), prior, 200)
     for method in (bayou.VI(**options), bayou.IVON(**options)):
-        same, still = method.suited(target)
+        same, still = method.adapt_to_size(target)
         assert same is method
         assert still is target
 
 
 def test_what_was_given_stays() -> None:
     target = Target.build(deep(), Categorical(), None, 200)
-    method, changed = bayou.VI(lr=0.002, warmup=0.1, start=bayou.MAP(steps=2)).suited(target)
+    method, changed = bayou.VI(lr=0.002, warmup=0.1, start=bayou.MAP(steps=2)).adapt_to_size(target)
     assert (method.lr, method.scale_lr, method.warmup, method.start) == (
         0.002,
         0.01,
@@ -81,7 +81,7 @@ def test_what_was_given_stays() -> None:
         bayou.MAP(steps=2),
     )
     assert changed.prior == BY_UNIT
-    assert bayou.VI(cold=True, samples=3).suited(target)[0].cold
+    assert bayou.VI(cold=True, samples=3).adapt_to_size(target)[0].cold
 
 
 def test_wide_layers_learn_more_slowly() -> None:
@@ -90,18 +90,18 @@ def test_wide_layers_learn_more_slowly() -> None:
     """
     wide = nn.Sequential(nn.Linear(10, 800), nn.ReLU(), nn.Linear(800, 10))
     for net, lr in ((deep(), 0.01), (wide, 0.0032)):
-        method, _ = bayou.VI().suited(Target.build(net, Categorical(), None, 200))
+        method, _ = bayou.VI().adapt_to_size(Target.build(net, Categorical(), None, 200))
         assert method.lr == pytest.approx(lr)
         assert method.scale_lr == 0.01
     wide[2].requires_grad_(False)
-    assert bayou.VI().suited(Target.build(wide, Categorical(), None, 200))[0].lr == 0.01
+    assert bayou.VI().adapt_to_size(Target.build(wide, Categorical(), None, 200))[0].lr == 0.01
 
 
 def test_frozen_weights_do_not_count() -> None:
     net = deep()
     net[2].requires_grad_(False)
     target = Target.build(net, Categorical(), None, 200)
-    assert bayou.VI().suited(target)[1] is target
+    assert bayou.VI().adapt_to_size(target)[1] is target
 
 
 @pytest.mark.parametrize("batches", [1, 3, 7, 50, 199, 1000])
@@ -112,7 +112,7 @@ def test_the_first_question_whether_it_is_flat_is_about_what_came_after_the_warm
     width, turn = cell_width(plan, batches), bayou.VI().turn(plan)
     cells = turn // width
     first = (cells - 2 * (cells // 5)) * width
-    assert first >= bayou.VI().large(64)["warmup"] * plan
+    assert first >= bayou.VI().large_network_settings(64)["warmup"] * plan
 
 
 def test_a_start_is_sought_under_a_prior_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:

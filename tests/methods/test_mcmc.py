@@ -83,7 +83,12 @@ def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(
     w = positions(j)
     x, y = data()
     batches = [(x[8 * c : 8 * c + 8], y[8 * c : 8 * c + 8]) for c in range(3)]
-    own = j(w, torch.stack([b[0] for b in batches]), torch.stack([b[1] for b in batches]), own=True)
+    own = j(
+        w,
+        torch.stack([b[0] for b in batches]),
+        torch.stack([b[1] for b in batches]),
+        per_chain=True,
+    )
     shared = j(w, *batches[0])
     stacked = j.tensors(w)
     for c in range(len(w)):
@@ -174,7 +179,7 @@ def test_chains_together_are_chains_one_by_one(name: str) -> None:
     method: Sampler = METHODS[name]
     together = fitted(method, seed=3).by_chain()
     for c in (0, 2):
-        begun = method._begin(target(mlp()), as_data(data(), method.batch_size), 3, None, False)
+        begun = method._prepare(target(mlp()), as_data(data(), method.batch_size), 3, None, False)
         assert not isinstance(begun, Empirical)
         alone = begun(range(c, c + 1), None, False).run()
         for tensor, draws in alone.by_chain().items():
@@ -330,11 +335,13 @@ def test_chains_begin_around_a_point_or_at_the_prior() -> None:
 
 
 def test_which_steps_are_kept() -> None:
-    assert bayou.SGLD(draws=5)._kept(20) == [11, 13, 15, 17, 19]
-    assert bayou.SGLD(draws=4, burn_in=0)._kept(20) == [4, 9, 14, 19]
-    assert bayou.SGLD(draws=3, burn_in=2)._kept(20) == [7, 13, 19]
-    assert bayou.SGLD(burn_in=0.9)._kept(40) == [36, 37, 38, 39]  # fewer than 100: all
-    cyclical = bayou.SGLD(schedule=bayou.methods.Cyclical(cycles=2, explore=0.5), draws=4)._kept(20)
+    assert bayou.SGLD(draws=5)._draw_steps(20) == [11, 13, 15, 17, 19]
+    assert bayou.SGLD(draws=4, burn_in=0)._draw_steps(20) == [4, 9, 14, 19]
+    assert bayou.SGLD(draws=3, burn_in=2)._draw_steps(20) == [7, 13, 19]
+    assert bayou.SGLD(burn_in=0.9)._draw_steps(40) == [36, 37, 38, 39]  # fewer than 100: all
+    cyclical = bayou.SGLD(
+        schedule=bayou.methods.Cyclical(cycles=2, explore=0.5), draws=4
+    )._draw_steps(20)
     assert cyclical == [7, 9, 17, 19]
     for steps, draws in ((100, 37), (50, 25), (1000, 100)):
         for schedule in (
@@ -342,14 +349,14 @@ def test_which_steps_are_kept() -> None:
             bayou.methods.Decaying(b=5, gamma=1.0),
             bayou.methods.Cyclical(cycles=3),
         ):
-            kept = bayou.SGLD(schedule=schedule, draws=min(draws, steps // 10), burn_in=0)._kept(
-                steps
-            )
+            kept = bayou.SGLD(
+                schedule=schedule, draws=min(draws, steps // 10), burn_in=0
+            )._draw_steps(steps)
             assert len(set(kept)) == len(kept) == min(draws, steps // 10)
             assert kept == sorted(kept)
             assert 0 <= kept[0] <= kept[-1] < steps
     with pytest.raises(ValueError, match="10 steps for 11 draws"):
-        bayou.SGLD(draws=11)._kept(20)
+        bayou.SGLD(draws=11)._draw_steps(20)
 
 
 def test_draws_of_falling_steps_lie_evenly_in_the_time_of_the_diffusion() -> None:
@@ -357,7 +364,7 @@ def test_draws_of_falling_steps_lie_evenly_in_the_time_of_the_diffusion() -> Non
     h = np.array([schedule.factor(t, 5000) for t in range(5000)])
     assert h[0] == 1
     assert h[900] == pytest.approx(0.1**0.8)
-    kept = bayou.SGLD(schedule=schedule, draws=50, burn_in=0)._kept(5000)
+    kept = bayou.SGLD(schedule=schedule, draws=50, burn_in=0)._draw_steps(5000)
     time = np.cumsum(h)[kept]
     np.testing.assert_allclose(np.diff(time), time[-1] / 50, atol=2 * h[kept].max())
 

@@ -15,7 +15,7 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 import bayou
 from bayou.methods import VBLL
-from bayou.methods.vbll import LastLayer
+from bayou.methods.vbll import LastLayerBound
 from bayou.metrics.scores import uncertainties
 from bayou.target import Target
 from bayou.training.data import as_data
@@ -39,7 +39,7 @@ def make_data(outputs: int = 2, rows: int = 30) -> tuple[Tensor, Tensor]:
 
 def make_problem(
     net: nn.Module, data: Any, likelihood: Any, rank: int | None, **options: Any
-) -> LastLayer:
+) -> LastLayerBound:
     rows = as_data(data, 128)
     problem = VBLL(rank, **options)._problem(
         Target.build(net, likelihood, None, rows.n), rows, None, 0
@@ -50,7 +50,7 @@ def make_problem(
     return problem
 
 
-def dense(problem: LastLayer) -> Tensor:
+def dense(problem: LastLayerBound) -> Tensor:
     """S of the rows (inputs, bias) of all outputs, one after another: (K·D, K·D)."""
     std, u = problem.log_std.exp(), problem.mixing
     if problem.full:
@@ -92,7 +92,7 @@ def test_the_bound_and_its_gradient_are_those_of_dense_gaussians(
     )
 
 
-def maximize(problem: LastLayer, x: Tensor, y: Tensor) -> float:
+def maximize(problem: LastLayerBound, x: Tensor, y: Tensor) -> float:
     free = [parameter for parameter in problem.parameters() if parameter.requires_grad]
     optimizer = torch.optim.LBFGS(
         free, max_iter=500, tolerance_change=0, line_search_fn="strong_wolfe"
@@ -280,7 +280,9 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
         if rank is None:
             theirs.W_offdiag.copy_(roots)
         found = theirs.jensen_bound(net[:2](x), labels)
-        torch.testing.assert_close(problem.expected(x, labels), found, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(
+            problem.expected_log_likelihood(x, labels), found, rtol=1e-6, atol=1e-9
+        )
         kl = (
             vbll.layers.classification.gaussian_kl(theirs.W(), theirs.prior_scale) - 0.5 * 8
         )  # of the constant
@@ -290,9 +292,12 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
 def test_noise_on_the_inputs_is_part_of_steps_only() -> None:
     x, y = make_data()
     problem = make_problem(make_net(), (x, y), bayou.Gaussian(NOISE), 0, input_noise=0.5)
-    noisy, plain = problem.expected(x, y), problem.eval().expected(x, y)
+    noisy, plain = (
+        problem.expected_log_likelihood(x, y),
+        problem.eval().expected_log_likelihood(x, y),
+    )
     assert not torch.allclose(noisy, plain)
-    assert torch.equal(problem.expected(x, y), plain)
+    assert torch.equal(problem.expected_log_likelihood(x, y), plain)
 
 
 def test_at_a_mode_an_open_plan_is_a_tenth_and_a_given_one_stays() -> None:

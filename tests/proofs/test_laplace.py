@@ -90,7 +90,7 @@ def fitted(
 
 
 def covariance_of(posterior: GaussianPosterior) -> np.ndarray:
-    spread = posterior.covariance.spread(posterior.covariance.named(torch.eye(4, dtype=F64)))
+    spread = posterior.covariance.spread(posterior.covariance.from_vector(torch.eye(4, dtype=F64)))
     return (spread @ spread.mT).numpy()
 
 

@@ -258,7 +258,7 @@ def in_two_modes(method: GradientSampler, steps: int, lr: float, chains: int = 6
     def gradient(w: Tensor) -> Tensor:
         return (2 * torch.tanh(8 * w) - w) / 0.25
 
-    sizes, kept, draws = method.step_sizes, set(method._kept(steps)), []
+    sizes, kept, draws = method.step_sizes, set(method._draw_steps(steps)), []
     state = sgld.init(torch.full((chains, 1), 2.0, dtype=F64))
     generator = torch.Generator().manual_seed(0)
     for t in range(steps):

@@ -64,7 +64,9 @@ def p_value(theta: Tensor, draws: Tensor) -> float:
 
 
 def run(
-    y: Tensor, transition: Callable[[hmc.State, hmc.Density, Tensor, int], hmc.State], thin: int
+    y: Tensor,
+    transition: Callable[[hmc.HamiltonianState, hmc.Density, Tensor, int], hmc.HamiltonianState],
+    thin: int,
 ) -> Tensor:
     """Draws (L, S, 3): from the origin, 30 transitions of burn-in, then every ``thin``-th."""
     density = joint(y)
@@ -82,12 +84,16 @@ def run(
 INVERSE_MASS = 1 / (1 + PHI.square().sum(0) / NOISE**2)
 
 
-def by_hmc(state: hmc.State, density: hmc.Density, noise: Tensor, t: int) -> hmc.State:
+def by_hmc(
+    state: hmc.HamiltonianState, density: hmc.Density, noise: Tensor, t: int
+) -> hmc.HamiltonianState:
     u = torch.rand(2, SIMULATIONS, generator=torch.Generator().manual_seed(t), dtype=F64)
     return hmc.step(state, density, noise, u[0], 0.5 + 0.4 * u[1], INVERSE_MASS, 4)[0]
 
 
-def by_nuts(state: hmc.State, density: hmc.Density, noise: Tensor, t: int) -> hmc.State:
+def by_nuts(
+    state: hmc.HamiltonianState, density: hmc.Density, noise: Tensor, t: int
+) -> hmc.HamiltonianState:
     generator = torch.Generator().manual_seed(t)
 
     def uniforms(depth: int) -> Tensor:
@@ -103,7 +109,8 @@ def by_nuts(state: hmc.State, density: hmc.Density, noise: Tensor, t: int) -> hm
     ids=["HMC", "NUTS"],
 )
 def test_ranks_of_exact_samplers_are_uniform(
-    transition: Callable[[hmc.State, hmc.Density, Tensor, int], hmc.State], thin: int
+    transition: Callable[[hmc.HamiltonianState, hmc.Density, Tensor, int], hmc.HamiltonianState],
+    thin: int,
 ) -> None:
     theta, y = simulate()
     assert p_value(theta, run(y, transition, thin)) > LEVEL
@@ -136,12 +143,14 @@ def test_the_test_accepts_the_posterior_and_rejects_what_is_not() -> None:
 def test_the_test_rejects_a_sampler_with_a_bias() -> None:
     """Leapfrog steps without the Metropolis test: too wide by 1/√(1 − ε²/4) in each direction."""
 
-    def unchecked(state: hmc.State, density: hmc.Density, noise: Tensor, t: int) -> hmc.State:
+    def unchecked(
+        state: hmc.HamiltonianState, density: hmc.Density, noise: Tensor, t: int
+    ) -> hmc.HamiltonianState:
         size = torch.full((SIMULATIONS, 1), 1.5, dtype=F64)
         point = hmc.start(state, noise, INVERSE_MASS)
         for _ in range(2):
             point = hmc.leapfrog(point, density, size, INVERSE_MASS)
-        return hmc.State(point.position, point.log_prob, point.gradient)
+        return hmc.HamiltonianState(point.position, point.log_prob, point.gradient)
 
     theta, y = simulate()
     draws = run(y, unchecked, 2)

@@ -46,8 +46,7 @@ class Checked:
             if name not in entries and f"``{name}``:" not in doc
         ]
         if doc and added:
-            heading = [] if entries else ["", "Args:"]
-            cls.__doc__ = "\n".join([doc, *heading, *added]) + "\n"
+            cls.__doc__ = _insert_args(doc, "\n".join(added)) + "\n"
 
     def _check(self, names: Sequence[str], is_valid: Callable[[Any], bool], condition: str) -> None:
         """Raise a ValueError with the condition unless these fields are valid."""
@@ -103,6 +102,15 @@ class Checked:
             return isinstance(value, str) and value in choices
 
         self._check([name], is_valid, f"one of {', '.join(choices)}")
+
+
+def _insert_args(doc: str, entries: str) -> str:
+    """Return a docstring with further entries at the end of its ``Args`` section."""
+    before, heading, section = doc.partition("\nArgs:\n")
+    if not heading:
+        return f"{doc}\n\nArgs:\n{entries}"
+    args, separator, rest = section.partition("\n\n")
+    return f"{before}{heading}{args}\n{entries}{separator}{rest}"
 
 
 def _is_number(value: object) -> bool:

@@ -1,6 +1,4 @@
-"""Curvature: generalized Gauss-Newton matrices by their structure, and Gaussians over named
-tensors.
-"""
+"""Curvature: generalized Gauss-Newton matrices by structure, and Gaussians over named tensors."""
 
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.information import information

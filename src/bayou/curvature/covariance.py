@@ -15,8 +15,13 @@ from bayou.core.params import Params
 
 
 class Covariance(ABC):
-    """Σ of a Gaussian over tensors of known shapes, made of ``tensors`` alone, so that a file can
-    hold it.
+    """The covariance Σ of a Gaussian over tensors of known shapes.
+
+    It is made of ``tensors`` alone, so that a file can hold it.
+
+    Args:
+        shapes: of the named tensors.
+        tensors: what Σ is made of, by the names that its class defines.
     """
 
     kind: ClassVar[str]
@@ -28,156 +33,214 @@ class Covariance(ABC):
 
     @property
     def size(self) -> int:
-        """D, the number of entries of all tensors."""
+        """Return D, the number of entries of all tensors."""
         return sum(shape.numel() for shape in self.shapes.values())
 
     @abstractmethod
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        """Draws start .. start + n − 1 from N(0, Σ), (n, *shape) each; with an int seed, draw i
-        depends on it alone.
+        """Draw from N(0, Σ): (n, *shape) each.
+
+        Args:
+            n: the number of draws, start .. start + n − 1.
+            seed: with an int, draw i depends on it and i alone.
+            start: the number of the first draw.
         """
 
     @abstractmethod
     def mahalanobis(self, deviation: Params) -> Tensor:
-        """dᵀ Σ⁻¹ d for tensors (..., *shape): (...)."""
+        """Return dᵀ Σ⁻¹ d: (...).
+
+        Args:
+            deviation: tensors (..., *shape).
+        """
 
     @property
     @abstractmethod
     def log_det(self) -> Tensor:
-        """log |Σ|."""
+        """Return log |Σ|."""
 
     @abstractmethod
     def spread(self, rows: Params) -> Tensor:
-        """R with R·Rᵀ = J·Σ·Jᵀ for rows J of a Jacobian, tensors (..., *shape): (..., a number of
-        columns).
+        """Return R with R·Rᵀ = J·Σ·Jᵀ: (..., a number of columns).
+
+        Args:
+            rows: J, rows of a Jacobian, tensors (..., *shape).
         """
 
     @abstractmethod
     def variance(self) -> Params:
-        """The diagonal of Σ, (*shape) of every tensor."""
+        """Return the diagonal of Σ, (*shape) of every tensor."""
 
     def marginal(self, names: Sequence[str]) -> Covariance:
-        """Σ of some of the tensors, in this order; a ValueError if it does not have this
-        structure.
+        """Return Σ of some of the tensors, in this order.
+
+        Args:
+            names: the tensors.
+
+        Raises:
+            ValueError: if it does not have this structure.
         """
         raise ValueError(
-            f"a {self.kind} covariance over {', '.join(self.shapes)} has no part over {', '.join(names)} of its kind; "
+            f"a {self.kind} covariance over {', '.join(self.shapes)} has no part over "
+            f"{', '.join(names)} of its kind; "
             "use Laplace('full'), Laplace('kronecker'), or VI with MeanField or LowRank"
         )
 
-    def beside(self, other: Covariance) -> Covariance:
-        """Σ of these tensors and of others that are independent of them, of the same kind."""
+    def with_independent(self, other: Covariance) -> Covariance:
+        """Return Σ of these tensors and of others that are independent of them.
+
+        Args:
+            other: of the same structure.
+        """
         raise ValueError(f"a {self.kind} covariance is not made of independent parts")
 
     def log_prob(self, deviation: Params) -> Tensor:
-        """log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π)."""
+        """Return log N(d; 0, Σ) = −½·(dᵀ Σ⁻¹ d + log |Σ| + D·log 2π).
+
+        Args:
+            deviation: d, tensors (..., *shape).
+        """
         return -0.5 * (self.mahalanobis(deviation) + self.log_det + self.size * LOG_2PI)
 
     def sum(self, name: str, value: Tensor) -> Tensor:
-        """The sum over the axes of one tensor: (..., *shape) to (...)."""
+        """Return the sum over the axes of one tensor: (..., *shape) to (...).
+
+        Args:
+            name: of the tensor.
+            value: (..., *shape).
+        """
         return flat_axes(value, len(self.shapes[name])).sum(-1)
 
-    def flat(self, params: Params) -> Tensor:
-        """All tensors one after another: (..., *shape) to (..., D)."""
-        return torch.cat(
-            [flat_axes(params[name], len(shape)) for name, shape in self.shapes.items()], -1
-        )
+    def to_vector(self, params: Params) -> Tensor:
+        """Return all tensors one after another: (..., *shape) to (..., D).
 
-    def named(self, vector: Tensor) -> Params:
-        """The inverse of ``flat``: (..., D) to tensors (..., *shape)."""
-        parts = vector.split([shape.numel() for shape in self.shapes.values()], -1)
+        Args:
+            params: tensors (..., *shape).
+        """
+        vectors = [flat_axes(params[name], len(shape)) for name, shape in self.shapes.items()]
+        return torch.cat(vectors, -1)
+
+    def from_vector(self, vector: Tensor) -> Params:
+        """Return tensors (..., *shape), the inverse of ``to_vector``.
+
+        Args:
+            vector: (..., D).
+        """
+        vectors = vector.split([shape.numel() for shape in self.shapes.values()], -1)
         return {
-            name: part.reshape((*part.shape[:-1], *shape))
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+            name: values.reshape((*values.shape[:-1], *shape))
+            for (name, shape), values in zip(self.shapes.items(), vectors, strict=True)
         }
 
 
 def flat_axes(x: Tensor, axes: int) -> Tensor:
-    """The last ``axes`` axes as one; a new one of length 1 for none."""
+    """Return a tensor with its last axes as one; a new one of length 1 for none.
+
+    Args:
+        x: of any shape.
+        axes: their number.
+    """
     return x.flatten(x.ndim - axes) if axes else x.unsqueeze(-1)
 
 
 @final
 class Diagonal(Covariance):
-    """Σ = diag(std²); ``tensors`` has the standard deviation of every tensor under its name."""
+    """A diagonal Σ = diag(std²).
+
+    ``tensors`` has the standard deviation of every tensor under its name.
+    """
 
     kind = "diagonal"
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        return {
-            name: std * rng.normal(n, shape, std, rng.fold(seed, name), start)
-            for name, shape in self.shapes.items()
-            for std in (self.tensors[name],)
-        }
+        """Draw from N(0, Σ)."""
+        draws = {}
+        for name, shape in self.shapes.items():
+            std = self.tensors[name]
+            draws[name] = std * rng.normal(n, shape, std, rng.fold(seed, name), start)
+        return draws
 
     def mahalanobis(self, deviation: Params) -> Tensor:
-        parts = [
+        """Return dᵀ Σ⁻¹ d."""
+        terms = [
             self.sum(name, (deviation[name] / std).square()) for name, std in self.tensors.items()
         ]
-        return torch.stack(parts).sum(0)
+        return torch.stack(terms).sum(0)
 
     @property
     def log_det(self) -> Tensor:
+        """Return log |Σ|."""
         return torch.stack([2 * std.log().sum() for std in self.tensors.values()]).sum()
 
     def spread(self, rows: Params) -> Tensor:
-        return self.flat({name: rows[name] * self.tensors[name] for name in self.shapes})
+        """Return R with R·Rᵀ = J·Σ·Jᵀ."""
+        return self.to_vector({name: rows[name] * self.tensors[name] for name in self.shapes})
 
     def variance(self) -> Params:
+        """Return the diagonal of Σ."""
         return {name: self.tensors[name].square() for name in self.shapes}
 
-    def beside(self, other: Covariance) -> Diagonal:
+    def with_independent(self, other: Covariance) -> Diagonal:
+        """Return Σ of these tensors and of others that are independent of them."""
         return Diagonal(self.shapes | other.shapes, self.tensors | other.tensors)
 
     def marginal(self, names: Sequence[str]) -> Diagonal:
+        """Return Σ of some of the tensors."""
         return Diagonal({n: self.shapes[n] for n in names}, {n: self.tensors[n] for n in names})
 
 
 @final
 class Full(Covariance):
-    """Σ = R·Rᵀ over all tensors together; ``tensors["root"]`` is R, (D, D), upper triangular."""
+    """A full Σ = R·Rᵀ over all tensors together.
+
+    ``tensors["root"]`` is R, (D, D), upper triangular.
+    """
 
     kind = "full"
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        """Draw from N(0, Σ)."""
         root = self.tensors["root"]
         noise = rng.normal(n, (len(root),), root, rng.fold(seed, "full"), start)
         # one product for each draw, so that its rounding does not depend on n
-        return self.named(torch.stack([root @ z for z in noise]) if n else noise)
+        return self.from_vector(torch.stack([root @ z for z in noise]) if n else noise)
 
     def mahalanobis(self, deviation: Params) -> Tensor:
-        d = self.flat(deviation).unsqueeze(-1)
-        return (
-            torch.linalg.solve_triangular(self.tensors["root"], d, upper=True)
-            .square()
-            .sum((-2, -1))
-        )
+        """Return dᵀ Σ⁻¹ d."""
+        d = self.to_vector(deviation).unsqueeze(-1)
+        whitened = torch.linalg.solve_triangular(self.tensors["root"], d, upper=True)
+        return whitened.square().sum((-2, -1))
 
     @property
     def log_det(self) -> Tensor:
+        """Return log |Σ|."""
         return 2 * self.tensors["root"].diagonal().log().sum()
 
     def spread(self, rows: Params) -> Tensor:
-        return self.flat(rows) @ self.tensors["root"]
+        """Return R with R·Rᵀ = J·Σ·Jᵀ."""
+        return self.to_vector(rows) @ self.tensors["root"]
 
     def variance(self) -> Params:
-        return self.named(self.tensors["root"].square().sum(-1))
+        """Return the diagonal of Σ."""
+        return self.from_vector(self.tensors["root"].square().sum(-1))
 
-    def beside(self, other: Covariance) -> Full:
+    def with_independent(self, other: Covariance) -> Full:
+        """Return Σ of these tensors and of others that are independent of them."""
         root = torch.block_diag(self.tensors["root"], other.tensors["root"])
         return Full(self.shapes | other.shapes, {"root": root})
 
     def precision(self) -> Tensor:
-        """Σ⁻¹ in float64: (D, D), the tensors in the order of ``shapes``."""
+        """Return Σ⁻¹ in float64: (D, D), the tensors in the order of ``shapes``."""
         root = self.tensors["root"].double()
         inverse = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=True)
         return inverse.mT @ inverse
 
     def marginal(self, names: Sequence[str]) -> Full:
-        root, shapes = self.tensors["root"], {name: self.shapes[name] for name in names}
-        places = self.named(torch.arange(len(root), device=root.device))
-        rows = root.double()[torch.cat([places[name].flatten() for name in names])]
-        flipped = torch.linalg.cholesky((rows @ rows.mT).flip(0, 1)).flip(
-            0, 1
-        )  # upper triangular, R·Rᵀ = Σ
-        return Full(shapes, {"root": flipped.to(root)})
+        """Return Σ of some of the tensors."""
+        root = self.tensors["root"]
+        shapes = {name: self.shapes[name] for name in names}
+        index = self.from_vector(torch.arange(len(root), device=root.device))
+        rows = root.double()[torch.cat([index[name].flatten() for name in names])]
+        # upper triangular, R·Rᵀ = Σ
+        marginal_root = torch.linalg.cholesky((rows @ rows.mT).flip(0, 1)).flip(0, 1)
+        return Full(shapes, {"root": marginal_root.to(root)})

@@ -1,5 +1,6 @@
-"""The Laplace approximation of log p(D), and the prior scale and noise that make it largest (MacKay
-1992).
+"""The Laplace approximation of log p(D), and its maximum over prior scale and noise.
+
+MacKay 1992.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ MAX_LOG_MULTIPLIER = 10.0  # |log| of a multiplier, beyond which it may diverge 
 
 @dataclass(frozen=True)
 class Hyper:
-    """Multipliers of the prior precision of every tensor, and of the noise variance (1 where they
-    stay).
+    """Multipliers of prior precisions and of the noise variance, 1 where they stay.
 
-    One number a tensor, or with as many axes as the tensor where its units have factors of their
-    own.
+    Args:
+        multipliers: of the prior precision of every tensor; one number, or with as many axes as the
+            tensor where its units have factors of their own.
+        noise: of the noise variance.
     """
 
     multipliers: dict[str, Tensor]
@@ -31,23 +33,34 @@ class Hyper:
 
     @staticmethod
     def ones(names: Mapping[str, object], like: Tensor) -> Hyper:
-        """All equal to 1."""
+        """Return multipliers that are all 1.
+
+        Args:
+            names: of the tensors.
+            like: a tensor on the device.
+        """
         one = torch.ones((), dtype=torch.float64, device=like.device)
         return Hyper(dict.fromkeys(names, one), one)
 
     @property
     def scale(self) -> Tensor:
-        """The factor of the curvature of the data."""
+        """Return the factor of the curvature of the data."""
         return 1 / self.noise
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """log p(D) ≈ log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ| as a function of ``Hyper``.
+    """The evidence of a model by the Laplace approximation, as a function of ``Hyper``.
 
-    ``distance``: w* − prior mean of the tensors of Λ; all others are constant. ``residual``:
-    Σ (y − f)² of a Gaussian likelihood with standard deviation ``noise`` over ``count`` numbers,
-    where that may change.
+        log p(D) ≈ log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|
+
+    Args:
+        curvature: Λ as a function of the multipliers.
+        distance: w* − prior mean of the tensors of Λ; all others are constant.
+        log_likelihood: log p(D | w*).
+        residual: Σ (y − f)² of a Gaussian likelihood whose noise may change; 0 by default.
+        noise: its standard deviation; 1 by default.
+        count: the numbers y; 0 by default.
     """
 
     curvature: Curvature
@@ -58,25 +71,29 @@ class Evidence:
     count: int = 0
 
     def parts(self, hyper: Hyper) -> dict[str, Tensor]:
-        """log p(D | w*), log p(w*), log |Λ| and their sum, the log evidence."""
-        one, total = hyper.noise, torch.zeros((), dtype=torch.float64, device=hyper.noise.device)
-        fit = (
+        """Return log p(D | w*), log p(w*), log |Λ| and their sum, the log evidence.
+
+        Args:
+            hyper: the multipliers.
+        """
+        noise = hyper.noise
+        log_prior = torch.zeros((), dtype=torch.float64, device=noise.device)
+        log_likelihood = (
             self.log_likelihood
-            + 0.5 * self.residual / self.noise**2 * (1 - 1 / one)
-            - 0.5 * self.count * one.log()
+            + 0.5 * self.residual / self.noise**2 * (1 - 1 / noise)
+            - 0.5 * self.count * noise.log()
         )
         size = 0
         for name, d in self.distance.items():
             precision = hyper.multipliers[name] * self.curvature.prior[name].expand(d.shape)
-            total = (
-                total + 0.5 * (precision.log() - precision * d.double().square() - LOG_2PI).sum()
-            )
+            terms = precision.log() - precision * d.double().square() - LOG_2PI
+            log_prior = log_prior + 0.5 * terms.sum()
             size += d.numel()
         log_det = self.curvature.log_det(hyper.multipliers, hyper.scale)
-        evidence = fit + total + 0.5 * size * LOG_2PI - 0.5 * log_det
+        evidence = log_likelihood + log_prior + 0.5 * size * LOG_2PI - 0.5 * log_det
         return {
-            "log_likelihood": fit,
-            "log_prior": total,
+            "log_likelihood": log_likelihood,
+            "log_prior": log_prior,
             "log_det": log_det,
             "log_evidence": evidence,
         }
@@ -88,17 +105,22 @@ class Evidence:
         steps: int = 200,
         units: Mapping[str, Sequence[int]] | None = None,
     ) -> Hyper:
-        """The maximum of the evidence over one multiplier for every group of tensors and, if
-        requested, the noise.
+        """Return the maximum of the evidence over multipliers of groups of tensors.
 
-        ``units``: the axes along which a tensor of a group has factors too, one for each unit, of
-        geometric mean 1 and between e^±MAX_LOG_MULTIPLIER: a unit whose weights are all 0 would
-        have a scale of 0 (MacKay 1994).
+        Args:
+            groups: of tensors with one multiplier each.
+            noise: whether the noise has one, too.
+            steps: the largest number of L-BFGS steps; 200 by default.
+            units: the axes along which a tensor of a group has factors too, one for each unit, of
+                geometric mean 1 and between e^±MAX_LOG_MULTIPLIER: a unit whose weights are all 0
+                would have a scale of 0 (MacKay 1994). None by default.
+
+        Raises:
+            ValueError: if the evidence has no maximum.
         """
-        first = Hyper.ones(self.distance, next(iter(self.distance.values())))
-        axes = [(name, axis) for name, found in (units or {}).items() for axis in found]
-        sizes = [self.distance[name].shape[axis] for name, axis in axes]
-        theta = first.noise.new_zeros(len(groups) + noise + sum(sizes)).requires_grad_()
+        tensor_axes = [(name, axis) for name, axes in (units or {}).items() for axis in axes]
+        space = _LogMultipliers(self.distance, groups, noise, tensor_axes)
+        theta = space.zeros().requires_grad_()
         optimizer = torch.optim.LBFGS(
             [theta],
             max_iter=steps,
@@ -107,36 +129,71 @@ class Evidence:
             line_search_fn="strong_wolfe",
         )
 
-        def hyper(at: Tensor) -> Hyper:
-            scales, *factors = at.split([len(groups) + noise, *sizes])
-            values = scales.exp()
-            chosen = {
-                name: value for group, value in zip(groups, values, strict=False) for name in group
-            }
-            for (name, axis), log in zip(axes, factors, strict=True):
-                shape = [-1 if k == axis else 1 for k in range(self.distance[name].ndim)]
-                chosen[name] = chosen[name] * (
-                    MAX_LOG_MULTIPLIER * torch.tanh((log - log.mean()) / MAX_LOG_MULTIPLIER)
-                ).exp().reshape(shape)
-            return Hyper(first.multipliers | chosen, values[-1] if noise else first.noise)
-
         def closure() -> float:
             optimizer.zero_grad()
             with torch.enable_grad():
-                loss = -self.parts(hyper(theta))["log_evidence"]
+                loss = -self.parts(space.hyper(theta))["log_evidence"]
                 loss.backward()
             return float(loss.detach())
 
         optimizer.step(closure)
-        found = theta.detach()
-        best = self.parts(hyper(found))["log_evidence"]
-        for number, what in enumerate([*(group[0] for group in groups), *["the noise"] * noise]):
-            further = found.clone()
-            further[number] += 3 * found[number].sign()
-            far = not float(found[number].abs()) <= MAX_LOG_MULTIPLIER
-            if far and not float(self.parts(hyper(further))["log_evidence"] - best) < -1e-4:
+        maximum = theta.detach()
+        self._check_maximum(space, maximum)
+        return space.hyper(maximum)
+
+    def _check_maximum(self, space: _LogMultipliers, maximum: Tensor) -> None:
+        """Raise a ValueError if the evidence still rises where a multiplier is extreme."""
+        evidence = self.parts(space.hyper(maximum))["log_evidence"]
+        names = [group[0] for group in space.groups]
+        if space.noise:
+            names.append("the noise")
+        for number, name in enumerate(names):
+            further = maximum.clone()
+            further[number] += 3 * maximum[number].sign()
+            is_extreme = not float(maximum[number].abs()) <= MAX_LOG_MULTIPLIER
+            if not is_extreme:
+                continue
+            further_evidence = self.parts(space.hyper(further))["log_evidence"]
+            if not float(further_evidence - evidence) < -1e-4:
                 raise ValueError(
-                    f"the evidence has no maximum: the scale of {what!r} diverges to 0 or infinity (are its weights "
-                    "all equal to their prior mean, or the data without noise?); keep it fixed, or tie it to the others"
+                    f"the evidence has no maximum: the scale of {name!r} diverges to 0 or infinity "
+                    "(are its weights all equal to their prior mean, or the data without noise?); "
+                    "keep it fixed, or tie it to the others"
                 )
-        return hyper(found)
+
+
+@dataclass(frozen=True)
+class _LogMultipliers:
+    """The logarithms of multipliers as one vector: of groups, of the noise, and of units."""
+
+    distance: Params
+    groups: list[list[str]]
+    noise: bool
+    tensor_axes: list[tuple[str, int]]
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Return the numbers of units."""
+        return [self.distance[name].shape[axis] for name, axis in self.tensor_axes]
+
+    def _ones(self) -> Hyper:
+        """Return multipliers that are all 1."""
+        return Hyper.ones(self.distance, next(iter(self.distance.values())))
+
+    def zeros(self) -> Tensor:
+        """Return the vector of multipliers that are all 1."""
+        return self._ones().noise.new_zeros(len(self.groups) + self.noise + sum(self._sizes))
+
+    def hyper(self, theta: Tensor) -> Hyper:
+        """Return the multipliers of a vector."""
+        ones = self._ones()
+        log_scales, *log_factors = theta.split([len(self.groups) + self.noise, *self._sizes])
+        scales = log_scales.exp()
+        multipliers = {
+            name: scale for group, scale in zip(self.groups, scales, strict=False) for name in group
+        }
+        for (name, axis), log in zip(self.tensor_axes, log_factors, strict=True):
+            shape = [-1 if k == axis else 1 for k in range(self.distance[name].ndim)]
+            limited = MAX_LOG_MULTIPLIER * torch.tanh((log - log.mean()) / MAX_LOG_MULTIPLIER)
+            multipliers[name] = multipliers[name] * limited.exp().reshape(shape)
+        return Hyper(ones.multipliers | multipliers, scales[-1] if self.noise else ones.noise)

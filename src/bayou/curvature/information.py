@@ -1,6 +1,4 @@
-"""The curvature of −log p(y | f) in the outputs f that a Gauss-Newton matrix is made of, by the
-kind of it.
-"""
+"""The curvature of −log p(y | f) in the outputs f, which a Gauss-Newton matrix is made of."""
 
 from __future__ import annotations
 
@@ -11,19 +9,19 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.likelihoods import BoundLikelihood, Information, Scores, Weighted, score
 
-Kind = Literal["ggn", "fisher", "sampled"]
-KINDS: Final[tuple[Kind, ...]] = ("ggn", "fisher", "sampled")
+CurvatureType = Literal["ggn", "fisher", "sampled"]
+CURVATURE_TYPES: Final[tuple[CurvatureType, ...]] = ("ggn", "fisher", "sampled")
 
 
 def information(
     likelihood: BoundLikelihood,
     f: Tensor,
     y: Tensor,
-    kind: Kind = "ggn",
+    kind: CurvatureType = "ggn",
     samples: int = 1,
     seed: rng.Seed = None,
 ) -> Information:
-    """H_n for outputs f (B, *out) and targets y.
+    """Return H_n for every row, by one of three estimates.
 
     * ``"ggn"``: the Fisher information of p(y | f) in f, E_y[∇log p·∇log pᵀ] (Martens 2020). For a
       categorical, Bernoulli, Poisson or Gaussian y it *is* the Hessian of −log p(y | f) for all y;
@@ -34,6 +32,14 @@ def information(
       the Fisher.
 
     Coordinates of y that are ignored have H = 0, those with a weight a have a·H.
+
+    Args:
+        likelihood: p(y | f).
+        f: outputs, (B, *out).
+        y: targets of B rows.
+        kind: "ggn" (default), "fisher" or "sampled".
+        samples: labels drawn for each row, if "sampled"; 1 by default.
+        seed: of these labels.
     """
     f = f.detach()
     if kind == "fisher":
@@ -42,10 +48,7 @@ def information(
     if kind == "ggn":
         h = likelihood.information(f, seed)
     else:
-        drawn = likelihood.sample(f, samples, rng.fold(seed, "labels"))
-        h = Scores(
-            score(likelihood.log_prob, f.expand(samples, *f.shape), drawn)
-            .div_(samples**0.5)
-            .unbind()
-        )
+        labels = likelihood.sample(f, samples, rng.fold(seed, "labels"))
+        scores = score(likelihood.log_prob, f.expand(samples, *f.shape), labels)
+        h = Scores(scores.div_(samples**0.5).unbind())
     return h if weight is None else Weighted(h, weight)

@@ -1,6 +1,4 @@
-"""Kronecker-factored curvature: layer by layer C ≈ A ⊗ G (Martens & Grosse 2015, Ritter et al.
-2018).
-"""
+"""Kronecker-factored curvature: C ≈ A ⊗ G by layer (Martens & Grosse 2015, Ritter et al. 2018)."""
 
 from __future__ import annotations
 
@@ -13,8 +11,15 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, flat_axes
-from bayou.curvature.layers import Affine, Layer
-from bayou.curvature.structures import Curvature, DiagonalSum, Multipliers, Shapes, Sum, definite
+from bayou.curvature.layers import AffineCall, LayerCall
+from bayou.curvature.structures import (
+    Curvature,
+    DiagonalSum,
+    Multipliers,
+    Shapes,
+    Sum,
+    check_definite,
+)
 from bayou.curvature.sweep import Plan
 
 SEPARATOR = "|"  # between the parts of a tensor's name in files: "in|fc.weight|fc.bias"
@@ -22,144 +27,186 @@ MAX_FACTOR = 16_384  # sides of a factor: 2 GiB, and minutes for its eigenvector
 
 
 def block_names(shapes: Shapes, tensors: Params) -> list[list[str]]:
-    """The tensors of every block, weight and bias of a layer or one of them, in the order of the
-    shapes.
+    """Return the tensors of every block, weight and bias of a layer or one of them.
+
+    Args:
+        shapes: of all tensors; blocks are in their order.
+        tensors: of a Kronecker curvature or covariance.
     """
-    found = [key.split(SEPARATOR)[1:] for key in tensors if key.startswith(f"in{SEPARATOR}")]
-    return sorted(found, key=lambda names: list(shapes).index(names[0]))
+    blocks = [name.split(SEPARATOR)[1:] for name in tensors if name.startswith(f"in{SEPARATOR}")]
+    return sorted(blocks, key=lambda names: list(shapes).index(names[0]))
 
 
-def key(part: str, names: list[str]) -> str:
-    """The name of a part of a block."""
-    return SEPARATOR.join((part, *names))
+def key(factor: str, names: list[str]) -> str:
+    """Return the name of a factor of a block.
+
+    Args:
+        factor: "in", "out", "std", "root" or "square".
+        names: the tensors of the block.
+    """
+    return SEPARATOR.join((factor, *names))
 
 
 def to_blocks(shapes: Shapes, names: list[str], groups: int, params: Params) -> Tensor:
-    """The tensors of a block as matrices (..., groups, O, I): the bias is the last column."""
-    parts = []
+    """Return the tensors of a block as matrices (..., groups, O, I).
+
+    Args:
+        shapes: of all tensors.
+        names: the tensors of the block; the bias is the last column.
+        groups: of a convolution, else 1.
+        params: tensors (..., *shape).
+    """
+    matrices = []
     for name in names:
         flat = flat_axes(params[name], len(shapes[name]))
-        lead = flat.shape[:-1]
+        batch_shape = flat.shape[:-1]
         outputs = shapes[name][0]
-        parts.append(flat.reshape(*lead, groups, outputs // groups, -1))
-    return torch.cat(parts, -1)
+        matrices.append(flat.reshape(*batch_shape, groups, outputs // groups, -1))
+    return torch.cat(matrices, -1)
 
 
 def from_blocks(shapes: Shapes, names: list[str], matrix: Tensor) -> Params:
-    """The inverse of ``to_blocks``."""
-    found, lead = {}, matrix.shape[:-3]
+    """Return the tensors of a matrix, the inverse of ``to_blocks``.
+
+    Args:
+        shapes: of all tensors.
+        names: the tensors of the block.
+        matrix: (..., groups, O, I).
+    """
+    batch_shape = matrix.shape[:-3]
     widths = [shapes[name].numel() // shapes[name][0] for name in names]
-    for name, part in zip(names, matrix.split(widths, -1), strict=True):
-        found[name] = part.reshape(*lead, *shapes[name])
-    return found
+    columns = matrix.split(widths, -1)
+    return {
+        name: values.reshape(*batch_shape, *shapes[name])
+        for name, values in zip(names, columns, strict=True)
+    }
 
 
-def widest(layer: Layer) -> int:
-    """The larger one of the numbers of inputs and outputs."""
+def largest_side(layer: LayerCall) -> int:
+    """Return the larger one of the numbers of inputs and outputs.
+
+    Args:
+        layer: has the shapes.
+    """
     return max(max(shape[0], shape.numel() // shape[0]) for shape in layer.shapes.values())
 
 
 @final
 class KroneckerSum(Sum):
-    """A = Σ a·aᵀ, G = Σ g·gᵀ over examples and positions of every layer; the squares of tensors
-    elsewhere or too wide.
+    """The factors A = Σ a·aᵀ and G = Σ g·gᵀ of every layer, over examples and positions.
 
     C_layer = A ⊗ G / R for R examples times positions: exact for one linear layer with a Gaussian y
     or for one example, and else as if inputs and output gradients were independent, position by
-    position ("expand", Eschenhagen 2023).
+    position ("expand", Eschenhagen 2023). Tensors elsewhere or too wide have squares.
+
+    Args:
+        shapes: of the tensors.
+        plan: how their gradients are computed.
+        like: a tensor of the network.
     """
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
         layers = list(dict.fromkeys(plan.layers.values()))
         self.layers = [
-            layer for layer in layers if isinstance(layer, Affine) and widest(layer) <= MAX_FACTOR
+            layer
+            for layer in layers
+            if isinstance(layer, AffineCall) and largest_side(layer) <= MAX_FACTOR
         ]
-        blocked = {name for layer in self.layers for name in layer.shapes}
-        self.rest = DiagonalSum(
-            {name: shape for name, shape in shapes.items() if name not in blocked}, plan, like
-        )
-        self.inputs: dict[Layer, Tensor] = {}
-        self.outputs: dict[Layer, Tensor] = {}
-        self.positions = dict.fromkeys(self.layers, 0)
+        in_blocks = {name for layer in self.layers for name in layer.shapes}
+        rest = {name: shape for name, shape in shapes.items() if name not in in_blocks}
+        self.rest = DiagonalSum(rest, plan, like)
+        self.inputs: dict[LayerCall, Tensor] = {}
+        self.outputs: dict[LayerCall, Tensor] = {}
+        self.positions: dict[LayerCall, int] = dict.fromkeys(self.layers, 0)
 
-    def seen(self, layer: Layer, a: Tensor) -> Tensor | None:
-        if layer not in self.positions or not isinstance(layer, Affine):
+    def receive_input(self, layer: LayerCall, a: Tensor) -> Tensor | None:
+        """Add to the factor A of a layer."""
+        if layer not in self.positions or not isinstance(layer, AffineCall):
             return a
-        found = layer.input_factor(a).double()
-        self.inputs[layer] = self.inputs[layer].add_(found) if layer in self.inputs else found
+        factor = layer.input_factor(a).double()
+        self.inputs[layer] = self.inputs[layer].add_(factor) if layer in self.inputs else factor
         self.positions[layer] += a.shape[0] * a.shape[2]
         return None
 
-    def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
-        if layer not in self.positions or not isinstance(layer, Affine):
-            self.rest.graded(layer, a, g)
+    def receive_gradient(self, layer: LayerCall, a: Tensor | None, g: Tensor) -> None:
+        """Add to the factor G of a layer, or to the squares of other layers."""
+        if layer not in self.positions or not isinstance(layer, AffineCall):
+            self.rest.receive_gradient(layer, a, g)
             return
-        found = layer.output_factor(g).double()
-        self.outputs[layer] = self.outputs[layer].add_(found) if layer in self.outputs else found
+        factor = layer.output_factor(g).double()
+        self.outputs[layer] = self.outputs[layer].add_(factor) if layer in self.outputs else factor
 
-    def others(self, gradients: Params) -> None:
-        self.rest.others(gradients)
+    def receive_row_gradients(self, gradients: Params) -> None:
+        """Add to the squares of tensors without a layer."""
+        self.rest.receive_row_gradients(gradients)
 
     def tensors(self, factor: float = 1.0) -> Params:
-        found = {
-            f"square{SEPARATOR}{name}": value for name, value in self.rest.tensors(factor).items()
-        }
+        """Return A and G of every layer, and squares.
+
+        Args:
+            factor: multiplies C; 1 by default.
+        """
+        squares = self.rest.tensors(factor)
+        tensors = {f"square{SEPARATOR}{name}": value for name, value in squares.items()}
         for layer in self.layers:
-            names, a = list(layer.shapes), self.inputs[layer]
+            names = list(layer.shapes)
             size = next(iter(layer.shapes.values()))[0] // layer.groups
             g = self.outputs.get(layer, self.zeros(layer.groups, size, size))
-            found[key("in", names)] = a / max(1, self.positions[layer])
-            found[key("out", names)] = factor * g
-        return found
+            tensors[key("in", names)] = self.inputs[layer] / max(1, self.positions[layer])
+            tensors[key("out", names)] = factor * g
+        return tensors
 
 
-class Parts(NamedTuple):
-    """A layer decomposed: D^{−½} (I,), s (groups, I), Q (groups, I, I), t (groups, O), V (groups,
-    O, O).
-    """
+class Eigenbasis(NamedTuple):
+    """The eigenvalues and eigenvectors of the factors of a layer."""
 
-    root: Tensor
-    s: Tensor
-    q: Tensor
-    t: Tensor
-    v: Tensor
+    root: Tensor  # D^{−½}, (I,)
+    s: Tensor  # (groups, I)
+    q: Tensor  # (groups, I, I)
+    t: Tensor  # (groups, O)
+    v: Tensor  # (groups, O, O)
 
 
 @final
 class KroneckerCurvature(Curvature):
-    """Λ = scale·A ⊗ G + D ⊗ 1 for every layer, D the prior precision of the columns (the bias is
-    the last one).
+    """Λ = scale·A ⊗ G + D ⊗ 1 for every layer, with D the prior precision of the columns.
 
     With D^{−½}·A·D^{−½} = Q·s·Qᵀ and G = V·t·Vᵀ, Λ = (D^½Q ⊗ V)·(scale·s ⊗ t + multiplier)·(...)ᵀ:
-    the prior is added exactly, even if weight and bias, or the inputs of a layer, have different
-    ones. They share one multiplier; separate multipliers of the inputs become part of D, and Q and
-    s are computed again. A prior precision that differs by output has no such form and is an error.
-    Other tensors have a diagonal Λ.
+    the prior is added exactly, even if weight and bias (the last column), or the inputs of a layer,
+    have different ones. They share one multiplier; separate multipliers of the inputs become part
+    of D, and Q and s are computed again. A prior precision that differs by output has no such form
+    and is an error. Other tensors have a diagonal Λ.
     """
 
     kind = "kronecker"
 
     def prepare(self) -> None:
+        """Decompose the factors of every layer."""
         self.blocks = block_names(self.shapes, self.tensors)
         self.rest = [name for name in self.shapes if f"square{SEPARATOR}{name}" in self.tensors]
-        self.parts = []
+        self.bases = []
         for names in self.blocks:
             t, v = torch.linalg.eigh(self.tensors[key("out", names)])
-            self.parts.append(Parts(*self._inputs(names, self.prior), t.clamp_min(0.0), v))
+            inputs = self._decompose_inputs(names, self.prior)
+            self.bases.append(Eigenbasis(*inputs, t.clamp_min(0.0), v))
 
     @property
     def ties(self) -> list[list[str]]:
+        """Return groups of tensors that share one multiplier."""
         return [*self.blocks, *([name] for name in self.rest)]
 
-    def _inputs(self, names: list[str], precision: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """D^{−½} (I,), s (groups, I) and Q (groups, I, I) for these prior precisions."""
+    def _decompose_inputs(
+        self, names: list[str], precision: Params
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return D^{−½} (I,), s (groups, I) and Q (groups, I, I) for these prior precisions."""
         columns = []
         for name in names:
             rows = precision[name].expand(self.shapes[name]).reshape(self.shapes[name][0], -1)
             if not bool((rows == rows[0]).all()):
                 raise ValueError(
-                    f"a Kronecker-factored posterior needs one prior scale for all of {name!r}, or one for each of its "
+                    "a Kronecker-factored posterior needs one prior scale for all of "
+                    f"{name!r}, or one for each of its "
                     "inputs, and it has others; use structure='diagonal' or 'full'"
                 )
             columns.append(rows[0])
@@ -167,51 +214,65 @@ class KroneckerCurvature(Curvature):
         s, q = torch.linalg.eigh(root.unsqueeze(1) * self.tensors[key("in", names)] * root)
         return root, s.clamp_min(0.0), q
 
-    def _parts(self, number: int, multipliers: Multipliers, scale: Tensor) -> tuple[Parts, Tensor]:
-        """A layer decomposed, and the eigenvalues of Λ beside D, (groups, O, I)."""
-        names, parts = self.blocks[number], self.parts[number]
-        more = multipliers[names[0]]
+    def _decompose(
+        self, number: int, multipliers: Multipliers, scale: Tensor
+    ) -> tuple[Eigenbasis, Tensor]:
+        """Return the basis of a layer, and the eigenvalues of D^−½·Λ·D^−½, (groups, O, I)."""
+        names = self.blocks[number]
+        basis = self.bases[number]
+        prior = multipliers[names[0]]
         if any(multipliers[name].numel() > 1 for name in names):
-            inputs = self._inputs(
-                names, {name: multipliers[name] * self.prior[name] for name in names}
-            )
-            parts, more = Parts(*inputs, parts.t, parts.v), torch.ones_like(scale)
-        return parts, scale * parts.t.unsqueeze(-1) * parts.s.unsqueeze(-2) + more
+            precision = {name: multipliers[name] * self.prior[name] for name in names}
+            basis = Eigenbasis(*self._decompose_inputs(names, precision), basis.t, basis.v)
+            prior = torch.ones_like(scale)
+        return basis, scale * basis.t.unsqueeze(-1) * basis.s.unsqueeze(-2) + prior
 
-    def _rest(self, name: str, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        return (
-            scale * self.tensors[f"square{SEPARATOR}{name}"] + multipliers[name] * self.prior[name]
-        )
+    def _diagonal(self, name: str, multipliers: Multipliers, scale: Tensor) -> Tensor:
+        """Return the diagonal Λ of a tensor without a layer."""
+        squares = self.tensors[f"square{SEPARATOR}{name}"]
+        return scale * squares + multipliers[name] * self.prior[name]
 
     def log_det(self, multipliers: Multipliers, scale: Tensor) -> Tensor:
-        found = [self._rest(name, multipliers, scale).log().sum() for name in self.rest]
+        """Return log |Λ|."""
+        log_dets = [self._diagonal(name, multipliers, scale).log().sum() for name in self.rest]
         for number in range(len(self.blocks)):
-            parts, values = self._parts(number, multipliers, scale)
-            found.append(values.log().sum() - 2 * parts.t.numel() * parts.root.log().sum())
-        return torch.stack(found).sum()
+            basis, values = self._decompose(number, multipliers, scale)
+            log_dets.append(values.log().sum() - 2 * basis.t.numel() * basis.root.log().sum())
+        return torch.stack(log_dets).sum()
 
     def covariance(self, multipliers: Multipliers, scale: Tensor, like: Tensor) -> Kronecker:
-        found = {}
+        """Return Λ⁻¹."""
+        tensors = {}
         for name in self.rest:
-            precision = self._rest(name, multipliers, scale)
-            definite(precision)
-            found[f"std{SEPARATOR}{name}"] = precision.rsqrt().expand(self.shapes[name])
+            precision = self._diagonal(name, multipliers, scale)
+            check_definite(precision)
+            tensors[f"std{SEPARATOR}{name}"] = precision.rsqrt().expand(self.shapes[name])
         for number, names in enumerate(self.blocks):
-            parts, values = self._parts(number, multipliers, scale)
-            definite(values)
-            found |= {
-                key("root", names): parts.root,
-                key("in", names): parts.q,
-                key("out", names): parts.v,
+            basis, values = self._decompose(number, multipliers, scale)
+            check_definite(values)
+            tensors |= {
+                key("root", names): basis.root,
+                key("in", names): basis.q,
+                key("out", names): basis.v,
                 key("std", names): values.rsqrt(),
             }
-        return Kronecker(self.shapes, {name: value.to(like.dtype) for name, value in found.items()})
+        cast = {name: value.to(like.dtype) for name, value in tensors.items()}
+        return Kronecker(self.shapes, cast)
+
+
+class _Block(NamedTuple):
+    """The tensors of one layer in a ``Kronecker``."""
+
+    names: list[str]
+    root: Tensor
+    q: Tensor
+    v: Tensor
+    std: Tensor
 
 
 @final
 class Kronecker(Covariance):
-    """Σ of every layer from W = V·(std ⊙ Z)·(root ⊙ Q)ᵀ, Z standard normal; std of all other
-    tensors.
+    """Σ of every layer from W = V·(std ⊙ Z)·(root ⊙ Q)ᵀ, Z standard normal; std of the others.
 
     ``tensors``: "in|..." Q (groups, I, I), "out|..." V (groups, O, O), "std|..." (groups, O, I) and
     "root|..." (I,) for a layer's weight and bias, whose names follow; "std|name" for a tensor by
@@ -220,75 +281,87 @@ class Kronecker(Covariance):
 
     kind = "kronecker"
 
-    def _blocks(self) -> Iterator[tuple[list[str], Tensor, Tensor, Tensor, Tensor]]:
+    def _blocks(self) -> Iterator[_Block]:
+        """Yield the tensors of every layer."""
         for names in block_names(self.shapes, self.tensors):
-            root, q, v, std = (
-                self.tensors[key(part, names)] for part in ("root", "in", "out", "std")
+            yield _Block(
+                names,
+                self.tensors[key("root", names)],
+                self.tensors[key("in", names)],
+                self.tensors[key("out", names)],
+                self.tensors[key("std", names)],
             )
-            yield names, root, q, v, std
 
-    def _rest(self) -> dict[str, Tensor]:
-        blocked = {name for names, *_ in self._blocks() for name in names}
+    def _diagonal_stds(self) -> dict[str, Tensor]:
+        """Return the standard deviations of tensors without a layer."""
+        in_blocks = {name for block in self._blocks() for name in block.names}
         return {
             name: self.tensors[f"std{SEPARATOR}{name}"]
             for name in self.shapes
-            if name not in blocked
+            if name not in in_blocks
         }
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        found = {}
-        for name, std in self._rest().items():
-            found[name] = std * rng.normal(n, std.shape, std, rng.fold(seed, name), start)
+        """Draw from N(0, Σ)."""
+        draws = {}
+        for name, std in self._diagonal_stds().items():
+            draws[name] = std * rng.normal(n, std.shape, std, rng.fold(seed, name), start)
         for names, root, q, v, std in self._blocks():
             noise = std * rng.normal(n, std.shape, std, rng.fold(seed, *names), start)
             # one product for each draw, so that its rounding does not depend on n
-            drawn = torch.stack([v @ z @ q.mT * root for z in noise]) if n else noise
-            found |= from_blocks(self.shapes, names, drawn)
-        return {name: found[name] for name in self.shapes}
+            matrices = torch.stack([v @ z @ q.mT * root for z in noise]) if n else noise
+            draws |= from_blocks(self.shapes, names, matrices)
+        return {name: draws[name] for name in self.shapes}
 
     def mahalanobis(self, deviation: Params) -> Tensor:
-        found = [
-            self.sum(name, (deviation[name] / std).square()) for name, std in self._rest().items()
+        """Return dᵀ Σ⁻¹ d."""
+        terms = [
+            self.sum(name, (deviation[name] / std).square())
+            for name, std in self._diagonal_stds().items()
         ]
         for names, root, q, v, std in self._blocks():
             d = to_blocks(self.shapes, names, len(q), deviation) / root
-            found.append((v.mT @ d @ q / std).square().sum((-3, -2, -1)))
-        return torch.stack(found).sum(0)
+            terms.append((v.mT @ d @ q / std).square().sum((-3, -2, -1)))
+        return torch.stack(terms).sum(0)
 
     @property
     def log_det(self) -> Tensor:
-        found = [std.log().sum() for std in self._rest().values()]
+        """Return log |Σ|."""
+        log_stds = [std.log().sum() for std in self._diagonal_stds().values()]
         for _, root, _, v, std in self._blocks():
-            found.append(std.log().sum() + len(v) * v.shape[-1] * root.log().sum())
-        return 2 * torch.stack(found).sum()
+            log_stds.append(std.log().sum() + len(v) * v.shape[-1] * root.log().sum())
+        return 2 * torch.stack(log_stds).sum()
 
     def spread(self, rows: Params) -> Tensor:
-        found = [flat_axes(rows[name] * std, std.ndim) for name, std in self._rest().items()]
+        """Return R with R·Rᵀ = J·Σ·Jᵀ."""
+        columns = [
+            flat_axes(rows[name] * std, std.ndim) for name, std in self._diagonal_stds().items()
+        ]
         for names, root, q, v, std in self._blocks():
             j = to_blocks(self.shapes, names, len(q), rows) * root
-            found.append((v.mT @ j @ q * std).flatten(-3))
-        return torch.cat(found, -1)
+            columns.append((v.mT @ j @ q * std).flatten(-3))
+        return torch.cat(columns, -1)
 
-    def beside(self, other: Covariance) -> Kronecker:
+    def with_independent(self, other: Covariance) -> Kronecker:
+        """Return Σ of these tensors and of others that are independent of them."""
         return Kronecker(self.shapes | other.shapes, self.tensors | other.tensors)
 
     def marginal(self, names: Sequence[str]) -> Kronecker:
-        """Layers are independent; weight and bias of a layer are not."""
-        kept = {
-            key: value
-            for key, value in self.tensors.items()
-            if set(key.split(SEPARATOR)[1:]) <= set(names)
+        """Return Σ of some tensors: layers are independent; weight and bias of a layer are not."""
+        tensors = {
+            name: value
+            for name, value in self.tensors.items()
+            if set(name.split(SEPARATOR)[1:]) <= set(names)
         }
-        if set(names) != {name for key in kept for name in key.split(SEPARATOR)[1:]}:
+        if set(names) != {name for block in tensors for name in block.split(SEPARATOR)[1:]}:
             return super().marginal(names)  # type: ignore[return-value]
-        return Kronecker({name: self.shapes[name] for name in names}, kept)
+        return Kronecker({name: self.shapes[name] for name in names}, tensors)
 
     def variance(self) -> Params:
-        found = {name: std.square() for name, std in self._rest().items()}
+        """Return the diagonal of Σ."""
+        variances = {name: std.square() for name, std in self._diagonal_stds().items()}
         for names, root, q, v, std in self._blocks():
-            each = v.square() @ std.square() @ q.square().mT * root.square()
-            found |= {
-                name: value[0]
-                for name, value in from_blocks(self.shapes, names, each.unsqueeze(0)).items()
-            }
-        return {name: found[name] for name in self.shapes}
+            matrix = v.square() @ std.square() @ q.square().mT * root.square()
+            tensors = from_blocks(self.shapes, names, matrix.unsqueeze(0))
+            variances |= {name: value[0] for name, value in tensors.items()}
+        return {name: variances[name] for name in self.shapes}

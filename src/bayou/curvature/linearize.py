@@ -1,6 +1,4 @@
-"""The linearization of a network in its weights: products with its Jacobian and with the
-transpose.
-"""
+"""The linearization of a network in its weights: products with its Jacobian and its transpose."""
 
 from __future__ import annotations
 
@@ -13,43 +11,50 @@ from torch import Tensor
 from torch.func import jvp, vjp
 
 from bayou.core.params import Params
-from bayou.curvature.sweep import QUIET, Kept
+from bayou.curvature.sweep import QUIET, KeepActivations
 from bayou.network import PlainAttention, out_of_memory
 
 
 def tangent(call: Callable[[Params], Tensor], at: Params, v: Params) -> tuple[Tensor, Tensor]:
-    """f and J·v of a function of named tensors; if an operation has no forward mode, by two
-    backward passes.
+    """Return f and J·v of a function of named tensors.
+
+    If an operation has no forward mode, J·v takes two backward passes.
+
+    Args:
+        call: the function.
+        at: its argument, where it is linearized.
+        v: tensors of the same shapes.
     """
     try:
         with QUIET, PlainAttention():
-            found: tuple[Tensor, Tensor] = jvp(call, (at,), (v,))  # type: ignore[assignment]
-        return found
+            values: tuple[Tensor, Tensor] = jvp(call, (at,), (v,))  # type: ignore[assignment]
+        return values
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-    f, pull = linearized(call, at)
-    _, push = linearized(
-        lambda u: pull(u)[0], torch.zeros_like(f)
-    )  # u → Jᵀ·u is linear: its transpose is J
+    f, pull = linearize(call, at)
+    # u → Jᵀ·u is linear: its transpose is J
+    _, push = linearize(lambda u: pull(u)[0], torch.zeros_like(f))
     return f.detach(), push(v)[0].detach()
 
 
-def linearized(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], tuple[Any]]]:
-    """``torch.func.vjp`` without an auxiliary output: the value, and u → (Jᵀ·u,)."""
+def linearize(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], tuple[Any]]]:
+    """Return the value of a function, and u → (Jᵀ·u,), as ``torch.func.vjp``.
+
+    Args:
+        call: a function of a tensor or of named tensors.
+        at: its argument, where it is linearized.
+    """
     try:
         with PlainAttention():
-            found: tuple[Any, Any] = vjp(call, at)  # type: ignore[assignment]
-        return found
+            values: tuple[Any, Any] = vjp(call, at)  # type: ignore[assignment]
+        return values
     except RuntimeError as error:
         if out_of_memory(error) or isinstance(at, Tensor):
             raise
     leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
-    with (
-        torch.enable_grad(),
-        PlainAttention(),
-        Kept(second_order=True),
-    ):  # torch.func does not support checkpointing
+    # torch.func does not support checkpointing
+    with torch.enable_grad(), PlainAttention(), KeepActivations(second_order=True):
         f = call(leaves)
     gradient = partial(
         torch.autograd.grad, f, list(leaves.values()), create_graph=True, materialize_grads=True

@@ -1,6 +1,4 @@
-"""One pass over the data: the input of each layer and the gradient at its output, a few examples at
-a time.
-"""
+"""One pass over the data: the input of each layer and the gradient at its output."""
 
 from __future__ import annotations
 
@@ -18,67 +16,83 @@ from torch.overrides import TorchFunctionMode
 
 from bayou.core import rng
 from bayou.core.params import Params
-from bayou.curvature.information import Kind, information
-from bayou.curvature.layers import Layer, layer_of, supported
+from bayou.curvature.information import CurvatureType, information
+from bayou.curvature.layers import LayerCall, is_supported, layer_of
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor, close, rows_of
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
-BUDGET = (
-    2**22,
-    2**27,
-)  # numbers held at a time beside the activations: on a CPU, and on devices other than GPUs of CUDA
-TRIED = 3  # rows that the dry run is made with
+# numbers in memory in addition to the activations: on a CPU, and on devices other than CUDA GPUs
+BUDGET = (2**22, 2**27)
+DRY_RUN_ROWS = 3  # distinct rows that the dry run is made with
 
 
 @dataclass
 class Plan:
     """How the gradients of each tensor are computed, from one dry run.
 
-    ``wanted``: the tensors of the curvature. ``layers``: for tensors that the network uses once, in
-    a call with a
-    ``Layer``. ``other``: all other tensors (used twice, sliced, recurrent), with gradients example
-    by example.
-    ``single``: examples must be passed one by one, since the dry run had only one distinct row.
-    ``numbers``: per example, in memory in addition to the activations. ``outputs``: of the network,
-    for one example.
+    Args:
+        wanted: the tensors of the curvature.
+        layers: of tensors that the network uses once, in a call that has a ``LayerCall``.
+        other: all other tensors (used twice, sliced, recurrent), with gradients by example.
+        single: whether examples must be passed one by one, since the dry run had only one distinct
+            row.
+        numbers: per example, in memory in addition to the activations.
+        outputs: of the network, for one example.
+        copied: layers whose input is modified in place later.
+        loop: whether the network does not support vmap.
     """
 
     wanted: list[str]
-    layers: dict[str, Layer]
+    layers: dict[str, LayerCall]
     other: list[str]
     single: bool
     numbers: int
     outputs: int
-    copied: set[Layer] = field(default_factory=set)  # their input is modified in place later
-    loop: bool = False  # the network does not support vmap
+    copied: set[LayerCall] = field(default_factory=set)
+    loop: bool = False
 
 
 class Sink(ABC):
-    """Receives the results of a sweep."""
+    """The receiver of the results of a sweep."""
 
-    def seen(self, layer: Layer, a: Tensor) -> Tensor | None:
-        """The input of a layer, once; the return value is passed with every gradient."""
+    def receive_input(self, layer: LayerCall, a: Tensor) -> Tensor | None:
+        """Receive the input of a layer, once; what is returned comes with every gradient.
+
+        Args:
+            layer: the layer.
+            a: its input.
+        """
         return a
 
     @abstractmethod
-    def graded(self, layer: Layer, a: Tensor | None, g: Tensor) -> None:
-        """The gradient at the output of a layer, for one column of H."""
+    def receive_gradient(self, layer: LayerCall, a: Tensor | None, g: Tensor) -> None:
+        """Receive the gradient at the output of a layer, for one column of H.
+
+        Args:
+            layer: the layer.
+            a: what ``receive_input`` returned.
+            g: the gradient.
+        """
 
     @abstractmethod
-    def others(self, gradients: Params) -> None:
-        """The gradients of tensors without a layer, (rows, *shape) each, for one column of H."""
+    def receive_row_gradients(self, gradients: Params) -> None:
+        """Receive the gradients of tensors without a layer, for one column of H.
 
-    def column(self) -> None:  # noqa: B027 (optional)
-        """Called after all gradients of one column."""
+        Args:
+            gradients: (rows, *shape) each.
+        """
+
+    def finish_column(self) -> None:  # noqa: B027 (optional)
+        """Finish a column of H, after all its gradients."""
 
 
-class Kept(TorchFunctionMode):
-    """Inside, a graph keeps its tensors where a network would recompute them by gradient
-    checkpointing.
+class KeepActivations(TorchFunctionMode):
+    """A block in which a graph keeps what gradient checkpointing would recompute.
 
-    Unless it is ``second_order``, it keeps detached tensors: a graph that keeps those of itself is
-    never freed.
+    Args:
+        second_order: whether the graph itself has gradients; False by default. Otherwise detached
+            tensors are kept: a graph that keeps those of itself is never freed.
     """
 
     def __init__(self, second_order: bool = False) -> None:
@@ -86,22 +100,32 @@ class Kept(TorchFunctionMode):
         self.second_order = second_order
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, with hooks that keep its tensors."""
         with saved_tensors_hooks(lambda t: t if self.second_order else t.detach(), lambda t: t):
             return func(*args, **(kwargs or {}))
 
 
-class Probe(TorchFunctionMode):
-    """Tells a sink the input of every planned layer, and the gradients that reach its output."""
+class LayerProbe(TorchFunctionMode):
+    """A block in which a sink receives inputs and output gradients of every planned layer.
+
+    Args:
+        plan: has the layers.
+        params: the tensors of the network.
+        rows: the number of examples.
+        sink: receives the results.
+    """
 
     def __init__(self, plan: Plan, params: Params, rows: int, sink: Sink) -> None:
         super().__init__()
-        self.plan, self.rows, self.sink = plan, rows, sink
+        self.plan = plan
+        self.rows = rows
+        self.sink = sink
         self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
-        self.roots: list[
-            Tensor
-        ] = []  # zeros at which a graph begins; the weights themselves need no gradient
+        # zeros at which a graph begins; the weights themselves need no gradient
+        self.roots: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and pass what is known of a layer to the sink."""
         kwargs = kwargs or {}
         if func not in Call.ARGUMENTS:
             return func(*args, **kwargs)
@@ -112,20 +136,24 @@ class Probe(TorchFunctionMode):
         with torch.no_grad():
             a = layer.inputs(call, self.rows)
             a = a.clone() if layer in self.plan.copied else a
-            kept = self.sink.seen(layer, a)
+            kept_input = self.sink.receive_input(layer, a)
         if not torch.is_grad_enabled():
             raise ValueError(
                 f"the network uses {next(iter(layer.shapes))!r} without gradients, so it has no "
-                "curvature; remove torch.no_grad(), or call torch.utils.checkpoint with use_reentrant=False"
+                "curvature; remove torch.no_grad(), "
+                "or call torch.utils.checkpoint with use_reentrant=False"
             )
         out: Tensor = func(*args, **kwargs)
         if not out.requires_grad:
-            self.roots.append(
-                torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True)
-            )
-            out = out + self.roots[-1]
+            root = torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True)
+            self.roots.append(root)
+            out = out + root
+
+        def pass_gradient(g: Tensor) -> None:
+            self.sink.receive_gradient(layer, kept_input, layer.outputs(g, self.rows))
+
         # A hook, not a reference to the output: an activation in place may overwrite it.
-        out.register_hook(lambda g: self.sink.graded(layer, kept, layer.outputs(g, self.rows)))
+        out.register_hook(pass_gradient)
         return out
 
 
@@ -133,56 +161,71 @@ class Probe(TorchFunctionMode):
 def make_plan(
     network: Network, params: Params, names: Iterable[str] | None, inputs: tuple[Any, ...]
 ) -> Plan:
-    """The plan for a network, from a dry run on a few rows. ``names``: the tensors; None for those
-    of the last layer.
+    """Plan the gradients for a network, from a dry run on a few rows.
 
     The rows are also passed in rolled order, to verify which axis of each layer counts the
     examples.
+
+    Args:
+        network: (params, *inputs) to outputs.
+        params: the tensors of the network.
+        names: the tensors of the curvature; None for those of the last layer.
+        inputs: of the network, a batch.
+
+    Raises:
+        ValueError: for a tensor that the network does not use, or examples that are not
+            independent.
     """
     device = next(iter(params.values())).device
-    index = _distinct(inputs)
-    rolled = index.roll(1)
-    few, other_few = rows_of(inputs, index), rows_of(inputs, rolled)
-    with rng.isolated(0, device), Watch(params, supported, copies=True) as first:
-        f = network(params, *few)
-    with rng.isolated(1, device), Watch(params, supported, copies=True) as second:
-        g = network(params, *other_few)
-    single = len(index) == 1
-    _check_rows(network, params, few, f, g)
+    index = _distinct_rows(inputs)
+    few_inputs = rows_of(inputs, index)
+    rolled_inputs = rows_of(inputs, index.roll(1))
+    with rng.isolated(0, device), Watch(params, is_supported, copies=True) as first:
+        f = network(params, *few_inputs)
+    with rng.isolated(1, device), Watch(params, is_supported, copies=True) as second:
+        rolled_f = network(params, *rolled_inputs)
+    has_one_row = len(index) == 1
+    _check_rows(network, params, few_inputs, f, rolled_f)
     wanted = set(first.last if names is None else names)
     unused = sorted(wanted - set(first.uses) - first.other)
     if unused:
         raise ValueError(
-            f"{', '.join(map(repr, unused))} is never used by the network in eval mode, so it has no curvature; "
-            " leave it out of `where`, or freeze it with requires_grad_(False)"
+            f"{', '.join(map(repr, unused))} is never used by the network in eval mode, so it has "
+            "no curvature;  leave it out of `where`, or freeze it with requires_grad_(False)"
         )
-    plan = Plan([name for name in params if name in wanted], {}, [], single, 0, f[0].numel())
-    alike = len(first.calls) == len(second.calls)
+    plan = Plan([name for name in params if name in wanted], {}, [], has_one_row, 0, f[0].numel())
+    have_same_calls = len(first.calls) == len(second.calls)
+    used_once = {
+        name for name in wanted - first.other if name in first.uses and first.uses[name] == 1
+    }
     for number, (call, weight, bias) in enumerate(first.calls):
-        whole = [
-            name if name in wanted and first.uses[name] == 1 and name not in first.other else None
-            for name in (weight, bias)
-        ]
+        weight_name = weight if weight in used_once else None
+        bias_name = bias if bias in used_once else None
+        if not have_same_calls or not (weight_name or bias_name):
+            continue
         before, after = first.copies[number]
-        axis = rows_axis(before, second.copies[number][0], len(index)) if alike else None
-        if axis is None or not any(whole) or (axis and call.func is not torch.nn.functional.linear):
+        axis = rows_axis(before, second.copies[number][0], len(index))
+        if axis is None or (axis and call.func is not torch.nn.functional.linear):
             continue
         call.given["input"] = before
-        layer = layer_of(call, whole[0], whole[1], axis)
+        layer = layer_of(call, weight_name, bias_name, axis)
         plan.layers |= dict.fromkeys(layer.shapes, layer)
         plan.numbers += layer.numbers(call, len(index))
         if not torch.equal(before, after):
             plan.copied.add(layer)
     plan.other = sorted(wanted - set(plan.layers))
-    plan.numbers += 2 * sum(
-        params[name].numel() for name in plan.other
-    )  # a copy for each example, and its gradient
+    # a copy for each example, and its gradient
+    plan.numbers += 2 * sum(params[name].numel() for name in plan.other)
     return plan
 
 
 def rows_axis(x: Tensor, rolled: Tensor, rows: int) -> int | None:
-    """The axis of x that counts the examples, from its values for rolled examples; None if there is
-    none.
+    """Return the axis of x that counts the examples; None if there is none.
+
+    Args:
+        x: a tensor in the network.
+        rolled: the same for rolled examples.
+        rows: the number of examples.
     """
     if rows == 1:
         return 0
@@ -190,29 +233,28 @@ def rows_axis(x: Tensor, rolled: Tensor, rows: int) -> int | None:
         return None
     if len(x) % rows == 0 and close(x.reshape(rows, -1).roll(1, 0), rolled.reshape(rows, -1)):
         return 0
-    axes = (
-        axis
-        for axis in range(1, x.ndim - 1)
-        if x.shape[axis] == rows and close(x.roll(1, axis), rolled)
-    )
-    return next(axes, None)
+    for axis in range(1, x.ndim - 1):
+        if x.shape[axis] == rows and close(x.roll(1, axis), rolled):
+            return axis
+    return None
 
 
-class Quiet:
-    """Suppresses two warnings of torch: that forward mode loads torch.jit, and that vmap uses a
-    slow fallback.
+class SuppressedWarnings:
+    """A block without two warnings of torch.
 
-    Warning filters are shared by all threads: the first thread sets them, the last one restores
-    them.
+    They say that forward mode loads torch.jit, and that vmap uses a slow fallback. Warning filters
+    are shared by all threads: the first thread sets them, the last one restores them.
     """
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._filters = threading.Lock(), 0, warnings.catch_warnings()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._filters = warnings.catch_warnings()
 
     def __enter__(self) -> None:
         with self._lock:
-            self._inside += 1
-            if self._inside == 1:
+            self._threads += 1
+            if self._threads == 1:
                 self._filters = warnings.catch_warnings()
                 self._filters.__enter__()
                 warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
@@ -220,36 +262,34 @@ class Quiet:
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
+            self._threads -= 1
+            if self._threads == 0:
                 self._filters.__exit__(None, None, None)
 
 
-QUIET = Quiet()
+QUIET = SuppressedWarnings()
 
 
-def _distinct(inputs: tuple[Any, ...]) -> Tensor:
-    """The indices of a few rows that differ from one another."""
+def _distinct_rows(inputs: tuple[Any, ...]) -> Tensor:
+    """Return the indices of a few rows that differ from one another."""
     tensors = [
         item.flatten(1) if item.ndim > 1 else item.unsqueeze(1)
         for item in inputs
         if isinstance(item, Tensor)
     ]
-    chosen = [0]
+    index = [0]
     for row in range(1, len(tensors[0])):
-        if len(chosen) == TRIED:
+        if len(index) == DRY_RUN_ROWS:
             break
-        if all(any(not torch.equal(t[row], t[old]) for t in tensors) for old in chosen):
-            chosen.append(row)
-    return torch.tensor(chosen, device=tensors[0].device)
+        if all(any(not torch.equal(t[row], t[old]) for t in tensors) for old in index):
+            index.append(row)
+    return torch.tensor(index, device=tensors[0].device)
 
 
 def _check_rows(
-    network: Network, params: Params, few: tuple[Any, ...], f: Tensor, rolled: Tensor
+    network: Network, params: Params, inputs: tuple[Any, ...], f: Tensor, rolled: Tensor
 ) -> None:
-    """Raise a ValueError for a network that draws random numbers, or whose examples depend on each
-    other.
-    """
+    """Raise a ValueError for a random network, or one whose examples depend on each other."""
     check_tensor(f)
     if not bool(f.isfinite().all()):
         raise FloatingPointError(
@@ -257,27 +297,47 @@ def _check_rows(
         )
     device = next(iter(params.values())).device
     with rng.isolated(1, device):
-        again = network(params, *few)
-    if not close(f, again):
+        repeated_f = network(params, *inputs)
+    if not close(f, repeated_f):
         raise ValueError(
-            "the network draws random numbers in eval mode, so it has no curvature; switch its noise off (F.dropout "
-            "needs training=self.training)"
+            "the network draws random numbers in eval mode, so it has no curvature; "
+            "switch its noise off (F.dropout needs training=self.training)"
         )
-    fewer = max(1, len(f) - 1)
+    rows = max(1, len(f) - 1)
     try:
-        alone = network(params, *rows_of(few, slice(0, fewer)))
+        f_of_fewer = network(params, *rows_of(inputs, slice(0, rows)))
     except ValueError:  # batch norm in training mode cannot take a single row
-        alone = torch.full_like(f[:fewer], torch.nan)
-    if not close(f[:fewer], alone) or not close(f.roll(1, 0), rolled):
+        f_of_fewer = torch.full_like(f[:rows], torch.nan)
+    if not close(f[:rows], f_of_fewer) or not close(f.roll(1, 0), rolled):
         raise ValueError(
-            "the output for an example depends on the other rows of its batch (batch norm without running statistics, "
-            "dynamic quantization), so the curvature is not a sum over examples; use track_running_stats=True, another "
-            "norm, or static quantization"
+            "the output for an example depends on the other rows of its batch (batch norm without "
+            "running statistics, dynamic quantization), so the curvature is not a sum over "
+            "examples; use track_running_stats=True, another norm, or static quantization"
         )
+
+
+def _memory_budget(device: torch.device) -> int:
+    """Return how many numbers may be in memory in addition to the activations.
+
+    On a GPU it is a sixteenth of the memory, as floats: there the number of calls is the cost.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1] // 64
+    return BUDGET[device.type != "cpu"]
 
 
 class Sweep:
-    """Sends batches through a network and their gradients, for every column of H, to a sink."""
+    """A pass of batches through a network, and of their gradients for every column of H.
+
+    Args:
+        network: (params, *inputs) to outputs.
+        params: the tensors of the network.
+        plan: how the gradients are computed.
+        likelihood: p(y | f).
+        kind: of H, "ggn" by default.
+        samples: labels drawn for each row, if "sampled"; 1 by default.
+        seed: of these labels.
+    """
 
     def __init__(
         self,
@@ -285,71 +345,80 @@ class Sweep:
         params: Params,
         plan: Plan,
         likelihood: BoundLikelihood,
-        kind: Kind = "ggn",
+        kind: CurvatureType = "ggn",
         samples: int = 1,
         seed: rng.Seed = None,
     ) -> None:
-        self.network, self.plan, self.likelihood = network, plan, likelihood
+        self.network = network
+        self.plan = plan
+        self.likelihood = likelihood
         self.params = {name: value.detach() for name, value in params.items()}
-        self.kind, self.samples, self.seed = kind, samples, seed
+        self.kind = kind
+        self.samples = samples
+        self.seed = seed
         device = next(iter(self.params.values())).device
-        # a sixteenth of the memory of a GPU, as floats: there the number of calls is the cost
-        budget = (
-            torch.cuda.mem_get_info(device)[1] // 64
-            if device.type == "cuda"
-            else BUDGET[device.type != "cpu"]
-        )
-        self.rows = 1 if plan.single else max(1, budget // max(1, plan.numbers))
+        self.rows = 1
+        if not plan.single:
+            self.rows = max(1, _memory_budget(device) // max(1, plan.numbers))
 
     def batch(
         self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One batch, a few rows at a time: their outputs and y. ``number`` seeds the labels that
-        are drawn for it.
+        """Yield outputs and y of one batch, a few rows at a time.
+
+        Args:
+            inputs: of the network.
+            y: targets.
+            number: of the batch, for the labels that are drawn.
+            sink: receives the results.
         """
         for first in range(0, len(y), self.rows):
-            part, seed = (
-                slice(first, first + self.rows),
-                rng.fold(self.seed, "batch", number, first),
-            )
-            yield self._rows(rows_of(inputs, part), y[part], seed, sink), y[part]
+            rows = slice(first, first + self.rows)
+            seed = rng.fold(self.seed, "batch", number, first)
+            yield self._pass_rows(rows_of(inputs, rows), y[rows], seed, sink), y[rows]
 
-    def _rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
-        with torch.enable_grad(), Kept(), Probe(self.plan, self.params, len(y), sink) as probe:
+    def _pass_rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
+        """Pass some rows forward, and every column of H backward; return the outputs."""
+        probe = LayerProbe(self.plan, self.params, len(y), sink)
+        with torch.enable_grad(), KeepActivations(), probe:
             f = self.network(self.params, *inputs)
-        each, own = self._apart(inputs, len(y)) if self.plan.other else (f, {})
-        for s in information(self.likelihood, f, y, self.kind, self.samples, seed).columns():
+        row_f = f
+        row_params: Params = {}
+        if self.plan.other:
+            row_f, row_params = self._call_by_row(inputs, len(y))
+        h = information(self.likelihood, f, y, self.kind, self.samples, seed)
+        for column in h.columns():
             if probe.roots:
-                torch.autograd.grad(f, probe.roots, s, retain_graph=True, allow_unused=True)
-            if own:
-                found = torch.autograd.grad(
-                    each, list(own.values()), s, retain_graph=True, materialize_grads=True
+                torch.autograd.grad(f, probe.roots, column, retain_graph=True, allow_unused=True)
+            if row_params:
+                gradients = torch.autograd.grad(
+                    row_f,
+                    list(row_params.values()),
+                    column,
+                    retain_graph=True,
+                    materialize_grads=True,
                 )
-                sink.others(dict(zip(own, found, strict=True)))
-            sink.column()
+                sink.receive_row_gradients(dict(zip(row_params, gradients, strict=True)))
+            sink.finish_column()
         return f.detach()
 
-    def _apart(self, inputs: tuple[Any, ...], rows: int) -> tuple[Tensor, Params]:
-        """The outputs, with tensors without a layer that every example has for itself: (rows,
-        *shape) each.
-        """
-        own = {
+    def _call_by_row(self, inputs: tuple[Any, ...], rows: int) -> tuple[Tensor, Params]:
+        """Return the outputs, with a copy of tensors without a layer for each row."""
+        row_params = {
             name: w.expand(rows, *w.shape).clone()
             for name, w in self.params.items()
             if name in self.plan.other
         }
-        tensors = [i for i, item in enumerate(inputs) if isinstance(item, Tensor)]
+        indices = [i for i, item in enumerate(inputs) if isinstance(item, Tensor)]
 
-        def one(own: Params, *row: Tensor) -> Tensor:
-            given = dict(enumerate(inputs)) | {
-                i: item.unsqueeze(0) for i, item in zip(tensors, row, strict=True)
-            }
-            return self.network(self.params | own, *given.values()).squeeze(0)
+        def call_row(params: Params, *row: Tensor) -> Tensor:
+            batches = {i: item.unsqueeze(0) for i, item in zip(indices, row, strict=True)}
+            row_inputs = dict(enumerate(inputs)) | batches
+            return self.network(self.params | params, *row_inputs.values()).squeeze(0)
 
-        each = VmapOrLoop(one, (0, *[0] * len(tensors)), loop=self.plan.loop)
-        with torch.enable_grad(), Kept(), QUIET, PlainAttention():
-            f: Tensor = each(
-                {n: w.requires_grad_() for n, w in own.items()}, *[inputs[i] for i in tensors]
-            )
-        self.plan.loop = each.loop
-        return f, own
+        mapping = VmapOrLoop(call_row, (0, *[0] * len(indices)), loop=self.plan.loop)
+        with torch.enable_grad(), KeepActivations(), QUIET, PlainAttention():
+            leaves = {name: w.requires_grad_() for name, w in row_params.items()}
+            f: Tensor = mapping(leaves, *[inputs[i] for i in indices])
+        self.plan.loop = mapping.loop
+        return f, row_params

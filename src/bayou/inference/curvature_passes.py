@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou.core.params import Params
 from bayou.core.progress import Progress, Show
-from bayou.curvature.information import Kind
+from bayou.curvature.information import CurvatureType
 from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.structures import DiagonalSum, FullSum, Sum
 from bayou.curvature.sweep import Plan, Sweep
@@ -43,7 +43,7 @@ class CurvatureSettings(Protocol):
     def samples(self) -> int:
         """The number of sampled gradients for a Fisher matrix."""
 
-    def kind(self, outputs: int) -> Kind:
+    def curvature_for(self, outputs: int) -> CurvatureType:
         """Return which curvature is computed for a network with so many outputs."""
 
 
@@ -106,7 +106,7 @@ class CurvaturePasses:
             params,
             self.plan,
             likelihood,
-            self.method.kind(self.plan.outputs),
+            self.method.curvature_for(self.plan.outputs),
             self.method.samples,
             part_seed(self.seed, "curvature"),
         )

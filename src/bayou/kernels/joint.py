@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from bayou.core.params import Params, flatten, under, unflatten
 from bayou.kernels.hmc import Density
-from bayou.kernels.trace import traced
+from bayou.kernels.trace import trace_density
 from bayou.network import Network, VmapOrLoop, forward_inputs
 from bayou.target import Target
 
@@ -21,19 +21,26 @@ NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, no
 
 
 class Joint:
-    """log p(w, D) and its gradient for C chains: w (C, D) holds the free parameters, sorted by
-    name.
+    """The log joint log p(w, D) and its gradient for C chains.
 
-    Parameters of the likelihood (a learned ``log_scale``) are among the sampled
-    ones, with a flat prior. The network runs in eval mode with its own buffers. The chains are
-    mapped by ``vmap``, or by a loop where an operation has no batching rule (``loop``), with equal
-    results up to rounding.
+    w (C, D) holds the free parameters, sorted by name. Parameters of the likelihood (a learned
+    ``log_scale``) are among the sampled ones, with a flat prior. The network runs in eval mode with
+    its own buffers. The chains are mapped by ``vmap``, or by a loop where an operation has no
+    batching rule, with equal results up to rounding.
+
+    Args:
+        target: the likelihood, the priors and the number of rows N.
+        network: evaluates the network.
+        point: named tensors of the shapes of the free parameters.
+        loop: whether to use a loop from the start; False by default.
     """
 
     def __init__(
         self, target: Target, network: Network, point: Params, *, loop: bool = False
     ) -> None:
-        self.target, self.network, self.loop = target, network, loop
+        self.target = target
+        self.network = network
+        self.loop = loop
         network.net.eval()
         learned = (
             (name, value)
@@ -46,34 +53,46 @@ class Joint:
 
     @property
     def start(self) -> Tensor:
-        """The point as a flat vector: (D,)."""
+        """Return the point as a flat vector: (D,)."""
         return flatten(self.like)
 
     def tensors(self, w: Tensor) -> Params:
-        """Flat vectors (C, D) as named tensors (C, *shape)."""
+        """Return flat vectors as named tensors (C, *shape).
+
+        Args:
+            w: (C, D).
+        """
         return unflatten(w, self.like)
 
-    def __call__(self, w: Tensor, x: Any, y: Tensor, *, own: bool = False) -> tuple[Tensor, Tensor]:
-        """log p(w) + (N/M)·Σ_m log p(y_m | x_m, w) and its gradient: (C,), (C, D).
+    def __call__(
+        self, w: Tensor, x: Any, y: Tensor, *, per_chain: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return log p(w) + (N/M)·Σ_m log p(y_m | x_m, w) and its gradient: (C,), (C, D).
 
-        x, y: one batch for all chains, or with ``own`` one batch for each, (C, M, ...).
+        Args:
+            w: (C, D).
+            x: the inputs of M rows.
+            y: their targets.
+            per_chain: whether x and y have a batch for each chain, (C, M, ...), instead of one for
+                all; False by default.
         """
 
         def log_joint(params: Params) -> Tensor:
-            return self.target.log_prior(params) + self.target.scale(
-                self._log_likelihood(params, x, y, own)
-            )
+            log_likelihood = self._log_likelihood(params, x, y, per_chain)
+            return self.target.log_prior(params) + self.target.scale(log_likelihood)
 
         return self._with_gradient(log_joint, w)
 
     def means(self, w: Tensor, inputs: tuple[Any, ...]) -> Tensor:
-        """E[y | x, w] of every chain: (C, M, ...)."""
-        weights = {
-            name: value
-            for name, value in unflatten(w, self.like).items()
-            if not name.startswith(NOISE)
-        }
-        return self.target.likelihood.mean(self._outputs(weights, inputs, own=False))
+        """Return E[y | x, w] of every chain: (C, M, ...).
+
+        Args:
+            w: (C, D).
+            inputs: of the network, M rows.
+        """
+        params = unflatten(w, self.like)
+        weights = {name: value for name, value in params.items() if not name.startswith(NOISE)}
+        return self.target.likelihood.mean(self._outputs(weights, inputs, per_chain=False))
 
     def density(
         self,
@@ -83,41 +102,45 @@ class Joint:
         prior: bool = True,
         calls: int = MIN_TRACED_CALLS,
     ) -> Density:
-        """log p(w, D) and its gradient from all data, for vectors shaped like ``like`` (C, D),
-        summed over batches.
+        """Return log p(w, D) and its gradient from all data, as a function of w.
 
-        ``prior=False``: log p(D | w). ``calls``: the maximum number of calls; the function is
-        traced if there are many.
+        Args:
+            batches: of all rows; their terms are summed.
+            like: the shape of w, (C, D).
+            prior: whether to include log p(w); False: log p(D | w).
+            calls: the maximum number of calls; the function is traced if there are many.
         """
-        parts = [
-            partial(self._part, x=x, y=y, prior=prior and number == 0)
+        terms: list[Density] = [
+            partial(self._batch_term, x=x, y=y, prior=prior and number == 0)
             for number, (x, y) in enumerate(batches)
         ]
-        parts[0](like)  # sets self.loop
-        run = (
-            parts
-            if self.loop or calls < MIN_TRACED_CALLS
-            else [traced(part, like) for part in parts]
-        )
+        terms[0](like)  # sets self.loop
+        if not self.loop and calls >= MIN_TRACED_CALLS:
+            terms = [trace_density(term, like) for term in terms]
 
         def density(w: Tensor) -> tuple[Tensor, Tensor]:
-            value, gradient = run[0](w)
-            for part in run[1:]:
-                more, slope = part(w)
-                value, gradient = value + more, gradient + slope
+            value, gradient = terms[0](w)
+            for term in terms[1:]:
+                batch_value, batch_gradient = term(w)
+                value = value + batch_value
+                gradient = gradient + batch_gradient
             return value, gradient
 
         return density
 
     def log_prior(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(w) and its gradient: (C,), (C, D)."""
+        """Return log p(w) and its gradient: (C,), (C, D).
+
+        Args:
+            w: (C, D).
+        """
         return self._with_gradient(self.target.log_prior, w)
 
-    def _part(self, w: Tensor, x: Any, y: Tensor, prior: bool) -> tuple[Tensor, Tensor]:
-        """The term of one batch, Σ_m log p(y_m | x_m, w), with the prior if requested."""
+    def _batch_term(self, w: Tensor, x: Any, y: Tensor, prior: bool) -> tuple[Tensor, Tensor]:
+        """Return the term of one batch, Σ_m log p(y_m | x_m, w), with the prior if requested."""
 
         def log_density(params: Params) -> Tensor:
-            value = self._log_likelihood(params, x, y, own=False).sum(-1)
+            value = self._log_likelihood(params, x, y, per_chain=False).sum(-1)
             return value + self.target.log_prior(params) if prior else value
 
         return self._with_gradient(log_density, w)
@@ -125,40 +148,40 @@ class Joint:
     def _with_gradient(
         self, function: Callable[[Params], Tensor], w: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Values (C,) and their gradients (C, D); chains are independent, so one backward pass
-        suffices.
-        """
+        """Return values (C,) and gradients (C, D), by one backward pass of independent chains."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             value = function(unflatten(w, self.like))
             (gradient,) = torch.autograd.grad(value.sum(), w)
             return value.detach(), gradient
 
-    def _log_likelihood(self, params: Params, x: Any, y: Tensor, own: bool) -> Tensor:
-        """log p(y_m | x_m, w) of every chain and example: (C, M)."""
+    def _log_likelihood(self, params: Params, x: Any, y: Tensor, per_chain: bool) -> Tensor:
+        """Return log p(y_m | x_m, w) of every chain and example: (C, M)."""
         weights = {name: value for name, value in params.items() if not name.startswith(NOISE)}
         noise = {name: value for name, value in params.items() if name.startswith(NOISE)}
-        outputs = self._outputs(weights, forward_inputs(x), own)
-        if not noise and not own:
+        outputs = self._outputs(weights, forward_inputs(x), per_chain)
+        if not noise and not per_chain:
             return self.target.likelihood.log_prob(outputs, y)  # which supports sample axes
-        each: Tensor = self._mapped(self._each, (0, 0, 0 if own else None), noise, outputs, y)
-        return each
+        axes = (0, 0, 0 if per_chain else None)
+        return self._map_chains(self._chain_log_likelihood, axes, noise, outputs, y)
 
-    def _outputs(self, weights: Params, inputs: tuple[Any, ...], own: bool) -> Tensor:
-        """The outputs of every chain: (C, M, *out)."""
-        axes = tuple(0 if own and isinstance(item, Tensor) else None for item in inputs)
-        out: Tensor = self._mapped(self.network.evaluate, (0, *axes), weights, *inputs)
-        return out
+    def _outputs(self, weights: Params, inputs: tuple[Any, ...], per_chain: bool) -> Tensor:
+        """Return the outputs of every chain: (C, M, *out)."""
+        axes = tuple(0 if per_chain and isinstance(item, Tensor) else None for item in inputs)
+        return self._map_chains(self.network.evaluate, (0, *axes), weights, *inputs)
 
-    def _mapped(
+    def _map_chains(
         self, function: Callable[..., Tensor], axes: tuple[int | None, ...], *args: Any
-    ) -> Any:
-        each = VmapOrLoop(function, axes, loop=self.loop)
-        out = each(*args)
-        self.loop = each.loop
-        return out
+    ) -> Tensor:
+        """Evaluate a function of one chain for all chains."""
+        mapping = VmapOrLoop(function, axes, loop=self.loop)
+        values: Tensor = mapping(*args)
+        self.loop = mapping.loop
+        return values
 
-    def _each(self, noise: Params, outputs: Tensor, y: Tensor) -> Tensor:
-        """log p(y_m | f_m) of one chain: (M,)."""
-        each: Tensor = functional_call(self.target.likelihood, under(NOISE, noise), (outputs, y))
-        return each
+    def _chain_log_likelihood(self, noise: Params, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return log p(y_m | f_m) of one chain: (M,)."""
+        log_probs: Tensor = functional_call(
+            self.target.likelihood, under(NOISE, noise), (outputs, y)
+        )
+        return log_probs

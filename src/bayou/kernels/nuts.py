@@ -1,5 +1,4 @@
-"""The no-U-turn sampler, multinomial as in Stan (Hoffman & Gelman 2014, Betancourt 2017), all
-chains at once.
+"""The no-U-turn sampler, multinomial as in Stan (Hoffman & Gelman 2014, Betancourt 2017).
 
 Trajectories grow by doubling, in all chains together. The tree is a loop over leaves n, whose
 binary digits determine the subtrees that end there, so that one call of the density serves all
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor
 from bayou.kernels.hmc import (
     DIVERGENCE,
     Density,
+    HamiltonianState,
     Info,
-    Point,
-    State,
+    PhasePoint,
     choose,
     energy,
     init,
@@ -28,139 +28,166 @@ from bayou.kernels.hmc import (
     start,
 )
 
-__all__ = ["Info", "State", "init", "step"]
+__all__ = ["HamiltonianState", "Info", "init", "step"]
 
 Uniforms = Callable[[int], Tensor]  # depth -> (C, 2^depth + 2) on [0, 1)
+Leaves = dict[int, tuple[Tensor, Tensor]]  # leaf → its momentum, and Σ momenta up to it
+Ends = tuple[Tensor, Tensor, Tensor]  # Σ momenta ρ, first and last momentum of a trajectory
 
 
 class Subtree(NamedTuple):
-    """2^depth new leaves: first momentum, last point, Σ momenta, log Σ weights, the leaf drawn,
-    which are valid.
-    """
+    """The 2^depth leaves of a new half of a trajectory."""
 
-    first: Tensor
-    last: Point
-    total: Tensor
-    log_weight: Tensor
-    picked: State
-    valid: Tensor
+    first: Tensor  # the first momentum
+    last: PhasePoint
+    total: Tensor  # Σ momenta
+    log_weight: Tensor  # log Σ weights
+    selected: HamiltonianState  # the leaf that was drawn
+    is_valid: Tensor
     accepts: Tensor  # Σ over leaves of min(1, exp(H₀ − H))
-    leaves: Tensor
-    divergent: Tensor
+    leaves: Tensor  # their number
+    is_divergent: Tensor
 
 
 def step(
-    state: State,
+    state: HamiltonianState,
     density: Density,
     noise: Tensor,
     uniforms: Uniforms,
     step_size: Tensor,
     inverse_mass: Tensor,
     max_depth: int = 10,
-) -> tuple[State, Info]:
-    """One transition: double the trajectory until it turns back, and draw a leaf with probability ∝
-    exp(−H).
+) -> tuple[HamiltonianState, Info]:
+    """Double a trajectory until it turns back, and draw a leaf with probability ∝ exp(−H).
 
     Inside a subtree leaves are drawn by weight; between the old tree and the new half the new one
     is preferred (biased progressive sampling). A trajectory turns where M⁻¹ρ·p ≤ 0 at one of its
     ends, ρ = Σ p over its leaves; each subtree is tested, and each with the neighboring leaf of its
-    sibling, as in Stan. ``noise`` (C, D), ``step_size`` (C,), ``inverse_mass`` (C, D) or (D,). An
-    energy error over 1000 is a divergence and ends the trajectory.
+    sibling, as in Stan. An energy error over 1000 is a divergence and ends the trajectory.
+
+    Args:
+        state: the chains.
+        density: log p and its gradient.
+        noise: of the momentum, normal, (C, D).
+        uniforms: returns uniform noise on [0, 1) of a depth, (C, 2^depth + 2).
+        step_size: ε, (C,).
+        inverse_mass: M⁻¹, (C, D) or (D,).
+        max_depth: at most 2^max_depth steps; 10 by default.
     """
-    origin = left = right = start(state, noise, inverse_mass)
-    before = energy(origin, inverse_mass)
-    total, log_weight = origin.momentum, torch.zeros_like(before)
-    running = torch.ones_like(before, dtype=torch.bool)
-    accepts, leaves, divergent = torch.zeros_like(before), torch.zeros_like(before), ~running
+    origin = start(state, noise, inverse_mass)
+    left = origin
+    right = origin
+    initial_energy = energy(origin, inverse_mass)
+    total = origin.momentum
+    log_weight = torch.zeros_like(initial_energy)
+    is_running = torch.ones_like(initial_energy, dtype=torch.bool)
+    accepts = torch.zeros_like(initial_energy)
+    leaves = torch.zeros_like(initial_energy)
+    is_divergent = ~is_running
     for depth in range(max_depth):
         u = uniforms(depth)
-        log_u, forward = u[:, 1:].log(), u[:, 0] < 0.5
-        near, far = choose(forward, right, left), choose(forward, left, right)
-        signed = torch.where(forward, step_size, -step_size).unsqueeze(-1)
-        tree = _subtree(near, density, signed, inverse_mass, log_u, running, before, depth)
-        accepts, leaves, divergent = (
-            accepts + tree.accepts,
-            leaves + tree.leaves,
-            divergent | tree.divergent,
+        log_u = u[:, 1:].log()
+        is_forward = u[:, 0] < 0.5
+        near = choose(is_forward, right, left)
+        far = choose(is_forward, left, right)
+        signed_step = torch.where(is_forward, step_size, -step_size).unsqueeze(-1)
+        tree = _grow_subtree(
+            near, density, signed_step, inverse_mass, log_u, is_running, initial_energy, depth
         )
-        valid = tree.valid
-        state = choose(valid & (log_u[:, -1] < tree.log_weight - log_weight), tree.picked, state)
-        left, right = (
-            choose(valid & ~forward, tree.last, left),
-            choose(valid & forward, tree.last, right),
-        )
+        accepts = accepts + tree.accepts
+        leaves = leaves + tree.leaves
+        is_divergent = is_divergent | tree.is_divergent
+        is_valid = tree.is_valid
+        is_selected = is_valid & (log_u[:, -1] < tree.log_weight - log_weight)
+        state = choose(is_selected, tree.selected, state)
+        left = choose(is_valid & ~is_forward, tree.last, left)
+        right = choose(is_valid & is_forward, tree.last, right)
         ends = [(total + tree.total, far.momentum, tree.last.momentum)]
         if depth:  # with two leaves all three are one
             ends.append((total + tree.first, far.momentum, tree.first))
             ends.append((near.momentum + tree.total, near.momentum, tree.last.momentum))
-        running = valid & _straight(ends, inverse_mass)
-        total, log_weight = total + tree.total, torch.logaddexp(log_weight, tree.log_weight)
-        if not bool(running.any()):
+        is_running = is_valid & _is_straight(ends, inverse_mass)
+        total = total + tree.total
+        log_weight = torch.logaddexp(log_weight, tree.log_weight)
+        if not bool(is_running.any()):
             break
-    return state, Info(accepts / leaves, divergent, leaves)
+    return state, Info(accepts / leaves, is_divergent, leaves)
 
 
-def _subtree(
-    point: Point, density: Density, step_size: Tensor, inverse_mass: Tensor, log_u: Tensor, running: Tensor,
-    before: Tensor, depth: int,
-) -> Subtree:  # fmt: skip
-    """2^depth leapfrog steps from a point; a subtree with a U-turn or a divergence is invalid."""
-    zero = torch.zeros_like(before)
-    total, log_weight = torch.zeros_like(point.momentum), torch.full_like(before, -math.inf)
-    valid, accepts, leaves, divergent = running, zero, zero, torch.zeros_like(running)
-    seen: dict[int, tuple[Tensor, Tensor]] = {}  # leaf → its momentum, and Σ momenta up to it
-    picked = State(point.position, point.log_prob, point.gradient)
+def _grow_subtree(
+    point: PhasePoint,
+    density: Density,
+    step_size: Tensor,
+    inverse_mass: Tensor,
+    log_u: Tensor,
+    is_running: Tensor,
+    initial_energy: Tensor,
+    depth: int,
+) -> Subtree:
+    """Take 2^depth leapfrog steps from a point.
+
+    A subtree with a U-turn or a divergence is not valid.
+    """
+    zero = torch.zeros_like(initial_energy)
+    total = torch.zeros_like(point.momentum)
+    log_weight = torch.full_like(initial_energy, -math.inf)
+    is_valid = is_running
+    accepts = zero
+    leaves = zero
+    is_divergent = torch.zeros_like(is_running)
+    momenta: Leaves = {}
+    selected = HamiltonianState(point.position, point.log_prob, point.gradient)
     for n in range(2**depth):
         point = leapfrog(point, density, step_size, inverse_mass)
         total = total + point.momentum
-        seen[n] = point.momentum, total
-        gain = before - energy(point, inverse_mass)
-        accepts = torch.addcmul(accepts, gain.clamp(max=0).exp(), valid)
-        leaves = leaves + valid
-        lost = gain < -DIVERGENCE
-        divergent, valid = divergent | (valid & lost), valid & ~lost
+        momenta[n] = point.momentum, total
+        gain = initial_energy - energy(point, inverse_mass)
+        accepts = torch.addcmul(accepts, gain.clamp(max=0).exp(), is_valid)
+        leaves = leaves + is_valid
+        diverges = gain < -DIVERGENCE
+        is_divergent = is_divergent | (is_valid & diverges)
+        is_valid = is_valid & ~diverges
         log_weight = torch.logaddexp(log_weight, gain)
-        new = State(point.position, point.log_prob, point.gradient)
-        picked = new if n == 0 else choose(log_u[:, n] < gain - log_weight, new, picked)
-        size, ends = 2, []
+        leaf = HamiltonianState(point.position, point.log_prob, point.gradient)
+        selected = leaf if n == 0 else choose(log_u[:, n] < gain - log_weight, leaf, selected)
+        size = 2
+        ends: list[Ends] = []
         while (n + 1) % size == 0:
-            ends += _ends(seen, n + 1 - size, n)
+            ends += _subtree_ends(momenta, n + 1 - size, n)
             size *= 2
         if ends:
-            valid = valid & _straight(ends, inverse_mass)
-        for inner in range(
-            n + 2 - size // 2, n
-        ):  # of a whole subtree only its ends are needed again
-            seen.pop(inner, None)
-        if not bool(valid.any()):
+            is_valid = is_valid & _is_straight(ends, inverse_mass)
+        # of a complete subtree only its ends are needed again
+        for inner in range(n + 2 - size // 2, n):
+            momenta.pop(inner, None)
+        if not bool(is_valid.any()):
             break
-    return Subtree(seen[0][0], point, total, log_weight, picked, valid, accepts, leaves, divergent)
+    first = momenta[0][0]
+    return Subtree(
+        first, point, total, log_weight, selected, is_valid, accepts, leaves, is_divergent
+    )
 
 
-def _ends(
-    seen: dict[int, tuple[Tensor, Tensor]], a: int, b: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(ρ, first and last momentum) of leaves a..b, and of each half with the next leaf of the
-    other.
-    """
-    p_a, sum_a = seen[a]
-    p_b, sum_b = seen[b]
-    found = [(sum_b - sum_a + p_a, p_a, p_b)]
+def _subtree_ends(momenta: Leaves, a: int, b: int) -> list[Ends]:
+    """Return the ends of leaves a..b, and of each half with the next leaf of the other."""
+    p_a, sum_a = momenta[a]
+    p_b, sum_b = momenta[b]
+    ends = [(sum_b - sum_a + p_a, p_a, p_b)]
     if b - a > 1:
-        m = (a + b) // 2  # the last leaf of the left half
-        (p_m, sum_m), (p_next, sum_next) = seen[m], seen[m + 1]
-        found += [(sum_next - sum_a + p_a, p_a, p_next), (sum_b - sum_m + p_m, p_m, p_b)]
-    return found
+        middle = (a + b) // 2  # the last leaf of the left half
+        p_m, sum_m = momenta[middle]
+        p_next, sum_next = momenta[middle + 1]
+        ends.append((sum_next - sum_a + p_a, p_a, p_next))
+        ends.append((sum_b - sum_m + p_m, p_m, p_b))
+    return ends
 
 
-def _straight(ends: list[tuple[Tensor, Tensor, Tensor]], inverse_mass: Tensor) -> Tensor:
-    """Whether M⁻¹ρ·p > 0 at both ends of all these trajectories: (C,)."""
-    good = None
+def _is_straight(ends: list[Ends], inverse_mass: Tensor) -> Tensor:
+    """Return whether M⁻¹ρ·p > 0 at both ends of all these trajectories: (C,)."""
+    tests = []
     for rho, first, last in ends:
-        sharp = rho * inverse_mass
-        both = (
-            torch.minimum(torch.linalg.vecdot(sharp, first), torch.linalg.vecdot(sharp, last)) > 0
-        )
-        good = both if good is None else good & both
-    assert good is not None
-    return good
+        velocity = rho * inverse_mass
+        at_first = torch.linalg.vecdot(velocity, first)
+        at_last = torch.linalg.vecdot(velocity, last)
+        tests.append(torch.minimum(at_first, at_last) > 0)
+    return reduce(torch.logical_and, tests)

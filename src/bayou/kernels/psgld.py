@@ -9,26 +9,28 @@ import torch
 from torch import Tensor
 
 from bayou.kernels import sgld
-from bayou.kernels.sgld import root
+from bayou.kernels.sgld import square_root
 
 
-class State(NamedTuple):
-    """Position and running mean of squared gradients, (C, D) each, and how many gradients it has
-    seen.
-    """
+class PreconditionedState(NamedTuple):
+    """Position and running mean of squared gradients, (C, D) each, and the number of gradients."""
 
     position: Tensor
     square: Tensor
     steps: int
 
 
-def init(position: Tensor) -> State:
-    """Chains that start at these positions (C, D)."""
-    return State(position, torch.zeros_like(position), 0)
+def init(position: Tensor) -> PreconditionedState:
+    """Return chains that start at these positions.
+
+    Args:
+        position: (C, D).
+    """
+    return PreconditionedState(position, torch.zeros_like(position), 0)
 
 
 def step(
-    state: State,
+    state: PreconditionedState,
     gradient: Tensor,
     noise: Tensor,
     lr: float,
@@ -37,62 +39,88 @@ def step(
     n: int = 1,
     decay: float = 0.99,
     floor: float = 1e-5,
-) -> State:
-    """w ← w + ½·h·G·∇log p(w) + √(h·G·T)·ξ, G = 1/(λ + √V), V the running mean of (∇log p / n)².
+) -> PreconditionedState:
+    """Take a step w ← w + ½·h·G·∇log p(w) + √(h·G·T)·ξ with G = 1/(λ + √V).
 
-    V ← α·V + (1 − α)·(∇log p / n)², α = ``decay``, λ = ``floor``, n the number of data; V is
-    divided by 1 − α^t (bias correction). The drift Γ_i = ∂G_i/∂w_i is omitted, as in the
-    experiments of the paper: the stationary density is p only if G is independent of w, that is if
-    V averages over many autocorrelation times or is dominated by the noise of minibatches.
+    V ← α·V + (1 − α)·(∇log p / n)², divided by 1 − α^t (bias correction). The drift Γ_i =
+    ∂G_i/∂w_i is omitted, as in the experiments of the paper: the stationary density is p only if G
+    is independent of w, that is if V averages over many autocorrelation times or is dominated by
+    the noise of minibatches.
+
+    Args:
+        state: the chains.
+        gradient: ∇log p(w), (C, D).
+        noise: ξ ~ N(0, I), (C, D).
+        lr: h.
+        temperature: T, 1 by default.
+        n: the number of data, 1 by default.
+        decay: α, 0.99 by default.
+        floor: λ, 1e-5 by default.
     """
     steps = state.steps + 1
     square = decay * state.square + (1 - decay) * (gradient / n).square()
-    preconditioner = 1 / (floor + (square / (1 - decay**steps)).sqrt())
-    drift = 0.5 * lr * preconditioner * gradient
-    return State(
-        state.position + drift + math.sqrt(lr * temperature) * preconditioner.sqrt() * noise,
-        square,
-        steps,
-    )
+    scale = 1 / (floor + (square / (1 - decay**steps)).sqrt())
+    drift = 0.5 * lr * scale * gradient
+    position = state.position + drift + math.sqrt(lr * temperature) * scale.sqrt() * noise
+    return PreconditionedState(position, square, steps)
 
 
 def learn(
-    state: State,
+    state: PreconditionedState,
     gradient: Tensor,
     noise: Tensor,
     lr: float | Tensor,
     temperature: float = 1.0,
     *,
     n: int = 1,
-) -> State:
-    """A step of SGLD that updates V, the mean of (∇log p / n)² over all steps so far."""
+) -> PreconditionedState:
+    """Take a step of SGLD that updates V, the mean of (∇log p / n)² over all steps so far.
+
+    Args:
+        state: the chains.
+        gradient: ∇log p(w), (C, D).
+        noise: ξ ~ N(0, I), (C, D).
+        lr: h, a number or (C, 1).
+        temperature: T, 1 by default.
+        n: the number of data, 1 by default.
+    """
     steps = state.steps + 1
     square = state.square + ((gradient / n).square() - state.square) / steps
-    return State(
-        sgld.step(sgld.State(state.position), gradient, noise, lr, temperature).position,
-        square,
-        steps,
-    )
+    chains = sgld.LangevinState(state.position)
+    position = sgld.step(chains, gradient, noise, lr, temperature).position
+    return PreconditionedState(position, square, steps)
 
 
-def fixed(
-    state: State,
+def step_with_fixed_scale(
+    state: PreconditionedState,
     gradient: Tensor,
     noise: Tensor,
     lr: float | Tensor,
     temperature: float = 1.0,
     *,
     floor: float = 1e-5,
-) -> State:
-    """A step with constant V: Γ = 0, so that the stationary density is p up to O(h)."""
-    g = preconditioner(state, floor)
-    return state._replace(
-        position=state.position
-        + 0.5 * lr * g * gradient
-        + root(lr * temperature) * g.sqrt() * noise
-    )
+) -> PreconditionedState:
+    """Take a step with constant V: Γ = 0, so that the stationary density is p up to O(h).
+
+    Args:
+        state: the chains.
+        gradient: ∇log p(w), (C, D).
+        noise: ξ ~ N(0, I), (C, D).
+        lr: h, a number or (C, 1).
+        temperature: T, 1 by default.
+        floor: λ, 1e-5 by default.
+    """
+    scale = preconditioner(state, floor)
+    drift = 0.5 * lr * scale * gradient
+    diffusion = square_root(lr * temperature) * scale.sqrt() * noise
+    return state._replace(position=state.position + drift + diffusion)
 
 
-def preconditioner(state: State, floor: float = 1e-5) -> Tensor:
-    """G = 1/(λ + √V): (C, D)."""
+def preconditioner(state: PreconditionedState, floor: float = 1e-5) -> Tensor:
+    """Return G = 1/(λ + √V): (C, D).
+
+    Args:
+        state: has V.
+        floor: λ, 1e-5 by default.
+    """
     return 1 / (floor + state.square.sqrt())

@@ -1,5 +1,4 @@
-"""A function of one tensor as a graph of its operations, for densities that a chain evaluates very
-often.
+"""Tracing of densities that a chain evaluates very often to a graph of their operations.
 
 On a small network most of the time is spent in Python, ``vmap`` and autograd, which are the same in
 every call.
@@ -14,20 +13,19 @@ from torch import Tensor, fx
 
 from bayou.kernels.hmc import Density
 
-VIEWS = (
-    "detach",
-    "alias",
-    "view",
-    "_unsafe_view",
-    "expand",
-)  # without effect if shape and strides are the same
+# without effect if shape and strides are the same
+VIEWS = ("detach", "alias", "view", "_unsafe_view", "expand")
 
 
-def traced(function: Density, w: Tensor) -> Density:
-    """``function`` for all tensors of the shape of w, about three times as fast on a small network.
+def trace_density(function: Density, w: Tensor) -> Density:
+    """Return a faster function for all tensors of the shape of w.
 
     Only for functions that support ``vmap`` along the first axis of w, so that no branch depends on
     values of w. If tracing fails, the function itself is returned.
+
+    Args:
+        function: a density and its gradient.
+        w: an example, (C, D).
     """
     # Imported here because it takes a second.
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -43,11 +41,11 @@ def traced(function: Density, w: Tensor) -> Density:
 
 
 def _simplify(module: fx.GraphModule, w: Tensor) -> None:
-    """Fold constants, remove views that change nothing, and replace overloads by faster functions
-    of torch.
+    """Fold constants, remove views that change nothing, and replace overloads of functions.
 
-    A function is replaced only if the result at w is identical. A graph with in-place operations is
-    not changed, since folded constants must not be modified.
+    A function of torch takes less time than its overload; it is used only if the result at w is
+    identical. A graph with in-place operations is not changed, since folded constants must not be
+    modified.
     """
     graph = module.graph
     graph.eliminate_dead_code()
@@ -55,26 +53,26 @@ def _simplify(module: fx.GraphModule, w: Tensor) -> None:
         module.recompile()
         return
     values: dict[fx.Node, Any] = {}
-    constant: set[fx.Node] = set()
+    constants: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.op == "placeholder":
             values[node] = w
         elif node.op == "get_attr":
             values[node] = getattr(module, str(node.target))
-            constant.add(node)
+            constants.add(node)
         elif node.op == "call_function":
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             target: Any = node.target
-            values[node] = out = target(*args, **kwargs)
-            if constant.issuperset(node.all_input_nodes):
-                constant.add(node)
+            out = target(*args, **kwargs)
+            values[node] = out
+            if constants.issuperset(node.all_input_nodes):
+                constants.add(node)
             elif _name(node) in VIEWS and _same_layout(args[0], out):
                 node.replace_all_uses_with(node.all_input_nodes[0])
             else:
                 node.target = _shortest(target, _name(node), args, kwargs, out)
-    for number, node in enumerate(
-        n for n in graph.nodes if n in constant and n.op == "call_function"
-    ):
+    folded = [node for node in graph.nodes if node in constants and node.op == "call_function"]
+    for number, node in enumerate(folded):
         if isinstance(values[node], Tensor):
             module.register_buffer(f"_constant{number}", values[node])
             with graph.inserting_before(node):
@@ -84,28 +82,26 @@ def _simplify(module: fx.GraphModule, w: Tensor) -> None:
 
 
 def _name(node: fx.Node) -> str:
-    """The name of an operation without its overload: "sum" of aten.sum.dim_IntList."""
+    """Return the name of an operation without its overload: "sum" of aten.sum.dim_IntList."""
     return str(getattr(node.target, "__name__", "")).partition(".")[0]
 
 
 def _same_layout(a: Any, b: Any) -> bool:
-    return (
-        isinstance(a, Tensor)
-        and isinstance(b, Tensor)
-        and a.shape == b.shape
-        and a.stride() == b.stride()
-    )
+    """Return whether two values are tensors of the same shape and strides."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return False
+    return a.shape == b.shape and a.stride() == b.stride()
 
 
 def _shortest(target: Any, name: str, args: Any, kwargs: Any, out: Any) -> Any:
-    """The function or method of torch with this name, if its result is identical."""
-    for home in (torch, Tensor):
-        short = getattr(home, name, None)
+    """Return the function or method of torch with this name, if its result is identical."""
+    for namespace in (torch, Tensor):
+        short = getattr(namespace, name, None)
         if short is not None and isinstance(out, Tensor):
             try:
-                found = short(*args, **kwargs)
+                value = short(*args, **kwargs)
             except Exception:  # another signature
                 continue
-            if _same_layout(found, out) and found.dtype == out.dtype and torch.equal(found, out):
+            if _same_layout(value, out) and value.dtype == out.dtype and torch.equal(value, out):
                 return short
     return target

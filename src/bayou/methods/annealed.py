@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from bayou.inference.method import Method, identity
 from bayou.inference.prior_scale import fix_learned_priors, require_normal
 from bayou.inference.restricted import RestrictedMethod
 from bayou.kernels import Joint
-from bayou.kernels.annealing import Annealing, pilots_of, weighed
+from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
 from bayou.kernels.hmc import Density
 from bayou.methods.vi import VI
 from bayou.posteriors.gaussian import GaussianPosterior
@@ -37,38 +37,65 @@ from bayou.training.data import Data, as_data
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed
 
-MASS = 1000  # draws of q for its standard deviations, where they have no closed form
+VARIANCE_DRAWS = 1000  # draws of q for its standard deviations, where they have no closed form
+FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
 
 
 @final
 @dataclass(frozen=True)
 class Annealed(Method):
-    """Draws of q annealed to the posterior through p_β(w) ∝ q(w)^(1−β)·p(w, D)^β with β from 0 to
-    1.
+    """Draws of a fitted q annealed to the exact posterior by HMC (annealed importance sampling).
 
-    ``of`` finds q: VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace of all
-    weights. Each of ``draws`` chains starts at a draw of q and makes a trajectory of ``leapfrogs``
-    HMC steps at each of ``temperatures`` values of β. Its importance weight is log w = Σ_t (β_t −
-    β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}), and E[w] = p(D) (annealed importance sampling, Neal
-    2001). So E[log w] is an ELBO, that of q itself for one temperature, and the distribution q_1 of
-    the final states has KL(q_1 ‖ p(w | D)) ≤ log p(D) − E[log w] (Salimans 2015). MNF has a joint
-    density with its gains z only: there both are annealed, from q(w, z) to p(w, D)·r(z | w), in the
+        p_β(w) ∝ q(w)^(1−β)·p(w, D)^β,  β from 0 to 1
+        log weight = Σ_t (β_t − β_{t−1})·log p(w_{t−1}, D)/q(w_{t−1}),  E[weight] = p(D)
+
+    Each of ``draws`` chains starts at a draw of q and makes a trajectory of ``leapfrogs`` HMC steps
+    at each of ``temperatures`` values of β. E[log weight] is an ELBO, that of q itself for one
+    temperature, and the distribution q_1 of the final states has KL(q_1 ‖ p(w | D)) ≤ log p(D) −
+    E[log weight] (Salimans 2015). All draws have equal weights in predictions. MNF has a joint
+    density with its gains z only: both are annealed, from q(w, z) to p(w, D)·r(z | w), in the
     coordinates of their noise.
 
-    ``posterior.mixing`` has this "elbo" in nats with its "elbo_error", "log_evidence" = log 1/C Σ
-    w, also a lower bound in expectation, and tighter, the "spread" of log w, "ess" = (Σw)²/Σw², and
-    the acceptance rate "accept". All draws have equal weights in predictions.
+    The step size is adapted to the acceptance rate by further chains, a quarter as many, so that it
+    does not depend on the draws. Every gradient is that of all data: for networks and data of a
+    size suitable for HMC, at the cost of draws · temperatures · leapfrogs gradients. A noise and a
+    prior that ``of`` has learned are fixed, and the evidence is that of the network with these.
 
-    The step size is adapted to the acceptance rate ``accept`` by further chains, a quarter as many,
-    so that it does not depend on the draws. The mass is that of q; with ``adapt`` it is the
-    variance of the further chains: on a cubic with 61 weights, this had the effect of five times as
-    many temperatures. Every gradient is that of all data,
-    ``batch_size`` rows at a time: for networks and data of a size suitable for HMC, at the cost of
-    draws · temperatures · leapfrogs gradients. A noise and a prior that ``of`` has learned are
-    fixed, and the evidence is that of the network with these. Ctrl-C returns q, with
-    ``stopped="interrupted"``; with a checkpoint the same call continues the run. The history has a
-    record every ``log_every`` temperatures; a checkpoint is saved every ``checkpoint_every`` of
-    them.
+    ``posterior.mixing`` has this "elbo" in nats with its "elbo_error", "log_evidence" = log 1/C Σ
+    weight, also a lower bound in expectation, and tighter, the "spread" of log weight, "ess" = (Σ
+    weight)²/Σ weight², and the acceptance rate "accept".
+
+    Args:
+        of: the method that finds q, ``VI()`` by default: VI with MeanField, LowRank, JointFlow,
+            Inducing or MNF, IVON, or Laplace of all weights.
+        draws: the number of chains C, 50 by default.
+        temperatures: the number of values of β, 100 by default.
+        leapfrogs: steps of a trajectory, 20 by default.
+        accept: the acceptance rate that the step size is adapted to, 0.65 by default.
+        adapt: whether the mass is the variance of the further chains, instead of that of q; False
+            by default.
+        log_every: temperatures between two records of the history, 10 by default.
+        checkpoint_every: temperatures between two checkpoints, 50 by default.
+        batch_size: rows that go through the network at a time, 4,096 by default.
+
+    Returns:
+        ``fit`` returns an ``Empirical`` posterior of the final states. Ctrl-C returns q, with
+        ``stopped="interrupted"``; with a checkpoint the same call continues the run.
+
+    Raises:
+        ValueError: for a method without a density, priors that are not Normal but learned, and
+            settings out of range.
+
+    >>> import bayou, torch
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> net, likelihood = torch.nn.Linear(1, 1), bayou.Gaussian(0.1)
+    >>> method = bayou.Annealed(bayou.Laplace("full"), draws=4, temperatures=2, leapfrogs=2)
+    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
+    >>> posterior.draws
+    4
+
+    Papers: Neal 2001, https://arxiv.org/abs/physics/9803008; Salimans et al. 2015,
+    https://arxiv.org/abs/1410.6460.
     """
 
     of: Method = field(default_factory=VI)
@@ -92,23 +119,37 @@ class Annealed(Method):
         without = self.of.without_density if isinstance(self.of, Method) else repr(self.of)
         if without is not None:
             raise ValueError(
-                f"Annealed of must be a method whose posterior has a density, {without} has none; use {FAMILIES}"
+                "Annealed of must be a method whose posterior has a density, "
+                f"{without} has none; use {FAMILIES}"
             )
 
     def at_mode(self, noise: float, data: Data) -> Self:
+        """Return this method with an ``of`` that starts at the network as it is."""
         return replace(self, of=self.of.at_mode(noise, data))
 
+    def with_planned_length(self, data: Data) -> Self:
+        """Return this method with the number of steps that ``of`` plans for these data."""
+        return replace(self, of=self.of.with_planned_length(data))
+
     def shortened(self, factor: float) -> Self:
+        """Return this method with a fraction of the temperatures and of the length of ``of``.
+
+        Args:
+            factor: the fraction.
+        """
         count = max(2, round(factor * self.temperatures))
         return replace(self, of=self.of.shortened(factor), temperatures=count)
 
     def restricted_to(
         self, names: Sequence[str], *, learns_others: bool = False
     ) -> RestrictedMethod | None:
-        return None if learns_others else RestrictedMethod(self, tuple(names))
+        """Return this method over some tensors, with the others as they are.
 
-    def with_planned_length(self, data: Data) -> Self:
-        return replace(self, of=self.of.with_planned_length(data))
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points, which is not possible.
+        """
+        return None if learns_others else RestrictedMethod(self, tuple(names))
 
     def fit(
         self,
@@ -119,49 +160,63 @@ class Annealed(Method):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Posterior:
-        """The final states of all chains. ``checkpoint``.start is the file of the run that finds
-        q.
+        """Find q and return the final states of all chains.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides q, its draws and the noise of the chains.
+            checkpoint: the file of the chains; ``checkpoint``.start is that of the run that finds
+                q.
+            progress: whether, or where, to show a line of progress.
         """
         current().note_unshared("the chains of Annealed")
-        seed, batches = as_int_seed(seed), as_data(data, self.batch_size)
+        seed = as_int_seed(seed)
+        batches = as_data(data, self.batch_size)
         target = replace(target, n=batches.n)
         if not target.free:
             raise ValueError(
                 "every parameter of the network is frozen (requires_grad=False): nothing to sample"
             )
         require_normal(target.priors, target.learned_priors)
-        file = begin = None
+        file = None
+        start_path = None
         if checkpoint is not None:
-            who = identity(self, target, batches, seed)
-            who["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
-            file, begin = Checkpoint(checkpoint, who), Path(f"{os.fspath(checkpoint)}.start")
-        found = self.of.fit(
-            target, batches, seed=part_seed(seed, "start"), checkpoint=begin, progress=progress
+            run_identity = identity(self, target, batches, seed)
+            run_identity["method"]["fields"]["of"]["fields"].pop("checkpoint_every", None)
+            file = Checkpoint(checkpoint, run_identity)
+            start_path = Path(f"{os.fspath(checkpoint)}.start")
+        start_seed = part_seed(seed, "start")
+        initial = self.of.fit(
+            target, batches, seed=start_seed, checkpoint=start_path, progress=progress
         )
-        if found.stopped == "interrupted":
-            return found
-        assert isinstance(found, Guided | GaussianPosterior)  # by __post_init__
-        joint = Joint(
-            fix_learned_priors(found),
-            found.network,
-            {name: value.detach() for name, value in found.like().items()},
-        )
-        steps, device = self.temperatures, joint.start.device
+        if initial.stopped == "interrupted":
+            return initial
+        if not isinstance(initial, Guided | GaussianPosterior):
+            raise TypeError(f"Annealed needs {FAMILIES}, got {initial!r}")
+        point = {name: value.detach() for name, value in initial.like().items()}
+        joint = Joint(fix_learned_priors(initial), initial.network, point)
+        steps = self.temperatures
         with torch.no_grad():
-            make = partial(AnnealingRun, self, joint, found, batches, seed)
-            run = ChainRun(self, make, seed, device, steps, [steps - 1], file, progress)
+            make = partial(AnnealingRun, self, joint, initial, batches, seed)
+            run = ChainRun(self, make, seed, joint.start.device, steps, [steps - 1], file, progress)
             try:
                 return run.run()
             except KeyboardInterrupt:  # return q
-                found.stopped = "interrupted"
-                return found
-
-
-FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
+                initial.stopped = "interrupted"
+                return initial
 
 
 class AnnealingRun(Sampling):
-    """The chains of one run between q and the posterior."""
+    """The chains of one run between q and the posterior.
+
+    Args:
+        method: the settings.
+        joint: log p(w, D).
+        initial: q.
+        data: all rows.
+        seed: decides the draws of q and the noise.
+    """
 
     draws_are_independent = True
 
@@ -169,178 +224,230 @@ class AnnealingRun(Sampling):
         self,
         method: Annealed,
         joint: Joint,
-        found: Guided | GaussianPosterior,
+        initial: Guided | GaussianPosterior,
         data: Data,
         seed: int,
     ) -> None:
         super().__init__(method, joint, seed, range(method.draws))
-        self.count, self.pilots = method.draws, pilots_of(method.draws)
-        family = Family(found, joint)
-        begin = torch.cat([family.draw(n, part_seed(seed, who)) for who, n in self._names()])
+        self.count = method.draws
+        self.pilots = pilot_chains(method.draws)
+        family = InitialFamily(initial, joint)
+        start = torch.cat([family.draw(n, part_seed(seed, name)) for name, n in self._groups()])
         calls = method.temperatures * (method.leapfrogs + 1)
-        weights = family.weights(begin)
+        weights = family.weights(start)
         log_joint = joint.density(load_batches(joint, data, weights), weights, calls=calls)
-        mass = family.variance(part_seed(seed, "mass"))
-        self.family, self.annealing = (
-            family,
-            Annealing(lambda v: family(v, log_joint), mass, self.pilots, method.adapt),
+        variance = family.variance(part_seed(seed, "mass"))
+        self.family = family
+        self.annealing = Annealing(
+            lambda v: family.terms(v, log_joint), variance, self.pilots, method.adapt
         )
-        self.annealing.start(begin)
-        self.rate = 0.0
-        self.info = begin.new_full((self.count,), math.nan)
+        self.annealing.start(start)
+        self.acceptance_rate = 0.0
+        self.accept = start.new_full((self.count,), math.nan)
 
-    def _names(self) -> tuple[tuple[str, int], ...]:
+    def _groups(self) -> tuple[tuple[str, int], ...]:
+        """Return the names, for seeds, and the numbers of chains with and without weight."""
         return ("draws", self.count), ("pilots", self.pilots)
 
-    def _noise(self, kind: Any, name: str, step: int, *event: int) -> Tensor:
+    def _noise(
+        self, draw: Callable[..., Tensor], name: str, step: int, shape: tuple[int, ...]
+    ) -> Tensor:
+        """Draw noise for a step of all chains, of this shape for each."""
         like = self.annealing.position
         return torch.cat(
             [
-                kind(n, event, like, part_seed(self.seed, who, name, step))
-                for who, n in self._names()
+                draw(n, shape, like, part_seed(self.seed, group, name, step))
+                for group, n in self._groups()
             ]
         )
 
     @property
     def width(self) -> int:
+        """Return the number of positions that a step evaluates together."""
         return self.count + self.pilots
 
     @property
     def position(self) -> Tensor:
+        """Return the weights of the chains with weight: (C, D)."""
         return self.family.weights(self.annealing.position[: self.count])
 
     def advance(self, step: int) -> None:
-        method, annealing, last = self.method, self.annealing, self.method.temperatures
-        annealing.warm(schedule(step / last), schedule((step + 1) / last))
-        momentum = self._noise(rng.normal, "momentum", step, annealing.position.shape[1])
+        """Change the temperature and make one trajectory."""
+        method = self.method
+        annealing = self.annealing
+        last = method.temperatures
+        annealing.warm(beta_schedule(step / last), beta_schedule((step + 1) / last))
+        momentum = self._noise(rng.normal, "momentum", step, (annealing.position.shape[1],))
         if step == 0:
             annealing.find_step(momentum)
-        uniform = self._noise(rng.uniform, "accept", step, 2)
-        accepted = annealing.move(momentum, uniform, method.leapfrogs, method.accept, last)
-        self.info = accepted[: self.count]
-        self.rate += mean_over_chains(self.info) / last
+        uniform = self._noise(rng.uniform, "accept", step, (2,))
+        accept = annealing.move(momentum, uniform, method.leapfrogs, method.accept, last)
+        self.accept = accept[: self.count]
+        self.acceptance_rate += mean_over_chains(self.accept) / last
 
     def record(self) -> dict[str, float]:
+        """Return numbers of the last step."""
         return {
             "beta": self.annealing.beta,
             "log_weight": mean_over_chains(self.annealing.log_weights[: self.count]),
-            "accept": mean_over_chains(self.info),
+            "accept": mean_over_chains(self.accept),
             "step_size": float(self.annealing.log_step.exp()),
         }
 
     def mixing(self, draws: Tensor) -> dict[str, Any]:
-        found = weighed(self.annealing.log_weights[: self.count])
+        """Return the ELBO, the evidence and the effective number of draws."""
+        ratio = estimate_log_ratio(self.annealing.log_weights[: self.count])
         return {
             "draws": self.count,
-            "elbo": found["mean"],
-            "elbo_error": found["spread"] / math.sqrt(self.count),
-            "log_evidence": found["value"],
-            "log_evidence_error": found["standard_error"],
-            "spread": found["spread"],
-            "ess": found["ess"],
-            "accept": self.rate,
+            "elbo": ratio["mean"],
+            "elbo_error": ratio["spread"] / math.sqrt(self.count),
+            "log_evidence": ratio["value"],
+            "log_evidence_error": ratio["standard_error"],
+            "spread": ratio["spread"],
+            "ess": ratio["ess"],
+            "accept": self.acceptance_rate,
         }
 
     def state(self) -> dict[str, Any]:
-        a = self.annealing
-        tuned = {"log_step": a.log_step, "inverse_mass": a.inverse_mass}
-        return {"position": a.position, "log_weights": a.log_weights, "rate": self.rate} | tuned
+        """Return the state for the next step."""
+        return {
+            "position": self.annealing.position,
+            "log_weights": self.annealing.log_weights,
+            "rate": self.acceptance_rate,
+            "log_step": self.annealing.log_step,
+            "inverse_mass": self.annealing.inverse_mass,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        a = self.annealing
-        a.position, a.log_weights, self.rate = (
-            state["position"],
-            state["log_weights"],
-            state["rate"],
-        )
-        a.log_step, a.inverse_mass = state["log_step"], state["inverse_mass"]
+        """Continue from a ``state``."""
+        self.annealing.position = state["position"]
+        self.annealing.log_weights = state["log_weights"]
+        self.acceptance_rate = state["rate"]
+        self.annealing.log_step = state["log_step"]
+        self.annealing.inverse_mass = state["inverse_mass"]
 
 
-def schedule(share: float) -> float:
-    """β after a fraction of the temperatures; its last steps, in which a too narrow q widens, are
-    the smallest.
+def beta_schedule(fraction: float) -> float:
+    """Return β after a fraction of the temperatures, 1 − (1 − fraction)².
+
+    Its last steps, in which a too narrow q widens, are the smallest.
+
+    Args:
+        fraction: between 0 and 1.
     """
-    return 1 - (1 - share) ** 2
+    return 1 - (1 - fraction) ** 2
 
 
-class Family:
-    """q of a posterior over coordinates v of its tensors, (n, K): the weights themselves, or their
-    noise.
+class InitialFamily:
+    """q over coordinates v of its tensors, (n, K): the weights themselves, or their noise.
+
+    Args:
+        posterior: q.
+        joint: has the names and shapes of the tensors.
+
+    Raises:
+        ValueError: if q has no exact density.
     """
 
     def __init__(self, posterior: Guided | GaussianPosterior, joint: Joint) -> None:
-        self.posterior, self.like = posterior, joint.like
+        self.posterior = posterior
+        self.like = joint.like
         self.guides = list[Guide]()
         if isinstance(posterior, Guided):
             self.guides = list(posterior.bayesian.eval().guides)
-        self.plain: tuple[Tensor, ...] | None = None
+        self.moments: tuple[Tensor, Tensor] | None = None  # mean and std of a factorized q
         if self.guides and all(guide.factorized for guide in self.guides):
-            mean, std = posterior.mean(), posterior.std()
-            self.plain = tuple(
-                flatten({name: part[name] for name in self.like}) for part in (mean, std)
-            )
-        self.sizes = [part.shape[1] for part in self._parts(2, 0)]
-        if self.plain is None:
+            self.moments = self._flatten(posterior.mean()), self._flatten(posterior.std())
+        self.sizes = [coordinates.shape[1] for coordinates in self._draw_by_guide(2, 0)]
+        if self.moments is None:
             self._unfold(self.draw(2, 0))  # raises before any work if there is no density
 
-    def draw(self, n: int, seed: int) -> Tensor:
-        """Draws of q: (n, K)."""
-        return torch.cat(self._parts(n, seed), 1)
+    def _flatten(self, params: Params, batch_axes: int = 0) -> Tensor:
+        """Return the tensors as one vector."""
+        return flatten({name: params[name] for name in self.like}, batch_axes)
 
-    def _parts(self, n: int, seed: int) -> list[Tensor]:
-        """The same per guide, or all in one if the coordinates are the weights."""
-        if self.plain is not None or not self.guides:
-            weights = self.posterior.sample(n, seed)
-            return [flatten({name: weights[name] for name in self.like}, 1).detach()]
-        drawn, parts = Params(), list[Tensor]()
+    def draw(self, n: int, seed: int) -> Tensor:
+        """Draw from q: (n, K).
+
+        Args:
+            n: the number of draws.
+            seed: of the draws.
+        """
+        return torch.cat(self._draw_by_guide(n, seed), 1)
+
+    def _draw_by_guide(self, n: int, seed: int) -> list[Tensor]:
+        """Draw the coordinates of every guide, or all at once if they are the weights."""
+        if self.moments is not None or not self.guides:
+            return [self._flatten(self.posterior.sample(n, seed), 1).detach()]
+        params = Params()
+        coordinates = list[Tensor]()
         for guide in self.guides:
-            made, v = guide.coordinates(
-                n, rng.fold(seed, *guide.names), **parent_arguments(guide, drawn, n)
-            )
-            drawn |= made
-            parts.append(v.detach())
-        return parts
+            guide_seed = rng.fold(seed, *guide.names)
+            tensors, v = guide.coordinates(n, guide_seed, **parent_arguments(guide, params, n))
+            params |= tensors
+            coordinates.append(v.detach())
+        return coordinates
 
     def variance(self, seed: int) -> Tensor:
-        """Var[v] of each coordinate: (K,)."""
-        return self.draw(MASS, seed).var(0) if self.plain is None else self.plain[1].square()
+        """Return Var[v] of each coordinate: (K,).
+
+        Args:
+            seed: of the draws, where the variance has no closed form.
+        """
+        if self.moments is None:
+            return self.draw(VARIANCE_DRAWS, seed).var(0)
+        return self.moments[1].square()
 
     def weights(self, v: Tensor) -> Tensor:
-        """The tensors at v, as flat vectors (n, D)."""
-        return v if self.plain is not None else self._unfold(v)[0].detach()
+        """Return the tensors at v, as flat vectors (n, D).
 
-    def __call__(self, v: Tensor, log_joint: Density) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log q(v) and its gradient, log p(w, D)·r(z | w)/q(w, z) and its gradient: (n,) and (n,
-        K).
+        Args:
+            v: coordinates (n, K).
         """
-        if self.plain is not None:
-            mean, std = self.plain
+        return v if self.moments is not None else self._unfold(v)[0].detach()
+
+    def terms(self, v: Tensor, log_joint: Density) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return log q(v), its gradient, log p(w, D)·r(z | w)/q(w, z), and its gradient.
+
+        Args:
+            v: coordinates (n, K).
+            log_joint: log p(w, D) and its gradient.
+
+        Returns:
+            (n,), (n, K), (n,) and (n, K).
+        """
+        if self.moments is not None:
+            mean, std = self.moments
             u = (v - mean) / std
             log_q = -0.5 * (u.square().sum(-1) + LOG_2PI * len(mean)) - std.log().sum()
-            slope = -u / std
+            log_q_gradient = -u / std
             value, gradient = log_joint(v)
-            return log_q, slope, value - log_q, gradient - slope
+            return log_q, log_q_gradient, value - log_q, gradient - log_q_gradient
         with torch.enable_grad():
             v = v.detach().requires_grad_()
-            w, log_q, extra = self._unfold(v)
+            w, log_q, correction = self._unfold(v)
             value, gradient = log_joint(w.detach())
-            (slope,) = torch.autograd.grad(log_q.sum(), v, retain_graph=True)
-            (climb,) = torch.autograd.grad((torch.linalg.vecdot(w, gradient) + extra).sum(), v)
-        return log_q.detach(), slope, value + extra.detach(), climb
+            (log_q_gradient,) = torch.autograd.grad(log_q.sum(), v, retain_graph=True)
+            log_ratio = torch.linalg.vecdot(w, gradient) + correction
+            (ratio_gradient,) = torch.autograd.grad(log_ratio.sum(), v)
+        return log_q.detach(), log_q_gradient, value + correction.detach(), ratio_gradient
 
     def _unfold(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """w (n, D), log q(v) and the terms added to log p(w, D), (n,) each."""
+        """Return w (n, D), log q(v) and the terms added to log p(w, D), (n,) each."""
         if not self.guides:
             log_q = self.posterior.log_prob(unflatten(v, self.like))
             return v, log_q, -log_q
         params = Params()
-        log_q = extra = v.new_zeros(len(v))
-        for guide, part in zip(self.guides, v.split(self.sizes, 1), strict=True):
-            found = guide.unfold(part, params)
-            if found is None:
+        log_q = v.new_zeros(len(v))
+        correction = v.new_zeros(len(v))
+        for guide, coordinates in zip(self.guides, v.split(self.sizes, 1), strict=True):
+            unfolded = guide.unfold(coordinates, params)
+            if unfolded is None:
                 raise ValueError(
-                    f"{self.posterior!r} has no density that is known exactly; Annealed takes {FAMILIES}"
+                    f"{self.posterior!r} has no density that is known exactly; "
+                    f"Annealed takes {FAMILIES}"
                 )
-            params |= found.params
-            log_q, extra = log_q + found.log_q, extra + found.extra
-        return flatten({name: params[name] for name in self.like}, 1), log_q, extra
+            params |= unfolded.params
+            log_q = log_q + unfolded.log_q
+            correction = correction + unfolded.extra
+        return self._flatten(params, 1), log_q, correction

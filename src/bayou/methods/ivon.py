@@ -1,6 +1,4 @@
-"""The improved variational online Newton method: a factorized Gaussian at about the cost of
-Adam.
-"""
+"""The improved variational online Newton method, as a method and as an optimizer."""
 
 from __future__ import annotations
 
@@ -26,33 +24,59 @@ from bayou.target import Target
 from bayou.training.data import Data
 
 ROUNDING = 1e-9  # of lr·hessian, which a rescaled method keeps
-MOST_JOINED = 2**22  # entries of the vectors of a step, which are copies
+MAX_CONCATENATED = 2**22  # entries of the vectors of a step, which are copies
+
+GroupKey = tuple[bool, torch.dtype, torch.device, int]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class IVON(Variational):
-    """q(w) = Π N(m, 1/(N·(h + δ))) by natural gradients of the ELBO (Shen et al. 2024); δ: prior
-    precision / N.
+    """IVON: a factorized Gaussian by natural gradients of the ELBO, at about the cost of Adam.
 
-    With ĝ = ∇ of −log p(y|x, w)/N at a draw w = m + σ·ε, and ĥ = ĝ·ε/σ, whose mean is the expected
-    curvature:
+    q(w) = Π N(m, 1/(N·(h + δ))) with δ = prior precision / N. With ĝ = ∇ of −log p(y|x, w)/N at a
+    draw w = m + σ·ε, and ĥ = ĝ·ε/σ, whose mean is the expected curvature:
 
         g ← β₁·g + (1 − β₁)·ĝ          h ← β₂·h + (1 − β₂)·ĥ + ½(1 − β₂)²·(h − ĥ)²/(h + δ)
         m ← m − min(1, lr·(h₀ + δ))·(g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ)
 
-    The square keeps h + δ positive. ``hessian``: h₀, where the curvature of the mean loss starts.
-    ``beta1``: β₁.
-    ``beta2``: β₂, by default 1 − 5/steps, at most 0.99999, so that a run forgets its start.
-    ``samples``: draws per
-    step. ``local``: draw outputs instead of weights, at twice the cost and with less noise.
-    ``plain_lr``: the rate of Adam for what is a point (normalization layers, learned noise); scales
-    of a prior that are learned, by the gradient of the KL, have ten times that, and then h stays ≥
-    0 and m moves by lr scales of the prior at most. ``warmup``: the fraction of steps over which
-    the weight β of the KL rises from 0; in a network of 5,000 weights or more that was given
-    neither a prior nor a length 0.4, with a prior by unit (``suited``). ``where``: a pattern or
-    patterns of the tensors that are random; others keep their values. Priors must be Normal. Ends
-    in the posterior of VI(MeanField()).
+    The square keeps h + δ positive. The curvature that scales a step is also the precision of q.
+    In a network of 5,000 weights or more that was given neither a prior nor a length, ``warmup`` is
+    0.4, with a prior by unit (``adapt_to_size``).
+
+    Args:
+        lr: the learning rate of the means, 0.1 by default; at most 1/hessian.
+        hessian: h₀, where the curvature of the mean loss starts; 0.1 by default.
+        beta1: β₁, of the gradient; 0.9 by default.
+        beta2: β₂, of the curvature; None (default) is 1 − 5/steps, at most 0.99999, so that a run
+            forgets its start.
+        local: draw outputs instead of weights, at twice the cost and with less noise; False by
+            default.
+        plain_lr: the rate of Adam for what is a point (normalization layers, learned noise), 1e-3
+            by default. Scales of a prior that are learned, by the gradient of the KL, have ten
+            times that; then h stays ≥ 0 and m moves by lr scales of the prior at most.
+        warmup: the fraction of steps over which the weight β of the KL rises from 0; 0 by default.
+        where: a pattern or patterns of the tensors that are random, "*" by default; others keep
+            their values.
+        samples: draws of the weights in a step; 1 by default.
+        start: where q is centered at first: "mode" (default), "network", or a method.
+
+    Returns:
+        ``fit`` returns the ``Guided`` posterior of VI(MeanField()).
+
+    Raises:
+        ValueError: for priors that are not Normal, a clipped gradient or another optimizer, and
+            settings out of range.
+
+    >>> import bayou, torch
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> net, likelihood = torch.nn.Linear(1, 1), bayou.Gaussian(0.1)
+    >>> method = bayou.IVON(steps=10)
+    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
+    >>> sorted(posterior.std())
+    ['bias', 'weight']
+
+    Paper: Shen et al. 2024, https://arxiv.org/abs/2402.17641.
     """
 
     lr: float = 0.1
@@ -69,8 +93,8 @@ class IVON(Variational):
         self._check_positive("hessian", "plain_lr")
         if self.lr * self.hessian > 1 + ROUNDING:
             raise ValueError(
-                f"IVON lr must be at most 1/hessian = {1 / self.hessian:.3g}, where a step is a whole Newton step, got "
-                f"lr={self.lr!r}; the default is 0.1"
+                f"IVON lr must be at most 1/hessian = {1 / self.hessian:.3g}, where a step is a "
+                f"whole Newton step, got lr={self.lr!r}; the default is 0.1"
             )
         self._check_whole("samples")
         for name in ("beta1", "beta2"):
@@ -85,54 +109,66 @@ class IVON(Variational):
             raise ValueError(f"IVON warmup must lie between 0 and 1, got {self.warmup!r}")
         if self.optimizer is not None or self.clip is not None:
             raise ValueError(
-                "IVON is an optimizer, and a clipped gradient would bias its curvature; reduce lr instead"
+                "IVON is an optimizer, and a clipped gradient would bias its curvature; "
+                "reduce lr instead"
             )
 
     @property
     def without_density(self) -> str | None:
+        """Return the name of this method if some weights are points."""
         return None if self.where == "*" else f"IVON(where={self.where!r})"
 
     def family(self, target: Target) -> Rules:
-        odd = [
-            name
-            for name, prior in target.priors.items()
-            if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart)
-        ]
-        if odd:
-            raise ValueError(
-                f"IVON needs Normal priors, but that of {odd[0]!r} is not; use VI(MeanField()) instead"
-            )
-        spec = MeanField(
-            std=math.sqrt(self.tempering(target) / (target.n * self.hessian)), local=self.local
-        )
+        """Return factorized Gaussians whose scale is that of h₀."""
+        for name, prior in target.priors.items():
+            if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart):
+                raise ValueError(
+                    f"IVON needs Normal priors, but that of {name!r} is not; "
+                    "use VI(MeanField()) instead"
+                )
+        std = math.sqrt(self.tempering(target) / (target.n * self.hessian))
+        mean_field = MeanField(std=std, local=self.local)
+        if self.where == "*":
+            return mean_field
         patterns = (self.where,) if isinstance(self.where, str) else self.where
-        return (
-            spec if self.where == "*" else dict.fromkeys(patterns, spec) | {"*": Delta(learn=False)}
-        )
+        return dict.fromkeys(patterns, mean_field) | {"*": Delta(learn=False)}
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        own = super().at_mode(noise, data)
-        return replace(
-            own, lr=self.lr * noise**2, hessian=self.hessian / noise**2
-        )  # curvature ∝ 1/noise²
+        """Return this method from the network as it is, for a loss with this noise.
+
+        The curvature is proportional to 1/noise².
+        """
+        method = super().at_mode(noise, data)
+        return replace(method, lr=self.lr * noise**2, hessian=self.hessian / noise**2)
 
     def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
+        """Return this method over some tensors, with the others as they are.
+
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points, which is not possible.
+        """
         return None if learns_others else replace(self, where=tuple(names))
 
-    def large(self, widest: int) -> dict[str, Any]:
+    def large_network_settings(self, max_fan_in: int) -> dict[str, float | str]:
+        """Return the warm-up for a large network."""
         return {"warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
-        return 0.0  # the update has the gradient of the KL in closed form
+        """Return 0: the update has the gradient of the KL in closed form."""
+        return 0.0
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
-        beta2 = self.beta2 if self.beta2 is not None else min(0.99999, max(0.5, 1 - 5 / steps))
+        """Return the natural-gradient optimizer of the Gaussians, with Adam for the rest."""
+        beta2 = self.beta2
+        if beta2 is None:
+            beta2 = min(0.99999, max(0.5, 1 - 5 / steps))
         gaussians = [guide for guide in problem.bayesian.guides if isinstance(guide, Factorized)]
-        own = {id(parameter) for guide in gaussians for parameter in guide.parameters()}
-        rest = [p for p in problem.parameters() if p.requires_grad and id(p) not in own]
+        natural = {id(parameter) for guide in gaussians for parameter in guide.parameters()}
+        plain = [p for p in problem.parameters() if p.requires_grad and id(p) not in natural]
         return OnlineNewton(
             gaussians,
-            rest,
+            plain,
             problem.target.n / problem.cold,
             self,
             beta2,
@@ -141,20 +177,44 @@ class IVON(Variational):
 
 
 def log_std_of(h: Tensor, delta: Tensor | float, n: Tensor | float) -> Tensor:
-    """log σ = −½·log(N·(h + δ))."""
+    """Return log σ = −½·log(N·(h + δ)).
+
+    Args:
+        h: the curvature of the mean loss.
+        delta: δ, the prior precision over N.
+        n: N.
+    """
     return -0.5 * torch.log(n * (h + delta))
 
 
-def prior_of(guide: Factorized) -> tuple[Tensor, Tensor]:
-    """The precision and the mean of its prior, in the shape of the tensor."""
-    assert isinstance(guide.prior, BoundNormal)
-    return (-2 * guide.prior.log_scale).exp().expand_as(guide.center), guide.prior.mean.expand_as(
-        guide.center
-    )
+def normal_prior(guide: Factorized) -> BoundNormal:
+    """Return the prior of a guide, which must be Normal.
+
+    Args:
+        guide: has a prior.
+    """
+    if not isinstance(guide.prior, BoundNormal):
+        raise TypeError(f"IVON needs a Normal prior of {guide.name!r}")
+    return guide.prior
 
 
-def joined(tensors: Iterable[Tensor]) -> Tensor:
-    """All entries as one vector."""
+def prior_moments(guide: Factorized) -> tuple[Tensor, Tensor]:
+    """Return the precision and the mean of a prior, in the shape of the tensor.
+
+    Args:
+        guide: has a Normal prior.
+    """
+    prior = normal_prior(guide)
+    precision = (-2 * prior.log_scale).exp()
+    return precision.expand_as(guide.center), prior.mean.expand_as(guide.center)
+
+
+def concatenate(tensors: Iterable[Tensor]) -> Tensor:
+    """Return all entries as one vector.
+
+    Args:
+        tensors: of any shapes.
+    """
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
@@ -164,151 +224,173 @@ def natural_step(
     curvature: Tensor,
     delta: Tensor | float,
     shift: Tensor,
-    b1: float,
-    b2: float,
+    beta1: float,
+    beta2: float,
 ) -> Tensor:
-    """Update g and h in ``state`` by ĝ and ĥ (see ``IVON``); (g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ), m
-    − m₀ the shift.
+    """Update g and h and return the direction (g/(1 − β₁ᵗ) + δ·(m − m₀))/(h + δ) of ``IVON``.
+
+    Args:
+        state: "g" and "h", which change in place, and "t", the number of the step.
+        grad: ĝ.
+        curvature: ĥ.
+        delta: δ.
+        shift: m − m₀.
+        beta1: β₁.
+        beta2: β₂.
     """
-    g, h = state["g"], state["h"]
-    g.lerp_(grad, 1 - b1)
+    g = state["g"]
+    h = state["h"]
+    g.lerp_(grad, 1 - beta1)
     square = (h - curvature).square_().div_(h + delta)
-    h.lerp_(curvature, 1 - b2).add_(square, alpha=0.5 * (1 - b2) ** 2)
-    return (g / (1 - b1 ** state["t"]) + delta * shift) / (h + delta)
+    h.lerp_(curvature, 1 - beta2).add_(square, alpha=0.5 * (1 - beta2) ** 2)
+    return (g / (1 - beta1 ** state["t"]) + delta * shift) / (h + delta)
 
 
 class OnlineNewton(torch.optim.Optimizer):
-    """The update of ``IVON`` on pairs (center, log_std) that hold the gradient of −E log-likelihood
-    / N.
+    """The update of ``IVON`` on pairs (center, log_std) with gradients of −E log-likelihood / N.
 
-    ``n``: N, or N/β for a KL that is multiplied by β: β·KL with N data is the KL with N/β. All
-    tensors are updated as one vector (of some MOST_JOINED entries), since on a GPU a step of small
-    tensors costs its number of operations.
+    All tensors are updated as one vector (of some MAX_CONCATENATED entries), since on a GPU a step
+    of small tensors costs its number of operations.
+
+    Args:
+        gaussians: the guides with natural gradients.
+        plain: parameters with Adam.
+        n: N, or N/β for a KL that is multiplied by β: β·KL with N data is the KL with N/β.
+        method: has the learning rates, h₀ and β₁.
+        beta2: β₂.
+        warmup_steps: steps over which the weight of the KL rises; 0 by default.
     """
 
     def __init__(
         self,
         gaussians: list[Factorized],
-        rest: list[nn.Parameter],
+        plain: list[nn.Parameter],
         n: float,
-        spec: IVON,
+        method: IVON,
         beta2: float,
-        rise: int = 0,
+        warmup_steps: int = 0,
     ) -> None:
         groups: list[dict[str, Any]] = [{"params": [g.center, g.log_std]} for g in gaussians]
         priors = [parameter for guide in gaussians for parameter in guide.prior.parameters()]
-        plain = [
-            {"params": rest, "lr": spec.plain_lr},
-            {"params": priors, "lr": 10 * spec.plain_lr},
+        adam_groups = [
+            {"params": plain, "lr": method.plain_lr},
+            {"params": priors, "lr": 10 * method.plain_lr},
         ]
-        used = groups + [group for group in plain if group["params"]]
-        super().__init__(
-            used, {"lr": spec.lr, "capturable": spec.compile and used[0]["params"][0].is_cuda}
-        )
-        self.n, self.beta1, self.beta2, self.hessian, self.rise = (
-            n,
-            spec.beta1,
-            beta2,
-            spec.hessian,
-            rise,
-        )
+        groups += [group for group in adam_groups if group["params"]]
+        is_capturable = method.compile and groups[0]["params"][0].is_cuda
+        super().__init__(groups, {"lr": method.lr, "capturable": is_capturable})
+        self.n = n
+        self.beta1 = method.beta1
+        self.beta2 = beta2
+        self.hessian = method.hessian
+        self.warmup_steps = warmup_steps
         self.gaussians = gaussians  # of the first groups
         with torch.no_grad():
-            self.starts = {guide: prior_of(guide)[0] / n for guide in gaussians}  # δ
+            self.initial_deltas = {guide: prior_moments(guide)[0] / n for guide in gaussians}
             for guide in gaussians:
-                h, count = (
-                    torch.full_like(guide.center, self.hessian),
-                    self.n * max(1.0, float(rise)),
-                )
-                guide.log_std.copy_(log_std_of(h, prior_of(guide)[0] / count, count))
-        self.fixed: dict[Any, list[Tensor]] = {}  # the vectors of priors that are not learned
+                h = torch.full_like(guide.center, self.hessian)
+                count = self.n * max(1.0, float(warmup_steps))
+                guide.log_std.copy_(log_std_of(h, prior_moments(guide)[0] / count, count))
+        self.prior_vectors: dict[GroupKey, list[Tensor]] = {}  # of priors that are not learned
 
-    def _began(self, p: Tensor, **state: Tensor) -> dict[str, Any]:
-        """The state of a parameter; a recorded step counts on the device."""
-        counter = torch.zeros((), device=p.device) if self.param_groups[0]["capturable"] else 0
+    def _init_state(self, p: Tensor, **state: Tensor) -> dict[str, Any]:
+        """Set and return the state of a parameter; a recorded step counts on the device."""
+        is_capturable = self.param_groups[0]["capturable"]
+        counter = torch.zeros((), device=p.device) if is_capturable else 0
         self.state[p].update(t=counter, **state)
         return self.state[p]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step on all tensors."""
-        parts: dict[tuple[Any, ...], list[Factorized]] = {}
-        size = 0
+        """Take one step on all tensors."""
+        groups: dict[GroupKey, list[Factorized]] = {}
+        entries = 0
         for guide in self.gaussians:
             if guide.center.grad is not None:
-                kind = (
+                key = (
                     bool(list(guide.prior.parameters())),
                     guide.center.dtype,
                     guide.center.device,
-                    size // MOST_JOINED,
+                    entries // MAX_CONCATENATED,
                 )
-                parts.setdefault(kind, []).append(guide)
-                size += guide.center.numel()
-        for kind, guides in parts.items():
-            self._newton(guides, kind)
+                groups.setdefault(key, []).append(guide)
+                entries += guide.center.numel()
+        for key, guides in groups.items():
+            self._newton_step(guides, key)
         for group in self.param_groups[len(self.gaussians) :]:
             for parameter in group["params"]:
-                self._adam(parameter, group)
+                self._adam_step(parameter, group)
 
-    def _newton(self, guides: list[Factorized], kind: tuple[Any, ...]) -> None:
-        learned, lr = kind[0], self.param_groups[0]["lr"]
-        pairs = [
-            list(pair)
-            for pair in zip(*((guide.center, guide.log_std) for guide in guides), strict=True)
-        ]
+    def _newton_step(self, guides: list[Factorized], key: GroupKey) -> None:
+        """Take a step on the tensors of a group, as one vector."""
+        learns_prior = key[0]
+        lr = self.param_groups[0]["lr"]
+        centers = [guide.center for guide in guides]
+        log_stds = [guide.log_std for guide in guides]
         states = [
             self.state[c]
-            or self._began(c, g=torch.zeros_like(c), h=torch.full_like(c, self.hessian))
-            for c in pairs[0]
+            or self._init_state(c, g=torch.zeros_like(c), h=torch.full_like(c, self.hessian))
+            for c in centers
         ]
         states[0]["t"] += 1  # one counter for all
-        t, kept = states[0]["t"], [[state[name] for state in states] for name in ("g", "h")]
-        center, log_std, slope, log_slope, g, h = map(
-            joined, (*pairs, *([p.grad for p in part] for part in pairs), *kept)
-        )
-        if learned or kind not in self.fixed:
-            parts = zip(*((*prior_of(guide), self.starts[guide]) for guide in guides), strict=True)
-            self.fixed[kind] = [joined(part) for part in parts]
-        precision, mean, start = self.fixed[kind]
-        left = self.rise / t
-        count = self.n * (
-            left.clamp_min(1.0) if isinstance(left, Tensor) else max(1.0, left)
-        )  # N/β
+        t = states[0]["t"]
+        mean_gradients = [state["g"] for state in states]
+        mean_curvatures = [state["h"] for state in states]
+        center = concatenate(centers)
+        log_std = concatenate(log_stds)
+        slope = concatenate(_gradients(centers))
+        log_slope = concatenate(_gradients(log_stds))
+        g = concatenate(mean_gradients)
+        h = concatenate(mean_curvatures)
+        precision, prior_mean, initial_delta = self._prior_vectors(guides, key)
+        count = self.n * self._tempering(t)
         delta = precision / count
-        if learned:
+        if learns_prior:
             h.clamp_min_(0.0)  # a wider prior must not make h + δ small or negative
-            for guide in guides:
-                prior, parameters = guide.prior, list(guide.prior.parameters())
-                assert isinstance(prior, BoundNormal)
-                with torch.enable_grad():
-                    kl = prior.kl(guide.center.detach(), guide.log_std.detach().exp()) / self.n
-                for parameter, gradient in zip(
-                    parameters, torch.autograd.grad(kl, parameters), strict=True
-                ):
-                    parameter.grad = gradient
+            self._set_prior_gradients(guides)
         curvature = log_slope * (-2 * log_std).exp()  # ∂loss/∂log σ = σ·E[ĝ·ε]
+        state = {"g": g, "h": h, "t": t}
         move = natural_step(
-            {"g": g, "h": h, "t": t}, slope, curvature, delta, center - mean, self.beta1, self.beta2
+            state, slope, curvature, delta, center - prior_mean, self.beta1, self.beta2
         )
-        move *= (lr * (self.hessian + start)).clamp_max(
-            1.0
-        )  # a Newton step, where a prior is narrow
-        if learned:
-            most = lr * precision.rsqrt()
-            move = torch.maximum(torch.minimum(move, most), -most)
-        for part, vector in zip(
-            (*pairs, *kept), (center - move, log_std_of(h, delta, count), g, h), strict=True
-        ):
-            pieces = vector.split([one.numel() for one in part])
-            torch._foreach_copy_(
-                part, [new.view_as(old) for new, old in zip(pieces, part, strict=True)]
-            )
+        # a Newton step, where a prior is narrow
+        move *= (lr * (self.hessian + initial_delta)).clamp_max(1.0)
+        if learns_prior:
+            max_move = lr * precision.rsqrt()
+            move = torch.maximum(torch.minimum(move, max_move), -max_move)
+        copy_entries(center - move, list(centers))
+        copy_entries(log_std_of(h, delta, count), list(log_stds))
+        copy_entries(g, mean_gradients)
+        copy_entries(h, mean_curvatures)
 
-    def _adam(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        """Adam with its usual settings."""
+    def _prior_vectors(self, guides: list[Factorized], key: GroupKey) -> list[Tensor]:
+        """Return the precisions and means of priors, and the initial δ, as vectors."""
+        if key[0] or key not in self.prior_vectors:
+            moments = [(*prior_moments(guide), self.initial_deltas[guide]) for guide in guides]
+            self.prior_vectors[key] = [concatenate(values) for values in zip(*moments, strict=True)]
+        return self.prior_vectors[key]
+
+    def _tempering(self, t: int | Tensor) -> float | Tensor:
+        """Return 1/β of a step."""
+        ratio = self.warmup_steps / t
+        return ratio.clamp_min(1.0) if isinstance(ratio, Tensor) else max(1.0, ratio)
+
+    def _set_prior_gradients(self, guides: list[Factorized]) -> None:
+        """Set the gradients of the parameters of learned priors to those of KL/N."""
+        for guide in guides:
+            prior = normal_prior(guide)
+            parameters = list(prior.parameters())
+            with torch.enable_grad():
+                kl = prior.kl(guide.center.detach(), guide.log_std.detach().exp()) / self.n
+            gradients = torch.autograd.grad(kl, parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+    def _adam_step(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        """Take a step of Adam with its usual settings."""
         if parameter.grad is None:
             return
-        state = self.state[parameter] or self._began(
+        state = self.state[parameter] or self._init_state(
             parameter, g=torch.zeros_like(parameter), v=torch.zeros_like(parameter)
         )
         state["t"] += 1
@@ -318,29 +400,59 @@ class OnlineNewton(torch.optim.Optimizer):
         parameter.sub_(group["lr"] / (1 - 0.9 ** state["t"]) * state["g"] / scale)
 
 
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients of parameters that all have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def copy_entries(vector: Tensor, tensors: list[Tensor]) -> None:
+    """Copy the entries of a vector into tensors, the inverse of ``concatenate``.
+
+    Args:
+        vector: all entries.
+        tensors: change in place.
+    """
+    pieces = vector.split([tensor.numel() for tensor in tensors])
+    values = [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
+    torch._foreach_copy_(tensors, values)
+
+
 @final
 class IVONOptimizer(torch.optim.Optimizer):
-    """The update of ``IVON`` for training loops of other libraries, in the place of Adam (Shen et
-    al. 2024).
+    """The update of ``IVON`` for training loops of other libraries, in place of Adam.
 
     The parameters are the means m of q. Call ``loss.backward()``, of a mean over the batch, inside
     the block ``with optimizer.sampled_params(train=True)`` and ``step()`` after it;
     ``step(closure)`` has that block itself. Several blocks before a step accumulate; divide each
-    loss by their number, as for any optimizer. The gradients are kept here
-    and not in ``.grad``: clipping them would bias the curvature. Noise is a function of (seed,
-    number of the draw), the same on all ranks.
+    loss by their number, as for any optimizer. The gradients are kept here and not in ``.grad``:
+    clipping them would bias the curvature. Noise is a function of (seed, number of the draw), the
+    same on all ranks.
 
     Args:
         params: tensors or groups of them, which may have settings of their own.
-        lr: the learning rate.
+        lr: the learning rate, 0.1 by default.
         n: the number N of training examples; a larger n gives their likelihood more weight than the
             prior's.
-        prior_std: of the prior N(0, prior_std²) of every weight; it takes the place of weight
-            decay.
-        hessian: h₀, where the curvature of the mean loss starts.
-        beta1: β₁, of the gradient.
-        beta2: β₂, of the curvature; 1 − 5/steps forgets the start of a short run.
-        seed: of the draws.
+        prior_std: of the prior N(0, prior_std²) of every weight, in place of weight decay; 1 by
+            default.
+        hessian: h₀, where the curvature of the mean loss starts; 0.1 by default.
+        beta1: β₁, of the gradient; 0.9 by default.
+        beta2: β₂, of the curvature, 0.99999 by default; 1 − 5/steps forgets the start of a short
+            run.
+        seed: of the draws; 0 by default.
+
+    Raises:
+        ValueError: for settings out of range.
+
+    >>> import bayou, torch
+    >>> net = torch.nn.Linear(1, 1)
+    >>> optimizer = bayou.methods.IVONOptimizer(net.parameters(), n=20)
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> with optimizer.sampled_params(train=True):
+    ...     torch.nn.functional.mse_loss(net(x), 2 * x).backward()
+    >>> optimizer.step()
+
+    Paper: Shen et al. 2024, https://arxiv.org/abs/2402.17641.
     """
 
     def __init__(
@@ -358,9 +470,11 @@ class IVONOptimizer(torch.optim.Optimizer):
         IVON(lr=lr, hessian=hessian, beta1=beta1, beta2=beta2)  # which validates them
         if not n >= 1 or not 0 < prior_std < math.inf:
             raise ValueError(
-                f"IVONOptimizer needs n >= 1 and a positive and finite prior_std, got n={n!r}, prior_std={prior_std!r}"
+                "IVONOptimizer needs n >= 1 and a positive and finite prior_std, "
+                f"got n={n!r}, prior_std={prior_std!r}"
             )
-        self.seed, self._drawn = seed, False
+        self.seed = seed
+        self._is_sampling = False
         settings = {
             "n": n,
             "prior_std": prior_std,
@@ -370,8 +484,8 @@ class IVONOptimizer(torch.optim.Optimizer):
         }
         super().__init__(params, {"lr": lr} | settings)
 
-    def _each(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], dict[str, Any], float]]:
-        """Every parameter with its settings, its state and δ."""
+    def _entries(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], dict[str, Any], float]]:
+        """Yield every parameter with its settings, its state and δ."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad:
@@ -387,24 +501,27 @@ class IVONOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def sampled_params(self, train: bool = False) -> Iterator[None]:
-        """Inside, the parameters are a draw of q. ``train``: ``backward()`` is called there, for
-        the next step.
+        """Set the parameters to a draw of q inside the block.
+
+        Args:
+            train: whether ``backward()`` is called in the block, for the next step; False by
+                default.
         """
-        drawn = []
+        draws = []
         with torch.no_grad():
-            for number, (p, group, state, delta) in enumerate(self._each()):
+            for number, (p, group, state, delta) in enumerate(self._entries()):
                 std = log_std_of(state["h"], delta, group["n"]).exp()
                 noise = rng.normal(1, p.shape, p, rng.fold(self.seed, number, state["draws"]))[0]
-                drawn.append((p, state, p.detach().clone(), noise / std))
+                draws.append((p, state, p.detach().clone(), noise / std))
                 state["draws"] += 1
                 p.add_(std * noise)
                 p.grad = None if train else p.grad
-        self._drawn = True
+        self._is_sampling = True
         try:
             yield
         finally:
-            self._drawn = False
-            for p, state, mean, factor in drawn:
+            self._is_sampling = False
+            for p, state, mean, factor in draws:
                 p.data.copy_(mean)
                 if train and p.grad is not None:
                     for name, value in (("grad", p.grad), ("product", p.grad * factor)):
@@ -413,19 +530,31 @@ class IVONOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; with a closure, on its gradient at a draw."""
+        """Take one step; with a closure, on its gradient at a draw.
+
+        Args:
+            closure: computes the loss and calls ``backward()``; None after a block of
+                ``sampled_params(train=True)``.
+
+        Returns:
+            The loss of the closure; None without.
+
+        Raises:
+            RuntimeError: if there are no gradients of a draw, or inside a block.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad(), self.sampled_params(train=True):
                 loss = closure()
-        ready = [each for each in self._each() if "product" in each[2]]
-        if self._drawn or not ready:
+        entries = [entry for entry in self._entries() if "product" in entry[2]]
+        if self._is_sampling or not entries:
             raise RuntimeError(
                 "call backward() inside a block of sampled_params(train=True), and step() after it"
             )
-        for p, group, state, delta in ready:
+        for p, group, state, delta in entries:
             state["t"] += 1
-            gradient, curvature = state.pop("grad"), state.pop("product")
+            gradient = state.pop("grad")
+            curvature = state.pop("product")
             move = natural_step(
                 state, gradient, curvature, delta, p, group["beta1"], group["beta2"]
             )
@@ -434,26 +563,27 @@ class IVONOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def posterior(self, net: nn.Module, likelihood: Likelihood) -> Guided:
-        """q as ``bayou.fit`` returns it: predictions, files, scores; a copy of the current means
-        and scales.
+        """Return q as ``bayou.fit`` does: a copy of the current means and scales.
 
         Args:
             net: the network of the parameters; those that the optimizer does not have stay points.
             likelihood: p(y | f), of which the loss was the mean of −log p.
         """
-        own = {
-            id(p): (g["prior_std"], log_std_of(state["h"], delta, g["n"]))
-            for p, g, state, delta in self._each()
+        scales = {
+            id(p): (group["prior_std"], log_std_of(state["h"], delta, group["n"]))
+            for p, group, state, delta in self._entries()
         }
         free = {
-            name: own.get(id(p), (1.0, None))
+            name: scales.get(id(p), (1.0, None))
             for name, p in net.named_parameters()
             if p.requires_grad
         }
         rules = {
-            escape(name): Delta() if log is None else MeanField() for name, (_, log) in free.items()
+            escape(name): Delta() if log_std is None else MeanField()
+            for name, (_, log_std) in free.items()
         }
-        bnn = Bayesian(net, rules, {escape(name): Normal(std) for name, (std, _) in free.items()})
+        priors = {escape(name): Normal(prior_std) for name, (prior_std, _) in free.items()}
+        bnn = Bayesian(net, rules, priors)
         for guide in bnn.guides:
             log_std = free[guide.names[0]][1]
             if isinstance(guide, Factorized) and log_std is not None:

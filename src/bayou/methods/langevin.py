@@ -1,6 +1,4 @@
-"""Stochastic-gradient samplers: SGLD, its preconditioned form, SGHMC; with decaying or cyclical
-step sizes.
-"""
+"""Stochastic-gradient samplers: SGLD, its preconditioned form, and SGHMC."""
 
 from __future__ import annotations
 
@@ -47,8 +45,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSampler(Sampler):
-    """The base class of samplers with minibatch gradients; the other settings are those of
-    ``Sampler``.
+    """The base class of samplers with minibatch gradients.
 
     Each chain has batches of its own, except from a DataLoader, which all chains share. No step is
     rejected, so the draws have a bias that grows with the step size h.
@@ -69,18 +66,19 @@ class GradientSampler(Sampler):
         epochs: how many passes over the data, burn-in included; this or ``steps``.
         steps: how many steps, burn-in included. Unless one of the two is given, 10,000 or 20
             epochs, whichever is more.
-        effort: multiplies this default length.
-        batch_size: rows M of a minibatch.
-        lr: the first step size h; None finds it in the burn-in (see
+        effort: multiplies this default length; 1 by default.
+        batch_size: rows M of a minibatch; 128 by default.
+        lr: the first step size h; None (default) finds it in the burn-in (see
             ``methods.langevin.GradientSampler``).
-        schedule: "constant", "decaying", "cyclical", or ``Decaying(...)``, ``Cyclical(...)``.
-        burn_in: steps before the first draw, as a number or as a fraction of all; None is half of
-            them, none for cyclical steps.
-        draws: how many draws of each chain to keep, evenly spread after the burn-in; None is 100.
-        compile: use torch.compile for the gradient. On a GPU it is one CUDA graph in any case.
+        schedule: "constant" (default), "decaying", "cyclical", or ``Decaying(...)``,
+            ``Cyclical(...)``.
+        burn_in: steps before the first draw, as a number or as a fraction of all; None (default) is
+            half of them, none for cyclical steps.
+        draws: how many draws of each chain to keep, evenly spread after the burn-in; None (default)
+            is 100.
+        compile: use torch.compile for the gradient; False by default. On a GPU it is one CUDA graph
+            in any case.
     """
-
-    shares_rows: ClassVar[bool] = True
 
     epochs: int | None = None
     steps: int | None = None
@@ -92,13 +90,14 @@ class GradientSampler(Sampler):
     draws: int | None = None
     compile: bool = field(default=False, compare=False)
 
+    shares_rows: ClassVar[bool] = True
     without_noise: ClassVar[bool] = True
     rate: ClassVar[float]  # N·lr without adaptation of the step size
     least_warm: ClassVar[int] = 0  # steps of burn-in needed for adaptation
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        me = type(self).__name__
+        name = type(self).__name__
         if self.epochs is not None and self.steps is not None:
             raise ValueError(
                 f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}"
@@ -110,102 +109,131 @@ class GradientSampler(Sampler):
             self._check_choice("schedule", list(SCHEDULES))
         elif not isinstance(self.schedule, StepSizes):
             raise ValueError(
-                f"{me} schedule must be a name or Cyclical() and the like, got {self.schedule!r}"
+                f"{name} schedule must be a name or Cyclical() and the like, got {self.schedule!r}"
             )
-        burn_in = self.burn_in
-        whole = isinstance(burn_in, int) and not isinstance(burn_in, bool) and burn_in >= 0
-        if (
-            burn_in is not None
-            and not whole
-            and not (isinstance(burn_in, float) and 0 <= burn_in < 1)
-        ):
+        if self.burn_in is not None and not _is_burn_in(self.burn_in):
             raise ValueError(
-                f"{me} burn_in must be a number of steps or a fraction below 1, got {burn_in!r}"
+                f"{name} burn_in must be a number of steps or a fraction below 1, "
+                f"got {self.burn_in!r}"
             )
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        own = super().at_mode(noise, data)
+        """Return this method from the network as it is, with a shorter burn-in."""
+        method = super().at_mode(noise, data)
         if self.epochs or self.steps:
-            return own
-        whole = data.n if prefers_full_batch(data, self.batch_size) else self.batch_size
-        return replace(
-            own, steps=self._plan(data)[0] // 3, batch_size=whole
-        )  # a mode needs a shorter burn-in
+            return method
+        batch_size = data.n if prefers_full_batch(data, self.batch_size) else self.batch_size
+        return replace(method, steps=self._plan(data)[0] // 3, batch_size=batch_size)
 
     def restricted_to(
         self, names: Sequence[str], *, learns_others: bool = False
     ) -> RestrictedMethod | None:
+        """Return this method over some tensors, with the others as they are.
+
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points, which is not possible.
+        """
         return None if learns_others else RestrictedMethod(self, tuple(names))
 
     @property
     def step_sizes(self) -> StepSizes:
-        """The schedule, if it was given by name."""
+        """Return the schedule, also if it was given by name."""
         return SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
 
-    def _plan(self, data: Data) -> tuple[int, list[int]]:
-        usual = max(1, round(self.effort * max(10_000, 20 * data.batches)))
-        steps = self.steps or (usual if self.epochs is None else self.epochs * data.batches)
-        return steps, self._kept(steps)
+    @property
+    def _burn_in(self) -> float:
+        """Return the burn-in, or that of the schedule."""
+        return self.step_sizes.burn_in if self.burn_in is None else self.burn_in
 
-    def _weights(self, steps: int) -> NDArray[np.float64]:
-        """The density of the draws over the steps; 0 before the end of the burn-in."""
+    def _plan(self, data: Data) -> tuple[int, list[int]]:
+        """Return the number of steps, and those after which positions are kept."""
+        if self.steps:
+            steps = self.steps
+        elif self.epochs is not None:
+            steps = self.epochs * data.batches
+        else:
+            steps = max(1, round(self.effort * max(10_000, 20 * data.batches)))
+        return steps, self._draw_steps(steps)
+
+    def _draw_density(self, steps: int) -> NDArray[np.float64]:
+        """Return the density of the draws over the steps; 0 before the end of the burn-in."""
         sizes = self.step_sizes
-        burn_in = sizes.burn_in if self.burn_in is None else self.burn_in
+        burn_in = self._burn_in
         first = burn_in if isinstance(burn_in, int) else int(burn_in * steps)
         return np.array([sizes.weight(t, steps) if t >= first else 0.0 for t in range(steps)])
 
-    def _kept(self, steps: int) -> list[int]:
-        """The steps after which the chains' positions are kept."""
-        me, weights = type(self).__name__, self._weights(steps)
-        burn_in = self.step_sizes.burn_in if self.burn_in is None else self.burn_in
-        usable = np.flatnonzero(weights)
+    def _draw_steps(self, steps: int) -> list[int]:
+        """Return the steps after which the positions of the chains are kept.
+
+        No step is kept twice: where the draws are denser than the steps, adjacent ones are kept.
+        """
+        density = self._draw_density(steps)
+        usable = np.flatnonzero(density)
         draws = 100 if self.draws is None else self.draws
         if draws > len(usable):
             if self.draws is None and len(usable):
                 return [int(t) for t in usable]
             raise ValueError(
-                f"{me} has {len(usable)} steps for {draws} draws (steps={steps}, burn_in={burn_in}); run longer "
-                "or request fewer"
+                f"{type(self).__name__} has {len(usable)} steps for {draws} draws (steps={steps}, "
+                f"burn_in={self._burn_in}); run longer or request fewer"
             )
-        time = np.cumsum(weights[usable]) / weights[usable].sum()
-        at = np.searchsorted(time, np.arange(1, draws + 1) / draws - 1e-9)
-        k = np.arange(
-            draws
-        )  # no step twice: where the draws are denser than the steps, adjacent ones
-        at = np.minimum(np.maximum.accumulate(at - k) + k, len(usable) - draws + k)
-        return [int(t) for t in usable[at]]
+        time = np.cumsum(density[usable]) / density[usable].sum()
+        index = np.searchsorted(time, np.arange(1, draws + 1) / draws - 1e-9)
+        k = np.arange(draws)
+        index = np.minimum(np.maximum.accumulate(index - k) + k, len(usable) - draws + k)
+        return [int(t) for t in usable[index]]
 
     @abstractmethod
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
-        """``init`` and ``step`` for n data."""
+        """Return ``init`` and ``step`` for n data."""
 
     def _warm_kernels(self, n: int) -> tuple[Kernel, Kernel]:
-        """The kernels during adaptation of the step size: of the first half of the burn-in, and of
-        the rest.
-        """
+        """Return the kernels of the first and the second half of an adaptive burn-in."""
         _, step = self._kernel(n)
         return step, step
 
-    def _metric(self, state: Any) -> Tensor | None:
-        """The preconditioner G (C, D) of the second kernel, if it has one."""
+    def _preconditioner(self, state: Any) -> Tensor | None:
+        """Return the preconditioner G (C, D) of the second kernel, if it has one."""
         return None
 
     @property
     def _damping(self) -> float:
-        """α: the noise of a step is √(α·h)·ξ."""
+        """Return α: the noise of a step is √(α·h)·ξ."""
         return 1.0
 
     def _mode_steps(self, data: Data) -> int:
+        """Return the number of steps towards the mode before the chains start."""
         return self._plan(data)[0] if self.lr is None else 0
 
     def _sampling(
         self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> GradientChains:
+        """Return the chains at their start (C, D)."""
         return GradientChains(self, joint, data, start, seed, chains, self._plan(data)[0])
 
 
+def _is_burn_in(value: float) -> bool:
+    """Return whether a value is a number of steps or a fraction of them."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int):
+        return value >= 0
+    return isinstance(value, float) and 0 <= value < 1
+
+
 class GradientChains(Sampling):
-    """Chains with one minibatch gradient per step."""
+    """Chains with one minibatch gradient per step.
+
+    Args:
+        method: the settings.
+        joint: log p(w, D).
+        data: all rows.
+        start: the initial positions, (C, D).
+        seed: of the batches and the noise.
+        chains: the numbers of the chains.
+        steps: the number of steps of the run.
+    """
 
     def __init__(
         self,
@@ -218,185 +246,288 @@ class GradientChains(Sampling):
         steps: int,
     ) -> None:
         super().__init__(method, joint, seed, chains)
-        self.data, self.steps, self.sizes, self.temperature = (
-            data,
-            steps,
-            method.step_sizes,
-            method.temperature,
-        )
-        begin, self.kernel = method._kernel(data.n)
-        self.now = begin(start)
-        self.kind = type(self.now)
-        self.own = isinstance(data, Rows) and data.batches > 1
+        self.data = data
+        self.steps = steps
+        self.sizes = method.step_sizes
+        self.temperature = method.temperature
+        init, self.kernel = method._kernel(data.n)
+        self.current = init(start)
+        self.state_type = type(self.current)
+        self.has_own_batches = isinstance(data, Rows) and data.batches > 1
         self.check = check_data(joint, data, start)
         self.probe = ChainProbe(joint, data, seed, start)
         self.density: Density | None = None  # of all rows, where one batch has them
         if data.batches == 1 and data.targets() is not None and current().size == 1:
             self.density = joint.density(load_batches(joint, data, start), start, calls=steps)
         self._batches: Iterator[tuple[Batch, float]] | None = None
-        self.graded: Kernel = partial(joint, own=self.own)
+        self.minibatch_joint: Kernel = partial(joint, per_chain=self.has_own_batches)
         if method.compile or start.is_cuda:
-            self.graded = Recorded(self.graded, method.compile)
+            self.minibatch_joint = Recorded(self.minibatch_joint, method.compile)
         self.log_joint = start.new_full((len(chains),), math.nan)
         self.lr: float | Tensor = method.rate / data.n if method.lr is None else method.lr
-        self.h: float | Tensor = self.lr
-        self.bad = torch.full(
-            (len(chains),), -1, device=start.device
-        )  # the first step that was not finite
-        burn_in = int(np.flatnonzero(method._weights(steps))[0])
-        self.warm = (
-            WarmUp(self, data, burn_in)
-            if method.lr is None and burn_in >= method.least_warm
-            else None
-        )
+        self.h: float | Tensor = self.lr  # of the last step
+        # the first step that was not finite, -1 for none
+        self.lost_at = torch.full((len(chains),), -1, device=start.device)
+        burn_in = int(np.flatnonzero(method._draw_density(steps))[0])
+        self.warm_up: WarmUp | None = None
+        if method.lr is None and burn_in >= method.least_warm:
+            self.warm_up = WarmUp(self, data, burn_in)
 
     @property
     def position(self) -> Tensor:
-        position: Tensor = self.now.position
+        """Return the positions of the chains: (C, D)."""
+        position: Tensor = self.current.position
         return position
 
     def advance(self, step: int) -> None:
-        if self.warm is not None and step in self.warm.points:
-            self.warm.tune(step)
-        log_joint, gradient = (
-            self._graded(step) if self.density is None else self.density(self.position)
-        )
+        """Take one step of all chains."""
+        if self.warm_up is not None and step in self.warm_up.tuning_steps:
+            self.warm_up.retune(step)
+        if self.density is None:
+            log_joint, gradient = self._minibatch_gradient(step)
+        else:
+            log_joint, gradient = self.density(self.position)
         noise = self.normal("noise", step)
         self.h = self.lr * self.sizes.factor(step, self.steps)
-        hot = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
-        kernel = self.kernel if self.warm is None else self.warm.kernel(step)
-        now = kernel(self.now, gradient, noise, self.h, hot)
-        if self.warm is not None and step < self.warm.end:
-            self.now, self.log_joint = self.warm.guarded(now, log_joint), log_joint
+        temperature = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
+        kernel = self.kernel if self.warm_up is None else self.warm_up.kernel(step)
+        state = kernel(self.current, gradient, noise, self.h, temperature)
+        if self.warm_up is not None and step < self.warm_up.end:
+            self.current = self.warm_up.rescue_divergent(state, log_joint)
+            self.log_joint = log_joint
             return
-        lost = ~(now.position.sum(-1) + log_joint).isfinite() & (self.bad < 0)
-        self.bad = torch.where(lost, step, self.bad)
-        self.now, self.log_joint = now, log_joint
+        is_finite = (state.position.sum(-1) + log_joint).isfinite()
+        self.lost_at = torch.where(~is_finite & (self.lost_at < 0), step, self.lost_at)
+        self.current = state
+        self.log_joint = log_joint
 
-    def _graded(self, step: int) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient by the batches of a step."""
+    def _minibatch_gradient(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the log joint and its gradient by the batches of a step."""
         if self._batches is None:
             self._batches = self._stream(step)
-        (x, y), share = next(self._batches)
-        log_joint, gradient = current().mean(self.graded(self.position, x, y), share)
+        (x, y), fraction = next(self._batches)
+        log_joint, gradient = current().mean(self.minibatch_joint(self.position, x, y), fraction)
         return log_joint, gradient
 
     def _stream(self, step: int) -> Iterator[tuple[Batch, float]]:
-        """The batches from a step on, (C, M, ...) where each chain has its own; with their share of
-        all rows.
+        """Yield the batches from a step on, with their fraction of the rows of all processes.
+
+        They are (C, M, ...) where each chain has its own.
         """
         like = self.position
-        runs: range | tuple[()] = self.chains if self.own else ()
+        streams = len(self.chains) if self.has_own_batches else 1
 
         def seeds(epoch: int) -> list[int]:
-            return [part_seed(self.seed, "epoch", epoch, c) for c in runs] or [
-                part_seed(self.seed, "epoch", epoch)
-            ]
+            if not self.has_own_batches:
+                return [part_seed(self.seed, "epoch", epoch)]
+            return [part_seed(self.seed, "epoch", epoch, chain) for chain in self.chains]
 
-        for batches in batches_from(step, [self.data] * max(1, len(runs)), seeds, self.check):
-            own, shares = zip(*map(current().rows, batches), strict=True)
-            yield move(stack_batches(own) if self.own else own[0], like), shares[0]
+        for batches in batches_from(step, [self.data] * streams, seeds, self.check):
+            rows, fractions = zip(*map(current().rows, batches), strict=True)
+            batch = stack_batches(rows) if self.has_own_batches else rows[0]
+            yield move(batch, like), fractions[0]
 
     def record(self) -> dict[str, float]:
+        """Return numbers of the last step."""
         h = mean_over_chains(self.h) if isinstance(self.h, Tensor) else self.h
         return {"log_joint": mean_over_chains(self.log_joint), "lr": h}
 
     def state(self) -> dict[str, Any]:
-        found = {"now": tuple(self.now), "log_joint": self.log_joint}
-        return found if self.warm is None else found | {"warm": self.warm.state(), "lr": self.lr}
+        """Return the state for the next step."""
+        state = {"now": tuple(self.current), "log_joint": self.log_joint}
+        if self.warm_up is None:
+            return state
+        return state | {"warm": self.warm_up.state(), "lr": self.lr}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.now, self.log_joint = self.kind(*state["now"]), state["log_joint"]
-        if self.warm is not None:
+        """Continue from a ``state``."""
+        self.current = self.state_type(*state["now"])
+        self.log_joint = state["log_joint"]
+        if self.warm_up is not None:
             self.lr = state["lr"]
-            self.warm.load(state["warm"])
+            self.warm_up.load(state["warm"])
 
     def lost(self) -> tuple[int, int] | None:
-        bad = [(step, chain) for chain, step in enumerate(self.bad.tolist()) if step >= 0]
-        return min(bad)[::-1] if bad else None
+        """Return (chain, step) of the first that was not finite, by index; None if all are."""
+        lost = [(step, chain) for chain, step in enumerate(self.lost_at.tolist()) if step >= 0]
+        return min(lost)[::-1] if lost else None
 
 
 class WarmUp:
-    """The step sizes of chains in the burn-in: see ``GradientSampler``."""
+    """The step sizes of chains in the burn-in: see ``GradientSampler``.
+
+    Args:
+        chains: have the step sizes.
+        data: all rows.
+        end: the number of steps of the burn-in.
+    """
 
     def __init__(self, chains: GradientChains, data: Data, end: int) -> None:
-        self.of, method = chains, chains.method
-        self.end, self.half = end, end // 2
+        method = chains.method
+        self.chains = chains
+        self.end = end
+        self.half = end // 2
         more = {self.end // 8, self.end // 4, self.end} if self.end >= 64 else set()
-        self.points = frozenset({0, self.half} | more)
+        self.tuning_steps = frozenset({0, self.half} | more)
         self.kernels = method._warm_kernels(data.n)
-        rows = data.n / data.batches
-        few = method._damping * rows / (data.n - rows) if data.batches > 1 else math.inf
-        self.share = chains.sizes.peak * min(0.5, few)
+        noise_limit = math.inf
+        if data.batches > 1:
+            rows = data.n / data.batches
+            noise_limit = method._damping * rows / (data.n - rows)
+        self.stability_fraction = chains.sizes.peak * min(0.5, noise_limit)
         like = chains.position
-        self.shrink = torch.ones_like(like[:, :1])
-        self.floor = torch.full_like(like[:, 0], -math.inf)
-        self.good = chains.now
+        self.backoff = torch.ones_like(like[:, :1])
+        self.min_log_joint = torch.full_like(like[:, 0], -math.inf)
+        self.last_tuned = chains.current
 
     def kernel(self, step: int) -> Kernel:
-        """The kernel of a step."""
+        """Return the kernel of a step.
+
+        Args:
+            step: the number of the step.
+        """
         return self.kernels[step >= self.half]
 
-    def tune(self, step: int) -> None:
-        """h = share/λ at the current positions, to which a chain returns if it diverges."""
-        of = self.of
-        metric = of.method._metric(of.now) if step >= self.half else None
-        size = of.probe.curvature(of.position, of.chains.start, metric).unsqueeze(-1)
-        usable = size.isfinite() & (size > 0)
-        of.lr = torch.where(usable, self.shrink * self.share / size, of.lr)
-        value, _, spread = of.probe(of.position)
-        self.floor = value - 10 * (of.temperature * typical_fall(of.position.shape[1]) + spread)
-        self.good = of.now
+    def retune(self, step: int) -> None:
+        """Set each chain's step size to stability_fraction / λ and remember its state.
 
-    def guarded(self, now: Any, log_joint: Tensor) -> Any:
-        """The state after a step; for a divergent chain the last finite one, with half the step
-        from then on.
+        A chain that diverges later returns to this state (``rescue_divergent``).
+
+        Args:
+            step: the number of the step.
         """
-        lost = ~(
-            (now.position.sum(-1) + log_joint).isfinite() & (log_joint >= self.floor)
-        ).unsqueeze(-1)
-        self.shrink = torch.where(lost, 0.5 * self.shrink, self.shrink)
-        self.of.lr = torch.where(lost, 0.5 * self.of.lr, self.of.lr)
-        parts = zip(self.good, now, strict=True)
-        return type(now)(
-            *(torch.where(lost, a, b) if isinstance(b, Tensor) else b for a, b in parts)
-        )
+        chains = self.chains
+        preconditioner = None
+        if step >= self.half:
+            preconditioner = chains.method._preconditioner(chains.current)
+        first_chain = chains.chains.start
+        curvature = chains.probe.curvature(chains.position, first_chain, preconditioner)
+        curvature = curvature.unsqueeze(-1)
+        is_usable = curvature.isfinite() & (curvature > 0)
+        step_size = self.backoff * self.stability_fraction / curvature
+        chains.lr = torch.where(is_usable, step_size, chains.lr)
+        log_joint, _, spread = chains.probe(chains.position)
+        fall = chains.temperature * typical_fall(chains.position.shape[1]) + spread
+        self.min_log_joint = log_joint - 10 * fall
+        self.last_tuned = chains.current
+
+    def rescue_divergent(self, state: Any, log_joint: Tensor) -> Any:
+        """Return the state after a step, with divergent chains where they were last tuned.
+
+        These have half the step from then on.
+
+        Args:
+            state: after a step.
+            log_joint: before the step, (C,).
+        """
+        is_finite = (state.position.sum(-1) + log_joint).isfinite()
+        diverges = ~(is_finite & (log_joint >= self.min_log_joint)).unsqueeze(-1)
+        self.backoff = torch.where(diverges, 0.5 * self.backoff, self.backoff)
+        self.chains.lr = torch.where(diverges, 0.5 * self.chains.lr, self.chains.lr)
+        values = [
+            torch.where(diverges, earlier, later) if isinstance(later, Tensor) else later
+            for earlier, later in zip(self.last_tuned, state, strict=True)
+        ]
+        return type(state)(*values)
 
     def state(self) -> dict[str, Any]:
-        return {"shrink": self.shrink, "floor": self.floor, "good": tuple(self.good)}
+        """Return the state for the next step."""
+        return {
+            "shrink": self.backoff,
+            "floor": self.min_log_joint,
+            "good": tuple(self.last_tuned),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.shrink, self.floor, self.good = (
-            state["shrink"],
-            state["floor"],
-            self.of.kind(*state["good"]),
-        )
+        """Continue from a ``state``.
+
+        Args:
+            state: of a checkpoint.
+        """
+        self.backoff = state["shrink"]
+        self.min_log_joint = state["floor"]
+        self.last_tuned = self.chains.state_type(*state["good"])
 
 
 @final
 @dataclass(frozen=True)
 class SGLD(GradientSampler):
-    """w ← w + ½·h·∇log p(w, D) + √h·ξ, the minibatch gradient scaled by N/M (Welling & Teh 2011).
+    """Stochastic gradient Langevin dynamics: gradient steps with noise, which sample the posterior.
 
-    h = ``lr``; stable where h < 4/λ, λ the largest curvature of −log p(w, D).
+        w ← w + ½·h·∇log p(w, D) + √h·ξ,    ξ ~ N(0, I)
+
+    The gradient of a minibatch of M rows is scaled by N/M. There is no Metropolis test: the bias of
+    the draws grows with h. h = ``lr``; stable where h < 4/λ, λ the largest curvature of
+    −log p(w, D). Without ``lr`` every chain adapts h in its burn-in.
+
+    Args:
+        steps: how many steps, burn-in included; None (default): 10,000 or 20 epochs, whichever is
+            more.
+        lr: the first step size h; None (default) finds it in the burn-in.
+        schedule: "constant" (default), "decaying", "cyclical", or ``Decaying(...)``,
+            ``Cyclical(...)``.
+        batch_size: rows M of a minibatch; 128 by default.
+        burn_in: steps before the first draw, as a number or as a fraction of all; None (default) is
+            half of them, none for cyclical steps.
+        draws: how many draws of each chain to keep, evenly spread after the burn-in; None (default)
+            is 100.
+        chains: the number of parallel chains; 4 by default.
+
+    Returns:
+        ``fit`` returns an ``Empirical`` posterior of chains · draws functions, with diagnostics in
+        ``posterior.mixing``.
+
+    Raises:
+        DivergenceError: if a chain is not finite.
+        ValueError: for more draws than steps after the burn-in, and settings out of range.
+
+    >>> import bayou, torch
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> net, likelihood = torch.nn.Linear(1, 1), bayou.Gaussian(0.1)
+    >>> method = bayou.SGLD(steps=40, draws=5, chains=2)
+    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
+    >>> posterior.draws
+    10
+
+    Paper: Welling & Teh 2011, https://www.stats.ox.ac.uk/~teh/research/compstats/WelTeh2011a.pdf.
     """
 
     rate = 0.01
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
+        """Return ``init`` and ``step``."""
         return sgld.init, sgld.step
 
 
 @final
 @dataclass(frozen=True)
 class PSGLD(GradientSampler):
-    """SGLD with the preconditioner of RMSprop (Li et al. 2016): w ← w + ½·h·G·∇log p(w, D) +
-    √(h·G)·ξ.
+    """Preconditioned SGLD, with the preconditioner of RMSprop.
 
-    G = 1/(``floor`` + √V), V the running mean of (∇log p / N)² with weight ``decay``. The drift Γ
-    of a changing G is dropped, as in the paper's experiments (see ``kernels.psgld``): with a given
-    ``lr`` the draws have that bias. Without ``lr``, V is estimated by plain SGLD in the first half
-    of the burn-in and then fixed, so that Γ = 0 and ``decay`` has no effect.
+        w ← w + ½·h·G·∇log p(w, D) + √(h·G)·ξ,    G = 1/(floor + √V)
+
+    V is the running mean of (∇log p / N)². The drift Γ of a changing G is dropped, as in the
+    paper's experiments (see ``kernels.psgld``): with a given ``lr`` the draws have that bias.
+    Without ``lr``, V is estimated by plain SGLD in the first half of the burn-in and then fixed, so
+    that Γ = 0 and ``decay`` has no effect.
+
+    Args:
+        decay: the weight of the past in V; 0.99 by default.
+        floor: a number added to √V; 1e-5 by default.
+        steps: how many steps, burn-in included; None (default): 10,000 or 20 epochs, whichever is
+            more.
+        lr: the first step size h; None (default) finds it in the burn-in.
+        draws: how many draws of each chain to keep; None (default) is 100.
+        chains: the number of parallel chains; 4 by default.
+
+    Returns:
+        ``fit`` returns an ``Empirical`` posterior of chains · draws functions.
+
+    Raises:
+        DivergenceError: if a chain is not finite.
+        ValueError: for settings out of range.
+
+    Paper: Li et al. 2016, https://arxiv.org/abs/1512.07666.
     """
 
     decay: float = field(default=0.99, kw_only=True)
@@ -411,22 +542,43 @@ class PSGLD(GradientSampler):
             raise ValueError(f"PSGLD needs 0 <= decay < 1, got {self.decay!r}")
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
+        """Return ``init`` and ``step`` for n data."""
         return psgld.init, partial(psgld.step, n=n, decay=self.decay, floor=self.floor)
 
     def _warm_kernels(self, n: int) -> tuple[Kernel, Kernel]:
-        return partial(psgld.learn, n=n), partial(psgld.fixed, floor=self.floor)
+        """Return the kernels that estimate V, and that keep it."""
+        return partial(psgld.learn, n=n), partial(psgld.step_with_fixed_scale, floor=self.floor)
 
-    def _metric(self, state: Any) -> Tensor | None:
+    def _preconditioner(self, state: Any) -> Tensor | None:
+        """Return G (C, D)."""
         return psgld.preconditioner(state, self.floor)
 
 
 @final
 @dataclass(frozen=True)
 class SGHMC(GradientSampler):
-    """v ← (1 − α)·v + ½·h·∇log p(w, D) + √(α·h)·ξ;  w ← w + v (Chen, Fox & Guestrin 2014).
+    """Stochastic gradient Hamiltonian Monte Carlo: SGLD with momentum.
 
-    α = ``friction`` (1 is SGLD). h = ``lr``; the chain moves like SGLD with h/α, and is stable
-    where h < 4·(2 − α)/λ.
+        v ← (1 − α)·v + ½·h·∇log p(w, D) + √(α·h)·ξ,    w ← w + v
+
+    h = ``lr``; the chain moves like SGLD with h/α, and is stable where h < 4·(2 − α)/λ.
+
+    Args:
+        friction: α, 0.1 by default; 1 is SGLD.
+        steps: how many steps, burn-in included; None (default): 10,000 or 20 epochs, whichever is
+            more.
+        lr: the first step size h; None (default) finds it in the burn-in.
+        draws: how many draws of each chain to keep; None (default) is 100.
+        chains: the number of parallel chains; 4 by default.
+
+    Returns:
+        ``fit`` returns an ``Empirical`` posterior of chains · draws functions.
+
+    Raises:
+        DivergenceError: if a chain is not finite.
+        ValueError: for settings out of range.
+
+    Paper: Chen, Fox & Guestrin 2014, https://arxiv.org/abs/1402.4102.
     """
 
     friction: float = field(default=0.1, kw_only=True)
@@ -439,7 +591,9 @@ class SGHMC(GradientSampler):
 
     @property
     def _damping(self) -> float:
+        """Return α."""
         return self.friction
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
+        """Return ``init`` and ``step``."""
         return sghmc.init, partial(sghmc.step, friction=self.friction)

@@ -10,16 +10,21 @@ import torch
 from torch import Tensor
 
 from bayou.core.files import StrPath
-from bayou.core.params import match
+from bayou.core.params import Params, match
 from bayou.core.progress import Progress, Show
 from bayou.curvature.evidence import Evidence, Hyper
-from bayou.curvature.information import KINDS, Kind
-from bayou.curvature.joint import JointNormal, with_past
+from bayou.curvature.information import CURVATURE_TYPES, CurvatureType
+from bayou.curvature.joint import JointNormal, add_past_curvature
 from bayou.curvature.kronecker import KroneckerCurvature
-from bayou.curvature.structures import LIMIT, Curvature, DiagonalCurvature, FullCurvature
+from bayou.curvature.structures import (
+    MAX_FULL_WEIGHTS,
+    Curvature,
+    DiagonalCurvature,
+    FullCurvature,
+)
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.inference.baseline_checks import compare_with_mode
-from bayou.inference.curvature_passes import CurvaturePasses
+from bayou.inference.curvature_passes import CurvaturePasses, DataPass
 from bayou.inference.data_checks import LAST, check_first_batch, first_inputs, last_layer
 from bayou.inference.method import Method
 from bayou.inference.prior_scale import rescale_priors, select_within_chance
@@ -50,62 +55,79 @@ CURVATURES: Final[dict[str, type[Curvature]]] = {
     "diagonal": DiagonalCurvature,
     "kronecker": KroneckerCurvature,
 }
-SCALES = tuple(
-    10 ** (2 * k / 3) for k in range(-4, 4)
-)  # candidates for the prior scale, compared on held-out data
+# candidates for the prior scale, compared on held-out data
+SCALES = tuple(10 ** (2 * k / 3) for k in range(-4, 4))
 SCALE_DRAWS = 20  # functions that predict for each candidate
 MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
 MAX_HELD_OUT_ROWS = 1000  # if ``validation`` was not given
 MAX_EXACT_OUTPUTS = 100  # each costs a backward pass
-MIN_ROWS_WITH_START = 20  # the same, if the rows are also withheld from the search for the mode
+MIN_ROWS_WITH_START = 20  # held-out rows, if they are also withheld from the search for the mode
 
 
 @final
 @dataclass(frozen=True)
 class Laplace(Method):
-    """q(w) = N(w*, Λ⁻¹), Λ = Σ_n J_nᵀ·H_n·J_n + prior precision, at a mode w* (MacKay 1992,
-    Daxberger et al. 2021).
+    """The Laplace approximation: a Gaussian at a mode w* with the curvature of the log joint there.
 
-    ``structure`` of Λ: ``"kronecker"`` (layer by layer A ⊗ G, Ritter et al. 2018; diagonal for
-    embeddings, and for layers with more than 16,384 inputs or outputs), ``"diagonal"``, or
-    ``"full"`` (a few thousand weights).
-    ``where``: patterns of the tensors that become random, ``"last"`` for those of the last layer;
-    the others stay
-    points. ``start``: the method that finds w*; None for the network as given, assumed to be at a
-    mode.
+        q(w) = N(w*, Λ⁻¹),    Λ = Σ_n J_nᵀ·H_n·J_n + prior precision
 
-    ``curvature``: ``"ggn"`` (H the Fisher information of p(y | f), exact: one backward pass for
-    each output), ``"fisher"`` (the empirical one) or ``"sampled"`` (unbiased, with ``samples``
-    labels drawn from the network): one backward pass for each label. The default is "ggn", but
-    "sampled" for a Kronecker structure, where it costs about a third for ten classes, and for more
-    than 100 outputs.
-
-    ``prior``: None takes the target's Normal priors, tensor by tensor, and maximizes the evidence
-    over those with ``learn=True`` (by unit too; of a Kronecker structure by input unit).
-    ``"evidence"`` maximizes it over one factor for all prior precisions, and over the noise of a
-    ``Gaussian(learn=True)``; w* does not follow. ``"validation"``: the factor of a grid that
-    predicts a held-out fraction best, for classes the one with the highest evidence among those
-    whose NLL is within one standard error of the lowest, which a point often has by chance. This is
-    also the meaning of None where no prior was given and either ``start`` is None or the network
-    has more weights than data.
-
-    A posterior that predicts worse than its own mode raises a ``WorseThanModeWarning``; its history
-    has both NLLs.
-
-    ``predictive``: "linearized", "sampled", "probit" or "exact", see ``GaussianPosterior``.
-    ``temperature``: Λ/temperature. ``batch_size``: rows in one pass.
+    J_n is the Jacobian of the outputs of row n in the weights and H_n the Hessian of −log p(y | f)
+    in the outputs (Gauss-Newton). It needs a trained network and one pass over the data.
     ``posterior.log_evidence`` = log p(D | w*) + log p(w*) + D/2·log 2π − ½·log |Λ|, over the random
     tensors alone.
 
-    >>> Laplace("diagonal", where="last", start=None).structure
-    'diagonal'
+    Args:
+        structure: the structure of Λ. "kronecker" (default): layer by layer A ⊗ G (Ritter et al.
+            2018; diagonal for embeddings, and for layers with more than 16,384 inputs or outputs);
+            "diagonal"; or "full" (a few thousand weights).
+        where: patterns of the tensors that become random, "*" by default; "last" for those of the
+            last layer. The others stay points.
+        start: the method that finds w*, ``MAP()`` by default; None for the network as it is,
+            assumed to be at a mode.
+        curvature: H. "ggn": the Fisher information of p(y | f), exact, with one backward pass for
+            each output; "fisher": the empirical one; "sampled": unbiased, with labels drawn from
+            the network. Both have one backward pass for each label. None (default) is "sampled" for
+            a Kronecker structure or more than 100 outputs, else "ggn".
+        samples: labels drawn for each row where ``curvature`` is "sampled"; 1 by default.
+        prior: how the prior precision is chosen. None (default) takes the target's Normal priors,
+            tensor by tensor, and maximizes the evidence over those with ``learn=True`` (by unit
+            too; of a Kronecker structure by input unit). "evidence" maximizes it over one factor
+            for all prior precisions, and over the noise of a ``Gaussian(learn=True)``; w* does not
+            follow. "validation": the factor of a grid that predicts a held-out fraction best, for
+            classes the one with the highest evidence among those whose NLL is within one standard
+            error of the lowest. None has this meaning, too, where no prior was given and either
+            ``start`` is None or the network has more weights than data.
+        predictive: "linearized" (default), "sampled", "probit" or "exact", see
+            ``GaussianPosterior``.
+        temperature: the posterior has Λ/temperature; 1 by default.
+        validation: the held-out fraction for ``prior="validation"``, 0.1 by default.
+        batch_size: rows in one pass, 128 by default.
+
+    Returns:
+        ``fit`` returns a ``GaussianPosterior``. Where it predicts worse than its own mode, there is
+        a ``WorseThanModeWarning``, and its history has both NLLs.
+
+    Raises:
+        ValueError: for priors that are not Normal, a full structure of too many weights, or
+            settings out of range.
+
+    >>> import bayou, torch
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> method = bayou.Laplace("full", start=bayou.MAP(steps=10))
+    >>> net, likelihood = torch.nn.Linear(1, 1), bayou.Gaussian(0.1)
+    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
+    >>> posterior.log_evidence < 0
+    True
+
+    Papers: MacKay 1992, https://doi.org/10.1162/neco.1992.4.3.448; Daxberger et al. 2021,
+    https://arxiv.org/abs/2106.14806.
     """
 
     structure: Structure = "kronecker"
     _: KW_ONLY
     where: str | tuple[str, ...] = "*"
     start: Method | None = MAP()  # noqa: RUF009 (frozen)
-    curvature: Kind | None = None
+    curvature: CurvatureType | None = None
     samples: int = 1
     prior: Literal["evidence", "validation"] | None = None
     predictive: PredictiveKind = "linearized"
@@ -119,15 +141,12 @@ class Laplace(Method):
         self._check_whole("samples", "batch_size")
         self._check_positive("temperature")
         if self.curvature is not None:
-            self._check_choice("curvature", KINDS)
+            self._check_choice("curvature", CURVATURE_TYPES)
         if self.prior is not None:
             self._check_choice("prior", ("evidence", "validation"))
-        patterns = (self.where,) if isinstance(self.where, str) else self.where
-        if (
-            not isinstance(patterns, tuple)
-            or not patterns
-            or not all(isinstance(p, str) for p in patterns)
-        ):
+        patterns = self._patterns
+        is_tuple = isinstance(patterns, tuple) and bool(patterns)
+        if not is_tuple or not all(isinstance(pattern, str) for pattern in patterns):
             raise ValueError(
                 f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}"
             )
@@ -135,16 +154,23 @@ class Laplace(Method):
         if not 0 < self.validation < 1:
             raise ValueError(f"Laplace needs 0 < validation < 1, got {self.validation!r}")
 
-    def kind(self, outputs: int) -> Kind:
-        """The curvature for a network with this many outputs."""
-        costly = self.structure == "kronecker" or outputs > MAX_EXACT_OUTPUTS
-        return self.curvature or ("sampled" if costly else "ggn")
+    @property
+    def _patterns(self) -> tuple[str, ...]:
+        """Return ``where`` as a tuple."""
+        return (self.where,) if isinstance(self.where, str) else self.where
+
+    def curvature_for(self, outputs: int) -> CurvatureType:
+        """Return the type of the curvature for a network with this many outputs."""
+        is_costly = self.structure == "kronecker" or outputs > MAX_EXACT_OUTPUTS
+        return self.curvature or ("sampled" if is_costly else "ggn")
 
     @property
     def without_density(self) -> str | None:
+        """Return the name of this method if some weights are points."""
         return None if self.where == "*" else f"Laplace(where={self.where!r})"
 
     def at_mode(self, noise: float, data: Data) -> Self:
+        """Return this method at the network as it is, with the prior of the target."""
         return replace(self, start=None, prior=None)
 
     def fit(
@@ -156,288 +182,377 @@ class Laplace(Method):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> GaussianPosterior:
-        """The Gaussian at the mode. ``checkpoint``.start is the file of the run that finds it, if
-        any.
+        """Return the Gaussian at the mode.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides the held-out rows, the drawn labels and the run of the start.
+            checkpoint: the file of the run that finds the mode is ``checkpoint``.start, if any.
+            progress: whether, or where, to show a line of progress.
         """
         current().note_unshared("the curvature of Laplace")
         seed = as_int_seed(seed)
-        batches, held = self._split(target, as_data(data, self.batch_size), seed)
+        batches, held_out = self._split(target, as_data(data, self.batch_size), seed)
         target = replace(target, n=batches.n)
         check_predictive(self.predictive, target.likelihood)
-        plan, check = self._look(target, batches)
+        plan, check_batch = self._plan(target, batches)
         learned = [
             name for name in plan.wanted if any(True for _ in target.priors[name].parameters())
         ]
-        target = rescale_priors(
-            target, dict.fromkeys(learned, 1.0)
-        )  # learned by the evidence, not by the start
+        # the evidence learns these priors, not the start
+        target = rescale_priors(target, dict.fromkeys(learned, 1.0))
         point = starting_point(
             self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
         )
-        run = Run(self, CurvaturePasses(self, plan, batches, check, seed, progress))
-        return run.posterior(point, learned, held)
+        run = LaplaceRun(self, CurvaturePasses(self, plan, batches, check_batch, seed, progress))
+        return run.posterior(point, learned, held_out)
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
-        """Training data, and held-out data for the selection of the prior scale, if needed."""
-        fraction, place = self.validation, part_seed(seed, "validation")
+        """Split off rows for the selection of the prior scale, if it needs them."""
+        fraction = self.validation
+        split_seed = part_seed(seed, "validation")
         if self.prior == "validation":
             if not isinstance(data, Rows):
                 raise ValueError(
-                    "a validation split needs tensors or a Dataset; split a DataLoader's data yourself"
+                    "a validation split needs tensors or a Dataset; "
+                    "split a DataLoader's data yourself"
                 )
-            return data.split(fraction, place)
-        given = target.prior_given or getattr(self.start, "l2", None) is not None
-        guessed = (
-            self.start is None or sum(value.numel() for value in target.start().values()) > data.n
-        )
-        least = MIN_ROWS_WITH_START if self.start else MIN_HELD_OUT_ROWS
-        if self.prior is not None or given or not guessed or data.n * fraction < least:
+            return data.split(fraction, split_seed)
+        has_given_prior = target.prior_given or getattr(self.start, "l2", None) is not None
+        weights = sum(value.numel() for value in target.start().values())
+        is_uncertain = self.start is None or weights > data.n
+        min_rows = MIN_ROWS_WITH_START if self.start else MIN_HELD_OUT_ROWS
+        has_few_rows = data.n * fraction < min_rows
+        if self.prior is not None or has_given_prior or not is_uncertain or has_few_rows:
             return data, None
         if isinstance(data, Rows):
-            return data.split(min(fraction, MAX_HELD_OUT_ROWS / data.n), place)
+            return data.split(min(fraction, MAX_HELD_OUT_ROWS / data.n), split_seed)
         return last_batches(data, fraction) if self.start is None else (data, None)
 
-    def _look(self, target: Target, data: Data) -> tuple[Plan, Callable[[Batch], None] | None]:
-        """Check the network and its priors before any work."""
-        network, params = Network(target.net), target.start()
+    def _plan(self, target: Target, data: Data) -> tuple[Plan, Callable[[Batch], None] | None]:
+        """Plan the pass over the data, and check the network and its priors before any work."""
+        network = Network(target.net)
+        params = target.start()
         if not target.free:
             raise ValueError(
                 "every parameter of the network is frozen (requires_grad=False): nothing to learn"
             )
         with evaluating(network.net):
-            check = check_first_batch(target, data, lambda *inputs: network.call(params, *inputs))
-            names = last_layer(target, data) if self.where == LAST else self._names(target)
+            check_batch = check_first_batch(
+                target, data, lambda *inputs: network.call(params, *inputs)
+            )
+            names = last_layer(target, data) if self.where == LAST else self._match(target)
             plan = make_plan(network.call, params, names, first_inputs(target, data))
-        for name in plan.wanted:
-            if not isinstance(target.priors[name], BoundNormal):
-                kind = type(target.priors[name]).__name__
-                raise ValueError(
-                    f"Laplace needs Normal priors, and the prior of {name!r} is a {kind}: "
-                    "its curvature is not constant and may be negative; use prior=Normal(...), or VI"
-                )
-        self._check_joint(target, plan)
-        learned = target.learned_priors
-        idle = [name for name in learned if name not in plan.wanted]
-        if idle:
+        self._check_priors(target, plan)
+        self._check_joint_priors(target, plan)
+        self._check_learned_priors(target, plan)
+        weights = sum(params[name].numel() for name in plan.wanted)
+        if self.structure == "full" and weights > MAX_FULL_WEIGHTS:
             raise ValueError(
-                f"{idle[0]!r} is a point here (where={self.where!r}), so the scale of its prior cannot be learned; "
-                "give it learn=False"
-            )
-        by_output = [name for name in learned if "out" in getattr(target.priors[name], "axes", ())]
-        if by_output and self.structure == "kronecker":
-            raise ValueError(
-                f"a Kronecker-factored posterior has one prior scale for all of {by_output[0]!r}, or one for each of "
-                "its inputs, so it cannot learn one by output unit; use learn='in' or learn=True, or "
-                "structure='diagonal' or 'full'"
-            )
-        size = sum(params[name].numel() for name in plan.wanted)
-        if self.structure == "full" and size > LIMIT:
-            raise ValueError(
-                f"a full covariance over {size:,} weights has {size**2:,} entries; at most {LIMIT:,} weights: use "
+                f"a full covariance over {weights:,} weights has {weights**2:,} entries; "
+                f"at most {MAX_FULL_WEIGHTS:,} weights: use "
                 "structure='kronecker', or where='last' for the last layer"
             )
-        return plan, check
+        return plan, check_batch
 
-    def _check_joint(self, target: Target, plan: Plan) -> None:
-        """A joint prior of several tensors must come from this Laplace on earlier tasks."""
+    def _match(self, target: Target) -> list[str]:
+        """Return the names of the free tensors that match a pattern of ``where``."""
+        rules = dict.fromkeys(self._patterns, True)
+        is_random = match(target.free, rules, default=False)
+        return [name for name, random in is_random.items() if random]
+
+    def _check_priors(self, target: Target, plan: Plan) -> None:
+        """Raise a ValueError for a random tensor without a Normal prior."""
+        for name in plan.wanted:
+            if not isinstance(target.priors[name], BoundNormal):
+                family = type(target.priors[name]).__name__
+                raise ValueError(
+                    f"Laplace needs Normal priors, and the prior of {name!r} is a {family}: "
+                    "its curvature is not constant and may be negative; "
+                    "use prior=Normal(...), or VI"
+                )
+
+    def _check_joint_priors(self, target: Target, plan: Plan) -> None:
+        """Raise a ValueError unless joint priors come from this Laplace on earlier tasks."""
         for coupling in target.couplings:
             density = coupling.density
-            kind = (
-                density.covariance.kind
-                if isinstance(density, JointNormal)
-                else type(density).__name__
-            )
-            known = isinstance(density, JointNormal) and all(
-                name in density.base for name in coupling.parts
-            )
-            if kind != self.structure or self.structure not in ("full", "kronecker") or not known:
+            if isinstance(density, JointNormal):
+                structure = density.covariance.kind
+                has_base = all(name in density.base for name in coupling.parts)
+            else:
+                structure = type(density).__name__
+                has_base = False
+            is_supported = self.structure in ("full", "kronecker") and has_base
+            if structure != self.structure or not is_supported:
                 raise ValueError(
-                    f"Laplace({self.structure!r}) cannot continue from a joint prior of kind {kind!r}: use the "
+                    f"Laplace({self.structure!r}) cannot continue from a joint prior of kind "
+                    f"{structure!r}: use the "
                     "structure of the earlier tasks, 'full', 'kronecker' or 'diagonal', or VI"
                 )
             if self.prior is not None:
                 raise ValueError(
-                    f"the prior of earlier tasks has no scale to learn: use prior=None, got {self.prior!r}"
+                    "the prior of earlier tasks has no scale to learn: use prior=None, "
+                    f"got {self.prior!r}"
                 )
-            if points := [name for name in coupling.parts if name not in plan.wanted]:
+            points = [name for name in coupling.parts if name not in plan.wanted]
+            if points:
                 raise ValueError(
-                    f"where={self.where!r} excludes {points[0]!r}, which has a joint prior with others; include it"
+                    f"where={self.where!r} excludes {points[0]!r}, which has a joint prior with "
+                    "others; include it"
                 )
 
-    def _names(self, target: Target) -> list[str]:
-        patterns = (self.where,) if isinstance(self.where, str) else self.where
-        chosen = match(target.free, dict.fromkeys(patterns, True), default=False)
-        return [name for name, wanted in chosen.items() if wanted]
+    def _check_learned_priors(self, target: Target, plan: Plan) -> None:
+        """Raise a ValueError for a prior scale that this structure cannot learn."""
+        learned = target.learned_priors
+        points = [name for name in learned if name not in plan.wanted]
+        if points:
+            raise ValueError(
+                f"{points[0]!r} is a point here (where={self.where!r}), so the scale of its prior "
+                "cannot be learned; give it learn=False"
+            )
+        by_output = [name for name in learned if "out" in getattr(target.priors[name], "axes", ())]
+        if by_output and self.structure == "kronecker":
+            raise ValueError(
+                "a Kronecker-factored posterior has one prior scale for all of "
+                f"{by_output[0]!r}, or one for each of "
+                "its inputs, so it cannot learn one by output unit; use learn='in' or learn=True, "
+                "or structure='diagonal' or 'full'"
+            )
 
 
 @dataclass(frozen=True)
-class Run:
-    """One fit, for a planned network and its data; ``posterior`` makes the Gaussian at any
-    point.
+class LaplaceRun:
+    """One fit of a ``Laplace``, which gives the Gaussian at any point.
+
+    Args:
+        method: the settings.
+        passes: computes the curvature of the data at a point.
     """
 
     method: Laplace
     passes: CurvaturePasses
 
     def posterior(
-        self, point: Empirical, learned: list[str], held: Data | None
+        self, point: Empirical, learned: list[str], held_out: Data | None
     ) -> GaussianPosterior:
-        """The Gaussian at a point, with the requested prior and noise."""
-        method, target = self.method, replace(point.target, n=self.passes.data.n)
+        """Return the Gaussian at a point, with the requested prior and noise.
+
+        Args:
+            point: a mode.
+            learned: the names of the tensors whose prior scale maximizes the evidence.
+            held_out: rows that select the scale of all priors; None without.
+        """
+        target = replace(point.target, n=self.passes.data.n)
         params = {name: point.stack[name][0] for name in point.network.names}
-        shapes = {name: params[name].shape for name in params if name in self.passes.plan.wanted}
-        priors = {
-            name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)
-        }
-        precision = {
-            name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes
-        }
-        joint = [coupling.density for coupling in target.couplings]
-        past = [density for density in joint if isinstance(density, JointNormal)]
-        for density in past:
-            precision |= {name: density.base[name].double() for name in density.names}
         with evaluating(point.network.net):
-            found = self.passes.at(point, params)
-        tensors = found.tensors
-        for density in past:
-            tensors = with_past(shapes, tensors, density)
-        curvature = CURVATURES[method.structure](shapes, tensors, precision)
-        likelihood = target.likelihood
-        evidence = Evidence(
-            curvature,
-            {name: params[name] - priors[name].mean for name in shapes},
-            found.log_likelihood, found.residual, likelihood.gaussian_noise or 1.0, found.count,
-        )  # fmt: skip
-        hyper = Hyper.ones(shapes, next(iter(params.values())))
-        groups = self._groups(curvature, learned)
-        learnable = likelihood.gaussian_noise is not None and any(
-            True for _ in likelihood.parameters()
-        )
-        noise = method.prior == "evidence" and learnable
-        if (
-            groups or noise
-        ) and point.stopped != "interrupted":  # an unfinished start may have no maximum
-            units = {
-                n: list(p.axes.values())
-                for n, p in priors.items()
-                if n in learned and isinstance(p, BoundUnitNormal)
-            }
-            hyper = evidence.maximize(groups, noise, units=units)
+            data_pass = self.passes.at(point, params)
+        evidence = self._evidence(target, params, data_pass)
         history = list(point.history)
-
-        def made(hyper: Hyper) -> GaussianPosterior:
-            cold, like = 1 / method.temperature, next(iter(params.values()))
-            covariance = curvature.covariance(
-                {name: cold * value for name, value in hyper.multipliers.items()},
-                cold * hyper.scale,
-                like,
-            )
-            changed = {
-                name: value
-                for name, value in hyper.multipliers.items()
-                if bool((value != 1.0).any())
-            }
-            quieter = rescale_priors(target, changed, float(hyper.noise))
-            return GaussianPosterior(
-                quieter, point.network, params, covariance, history, predictive=method.predictive
-            )
-
-        if held is not None:
-            hyper = self._validated(made, hyper, evidence, held, history)
-        posterior = made(hyper)
-        parts = {name: float(value) for name, value in evidence.parts(hyper).items()}
-        if past:  # a joint density of several tensors, not a Normal for each
-            log_prior = float(target.log_prior({name: params[name] for name in shapes}))
-            parts["log_evidence"] += log_prior - parts["log_prior"]
-            parts["log_prior"] = log_prior
-        posterior.log_evidence = parts["log_evidence"]
-        interrupted = found.interrupted
+        family = GaussiansAtPoint(
+            self.method, target, point.network, params, evidence.curvature, history
+        )
+        # an unfinished start may have no maximum
+        may_maximize = point.stopped != "interrupted"
+        hyper = self._maximize(evidence, target, params, learned, may_maximize)
+        if held_out is not None:
+            hyper = self._select_scale(family, hyper, evidence, held_out, history)
+        posterior = family.posterior(hyper)
+        record = self._evidence_record(evidence, hyper, target, params)
+        posterior.log_evidence = record["log_evidence"]
+        interrupted = data_pass.interrupted
         if not interrupted and point.stopped != "interrupted":
-            rows, seed = (
-                self.passes.data if held is None else held,
-                part_seed(self.passes.seed, "draws"),
-            )
+            rows = self.passes.data if held_out is None else held_out
+            seed = part_seed(self.passes.seed, "draws")
             try:
-                parts |= compare_with_mode(posterior, rows, learned=held is None, seed=seed)
+                record |= compare_with_mode(posterior, rows, learned=held_out is None, seed=seed)
             except KeyboardInterrupt:  # only the comparison is skipped
                 interrupted = True
-        posterior.history = [*history, {"step": _steps(history), **parts}]
+        posterior.history = [*history, {"step": _next_step(history), **record}]
         posterior.stopped = "interrupted" if interrupted else point.stopped or "finished"
         return posterior
 
-    def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:
-        """Tensors whose prior precisions share a learned factor."""
-        if self.method.prior == "evidence":
-            return [list(curvature.shapes)]
-        mixed = [
-            tie for tie in curvature.ties if 0 < sum(name in learned for name in tie) < len(tie)
-        ]
-        if mixed and self.method.prior is None:
-            raise ValueError(
-                f"{' and '.join(mixed[0])} share a scale in a Kronecker structure, so learn=True must be set for both "
-                "or neither"
-            )
-        return (
-            [tie for tie in curvature.ties if tie[0] in learned]
-            if self.method.prior is None
-            else []
+    def _evidence(self, target: Target, params: Params, data_pass: DataPass) -> Evidence:
+        """Return the evidence at a point as a function of the prior precisions and the noise."""
+        shapes = {name: params[name].shape for name in params if name in self.passes.plan.wanted}
+        priors = _normal_priors(target)
+        precision = {
+            name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes
+        }
+        tensors = data_pass.tensors
+        earlier_tasks = _joint_normals(target)
+        for density in earlier_tasks:
+            precision |= {name: density.base[name].double() for name in density.names}
+        for density in earlier_tasks:
+            tensors = add_past_curvature(shapes, tensors, density)
+        return Evidence(
+            CURVATURES[self.method.structure](shapes, tensors, precision),
+            {name: params[name] - priors[name].mean for name in shapes},
+            data_pass.log_likelihood,
+            data_pass.residual,
+            target.likelihood.gaussian_noise or 1.0,
+            data_pass.count,
         )
 
-    def _validated(
+    def _maximize(
         self,
-        made: Callable[[Hyper], GaussianPosterior],
+        evidence: Evidence,
+        target: Target,
+        params: Params,
+        learned: list[str],
+        may_maximize: bool,
+    ) -> Hyper:
+        """Return the prior precisions and the noise of largest evidence, or those of the target."""
+        curvature = evidence.curvature
+        hyper = Hyper.ones(curvature.shapes, next(iter(params.values())))
+        groups = self._groups(curvature, learned)
+        likelihood = target.likelihood
+        has_learned_noise = likelihood.gaussian_noise is not None and any(
+            True for _ in likelihood.parameters()
+        )
+        learns_noise = self.method.prior == "evidence" and has_learned_noise
+        if not may_maximize or not (groups or learns_noise):
+            return hyper
+        units = {
+            name: list(prior.axes.values())
+            for name, prior in _normal_priors(target).items()
+            if name in learned and isinstance(prior, BoundUnitNormal)
+        }
+        return evidence.maximize(groups, learns_noise, units=units)
+
+    def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:
+        """Return groups of tensors whose prior precisions share a learned factor."""
+        if self.method.prior == "evidence":
+            return [list(curvature.shapes)]
+        if self.method.prior is not None:
+            return []
+        for tie in curvature.ties:
+            if 0 < sum(name in learned for name in tie) < len(tie):
+                raise ValueError(
+                    f"{' and '.join(tie)} share a scale in a Kronecker structure, so learn=True "
+                    "must be set for both or neither"
+                )
+        return [tie for tie in curvature.ties if tie[0] in learned]
+
+    def _evidence_record(
+        self, evidence: Evidence, hyper: Hyper, target: Target, params: Params
+    ) -> dict[str, float]:
+        """Return the log evidence and its terms, for the history."""
+        record = {name: float(value) for name, value in evidence.parts(hyper).items()}
+        if _joint_normals(target):  # not a Normal for each tensor
+            random = {name: params[name] for name in evidence.curvature.shapes}
+            log_prior = float(target.log_prior(random))
+            record["log_evidence"] += log_prior - record["log_prior"]
+            record["log_prior"] = log_prior
+        return record
+
+    def _select_scale(
+        self,
+        family: GaussiansAtPoint,
         hyper: Hyper,
         evidence: Evidence,
-        held: Data,
+        held_out: Data,
         history: list[dict[str, float]],
     ) -> Hyper:
-        """Select a scale of the prior by held-out data, and for classes by the evidence among those
-        within chance.
+        """Select the scale of the prior by held-out data.
+
+        For classes it is the one with the highest evidence among those within chance.
         """
         like = next(iter(hyper.multipliers.values()))
-        step = _steps(history)
+        step = _next_step(history)
         scores: list[tuple[Hyper, Tensor]] = []
-        guess = like.new_zeros(0)
+        guess_nll = like.new_zeros(0)
         with Progress("prior scales", len(SCALES), self.passes.progress) as progress:
-            for done, scale in enumerate(SCALES):
-                tried = Hyper(
-                    {name: value / scale**2 for name, value in hyper.multipliers.items()},
-                    hyper.noise,
-                )
+            for number, scale in enumerate(SCALES):
+                multipliers = {name: value / scale**2 for name, value in hyper.multipliers.items()}
+                candidate = Hyper(multipliers, hyper.noise)
                 try:
-                    posterior = made(tried)
+                    posterior = family.posterior(candidate)
                 except ValueError:  # a prior so wide that the precision is singular
                     continue
-                nll, guess = self._held_out_nll(posterior, held, like)
-                scores.append((tried, nll))
+                nll, guess_nll = self._held_out_nll(posterior, held_out, like)
+                scores.append((candidate, nll))
                 mean = float(nll.mean())
                 history.append({"step": step, "prior_scale": scale, "validation": mean})
-                progress.update(done + 1, nll=mean)
+                progress.update(number + 1, nll=mean)
         if not scores:
-            made(hyper)  # raises the reason
-        if isinstance(posterior.target.likelihood, FiniteLikelihood):
-            log_evidence = [float(evidence.parts(tried)["log_evidence"]) for tried, _ in scores]
-            return scores[select_within_chance([nll for _, nll in scores], guess, log_evidence)][0]
+            family.posterior(hyper)  # raises the reason
+        if isinstance(family.target.likelihood, FiniteLikelihood):
+            log_evidence = [float(evidence.parts(hyper)["log_evidence"]) for hyper, _ in scores]
+            index = select_within_chance([nll for _, nll in scores], guess_nll, log_evidence)
+            return scores[index][0]
         return min(scores, key=lambda score: float(score[1].mean()))[0]
 
     def _held_out_nll(
-        self, posterior: GaussianPosterior, held: Data, like: Tensor
+        self, posterior: GaussianPosterior, held_out: Data, like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return −log p of all held-out rows, and the same for outputs that are all zero, (M,)
-        each.
-        """
+        """Return −log p of all held-out rows, and of zero outputs for them, (M,) each."""
         seed = part_seed(self.passes.seed, "draws")
         samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
         nll = []
-        guess = []
-        for raw in held.ordered():
-            x, y = move(raw, like)
+        guess_nll = []
+        for batch in held_out.ordered():
+            x, y = move(batch, like)
             predictive = posterior.predict(x, samples, seed=seed)
             zeros = torch.zeros_like(predictive.outputs[:1])
+            guess = Predictive(predictive.likelihood, zeros)
             nll.append(-predictive.log_prob(y).double())
-            guess.append(-Predictive(predictive.likelihood, zeros).log_prob(y).double())
-        return torch.cat(nll), torch.cat(guess)
+            guess_nll.append(-guess.log_prob(y).double())
+        return torch.cat(nll), torch.cat(guess_nll)
 
 
-def _steps(history: list[dict[str, float]]) -> float:
+@dataclass(frozen=True)
+class GaussiansAtPoint:
+    """The Gaussian posteriors at one point, as a function of the prior precisions and the noise.
+
+    Args:
+        method: the temperature and the kind of predictions.
+        target: has the priors and the noise that ``Hyper`` multiplies.
+        network: the network at the point.
+        params: the tensors of the point.
+        curvature: of the data and the priors.
+        history: of the posteriors.
+    """
+
+    method: Laplace
+    target: Target
+    network: Network
+    params: Params
+    curvature: Curvature
+    history: list[dict[str, float]]
+
+    def posterior(self, hyper: Hyper) -> GaussianPosterior:
+        """Return the Gaussian for these multipliers; a ValueError if its precision is singular."""
+        coldness = 1 / self.method.temperature
+        covariance = self.curvature.covariance(
+            {name: coldness * value for name, value in hyper.multipliers.items()},
+            coldness * hyper.scale,
+            next(iter(self.params.values())),
+        )
+        changes = {
+            name: value for name, value in hyper.multipliers.items() if bool((value != 1.0).any())
+        }
+        return GaussianPosterior(
+            rescale_priors(self.target, changes, float(hyper.noise)),
+            self.network,
+            self.params,
+            covariance,
+            self.history,
+            predictive=self.method.predictive,
+        )
+
+
+def _normal_priors(target: Target) -> dict[str, BoundNormal]:
+    """Return the Normal priors of a target, by tensor."""
+    return {name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)}
+
+
+def _joint_normals(target: Target) -> list[JointNormal]:
+    """Return the posteriors of earlier tasks that are priors of a target."""
+    densities = [coupling.density for coupling in target.couplings]
+    return [density for density in densities if isinstance(density, JointNormal)]
+
+
+def _next_step(history: list[dict[str, float]]) -> float:
+    """Return the step after the last record."""
     return history[-1]["step"] + 1 if history else 0.0

@@ -34,12 +34,10 @@ from bayou.training.seeds import as_int_seed, part_seed
 
 Chains = Callable[
     [range, StrPath | None, Show], ChainRun
-]  # the run of some chains, in a checkpoint file
+]  # the run of some chains, with its checkpoint
 MODE_LR = 5e-3  # of the short MAP that chains start at
-MODE_HELD_OUT, MODE_MIN_ROWS = (
-    0.2,
-    10,
-)  # where a noise is learned: the fraction held out, and the rows that takes
+MODE_HELD_OUT = 0.2  # the fraction that this MAP holds out, where a noise is learned
+MODE_MIN_ROWS = 10  # the rows that takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +46,7 @@ class Sampler(Method):
 
     Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and
     keeps the parameters with the lowest validation loss: fitted to all rows, the noise of a network
-    that can interpolate goes to 0. (A
-    DataLoader is not split: give a ``start``.)
+    that can interpolate goes to 0. (A DataLoader is not split: give a ``start``.)
 
     ``posterior.mixing`` has diagnostics of the chains: split R-hat and bulk ESS of the functions
     E[y | x, w] at up to 64 rows and of the log joint ("r_hat" and "ess" are the worst,
@@ -68,93 +65,90 @@ class Sampler(Method):
     ``DivergenceError``, which carries the draws of the other chains.
 
     Args:
-        chains: the number of parallel chains, by vmap; chain c is a function of (seed, c) only.
+        chains: the number of parallel chains, by vmap, 4 by default; chain c is a function of
+            (seed, c) only.
         start: a method that ends in a point, such as MAP(), or None for the network's own weights.
-            "mode" is a short MAP, no longer than the chains themselves (none, where the step size
-            is given or the chains begin at the prior).
-        dispersal: where the chains begin around the start: the standard deviation of a jitter, or
-            "prior" for independent draws from the prior.
-        temperature: T of p(w, D)^(1/T); T < 1 is a cold posterior. T = 0 of SGLD, PSGLD and
-            SGHMC: gradient steps without noise; with ``Cyclical`` steps, a snapshot ensemble (Huang
-                et al. 2017).
-        log_every: steps between two records of ``posterior.history``.
+            "mode" (default) is a short MAP, no longer than the chains themselves (none, where the
+            step size is given or the chains begin at the prior).
+        dispersal: where the chains begin around the start: the standard deviation of a jitter, 0.01
+            by default, or "prior" for independent draws from the prior.
+        temperature: T of p(w, D)^(1/T), 1 by default; T < 1 is a cold posterior. T = 0 of SGLD,
+            PSGLD and SGHMC: gradient steps without noise; with ``Cyclical`` steps, a snapshot
+            ensemble (Huang et al. 2017).
+        log_every: steps between two records of ``posterior.history``; 50 by default.
         checkpoint_every: steps between two checkpoints with all draws, if the run has a checkpoint
-            file.
+            file; 1,000 by default.
         parallel: an executor (``concurrent.futures.ProcessPoolExecutor``, that of dask, ...) whose
             workers run a chain each, with the same draws up to rounding; those whose worker died
-            run in this process. Chain 0 has the file ``checkpoint``.chain-000, which workers on
-            other machines must share.
+            run in this process. None (default) runs all chains here. Chain 0 has the file
+            ``checkpoint``.chain-000, which workers on other machines must share.
     """
-
-    shares_rows: ClassVar[bool] = (
-        False  # whether processes of torchrun share the rows of its batches
-    )
 
     chains: int = 4
     start: Method | Literal["mode"] | None = "mode"
-    draws_all_weights: ClassVar[bool] = True
-    without_noise: ClassVar[bool] = False  # whether temperature 0 is possible
     dispersal: float | Literal["prior"] = 0.01
     temperature: float = 1.0
     log_every: int = 50
     checkpoint_every: int = 1000
     parallel: Executor | None = field(default=None, compare=False)  # draws do not depend on it
 
+    draws_all_weights: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False  # whether processes of torchrun share the rows of a batch
+    without_noise: ClassVar[bool] = False  # whether temperature 0 is possible
+
     def __post_init__(self) -> None:
-        me = type(self).__name__
+        name = type(self).__name__
         self._check_whole("chains", "batch_size", "log_every", "checkpoint_every")
         if self.temperature != 0 or not self.without_noise:
             self._check_positive("temperature")
         if self.start not in (None, "mode") and not isinstance(self.start, Method):
             raise ValueError(
-                f"{me} start must be 'mode', None or a method such as MAP(), got {self.start!r}"
+                f"{name} start must be 'mode', None or a method such as MAP(), got {self.start!r}"
             )
         self._check(
             ("parallel",),
             lambda value: value is None or isinstance(value, Executor),
             "an executor or None",
         )
-        if self.dispersal != "prior" and not (
-            isinstance(self.dispersal, int | float) and 0 <= self.dispersal < math.inf
-        ):
+        is_number = isinstance(self.dispersal, int | float)
+        if self.dispersal != "prior" and not (is_number and 0 <= self.dispersal < math.inf):
             raise ValueError(
-                f"{me} dispersal must be 'prior' or a finite standard deviation, got {self.dispersal!r}"
+                f"{name} dispersal must be 'prior' or a finite standard deviation, "
+                f"got {self.dispersal!r}"
             )
 
     def at_mode(self, noise: float, data: Data) -> Self:
+        """Return this method from the network as it is."""
         return replace(self, start=None)
 
     @abstractmethod
     def _sampling(
         self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> Sampling:
-        """The chains at their start (C, D)."""
+        """Return the chains at their start (C, D)."""
 
     @abstractmethod
     def _plan(self, data: Data) -> tuple[int, list[int]]:
-        """The number of steps, and the steps after which the positions of the chains are kept."""
+        """Return the number of steps, and those after which positions are kept."""
 
     @abstractmethod
     def _mode_steps(self, data: Data) -> int:
-        """The number of steps towards the mode before the chains start; 0 for none."""
+        """Return the number of steps towards the mode before the chains start; 0 for none."""
 
     def _start(self, target: Target, data: Data) -> Method | None:
-        """Where the chains start, if it is not the network as it is."""
+        """Return the method that finds the start; None for the network as it is."""
         if self.start != "mode":
             return self.start
-        steps = (
-            0
-            if self.dispersal == "prior"
-            else min(self._mode_steps(data), max(2000, 10 * data.batches))
-        )
+        steps = 0
+        if self.dispersal != "prior":
+            steps = min(self._mode_steps(data), max(2000, 10 * data.batches))
         if not steps:
             return None
         # p(w, noise | D) has no mode where the network can interpolate: its noise goes to 0, where
-        # no chain can move.
-        learned = any(p.requires_grad for p in target.likelihood.parameters())
-        held_out = (
-            MODE_HELD_OUT if learned and isinstance(data, Rows) and data.n >= MODE_MIN_ROWS else 0.0
-        )
+        # no chain can move
+        learns_noise = any(p.requires_grad for p in target.likelihood.parameters())
+        has_rows = isinstance(data, Rows) and data.n >= MODE_MIN_ROWS
+        held_out = MODE_HELD_OUT if learns_noise and has_rows else 0.0
         batch_size = min(self.batch_size, MAP.batch_size)
         return MAP(steps=steps, lr=MODE_LR, batch_size=batch_size, validation=held_out)
 
@@ -167,70 +161,90 @@ class Sampler(Method):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Empirical:
-        """The draws of all chains, grouped by chain, in order."""
+        """Return the draws of all chains, grouped by chain, in order.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides the start, the batches and the noise.
+            checkpoint: a file that the same call continues from.
+            progress: whether, or where, to show a line of progress.
+
+        Raises:
+            DivergenceError: if a chain is not finite.
+        """
         if not self.shares_rows:
             current().note_unshared(f"the chains of {type(self).__name__}")
-        begun = self._begin(target, data, as_int_seed(seed), checkpoint, progress)
-        if isinstance(begun, Empirical):
-            return begun
+        chains = self._prepare(target, data, as_int_seed(seed), checkpoint, progress)
+        if isinstance(chains, Empirical):
+            return chains
         if self.parallel is None:
-            posterior = begun(range(self.chains), checkpoint, progress).run()
+            posterior = chains(range(self.chains), checkpoint, progress).run()
         else:
-            posterior = self._in_workers(self.parallel, begun, checkpoint, progress)
+            posterior = self._run_in_workers(self.parallel, chains, checkpoint, progress)
         warn_unless_mixed(type(self).__name__, posterior)
         return posterior
 
-    def _in_workers(
+    def _run_in_workers(
         self, executor: Executor, chains: Chains, checkpoint: StrPath | None, progress: Show
     ) -> Empirical:
-        """The draws of chains that run in the workers of an executor, each to its own file."""
-        whole, done, lost, stopped = (
-            chains(range(self.chains), None, False),
-            list[str](),
-            None,
-            "finished",
-        )
-        with TemporaryDirectory() as temporary, Progress(whole.name, self.chains, progress) as line:
-            files = [
-                f"{checkpoint or Path(temporary, 'run')}.chain-{c:03d}" for c in range(self.chains)
-            ]
+        """Return the draws of chains that run in workers of an executor, each to its own file."""
+        run = chains(range(self.chains), None, False)
+        complete_files = list[str]()
+        divergence = None
+        stopped = "finished"
+        with TemporaryDirectory() as temporary, Progress(run.name, self.chains, progress) as line:
+            prefix = checkpoint or Path(temporary, "run")
+            files = [f"{prefix}.chain-{c:03d}" for c in range(self.chains)]
             jobs = [send(executor, run_chain, chains, c, file) for c, file in enumerate(files)]
             for c, (job, file) in enumerate(zip(jobs, files, strict=True)):
                 try:
                     if not wait_for(job):
                         run_chain(chains, c, file)
-                    done.append(file)
+                    complete_files.append(file)
                 except DivergenceError as error:
-                    lost = lost or error
+                    divergence = divergence or error
                 except BaseException as error:
-                    for other in jobs:
-                        other.cancel()
-                    if not done or not isinstance(error, KeyboardInterrupt):
+                    for other_job in jobs:
+                        other_job.cancel()
+                    if not complete_files or not isinstance(error, KeyboardInterrupt):
                         raise
                     stopped = "interrupted"
                     break
                 line.update(c + 1)
-            if lost is None:
-                return whole.join_chains(done, stopped)
-            lost.posterior = whole.join_chains(done, "diverged") if done else None
-            raise lost
+            if divergence is None:
+                return run.join_chains(complete_files, stopped)
+            if complete_files:
+                divergence.posterior = run.join_chains(complete_files, "diverged")
+            else:
+                divergence.posterior = None
+            raise divergence
 
     def stream(
         self, target: Target, data: Any, *, seed: int = 0, progress: Show = True
     ) -> Iterator[Empirical]:
-        """The draws of ``fit``, one of each chain at a time, without storing them.
+        """Yield the draws of ``fit``, one of each chain at a time, without storing them.
 
         The first follows the burn-in. There is no ``mixing``, which needs all draws.
-        """
-        begun = self._begin(target, data, as_int_seed(seed), None, progress)
-        if isinstance(begun, Empirical):  # Ctrl-C before there was a chain
-            raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
-        yield from begun(range(self.chains), None, progress).stream()
 
-    def _begin(
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides the start, the batches and the noise.
+            progress: whether, or where, to show a line of progress.
+
+        Raises:
+            KeyboardInterrupt: before there was a chain.
+        """
+        chains = self._prepare(target, data, as_int_seed(seed), None, progress)
+        if isinstance(chains, Empirical):  # Ctrl-C before there was a chain
+            raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
+        yield from chains(range(self.chains), None, progress).stream()
+
+    def _prepare(
         self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
     ) -> Chains | Empirical:
-        """The chains at their start, or the start if it was interrupted."""
+        """Return the chains at their start, or the start if it was interrupted."""
         batches = as_data(data, self.batch_size)
         self._plan(batches)  # which checks the settings before the start
         target = replace(target, n=batches.n)
@@ -239,7 +253,7 @@ class Sampler(Method):
             raise ValueError(
                 "every parameter of the network is frozen (requires_grad=False): nothing to sample"
             )
-        found = starting_point(
+        point = starting_point(
             self._start(target, batches),
             target,
             batches,
@@ -248,52 +262,64 @@ class Sampler(Method):
             progress=progress,
             points=self.chains,
         )
-        if found.stopped == "interrupted":  # Ctrl-C during the start: return that point
-            return found
-        return partial(replace(self, parallel=None)._run, target, batches, seed, found)
+        if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
+            return point
+        return partial(replace(self, parallel=None)._run, target, batches, seed, point)
 
     def _run(
-        self, target: Target, data: Data, seed: int, found: Empirical, chains: range, checkpoint: StrPath | None,
+        self,
+        target: Target,
+        data: Data,
+        seed: int,
+        point: Empirical,
+        chains: range,
+        checkpoint: StrPath | None,
         progress: Show,
-    ) -> ChainRun:  # fmt: skip
-        """Some of the chains before their first step."""
-        file = (
-            None
-            if checkpoint is None
-            else Checkpoint(checkpoint, identity(self, target, data, seed))
-        )
-        target = replace(
-            target, likelihood=found.target.likelihood
-        )  # the user's prior, the learned noise
-        joint = Joint(
-            target,
-            found.network,
-            {n: v[0] for n, v in found.stack.items() if not n.startswith(NOISE)},
-        )
-        begin = self._dispersed(joint, found, seed, chains)
-        make = partial(self._sampling, joint, data, begin, seed, chains)
-        return ChainRun(self, make, seed, begin.device, *self._plan(data), file, progress)
+    ) -> ChainRun:
+        """Return the run of some of the chains before their first step."""
+        file = None
+        if checkpoint is not None:
+            file = Checkpoint(checkpoint, identity(self, target, data, seed))
+        # the user's prior, the learned noise
+        target = replace(target, likelihood=point.target.likelihood)
+        weights = {
+            name: value[0] for name, value in point.stack.items() if not name.startswith(NOISE)
+        }
+        joint = Joint(target, point.network, weights)
+        positions = self._initial_positions(joint, point, seed, chains)
+        make = partial(self._sampling, joint, data, positions, seed, chains)
+        return ChainRun(self, make, seed, positions.device, *self._plan(data), file, progress)
 
-    def _dispersed(self, joint: Joint, points: Empirical, seed: int, chains: range) -> Tensor:
-        """The initial positions of the chains, around the point or around one point each: (C,
-        D).
-        """
-        count, begin, first = len(chains), joint.start, chains.start
+    def _initial_positions(
+        self, joint: Joint, points: Empirical, seed: int, chains: range
+    ) -> Tensor:
+        """Return where the chains begin, around the point or around a point each: (C, D)."""
+        count = len(chains)
+        center = joint.start
         if points.draws > 1:
-            several = {name: points.stack[name][chains.start : chains.stop] for name in joint.like}
-            begin = flatten(several, 1).detach()
+            stack = {name: points.stack[name][chains.start : chains.stop] for name in joint.like}
+            center = flatten(stack, 1).detach()
         if self.dispersal != "prior":
-            noise = rng.normal(count, joint.start.shape, begin, part_seed(seed, "dispersal"), first)
-            return begin + self.dispersal * noise
-        drawn = {name: value.expand(count, *value.shape) for name, value in joint.like.items()}
+            noise_seed = part_seed(seed, "dispersal")
+            noise = rng.normal(count, joint.start.shape, center, noise_seed, chains.start)
+            return center + self.dispersal * noise
+        tensors = {name: value.expand(count, *value.shape) for name, value in joint.like.items()}
         for name in joint.target.free:
-            drawn[name] = joint.target.priors[name].sample(
-                count, part_seed(seed, "dispersal", name), first
-            )
-        return flatten(drawn, 1).detach()
+            prior_seed = part_seed(seed, "dispersal", name)
+            tensors[name] = joint.target.priors[name].sample(count, prior_seed, chains.start)
+        return flatten(tensors, 1).detach()
 
 
 def run_chain(chains: Chains, chain: int, file: str) -> None:
-    """Run a chain in a worker: its file has the draws then."""
+    """Run a chain in a worker: its file has the draws then.
+
+    Args:
+        chains: makes the run of some chains.
+        chain: the number of the chain.
+        file: its checkpoint.
+
+    Raises:
+        KeyboardInterrupt: if the chain was interrupted.
+    """
     if chains(range(chain, chain + 1), file, False).complete() == "interrupted":
         raise KeyboardInterrupt

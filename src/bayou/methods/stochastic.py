@@ -24,21 +24,46 @@ from bayou.training.data import Data, as_data
 from bayou.training.seeds import as_int_seed
 
 Dropout = nn.modules.dropout._DropoutNd
-DEFAULT_BATCH = 128
+DEFAULT_BATCH_SIZE = 128
 
 
 @final
 @dataclass(frozen=True)
 class MCDropout(Method):
-    """q: the weights at one point, units dropped at random when predicting as when training (Gal &
-    Ghahramani 2016).
+    """MC dropout: units are dropped at random when predicting as when training.
 
-    For a network with dropout: modules, calls of ``F.dropout`` and its variants per channel, and
-    the attention of ``nn.MultiheadAttention``, which are all on in predictions. ``start``: the
-    method that trains it; None for the
-    network as given. ``p``: one rate for all predictions instead of each layer's own (training is
-    not changed: set it in the network). ``strict``: dropout that is not accessible (inside
-    recurrent layers, or under ``if self.training``) is an error; otherwise it is off.
+        p(y | x, D) ≈ 1/S Σ_s p(y | f(x; w ∘ mask_s))
+
+    The weights are at one point, and every mask is a draw of q. For a network with dropout:
+    modules, calls of ``F.dropout`` and its variants per channel, and the attention of
+    ``nn.MultiheadAttention``, which are all on in predictions.
+
+    Args:
+        start: the method that trains the network, ``MAP()`` by default; None for the network as it
+            is.
+        p: one rate for all predictions instead of each layer's own; None by default. Training is
+            not changed: set the rate of training in the network.
+        strict: whether dropout that is not accessible (inside recurrent layers, or under
+            ``if self.training``) is an error; True by default. Otherwise it is off.
+
+    Returns:
+        ``fit`` returns a ``Masked`` posterior, whose draws are masks.
+
+    Raises:
+        ValueError: for a network without dropout, for a mask that rows cannot share, and for a rate
+            out of range.
+
+    >>> import bayou, torch
+    >>> layers = torch.nn.Linear(1, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+    >>> net = torch.nn.Sequential(*layers)
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> method = bayou.MCDropout(bayou.MAP(steps=10))
+    >>> likelihood = bayou.Gaussian(0.1)
+    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
+    >>> posterior.predict(x, samples=50).epistemic_std.shape
+    torch.Size([20, 1])
+
+    Paper: Gal & Ghahramani 2016, https://arxiv.org/abs/1506.02142.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -52,10 +77,11 @@ class MCDropout(Method):
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
-        """The batch size of the start."""
-        return DEFAULT_BATCH if self.start is None else self.start.batch_size
+        """Return the batch size of the start."""
+        return DEFAULT_BATCH_SIZE if self.start is None else self.start.batch_size
 
     def at_mode(self, noise: float, data: Data) -> Self:
+        """Return this method at the network as it is."""
         return replace(self, start=None)
 
     def fit(
@@ -67,7 +93,15 @@ class MCDropout(Method):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Masked:
-        """Train the network, if ``start`` is given, and keep its dropout on."""
+        """Train the network, if ``start`` is given, and keep its dropout on.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: of the run of the start.
+            checkpoint: a file of the run of the start.
+            progress: whether, or where, to show a line of progress.
+        """
         batches = as_data(data, self.batch_size)
         seed = as_int_seed(seed)
         self.check_target(target, batches)
@@ -80,94 +114,124 @@ class MCDropout(Method):
         return posterior
 
     def check_target(self, target: Target, data: Data) -> None:
+        """Raise a ValueError for a network whose dropout cannot make masks."""
         inputs = first_inputs(target, data)
         with clear_errors(inputs):
-            self._look(Network(target.net), target.start(), inputs)
+            self._check_dropout(Network(target.net), target.start(), inputs)
 
     @torch.no_grad()
-    def _look(self, network: Network, params: Params, inputs: tuple[Any, ...]) -> None:
-        """Dry runs that find every dropout call, and calls whose mask cannot be shared by all
-        rows.
-        """
+    def _check_dropout(self, network: Network, params: Params, inputs: tuple[Any, ...]) -> None:
+        """Find every dropout call by a pass, and those whose mask rows cannot share by another."""
         with evaluating(network.net):
-            mode, versions = Masks(0, self.p), [i._version for i in inputs if isinstance(i, Tensor)]
-            with watched(network.net, lambda: len(mode.shapes)) as reached, mode:
+            masks = Masks(0, self.p)
+            versions = _versions(inputs)
+            calling_modules = record_calling_modules(network.net, lambda: len(masks.shapes))
+            with calling_modules as reached, masks:
                 network.call(params, *inputs)
-            check_inputs_unchanged(
-                versions != [i._version for i in inputs if isinstance(i, Tensor)]
+            check_inputs_unchanged(versions != _versions(inputs))
+            self._check_is_reached(network.net, reached, masks)
+            masks_of_more_rows = Masks(0, self.p)
+            more_rows = [_repeat_first_row(item) for item in inputs]
+            with masks_of_more_rows:
+                network.call(params, *more_rows)
+        shapes = zip(masks.shapes, masks_of_more_rows.shapes, strict=True)
+        for number, (shape, shape_of_more) in enumerate(shapes):
+            if shape[1:] != shape_of_more[1:]:
+                raise ValueError(
+                    f"dropout call {number} sees {tuple(shape)} for a batch of {len(inputs[0])} "
+                    f"rows and {tuple(shape_of_more)} "
+                    "for one more: its first axis is not the rows, so no mask can be shared by "
+                    "them; use batch_first=True, or transpose after the dropout"
+                )
+
+    def _check_is_reached(self, net: nn.Module, reached: set[int], masks: Masks) -> None:
+        """Raise a ValueError unless dropout was called, and if ``strict`` all of it."""
+        hidden = describe_unreached(net, reached)
+        if not any(masks.rates):
+            reason = "calls no dropout in eval mode"
+            if masks.rates:
+                reason = "has only dropout with a rate of 0"
+            raise ValueError(
+                f"{type(net).__name__} {reason}{hidden}; put nn.Dropout(p) with "
+                "p > 0 before the layers whose inputs are to be dropped, "
+                "or train bayou.select.with_dropout(net)"
             )
-            if not any(mode.rates):
-                what = (
-                    "has only dropout with a rate of 0"
-                    if mode.rates
-                    else "calls no dropout in eval mode"
-                )
-                raise ValueError(
-                    f"{type(network.net).__name__} {what}{unreached(network.net, reached)}; put nn.Dropout(p) with "
-                    "p > 0 before the layers whose inputs are to be dropped, or train bayou.select.with_dropout(net)"
-                )
-            hidden = unreached(network.net, reached)
-            if hidden and self.strict:
-                raise ValueError(
-                    f"some dropout of {type(network.net).__name__} is not accessible{hidden}; MCDropout(strict=False) "
-                    "turns it off in predictions, or set it to 0"
-                )
-            other = Masks(0, self.p)
-            with other:
-                network.call(
-                    params, *(torch.cat([i, i[:1]]) if isinstance(i, Tensor) else i for i in inputs)
-                )
-        for number, (one, two) in enumerate(zip(mode.shapes, other.shapes, strict=True)):
-            if one[1:] != two[1:]:
-                raise ValueError(
-                    f"dropout call {number} sees {tuple(one)} for a batch of {len(inputs[0])} rows and {tuple(two)} "
-                    "for one more: its first axis is not the rows, so no mask can be shared by them; use "
-                    "batch_first=True, or transpose after the dropout"
-                )
+        if hidden and self.strict:
+            raise ValueError(
+                f"some dropout of {type(net).__name__} is not accessible{hidden}; "
+                "MCDropout(strict=False) turns it off in predictions, or set it to 0"
+            )
+
+
+def _versions(inputs: tuple[Any, ...]) -> list[int]:
+    """Return the versions of tensors, which change when they are written to."""
+    return [item._version for item in inputs if isinstance(item, Tensor)]
+
+
+def _repeat_first_row(item: Any) -> Any:
+    """Return a tensor with its first row once more; other inputs as they are."""
+    return torch.cat([item, item[:1]]) if isinstance(item, Tensor) else item
 
 
 @contextmanager
-def watched(net: nn.Module, calls: Callable[[], int]) -> Iterator[set[int]]:
-    """The modules, by id, during whose forward pass ``calls`` grew."""
-    found: set[int] = set()
-    before: list[int] = []
+def record_calling_modules(net: nn.Module, calls: Callable[[], int]) -> Iterator[set[int]]:
+    """Record the modules, by id, during whose forward pass a count grows.
+
+    Args:
+        net: has the modules.
+        calls: returns the count.
+    """
+    module_ids: set[int] = set()
+    counts: list[int] = []
 
     def enter(module: nn.Module, args: Any) -> None:
-        before.append(calls())
+        counts.append(calls())
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if calls() > before.pop():
-            found.add(id(module))
+        if calls() > counts.pop():
+            module_ids.add(id(module))
 
-    hooks = [
-        hook
-        for m in net.modules()
-        for hook in (m.register_forward_pre_hook(enter), m.register_forward_hook(leave))
-    ]
+    hooks = []
+    for module in net.modules():
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(leave))
     try:
-        yield found
+        yield module_ids
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def unreached(net: nn.Module, reached: set[int]) -> str:
-    """Modules with a dropout rate whose dropout was not called, as ': name, ...', or an empty
-    string.
+def describe_unreached(net: nn.Module, reached: set[int]) -> str:
+    """Describe the modules with a dropout rate whose dropout was not called.
+
+    Args:
+        net: has the modules.
+        reached: the ids of those whose dropout was called.
+
+    Returns:
+        ': name (type, rate), ...', or an empty string.
     """
-    found = []
+    descriptions = []
     for name, module in net.named_modules():
-        rates = {
-            key: v
-            for key, v in vars(module).items()
-            if "drop" in key and type(v) is float and 0 < v <= 1
-        }
-        if isinstance(module, Dropout) and module.p > 0:
-            rates["p"] = module.p
-        if isinstance(module, nn.RNNBase) and module.num_layers == 1:
-            rates = {}  # its dropout is between layers
+        rates = _dropout_rates(module)
         if rates and id(module) not in reached:
-            found.append(
-                f"{name or 'the network'} ({type(module).__name__}, {next(iter(rates))}={next(iter(rates.values()))})"
+            attribute, rate = next(iter(rates.items()))
+            descriptions.append(
+                f"{name or 'the network'} ({type(module).__name__}, {attribute}={rate})"
             )
-    return f": {', '.join(found)}" if found else ""
+    return f": {', '.join(descriptions)}" if descriptions else ""
+
+
+def _dropout_rates(module: nn.Module) -> dict[str, float]:
+    """Return the attributes of a module that look like a dropout rate."""
+    if isinstance(module, nn.RNNBase) and module.num_layers == 1:
+        return {}  # its dropout is between layers
+    rates = {
+        name: value
+        for name, value in vars(module).items()
+        if "drop" in name and type(value) is float and 0 < value <= 1
+    }
+    if isinstance(module, Dropout) and module.p > 0:
+        rates["p"] = module.p
+    return rates

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayou.core.files import StrPath
-from bayou.core.params import Params
+from bayou.core.params import Params, stack
 from bayou.core.progress import Progress, Show
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.baseline_checks import compare_with_start
@@ -34,17 +34,43 @@ from bayou.training.settings import Schedule, Settings
 @final
 @dataclass(frozen=True, kw_only=True)
 class SWAG(Trained):
-    """q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1))) of the iterates of SGD at a constant rate (Maddox
-    et al. 2019).
+    """SWAG: a Gaussian fitted to the iterates of SGD at a constant rate.
 
-    ``start``: the start of SGD, MAP() by default; None: the network as given (pretrained).
-    ``every``: steps between two collected iterates, an epoch by default; ``rank``: K, the number of
-    the last deviations from the running mean
-    in D. ``lr``, ``momentum``: of SGD on −log joint / N; the spread of the posterior increases with
-    the learning rate.
+        q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1)))
+
+    w̄ and var are the mean and the variance of the iterates, and D has the last K deviations from
+    the running mean. The spread of the posterior increases with the learning rate. It costs one
+    further training run.
 
     A network with batch norm needs the statistics of each draw: ``draws`` draws are then made in
     advance, each with one pass over the data, and the posterior consists of those.
+
+    Args:
+        start: the method that SGD starts from, ``MAP()`` by default; None: the network as it is
+            (pretrained).
+        lr: the learning rate of SGD on −log joint / N; 0.01 by default.
+        momentum: of SGD; 0.9 by default.
+        schedule: the factor of the learning rate; "constant" by default.
+        every: steps between two collected iterates; None (default) is an epoch.
+        rank: K; 20 by default.
+        draws: draws of a network with batch norm; 30 by default.
+
+    Returns:
+        ``fit`` returns a ``GaussianPosterior``, or an ``Empirical`` one for batch norm. Where it
+        predicts worse than its start, there is a ``WorseThanModeWarning``.
+
+    Raises:
+        ValueError: for fewer than two iterates, a validation split, and settings out of range.
+
+    >>> import bayou, torch
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> net, likelihood = torch.nn.Linear(1, 1), bayou.Gaussian(0.5)
+    >>> method = bayou.SWAG(start=bayou.MAP(steps=10), steps=10, lr=1e-3)
+    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
+    >>> sorted(posterior.std())
+    ['bias', 'weight']
+
+    Paper: Maddox et al. 2019, https://arxiv.org/abs/1902.02476.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -64,13 +90,13 @@ class SWAG(Trained):
             raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
         if self.validation or self.patience:
             raise ValueError(
-                "SWAG averages iterates and cannot select the best one; give validation to start=MAP()"
+                "SWAG averages iterates and cannot select the best one; "
+                "give validation to start=MAP()"
             )
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        return replace(
-            self, lr=self.lr * noise**2, start=None
-        )  # gradients are proportional to 1/noise²
+        """Return this method from the network as it is; gradients are proportional to 1/noise²."""
+        return replace(self, lr=self.lr * noise**2, start=None)
 
     def fit(
         self,
@@ -81,7 +107,15 @@ class SWAG(Trained):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Posterior:
-        """Run SGD from the start and return the Gaussian of its iterates."""
+        """Run SGD from the start and return the Gaussian of its iterates.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides the batches and the run of the start.
+            checkpoint: a file that the same call continues from.
+            progress: whether, or where, to show a line of progress.
+        """
         seed = as_int_seed(seed)
         batches = as_data(data, self.batch_size)
         target.require_fixed_priors("SWAG")
@@ -91,55 +125,63 @@ class SWAG(Trained):
         if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return point
         steps = self.total_steps(batches)
-        every = self.every or batches.batches
-        if steps // every < 2:
-            raise ValueError(
-                f"SWAG has {steps // every} iterates in {steps} steps, one every {every}; it needs 2: give more steps"
-            )
+        every = self._interval(steps, batches)
         target = point.target
-        path = Path(
-            PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point))),
-            self,
-            every,
-        )
-        path.trained.check_first_batch(batches)
-        file = (
-            None
-            if checkpoint is None
-            else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        )
-        state = fit_module(path, batches, self, seed=seed, checkpoint=file, progress=progress)
-        if path.seen < 2:
+        model = PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point)))
+        trajectory = Trajectory(model, self, every)
+        model.check_first_batch(batches)
+        file = None
+        if checkpoint is not None:
+            file = Checkpoint(checkpoint, identity(self, target, batches, seed))
+        state = fit_module(trajectory, batches, self, seed=seed, checkpoint=file, progress=progress)
+        if trajectory.iterates < 2:
             raise ValueError(
-                f"SWAG was stopped after {int(path.seen)} of {steps // every} iterates; it needs 2"
+                f"SWAG was stopped after {trajectory.iterates} of {steps // every} iterates; "
+                "it needs 2"
             )
-        network = Network(path.trained.net.eval())
-        gaussian = GaussianPosterior(target, network, path.mean(), path.covariance(), state.history)
+        network = Network(model.net.eval())
+        gaussian = GaussianPosterior(
+            target, network, trajectory.mean(), trajectory.covariance(), state.history
+        )
         posterior: Posterior = gaussian
-        if any(
-            isinstance(module, _BatchNorm) and module.track_running_stats
-            for module in path.trained.net.modules()
-        ):
-            posterior = with_statistics(
+        if any(_has_running_statistics(module) for module in model.net.modules()):
+            posterior = draw_with_statistics(
                 gaussian, batches, self.draws, part_seed(seed, "draws"), progress
             )
         posterior.stopped = state.stopped
         if state.stopped != "interrupted":
-            posterior.history[-1] |= compare_with_start(
-                posterior, point, batches, seed=part_seed(seed, "rows")
-            )
+            rows_seed = part_seed(seed, "rows")
+            posterior.history[-1] |= compare_with_start(posterior, point, batches, seed=rows_seed)
         return posterior
 
+    def _interval(self, steps: int, data: Data) -> int:
+        """Return the steps between two iterates, of which a run needs two."""
+        every = self.every or data.batches
+        if steps // every < 2:
+            raise ValueError(
+                f"SWAG has {steps // every} iterates in {steps} steps, one every {every}; "
+                "it needs 2: give more steps"
+            )
+        return every
 
-class Path(Problem):
-    """The moments of the iterates of a model."""
+
+class Trajectory(Problem):
+    """The moments of the iterates of a model.
+
+    Args:
+        trained: the model.
+        method: has the rank and the momentum.
+        every: steps between two iterates.
+    """
 
     title = "SWAG"
     count: Tensor
 
     def __init__(self, trained: PointModel, method: SWAG, every: int) -> None:
         super().__init__()
-        self.trained, self.method, self.every, rank = trained, method, every, method.rank
+        self.trained = trained
+        self.method = method
+        self.every = every
         self.names = [
             name for name, parameter in trained.net.named_parameters() if parameter.requires_grad
         ]
@@ -148,23 +190,34 @@ class Path(Problem):
         for number, name in enumerate(self.names):
             for moment in ("first", "second"):
                 self.register_buffer(f"{moment}{number}", torch.zeros_like(weights[name].detach()))
-            self.register_buffer(f"deviations{number}", like.new_zeros(rank, *weights[name].shape))
-        self.register_buffer(
-            "count", torch.zeros(2, dtype=torch.long, device=like.device)
-        )  # steps, iterates
+            deviations = like.new_zeros(method.rank, *weights[name].shape)
+            self.register_buffer(f"deviations{number}", deviations)
+        steps_and_iterates = torch.zeros(2, dtype=torch.long, device=like.device)
+        self.register_buffer("count", steps_and_iterates)
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the model."""
         return self.trained.loss(x, y)
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
+        """Return SGD with momentum, or the optimizer of the settings."""
         if settings.optimizer is not None:
             return super().make_optimizer(settings, steps)
         free = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return torch.optim.SGD(free, settings.lr, self.method.momentum)
 
     @property
-    def seen(self) -> int:
+    def iterates(self) -> int:
+        """Return the number of iterates so far."""
         return int(self.count[1])
+
+    def _moments(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first and second moment of a tensor, and its last deviations."""
+        return (
+            self.get_buffer(f"first{number}"),
+            self.get_buffer(f"second{number}"),
+            self.get_buffer(f"deviations{number}"),
+        )
 
     @torch.no_grad()
     def after_step(self, numbers: dict[str, Tensor]) -> None:
@@ -172,68 +225,78 @@ class Path(Problem):
         self.count[0] += 1
         if int(self.count[0]) % self.every:
             return
-        k = self.seen
+        k = self.iterates
         self.count[1] += 1
         weights = self.trained.weights()
         for number, name in enumerate(self.names):
-            first, second, deviations = (
-                self.get_buffer(f"{part}{number}") for part in ("first", "second", "deviations")
-            )
+            first, second, deviations = self._moments(number)
             w = weights[name]
             first.mul_(k / (k + 1)).add_(w, alpha=1 / (k + 1))
             second.mul_(k / (k + 1)).add_(w.square(), alpha=1 / (k + 1))
             deviations[k % len(deviations)] = w - first
 
     def mean(self) -> Params:
+        """Return w̄."""
         return {name: self.get_buffer(f"first{number}") for number, name in enumerate(self.names)}
 
     def covariance(self) -> LowRankPlusDiagonal:
+        """Return ½·(diag(var) + D·Dᵀ/(K − 1))."""
         tensors = {}
         for number, name in enumerate(self.names):
-            first, second, deviations = (
-                self.get_buffer(f"{part}{number}") for part in ("first", "second", "deviations")
-            )
-            floor = torch.finfo(first.dtype).eps * (
-                1 + first.square()
-            )  # the rounding error of a difference of squares
-            rank = min(self.seen, len(deviations))
+            first, second, deviations = self._moments(number)
+            # the rounding error of a difference of squares
+            floor = torch.finfo(first.dtype).eps * (1 + first.square())
+            rank = min(self.iterates, len(deviations))
             tensors[f"std.{name}"] = (0.5 * (second - first.square()).clamp_min(floor)).sqrt()
             tensors[f"factor.{name}"] = deviations[:rank] * (0.5 / (rank - 1)) ** 0.5
-        return LowRankPlusDiagonal(
-            {name: value.shape for name, value in self.mean().items()}, tensors
-        )
+        shapes = {name: value.shape for name, value in self.mean().items()}
+        return LowRankPlusDiagonal(shapes, tensors)
+
+
+def _has_running_statistics(module: nn.Module) -> bool:
+    """Return whether a module is batch norm with running statistics."""
+    return isinstance(module, _BatchNorm) and module.track_running_stats
 
 
 @torch.no_grad()
-def with_statistics(
+def draw_with_statistics(
     posterior: GaussianPosterior, data: Data, draws: int, seed: int, progress: Show
 ) -> Empirical:
-    """Draws of a posterior, each with its batch norm statistics: cumulative means over the data."""
+    """Draw from a posterior, with batch norm statistics of each draw.
+
+    The statistics are cumulative means over the data.
+
+    Args:
+        posterior: of a network with batch norm.
+        data: all rows.
+        draws: their number.
+        seed: of the draws.
+        progress: whether, or where, to show a line of progress.
+    """
     network = Network(posterior.target.net)
     like = next(iter(posterior.center.values()))
     norms = {
-        name: m
-        for name, m in network.net.named_modules()
-        if isinstance(m, _BatchNorm) and m.track_running_stats
+        name: module
+        for name, module in network.net.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
     }
     network.net.eval()
     for module in norms.values():
         module.train()
         module.momentum = None  # a plain mean over all batches
-    stacks: list[Params] = []
+    tensors: list[Params] = []
     with Progress("batch statistics of the draws", draws, progress) as bar:
         for number in range(draws):
             params = {name: value[0] for name, value in posterior.sample(1, seed, number).items()}
             for module in norms.values():
                 module.reset_running_stats()
-            for raw in data.ordered():
-                network.call(params, *forward_inputs(move(raw, like)[0]))
+            for batch in data.ordered():
+                network.call(params, *forward_inputs(move(batch, like)[0]))
             buffers = {
-                f"{name}.{leaf}": getattr(module, leaf).clone()
+                f"{name}.{buffer}": getattr(module, buffer).clone()
                 for name, module in norms.items()
-                for leaf in ("running_mean", "running_var")
+                for buffer in ("running_mean", "running_var")
             }
-            stacks.append(params | buffers)
+            tensors.append(params | buffers)
             bar.update(number + 1)
-    stack = {name: torch.stack([part[name] for part in stacks]) for name in stacks[0]}
-    return Empirical(posterior.target, posterior.network, stack, posterior.history)
+    return Empirical(posterior.target, posterior.network, stack(tensors), posterior.history)

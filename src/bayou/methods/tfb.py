@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from bayou.core.files import StrPath
 from bayou.core.params import Params
@@ -14,22 +15,26 @@ from bayou.curvature.covariance import Diagonal
 from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
+from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
 from bayou.target import Target
-from bayou.training.data import Rows, as_data
+from bayou.training.data import Data, Rows, as_data
 from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed
 
-LIMIT = 30.0  # log₂ σ is searched in ±LIMIT
-FLOOR = 1e-4  # of the largest singular value: below it an update of A changes nothing, whatever its scale
+MAX_LOG_STD = 30.0  # log₂ σ is searched in ±MAX_LOG_STD
+LOG_STD_PRECISION = 0.014  # of log₂ σ: 1 % of σ
+# of the largest singular value: below it an update of A changes nothing, whatever its scale
+MIN_SINGULAR_VALUE = 1e-4
 
 
 @final
 @dataclass(frozen=True)
 class TFB(Method):
-    """q(B·A) = B·A + σ·U·Z, Z standard normal, of trained adapters with B = U·diag(d)·Vᵀ (Shi et
-    al. 2024).
+    """Training-free Bayesianization of low-rank adapters: the largest noise that rows tolerate.
+
+        q(B·A) = B·A + σ·U·Z,    Z standard normal,    B = U·diag(d)·Vᵀ
 
     A network W = W₀ + B·A is the same with B·V for B and Vᵀ·A for A. In these coordinates, which
     the posterior has, q(A_ij) = N(A_ij, (σ/d_i)²), and everything else is a point. σ, the same for
@@ -37,13 +42,24 @@ class TFB(Method):
     that of the point by a fraction ``tolerance`` at most.
 
     Args:
-        start: the method that trains the adapters; None: the network as given.
-        names: what the names of A, (r, in, ...), and of B, (out, r, ...), contain, as in peft.
-        tolerance: the relative increase of the NLL.
-        samples: draws whose average predicts the anchor rows; they are the same for every σ.
+        start: the method that trains the adapters, ``MAP()`` by default; None: the network as it
+            is.
+        names: what the names of A, (r, in, ...), and of B, (out, r, ...), contain, as in peft;
+            ("lora_A", "lora_B") by default.
+        tolerance: the relative increase of the NLL; 0.003 by default.
+        samples: draws whose average predicts the anchor rows, 10 by default; they are the same for
+            every σ.
         validation: the fraction of rows that ``start`` does not see, the anchor rows (all without
-            it, or of a loader).
-        batch_size: rows in one pass.
+            it, or of a loader); 0.2 by default.
+        batch_size: rows in one pass; 128 by default.
+
+    Returns:
+        ``fit`` returns a ``GaussianPosterior`` with a diagonal covariance of the tensors A.
+
+    Raises:
+        ValueError: for a network without trained adapters, and anchor rows of another task.
+
+    Paper: Shi et al. 2024, https://arxiv.org/abs/2412.05723.
     """
 
     start: Method | None = field(default_factory=MAP)
@@ -68,83 +84,140 @@ class TFB(Method):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Posterior:
-        """Train the adapters, if ``start`` is given, and find σ."""
-        seed, pairs = as_int_seed(seed), self._pairs(target)
-        rows, held = as_data(data, self.batch_size), None
+        """Train the adapters, if ``start`` is given, and find σ.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides the anchor rows, the draws and the run of the start.
+            checkpoint: a file of the run of the start.
+            progress: whether, or where, to show a line of progress.
+        """
+        seed = as_int_seed(seed)
+        pairs = self._pairs(target)
+        rows = as_data(data, self.batch_size)
+        anchors: Data = rows
         if self.start is not None and isinstance(rows, Rows):
-            rows, held = rows.split(self.validation, part_seed(seed, "validation"))
+            rows, anchors = rows.split(self.validation, part_seed(seed, "validation"))
         point = starting_point(
             self.start, target, rows, seed=seed, checkpoint=checkpoint, progress=progress
         )
         if point.stopped == "interrupted":
             return point
-        center, unit = rotated({name: point.stack[name][0] for name in point.network.names}, pairs)
-        anchors, like = held or rows, next(iter(center.values()))
-
-        def at(std: float) -> GaussianPosterior:
-            covariance = Diagonal(
-                {n: v.shape for n, v in unit.items()}, {n: std * v for n, v in unit.items()}
-            )
-            return GaussianPosterior(point.target, point.network, center, covariance)
-
-        def nll(posterior: Posterior) -> float:
-            samples, draws = posterior.draws or self.samples, part_seed(seed, "draws")
-            each = (move(batch, like) for batch in anchors.ordered())
-            return -sum(
-                float(posterior.predict(x, samples, seed=draws).log_prob(y).sum()) for x, y in each
-            )
-
-        before, low, high = nll(point), -LIMIT, LIMIT
-        while high - low > 0.014:  # σ to 1 %
-            middle = (low + high) / 2
-            allowed = nll(at(2**middle)) <= before + self.tolerance * abs(before)
-            low, high = (middle, high) if allowed else (low, middle)
-        if -low == LIMIT or high == LIMIT:
-            why = "no σ is small enough for" if high < LIMIT else "random adapters are as good on"
-            raise ValueError(
-                f"{why} the anchor rows of TFB; give rows of the task that the adapter was trained for"
-            )
-        posterior = at(2**low)
-        found = {
-            "std": 2**low,
-            "anchor_nll": nll(posterior) / anchors.n,
-            "point_nll": before / anchors.n,
-        }
-        posterior.history = [
-            *point.history,
-            {"step": max([0.0, *(r["step"] + 1 for r in point.history)]), **found},
-        ]
+        params = {name: point.stack[name][0] for name in point.network.names}
+        family = RotatedAdapters(point, *rotate(params, pairs))
+        posterior, record = self._widen(family, anchors, part_seed(seed, "draws"))
+        last_steps = [0.0, *(old["step"] + 1 for old in point.history)]
+        posterior.history = [*point.history, {"step": max(last_steps), **record}]
         posterior.stopped = point.stopped or "finished"
         return posterior
 
+    def _widen(
+        self, family: RotatedAdapters, anchors: Data, seed: int
+    ) -> tuple[GaussianPosterior, dict[str, float]]:
+        """Return the posterior of the largest σ that is tolerated, and its numbers."""
+        point_nll = self._nll(family.point, family.like, anchors, seed)
+        max_nll = point_nll + self.tolerance * abs(point_nll)
+        low = -MAX_LOG_STD
+        high = MAX_LOG_STD
+        while high - low > LOG_STD_PRECISION:
+            middle = (low + high) / 2
+            nll = self._nll(family.posterior(2**middle), family.like, anchors, seed)
+            if nll <= max_nll:
+                low = middle
+            else:
+                high = middle
+        if -low == MAX_LOG_STD or high == MAX_LOG_STD:
+            reason = "random adapters are as good on"
+            if high < MAX_LOG_STD:
+                reason = "no σ is small enough for"
+            raise ValueError(
+                f"{reason} the anchor rows of TFB; "
+                "give rows of the task that the adapter was trained for"
+            )
+        posterior = family.posterior(2**low)
+        return posterior, {
+            "std": 2**low,
+            "anchor_nll": self._nll(posterior, family.like, anchors, seed) / anchors.n,
+            "point_nll": point_nll / anchors.n,
+        }
+
+    def _nll(self, posterior: Posterior, like: Tensor, anchors: Data, seed: int) -> float:
+        """Return the negative log-likelihood of the anchor rows."""
+        samples = posterior.draws or self.samples
+        log_likelihoods = []
+        for batch in anchors.ordered():
+            x, y = move(batch, like)
+            log_prob = posterior.predict(x, samples, seed=seed).log_prob(y)
+            log_likelihoods.append(float(log_prob.sum()))
+        return -sum(log_likelihoods)
+
     def _pairs(self, target: Target) -> list[tuple[str, str]]:
-        """The names of A and B of every adapter."""
+        """Return the names of A and B of every adapter."""
         first, second = self.names
         pairs = [(name, name.replace(first, second)) for name in target.free if first in name]
         if not pairs or any(b not in target.free for _, b in pairs):
-            got = f"got {', '.join(target.free)[:200]}; give names=(that of A, that of B), or use Laplace()"
             raise ValueError(
-                f"TFB needs pairs of free tensors, {first!r} and {second!r} of adapters, {got}"
+                f"TFB needs pairs of free tensors, {first!r} and {second!r} of adapters, "
+                f"got {', '.join(target.free)[:200]}; "
+                "give names=(that of A, that of B), or use Laplace()"
             )
         return pairs
 
 
-def rotated(params: Params, pairs: list[tuple[str, str]]) -> tuple[Params, Params]:
-    """The tensors with Vᵀ·A for A and B·V for B, and 1/d_i in the shape of every A."""
-    params, unit = dict(params), {}
+@dataclass(frozen=True)
+class RotatedAdapters:
+    """The posteriors of trained adapters as a function of σ.
+
+    Args:
+        point: the trained network.
+        center: its tensors, with rotated adapters.
+        inverse_scale: 1/d_i in the shape of every A.
+    """
+
+    point: Empirical
+    center: Params
+    inverse_scale: Params
+
+    @property
+    def like(self) -> Tensor:
+        """Return a tensor of the network."""
+        return next(iter(self.center.values()))
+
+    def posterior(self, std: float) -> GaussianPosterior:
+        """Return the posterior with standard deviations σ/d_i.
+
+        Args:
+            std: σ.
+        """
+        shapes = {name: value.shape for name, value in self.inverse_scale.items()}
+        stds = {name: std * value for name, value in self.inverse_scale.items()}
+        covariance = Diagonal(shapes, stds)
+        return GaussianPosterior(self.point.target, self.point.network, self.center, covariance)
+
+
+def rotate(params: Params, pairs: list[tuple[str, str]]) -> tuple[Params, Params]:
+    """Return the tensors with Vᵀ·A for A and B·V for B, and 1/d_i in the shape of every A.
+
+    Args:
+        params: of a network with adapters.
+        pairs: the names of A and B.
+    """
+    params = dict(params)
+    inverse_scale = {}
     for first, second in pairs:
-        a, b = params[first], params[second]
+        a = params[first]
+        b = params[second]
         columns = b.flatten(1).double().cpu()
         squares, v = torch.linalg.eigh(columns.mT @ columns)  # d² and V
-        v = (
-            v * v.gather(0, v.abs().argmax(0, keepdim=True)).sign()
-        )  # a sign that is the same on every machine
-        d = squares.clamp_min(FLOOR**2 * squares.max()).sqrt()
+        # a sign that is the same on every machine
+        v = v * v.gather(0, v.abs().argmax(0, keepdim=True)).sign()
+        d = squares.clamp_min(MIN_SINGULAR_VALUE**2 * squares.max()).sqrt()
         if not bool(d.all()):
             raise ValueError(
                 f"{second!r} is zero, as before training; train the adapter: TFB(start=MAP())"
             )
         params[first] = (v.mT @ a.flatten(1).double().cpu()).to(a).view_as(a)
         params[second] = (columns @ v).to(b).view_as(b)
-        unit[first] = (1 / d).to(a).view(-1, *[1] * (a.ndim - 1)).expand_as(a)
-    return params, unit
+        inverse_scale[first] = (1 / d).to(a).view(-1, *[1] * (a.ndim - 1)).expand_as(a)
+    return params, inverse_scale

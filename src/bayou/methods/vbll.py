@@ -1,6 +1,4 @@
-"""Variational Bayesian last layer: a Gaussian over the last layer, trained with the rest by a bound
-without draws.
-"""
+"""Variational Bayesian last layer: trained with the rest of the network, without draws."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from bayou.core.files import StrPath
 from bayou.core.params import Params
 from bayou.core.progress import Show
 from bayou.curvature.covariance import Covariance, Diagonal, Full
-from bayou.curvature.structures import LIMIT
+from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.data_checks import first_inputs, last_layer
 from bayou.inference.point import PointModel, Regularized
@@ -35,30 +33,41 @@ from bayou.training.data import Data
 from bayou.training.loop import move
 from bayou.training.settings import Settings
 
-START = 0.01  # the initial standard deviation of the weights, as that of MeanField
+INITIAL_STD = 0.01  # of the weights, as that of MeanField
+DEFAULT_RANK = 8  # of S, where a full one is too large
 
 
 @final
 @dataclass(frozen=True)
 class VBLL(Regularized):
-    """q(w) = N(w̄, S) of the last layer, the rest a point: max E_q[Σ_n log p(y_n | w·φ_n)] − KL(q ‖
-    p) + log p(rest).
+    """Variational Bayesian last layer: q(w) = N(w̄, S) of the last layer, the rest a point.
 
-    (Harrison, Willes & Snoek 2024.) The expectation has a closed form in the means f and variances
-    v = φᵀSφ of the outputs, so that nothing is drawn: exact for Gaussian noise, log N(y | f, σ²) −
-    ½·v/σ², and for Poisson; by Jensen a lower bound for classes, f_y − log Σ_k exp(f_k + ½·v_k),
-    and for StudentT. With ``where="last"`` of ``bayou.fit`` the rest stays as it is; then for
-    Gaussian noise and a full S the maximum is the log evidence.
+        max  E_q[Σ_n log p(y_n | w·φ_n)] − KL(q ‖ p) + log p(rest)
+
+    The expectation has a closed form in the means f and variances v = φᵀSφ of the outputs, so that
+    nothing is drawn: exact for Gaussian noise, log N(y | f, σ²) − ½·v/σ², and for Poisson; by
+    Jensen a lower bound for classes, f_y − log Σ_k exp(f_k + ½·v_k), and for StudentT. With
+    ``where="last"`` of ``bayou.fit`` the rest stays as it is; then for Gaussian noise and a full S
+    the maximum is the log evidence.
 
     The outputs of the network must be those of a linear layer. ``posterior.log_evidence`` is the
     bound of all rows without log p(rest), which is for a model with this rest, not for a posterior
     of all weights. S learns at 10·lr.
 
     Args:
-        rank: 0: a diagonal S; a number: diagonal plus low rank, for all outputs together. None: a
-            full S for each output if the layer has up to 5,000 weights, else rank 8.
-        predictive: see ``GaussianPosterior``; None: "exact" for Gaussian noise, else "sampled",
-            which passes the rest of the network once for all draws.
+        rank: 0: a diagonal S; a number: diagonal plus low rank, for all outputs together. None
+            (default): a full S for each output if the layer has up to 5,000 weights, else rank 8.
+        predictive: see ``GaussianPosterior``; None (default): "exact" for Gaussian noise, else
+            "sampled", which passes the rest of the network once for all draws.
+
+    Returns:
+        ``fit`` returns a ``GaussianPosterior`` over the last layer.
+
+    Raises:
+        ValueError: for a network that does not end in a linear layer, and priors of that layer that
+            are not Normal.
+
+    Paper: Harrison, Willes & Snoek 2024, https://arxiv.org/abs/2404.11599.
     """
 
     rank: int | None = None
@@ -73,7 +82,7 @@ class VBLL(Regularized):
         )
         self._check(
             ("predictive",),
-            lambda kind: kind is None or kind in PREDICTIVES,
+            lambda value: value is None or value in PREDICTIVES,
             f"of {', '.join(PREDICTIVES)}",
         )
         self._check(
@@ -81,7 +90,8 @@ class VBLL(Regularized):
         )
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        return replace(self, effort=self.effort / 10)  # the features are learned already
+        """Return this method with fewer steps: the features are learned already."""
+        return replace(self, effort=self.effort / 10)
 
     def fit(
         self,
@@ -92,30 +102,53 @@ class VBLL(Regularized):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> GaussianPosterior:
-        """The Gaussian over the last layer, and the point of the rest."""
+        """Return the Gaussian over the last layer, and the point of the rest.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides the batches.
+            checkpoint: a file that the same call continues from.
+            progress: whether, or where, to show a line of progress.
+        """
         problem, rows, state = self._run(target, data, seed, checkpoint, progress)
-        assert isinstance(problem, LastLayer)
+        if not isinstance(problem, LastLayerBound):
+            raise TypeError(f"VBLL trains a LastLayerBound, got {type(problem).__name__}")
         with torch.no_grad():
-            bound, mean = problem.total(rows) - float(problem.kl()), problem.weights()
+            bound = problem.total(rows) - float(problem.kl())
             posterior = GaussianPosterior(
-                problem.target, Network(problem.net.eval()), {name: value.clone() for name, value in mean.items()},
-                problem.covariance(), state.history, predictive=problem.kind, log_evidence=bound,
-            )  # fmt: skip
+                problem.target,
+                Network(problem.net.eval()),
+                {name: value.clone() for name, value in problem.weights().items()},
+                problem.covariance(),
+                state.history,
+                predictive=problem.predictive,
+                log_evidence=bound,
+            )
         posterior.stopped = state.stopped
         return posterior
 
-    def _problem(self, target: Target, data: Data, held: Data | None, seed: int) -> LastLayer:
+    def _problem(self, target: Target, data: Data, held: Data | None, seed: int) -> LastLayerBound:
+        """Return the objective of a run."""
         inputs = first_inputs(target, data)
         with clear_errors(inputs):
-            return LastLayer(self, target, held, seed, last_layer(target, data), inputs)
+            return LastLayerBound(self, target, held, seed, last_layer(target, data), inputs)
 
 
-class LastLayer(PointModel):
-    """The bound as a function of the weights, of log σ (K, D) and of U, with D weights (inputs,
-    bias) of K outputs.
+class LastLayerBound(PointModel):
+    """The bound of VBLL as a function of the weights and of S.
 
-    S = diag(σ)·(I + U·Uᵀ)·diag(σ) with U (K·D, rank); a full S of an output is diag(σ)·(I + U)·(I +
-    U)ᵀ·diag(σ) with a strictly upper triangular U (D, D).
+    With D weights (inputs, bias) of K outputs, log σ (K, D) and U: S = diag(σ)·(I + U·Uᵀ)·diag(σ)
+    with U (K·D, rank); a full S of an output is diag(σ)·(I + U)·(I + U)ᵀ·diag(σ) with a strictly
+    upper triangular U (D, D).
+
+    Args:
+        method: the settings.
+        target: the likelihood, the priors and the number of rows.
+        held: rows for the validation loss; None without.
+        seed: of the run.
+        names: of the weight and the bias of the last layer.
+        inputs: of the network, a batch.
     """
 
     method: VBLL
@@ -130,51 +163,57 @@ class LastLayer(PointModel):
         inputs: tuple[Any, ...],
     ) -> None:
         super().__init__(method, target, held, seed)
-        kind = method.predictive or ("exact" if self.likelihood.is_gaussian else "sampled")
-        self.kind, params, self.last = (
-            check_predictive(kind, self.likelihood),
-            self.weights(),
-            names,
-        )
-        weight = params[names[0]]
-        with torch.no_grad(), evaluating(self.net), Features(weight) as seen:
-            outputs = self.net(*inputs).flatten()
-        ends = [
-            F.linear(x, weight, *(params[name] for name in names[1:])).flatten()
-            for x in seen.inputs
-        ]
-        if len(ends) != 1 or ends[0].shape != outputs.shape or not torch.allclose(ends[0], outputs):
-            raise ValueError(
-                f"VBLL needs a network whose outputs are those of a linear layer, got {type(target.net).__name__}, "
-                f"where {' and '.join(names)} come last; use Laplace(where='last'), or VI"
-            )
+        predictive = method.predictive or ("exact" if self.likelihood.is_gaussian else "sampled")
+        self.predictive = check_predictive(predictive, self.likelihood)
+        self.last = names
+        weight = self.weights()[names[0]]
+        self._check_last_layer(weight, inputs)
         if target.couplings or not all(
             isinstance(target.priors[name], BoundNormal) for name in names
         ):
             raise ValueError(
-                f"VBLL needs a Normal prior of each of {' and '.join(names)}; use such a prior, or VI"
+                f"VBLL needs a Normal prior of each of {' and '.join(names)}; "
+                "use such a prior, or VI"
             )
         shape = len(weight), weight.shape[1] + len(names) - 1
-        self.full = method.rank is None and math.prod(shape) <= LIMIT
-        self.log_std = nn.Parameter(weight.new_full(shape, math.log(START)))
-        columns = shape[1] if self.full else 8 if method.rank is None else method.rank
-        noise = rng.normal(
-            shape[0], (shape[1], columns), weight, seed=0
-        )  # a low rank of 0 would have no gradient
-        self.mixing = nn.Parameter(noise * (0.0 if self.full else 1 / math.sqrt(math.prod(shape))))
+        self.full = method.rank is None and math.prod(shape) <= MAX_FULL_WEIGHTS
+        self.log_std = nn.Parameter(weight.new_full(shape, math.log(INITIAL_STD)))
+        # U begins at 0 in a full S; a low rank of 0 would have no gradient
+        rank = DEFAULT_RANK if method.rank is None else method.rank
+        columns = shape[1] if self.full else rank
+        scale = 0.0 if self.full else 1 / math.sqrt(math.prod(shape))
+        noise = rng.normal(shape[0], (shape[1], columns), weight, seed=0)
+        self.mixing = nn.Parameter(noise * scale)
+
+    @torch.no_grad()
+    def _check_last_layer(self, weight: Tensor, inputs: tuple[Any, ...]) -> None:
+        """Raise a ValueError unless the outputs of the network are those of the last layer."""
+        names = self.last
+        biases = [self.weights()[name] for name in names[1:]]
+        with evaluating(self.net), Features(weight) as features:
+            outputs = self.net(*inputs).flatten()
+        ends = [F.linear(x, weight, *biases).flatten() for x in features.inputs]
+        if len(ends) != 1 or ends[0].shape != outputs.shape or not torch.allclose(ends[0], outputs):
+            raise ValueError(
+                "VBLL needs a network whose outputs are those of a linear layer, got "
+                f"{type(self.target.net).__name__}, where {' and '.join(names)} come last; "
+                "use Laplace(where='last'), or VI"
+            )
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
-        scales = [
-            self.log_std,
-            self.mixing,
-            *(p for p in self.likelihood.parameters() if p.requires_grad),
-        ]
-        groups = (list(self.weights().values()), settings.lr), (scales, 10 * settings.lr)
-        return settings.make_optimizer([{"params": params, "lr": lr} for params, lr in groups])
+        """Return the optimizer of the settings, with 10·lr for S and the likelihood."""
+        learned = [p for p in self.likelihood.parameters() if p.requires_grad]
+        return settings.make_optimizer(
+            [
+                {"params": list(self.weights().values()), "lr": settings.lr},
+                {"params": [self.log_std, self.mixing, *learned], "lr": 10 * settings.lr},
+            ]
+        )
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """s (K, D) and C (K, D, ·): S = diag(s²) + C·Cᵀ; of a full S s = 0, and C (D, D) is its
-        root.
+        """Return s (K, D) and C (K, D, ·): S = diag(s²) + C·Cᵀ.
+
+        Of a full S s = 0, and C (D, D) is its root.
         """
         std = self.log_std.exp()
         if not self.full:
@@ -183,84 +222,107 @@ class LastLayer(PointModel):
         return torch.zeros_like(std), std.unsqueeze(-1) * (eye + self.mixing.triu(1))
 
     def kl(self) -> Tensor:
-        """KL(q ‖ p): Σ KL of the marginals, and Σ of their entropies less that of q."""
+        """Return KL(q ‖ p): Σ KL of the marginals, and Σ of their entropies less that of q."""
         std, columns = self.factors()
-        variance, log_det = std.square() + columns.square().sum(-1), 2 * self.log_std.sum()
+        variance = std.square() + columns.square().sum(-1)
+        log_det = 2 * self.log_std.sum()
         if not self.full:
             u = self.mixing.flatten(0, 1)
-            log_det = log_det + torch.logdet(
-                torch.eye(u.shape[1], dtype=u.dtype, device=u.device) + u.mT @ u
-            )
-        total, weights = 0.5 * (variance.log().sum() - log_det), self.weights()
-        for name, own in self.named(variance.sqrt()).items():
-            total = total + self.target.priors[name].kl(weights[name], own)  # type: ignore[operator]
-        return total
+            eye = torch.eye(u.shape[1], dtype=u.dtype, device=u.device)
+            log_det = log_det + torch.logdet(eye + u.mT @ u)
+        kl = 0.5 * (variance.log().sum() - log_det)
+        weights = self.weights()
+        for name, marginal_std in self.split(variance.sqrt()).items():
+            prior = self.target.priors[name]
+            kl = kl + prior.kl(weights[name], marginal_std)  # type: ignore[operator]
+        return kl
 
-    def named(self, rows: Tensor) -> Params:
-        """Rows (..., K, D) as the tensors of the layer."""
-        bias = len(self.last) - 1
-        return dict(
-            zip(self.last, (rows[..., : rows.shape[-1] - bias], rows[..., -1]), strict=False)
-        )
+    def split(self, rows: Tensor) -> Params:
+        """Return rows (..., K, D) as the tensors of the layer.
 
-    def expected(self, x: Any, y: Tensor) -> Tensor:
-        """E_q log p(y_n | f_n), or its bound, of every row."""
-        seen = Features(self.weights()[self.last[0]])
-        with seen:  # torch.compile does not support "as"
+        Args:
+            rows: the weights and, if the layer has one, the bias of every output.
+        """
+        bias_columns = len(self.last) - 1
+        weight = rows[..., : rows.shape[-1] - bias_columns]
+        return dict(zip(self.last, (weight, rows[..., -1]), strict=False))
+
+    def expected_log_likelihood(self, x: Any, y: Tensor) -> Tensor:
+        """Return E_q log p(y_n | f_n), or its bound, of every row.
+
+        Args:
+            x: inputs.
+            y: targets.
+        """
+        features = Features(self.weights()[self.last[0]])
+        with features:  # torch.compile does not support "as"
             outputs = self.training_outputs(x, y.device)
         std, columns = self.factors()
-        phi = seen.inputs[0].to(std)
+        phi = features.inputs[0].to(std)
         phi = F.pad(phi, (0, std.shape[1] - phi.shape[-1]), value=1.0)  # of a bias
-        variance = phi.square() @ std.square().mT + torch.einsum(
-            "...d,kde->...ke", phi, columns
-        ).square().sum(-1)
+        projections = torch.einsum("...d,kde->...ke", phi, columns)
+        variance = phi.square() @ std.square().mT + projections.square().sum(-1)
         return self.likelihood.log_prob(outputs, y, variance.reshape(outputs.shape))
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        log_likelihood, kl = self.target.scale(self.expected(x, y)), self.kl()
+        """Return the negative bound of a batch over N, and its terms in nats."""
+        log_likelihood = self.target.scale(self.expected_log_likelihood(x, y))
+        kl = self.kl()
         report = {"elbo": log_likelihood - kl, "log_likelihood": log_likelihood, "kl": kl}
-        if rest := {name: value for name, value in self.weights().items() if name not in self.last}:
+        rest = {name: value for name, value in self.weights().items() if name not in self.last}
+        if rest:
             report["log_prior"] = self.target.log_prior(rest)
-        return -self.objective(report) / self.target.n, {
-            name: number.detach() for name, number in report.items()
-        }
+        numbers = {name: number.detach() for name, number in report.items()}
+        return -self.objective(report) / self.target.n, numbers
 
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
+        """Return the objective in nats from reported numbers."""
         return numbers["elbo"] + numbers.get("log_prior", 0.0)
 
     @torch.no_grad()
     def total(self, data: Data) -> float:
-        """Σ_n E_q log p(y_n | f_n) of all rows."""
+        """Return Σ_n E_q log p(y_n | f_n) of all rows.
+
+        Args:
+            data: the rows.
+        """
+        log_likelihood = 0.0
         with evaluating(self):
-            return sum(
-                float(self.expected(*move(batch, self.log_std)).sum()) for batch in data.ordered()
-            )
+            for batch in data.ordered():
+                x, y = move(batch, self.log_std)
+                log_likelihood += float(self.expected_log_likelihood(x, y).sum())
+        return log_likelihood
 
     def held_out_loss(self) -> float:
-        assert self.held_out_rows is not None
+        """Return the negative expected log-likelihood of a held-out row."""
+        if self.held_out_rows is None:
+            raise ValueError("this objective has no held-out rows")
         return -self.total(self.held_out_rows) / self.held_out_rows.n
 
     def covariance(self) -> Covariance:
-        """S as a covariance of the tensors of the layer."""
+        """Return S as a covariance of the tensors of the layer."""
         std, columns = self.factors()
-        own, factor = self.named(std), self.named(columns.movedim(-1, 0))
-        shapes = {name: value.shape for name, value in own.items()}
+        stds = self.split(std)
+        shapes = {name: value.shape for name, value in stds.items()}
         if self.full:
-            places = self.named(
-                torch.arange(std.numel(), device=std.device).reshape(std.shape)
-            ).values()
-            order = torch.cat([place.flatten() for place in places])  # weights, then biases
+            index = torch.arange(std.numel(), device=std.device).reshape(std.shape)
+            order = torch.cat([value.flatten() for value in self.split(index).values()])
+            # weights, then biases
             return Full(shapes, {"root": torch.block_diag(*columns)[order][:, order]})
         if not self.mixing.numel():
-            return Diagonal(shapes, own)
-        parts = {f"std.{name}": value for name, value in own.items()}
-        return LowRankPlusDiagonal(
-            shapes, parts | {f"factor.{name}": value for name, value in factor.items()}
-        )
+            return Diagonal(shapes, stds)
+        factors = self.split(columns.movedim(-1, 0))
+        tensors = {f"std.{name}": value for name, value in stds.items()}
+        tensors |= {f"factor.{name}": value for name, value in factors.items()}
+        return LowRankPlusDiagonal(shapes, tensors)
 
 
 class Features(TorchFunctionMode):
-    """Records the ``inputs`` of linear calls with this weight."""
+    """A recorder of the ``inputs`` of linear calls with a weight.
+
+    Args:
+        weight: the tensor itself, not a copy.
+    """
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -268,6 +330,9 @@ class Features(TorchFunctionMode):
         self.inputs: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear and (call := Call(func, args, kwargs or {})).weight is self.weight:
-            self.inputs.append(call.x)
+        """Call the function, and record its input."""
+        if func is F.linear:
+            call = Call(func, args, kwargs or {})
+            if call.weight is self.weight:
+                self.inputs.append(call.x)
         return func(*args, **(kwargs or {}))

@@ -16,7 +16,7 @@ from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, spell
 from bayou.guides import Delta, MeanField
-from bayou.guides.bayesian import Bayesian, Rules
+from bayou.guides.bayesian import Bayesian, NetworkDraw, Rules
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.inference.baseline_checks import compare_with_constant
 from bayou.inference.data_checks import first_inputs, some_inputs
@@ -41,37 +41,34 @@ from bayou.training.ranks import current, reseed_for_rank
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
-WIDE_FAN_IN = (
-    256  # inputs of a unit, above which ``suited`` divides the learning rate by their number
-)
-LARGE_NETWORK = 5000  # weights, from which on the mode has a fixed number of steps, and ``suited`` sets the defaults
+WIDE_FAN_IN = 256  # inputs of a unit, above which the learning rate is divided by their number
+LARGE_NETWORK = 5000  # weights, from which on ``adapt_to_size`` changes the defaults
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
 HELD_OUT_DRAWS = 8  # for the validation loss
-LENGTH_FROM_MODE = (
-    0.3  # of the default plan, for a run that starts at a mode: most of the way is done
-)
-LARGE_FALL = 0.1  # nats per row of the objective: a warning
+LENGTH_FROM_MODE = 0.3  # fraction of the default number of steps for a run that starts at a mode
+LARGE_FALL = 0.1  # nats per row that the objective may fall below its maximum without a warning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variational(Trained):
-    """A method that maximizes the ELBO over a family of posteriors.
+    """The base class of methods that maximize the ELBO over a family of posteriors.
 
-    A network of 5,000 weights or more that was given neither a prior nor a length gets defaults of
-    its own: see ``suited``.
+    A network of 5,000 weights or more that was given neither a prior nor a length gets other
+    defaults: see ``adapt_to_size``.
 
     Args:
-        samples: draws of the weights in a step.
-        start: where q is centered at first. "mode": at the MAP, which a run without a given length
-            finds first; a run of given ``steps`` or ``epochs``, and one with a noise or a prior
-            scale to learn, for which there is no such mode, begin at the network as it is.
-            "network": there in any case. Or a method that ends in a point, with priors fixed at
-            their initial scale.
-        cold: multiply the KL by N/D where there are fewer data than weights (Wenzel et al. 2020).
-            With D ≫ N the KL of D weights can outweigh the likelihood of N rows, and the best q may
-            ignore the data; the fit then emits a ``CollapseWarning``. The last record of the
-            history has the factor, "cold"; the reported ELBO is never tempered.
+        samples: draws of the weights in a step; 1 by default.
+        start: where q is centered at first, "mode" by default. "mode": at the MAP, which a run
+            without a given length finds first; a run of given ``steps`` or ``epochs``, and one
+            with a noise or a prior scale to learn, for which there is no such mode, begin at the
+            network as it is. "network": at the network in any case. Or a method that ends in a
+            point, with priors fixed at their initial scale.
+        cold: multiply the KL by N/D where there are fewer data than weights; False by default
+            (Wenzel et al. 2020). With D ≫ N the KL of D weights can outweigh the likelihood of N
+            rows, and the best q may ignore the data; the fit then emits a ``CollapseWarning``.
+            The last record of the history has the factor, "cold"; the reported ELBO is never
+            tempered.
     """
 
     samples: int = 1
@@ -81,50 +78,53 @@ class Variational(Trained):
 
     @abstractmethod
     def family(self, target: Target) -> Rules:
-        """The guides of the posterior."""
+        """Return the guides of the posterior."""
 
     @abstractmethod
     def beta_at(self, step: int, steps: int) -> float:
-        """The weight of the KL in the loss of a step."""
+        """Return the weight of the KL in the loss of a step."""
 
     @property
     def title(self) -> str:
-        """The title of the progress line."""
+        """Return the title of the progress line."""
         return type(self).__name__
 
     @abstractmethod
-    def large(self, widest: int) -> dict[str, Any]:
-        """Settings for a large network, for those left at their defaults; ``widest``: its largest
-        fan-in.
+    def large_network_settings(self, max_fan_in: int) -> dict[str, float | str]:
+        """Return the settings for a large network, in place of defaults.
+
+        Args:
+            max_fan_in: the largest number of inputs of a unit.
         """
 
-    def suited(self, target: Target) -> tuple[Self, Target]:
-        """This method and target, or those for a large network without a given prior and length.
+    def adapt_to_size(self, target: Target) -> tuple[Self, Target]:
+        """Return this method and target, with other defaults for a large network.
 
         Under N(0, 1) the KL of 10⁴ weights outweighs the likelihood of some hundred rows, and q
         collapses. So the prior is N(0, (1.4·s·a_i·b_j)²/fan-in) with s and a factor of every unit
         learned by the bound itself (empirical Bayes: it remains a bound, at β = 1), and β reaches 1
-        before the first test of convergence.
+        before the first test of convergence. A given prior, length or setting is not changed.
+
+        Args:
+            target: what to fit.
         """
-        learned = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
-        if target.prior_given or not self.open_ended or learned < LARGE_NETWORK:
+        weights = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
+        if target.prior_given or not self.open_ended or weights < LARGE_NETWORK:
             return self, target
-        usual = {f.name: f.default for f in fields(self)}
-        inputs = fan_ins(target.net)
-        large = self.large(max(inputs[name] for name in target.free))
-        chosen = {
-            name: value for name, value in large.items() if getattr(self, name) == usual[name]
+        defaults = {setting.name: setting.default for setting in fields(self)}
+        fan_in = fan_ins(target.net)
+        settings = self.large_network_settings(max(fan_in[name] for name in target.free))
+        changes: dict[str, Any] = {
+            name: value for name, value in settings.items() if getattr(self, name) == defaults[name]
         }
-        return replace(self, **chosen), replace(target, prior=BY_UNIT)
+        return replace(self, **changes), replace(target, prior=BY_UNIT)
 
     @abstractmethod
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
-        """The optimizer of the guides, the likelihood and learned priors."""
+        """Return the optimizer of the guides, the likelihood and learned priors."""
 
     def at_mode(self, noise: float, data: Data) -> Self:
-        """This method from the network as it is, with a shorter plan that still ends at
-        convergence.
-        """
+        """Return this method from the network as it is, with fewer steps before convergence."""
         if not self.open_ended:
             return replace(self, start="network")
         if not prefers_full_batch(data, self.batch_size):
@@ -132,13 +132,19 @@ class Variational(Trained):
         shorter = LENGTH_FROM_MODE / 2 * self.effort  # steps over all rows have less noise
         return replace(self, start="network", effort=shorter, batch_size=data.n)
 
-    def shortened(self, factor: float) -> Self:
-        return replace(self, effort=factor * self.effort)
-
     def with_planned_length(self, data: Data) -> Self:
+        """Return this method with the number of steps that it plans for these data."""
         if not self.open_ended:
             return self
         return replace(self, steps=self.total_steps(as_data(data, self.batch_size)))
+
+    def shortened(self, factor: float) -> Self:
+        """Return this method with a fraction of its length.
+
+        Args:
+            factor: the fraction.
+        """
+        return replace(self, effort=factor * self.effort)
 
     def fit(
         self,
@@ -149,76 +155,92 @@ class Variational(Trained):
         checkpoint: StrPath | None = None,
         progress: Show = True,
     ) -> Posterior:
-        """Fit q to the posterior of ``target``."""
-        method, suited = self.suited(target)
-        return method._fit(suited, target, data, as_int_seed(seed), checkpoint, progress)
+        """Fit q to the posterior of ``target``.
+
+        Args:
+            target: the network, likelihood and prior.
+            data: tensors (x, y), a Dataset or a DataLoader.
+            seed: decides the batches, the draws and the initial guides.
+            checkpoint: a file that the same call continues from; the start is found in its own.
+            progress: whether, or where, to show a line of progress.
+
+        Returns:
+            A ``Guided`` posterior, or the point of the start if Ctrl-C came before the first step.
+        """
+        method, adapted_target = self.adapt_to_size(target)
+        return method._fit(adapted_target, target, data, as_int_seed(seed), checkpoint, progress)
 
     def _fit(
         self,
         target: Target,
-        given: Target,
+        original_target: Target,
         data: Any,
         seed: int,
         checkpoint: StrPath | None,
         progress: Show,
     ) -> Posterior:
-        """Fit with exactly these settings; a start is found under the ``given`` prior."""
-        batches, held = self.split(as_data(data, self.batch_size), seed)
+        """Fit with exactly these settings; the start is found under the original prior."""
+        batches, held_out = self.split(as_data(data, self.batch_size), seed)
         target = target.copy(batches.n)
         inputs = first_inputs(target, batches)
-        given = given.copy(batches.n)
-        begin, net = self._start(given, batches), target.net
-        if begin is not None:
-            fixed = given.with_fixed_priors()  # learned by the bound, not by a start
+        original_target = original_target.copy(batches.n)
+        net = target.net
+        start = self._start(original_target, batches)
+        if start is not None:
+            fixed_target = original_target.with_fixed_priors()  # the bound learns them, not a start
             point = starting_point(
-                begin, fixed, batches, seed=seed, checkpoint=checkpoint, progress=progress
+                start, fixed_target, batches, seed=seed, checkpoint=checkpoint, progress=progress
             )
             if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
                 return point
             net = network_at(point)
-        device, family = next(target.net.parameters()).device, self.family(target)
-        rows = max(
-            spec.rows for spec in (family.values() if isinstance(family, Mapping) else [family])
-        )
-        example = some_inputs(target, batches, rows, part_seed(seed, "rows")) if rows else inputs
-        with (
-            rng.isolated(part_seed(seed, "start"), device),
-            clear_errors(inputs),
-        ):  # flows start at random
-            bayesian = Bayesian(net, family, target.prior, example)
-        problem = EvidenceBound(self, target, bayesian, held, self.tempering(target))
+        bayesian = self._initial_guides(net, target, batches, inputs, seed)
+        problem = EvidenceBound(self, target, bayesian, held_out, self.tempering(target))
         problem.check_first_batch(batches)
-        file = (
-            None
-            if checkpoint is None
-            else Checkpoint(checkpoint, identity(self, target, batches, seed))
-        )
-        hooks = Hooks(None if held is None else problem.held_out_loss)
+        file = None
+        if checkpoint is not None:
+            file = Checkpoint(checkpoint, identity(self, target, batches, seed))
+        hooks = Hooks(None if held_out is None else problem.held_out_loss)
         state = fit_module(
             problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks
         )
         posterior = Guided(target, bayesian, state.history)
         posterior.stopped = state.stopped
+        last_record = posterior.history[-1]
         if problem.cold < 1:
-            posterior.history[-1]["cold"] = problem.cold
-        if target.prior is not given.prior:
-            posterior.history[-1] |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
+            last_record["cold"] = problem.cold
+        if target.prior is not original_target.prior:
+            last_record |= {"lr": self.lr, "warmup": getattr(self, "warmup", 0.0)}
         if state.stopped != "interrupted" and state.step >= MIN_COLLAPSE_STEPS:
-            posterior.history[-1] |= compare_with_constant(
-                posterior, batches, seed=part_seed(seed, "draws")
-            )
-            if state.stopped == "finished" and held is None:
-                posterior.history[-1] |= self._below_its_best(
-                    state.history, problem.cold, batches.n
-                )
+            draws_seed = part_seed(seed, "draws")
+            last_record |= compare_with_constant(posterior, batches, seed=draws_seed)
+            if state.stopped == "finished" and held_out is None:
+                last_record |= self._check_final_objective(state.history, problem.cold, batches.n)
         return posterior
 
-    def _below_its_best(
+    def _initial_guides(
+        self,
+        net: nn.Module,
+        target: Target,
+        data: Data,
+        inputs: tuple[Any, ...],
+        seed: int,
+    ) -> Bayesian:
+        """Build the guides around the weights of a network, with random flows by the seed."""
+        device = next(target.net.parameters()).device
+        family = self.family(target)
+        specs = family.values() if isinstance(family, Mapping) else [family]
+        rows = max(spec.rows for spec in specs)
+        example = inputs
+        if rows:
+            example = some_inputs(target, data, rows, part_seed(seed, "rows"))
+        with rng.isolated(part_seed(seed, "start"), device), clear_errors(inputs):
+            return Bayesian(net, family, target.prior, example)
+
+    def _check_final_objective(
         self, history: list[dict[str, float]], cold: float, rows: int
     ) -> dict[str, float]:
-        """Nats by which a run ended below its maximum at the last β; a ``ConvergenceWarning`` if
-        there are many.
-        """
+        """Warn if a run ended far below the maximum of its objective at the last β."""
         beta = cold * getattr(self, "beta", 1.0)
         nats = fall_from_maximum(
             [record["log_likelihood"] - beta * record["kl"] for record in history]
@@ -226,7 +248,8 @@ class Variational(Trained):
         if nats < LARGE_FALL * rows:
             return {}
         warnings.warn(
-            f"{self.title} ended {nats:,.0f} nats below the maximum of its objective: it was unstable; "
+            f"{self.title} ended {nats:,.0f} nats below the maximum of its objective: it was "
+            "unstable; "
             + spell("use a smaller lr, clip=1.0 or more samples", "use a smaller --lr"),
             ConvergenceWarning,
             stacklevel=5,
@@ -234,41 +257,83 @@ class Variational(Trained):
         return {"fallen": nats}
 
     def tempering(self, target: Target) -> float:
-        """The factor of the KL: N/D if q is cold, else 1."""
+        """Return the factor of the KL: N/D if q is cold, else 1.
+
+        Args:
+            target: has N rows, and a network of D weights that are not frozen.
+        """
         weights = sum(p.numel() for p in target.net.parameters() if p.requires_grad)
         return min(1.0, target.n / max(weights, 1)) if self.cold else 1.0
 
     def _start(self, target: Target, data: Data) -> Method | None:
-        """The method that finds the initial center of q; None for the network as given."""
+        """Return the method that finds the initial center of q; None for the network as it is."""
         if isinstance(self.start, Method):
             return self.start
-        learned = any(True for _ in target.likelihood.parameters()) or target.learned_priors
-        if self.start == "network" or not self.open_ended or learned or not target.free:
+        learns_noise = any(True for _ in target.likelihood.parameters())
+        has_no_mode = learns_noise or target.learned_priors
+        if self.start == "network" or not self.open_ended or has_no_mode or not target.free:
             return None
         mode = MAP(
-            effort=self.effort, batch_size=self.batch_size, compile=self.compile, autocast=self.autocast,
-            log_every=self.log_every, checkpoint_every=self.checkpoint_every,
-        )  # fmt: skip
-        small = sum(p.numel() for p in target.net.parameters()) < LARGE_NETWORK and passes_for(
-            mode, data
+            effort=self.effort,
+            batch_size=self.batch_size,
+            compile=self.compile,
+            autocast=self.autocast,
+            log_every=self.log_every,
+            checkpoint_every=self.checkpoint_every,
         )
-        return mode if small else replace(mode, steps=mode.total_steps(data))
+        weights = sum(p.numel() for p in target.net.parameters())
+        if weights < LARGE_NETWORK and passes_for(mode, data):
+            return mode
+        return replace(mode, steps=mode.total_steps(data))
 
 
 @final
 @dataclass(frozen=True)
 class VI(Variational):
-    """ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p), maximized by stochastic gradients; the
-    loss is −ELBO/N.
+    """Variational inference: the member of a family of distributions closest to the posterior.
 
-    ``guide``: a family such as MNF(), or patterns → families. ``lr`` for everything but scales,
-    ``scale_lr`` (10·lr by default) for log-stds, which start small and change most; over √D for
-    parameters that mix D entries (triangular maps of gains, columns of LowRank). ``samples``: draws
-    per step. ``beta`` < 1 tempers; ``warmup``: the fraction of steps over which β increases from 0,
-    or more if a family requires it. The other settings are those of ``Trained``. In a network of
-    5,000 weights or more without a given prior and length, the defaults become lr=0.01 (times
-    256/fan-in if a layer has more than 256 inputs), scale_lr=0.01, warmup=0.4, and the prior is
-    learned per unit (``suited``).
+        max_q  ELBO = E_q[Σ_n log p(y_n | x_n, w)] − β·KL(q ‖ p)
+
+    The expectation is estimated by ``samples`` draws of the weights and a minibatch, and its
+    gradient goes through the draws (reparametrization; REINFORCE for discrete gains). The loss is
+    −ELBO/N. The family is chosen by ``guide``: a factorized Gaussian by default. At β = 1 the ELBO
+    is a lower bound of log p(D).
+
+    In a network of 5,000 weights or more without a given prior and length, the defaults become
+    lr=0.01 (times 256/fan-in if a layer has more than 256 inputs), scale_lr=0.01, warmup=0.4 and
+    start="network", and the prior is learned per unit (``adapt_to_size``).
+
+    Args:
+        guide: the family, such as ``MeanField()`` (default), ``LowRank()`` or ``MNF()``; or a
+            mapping from patterns of tensor names to families.
+        scale_lr: the learning rate of log standard deviations, which start small and change most;
+            None is 10·lr. Parameters that mix D entries (triangular maps of gains, columns of
+            LowRank) have it over √D.
+        beta: β, the weight of the KL; 1 by default. Less than 1 tempers the posterior.
+        warmup: the fraction of steps over which β increases from 0, or more if a family requires
+            it; 0 by default.
+        samples: draws of the weights in a step; 1 by default.
+        start: where q is centered at first: "mode" (default), "network", or a method.
+        lr: the learning rate of everything else, 1e-3 by default.
+
+    Returns:
+        ``fit`` returns a ``Guided`` posterior: draws, densities, the ELBO and files.
+
+    Raises:
+        ValueError: for a guide that is no family, and for settings out of range.
+
+    >>> import bayou, torch
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> y = x.square()
+    >>> method = bayou.VI(bayou.LowRank(rank=2), steps=10, samples=4)
+    >>> likelihood = bayou.Gaussian(0.1)
+    >>> net = torch.nn.Linear(1, 1)
+    >>> posterior = bayou.fit(net, (x, y), method, likelihood=likelihood, progress=False)
+    >>> posterior.predict(x).mean.shape
+    torch.Size([20, 1])
+
+    Papers: Blundell et al. 2015, https://arxiv.org/abs/1505.05424; Kingma & Welling 2014,
+    https://arxiv.org/abs/1312.6114.
     """
 
     guide: Rules = field(default_factory=MeanField)
@@ -282,62 +347,80 @@ class VI(Variational):
         self._check_positive("scale_lr")
         if not 0 <= self.beta < math.inf or not 0 <= self.warmup <= 1:
             raise ValueError(
-                f"VI needs a finite beta >= 0 and 0 <= warmup <= 1, got beta={self.beta}, warmup={self.warmup}"
+                "VI needs a finite beta >= 0 and 0 <= warmup <= 1, "
+                f"got beta={self.beta}, warmup={self.warmup}"
             )
         if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
             raise ValueError(
-                f"VI guide must be a family such as MNF() or patterns → families, got {self.guide!r}"
+                "VI guide must be a family such as MNF() or patterns → families, "
+                f"got {self.guide!r}"
             )
 
     @property
     def specs(self) -> list[GuideSpec]:
-        """The families of the guide."""
+        """Return the families of the guide."""
         return list(self.guide.values()) if isinstance(self.guide, Mapping) else [self.guide]
 
     @property
     def without_density(self) -> str | None:
+        """Return the name of the first family without a density, if any."""
         return next((type(spec).__name__ for spec in self.specs if not spec.dense), None)
 
     def family(self, target: Target) -> Rules:
+        """Return the guide."""
         return self.guide
 
-    def large(self, widest: int) -> dict[str, Any]:
-        # a step of Adam changes every weight by lr, and a sum over n inputs by n·lr
-        return {
-            "start": "network",
-            "lr": 0.01 * min(1.0, WIDE_FAN_IN / widest),
-            "scale_lr": 0.01,
-            "warmup": 0.4,
-        }
-
-    def beta_at(self, step: int, steps: int) -> float:
-        rise = max(self.warmup, *(spec.warmup for spec in self.specs)) * steps
-        return self.beta * min(1.0, (step + 1) / rise if rise else 1.0)
-
-    def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
-        return self.make_optimizer(
-            parameter_groups(problem, self.lr, self.scale_lr or 10 * self.lr)
-        )
-
     def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
+        """Return this method over some tensors; None for a mapping of guides.
+
+        Args:
+            names: the tensors.
+            learns_others: whether the others are learned as points; False by default.
+        """
         if isinstance(self.guide, Mapping):
             return None
         others = Delta(learn=learns_others)
         return replace(self, guide=dict.fromkeys(names, self.guide) | {"*": others})
 
+    def large_network_settings(self, max_fan_in: int) -> dict[str, float | str]:
+        """Return the learning rates, warm-up and start for a large network.
+
+        A step of Adam changes every weight by lr, and a sum over n inputs by n·lr.
+        """
+        return {
+            "start": "network",
+            "lr": 0.01 * min(1.0, WIDE_FAN_IN / max_fan_in),
+            "scale_lr": 0.01,
+            "warmup": 0.4,
+        }
+
+    def beta_at(self, step: int, steps: int) -> float:
+        """Return β of a step, which increases linearly in the warm-up."""
+        warmup_steps = max(self.warmup, *(spec.warmup for spec in self.specs)) * steps
+        return self.beta * min(1.0, (step + 1) / warmup_steps if warmup_steps else 1.0)
+
+    def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
+        """Return the optimizer of the settings, with a learning rate for scales."""
+        scale_lr = self.scale_lr or 10 * self.lr
+        return self.make_optimizer(parameter_groups(problem, self.lr, scale_lr))
+
     @property
     def title(self) -> str:
-        guide = self.guide
-        if not isinstance(guide, Mapping):
-            return f"VI({type(guide).__name__})"
-        return (
-            f"VI({', '.join(f'{name}: {type(family).__name__}' for name, family in guide.items())})"
-        )
+        """Return the name of the method with its families."""
+        if not isinstance(self.guide, Mapping):
+            return f"VI({type(self.guide).__name__})"
+        families = [f"{name}: {type(spec).__name__}" for name, spec in self.guide.items()]
+        return f"VI({', '.join(families)})"
 
 
 class Baseline(nn.Module):
-    """A running mean of the reward, for REINFORCE with one draw per step; its buffers are part of
-    every checkpoint.
+    """A running mean of the reward, for REINFORCE with one draw per step.
+
+    Its buffers are part of every checkpoint.
+
+    Args:
+        like: a tensor whose dtype and device the buffers have.
+        decay: the weight of the past in an update, 0.9 by default.
     """
 
     total: Tensor
@@ -351,113 +434,148 @@ class Baseline(nn.Module):
 
     @property
     def value(self) -> Tensor:
-        """The mean so far; 0 before there is one."""
+        """Return the mean so far; 0 before there is one."""
         return self.total / self.weight.clamp_min(1 - self.decay)
 
     @torch.no_grad()
     def observe(self, reward: Tensor | None) -> None:
-        """Update with the reward of a finished step."""
+        """Update with the reward of a finished step.
+
+        Args:
+            reward: a scalar; None for a step without discrete gains.
+        """
         if reward is not None:
             self.total.mul_(self.decay).add_(reward, alpha=1 - self.decay)
             self.weight.mul_(self.decay).add_(1 - self.decay)
 
 
 class EvidenceBound(NetworkProblem):
-    """−ELBO/N of one batch, with the log-likelihood and the KL in nats."""
+    """The objective −ELBO/N of one batch, with the log-likelihood and the KL in nats.
+
+    Args:
+        method: has the number of draws, β and the optimizer.
+        target: the likelihood, prior and number of rows N.
+        bayesian: the network with its guides.
+        held_out: rows for the validation loss; None without.
+        cold: the factor of the KL, N/D or 1.
+    """
 
     def __init__(
         self,
         method: Variational,
         target: Target,
         bayesian: Bayesian,
-        held: Data | None = None,
+        held_out: Data | None = None,
         cold: float = 1.0,
     ) -> None:
         super().__init__(target)
         like = next(bayesian.parameters())
-        self.bayesian, self.likelihood, self.baseline = bayesian, target.likelihood, Baseline(like)
-        self.method, self.held, self.cold, self.dtype = method, held, cold, like.dtype
-        self.title, self.own = method.title, current().draws_of_rank(method.samples)
+        self.bayesian = bayesian
+        self.likelihood = target.likelihood
+        self.baseline = Baseline(like)
+        self.method = method
+        self.held_out = held_out
+        self.cold = cold
+        self.dtype = like.dtype
+        self.title = method.title
+        self.draws_of_rank = current().draws_of_rank(method.samples)
         self.beta = torch.ones((), dtype=like.dtype, device=like.device)
-        means = sum(
-            value.numel() for value in bayesian.mean().values()
-        )  # with a scale each; a flow has many more
-        self.dimension = min(
-            2 * means, sum(p.numel() for p in self.parameters() if p.requires_grad)
-        )
+        # every mean has a scale; a flow has many more parameters
+        means = sum(value.numel() for value in bayesian.mean().values())
+        parameters = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        self.dimension = min(2 * means, parameters)
 
     def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
+        """Return the optimizer of the method."""
         return self.method.optimizer_of(self, steps)
 
     def outputs(self, *inputs: Any) -> Tensor:
+        """Return the outputs of the network at the mean of q."""
         return self.bayesian.call(self.bayesian.mean(), *inputs)
 
     def before_step(self, step: int, steps: int) -> None:
+        """Set β for a step."""
         self.beta.fill_(self.cold * self.method.beta_at(step, steps))
 
     def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return −ELBO/N of a batch and the terms to report, in nats."""
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
-        draw = draw if self.own is None else draw.subset(self.own)
+        if self.draws_of_rank is not None:
+            draw = draw.subset(self.draws_of_rank)
         reseed_for_rank(y.device)
-        if (
-            self.method.autocast
-        ):  # only products of the network: noise, flows and sums keep their precision
-            with torch.autocast(y.device.type, torch.bfloat16):
-                outputs = draw(*forward_inputs(x)).to(self.dtype)
-        else:
-            outputs = draw(*forward_inputs(x))
-        each = self.likelihood.log_prob(outputs, y)  # (S, B)
-        log_likelihood = self.target.scale(each).mean()
+        log_probs = self.likelihood.log_prob(self._drawn_outputs(draw, x, y), y)  # (S, B)
+        log_likelihood = self.target.scale(log_probs).mean()
         kl = draw.kl
         objective = log_likelihood - self.beta * kl
         report = {"elbo": log_likelihood - kl, "log_likelihood": log_likelihood, "kl": kl}
-        scores = [part.score for part in draw.draws if part.score is not None]
+        scores = [tensor.score for tensor in draw.draws if tensor.score is not None]
         if scores:
             for score in scores:
-                objective = objective + self._reinforce(each.detach(), score)
-            report["reward"] = each.mean()
-        return -objective / self.target.n, {
-            name: number.detach() for name, number in report.items()
-        }
+                objective = objective + self._reinforce(log_probs.detach(), score)
+            report["reward"] = log_probs.mean()
+        numbers = {name: number.detach() for name, number in report.items()}
+        return -objective / self.target.n, numbers
+
+    def _drawn_outputs(self, draw: NetworkDraw, x: Any, y: Tensor) -> Tensor:
+        """Return the outputs of all draws, (S, B, ...).
+
+        With ``autocast`` only the products of the network have bfloat16: noise, flows and sums
+        keep their precision.
+        """
+        if not self.method.autocast:
+            return draw(*forward_inputs(x))
+        with torch.autocast(y.device.type, torch.bfloat16):
+            return draw(*forward_inputs(x)).to(self.dtype)
 
     def after_step(self, numbers: dict[str, Tensor]) -> None:
+        """Update the running mean of the reward."""
         self.baseline.observe(numbers.pop("reward", None))
 
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
+        """Return the objective in nats from reported numbers, at the current β."""
         return numbers["log_likelihood"] - self.beta * numbers["kl"]
 
     def held_out_loss(self) -> float:
-        assert self.held is not None
-        draws = self.bayesian.sample(HELD_OUT_DRAWS, seed=0)  # the same in every epoch
-        return validation_loss(self.target, self.held, self.bayesian.call, draws)
+        """Return the negative log-likelihood of a held-out row, by the same draws at any time."""
+        if self.held_out is None:
+            raise ValueError("this objective has no held-out rows")
+        draws = self.bayesian.sample(HELD_OUT_DRAWS, seed=0)
+        return validation_loss(self.target, self.held_out, self.bayesian.call, draws)
 
     def name_of(self, name: str) -> str:
+        """Return the name of a parameter for messages: its role and the tensors of its guide."""
         parts = name.split(".")
         if parts[:2] != ["bayesian", "guides"]:
             return repr(name)
         return f"{'.'.join(parts[3:])} of {', '.join(self.bayesian.guides[int(parts[2])].names)!r}"
 
-    def _reinforce(self, each: Tensor, score: Tensor) -> Tensor:
-        """Zero in value; its gradient is that of E[log-likelihood] in the rates of discrete gains.
+    def _reinforce(self, log_probs: Tensor, score: Tensor) -> Tensor:
+        """Return zero, with the gradient of E[log-likelihood] in the rates of discrete gains.
 
         The baseline of a draw is the mean of the *other* draws (its own reward would bias it), or a
         running mean where there is no other.
+
+        Args:
+            log_probs: log p(y | f) of all draws and rows, (S, B).
+            score: log q of the gains: (S,), or one for every draw and row.
         """
-        per_row = score.numel() == each.numel() and each.numel() > len(each)
-        if per_row and self.bayesian.rows_independent:
-            reward = each
+        is_per_row = score.numel() == log_probs.numel() and log_probs.numel() > len(log_probs)
+        if is_per_row and self.bayesian.rows_independent:
+            reward = log_probs
         else:
-            reward = each.mean(1)
-            score = score.reshape(len(each), -1).sum(1)
-        count = reward.numel()
-        advantage = (
-            (reward - reward.mean()) * (count / (count - 1))
-            if count > 1
-            else reward - self.baseline.value
-        )
+            reward = log_probs.mean(1)
+            score = score.reshape(len(log_probs), -1).sum(1)
+        advantage = self._advantage(reward)
         score = score.reshape(reward.shape)
         return (advantage * (score - score.detach())).mean() * self.target.n
+
+    def _advantage(self, reward: Tensor) -> Tensor:
+        """Return the rewards of draws less their baselines."""
+        count = reward.numel()
+        if count > 1:
+            return (reward - reward.mean()) * (count / (count - 1))
+        return reward - self.baseline.value
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:
@@ -468,14 +586,17 @@ def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict
     Args:
         module: a module with guides and likelihoods, such as a ``Bayesian``.
         lr: the learning rate of locations.
-        scale_lr: the learning rate of scales.
+        scale_lr: the learning rate of log standard deviations.
+
+    Returns:
+        Groups for a torch optimizer, each with "params" and "lr".
     """
     rates: dict[nn.Parameter, float] = {}
     for child in module.modules():
         if isinstance(child, Guide):
             rates |= child.learning_rates(lr, scale_lr)
         elif isinstance(child, BoundLikelihood):
-            # Of a likelihood of the user, others may be locations.
+            # other parameters of a likelihood that a user wrote may be locations
             for name, parameter in child.named_parameters(recurse=False):
                 if name in ("log_scale", "log_std"):
                     rates[parameter] = scale_lr

@@ -18,7 +18,7 @@ from bayou.curvature import Covariance
 from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.kronecker import Kronecker
-from bayou.curvature.linearize import linearized, tangent
+from bayou.curvature.linearize import linearize, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
@@ -143,8 +143,8 @@ class GaussianPosterior(Posterior):
     def _linearized_outputs(self, stack: Params, inputs: tuple[Any, ...]) -> Tensor:
         """Compute f + J·(w_s − mean) for every draw, J· as the transpose of Jᵀ·: (S, B, *out)."""
         mean = self._random_mean
-        f, pull = linearized(self._function_at(inputs), mean)
-        _, push = linearized(lambda u: pull(u)[0], torch.zeros_like(f))
+        f, pull = linearize(self._function_at(inputs), mean)
+        _, push = linearize(lambda u: pull(u)[0], torch.zeros_like(f))
         slopes = []
         for index in range(size(stack)):
             deviation = {name: stack[name][index] - value for name, value in mean.items()}
@@ -254,7 +254,7 @@ class GaussianPosterior(Posterior):
                 for item in _replace_tensors(inputs, row)
             ]
             network = self._function_at(row_inputs)
-            f, pull = linearized(lambda params: network(params).squeeze(0), self._random_mean)
+            f, pull = linearize(lambda params: network(params).squeeze(0), self._random_mean)
             eye = torch.eye(f.numel(), dtype=f.dtype, device=f.device).reshape(-1, *f.shape)
             return f, VmapOrLoop(lambda u: pull(u)[0], (0,))(eye)
 
@@ -347,7 +347,7 @@ class GaussianPosterior(Posterior):
         taken = [name for name in other.covariance.shapes if name in names]
         remaining = [name for name in self.covariance.shapes if name not in names]
         taken_covariance = other.covariance.marginal(taken)
-        covariance = self.covariance.marginal(remaining).beside(taken_covariance)
+        covariance = self.covariance.marginal(remaining).with_independent(taken_covariance)
         return GaussianPosterior(
             other.target, other.network, mean, covariance, predictive=other.predictive
         )
