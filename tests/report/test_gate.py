@@ -331,7 +331,7 @@ def test_a_linear_model_is_named_if_it_is_better_by_more_than_chance(
     from bayou.app.report.verdict import verdict
 
     rows = torch.zeros(5).double()
-    metrics = {"rmse": 3.0, "coverage": 0.88}
+    metrics = {"nll": 0.0, "rmse": 3.0, "coverage": 0.88}
     result = scored("Laplace", rows, metrics=metrics, errors={"rmse": error}, losses=[1.0] * 5)
     linear = {"rows": rows.tolist(), "metrics": {"rmse": 2.5}, "errors": {}, "losses": [1.0] * 5}
     constant = linear | {"metrics": {}, "losses": [2.0] * 5}
