@@ -172,7 +172,7 @@ def test_the_tree_ends_in_pages_and_code_that_exists() -> None:
 
 def test_settings_are_those_of_the_class() -> None:
     text = pages.settings(pages.PAGES["mnf"])
-    assert "| `z_std` | `0.3` | the initial standard deviation of z. |" in text
+    assert "| `z_std` | `0.3` | the initial standard deviation of z (default 0.3). |" in text
     assert "`epochs`" in pages.settings(pages.PAGES["vi"])
     assert "`epochs`" not in pages.settings(pages.PAGES["swag"])
 

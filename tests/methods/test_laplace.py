@@ -176,7 +176,7 @@ def test_linearized_draws_do_not_depend_on_how_they_are_computed(
     def fails(*args: Any) -> Any:
         raise RuntimeError("the derivative is not implemented")
 
-    monkeypatch.setattr(GaussianPosterior, "_linearized", fails)
+    monkeypatch.setattr(GaussianPosterior, "_linearized_outputs", fails)
     torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)
     monkeypatch.setattr(linearize, "jvp", fails)
     torch.testing.assert_close(posterior.predict(x, 4, seed=3).outputs, expected)

@@ -308,18 +308,17 @@ def test_work_that_is_not_shared_is_said_before_it_begins(method, work, monkeypa
     monkeypatch.setattr(first, "mean", lambda tensors, share: list(tensors))
     monkeypatch.setattr(first, "any", lambda flag: flag)
     x, y, _ = data()
-    chosen = bayou.select.by_name(method) if isinstance(method, str) else method
     target = bayou.target.Target.build(mlp(), bayou.Gaussian(0.3, learn=True), None, len(y))
     token = sharing._RANKS.set(first)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*do not share", bayou.BayouWarning)
             if work is None:
-                chosen.fit(target, (x, y), progress=False)
+                method.fit(target, (x, y), progress=False)
                 return
             words = f"the 2 processes of torchrun do not share {work}: each computes all of it"
             with pytest.raises(bayou.BayouWarning, match=words):
-                chosen.fit(target, (x, y), progress=False)
+                bayou.select.plan(method, target, (x, y), progress=False).fit(progress=False)
     finally:
         sharing._RANKS.reset(token)
 
