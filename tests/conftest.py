@@ -59,10 +59,9 @@ def _same_random_numbers() -> None:
 
 
 def _shorten(patch: pytest.MonkeyPatch) -> None:
-    from bayou.select import folds, prior_scale, ratio, regularization_path
+    from bayou.select import folds, ratio, regularization_path
 
     patch.setattr(folds, "SINGLE_FOLD_ROWS", 0)
-    patch.setattr(prior_scale, "MAX_SCALE_STEPS", 0)
     patch.setattr(regularization_path, "PASSES", 15)
     patch.setattr(regularization_path, "LOG_PROB_PASSES", 10)
     patch.setattr(ratio, "NOISE_STEPS", (0, -1))
