@@ -1,11 +1,10 @@
 """All random numbers of the library.
 
-A *seed* is one of three things, everywhere in bayou:
+A *seed* is an ``int``, a ``torch.Generator`` or ``None``, everywhere in bayou.
 
-* an ``int``: every draw is a function of (seed, index), so draw 17 is the same for any chunk size
-  and process;
-* a ``torch.Generator``: draws come from that stream, in order;
-* ``None``: draws come from torch's global stream (``torch.manual_seed`` governs it).
+With an ``int`` every draw is a function of (seed, index), so that draw 17 is the same for any chunk
+size and process. With a ``torch.Generator`` draws come from that stream, in order. With ``None``
+they come from torch's global stream, which ``torch.manual_seed`` seeds.
 
 Torch has one global stream for all threads. Code that seeds it (``isolated``) or draws from it here
 has exclusive access; other threads wait, and a long block releases it between its draws. A fit has

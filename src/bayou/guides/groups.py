@@ -238,8 +238,8 @@ class NormalJeffreys(_Groups):
             "example".
 
     Example:
-        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.NormalJeffreys()))
-        >>> small = bayou.compress(posterior)
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.guides.NormalJeffreys()))
+        >>> small = bayou.compress(posterior, example_x=x)
     """
 
     std: float = 0.01

@@ -361,7 +361,7 @@ class SIVI(SemiImplicit):
         std: the initial σ (default 0.01).
 
     Example:
-        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.SIVI(draws=50)))
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.guides.SIVI(draws=50)))
     """
 
     def score(self) -> None:

@@ -147,7 +147,7 @@ class NodeFlow(GuideSpec):
 
 @dataclass(frozen=True)
 class NodeNoise(NodeFlow):
-    """Node-based network with Gaussian latents (Trinh et al. 2020, arXiv:2007.02619).
+    """Node-based network with Gaussian latents (Trinh et al. 2020).
 
     W = z_out ⊙ M ⊙ z_in with points M, q(z) a Gaussian or a mixture of ``components`` Gaussians,
     and p(z) = N(1, prior_std²). KL = E[log q(z) − log p(z)] at the draws of z.
@@ -278,7 +278,8 @@ class RankOne(GuideSpec):
         penalty: add −log p of the weights to the KL (default True).
 
     Example:
-        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.RankOne(members=8)))
+        >>> family = bayou.guides.RankOne(members=8)
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(family))
     """
 
     members: int = 4

@@ -239,8 +239,9 @@ class DensityPrior(Prior):
         learn: train the parameters of a module too (default False).
 
     Example:
-        >>> prior = bayou.priors.DensityPrior(lambda w: -w.abs().flatten(-2).sum(-1))
-        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(), prior={"*.weight": prior})
+        >>> laplace = bayou.priors.DensityPrior(lambda w: -w.abs().sum((-2, -1)))
+        >>> prior = {"*.weight": laplace, "*": bayou.Normal(1.0)}
+        >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(), prior=prior)
     """
 
     density: Any
