@@ -113,17 +113,17 @@ def concrete(seed: int, sizes: Mapping[str, int]) -> Task:
 
 
 def cifar10(seed: int, sizes: Mapping[str, int]) -> Task:
-    from experiments import hmc_cifar
+    from experiments.hmc_cifar.images import AWAY, Sizes, read
+    from experiments.hmc_cifar.network import resnet
+    from experiments.hmc_cifar.rows import PRIOR, momentum
 
-    read = hmc_cifar.read(
-        hmc_cifar.Sizes(train=50_000, test=sizes["test"], away=sizes["away"]), torch.device("cpu")
-    )
+    images = read(Sizes(train=50_000, test=sizes["test"], away=sizes["away"]), torch.device("cpu"))
     rows = torch.randperm(50_000)[: sizes["train"]]
     often = {"batch_size": 100, "schedule": "cosine"}
     return Task(
-        hmc_cifar.resnet(8, 1), (read.train[0][rows], read.train[1][rows]), (read.inputs["test"], read.y),
-        {name: read.inputs[name] for name in hmc_cifar.AWAY}, bayou.Categorical(), hmc_cifar.PRIOR,
-        often | {"epochs": sizes["start"], "lr": 0.1, "optimizer": hmc_cifar.momentum},
+        resnet(8, 1), (images.train[0][rows], images.train[1][rows]), (images.inputs["test"], images.y),
+        {name: images.inputs[name] for name in AWAY}, bayou.Categorical(), PRIOR,
+        often | {"epochs": sizes["start"], "lr": 0.1, "optimizer": momentum},
         often | {"epochs": sizes["epochs"], "lr": 2e-3},
     )  # fmt: skip
 
