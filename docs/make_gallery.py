@@ -171,7 +171,7 @@ def execute(example: Example) -> dict[str, Any]:
     import matplotlib.pyplot as plt
     from PIL import Image
 
-    import_module("bayou._fit"), import_module("bayou.flows")
+    import_module("bayou.select.fit"), import_module("bayou.flows")
     begun, cells, count = time.process_time(), [], 0
     plt.show = lambda: None
     module = sys.modules[f"gallery_{example.name}"] = ModuleType(

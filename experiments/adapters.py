@@ -33,11 +33,11 @@ from bayou.data import DataError
 from bayou.data.files import cache_dir, folders
 from bayou.data.images import read_idx, read_sheet
 from bayou.inference.method import Method
+from bayou.likelihoods.predictive import Predictive
 from bayou.methods import TFB
 from bayou.metrics.scores import By, uncertainties
+from bayou.network.target import PriorRules
 from bayou.posteriors import Posterior
-from bayou.predictive import Predictive
-from bayou.target import PriorRules
 from experiments import study
 from experiments.digest import digest
 from experiments.study import Fit, Found

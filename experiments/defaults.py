@@ -22,9 +22,9 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
+from bayou.likelihoods.predictive import Predictive
 from bayou.methods.laplace import SCALE_DRAWS, SCALES
 from bayou.methods.vi import Variational
-from bayou.predictive import Predictive
 from bayou.select import Recipe, by_name
 from bayou.training.data import as_data
 from experiments import study

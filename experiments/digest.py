@@ -19,6 +19,7 @@ from bayou.app.runs.nets import NETS
 from bayou.core.specs import is_written
 from bayou.likelihoods import Categorical
 from bayou.methods.vi import Variational
+from bayou.network.target import Target
 from bayou.select.best_method import HELD_OUT_FRACTION
 from bayou.select.ensemble_spread import MIN_TRAINING_ERROR
 from bayou.select.folds import FOLDS, SINGLE_FOLD_ROWS
@@ -43,7 +44,6 @@ from bayou.select.regularization_path import (
     NUDGE,
     PASSES,
 )
-from bayou.target import Target
 
 IDLE = (
     "log_every",

@@ -22,9 +22,9 @@ from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
 from bayou.kernels.trace import trace_density
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.network import Network
+from bayou.network.target import PriorRules, Target
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal, BoundPrior
-from bayou.target import PriorRules, Target
 from bayou.training.data import as_data
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.threads import largest_product, suitable_threads

@@ -22,9 +22,9 @@ from bayou.core.progress import Show
 from bayou.data import CATALOGUE, DataSet, load
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
+from bayou.network.target import PriorRules
 from bayou.posteriors import Guided, Posterior
 from bayou.select import Recipe
-from bayou.target import PriorRules
 from experiments import figures, study
 from experiments.digest import digest, network
 from experiments.study import Fit, Found

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bayou.app.report.judge import rotation_curve, turn
 from bayou.data import DataSet
+from bayou.likelihoods.predictive import Predictive
 from bayou.posteriors import Posterior
-from bayou.predictive import Predictive
 from experiments import plots
 
 DIGIT = "3"  # the one that turns

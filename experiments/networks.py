@@ -25,7 +25,7 @@ from bayou.core.progress import Show
 from bayou.diagnostics import check
 from bayou.inference.method import Method
 from bayou.likelihoods import Categorical
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 from experiments import study
 from experiments.digest import digest
 from experiments.study import Fit, Found

@@ -9,10 +9,10 @@ from typing import Any
 import bayou
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
+from bayou.network.target import PriorRules
 from bayou.select import by_name
 from bayou.select.named import find
 from bayou.select.noise_and_prior import GAIN_OF_NUMBERS
-from bayou.target import PriorRules
 from experiments.experiment import Budget, Experiment, Row
 
 

@@ -22,9 +22,9 @@ from bayou.app.report.judge import prediction_options
 from bayou.app.runs.interrupt import raise_if_interrupted
 from bayou.core.progress import Show
 from bayou.inference.method import Method
+from bayou.network.target import PriorRules
 from bayou.posteriors import Empirical, Guided, Mixture, Posterior
 from bayou.select import with_dropout
-from bayou.target import PriorRules
 from experiments import study
 from experiments.digest import digest, network
 from experiments.experiment import Budget

@@ -35,10 +35,10 @@ from bayou.core.progress import Progress, Show
 from bayou.data import load
 from bayou.kernels import Joint, adaptation, hmc
 from bayou.likelihoods import Likelihood
+from bayou.likelihoods.predictive import Predictive
 from bayou.metrics.chains import rhat
 from bayou.network import Network
-from bayou.predictive import Predictive
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.seeds import part_seed
 from experiments.evidence import Evidence, evidence, prior_variance
 

@@ -26,7 +26,7 @@ from bayou.likelihoods import (
     StudentT,
     UnitStudentT,
 )
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 F64 = torch.float64
 D = torch.distributions

@@ -24,7 +24,7 @@ from bayou.likelihoods import (
     Poisson,
     StudentT,
 )
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 F64 = torch.float64
 

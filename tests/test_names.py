@@ -10,7 +10,7 @@ import torch
 
 import bayou
 from bayou.core.specs import from_json, to_json
-from bayou.target import Target
+from bayou.network.target import Target
 
 
 def test_the_top_level_has_fifty_names_and_namespaces_for_the_rest() -> None:

@@ -22,7 +22,7 @@ from bayou.likelihoods import (
     StudentT,
     mixtures,
 )
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 F64 = torch.float64
 

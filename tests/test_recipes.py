@@ -25,7 +25,7 @@ from bayou.core import rng
 from bayou.curvature import information
 from bayou.likelihoods import BoundLikelihood, FiniteLikelihood, Likelihood
 from bayou.likelihoods.base import MONTE_CARLO_DRAWS
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 F64 = torch.float64
 

@@ -16,7 +16,7 @@ import bayou
 from bayou import metrics
 from bayou.curvature.information import information
 from bayou.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 F64 = torch.float64
 S, B, T, C = 3, 5, 7, 4

@@ -24,11 +24,11 @@ from bayou.app.runs.interrupt import raise_if_interrupted
 from bayou.core.progress import Show
 from bayou.guides import RankOne
 from bayou.inference.method import Method
+from bayou.likelihoods.predictive import Predictive
 from bayou.methods import VBLL
 from bayou.methods.langevin import Cyclical, GradientSampler
 from bayou.operations import feature_density, random_feature_head, spectral_normalized
 from bayou.posteriors import Posterior
-from bayou.predictive import Predictive
 from bayou.select import with_dropout
 from experiments import study
 from experiments.digest import digest

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import bayou
 from bayou import metrics
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 from experiments.hmc_cifar.images import AWAY, STRENGTHS, Task
 
 ROUNDING = 1e-3  # of a mutual information, in nats

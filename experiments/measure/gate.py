@@ -35,9 +35,9 @@ from bayou.core import rng
 from bayou.curvature.covariance import Full
 from bayou.diagnostics import baselines, check
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical, GaussianPosterior, Posterior
 from bayou.posteriors.checks import Checks
-from bayou.target import Target
 
 RESULTS = Path(__file__).parents[1] / "results" / "gate.md"
 SIZES = (

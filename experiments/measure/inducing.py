@@ -21,7 +21,7 @@ from bayou import metrics
 from bayou.app.runs import nets
 from bayou.data import load
 from bayou.guides import GuideSpec
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 PRIOR = bayou.Normal("fan_in", gain=3.0)
 

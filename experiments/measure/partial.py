@@ -40,7 +40,7 @@ from torch import Tensor, nn
 import bayou
 from bayou import metrics
 from bayou.core.params import match
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 HERE = Path(__file__).parents[1] / "results"
 NUMBERS, TABLE = HERE / "partial.json", HERE / "partial.md"

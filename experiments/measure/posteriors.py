@@ -29,8 +29,8 @@ from torch import nn
 import bayou
 from bayou.guides.gaussian import Factorized
 from bayou.methods.ivon import OnlineNewton
+from bayou.network.target import Target
 from bayou.posteriors import Guided
-from bayou.target import Target
 
 BATCH, SAMPLES, N = 128, 20, 60_000
 RESULTS = Path(__file__).parents[1] / "results" / "posteriors.md"

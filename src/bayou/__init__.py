@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         priors as priors,
         select as select,
     )
-    from bayou._fit import fit as fit
     from bayou.adapters.sklearn import (
         BayesClassifier as BayesClassifier,
         BayesRegressor as BayesRegressor,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         HeteroscedasticGaussian as HeteroscedasticGaussian,
         Poisson as Poisson,
     )
+    from bayou.likelihoods.predictive import Predictive as Predictive
     from bayou.methods import (
         HMC as HMC,
         IVON as IVON,
@@ -75,9 +75,9 @@ if TYPE_CHECKING:
     from bayou.operations.continual import continual as continual
     from bayou.operations.distill import distill as distill
     from bayou.posteriors import Posterior as Posterior, load as load
-    from bayou.predictive import Predictive as Predictive
     from bayou.priors import Normal as Normal
     from bayou.select import list_methods as list_methods
+    from bayou.select.fit import fit as fit
     from bayou.training.convergence import ConvergenceWarning as ConvergenceWarning
 else:
     from bayou.core.lazy import lazy_imports

@@ -25,8 +25,8 @@ import bayou
 from bayou.app.cli.app import app
 from bayou.app.cli.play import page, server
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical
-from bayou.target import Target
 
 peers = pytest.mark.peers  # Playwright and a browser
 CHROMIUM = (

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import bayou
 from bayou import flows
 from bayou.guides.guide import KL, GuideSpec
+from bayou.network.target import Target
 from bayou.posteriors import Guided
-from bayou.target import Target
 
 FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Delta": lambda: bayou.Delta(),

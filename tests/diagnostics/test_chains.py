@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical
-from bayou.target import Target
 
 measures: ModuleType = importlib.import_module("bayou.metrics.chains")
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "arviz_chains.json").read_text())[

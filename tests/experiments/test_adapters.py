@@ -102,7 +102,7 @@ def test_an_adapter_begins_at_the_base_and_a_character_sees_no_later_one(text: b
 def test_characters_are_rows_of_their_own() -> None:
     y = torch.randint(27, (2, 5), generator=torch.Generator().manual_seed(0))
     outputs = torch.randn(3, 2, 5, 27, generator=torch.Generator().manual_seed(1))
-    whole = bayou.predictive.Predictive(bayou.Categorical(shift=1).bind(), outputs)
+    whole = bayou.likelihoods.predictive.Predictive(bayou.Categorical(shift=1).bind(), outputs)
     p, labels = adapters.by_token(whole, y)
     assert p.outputs.shape == (3, 8, 27)
     assert bayou.metrics.accuracy(p, labels) == bayou.metrics.accuracy(whole, y)

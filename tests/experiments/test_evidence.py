@@ -15,7 +15,7 @@ from torch.distributions import MultivariateNormal
 
 import bayou
 from bayou import priors
-from bayou.target import Target
+from bayou.network.target import Target
 from experiments.evidence import Evidence, evidence
 
 F64 = torch.float64

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import bayou
 from bayou import metrics
 from bayou.kernels import Joint
+from bayou.likelihoods.predictive import Predictive
 from bayou.network import Network
-from bayou.predictive import Predictive
-from bayou.target import Target
+from bayou.network.target import Target
 from experiments import reproduce, truth, truth_reference
 from experiments.truth import LINES, Truth
 from experiments.truth_reference import PROBLEMS, Lengths, Problem, hamiltonian, reference

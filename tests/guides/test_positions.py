@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.core import rng
-from bayou.target import Target
+from bayou.network.target import Target
 
 DOUBLE = torch.float64
 NOISE = 0.1

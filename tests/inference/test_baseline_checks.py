@@ -18,7 +18,7 @@ from bayou.inference import baseline_checks
 from bayou.inference.baseline_checks import constant_nll
 from bayou.likelihoods import Categorical
 from bayou.methods.laplace import MIN_HELD_OUT_ROWS, SCALES
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.data import BatchRange, as_data, last_batches
 
 Rows = tuple[Tensor, Tensor]

@@ -168,7 +168,7 @@ def test_the_probe_neither_changes_the_network_nor_the_stream() -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
     bayou.inference.point.PointModel(
-        QUICK, bayou.target.Target.build(net, NOISE, None, 24)
+        QUICK, bayou.network.target.Target.build(net, NOISE, None, 24)
     ).check_first_batch(bayou.training.data.as_data((X, Y)))
     assert torch.equal(torch.get_rng_state(), state)
     assert net.training

@@ -18,8 +18,8 @@ from bayou.core.progress import Progress
 from bayou.inference.probe import ChainProbe
 from bayou.kernels import Joint
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical
-from bayou.target import Target
 from bayou.training.data import as_data
 
 F64 = torch.float64

@@ -25,11 +25,11 @@ from bayou import (
     Gaussian,
     Laplace,
 )
-from bayou._fit import warn_of_binary_targets
 from bayou.flows import DiagonalNormal
 from bayou.guides import Dropout
 from bayou.inference.method import Method
 from bayou.methods import IVONOptimizer
+from bayou.select.fit import warn_of_binary_targets
 from bayou.training.data import Loader, Rows, as_data
 
 X = torch.linspace(-1, 1, 60).reshape(20, 3)

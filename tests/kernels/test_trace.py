@@ -14,7 +14,7 @@ import bayou
 from bayou.kernels import Joint
 from bayou.kernels.trace import trace_density
 from bayou.network import Network
-from bayou.target import Target
+from bayou.network.target import Target
 
 F64 = torch.float64
 

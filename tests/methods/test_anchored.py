@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayou
 from bayou.inference.members import draw_anchor, draw_targets, member_seed
 from bayou.inference.modes import Modes
-from bayou.target import Target
+from bayou.network.target import Target
 
 F64 = torch.float64
 NOISE = 0.4

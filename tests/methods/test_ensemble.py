@@ -19,8 +19,8 @@ from bayou.core import rng
 from bayou.guides.bayesian import Bayesian
 from bayou.inference import initial_weights, members
 from bayou.inference.point import PointModel
+from bayou.network.target import Target
 from bayou.posteriors import Empirical, Guided, Mixture
-from bayou.target import Target
 
 F64 = torch.float64
 ROWS = 24

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import bayou
 from bayou.likelihoods import Categorical
 from bayou.methods.vi import BY_UNIT, Variational
+from bayou.network.target import Target
 from bayou.posteriors import Guided
-from bayou.target import Target
 from bayou.training import monitors
 from bayou.training.convergence import cell_width
 from bayou.training.settings import Settings

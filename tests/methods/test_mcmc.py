@@ -22,8 +22,8 @@ from bayou.kernels import Joint
 from bayou.methods.langevin import Constant
 from bayou.methods.mcmc import Sampler
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical
-from bayou.target import Target
 from bayou.training.data import as_data
 from bayou.training.seeds import part_seed
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import bayou
 from bayou.inference.point import DECAY, PointModel
+from bayou.network.target import Target
 from bayou.posteriors import Empirical
-from bayou.target import Target
 
 F64 = torch.float64
 N, D = 40, 3

@@ -17,7 +17,7 @@ import bayou
 from bayou.methods import VBLL
 from bayou.methods.vbll import LastLayerBound
 from bayou.metrics.scores import uncertainties
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.data import as_data
 
 NOISE = 0.3

@@ -45,7 +45,7 @@ def test_a_conv1d_has_the_prior_of_the_linear_layer_that_it_is() -> None:
     layout = layouts(nn.Sequential(layer), ["0.weight"])["0.weight"]
     assert layout.axes == (0, 1)
     assert not layout.convolution
-    target = bayou.target.Target.build(
+    target = bayou.network.target.Target.build(
         nn.Sequential(layer), bayou.Gaussian(0.1), bayou.Normal("fan_in"), 5
     )
     draws = target.priors["0.weight"].sample(2000, seed=0)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.likelihoods.predictive import Predictive
 from bayou.operations.acquire import SCORES, acquire, batch_bald
-from bayou.predictive import Predictive
 
 F64 = torch.float64
 

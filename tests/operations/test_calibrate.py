@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.core.files import read_file, write_file
+from bayou.likelihoods.predictive import Predictive
 from bayou.operations.calibrate import best_temperature
 from bayou.operations.export import export
-from bayou.predictive import Predictive
 
 F64 = torch.float64
 START = bayou.MAP(steps=60, lr=0.05)

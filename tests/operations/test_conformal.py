@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.likelihoods.predictive import Predictive
 from bayou.operations import Conformal, conformal
 from bayou.operations.conformal import SETS, Score
-from bayou.predictive import Predictive
 
 F64 = torch.float64
 R = 400  # resamplings

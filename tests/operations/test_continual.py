@@ -171,7 +171,7 @@ def test_a_diagonal_laplace_is_a_prior() -> None:
         two_heads()[0], TASKS[0], method=SHORT, prior=bayou.Normal(1.0), progress=False
     )
     assert isinstance(posterior, GaussianPosterior)
-    target = bayou.target.Target.build(
+    target = bayou.network.target.Target.build(
         two_heads()[0], bayou.Categorical(), posterior.as_prior(), 40
     )
     draws = posterior.sample(3, seed=0)

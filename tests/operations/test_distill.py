@@ -13,10 +13,10 @@ from torch import nn
 import bayou
 from bayou.likelihoods import BoundCategorical, Categorical, Gaussian, Likelihood
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.operations.distill import dirichlet_loss, gaussian_nll, two_variances_nll
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
-from bayou.target import Target
 
 F64 = torch.float64
 EYE = torch.eye(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.network.target import Target
 from bayou.posteriors import Guided
-from bayou.target import Target
 
 
 class Viewed(nn.Sequential):

@@ -12,8 +12,8 @@ from torch import nn
 import bayou
 from bayou.guides.bayesian import Bayesian
 from bayou.network import VmapOrLoop, evaluation, out_of_memory
+from bayou.network.target import Target
 from bayou.posteriors.guided import Guided
-from bayou.target import Target
 
 ERRORS = [
     RuntimeError("alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.inference.modes import Modes
+from bayou.network.target import Target
 from bayou.select import by_name
 from bayou.select.budget import (
     SEARCH_FITS,
@@ -24,7 +25,6 @@ from bayou.select.budget import (
 from bayou.select.prior_scale import SCALE_FACTOR
 from bayou.select.ratio import NOISE_STEPS
 from bayou.select.regularization_path import LOG_PROB_PASSES, PASSES
-from bayou.target import Target
 from bayou.training import loop
 from bayou.training.data import Rows, as_data
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 import bayou
+from bayou.network.target import Target
 from bayou.priors import BoundNormal, Normal, UnitNormal
 from bayou.select.input_scales import JITTER, LOG_STD, WideNetworks, input_scales
 from bayou.select.noise_and_prior import NoiseAndPrior, takes_columns
-from bayou.target import Target
 
 F64 = torch.float64
 

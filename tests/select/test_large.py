@@ -18,12 +18,12 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.inference.baseline_checks import WorseThanModeWarning
 from bayou.inference.method import Method
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical, Posterior
 from bayou.select import NamedMethod, by_name, plan
 from bayou.select.judgment import LEVEL, Residuals, judge
 from bayou.select.many_rows import LARGE_BATCH, with_large_steps
 from bayou.select.noise import match_noise, residuals
-from bayou.target import Target
 from bayou.training.data import Rows, as_data
 from bayou.training.seeds import part_seed
 

@@ -18,6 +18,7 @@ import bayou
 from bayou.core import progress
 from bayou.inference.method import identity
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical, GaussianPosterior, Guided, Posterior
 from bayou.priors import BoundNormal
 from bayou.select import NamedMethod, by_name, folds, named, prior_scale, regression
@@ -26,7 +27,6 @@ from bayou.select.noise_and_prior import GAIN_OF_NUMBERS, NoiseAndPrior
 from bayou.select.recipes import MAX_FULL_WEIGHTS
 from bayou.select.regularization_path import PathSearch
 from bayou.select.search_run import SearchRun
-from bayou.target import Target
 from bayou.training.data import Rows
 
 NOISE = 0.4

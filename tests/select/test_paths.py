@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import bayou
 from bayou.core.progress import Progress
 from bayou.inference.modes import Modes
+from bayou.network.target import Target
 from bayou.select import regularization_path
 from bayou.select.folds import held_out_masks, split_folds
 from bayou.select.regularization_path import Path, search_paths
-from bayou.target import Target
 from bayou.training.data import as_data
 from bayou.training.lbfgs import Lbfgs
 

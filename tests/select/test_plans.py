@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.core import progress
+from bayou.network.target import Target
 from bayou.select import NamedMethod, Plan, by_name, plan
 from bayou.select.folds import describe_folds, split_folds
 from bayou.select.plans import Fitted
 from bayou.select.prior_scale import best_prior_scale
-from bayou.target import Target
 from bayou.training.data import as_data
 
 OPTIONS: dict[str, Any] = {"seed": 0, "progress": False}

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.inference.method import Method
+from bayou.network.target import Target
 from bayou.posteriors import Empirical, Posterior
 from bayou.priors import BoundNormal
 from bayou.select import NamedMethod, by_name, plan, regularization_path
 from bayou.select.random_layers import LastLayer
-from bayou.target import Target
 from bayou.training.data import as_data
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import bayou
+from bayou.network.target import Target
 from bayou.select.rounding import round_initial_noise, round_rows
-from bayou.target import Target
 from bayou.training.data import Rows, as_data
 
 F64 = torch.float64

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 import bayou
 from bayou.guides.bayesian import Bayesian
 from bayou.methods import vi
-from bayou.target import Target
+from bayou.network.target import Target
 
 N = 60
 

@@ -134,14 +134,16 @@ def test_mean_field_ends_at_the_best_mean_field(case: str) -> None:
 
 
 def test_the_finish_is_for_functions_of_the_weights_alone() -> None:
-    target = bayou.target.Target.build(nn.Linear(2, 1), bayou.Gaussian(1.0), None, 10)
+    target = bayou.network.target.Target.build(nn.Linear(2, 1), bayou.Gaussian(1.0), None, 10)
     assert PointModel(bayou.MAP(), target).smooth
-    noisy = bayou.target.Target.build(
+    noisy = bayou.network.target.Target.build(
         nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.1)), bayou.Gaussian(1.0), None, 10
     )
     assert not PointModel(bayou.MAP(), noisy).smooth
     assert not PointModel(bayou.MAP(input_noise=0.1), target).smooth
-    learned = bayou.target.Target.build(nn.Linear(2, 1), bayou.Gaussian(1.0, learn=True), None, 10)
+    learned = bayou.network.target.Target.build(
+        nn.Linear(2, 1), bayou.Gaussian(1.0, learn=True), None, 10
+    )
     assert not PointModel(bayou.MAP(), learned).smooth  # a noise of 0 has no bound
 
 

@@ -308,7 +308,7 @@ def test_work_that_is_not_shared_is_said_before_it_begins(method, work, monkeypa
     monkeypatch.setattr(first, "mean", lambda tensors, share: list(tensors))
     monkeypatch.setattr(first, "any", lambda flag: flag)
     x, y, _ = data()
-    target = bayou.target.Target.build(mlp(), bayou.Gaussian(0.3, learn=True), None, len(y))
+    target = bayou.network.target.Target.build(mlp(), bayou.Gaussian(0.3, learn=True), None, len(y))
     token = sharing._RANKS.set(first)
     try:
         with warnings.catch_warnings():

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from bayou._fit import fit
 from bayou.app.runs import layers, nets
 from bayou.app.runs.config import Config
 from bayou.app.runs.interrupt import raise_if_interrupted
@@ -25,16 +24,17 @@ from bayou.core.specs import from_json, to_json
 from bayou.guides.guide import GuideSpec
 from bayou.inference.method import Method
 from bayou.likelihoods import Likelihood
+from bayou.likelihoods.predictive import Predictive, check_level
+from bayou.network.target import PriorRules
 from bayou.operations import Conformal, conformal
 from bayou.posteriors import FileError, Posterior, restore_any
-from bayou.predictive import Predictive, check_level
 from bayou.priors import Normal, Prior
 from bayou.select import Recipe, by_name
 from bayou.select.far_values import check_arrays, replace_sentinels
+from bayou.select.fit import fit
 from bayou.select.named import find
 from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.settings import DEFAULT_METHOD, TRAINING
-from bayou.target import PriorRules
 
 with extra("lab", "A scikit-learn estimator"):
     from sklearn.base import BaseEstimator

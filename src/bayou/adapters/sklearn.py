@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bayou.app.runs.config import Config
 from bayou.likelihoods import Categorical, Gaussian, Likelihood
-from bayou.predictive import Predictive, check_level
+from bayou.likelihoods.predictive import Predictive, check_level
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.likelihoods import BoundLikelihood, HeteroscedasticGaussian
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 Baseline = Callable[[Any], Predictive]  # inputs (B, ...) to a prediction of one function
 DesignBaseline = Callable[[Tensor], Predictive]  # standardized inputs (B, D) to a prediction

@@ -14,6 +14,7 @@ from bayou import metrics
 from bayou.core import rng
 from bayou.core.progress import spell
 from bayou.diagnostics.baselines import Baseline, baselines
+from bayou.likelihoods.predictive import Predictive
 from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
 from bayou.network import forward_inputs, rows_of
@@ -26,7 +27,6 @@ from bayou.posteriors.checks import (
     check_mixing,
 )
 from bayou.posteriors.posterior import NOISE
-from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, some_rows
 
 # At most 5 % of correct fits are flagged, and at least 95 % of wrong ones:

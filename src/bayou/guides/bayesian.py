@@ -30,6 +30,7 @@ from bayou.network import (
     layouts,
     shared_copy,
 )
+from bayou.network.target import Target, prior_specs
 from bayou.priors import (
     BoundLogUniform,
     BoundPart,
@@ -39,7 +40,6 @@ from bayou.priors import (
     check_priors,
     couplings,
 )
-from bayou.target import Target, prior_specs
 
 if TYPE_CHECKING:
     from bayou.posteriors.guided import Guided

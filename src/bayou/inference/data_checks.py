@@ -23,7 +23,7 @@ from bayou.network import (
     forward_inputs,
     rows_of,
 )
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.data import Data
 from bayou.training.inputs import Batch, check_finite
 from bayou.training.loop import move

@@ -20,10 +20,10 @@ from bayou.inference.method import Method
 from bayou.inference.network_problem import NetworkProblem
 from bayou.inference.point import PointMethod
 from bayou.network import Network, shared_copy
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.priors import BoundNormal
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, batches_from, stack_batches
 from bayou.training.inputs import Batch

@@ -14,8 +14,8 @@ from bayou.core.files import StrPath
 from bayou.core.params import Params
 from bayou.core.progress import Show
 from bayou.core.specs import Checked, to_json
+from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior
-from bayou.target import Target
 from bayou.training.data import Data, Rows
 from bayou.training.seeds import as_int_seed
 from bayou.training.settings import Settings

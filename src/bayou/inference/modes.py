@@ -12,7 +12,7 @@ from torch import Tensor
 from bayou.core.params import Params
 from bayou.inference.prior_scale import require_normal
 from bayou.network import VmapOrLoop, forward_inputs
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.lbfgs import Lbfgs
 
 MAX_NUMBERS: Final = 2**24  # in the largest activation of all problems of one call

@@ -14,7 +14,7 @@ from bayou.core import rng
 from bayou.core.params import Params, size
 from bayou.inference.data_checks import check_first_batch
 from bayou.network import Network, evaluating, forward_inputs, rows_of
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.data import Data
 from bayou.training.loop import move
 from bayou.training.problem import Problem

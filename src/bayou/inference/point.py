@@ -16,8 +16,8 @@ from bayou.core.progress import Show
 from bayou.inference.method import Trained, identity
 from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.network import Network, adapt, forward_inputs, is_constant, layouts, shared_copy
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint, RunState
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module

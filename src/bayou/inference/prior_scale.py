@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayou.likelihoods import BoundHomoscedastic
 from bayou.metrics import standard_error
+from bayou.network.target import Target, prior_specs
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import (
     BoundNormal,
@@ -23,7 +24,6 @@ from bayou.priors import (
     Prior,
     UnitNormal,
 )
-from bayou.target import Target, prior_specs
 
 MAX_EXCESS = 0.02  # nats per row over the lowest NLL that a prior with a higher evidence may cost
 

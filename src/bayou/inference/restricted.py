@@ -9,9 +9,9 @@ from bayou.core.files import StrPath
 from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.network import shared_copy
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import Posterior
-from bayou.target import Target
 
 
 @final

@@ -13,10 +13,10 @@ from bayou.core.progress import Show
 from bayou.inference.data_checks import check_first_batch
 from bayou.inference.method import Method
 from bayou.network import Network, evaluating
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
 from bayou.posteriors.state import with_state
-from bayou.target import Target
 from bayou.training.data import Data
 
 

@@ -14,7 +14,7 @@ from bayou.core.params import Params, flatten, under, unflatten
 from bayou.kernels.hmc import Density
 from bayou.kernels.trace import trace_density
 from bayou.network import Network, VmapOrLoop, forward_inputs
-from bayou.target import Target
+from bayou.network.target import Target
 
 MIN_TRACED_CALLS = 500  # calls from which on a trace, which costs about 200 of them, saves time
 NOISE = "likelihood."  # prefix of the tensors that belong to the likelihood, not to the network

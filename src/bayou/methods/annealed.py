@@ -28,10 +28,10 @@ from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
 from bayou.kernels.hmc import Density
 from bayou.methods.vi import VI
+from bayou.network.target import Target
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.ranks import current

@@ -29,12 +29,12 @@ from bayou.inference.members import (
 )
 from bayou.inference.method import Method, identity
 from bayou.methods.point import MAP
+from bayou.network.target import Target
 from bayou.posteriors import load
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.mixture import Mixture
 from bayou.posteriors.posterior import NOISE, Posterior
 from bayou.priors import BoundNormal, DensityPrior, Prior
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.jobs import Executor, send, wait_for

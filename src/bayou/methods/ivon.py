@@ -18,9 +18,9 @@ from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized
 from bayou.likelihoods import Likelihood
 from bayou.methods.vi import EvidenceBound, Variational
+from bayou.network.target import Target
 from bayou.posteriors.guided import Guided
 from bayou.priors import BoundNormal, BoundPart, Normal
-from bayou.target import Target
 from bayou.training.data import Data
 
 ROUNDING = 1e-9  # of lr·hessian, which a rescaled method keeps

@@ -30,8 +30,10 @@ from bayou.inference.method import Method
 from bayou.inference.prior_scale import rescale_priors, select_within_chance
 from bayou.inference.start import starting_point
 from bayou.likelihoods.discrete import FiniteLikelihood
+from bayou.likelihoods.predictive import Predictive
 from bayou.methods.point import MAP
 from bayou.network import Network, evaluating
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import (
     CLOSED,
@@ -40,9 +42,7 @@ from bayou.posteriors.gaussian import (
     PredictiveKind,
     check_predictive,
 )
-from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundUnitNormal
-from bayou.target import Target
 from bayou.training.data import Data, Rows, as_data, last_batches
 from bayou.training.inputs import Batch
 from bayou.training.loop import move

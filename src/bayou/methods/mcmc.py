@@ -23,9 +23,9 @@ from bayou.inference.probe import warn_unless_mixed
 from bayou.inference.start import starting_point
 from bayou.kernels import Joint
 from bayou.methods.point import MAP
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.jobs import Executor, send, wait_for

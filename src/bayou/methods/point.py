@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from bayou.inference.point import PointMethod
+from bayou.network.target import Target
 from bayou.priors import Normal
-from bayou.target import Target
 
 
 @final

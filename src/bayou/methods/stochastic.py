@@ -18,8 +18,8 @@ from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
 from bayou.network import Network, clear_errors, evaluating
+from bayou.network.target import Target
 from bayou.posteriors.masked import Masked, Masks
-from bayou.target import Target
 from bayou.training.data import Data, as_data
 from bayou.training.seeds import as_int_seed
 

@@ -19,10 +19,10 @@ from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
 from bayou.network import Network, forward_inputs
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module, move

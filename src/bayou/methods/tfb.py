@@ -15,10 +15,10 @@ from bayou.curvature.covariance import Diagonal
 from bayou.inference.method import Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.target import Target
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.loop import move
 from bayou.training.seeds import as_int_seed, part_seed

@@ -21,6 +21,7 @@ from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.data_checks import first_inputs, last_layer
 from bayou.inference.point import PointModel, Regularized
 from bayou.network import Call, Network, clear_errors, evaluating
+from bayou.network.target import Target
 from bayou.posteriors.gaussian import (
     PREDICTIVES,
     GaussianPosterior,
@@ -28,7 +29,6 @@ from bayou.posteriors.gaussian import (
     check_predictive,
 )
 from bayou.priors import BoundNormal
-from bayou.target import Target
 from bayou.training.data import Data
 from bayou.training.loop import move
 from bayou.training.settings import Settings

@@ -27,10 +27,10 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.methods.point import MAP
 from bayou.network import clear_errors, forward_inputs
 from bayou.network.layout import fan_ins
+from bayou.network.target import Target
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fall_from_maximum
 from bayou.training.data import Data, as_data

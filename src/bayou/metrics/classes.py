@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 
 def class_probabilities(predictive: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 SUPPORT_DRAWS = 4096  # draws of a continuous y, for its range
 COARSE_EDGES = 256  # quantiles of these draws with equal mass in between

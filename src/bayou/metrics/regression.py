@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayou.predictive import Predictive
+from bayou.likelihoods.predictive import Predictive
 
 CRPS_DRAWS = 1000
 

@@ -10,9 +10,9 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
+from bayou.likelihoods.predictive import Predictive
 from bayou.metrics.classes import accuracy, brier, class_probabilities, ece
 from bayou.metrics.regression import coverage, crps, rmse, width
-from bayou.predictive import Predictive
 
 By = Literal["entropy", "mutual_information", "std", "epistemic_std"]
 UNCERTAINTIES: tuple[By, ...] = get_args(By)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.likelihoods import FiniteLikelihood, entr
+from bayou.likelihoods.predictive import Predictive
 from bayou.network import forward_inputs
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import check_count
-from bayou.predictive import Predictive
 
 Score = Literal["bald", "batchbald", "variance", "entropy", "random"]
 SCORES = get_args(Score)

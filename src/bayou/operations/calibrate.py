@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
+from bayou.likelihoods.predictive import Predictive
 from bayou.posteriors import Posterior
-from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, check_held_out
 
 MAX_LOG_TEMPERATURE = 5.0  # log T is searched in ±MAX_LOG_TEMPERATURE

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.files import making, read_file, write_file
 from bayou.core.params import under
+from bayou.likelihoods.predictive import Predictive
 from bayou.posteriors import Posterior, restore_any
-from bayou.predictive import Predictive
 from bayou.training.rows import all_rows, check_held_out
 
 Kind = Literal["cqr", "split", "lac", "aps"]

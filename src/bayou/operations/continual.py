@@ -19,10 +19,10 @@ from bayou.inference.data_checks import check_first_batch
 from bayou.likelihoods import Categorical, Likelihood
 from bayou.methods import VI, Method
 from bayou.network import forward_inputs
+from bayou.network.target import PriorRules, Target, prior_specs
 from bayou.posteriors import Empirical, Posterior
 from bayou.posteriors.state import with_state
 from bayou.priors import BoundNormal, Normal, Prior
-from bayou.target import PriorRules, Target, prior_specs
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.rows import join_batches
 from bayou.training.seeds import as_int_seed, part_seed

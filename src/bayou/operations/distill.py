@@ -22,6 +22,7 @@ from bayou.likelihoods import (
     Likelihood,
 )
 from bayou.likelihoods.mixtures import average
+from bayou.likelihoods.predictive import Predictive
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.mcmc import Sampler
 from bayou.network import (
@@ -33,10 +34,9 @@ from bayou.network import (
     place_inputs,
     rows_of,
 )
+from bayou.network.target import PriorRules, Target
 from bayou.network.units import units_of, with_units
 from bayou.posteriors import Empirical, Posterior
-from bayou.predictive import Predictive
-from bayou.target import PriorRules, Target
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
 from bayou.training.problem import Numbers, Problem

@@ -27,10 +27,10 @@ from bayou.core.extras import extra
 from bayou.core.files import writing
 from bayou.core.params import Params, shared
 from bayou.likelihoods import BoundLikelihood
+from bayou.likelihoods.predictive import Predictive
 from bayou.network import Keywords, evaluating
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import NOISE, check_count
-from bayou.predictive import Predictive
 
 MAIN_ANSWERS = ("outputs", "mean", "std")
 MOMENT_ANSWERS = (*MAIN_ANSWERS, "epistemic_std", "aleatoric_std")  # of every likelihood

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.core.params import Params, shared, size, under
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
-from bayou.target import Target
 
 
 @final

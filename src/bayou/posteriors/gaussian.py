@@ -21,13 +21,13 @@ from bayou.curvature.kronecker import Kronecker
 from bayou.curvature.linearize import linearize, tangent
 from bayou.curvature.sweep import QUIET
 from bayou.likelihoods import BoundLikelihood
+from bayou.likelihoods.predictive import Predictive
 from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory, rows_of
+from bayou.network.target import Target, prior_specs
 from bayou.network.units import Units
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
-from bayou.predictive import Predictive
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
-from bayou.target import Target, prior_specs
 
 PredictiveKind = Literal["sampled", "linearized", "probit", "exact"]
 PREDICTIVES: Final[tuple[PredictiveKind, ...]] = ("sampled", "linearized", "probit", "exact")

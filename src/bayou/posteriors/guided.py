@@ -15,6 +15,7 @@ from bayou.core.specs import to_json
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.network import evaluating
+from bayou.network.target import Target, prior_specs
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import (
     load_state,
@@ -24,7 +25,6 @@ from bayou.posteriors.state import (
     target_state,
 )
 from bayou.priors import BoundPrior, Prior
-from bayou.target import Target, prior_specs
 
 
 class Guided(Posterior):

@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 from bayou.core import rng
 from bayou.core.params import Params, under
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.posteriors.state import restore_network, restore_target, target_state
-from bayou.target import Target
 
 SEED = "dropout.seed"  # the tensor of a draw from which its masks are made
 MASK = "dropout.mask"  # prefix of the tensors of a draw that are the masks themselves

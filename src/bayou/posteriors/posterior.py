@@ -16,13 +16,13 @@ from bayou.core.files import StrPath, write_file
 from bayou.core.params import Params, match, shared, size
 from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
+from bayou.likelihoods.predictive import Predictive
 from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, place_inputs, rows_of
+from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.checks import Checks, check_history
 from bayou.posteriors.state import with_state
-from bayou.predictive import Predictive
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
-from bayou.target import Target
 from bayou.training.inputs import gather_shards
 from bayou.training.ranks import current
 

@@ -15,9 +15,9 @@ from bayou.core.params import Params, under
 from bayou.core.specs import from_json, to_json
 from bayou.likelihoods import Likelihood
 from bayou.network import Network, output_of, shared_copy
+from bayou.network.target import PriorRules, Target
 from bayou.network.units import Units, units_of, with_units
 from bayou.priors import Prior
-from bayou.target import PriorRules, Target
 
 if TYPE_CHECKING:
     from bayou.posteriors.posterior import Posterior

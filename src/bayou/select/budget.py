@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.data import Rows
 
 SEARCH_FITS: Final = 2  # a search costs at most so many times the fit that it serves

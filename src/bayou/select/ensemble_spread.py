@@ -14,6 +14,7 @@ from bayou.core import params
 from bayou.core.params import Params
 from bayou.inference.method import Method
 from bayou.metrics import standard_error
+from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.select.folds import Fold, held_out_masks
@@ -22,7 +23,6 @@ from bayou.select.noise import MORE_ROWS, PSEUDO_ROWS, residuals
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.ratio import path_to
 from bayou.select.search_run import SearchRun, point_posterior, raise_if_stopped
-from bayou.target import Target
 from bayou.training.data import Rows
 
 # Training error of members with anchors, in that of the mode: below, they fit the noise.

@@ -20,13 +20,13 @@ from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.priors import BoundNormal
 from bayou.select.folds import FOLDS
 from bayou.select.regularization_path import Multipliers, Path, path_passes
 from bayou.select.rounding import round_initial_noise, round_rows
-from bayou.target import Target
 from bayou.training.data import Rows, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.seeds import as_int_seed

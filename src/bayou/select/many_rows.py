@@ -11,12 +11,12 @@ from bayou.inference.baseline_checks import warn_worse_than_mode
 from bayou.inference.data_checks import last_layer as last_layer_names
 from bayou.inference.method import Method
 from bayou.methods.point import MAP
+from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.select.judgment import Judgment, Residuals, judge
 from bayou.select.noise import match_noise
 from bayou.select.plans import Fitted, Plan
 from bayou.select.search_run import SearchRun, raise_if_stopped, target_at
-from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.settings import Settings
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayou.core.progress import stage
+from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, Stage
@@ -19,7 +20,6 @@ from bayou.select.full_batch import has_fixed_normal_priors
 from bayou.select.judgment import LEVEL, MAX_SHORTFALL, Residuals
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.search_run import SearchRun, stage_record
-from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.loop import move
 

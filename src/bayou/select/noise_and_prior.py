@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from bayou.inference.prior_scale import rescale_priors
 from bayou.likelihoods import Gaussian
 from bayou.likelihoods.discrete import FiniteLikelihood
+from bayou.network.target import Target, prior_specs
 from bayou.priors import BoundNormal, Normal, UnitNormal
 from bayou.select.regularization_path import Multipliers
-from bayou.target import Target, prior_specs
 
 # Initial gains of the fan-in prior where none was given. Regression targets are standardized, so
 # that a function drawn from the prior should not be much wider than 1; logits of a certain class

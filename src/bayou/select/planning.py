@@ -7,10 +7,10 @@ from typing import Any
 from bayou.core.files import StrPath
 from bayou.core.progress import Show
 from bayou.inference.method import Method
+from bayou.network.target import Target
 from bayou.select.named import by_name
 from bayou.select.plans import Fitted, Plan, SearchInterrupted
 from bayou.select.recipes import Recipe, plan_method
-from bayou.target import Target
 from bayou.training.data import as_data
 
 

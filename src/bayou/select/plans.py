@@ -9,9 +9,9 @@ from typing import Any, final
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, stage
 from bayou.inference.method import Method
+from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.posterior import Stage
-from bayou.target import Target
 from bayou.training.data import Data
 
 

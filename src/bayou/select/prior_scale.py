@@ -10,12 +10,12 @@ from typing import Final, final
 
 from bayou.core.progress import Progress, Show
 from bayou.inference.prior_scale import rescale_priors
+from bayou.network.target import Target
 from bayou.posteriors.posterior import Stage
 from bayou.select.budget import affordable_passes, affordable_scales, shares_passes
 from bayou.select.folds import Fold, describe_folds, split_folds
 from bayou.select.regularization_path import Multipliers, path_passes, search_paths
 from bayou.select.search_run import SearchRun, stage_record, stop_at_network
-from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
 

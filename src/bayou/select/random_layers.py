@@ -16,6 +16,7 @@ from bayou.inference.start import starting_point
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.langevin import GradientSampler
 from bayou.methods.vi import VI
+from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 from bayou.select.best_method import HELD_OUT_FRACTION, compare_fits, without_warnings
@@ -23,7 +24,6 @@ from bayou.select.full_batch import MIN_SEARCH_ROWS, FullBatchModes
 from bayou.select.plans import Plan
 from bayou.select.prior_scale import SCALE_FACTOR
 from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
-from bayou.target import Target
 from bayou.training.data import Data, Rows
 
 TRIAL_LENGTH: Final = 0.5  # of the fits that are compared

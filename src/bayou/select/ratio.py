@@ -15,6 +15,7 @@ from typing import Final
 from bayou.core.params import Params
 from bayou.core.progress import Progress
 from bayou.inference.point import PointModel
+from bayou.network.target import Target
 from bayou.posteriors.posterior import Stage
 from bayou.select.budget import shares_passes
 from bayou.select.folds import Fold, held_out_masks
@@ -23,7 +24,6 @@ from bayou.select.noise import initial_noise
 from bayou.select.noise_and_prior import NoiseAndPrior, first_layer, takes_columns
 from bayou.select.regularization_path import Multipliers, search_paths
 from bayou.select.search_run import SearchRun, stage_record, stop_at_network
-from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
 

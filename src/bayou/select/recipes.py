@@ -22,6 +22,7 @@ from bayou.inference.point import PointModel
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
 from bayou.methods.vi import VI
+from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.select.best_method import HELD_OUT_FRACTION, compare_fits
 from bayou.select.full_batch import (
@@ -47,7 +48,6 @@ from bayou.select.random_layers import (
 from bayou.select.regression import plan_regression
 from bayou.select.rounding import round_initial_noise, round_rows
 from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
-from bayou.target import Target
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.ranks import current
 from bayou.training.seeds import as_int_seed, part_seed

@@ -11,6 +11,7 @@ from bayou.core.params import Params
 from bayou.core.progress import stage
 from bayou.core.specs import Checked
 from bayou.inference.method import Method, identity
+from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import Stage
 from bayou.select.budget import affordable_folds, shares_passes, shortened_start
@@ -29,7 +30,6 @@ from bayou.select.search_run import (
     stage_record,
     target_at,
 )
-from bayou.target import Target
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Rows
 

@@ -13,8 +13,8 @@ from bayou.core.params import Params
 from bayou.core.progress import Progress
 from bayou.inference.modes import Modes
 from bayou.metrics import standard_error
+from bayou.network.target import Target
 from bayou.select.folds import Fold, held_out_masks
-from bayou.target import Target
 from bayou.training.data import Rows
 from bayou.training.loop import move
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayou.likelihoods import BoundHomoscedastic
-from bayou.target import Target
+from bayou.network.target import Target
 from bayou.training.data import Rows
 
 DIGITS: Final = 8  # of the largest number of a column; float32 has seven

@@ -13,10 +13,10 @@ from bayou.inference.method import Method
 from bayou.inference.start import network_at
 from bayou.methods.point import MAP
 from bayou.network import Network
+from bayou.network.target import Target
 from bayou.posteriors import Empirical, Posterior
 from bayou.posteriors.posterior import Stage
 from bayou.select.plans import SearchInterrupted
-from bayou.target import Target
 from bayou.training.data import Data
 from bayou.training.seeds import part_seed
 

@@ -11,8 +11,8 @@ from torch.nn.functional import one_hot
 
 from bayou import metrics
 from bayou.core import rng
+from bayou.likelihoods.predictive import Predictive
 from bayou.metrics import row_nll
-from bayou.predictive import Predictive
 
 LEVEL = 0.9  # probability of all intervals and bands
 RESAMPLES = 1000

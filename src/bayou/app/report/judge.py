@@ -17,8 +17,8 @@ from bayou.app.report.bootstrap import LEVEL, row_errors
 from bayou.core.extras import extra
 from bayou.data import DataSet
 from bayou.diagnostics.baselines import Baseline
+from bayou.likelihoods.predictive import Predictive
 from bayou.posteriors import Posterior
-from bayou.predictive import Predictive
 
 BATCH_ROWS = 2048  # predicted at a time
 HISTOGRAM_BINS = 24

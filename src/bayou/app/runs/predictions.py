@@ -18,8 +18,8 @@ from bayou.app.runs.folder import Run, RunError
 from bayou.core.files import StrPath, write_text
 from bayou.core.progress import spell
 from bayou.data.preprocess import PreparedRows, Preprocessor
+from bayou.likelihoods.predictive import Predictive, check_level
 from bayou.posteriors import Posterior
-from bayou.predictive import Predictive, check_level
 
 if TYPE_CHECKING:
     from bayou.operations import Conformal

@@ -37,8 +37,8 @@ from bayou.data.preprocess import (
     Preprocessor,
     TablePreprocessor,
 )
+from bayou.likelihoods.predictive import check_level
 from bayou.posteriors import Posterior
-from bayou.predictive import check_level
 
 JSON = dict[str, Any]
 BATCH_SECONDS = 0.05  # target time of one batch, for which a small request may have to wait

@@ -21,6 +21,7 @@ from bayou.likelihoods import Categorical, Gaussian, Likelihood
 from bayou.methods.vi import VI
 from bayou.network import check_tensor, clear_errors, rows_of, with_output
 from bayou.network.inputs import Select
+from bayou.network.target import PriorRules, Target
 from bayou.network.units import with_units
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
@@ -32,7 +33,6 @@ from bayou.select.standardize import (
     warn_if_far_from_unit_scale,
     without_sentinels,
 )
-from bayou.target import PriorRules, Target
 from bayou.training.checkpoints import fingerprint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.inputs import digest
