@@ -138,3 +138,19 @@ def test_the_image_of_an_inverse_is_the_input_to_a_few_roundings(
     )
     assert error.max().item() <= roundings
     assert log_slope.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("direction", ["forward", "inverse"])
+@pytest.mark.parametrize("spline", [Spline(), Spline(64), Spline(bound=math.pi, circular=True)])
+def test_splines_are_finite_and_inside_their_box_at_knots(spline: Spline, direction: str) -> None:
+    """Rounding puts a number at a knot outside of its bin, where log-slopes were NaN."""
+    p = 30.0 * rng.normal(4_000, (spline.params,), torch.zeros(()), seed=0)
+    if spline.circular:
+        p[:, -1] = 0.0  # the shift
+    lengths = spline._lengths(p)[direction == "inverse"]
+    knots = (lengths.cumsum(-1) - spline.bound).clamp(-spline.bound, spline.bound)[:, :-1]
+    p = p.unsqueeze(1).expand(*knots.shape, -1)
+    y, log_slope = getattr(spline, direction)(knots, p)
+    assert log_slope.isfinite().all()
+    assert y.abs().max() <= spline.bound * (1 + 4 * EPS)

@@ -234,7 +234,7 @@ class Spline(Elementwise):
         widths, heights = self._lengths(p)
         bin_ = self._find_bin(clamped, widths, heights, p)
         slope = bin_.image_length / bin_.length
-        t = (clamped - bin_.start) / bin_.length
+        t = _clamp_fraction((clamped - bin_.start) / bin_.length)
         u = t * (1 - t)
         denominator = slope + (bin_.first_slope + bin_.last_slope - 2 * slope) * u
         numerator = slope * t * t + bin_.first_slope * u
@@ -305,6 +305,14 @@ def _slope(raw: Tensor) -> Tensor:
     return F.softplus(raw + shift) + MIN_SLOPE
 
 
+def _clamp_fraction(t: Tensor) -> Tensor:
+    """Return t clamped to [0, 1], with the gradient of t.
+
+    Rounding puts numbers at a knot just outside of their bin, where the slope may be negative.
+    """
+    return t + (t.clamp(0, 1) - t).detach()
+
+
 def _solve_bin(bin_: _Bin, slope: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the fraction t of its width at which a bin has the value y, and 1 − t.
 
@@ -312,13 +320,13 @@ def _solve_bin(bin_: _Bin, slope: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     s·φ·z² + b·z − s·θ = 0. Both roots are real by a sum of positive terms; t and 1 − t are
     quotients of such sums, and nothing cancels.
     """
-    theta = (y - bin_.start) / bin_.length
-    phi = (bin_.start + bin_.length - y) / bin_.length
+    theta = _clamp_fraction((y - bin_.start) / bin_.length)
+    phi = _clamp_fraction((bin_.start + bin_.length - y) / bin_.length)
     b = bin_.first_slope * phi - bin_.last_slope * theta
     is_early = b >= 0
     size_b = torch.where(is_early, b, -b)
     p_term = 2 * slope * torch.where(is_early, theta, phi)
-    q_term = size_b + (b * b + 4 * slope * slope * (theta * phi).clamp_min(0)).sqrt()
+    q_term = size_b + (b * b + 4 * slope * slope * (theta * phi)).sqrt()
     total = p_term + q_term
     t = torch.where(is_early, p_term, q_term) / total
     rest = torch.where(is_early, q_term, p_term) / total
