@@ -44,7 +44,7 @@ class Squash(flows.Transform):
 # ## With the mistake
 
 # %%
-report = flows.check(Squash(2, wrong=True), compile_backend="aot_eager")
+report = flows.check(Squash(2, wrong=True))
 print("passed:", report.passed)
 print(
     "\n".join(line for line in str(report).splitlines() if "ladj" in line or "integral" in line or "FAIL" in line)[:900]
@@ -54,7 +54,7 @@ print(
 # ## Without it
 
 # %%
-report_2 = flows.check(Squash(2, wrong=False), compile_backend="aot_eager")
+report_2 = flows.check(Squash(2, wrong=False))
 print("passed:", report_2.passed)
 print("\n".join(line for line in str(report_2).splitlines() if "FAILED" in line))
 

@@ -22,6 +22,7 @@ from bayou.flows.contractive import contracting, residual
 from bayou.flows.core import implicit
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.transform import Ladj, Map, Side, Transform
+from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained, random_training
 from tests.conformance.variants import VARIANTS
 
@@ -110,7 +111,7 @@ def test_second_derivatives_in_both_directions(name: str) -> None:
 
 def passes_perturbed(flow: Transform, **options: Any) -> Report:
     """``check`` of a copy with perturbed parameters, which must pass."""
-    report = flows.check(flow, **options)
+    report = check(flow, **options)
     report.raise_if_failed()
     return report
 
@@ -134,7 +135,7 @@ def test_the_check_notices_derivatives_that_are_right_only_once(
 ) -> None:
     for module in (implicit, contracting, residual):
         monkeypatch.setattr(module, "with_derivatives", lambda first, pull, *theta: first)
-    report = flows.check(build(name, 2), only=["gradcheck", "gradgradcheck"])
+    report = check(build(name, 2), only=["gradcheck", "gradgradcheck"])
     failures = {result.name for result in report.failures}
     assert failures == {f"gradgradcheck {direction}" for direction in WITH_SOLVERS[name]}
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, distributions, nn
 
-from bayou.flows import Cost, Flow, Inverse, Ladj, StandardNormal, check, realnvp
+from bayou.flows import Cost, Flow, Inverse, Ladj, StandardNormal, realnvp
 from experiments.measure.adapt import adapt
+from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained
 
 Pair = tuple[Tensor, Tensor]

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.flows.checking.case import Case
-from bayou.flows.checking.check import CHECKS, check
-from bayou.flows.checking.properties import PROPERTIES
 from bayou.flows.checking.report import Report, Result
 from bayou.flows.core.compose import Chain, Conditional, Inverse
 from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.transform import Cost, Ladj, Transform
 from bayou.flows.layers.builders import realnvp
+from tests.conformance.flow_properties import all_properties, check
 
 Pair = tuple[Tensor, Tensor]
 
@@ -276,10 +275,10 @@ def test_each_fault_fails_its_own_check_and_no_other(
 
 
 def test_every_check_has_a_fault_that_fails_it() -> None:
-    assert {name for _, _, name, _ in BROKEN} == set(CHECKS) == set(PROPERTIES)
+    assert {name for _, _, name, _ in BROKEN} == set(all_properties())
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", all_properties())
 def test_an_exception_is_a_failed_row(name: str) -> None:
     class Raising(Affine):
         def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
@@ -534,7 +533,7 @@ def test_a_report_reads_as_a_table() -> None:
 
 
 def test_inputs_are_the_same_whatever_their_number() -> None:
-    case = Case(Affine(2).double(), (2,), 8, 0, {}, "eager")
+    case = Case(Affine(2).double(), (2,), 8, 0, {})
     assert torch.equal(case.inputs("forward", 3), case.inputs("forward")[:3])
     assert not torch.equal(case.inputs("forward"), case.inputs("inverse"))
     assert case.inputs("forward").dtype == torch.float64

@@ -17,12 +17,12 @@ from bayou.flows import (
     InversionError,
     Ladj,
     StandardNormal,
-    check,
     continuous,
 )
 from bayou.flows.fitting import objectives
 from bayou.flows.fitting.objectives import FlowMatching
 from experiments.measure.time_unet import TimeUNet
+from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)

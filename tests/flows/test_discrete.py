@@ -28,7 +28,6 @@ from bayou.flows import (
     ModuloCoupling,
     OneHot,
     OneHotMADE,
-    check,
     fit,
     integer,
     modulo,
@@ -37,6 +36,7 @@ from bayou.flows import (
 )
 from bayou.flows.discrete.bijections import cnn, straight_through, units
 from bayou.flows.discrete.masses import DiscreteBase
+from tests.conformance.flow_properties import check
 
 
 def shaken(module: nn.Module, size: float = 0.5) -> nn.Module:

@@ -19,7 +19,6 @@ from bayou.flows import (
     Residual,
     StandardNormal,
     VonMises,
-    check,
     continuous,
     naf,
     residual,
@@ -27,6 +26,7 @@ from bayou.flows import (
 from bayou.flows.contractive.contracting import schatten
 from bayou.flows.core.implicit import SecondDerivativeError
 from bayou.flows.core.roots import solve_increasing
+from tests.conformance.flow_properties import check
 
 RIGHT_SIDES = torch.tensor([0.0, 1.3, 2.0], dtype=torch.float64)
 

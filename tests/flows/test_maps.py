@@ -36,11 +36,11 @@ from bayou.flows import (
     Side,
     StandardNormal,
     Transform,
-    check,
     gated_resampled,
     realnvp,
 )
 from bayou.flows.checking.report import Report
+from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained
 
 Pair = tuple[Tensor, Tensor]

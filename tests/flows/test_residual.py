@@ -15,11 +15,11 @@ from bayou.flows import (
     Ladj,
     LipSwish,
     Residual,
-    check,
     registry,
     residual,
 )
 from bayou.flows.contractive.contracting import contracting_cnn, contracting_mlp, schatten
+from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained
 
 B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)

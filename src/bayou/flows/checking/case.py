@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,6 @@ class Case:
         rows: the number of random inputs.
         seed: of inputs and noise.
         tolerances: by name; see ``check.TOLERANCES``.
-        backend: of ``torch.compile``.
-        build: builds a new map of the same architecture; None, the default, to copy the map.
         fixed_context: one context (context_dim,) or one for each row; None, the default, for random
             ones.
         fixed_base: the distribution of x; None, the default, for one that fits the domain.
@@ -41,8 +39,6 @@ class Case:
     rows: int
     seed: int
     tolerances: Mapping[str, float]
-    backend: str
-    build: Callable[[], Map] | None = None
     fixed_context: Tensor | None = None
     fixed_base: Base | None = None
 
