@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-import bayou
 from bayou.likelihoods import (
     Bernoulli,
     BoundLikelihood,

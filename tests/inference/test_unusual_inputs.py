@@ -346,7 +346,8 @@ def test_predictions_for_a_dataset_or_a_list_of_batches_name_what_to_pass(
 def initial_noise(posterior: bayou.Posterior) -> float:
     """Return the noise at which a Gaussian likelihood with a learned noise started."""
     spec = posterior.target.likelihood_spec
-    assert isinstance(spec, Gaussian) and spec.learn
+    assert isinstance(spec, Gaussian)
+    assert spec.learn
     return float(spec.noise)
 
 
