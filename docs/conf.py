@@ -125,21 +125,12 @@ def repair_backlinks(
     context["body"] = BACKLINK.sub(repaired, context["body"])
 
 
-def write_play(app: Any, exception: Exception | None) -> None:
-    """The page of ``bayou play``, which the start page embeds."""
-    if exception is None and app.builder.format == "html":
-        from bayou.app.cli.play import page
-
-        (Path(app.outdir) / "_static" / "play.html").write_text(page(), encoding="utf-8")
-
-
 def setup(app: Any) -> None:
     app.add_html_math_renderer(
         "mathml", inline_renderers=(inline_math, None), block_renderers=(block_math, None)
     )
     app.connect("builder-inited", write_pages)
     app.connect("html-page-context", repair_backlinks)
-    app.connect("build-finished", write_play)
     app.connect(
         "autodoc-process-docstring", plain_text, priority=400
     )  # before napoleon adds markup

@@ -1,5 +1,6 @@
-"""The posteriors of the page of ``bayou play``: ``python -m docs.make_play`` writes
-``src/bayou/app/cli/play.json``.
+"""Fit the posteriors of the page ``static/play.html``, which the start page embeds.
+
+``python -m docs.make_play`` writes ``docs/static/play_data.js``.
 
 Five panels: fifty networks for handwritten digits, networks for classes in the plane and for a
 curve, whose last layers the page fits again when points move, the layers of flows on a grid, and
@@ -28,7 +29,8 @@ from bayou.flows.fitting.fit import fit
 from bayou.kernels.annealing import Annealing
 from experiments.densities import SAMPLERS
 
-OUT = Path(__file__).parent.parent / "src/bayou/app/cli/play.json"
+OUT = Path(__file__).parent / "static" / "play_data.js"
+DECLARATION = "const DATA = "
 NETWORKS, FEATURE_NETWORKS = 50, 24
 NOISE = 0.1
 Packed = dict[str, Any]
@@ -274,11 +276,13 @@ def main() -> None:
         "flows": warps,
         "annealing": annealing,
     }
-    found = json.loads(OUT.read_text()) if OUT.exists() else {}
+    data: dict[str, Any] = {}
+    if OUT.exists():
+        data = json.loads(OUT.read_text().removeprefix(DECLARATION).rstrip().removesuffix(";"))
     for name in sys.argv[1:] or panels:
         torch.manual_seed(0)  # of the initial networks
-        found[name] = panels[name]()
-        OUT.write_text(json.dumps(found, separators=(",", ":")))
+        data[name] = panels[name]()
+        OUT.write_text(f"{DECLARATION}{json.dumps(data, separators=(',', ':'))};\n")
     print(f"{OUT.name}: {OUT.stat().st_size / 1e6:.2f} MB")
 
 

@@ -356,7 +356,7 @@ def runs(stem: str) -> list[tuple[str, str]]:
     text = path.read_text(encoding="utf-8")
     found = re.findall(r"`((?:bayou|python) [^`]+)`[^`|]{0,80}?(\d{4}-\d\d-\d\d)", text)
     if not found:
-        inside = re.search(r"`((?:bayou reproduce|python) [^`]+)`", text)
+        inside = re.search(r"`(python [^`]+)`", text)
         found = [(said.get("command") or (inside.group(1) if inside else ""), "")]
     dated = said.get("date") or (DATE.search(text) or [""])[0]
     return [(command, date or dated) for command, date in found]

@@ -1,1 +1,1 @@
-"""Published experiments, run again: ``bayou reproduce NAME``, from a clone of the repository."""
+"""Published experiments: ``python -m experiments.reproduce NAME`` runs one again, from a clone."""

@@ -39,7 +39,6 @@ from bayou.metrics.scores import By, uncertainties
 from bayou.network.target import PriorRules
 from bayou.posteriors import Posterior
 from experiments import study
-from experiments.digest import digest
 from experiments.study import Fit, Found
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
@@ -292,7 +291,7 @@ def base(text: bool, sizes: Sizes, device: torch.device) -> Transformer:
         sizes.base_batch,
         *CIFAR,
     ]
-    name = f"{'text' if text else 'images'}-{device.type}-{digest(made)}"
+    name = f"{'text' if text else 'images'}-{device.type}-{'-'.join(map(str, made))}"
     net = Transformer(sizes, text)
     net.load_state_dict(kept(name, lambda: train_base(text, sizes, device).state_dict()))
     return net.to(device)
@@ -464,7 +463,6 @@ class Adapters:
                 label,
                 seed,
                 length or self.sizes.steps,
-                self.settings(label, length),
             )
             for label in study.chosen(
                 "adapters has no row", only, LABELS
@@ -472,13 +470,6 @@ class Adapters:
             for seed in range(seeds or self.seeds)
             for one in study.chosen("adapters has no data", data, ["text", *IMAGES])
         ]
-
-    def settings(self, label: str, length: int | None) -> str:
-        """A digest of all that a row depends on but data, seed and device."""
-        sizes = replace(self.sizes, steps=length or self.sizes.steps)
-        return digest(
-            sizes, CIFAR, *(list(one) for row in (POINT, label) for one in candidates(row, sizes))
-        )
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """Fit the point, then the row, and score it; a cost is in multiples of the point beside
@@ -508,7 +499,7 @@ class Adapters:
                 ).chosen.name
                 return {chosen: torch.empty(0)}
 
-            name = f"rate-{fit.data}-{fit.seed}-{place.type}-{self.settings(POINT, fit.length)}"
+            name = f"rate-{fit.data}-{fit.seed}-{place.type}-{sizes.steps}"
             (rate,) = kept(name, choose)  # the same for all rows
             point = best(net, rows.train, rows.held, [rates[rate]], fit.seed, show)
             row, cost = self._row(fit, sizes, net, rows, point, show)
@@ -555,7 +546,7 @@ class Adapters:
             for label in LABELS:
                 mine = [row for row in found["rows"] if (row["data"], row["label"]) == (one, label)]
                 longest = max((row["length"] for row in mine), default=None)
-                mine = [row for row in mine if row["settings"] == self.settings(label, longest)]
+                mine = [row for row in mine if row["length"] == longest]
                 if mine:
                     cells = [
                         study.cell([row[name] for row in mine], DIGITS[name]) for name in HEADS

@@ -31,8 +31,7 @@ from bayou.select.named import find
 from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
 from bayou.select.recipes import CANDIDATES
 from experiments import study
-from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays, estimator
-from experiments.digest import SELECTION, digest
+from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays
 from experiments.study import Fit, Found
 
 FIRST = 100  # seed; those of defaults.py begin with 0
@@ -87,22 +86,18 @@ class Candidate:
         made: Method | Recipe = (self.make or find(self.method).make)(Training())
         return made
 
-    def digest(self, classes: bool) -> str:
-        """Of all that a row depends on but data and seed."""
-        return _digest(self, classes)
+    def settings(self, classes: bool) -> tuple[Any, ...]:
+        """Return all that its rows depend on but data and seed.
+
+        They are the method, the gain of the prior, and whether that is given, so that the scale of
+        the prior is not searched.
+        """
+        gain = self.gain or (GAIN_OF_CLASSES if classes else GAIN_OF_NUMBERS)
+        return self.built(), gain, self.gain is not None
 
     def present(self, classes: bool) -> bool:
-        """Whether it is what the preset does by itself."""
-        return self.digest(classes) == Candidate(self.method, "").digest(classes)
-
-
-@cache
-def _digest(candidate: Candidate, classes: bool) -> str:
-    gain = candidate.gain or (GAIN_OF_CLASSES if classes else GAIN_OF_NUMBERS)
-    given = (
-        [] if candidate.gain is None else ["given"]
-    )  # where the scale of the prior is not searched
-    return digest(estimator(candidate.built(), classes), SELECTION, gain, *given)
+        """Return whether it is what the preset does by itself."""
+        return self.settings(classes) == Candidate(self.method, "").settings(classes)
 
 
 def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
@@ -150,13 +145,7 @@ def candidates(classes: bool) -> tuple[Candidate, ...]:
         ]
         if not any(one.present(classes) for one in mine):
             mine.insert(0, Candidate(method, "as it is"))
-        same: dict[str, Candidate] = {}
-        for one in mine:  # what is the same under two names is fitted once
-            made = one.digest(classes)
-            same[made] = (
-                replace(one, label=f"{same[made].label}, {one.label}") if made in same else one
-            )
-        found += same.values()
+        found += mine
     return tuple(found)
 
 
@@ -195,7 +184,7 @@ class Choice:
         labels = study.chosen("choice has no row", only, there)
         chosen = {one: DATA[one] for one in study.chosen("choice has no data", data, list(DATA))}
         return [
-            Fit(self.name, one, candidate.name, seed, settings=candidate.digest(classes))
+            Fit(self.name, one, candidate.name, seed)
             for seed in range(seeds or self.seeds)
             for one, classes in chosen.items()
             for candidate in candidates(classes)
@@ -231,7 +220,7 @@ class Choice:
         lines = [f"# {self.title}", "", INTRODUCTION, ""]
         made: Made = {}
         for row in found["rows"]:
-            made.setdefault((row["data"], row["label"], row["settings"]), {})[row["seed"]] = row
+            made.setdefault((row["data"], row["label"]), {})[row["seed"]] = row
         for classes in (False, True):
             lines += _summary(made, classes) + _methods(made, classes) + _each(made, classes)
         return "\n".join([*lines, study.made_by(found), ""])
@@ -241,14 +230,12 @@ class Choice:
         return False
 
 
-Made = dict[
-    tuple[str, str, str], dict[int, dict[str, Any]]
-]  # rows by data, label and settings, then by seed
+Made = dict[tuple[str, str], dict[int, dict[str, Any]]]  # rows by data and label, then by seed
 
 
 def _score(made: Made, data: str, candidate: Candidate, name: str = "nll") -> dict[int, float]:
-    """A score by seed, of rows that were made with today's settings."""
-    mine = made.get((data, candidate.name, candidate.digest(DATA[data])), {})
+    """Return a score by seed."""
+    mine = made.get((data, candidate.name), {})
     return {seed: row[name] for seed, row in mine.items() if row[name] is not None}
 
 

@@ -20,15 +20,9 @@ import torch
 from bayou import metrics
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.core.progress import Show
-from bayou.inference.method import Method
 from bayou.likelihoods import Categorical, HeteroscedasticGaussian
 from bayou.likelihoods.predictive import Predictive
-from bayou.methods.laplace import SCALE_DRAWS, SCALES
-from bayou.methods.vi import Variational
-from bayou.select import Recipe, by_name
-from bayou.training.data import as_data
 from experiments import study
-from experiments.digest import LAYERS, SELECTION, digest
 from experiments.study import Fit, Found
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -244,7 +238,7 @@ class Defaults:
         )
         labels = study.chosen("defaults has no row", only, there)
         return [
-            Fit(self.name, one, label, seed, settings=settings(label, TABLES[one].classes))
+            Fit(self.name, one, label, seed)
             for seed in range(seeds or self.seeds)
             for one in study.chosen("defaults has no data", data, list(TABLES))
             for label in self.labels(TABLES[one])
@@ -325,38 +319,9 @@ class Defaults:
         return False
 
 
-def settings(label: str, classes: bool) -> str:
-    """A digest of what a method by name and its network are made of; baselines have none."""
-    if label not in METHODS:
-        return ""
-    method: Any = by_name(label)
-    if label == "auto":
-        return digest(estimator(method, classes), SELECTION, *([LAYERS] if classes else []))
-    given = torch.zeros(TABLES["friedman1, 300"].rows, 1)
-    own = method.method.at_mode(
-        1.0, as_data((given, given))
-    )  # a table of numbers starts the method at the mode
-    more: list[Any] = [own] if isinstance(own, Variational) and not classes else []
-    if classes and method.selects_layers:
-        more = [LAYERS]  # only there are layers selected
-    if classes and label == "laplace":
-        more = [SCALES, SCALE_DRAWS]  # only there are these used
-    return digest(estimator(method, classes), SELECTION, *more)
-
-
-def estimator(method: Method | Recipe, classes: bool) -> tuple[str, dict[str, Any]]:
-    """The estimator of a method, by its kind and its parameters; None leaves a setting to the
-    method.
-    """
-    kind = BayesClassifier if classes else BayesRegressor
-    given = kind(method).get_params(deep=False)
-    return kind.__name__, {name: value for name, value in given.items() if value is not None}
-
-
 def _rows(found: Found, data: str, label: str) -> list[dict[str, Any]]:
-    """The splits of a line that were made with today's settings."""
-    mine = [row for row in found["rows"] if (row["data"], row["label"]) == (data, label)]
-    return [row for row in mine if row.get("settings", "") == settings(label, TABLES[data].classes)]
+    """Return the splits of a line."""
+    return [row for row in found["rows"] if (row["data"], row["label"]) == (data, label)]
 
 
 def _flags(found: Found, data: str, label: str) -> str:
@@ -384,7 +349,7 @@ INTRODUCTION = (
     f"outside the limits: intervals of 90 % that cover less than {100 * LIMITS[0]:.0f} or more than "
     f"{100 * LIMITS[1]:.0f} % of the rows, an NLL more than {MARGIN} behind that of BayesianRidge on linear data, or "
     "of logistic regression on classes; and what the fits warned of. Networks of one's own: "
-    "`bayou reproduce networks`, in `networks.md`."
+    "`python -m experiments.reproduce networks`, in `networks.md`."
 )
 COLUMNS = {False: ("coverage", "nll", "rmse"), True: ("error", "nll", "ece")}
 HEADS = {"coverage": "90 % covers", "nll": "NLL", "rmse": "RMSE", "error": "error, %", "ece": "ECE"}

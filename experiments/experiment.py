@@ -26,7 +26,6 @@ from bayou.network.target import PriorRules
 from bayou.posteriors import Guided, Posterior
 from bayou.select import Recipe
 from experiments import figures, study
-from experiments.digest import digest, network
 from experiments.study import Fit, Found
 
 
@@ -114,7 +113,7 @@ class Experiment:
                 count = min(count, CATALOGUE[one].splits or count)
             long = length or self.length(one)
             found += [
-                Fit(self.name, one, row.label, seed, long, self.settings(row, one, long))
+                Fit(self.name, one, row.label, seed, long)
                 for seed in range(count)
                 for row in self.rows(one)
                 if row.label in labels
@@ -126,19 +125,6 @@ class Experiment:
         rates: dict[str, Any] = {"lr": self.lr, "schedule": self.schedule, self.unit: length}
         return Budget(
             batch_size=self.batch_size, compile=gpu, autocast=gpu and self.autocast, **rates
-        )
-
-    def settings(self, row: Row, data: str, length: int) -> str:
-        """A digest of all that a row depends on but the seed and the device."""
-        likelihood = row.likelihood or self.likelihood(data)
-        rivals = [self.settings(rival, data, length) for rival in row.rivals]
-        return digest(
-            row.method(self.budget(length)),
-            *network(row.net),
-            row.prior,
-            likelihood,
-            self.held_out,
-            *rivals,
         )
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
@@ -264,19 +250,12 @@ class Experiment:
         )
 
     def line(self, row: Row, data: str, found: Found) -> list[dict[str, Any]]:
-        """What a line of the table is made of: the longest fits of a row, none of them with other
-        settings.
-        """
+        """Return the longest fits of a row, of which a line of the table is made."""
         mine = [
             made for made in found["rows"] if made["data"] == data and made["label"] == row.label
         ]
         longest = max((made["length"] for made in mine), default=self.length(data))
-        settings = self.settings(row, data, longest)
-        return [
-            made
-            for made in mine
-            if made["length"] == longest and made.get("settings", settings) == settings
-        ]
+        return [made for made in mine if made["length"] == longest]
 
 
 def _said(chosen: Sequence[str]) -> str:

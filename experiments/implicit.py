@@ -1,4 +1,4 @@
-"""``bayou reproduce implicit``: SIVI and UIVI on the three densities of their papers.
+"""SIVI and UIVI on the three densities of their papers.
 
 A density is given as the prior of one tensor without data, so that the KL of a draw is KL(q ‖ p)
 itself. The densities are table 1 of Titsias & Ruiz 2019, Unbiased Implicit Variational Inference.

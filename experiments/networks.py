@@ -27,7 +27,6 @@ from bayou.inference.method import Method
 from bayou.likelihoods import Categorical
 from bayou.likelihoods.predictive import Predictive
 from experiments import study
-from experiments.digest import digest
 from experiments.study import Fit, Found
 
 Rows = tuple[Any, Tensor]  # inputs, a tensor or a tuple of them, and classes
@@ -258,7 +257,7 @@ class Networks:
                 "networks runs every method as long as it would by itself; leave out --length"
             )
         return [
-            Fit(self.name, one, label, seed, settings=settings(one, label))
+            Fit(self.name, one, label, seed)
             for seed in range(seeds or self.seeds)
             for one in study.chosen("networks has no network", data, list(TASKS))
             for label in study.chosen("networks has no row", only, LABELS)
@@ -314,7 +313,6 @@ class Networks:
         for one in TASKS:
             for label in LABELS:
                 mine = [row for row in found["rows"] if (row["data"], row["label"]) == (one, label)]
-                mine = [row for row in mine if row.get("settings", "") == settings(one, label)]
                 if mine:
                     cells = [
                         study.cell([row[name] for row in mine], DIGITS[name]) for name in COLUMNS
@@ -335,11 +333,6 @@ def plain(net: nn.Module, x: Any) -> Predictive:
     with torch.no_grad():
         outputs = net(*x) if isinstance(x, tuple) else net(x)
     return Predictive(Categorical().bind(), outputs.unsqueeze(0))
-
-
-def settings(data: str, label: str) -> str:
-    """A digest of a method and a network; plain training has none."""
-    return digest(METHODS[label](), TASKS[data], Categorical()) if label in METHODS else ""
 
 
 def _on(rows: Rows, place: torch.device) -> Rows:

@@ -1,5 +1,4 @@
-"""What an experiment is to ``bayou reproduce``, and the loop that runs one: rows are kept as they
-finish, and run once.
+"""What an experiment is, and the loop that runs one: rows are kept as they finish, and run once.
 
 ``NAME.json`` holds the rows, and the runs that they came from; ``NAME.md`` and ``NAME.png`` are
 made of it alone.
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
 from contextlib import contextmanager
@@ -27,6 +27,7 @@ from bayou.app.runs.folder import read_json, write_text
 from bayou.core.progress import Show
 
 Found = dict[str, Any]  # what NAME.json holds
+RESULTS = Path("experiments/results")
 
 
 @final
@@ -41,14 +42,7 @@ class Fit:
     label: str
     seed: int
     length: int | None = None
-    settings: str = ""
     folder: str = ""
-
-    def made(self, row: dict[str, Any]) -> bool:
-        """Whether a row is of this fit; one that was made with other settings is not, if it says
-        with which.
-        """
-        return key(row) == self.key and row.get("settings", self.settings) == self.settings
 
     @property
     def key(self) -> tuple[str, str, int, int | None]:
@@ -104,8 +98,7 @@ def run(
     tell: Callable[[str], None] = print,
     command: str = "",
 ) -> list[Path]:
-    """Make the rows that are not there yet, or were made with other settings (all with ``again``);
-    what was written.
+    """Make the rows that are not there yet (all with ``again``), and return what was written.
 
     ``measure(fit, device, samples, show, threads)`` is called here, or in the workers of an
     executor; here again if its worker died. A fit that fails does not stop the others; a StudyError
@@ -113,8 +106,14 @@ def run(
     """
     found = read(study, folder)
     fits = [replace(fit, folder=str(folder)) for fit in fits]
-    left = [fit for fit in fits if again or not any(fit.made(row) for row in found["rows"])]
-    this = {"command": command, "made": str(date.today()), "where": _where(device)}
+    present = {key(row) for row in found["rows"]}
+    left = [fit for fit in fits if again or fit.key not in present]
+    this = {
+        "command": command,
+        "commit": _commit(),
+        "made": str(date.today()),
+        "where": _where(device),
+    }
     with workers(executor) as pool:
         if pool is None:
             results: Iterator[Tried] = (_tried(measure, fit, device, samples, show) for fit in left)
@@ -183,11 +182,7 @@ def _tried(measure: Callable[..., dict[str, Any]], fit: Fit, *args: Any, **kwarg
     process it was made in.
     """
     try:
-        return (
-            fit,
-            measure(fit, *args, **kwargs) | ({"settings": fit.settings} if fit.settings else {}),
-            "",
-        )
+        return fit, measure(fit, *args, **kwargs), ""
     except Exception as error:
         return fit, None, f"{type(error).__name__}: {error}"
 
@@ -234,8 +229,10 @@ def made_by(found: Found) -> str:
     for index, one in enumerate(found["runs"]):
         labels = list(dict.fromkeys(row["label"] for row in found["rows"] if row["run"] == index))
         which = f" ({', '.join(labels)})" if len(found["runs"]) > 1 else ""
+        commit = f"commit {one['commit']}, " if one.get("commit") else ""
         lines.append(
-            f"`{one.get('command', '')}`, {one.get('made', '')}, {one.get('where', '')}{which}."
+            f"`{one.get('command', '')}`, {commit}{one.get('made', '')}, "
+            f"{one.get('where', '')}{which}."
         )
     return "\n\n".join(lines)
 
@@ -265,15 +262,23 @@ def _json(value: Any) -> str:
 
 
 def _sayable(name: str, value: Any) -> bool:
-    return (
-        value is not None
-        and name not in ("run", "settings")
-        and not isinstance(value, (list, dict))
-    )
+    return value is not None and name != "run" and not isinstance(value, (list, dict))
 
 
 def _said(name: str, value: Any) -> str:
     return f"{name} {value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _commit() -> str:
+    """Return the commit of the clone with "+" if files have changed; empty without git."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def _where(device: str) -> str:

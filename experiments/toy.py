@@ -1,4 +1,4 @@
-"""``bayou reproduce toy``: every method beside HMC, on the posterior of a 1-20-1 tanh network and
+"""Every method beside HMC, on the posterior of a 1-20-1 tanh network and
 20 points of a cubic.
 
 Known noise, prior N(0, 1) on all 61 weights, float64. The reference was made by other software

@@ -1,4 +1,4 @@
-"""``bayou reproduce truth``: every method beside the true posterior of its network, which long HMC
+"""Every method beside the true posterior of its network, which long HMC
 runs give.
 
 ``truth_reference.py`` made the references and their evidence; here each method gets the same
@@ -26,7 +26,6 @@ from bayou.network.target import PriorRules
 from bayou.posteriors import Empirical, Guided, Mixture, Posterior
 from bayou.select import with_dropout
 from experiments import study
-from experiments.digest import digest, network
 from experiments.experiment import Budget
 from experiments.study import Fit, Found
 from experiments.truth_reference import PRIOR, PROBLEMS, Reference, reference
@@ -203,15 +202,6 @@ class Truth:
         """What every line is given."""
         return Budget(steps=length, batch_size=128, lr=self.lr, schedule="cosine", compile=gpu)
 
-    def settings(self, line: Line, data: str, length: int) -> str:
-        """A digest of all that a line depends on but the seed and the device."""
-        problem = PROBLEMS[data]
-        budget = self.budget(length)
-        body = () if line.body is None else (line.body(budget),)
-        return digest(
-            line.method(budget), line.prior, line.dropout, problem, *network(problem.net), *body
-        )
-
     def fits(
         self, data: Sequence[str], only: Sequence[str], seeds: int | None, length: int | None
     ) -> list[Fit]:
@@ -221,7 +211,7 @@ class Truth:
         )
         long = length or self.length
         return [
-            Fit(self.name, one, line.label, seed, long, self.settings(line, one, long))
+            Fit(self.name, one, line.label, seed, long)
             for one in study.chosen("truth has no data", data, DATA)
             for seed in range(seeds or self.seeds)
             for line in LINES
@@ -279,17 +269,12 @@ class Truth:
         )
 
     def rows(self, line: Line, data: str, found: Found) -> list[dict[str, Any]]:
-        """The longest fits of a line, none of them with other settings."""
+        """Return the longest fits of a line."""
         mine = [
             made for made in found["rows"] if (made["data"], made["label"]) == (data, line.label)
         ]
         longest = max((made["length"] for made in mine), default=self.length)
-        settings = self.settings(line, data, longest)
-        return [
-            made
-            for made in mine
-            if made["length"] == longest and made.get("settings", settings) == settings
-        ]
+        return [made for made in mine if made["length"] == longest]
 
     def draw(self, found: Found, path: Path) -> bool:
         """Nothing."""

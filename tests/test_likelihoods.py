@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-import bayou
 from bayou.likelihoods import (
     Bernoulli,
     BoundLikelihood,
@@ -356,15 +355,6 @@ def test_invalid_targets_are_errors(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         spec.bind().validate(f_shape, y)
-
-
-def test_the_error_of_a_fit_to_numbers_names_a_likelihood() -> None:
-    x = torch.linspace(0, 1, 8).unsqueeze(1)
-    for y in (x.sin(), x.sin().squeeze(1)):
-        with pytest.raises(
-            ValueError, match=r"default likelihood.*float32.*likelihood=bayou.Gaussian\(0.1"
-        ):
-            bayou.fit(torch.nn.Linear(1, 1), (x, y), method=bayou.MAP(steps=1), progress=False)
 
 
 def test_log_prob_never_broadcasts_a_batch_against_itself() -> None:

@@ -1,4 +1,4 @@
-"""``bayou reproduce hmc-cifar10``: methods beside a public HMC run of a ResNet-20 on CIFAR-10
+"""Methods beside a public HMC run of a ResNet-20 on CIFAR-10
 (Izmailov et al. 2021).
 
 Every fit leaves its predictions in a file of ``OUT/hmc-cifar10/``, so that it is made once:

@@ -31,8 +31,7 @@ from bayou.operations import feature_density, random_feature_head, spectral_norm
 from bayou.posteriors import Posterior
 from bayou.select import with_dropout
 from experiments import study
-from experiments.digest import digest
-from experiments.hmc_cifar.images import AWAY, MEAN, SCALE, Sizes, Task, read
+from experiments.hmc_cifar.images import AWAY, Sizes, Task, read
 from experiments.hmc_cifar.network import resnet
 from experiments.hmc_cifar.scores import Saved
 
@@ -166,18 +165,6 @@ MEANS = {
 LABELS = (REFERENCE, *methods(Sizes()), *MEANS)
 
 
-def settings(label: str, sizes: Sizes) -> str:
-    """A digest of all that a row depends on but seed and device."""
-    made = [] if label == REFERENCE else [MEANS.get(label, (label, 1))[0]]
-    made += [POINT] if not {*made} <= {*FROM_SCRATCH} else []
-    other: list[Any] = [
-        part[label] for part in (OTHERWISE, BY_UNIT, {"SNGP": SNGP}) if label in part
-    ]
-    return digest(
-        sizes, MEAN, SCALE, PRIOR, DROPOUT, *other, *(methods(sizes)[one]() for one in made)
-    )
-
-
 def predictions(
     posterior: Posterior, inputs: Mapping[str, Tensor], samples: int, seed: int
 ) -> Saved:
@@ -254,7 +241,7 @@ class Fits:
     def file(self, label: str, seed: int) -> Path:
         """Where a fit is kept."""
         words = re.sub("[^a-z]+", "-", label.lower())
-        return self.folder / f"{words}-{self.sizes.epochs}-{seed}-{settings(label, self.sizes)}.npz"
+        return self.folder / f"{words}-{self.sizes.epochs}-{seed}.npz"
 
     def saved(self, label: str, seed: int) -> Saved:
         """The predictions of a fit; the first process that needs them makes them, and the others

@@ -13,7 +13,7 @@ import torch
 from bayou.core.progress import Show
 from experiments import figures, plots, study
 from experiments.hmc_cifar.images import STRENGTHS, Sizes
-from experiments.hmc_cifar.rows import LABELS, MEANS, POINT, REFERENCE, Fits, mixture, settings
+from experiments.hmc_cifar.rows import LABELS, MEANS, POINT, REFERENCE, Fits, mixture
 from experiments.hmc_cifar.scores import scores
 from experiments.study import Fit, Found
 
@@ -39,15 +39,11 @@ class HMCCifar:
         """Methods × seeds; there is one HMC."""
         study.chosen("hmc-cifar10 has no data", data, ["cifar10"])
         return [
-            Fit(self.name, "cifar10", label, seed, long, self.settings(label, long))
+            Fit(self.name, "cifar10", label, seed, long)
             for label in study.chosen("hmc-cifar10 has no row", only, LABELS)
             for seed in range(1 if label == REFERENCE else seeds or self.seeds)
             for long in [None if label == REFERENCE else length or self.sizes.epochs]
         ]
-
-    def settings(self, label: str, length: int | None) -> str:
-        """A digest of all that a row depends on but seed and device."""
-        return settings(label, replace(self.sizes, epochs=length or self.sizes.epochs))
 
     def measure(self, fit: Fit, device: str, samples: int | None, show: Show) -> dict[str, Any]:
         """The scores of a row, and its cost with that of the point that it begins at."""
@@ -114,11 +110,11 @@ class HMCCifar:
         return lines if len(lines) > 5 else []
 
     def lines(self, found: Found) -> list[list[dict[str, Any]]]:
-        """Rows of one label and length, in the order of the table; none with other settings."""
+        """Rows of one label and length, in the order of the table."""
         groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for row in found["rows"]:
             label, length = row["label"], row["length"]
-            if label in LABELS and row["settings"] == self.settings(label, length):
+            if label in LABELS:
                 groups.setdefault((LABELS.index(label), length or 0), []).append(row)
         return [groups[key] for key in sorted(groups)]
 

@@ -96,7 +96,7 @@ def cubic() -> Problem:
         sd = found.functions(posterior, posterior.draws).std(0)
         return float((sd / found.sd - 1).abs().mean())
 
-    text = "the cubic of `bayou reproduce toy`, 1-20-1 tanh, 61 weights, 20 rows"
+    text = "the cubic of `experiments.reproduce toy`, 1-20-1 tanh, 61 weights, 20 rows"
     data, noise = (found.u, found.t), bayou.Gaussian(found.noise)
     return Problem(
         text, toy.network(), data, noise, bayou.Normal(1.0), error=error, error_text="sd of f(x)"
@@ -114,7 +114,7 @@ def readme() -> Problem:
 
 
 def known(name: str, text: str, *sizes: int) -> Problem:
-    """A problem of `bayou reproduce truth`."""
+    """A problem of `experiments.reproduce truth`."""
     found = truth_reference.reference(name)
 
     def error(posterior: Empirical) -> float:
@@ -139,10 +139,14 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
         readme(), text="the same in longer runs", warmup=500, draws=500
     ),
     "yacht": lambda: known(
-        "yacht", "yacht of `bayou reproduce truth`, 6-50-1, 401 weights, 277 rows", 150, 100, 16
+        "yacht",
+        "yacht of `experiments.reproduce truth`, 6-50-1, 401 weights, 277 rows",
+        150,
+        100,
+        16,
     ),
     "digits": lambda: known(
-        "digits", "digits of `bayou reproduce truth`, 17,610 weights, 1,438 rows", 40, 40, 2
+        "digits", "digits of `experiments.reproduce truth`, 17,610 weights, 1,438 rows", 40, 40, 2
     ),
 }
 

@@ -4,7 +4,7 @@ the other 45,000.
     python -m experiments.measure.cifar_dropout .1 .2 .3      # a line for each rate; some two minutes each
     on a GPU
 
-The rate of the rows with dropout in ``bayou reproduce hmc-cifar10``: 0.1 has .447 nats (accuracy
+The rate of the rows with dropout in ``experiments.reproduce hmc-cifar10``: 0.1 has .447 nats (accuracy
 84.7 %), 0.2 .470 (83.7 %) and 0.3 .558 (81.0 %); one seed, an H200.
 """
 

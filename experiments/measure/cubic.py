@@ -5,7 +5,7 @@ cubic.
     python experiments/measure/cubic.py --write --only FFG MNF  # some of them again; the rest of the table
     is kept
 
-The problem and its HMC reference are those of `bayou reproduce toy`, which has every method. Here
+The problem and its HMC reference are those of `experiments.reproduce toy`, which has every method. Here
 every family is fitted with the whole data set in every step and a rate that falls to 0 along a
 cosine; its epistemic standard deviation, from function draws without noise, is given as a ratio to
 HMC's, and its ELBO beside.
@@ -42,7 +42,7 @@ class Setting:
 
 
 def shared(label: str, note: str = "") -> Setting:
-    """A family of `bayou reproduce toy`, with its settings there."""
+    """A family of `experiments.reproduce toy`, with its settings there."""
     entry = METHODS[label]
     assert isinstance(entry.method, bayou.VI)
     return Setting(entry.method, note or entry.note)

@@ -370,7 +370,7 @@ def test_bad_data_is_refused_at_the_door(name: str) -> None:
         ((x.float(), y), "float32"),
         ((torch.full_like(x, torch.nan), y), "NaN"),
         ((x[:5], y), "rows"),
-        ((x, y.double()), "class indices"),
+        ((x, y.double()), "classes use y.long()"),
     ):
         with pytest.raises(ValueError, match=words):
             bayou.fit(make_net(name), bad, method=method, progress=False)

@@ -108,13 +108,9 @@ def test_characters_are_rows_of_their_own() -> None:
     assert bayou.metrics.accuracy(p, labels) == bayou.metrics.accuracy(whole, y)
 
 
-def test_the_study_is_listed_and_other_settings_are_other_rows() -> None:
+def test_fits_are_data_sets_by_methods_by_seeds() -> None:
     own = reproduce.find("adapters")
     fits = own.fits([], [], None, None)
     assert len(fits) == 3 * (1 + len(IMAGES)) * len(LABELS)
-    assert (
-        own.fits(["text"], ["TFB"], 1, 7)[0].settings
-        != own.fits(["text"], ["TFB"], 1, 8)[0].settings
-    )
     with pytest.raises(ValueError, match="adapters has no row 'lora'"):
         own.fits([], ["lora"], None, None)

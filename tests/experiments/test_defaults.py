@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import defaults, reproduce
-from experiments.defaults import METHODS, TABLES, Defaults
+from experiments.defaults import TABLES, Defaults
 
 NUMBERS = [name for name, table in TABLES.items() if not table.classes]
 
@@ -20,8 +20,7 @@ NUMBERS = [name for name, table in TABLES.items() if not table.classes]
 def row(
     data: str, label: str, coverage: float, nll: float, said: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    settings = defaults.settings(label, TABLES[data].classes)
-    key = {"data": data, "label": label, "seed": 0, "length": None, "run": 0, "settings": settings}
+    key = {"data": data, "label": label, "seed": 0, "length": None, "run": 0}
     return key | {"coverage": coverage, "nll": nll, "rmse": 1.0, "said": list(said), "seconds": 1.0}
 
 
@@ -60,7 +59,6 @@ def test_what_is_outside_the_limits_is_said() -> None:
         row(line, "BayesianRidge", 0.9, 4.0),
         row(line, "map", 0.03, 5.0, ("ConvergenceWarning",)),
         row(line, "ffg", 0.97, 4.05),
-        row(line, "swag", 0.9, 4.05) | {"settings": "others"},
     ]
     page = Defaults().render({"rows": made, "runs": [{}]})
     ends = {
@@ -83,20 +81,3 @@ def test_what_is_outside_the_limits_is_said() -> None:
         one for one in page.splitlines() if "| mnf |" in one
     )
     assert page.count("nats behind logistic") == 1
-    assert "swag" not in ends  # what other settings made is not shown as if these had
-
-
-def test_the_digest_of_classes_covers_the_selection_of_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is compared is part of it where layers are selected, and only there."""
-    before = {
-        (label, classes): defaults.settings(label, classes)
-        for label in METHODS
-        for classes in (False, True)
-    }
-    monkeypatch.setattr(defaults, "LAYERS", ["other layers"])
-    changed = {key for key, old in before.items() if defaults.settings(*key) != old}
-    assert changed == {
-        (label, True) for label in ("ffg", "mnf", "ivon", "sgld", "sghmc", "annealed", "auto")
-    }

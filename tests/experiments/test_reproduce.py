@@ -5,20 +5,17 @@ published.
 from __future__ import annotations
 
 import json
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import bayou
-from bayou.app.cli.app import app
 from bayou.app.runs import nets
 from bayou.data import CATALOGUE, load
 from experiments import figures, reproduce, study
-from experiments.digest import SELECTION, digest
 from experiments.experiment import Budget, Experiment, Row, hold_out
 from experiments.published import EXPERIMENTS
 from experiments.toy import METHODS, Entry
@@ -40,7 +37,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Experiment:
 
 def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path: Path) -> None:
     told: list[str] = []
-    options: dict[str, Any] = {"samples": 5, "tell": told.append, "command": "bayou reproduce tiny"}
+    options: dict[str, Any] = {
+        "samples": 5,
+        "tell": told.append,
+        "command": "python -m experiments.reproduce tiny",
+    }
     reproduce.reproduce("tiny", tmp_path, seeds=1, **options)
     assert len(told) == 2
     page, numbers = reproduce.reproduce("tiny", tmp_path, **options)
@@ -58,7 +59,13 @@ def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path:
     assert rows[0]["elbo"] is None
     assert rows[1]["elbo"] < 0 < rows[1]["kl"]
     table = page.read_text()
-    for words in ("Two moons", "±", "| 1.5 | 2 |", "bayou reproduce tiny", "2 epochs"):
+    for words in (
+        "Two moons",
+        "±",
+        "| 1.5 | 2 |",
+        "python -m experiments.reproduce tiny",
+        "2 epochs",
+    ):
         assert words in table, words
 
 
@@ -134,27 +141,15 @@ def test_rows_remember_the_run_that_made_them(tiny: Experiment, tmp_path: Path) 
     assert [one["command"] for one in json.loads(file.read_text())["runs"]] == ["third"]
 
 
-def test_changed_settings_run_again_and_a_failure_keeps_the_rest(
+def test_a_failed_fit_keeps_the_rows_of_the_others(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: list[str] = []
     options: dict[str, Any] = {"seeds": 1, "length": 1, "samples": 2, "tell": told.append}
-    reproduce.reproduce("tiny", tmp_path, **options)
-    assert len(told) == 2
-    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, lr=0.02))
-    page = reproduce.reproduce("tiny", tmp_path, redraw=True)[0]
-    assert (
-        "| MAP |" not in page.read_text()
-    )  # what other settings made is not shown as if these had
-    reproduce.reproduce("tiny", tmp_path, **options)
-    assert len(told) == 4
-    assert len(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == 2
     bad = Row("bad", lambda b: bayou.VI(bayou.MNF("no such flow"), **b.settings()), "mlp")
     monkeypatch.setitem(
-        EXPERIMENTS, "tiny", replace(tiny, lr=0.03, rows=lambda data: (bad, *tiny.rows(data)))
+        EXPERIMENTS, "tiny", replace(tiny, rows=lambda data: (bad, *tiny.rows(data)))
     )
-    told.clear()
-    (tmp_path / "tiny.json").unlink()
     with pytest.raises(
         study.StudyError, match="1 of 3 fits failed; what the others gave is kept. bad on moons"
     ):
@@ -184,8 +179,11 @@ def test_a_failure_in_a_process_of_its_own_is_said(
         )
 
 
-def test_ctrl_c_makes_no_row_of_what_is_half_done(
-    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_ctrl_c_makes_no_row_of_an_interrupted_fit(
+    tiny: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plain = bayou.fit
 
@@ -203,47 +201,9 @@ def test_ctrl_c_makes_no_row_of_what_is_half_done(
         reproduce.reproduce("tiny", tmp_path, seeds=2, length=1, samples=2, tell=lambda text: None)
     rows = json.loads((tmp_path / "tiny.json").read_text())["rows"]
     assert [(row["label"], row["seed"]) for row in rows] == [("MAP", 0)]
-    told = CliRunner().invoke(
-        app, ["reproduce", "tiny", "--length", "1", "--out", str(tmp_path), "-q"]
-    )
-    assert told.exit_code == 130
-    assert "finished rows are kept" in told.output
-
-
-def test_a_digest_covers_defaults() -> None:
-    """Of specs inside specs, of functions and of modules; not settings that change no number."""
-    inner = [
-        make_dataclass("Inner", [("rate", float, rate)], frozen=True)() for rate in (0.1, 0.1, 0.2)
-    ]
-    outer = [
-        make_dataclass("Outer", [("log_every", int, k), ("inner", Any, one)])()
-        for k, one in enumerate(inner)
-    ]
-    first, same, other = map(digest, outer)
-    assert first == same != other
-    assert digest([outer[0]]) != digest({"outer": outer[0]}) != first
-    assert digest(hold_out) != digest(load)
-    assert digest(SELECTION) != digest(SELECTION | {"size": 1})
-    assert digest(bayou.VI(bayou.MNF())) != digest(bayou.VI(bayou.MeanField()))
-    with pytest.raises(TypeError, match="no digest of a Tensor"):
-        digest(torch.zeros(2))
-
-
-def test_a_digest_of_a_row_covers_its_settings() -> None:
-    experiment = EXPERIMENTS["cifar5"]
-    rows = {row.label: row for row in experiment.rows("cifar5")}
-    digests = {label: experiment.settings(row, "cifar5", 40) for label, row in rows.items()}
-    assert len(set(digests.values())) == len(rows)
-    mnf = rows["MNF"]
-    assert (
-        experiment.settings(mnf, "cifar5", 40)
-        == digests["MNF"]
-        != experiment.settings(mnf, "cifar5", 41)
-    )
-    for changed in (replace(experiment, lr=1e-3), replace(experiment, held_out=5)):
-        assert changed.settings(mnf, "cifar5", 40) != digests["MNF"]
-    idle = Row("MNF", lambda b: replace(mnf.method(b), log_every=7), mnf.net, mnf.prior)  # type: ignore[type-var]
-    assert experiment.settings(idle, "cifar5", 40) == digests["MNF"]
+    with pytest.raises(SystemExit, match="130"):
+        reproduce.main(["tiny", "--length", "1", "--out", str(tmp_path), "-q"])
+    assert "finished rows are kept" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -333,7 +293,6 @@ def test_of_rivals_the_better_on_held_out_rows_is_fitted_to_all(
         tiny, data=("cubic",), rows=lambda data: rows, length=lambda data: 100, columns=("rmse", "nll"), seeds=1,
         likelihood=lambda data: bayou.Gaussian(0.5, learn=True),
     )  # fmt: skip
-    assert len({experiment.settings(row, "cubic", 100) for row in rows}) == len(rows)
     monkeypatch.setitem(EXPERIMENTS, "tiny", experiment)
     page = reproduce.reproduce("tiny", tmp_path, samples=3, tell=lambda text: None)[0].read_text()
     found = {row["label"]: row for row in json.loads((tmp_path / "tiny.json").read_text())["rows"]}
@@ -353,7 +312,7 @@ def test_the_distribution_of_an_entropy() -> None:
 
 
 def test_the_toy_is_a_command_that_keeps_its_rows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Short methods in the place of two of its own; a picture, a table, a second seed; nothing is
     run twice.
@@ -363,24 +322,10 @@ def test_the_toy_is_a_command_that_keeps_its_rows(
     monkeypatch.setitem(
         METHODS, "Laplace, full", Entry(bayou.Laplace("full", start=short), "short")
     )
-    run = [
-        "reproduce",
-        "toy",
-        "--only",
-        "MAP",
-        "--only",
-        "Laplace, full",
-        "--samples",
-        "20",
-        "-q",
-        "--out",
-        str(tmp_path),
-    ]
-    first = CliRunner().invoke(app, run)
-    assert first.exit_code == 0, first.output
-    assert first.output.count("cubic") == 2
-    again = CliRunner().invoke(app, [*run, "--seeds", "2"])
-    assert again.output.count("cubic") == 2
+    words = ["toy", "--only", "MAP", "--only", "Laplace, full", "--samples", "20", "-q"]
+    for options in ((), ("--seeds", "2")):
+        reproduce.main([*words, "--out", str(tmp_path), *options])
+        assert capsys.readouterr().out.count("cubic") == 2
     rows = json.loads((tmp_path / "toy.json").read_text())["rows"]
     assert [(row["label"], row["seed"]) for row in rows] == [
         (n, s) for s in (0, 1) for n in ("Laplace, full", "MAP")
@@ -406,6 +351,7 @@ def test_mistakes_with_the_toy_are_named(tmp_path: Path) -> None:
             reproduce.reproduce("toy", tmp_path, **options)  # type: ignore[arg-type]
 
 
-def test_all_experiments_are_listed() -> None:
-    listing = CliRunner().invoke(app, ["list", "experiments"]).output
+def test_without_a_name_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce.main([])
+    listing = capsys.readouterr().out
     assert [line.split()[0] for line in listing.splitlines()] == list(reproduce.studies())

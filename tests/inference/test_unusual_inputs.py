@@ -38,6 +38,7 @@ CLASSES = (X[:, 0] > 0).long()
 IDS = torch.arange(60).reshape(20, 3) % 7
 NOISE = Gaussian(0.3)
 STEPS = 3
+SHORT_CHAIN = SGLD(chains=1, start=None, steps=8, draws=2)
 
 
 def fit(
@@ -342,6 +343,30 @@ def test_predictions_for_a_dataset_or_a_list_of_batches_name_what_to_pass(
         posterior.predict(inputs)
 
 
+def initial_noise(posterior: bayou.Posterior) -> float:
+    """Return the noise at which a Gaussian likelihood with a learned noise started."""
+    spec = posterior.target.likelihood_spec
+    assert isinstance(spec, Gaussian)
+    assert spec.learn
+    return float(spec.noise)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [MAP(steps=STEPS), Laplace(start=None), VI(steps=STEPS), IVON(steps=STEPS), SHORT_CHAIN],
+    ids=lambda method: type(method).__name__,
+)
+def test_likelihood_of_a_method_object_is_inferred_from_y(method: Method) -> None:
+    posterior = fit(nn.Linear(3, 2), (X, CLASSES), method)
+    assert isinstance(posterior.target.likelihood_spec, Categorical)
+    scales = torch.tensor([0.5, 1.5])
+    y = scales * (Y - Y.mean()) / Y.std(correction=0)  # the mean standard deviation is 1
+    posterior = fit(nn.Linear(3, 2), (X, y), method)
+    assert initial_noise(posterior) == pytest.approx(0.5)
+    posterior = fit(nn.Linear(3, 1), DataLoader(TensorDataset(X, Y), batch_size=5), MAP(steps=1))
+    assert initial_noise(posterior) == pytest.approx(0.5 * float(Y.std(correction=0)))
+
+
 @pytest.mark.parametrize(
     ("y", "words"),
     [
@@ -351,11 +376,15 @@ def test_predictions_for_a_dataset_or_a_list_of_batches_name_what_to_pass(
     ],
     ids=["several labels", "one-hot", "one label"],
 )
-def test_float_labels_by_name_warn_once_of_the_gaussian(y: torch.Tensor, words: str) -> None:
-    """``bayou.fit`` gives this warning for a method by name without a likelihood."""
+def test_float_labels_without_a_likelihood_warn_once_of_the_gaussian(
+    y: torch.Tensor, words: str
+) -> None:
     with pytest.warns(bayou.BayouWarning, match=f"has only 0 and 1.*{words}") as caught:
-        warn_of_binary_targets(as_data((X, y.float())))
+        fit(nn.Linear(3, y.shape[1]), (X, y.float()))
     assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(nn.Linear(3, y.shape[1]), (X, y.float()), likelihood=bayou.Bernoulli())
 
 
 def test_fit_by_name_warns_of_float_labels() -> None:

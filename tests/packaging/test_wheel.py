@@ -100,9 +100,7 @@ def test_the_archives_hold_what_they_need(built: dict[str, Path]) -> None:
     source = {
         path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "bayou").rglob("*.py")
     }
-    others = {"bayou/py.typed", "bayou/app/report/page.html.j2", "bayou/app/report/style.css"} | {
-        f"bayou/app/cli/play.{kind}" for kind in ("html", "json")
-    }
+    others = {"bayou/py.typed", "bayou/app/report/page.html.j2", "bayou/app/report/style.css"}
     assert {name for name in names if ".dist-info/" not in name} == source | others
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert "Project-URL: Changelog, https://" in metadata

@@ -119,6 +119,9 @@ class Method(Checked, ABC):
         """Return this method with its default length multiplied, for a comparison with others.
 
         Chains keep their length: near the mode they would seem as good as it.
+
+        Args:
+            factor: of the length.
         """
         return self
 

@@ -408,6 +408,8 @@ class BoundLikelihood(nn.Module, ABC):
         """Return how to give y the expected shape, or an empty string."""
         if expected == (*got, 1):
             return "; use y.unsqueeze(-1)"
+        if expected == (*got, expected[-1]):
+            return f"; for indices of {expected[-1]} classes use y.long() and Categorical()"
         return "; use y.squeeze(-1)" if got == (*expected, 1) else ""
 
     def _draws(self, f: Tensor, seed: Seed) -> Iterator[Tensor]:

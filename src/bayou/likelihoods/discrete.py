@@ -263,8 +263,7 @@ class BoundCategorical(FiniteLikelihood):
             if is_one_hot:
                 hint = f"for one-hot vectors pass y.argmax({self.class_axis})"
             raise ValueError(
-                "Categorical(), the default likelihood, needs class indices (integers) in y, "
-                f"got {y.dtype}; {hint}"
+                f"Categorical() needs class indices (integers) in y, got {y.dtype}; {hint}"
             )
         super().validate(f_shape, y)
 

@@ -119,7 +119,11 @@ class IVON(Variational):
         return None if self.where == "*" else f"IVON(where={self.where!r})"
 
     def family(self, target: Target) -> Rules:
-        """Return factorized Gaussians whose scale is that of h₀."""
+        """Return factorized Gaussians whose scale is that of h₀.
+
+        Args:
+            target: network, likelihood and prior.
+        """
         for name, prior in target.priors.items():
             if not isinstance(prior, BoundNormal) or isinstance(prior, BoundPart):
                 raise ValueError(
@@ -155,11 +159,21 @@ class IVON(Variational):
         return {"warmup": 0.4}
 
     def beta_at(self, step: int, steps: int) -> float:
-        """Return 0: the update has the gradient of the KL in closed form."""
+        """Return 0: the update has the gradient of the KL in closed form.
+
+        Args:
+            step: the index of the step.
+            steps: the length of the fit.
+        """
         return 0.0
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
-        """Return the natural-gradient optimizer of the Gaussians, with Adam for the rest."""
+        """Return the natural-gradient optimizer of the Gaussians, with Adam for the rest.
+
+        Args:
+            problem: has the guides and their parameters.
+            steps: the length of the fit.
+        """
         beta2 = self.beta2
         if beta2 is None:
             beta2 = min(0.99999, max(0.5, 1 - 5 / steps))

@@ -160,7 +160,11 @@ class Laplace(Method):
         return (self.where,) if isinstance(self.where, str) else self.where
 
     def curvature_for(self, outputs: int) -> CurvatureType:
-        """Return the type of the curvature for a network with this many outputs."""
+        """Return the type of the curvature for a network.
+
+        Args:
+            outputs: the number of outputs of the network.
+        """
         is_costly = self.structure == "kronecker" or outputs > MAX_EXACT_OUTPUTS
         return self.curvature or ("sampled" if is_costly else "ggn")
 

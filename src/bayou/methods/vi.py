@@ -367,7 +367,11 @@ class VI(Variational):
         return next((type(spec).__name__ for spec in self.specs if not spec.dense), None)
 
     def family(self, target: Target) -> Rules:
-        """Return the guide."""
+        """Return the guide.
+
+        Args:
+            target: network, likelihood and prior.
+        """
         return self.guide
 
     def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Self | None:
@@ -395,12 +399,22 @@ class VI(Variational):
         }
 
     def beta_at(self, step: int, steps: int) -> float:
-        """Return β of a step, which increases linearly in the warm-up."""
+        """Return β of a step, which increases linearly in the warm-up.
+
+        Args:
+            step: the index of the step.
+            steps: the length of the fit.
+        """
         warmup_steps = max(self.warmup, *(spec.warmup for spec in self.specs)) * steps
         return self.beta * min(1.0, (step + 1) / warmup_steps if warmup_steps else 1.0)
 
     def optimizer_of(self, problem: EvidenceBound, steps: int) -> torch.optim.Optimizer:
-        """Return the optimizer of the settings, with a learning rate for scales."""
+        """Return the optimizer of the settings, with a learning rate for scales.
+
+        Args:
+            problem: has the guides and their parameters.
+            steps: the length of the fit.
+        """
         scale_lr = self.scale_lr or 10 * self.lr
         return self.make_optimizer(parameter_groups(problem, self.lr, scale_lr))
 

@@ -517,7 +517,11 @@ class Posterior(ABC):
         return place_inputs(x, tensors.get(name, parameter).new_empty(0, device=device))
 
     def dry_run(self, inputs: tuple[Any, ...]) -> DryRun:
-        """Return the result of a dry run of the network on inputs of these shapes."""
+        """Return the result of a dry run of the network on inputs of these shapes.
+
+        Args:
+            inputs: the arguments of the network.
+        """
         return self.network.dry_run(self.like, inputs)
 
     def seed_network(self, inputs: tuple[Any, ...], seed: rng.Seed) -> AbstractContextManager[None]:

@@ -71,7 +71,7 @@ def fit(
             for the fit, and the posterior takes and predicts data in your units. Or a method object
             such as ``VI(MNF())`` or ``Laplace()``, which means exactly what its fields say and fits
             data as they are: standardize them. ``VI()`` by default.
-        likelihood: p(y | f), by default ``Categorical()``. For a name and real numbers y it is
+        likelihood: p(y | f), by default ``Categorical()`` for whole numbers y, and for real numbers
             ``Gaussian`` with a learned noise that starts at half the standard deviation of y.
         prior: a prior such as ``Normal(1.0)``, or patterns → priors. By default a method by name
             selects the scale of a fan-in prior; VI and IVON learn one per unit in networks of 5,000
@@ -103,7 +103,7 @@ def fit(
         )
     check_gradients_enabled()
     rows = as_data(data, method.batch_size)
-    if likelihood is None and selects_settings:
+    if likelihood is None:
         warn_of_binary_targets(rows)
     net = with_output(net, output)
     units = None
@@ -121,7 +121,7 @@ def fit(
     if likelihood is None and units is not None and units.output is not None:
         likelihood = Gaussian(NOISE, learn=True)
     if likelihood is None:
-        likelihood = default_likelihood(rows) if selects_settings else Categorical()
+        likelihood = default_likelihood(rows)
     target = Target.build(net, likelihood, prior, rows.n, None if where == LAST else where)
     if where == LAST:
         names = [escape(name) for name in last_layer(target, rows)]

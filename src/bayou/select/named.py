@@ -350,7 +350,7 @@ _METHODS = (
         _auto,
     ),
 )
-# In fits of 1,000 steps: means over the tables of `bayou reproduce defaults`, of regressions or of
+# In fits of 1,000 steps: means over the tables of `experiments.reproduce defaults`, of regressions or of
 # classes, whichever is larger. That of mle is a guess; laplace-last, psgld and csgld have those of
 # their relatives.
 COSTS = {

@@ -118,7 +118,11 @@ class NamedMethod(Recipe):
         return (self.large or self.method).batch_size
 
     def method_for(self, target: Target) -> Method:
-        """Return the method for the size of a network."""
+        """Return the method for the size of a network.
+
+        Args:
+            target: has the network.
+        """
         if self.large is None or count_weights(target) <= self.max_weights:
             return self.method
         return self.large

@@ -5,20 +5,17 @@ Torch is imported only by the commands that need it, so that --help is fast.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bayou import __version__
-from bayou.app.cli.listing import import_experiments, list_entries
+from bayou.app.cli.listing import list_entries
 from bayou.app.cli.options import (
     DataArgument,
-    Device,
     Quiet,
     RunArgument,
     Samples,
@@ -56,12 +53,11 @@ def _version(is_requested: bool) -> None:
 
 
 WELCOME = """bayou trains, compares and uses Bayesian neural networks.
-  bayou play                                             see what a posterior is, in a browser
   bayou train houses.csv --target price --method laplace train on a file of yours; writes a run folder
   bayou predict RUN --input new.csv                      predict new rows with intervals
   bayou compare houses.csv --methods map,laplace,mnf     compare methods; writes a report
   bayou report RUN RUN                                   compare runs, paired over their test rows
-  bayou list methods                                     what there is: methods, data, nets, flows, experiments
+  bayou list methods                                     what there is: methods, data, nets, flows
   bayou --help, bayou COMMAND --help                     all commands, all options"""
 
 
@@ -213,27 +209,6 @@ def serve(
 
 
 @app.command()
-def play(
-    out: Annotated[
-        Path | None, typer.Option(help="write the page to this file instead of serving it")
-    ] = None,
-    port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8001,
-) -> None:
-    """A page to play with posteriors: draw a digit, move points, warp a flow. It works offline."""
-    from bayou.app.cli.play import page, server
-    from bayou.core.files import write_text
-
-    if out is not None:
-        write_text(out, page())
-        typer.echo(f"wrote {out}")
-        return
-    with server(port) as serving:
-        typer.echo(f"open http://127.0.0.1:{serving.server_port} in a browser; Ctrl-C to stop")
-        with contextlib.suppress(KeyboardInterrupt):
-            serving.serve_forever()
-
-
-@app.command()
 def evaluate(
     run: RunArgument,
     data: Annotated[
@@ -289,79 +264,11 @@ def verify() -> None:
     raise typer.Exit(0 if all(results) else 1)
 
 
-@app.command()
-def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="toy, mnist-fc, mnist-lenet, cifar5, uci, ...; `bayou list experiments`"
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="folder for table, figure and JSON")] = Path(
-        "experiments/results"
-    ),
-    seeds: Annotated[
-        int | None, typer.Option(help="seeds, or splits of UCI; by default as in the experiment")
-    ] = None,
-    length: Annotated[
-        int | None, typer.Option(help="epochs (steps for uci); by default as in the experiment")
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(help="parallel fits: --jobs 4 is --executor processes:4")
-    ] = 1,
-    executor: Workers = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="run the row with this label only; repeatable")
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="use this data set only; repeatable")
-    ] = None,
-    device: Device = "cpu",
-    samples: Annotated[
-        int | None, typer.Option(help="networks averaged for a prediction; 100, for toy 2,000")
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="rerun existing rows")] = False,
-    redraw: Annotated[
-        bool, typer.Option("--redraw", help="only rewrite table and figure from the JSON")
-    ] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run a published experiment and write its table and figure; existing rows are kept."""
-    if not executor and jobs > 1:
-        executor = f"processes:{jobs}"
-    try:
-        paths = import_experiments().reproduce(
-            name,
-            out,
-            seeds=seeds,
-            length=length,
-            only=only or (),
-            data=data or (),
-            device=device,
-            samples=samples,
-            again=again,
-            redraw=redraw,
-            executor=executor or None,
-            show=not quiet,
-            tell=typer.echo,
-            command="bayou " + shlex.join(sys.argv[1:]),
-        )
-    except KeyboardInterrupt:
-        typer.secho(
-            "interrupted; finished rows are kept, the same command continues", fg="yellow", err=True
-        )
-        raise typer.Exit(130) from None
-    for path in paths:
-        typer.echo(f"wrote {path}")
-
-
 @app.command("list")
 def list_(
-    what: Annotated[
-        str, typer.Argument(metavar="data|methods|flows|nets|experiments", help="what to list")
-    ],
+    what: Annotated[str, typer.Argument(metavar="data|methods|flows|nets", help="what to list")],
 ) -> None:
-    """List data sets, methods, flows, networks or experiments."""
+    """List data sets, methods, flows or networks."""
     rows = list_entries(what)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:

@@ -1,21 +1,17 @@
-"""Names for ``bayou list``, and the module of the experiments."""
+"""Names for ``bayou list``."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 
 def list_entries(topic: str) -> list[tuple[str, str]]:
     """Return names with their descriptions.
 
     Args:
-        topic: data, methods, nets, flows or experiments.
+        topic: data, methods, nets or flows.
 
     Raises:
         ValueError: there is no such list.
@@ -40,28 +36,7 @@ def list_entries(topic: str) -> list[tuple[str, str]]:
         from bayou.flows import registry
 
         return [(name, _first_line(entry.build)) for name, entry in registry("vector").items()]
-    if topic == "experiments":
-        studies = import_experiments().studies()
-        return [(name, study.title) for name, study in studies.items()]
-    raise ValueError(
-        f"there is no list of {topic!r}; ask for data, methods, flows, nets or experiments"
-    )
-
-
-def import_experiments() -> Any:
-    """Import ``experiments.reproduce`` from the clone of this package, or from the current folder.
-
-    Raises:
-        ValueError: neither has it.
-    """
-    for root in (Path(__file__).parents[4], Path.cwd()):
-        if (root / "experiments" / "reproduce.py").is_file():
-            if str(root) not in sys.path:
-                sys.path.insert(0, str(root))
-            return importlib.import_module("experiments.reproduce")
-    raise ValueError(
-        "the experiments are not part of the package: run this command in a clone of the repository"
-    )
+    raise ValueError(f"there is no list of {topic!r}; ask for data, methods, flows or nets")
 
 
 def _first_line(builder: Callable[..., object]) -> str:

@@ -23,7 +23,6 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")
 Samples = Annotated[
     int | None, typer.Option(help="networks averaged for a prediction; by default as in the run")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
 Workers = Annotated[
     str | None,
     typer.Option(help="parallel fits: processes, processes:N, or module:function of yours"),

@@ -240,6 +240,11 @@ class LipSwish(nn.Module):
         return FrozenSwish(self.raw)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the activation.
+
+        Args:
+            x: inputs, of any shape.
+        """
         return self.freeze()(x)
 
 
@@ -277,6 +282,11 @@ class Contracting(nn.Linear):
         return FrozenLinear(_scale_weight(self.weight, self.bound(), self.lipschitz), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the layer.
+
+        Args:
+            x: inputs, (..., in_features).
+        """
         return self.freeze()(x)
 
 
@@ -331,6 +341,11 @@ class ContractingConv(nn.Conv2d):
         return FrozenConvolution(weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the layer.
+
+        Args:
+            x: images, (..., in_channels, height, width).
+        """
         return self.freeze()(x)
 
 
@@ -342,6 +357,11 @@ class ContractingNet(nn.Sequential):
         return FrozenNet([freeze(layer) for layer in self])
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the network.
+
+        Args:
+            x: inputs of its first layer.
+        """
         return self.freeze()(x)
 
 

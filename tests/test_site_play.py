@@ -1,5 +1,5 @@
-"""The page of ``bayou play``: what it computes is what the library computes, and a browser shows it
-without errors.
+"""The page of the start page: it computes what the library computes, and a browser shows it without
+errors.
 """
 
 from __future__ import annotations
@@ -10,24 +10,20 @@ import re
 import shutil
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import bayou
-from bayou.app.cli.app import app
-from bayou.app.cli.play import page, server
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Empirical
 
+STATIC = Path(__file__).parents[1] / "docs" / "static"
 peers = pytest.mark.peers  # Playwright and a browser
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -39,7 +35,8 @@ SEVEN = [[[0.2, 0.15], [0.8, 0.15], [0.45, 0.88]]]  # strokes
 
 @lru_cache
 def data() -> dict[str, Any]:
-    return json.loads((files("bayou.app.cli") / "play.json").read_text())
+    text = (STATIC / "play_data.js").read_text()
+    return json.loads(text.removeprefix("const DATA = ").removesuffix(";\n"))
 
 
 def array(packed: dict[str, Any]) -> torch.Tensor:
@@ -71,16 +68,8 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("play") / "play.html"
-    result = CliRunner().invoke(app, ["play", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    return out
-
-
 @pytest.fixture
-def opened(browser: Any, file: Path) -> Iterator[Any]:
+def opened(browser: Any) -> Iterator[Any]:
     """The page at phone width; any request or message of the console is an error."""
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
     tab, problems = context.new_page(), list[str]()
@@ -90,32 +79,16 @@ def opened(browser: Any, file: Path) -> Iterator[Any]:
         "request",
         lambda request: problems.append(request.url) if request.url.startswith("http") else None,
     )
-    tab.goto(file.as_uri())
+    tab.goto((STATIC / "play.html").as_uri())
     tab.wait_for_function("window.bayou !== undefined")
     yield tab
     assert problems == []
     context.close()
 
 
-def test_the_file_is_one_page_of_two_megabytes_at_most(file: Path) -> None:
-    text = file.read_text()
-    assert text == page()
-    assert file.stat().st_size <= 2_000_000
-    assert "__DATA__" not in text
-    assert "http" not in text.replace("http-equiv", "")
-
-
-def test_the_command_serves_the_page() -> None:
-    import threading
-
-    with server(0) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{serving.server_port}"
-        with urlopen(url) as found:
-            assert found.read().decode() == page()
-        serving.shutdown()
-        thread.join()
+def test_the_page_needs_no_network() -> None:
+    assert "http" not in (STATIC / "play.html").read_text().replace("http-equiv", "")
+    assert len(array(data()["digits"]["mean"])) == 10
 
 
 @peers
