@@ -166,17 +166,13 @@ class DiscreteBase(Base):
         if conditioner is None:
             self.table = nn.Parameter(torch.zeros(symbols, len(first)))
         elif isinstance(conditioner, Conditioner):
-            self._check_conditioner(conditioner)
-
-    def _check_conditioner(self, conditioner: Conditioner) -> None:
-        """Raise a ValueError unless a conditioner has parameters of all symbols."""
-        params = len(self.first)
-        if (conditioner.dim, conditioner.out) != (self.symbols, params):
-            raise ValueError(
-                f"{type(self).__name__} has {self.symbols} symbols of {params} parameters, its "
-                f"conditioner gives {conditioner.dim} of {conditioner.out}; build it with "
-                f"dim={self.symbols}, params={params}"
-            )
+            sizes = (symbols, len(first))
+            if (conditioner.dim, conditioner.out) != sizes:
+                raise ValueError(
+                    f"{type(self).__name__} has {symbols} symbols of {len(first)} parameters, its "
+                    f"conditioner gives {conditioner.dim} of {conditioner.out}; build it with "
+                    f"dim={symbols}, params={len(first)}"
+                )
 
     @abstractmethod
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
