@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bayou.core import rng
-from bayou.flows.checking.case import Case
 from bayou.flows.checking.report import Report, Result
-from bayou.flows.core.compose import Chain, Conditional, Inverse
+from bayou.flows.core.compose import Conditional, Inverse
 from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.transform import Cost, Ladj, Transform
 from bayou.flows.layers.builders import realnvp
@@ -258,7 +256,6 @@ def failed(report: Report) -> set[str]:
 def test_a_correct_transform_passes_everything(dim: int) -> None:
     report = check(Affine(dim), dim, compile_backend="eager")
     report.raise_if_failed()
-    assert report
     assert ("skipped" in report["density"].note) == (dim > 2)
 
 
@@ -272,10 +269,6 @@ def test_each_fault_fails_its_own_check_and_no_other(
     # The derivative of a wrong gradient is wrong, too.
     skipped = [name, "gradgradcheck"] if name == "gradcheck" else [name]
     check(broken(dim), skip=skipped, compile_backend="eager").raise_if_failed()
-
-
-def test_every_check_has_a_fault_that_fails_it() -> None:
-    assert {name for _, _, name, _ in BROKEN} == set(all_properties())
 
 
 @pytest.mark.parametrize("name", all_properties())
@@ -324,44 +317,12 @@ def test_rows_measured_before_an_exception_are_kept() -> None:
 def test_check_leaves_the_transform_unchanged() -> None:
     transform = Affine(2).train()
     before, rng_state = copy.deepcopy(transform.state_dict()), torch.get_rng_state()
-    defaults = (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch._dynamo.config.recompile_limit,
-    )
     check(transform, compile_backend="eager")
     assert all(torch.equal(before[key], value) for key, value in transform.state_dict().items())
     assert transform.training
     assert transform.shift.dtype == torch.float32
     assert transform.shift.grad is None
     assert torch.equal(rng_state, torch.get_rng_state())
-    assert defaults == (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch._dynamo.config.recompile_limit,
-    )
-
-
-def test_compiled_code_of_the_caller_survives() -> None:
-    compilations = 0
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        nonlocal compilations
-        compilations += 1
-        return graph.forward
-
-    mine = torch.compile(lambda x: x + 1, backend=backend)
-    mine(torch.ones(2))
-    for dim in range(1, 11):  # more than dynamo's limit of recompilations
-        check(Affine(dim), only=["compile"], compile_backend="eager").raise_if_failed()
-    mine(torch.ones(2))
-    assert compilations == 1
-
-
-def test_a_check_is_reproducible() -> None:
-    assert str(check(Affine(), seed=3, skip=["compile"])) == str(
-        check(Affine(), seed=3, skip=["compile"])
-    )
 
 
 def test_conditional_transforms_are_checked_with_a_context() -> None:
@@ -386,10 +347,6 @@ def test_a_context_that_does_not_broadcast_is_found() -> None:
 
     assert failed(check(Stubborn(), skip=["compile", "density", "tails"])) == {"batch"}
     assert failed(check(Stubborn(), only=["batch"])) == {"batch"}
-
-
-def test_chains_and_inverses_pass() -> None:
-    check(Chain(Affine(), Inverse(Affine()), Affine()), compile_backend="eager").raise_if_failed()
 
 
 class Sigmoid(Transform):
@@ -425,10 +382,6 @@ def test_open_axes_and_events_of_several_axes() -> None:
     report.raise_if_failed()
     assert "3x2x2" in str(report)
     assert "1x1x2" in str(check(Sigmoid(None, None, None), dim=(1, 1), only=["density"]))
-    with pytest.raises(ValueError, match=r"dim=4 does not fit Sigmoid on events \(3, None\)"):
-        check(Sigmoid(3, None), dim=4)
-    with pytest.raises(ValueError, match="dim="):
-        check(Sigmoid(3), dim=(3, 3))
 
 
 def test_a_fresh_construction_shows_state_that_is_not_saved() -> None:
@@ -478,7 +431,7 @@ def test_a_thin_ridge_is_integrated_along_its_own_axes() -> None:
     check(Shear(), only=["density"]).raise_if_failed()
 
 
-def test_a_steep_tail_is_compared_by_its_image() -> None:
+def test_a_steep_tail_passes() -> None:
     class Steep(Affine):
         """y₁ = x₁ e^(−min(|x₀|, 30)): no float remembers x₁ beside a large x₀ + x₁."""
 
@@ -493,20 +446,23 @@ def test_a_steep_tail_is_compared_by_its_image() -> None:
                 [y[..., 0], (y[..., 1] - y[..., 0]) * log_slope.exp()], -1
             ), log_slope
 
-    report = check(Steep(), only=["tails"])
-    report.raise_if_failed()
-    assert "compared by their image" in str(report)
+    check(Steep(), only=["tails"]).raise_if_failed()
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match=r"unknown checks.*'jacobian'.*choose from"):
-        check(Affine(), only=["jacobian"])
-    with pytest.raises(ValueError, match="unknown checks"):
-        check(Affine(), skip=["jacobian"])
-    with pytest.raises(ValueError, match=r"pass \['ladj'\]"):
-        check(Affine(), only="ladj")
-    with pytest.raises(ValueError, match=r"unknown entries.*choose from"):
-        check(Affine(), tolerances={"lajd": 1.0})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": ["jacobian"]}, r"unknown checks.*'jacobian'.*choose from"),
+        ({"skip": ["jacobian"]}, "unknown checks"),
+        ({"only": "ladj"}, r"pass \['ladj'\]"),
+        ({"tolerances": {"lajd": 1.0}}, r"unknown entries.*choose from"),
+        ({"perturb": -1.0}, "perturb must be a standard deviation of at least 0, got -1"),
+        ({"dim": (3, 3)}, r"dim=\(3, 3\) does not fit Affine on events \(2,\)"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(Affine(), **options)
 
 
 def test_a_report_reads_as_a_table() -> None:
@@ -530,14 +486,6 @@ def test_a_report_reads_as_a_table() -> None:
         report.subject = "other"  # type: ignore[misc]
     assert not Result.of("x", float("nan"), 1.0).passed
     assert Report("nothing", ()).passed
-
-
-def test_inputs_are_the_same_whatever_their_number() -> None:
-    case = Case(Affine(2).double(), (2,), 8, 0, {})
-    assert torch.equal(case.inputs("forward", 3), case.inputs("forward")[:3])
-    assert not torch.equal(case.inputs("forward"), case.inputs("inverse"))
-    assert case.inputs("forward").dtype == torch.float64
-    assert rng.fold(0, "a") != rng.fold(0, "b")
 
 
 def test_a_shape_that_raises_does_not_hide_the_others() -> None:
@@ -574,10 +522,6 @@ def test_flows_that_start_at_the_identity_are_perturbed_and_pass() -> None:
     report = check(realnvp(2), only=["inverse", "ladj"])
     report.raise_if_failed()
     assert report["ladj forward"].value != 0  # which it is, to the last digit, at the identity
-    with pytest.raises(
-        ValueError, match="perturb must be a standard deviation of at least 0, got -1"
-    ):
-        check(realnvp(2), perturb=-1.0)
 
 
 @pytest.mark.parametrize(

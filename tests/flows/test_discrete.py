@@ -113,7 +113,7 @@ BASES: dict[str, tuple[Callable[[], DiscreteBase], int]] = {
     "logistic, autoregressive": (lambda: DiscretizedLogistic(3, 4, 2, MADE(3, 6, (8,)), bounded=True), 4),
     "logistic, backwards": (lambda: DiscretizedLogistic(3, 4, 1, MADE(3, 3, (8,), [2, 0, 1]), bounded=True), 4),
     "logistic, grouped": (
-        lambda: DiscretizedLogistic((1, 2, 2), 3, 2, Groups(quincunx((1, 2, 2), 1), [cnn(2, (), 6)]), bounded=True), 3),
+        lambda: DiscretizedLogistic((1, 2, 2), 3, 2, Groups(quincunx((1, 2, 2), 1), [cnn(2, (4,), 6)]), bounded=True), 3),
     "classes": (lambda: Categorical(3, 4), 4),
     "classes, autoregressive": (lambda: Categorical(3, 4, OneHotMADE(3, 4, 4, (8,))), 4),
     "classes, backwards": (lambda: Categorical(3, 4, OneHotMADE(3, 4, 4, (8,), [1, 2, 0])), 4),

@@ -24,10 +24,10 @@ DRAWS_PER_BLOCK = 128  # of these at a time
 class BoundLikelihood(nn.Module, ABC):
     """p(y | f) with its parameters. Everything but ``log_prob`` is per coordinate of y.
 
-    Sample axes are kept. A new likelihood implements ``pointwise`` and ``sample``. Moments,
-    entropies and quantiles without a closed form are averages over 2,048 seeded draws of y,
-    accurate to about 2 % of a standard deviation (1/√2048), without gradients; with a ``cdf``,
-    quantiles are roots, accurate to rounding.
+    Sample axes are kept. A new likelihood implements ``pointwise``, and ``sample`` or ``cdf``.
+    Moments, entropies and quantiles without a closed form are averages over 2,048 seeded draws of
+    y, accurate to about 2 % of a standard deviation (1/√2048), without gradients; with a ``cdf``,
+    quantiles are roots, accurate to rounding, and draws are quantiles of uniform noise.
 
     Attributes:
         support: the values of y. Classes have no order; counts and real numbers have scores such
@@ -47,9 +47,10 @@ class BoundLikelihood(nn.Module, ABC):
             y: targets, (B, *event).
         """
 
-    @abstractmethod
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
-        """Draw y.
+        """Draw y, by default as quantiles of uniform noise.
+
+        A draw depends on the seed and its index alone.
 
         Args:
             f: outputs, (..., B, *out).
@@ -60,6 +61,18 @@ class BoundLikelihood(nn.Module, ABC):
         Returns:
             Draws (n, *target_shape), or (*target_shape).
         """
+        if not self.overrides("cdf"):
+            raise NotImplementedError(f"{type(self).__name__} needs a `sample` or a `cdf`")
+        u = self.draw_noise(rng.uniform, f, n, seed)
+        start = torch.zeros_like(u)
+
+        def mass(y: Tensor) -> Tensor:
+            return self.cdf(f, y)
+
+        if self.support == "counts":
+            return invert(mass, u, *widen(mass, u, start - 1, start, counts=True))
+        low, high = widen(mass, u, start - 1, start + 1)
+        return invert(mass, u, low, high, lambda y: self.pointwise(f, y).exp())
 
     def draw_noise(
         self, draw: Callable[..., Tensor], f: Tensor, n: int | None, seed: Seed
@@ -469,7 +482,8 @@ def _empirical_quantile(draws: Tensor, q: float) -> Tensor:
 class Likelihood(Checked, ABC):
     """The spec of a likelihood: frozen, with plain values that a file can hold."""
 
-    @abstractmethod
+    bound: ClassVar[type[BoundLikelihood]]  # of a likelihood without parameters
+
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundLikelihood:
@@ -479,6 +493,7 @@ class Likelihood(Checked, ABC):
             dtype: the dtype of the parameters; None is torch's default.
             device: the device of the parameters; None is torch's default.
         """
+        return self.bound()
 
     def outputs(self, targets: int) -> int:
         """Return the number of outputs of a network for this many coordinates of y.

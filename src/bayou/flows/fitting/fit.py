@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.progress import Show
+from bayou.flows.continuous_time.continuous import Continuous
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj
 from bayou.flows.fitting.objectives import (
@@ -284,6 +285,11 @@ def _make_objective(
     if matching and not isinstance(target, Tensor):
         raise ValueError(
             f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)"
+        )
+    if matching and not isinstance(flow.transform, Continuous):
+        raise ValueError(
+            "matching fits a continuous flow, "
+            f"got {type(flow.transform).__name__}; use continuous()"
         )
     if isinstance(target, Tensor):
         likelihood_or_matching = FlowMatching if matching else MaximumLikelihood
