@@ -117,7 +117,7 @@ def test_conditional_reverse_kl() -> None:
         return normal_log_density(x - c)
 
     result = fit(
-        coupling_flow(context_dim=1), log_density, context=context, steps=300, samples=8, lr=0.02
+        coupling_flow(context_dim=1), log_density, context=context, steps=150, samples=8, lr=0.02
     )
     assert result.bound is not None
     assert result.standard_error is not None
@@ -281,7 +281,7 @@ def test_seeds_repeat_bit_for_bit_and_leave_the_global_stream_alone(
 ) -> None:
     def run(seed: rng.Seed) -> tuple[object, list[Tensor]]:
         flow = coupling_flow()
-        result = fit(flow, target, steps=30, seed=seed)
+        result = fit(flow, target, steps=10, seed=seed)
         return (result.history, result.best, result.bound), parameters(flow)
 
     before = torch.get_rng_state()
@@ -375,22 +375,17 @@ GOOD = torch.zeros(20, 2)
     ("target", "settings", "message"),
     [
         (torch.zeros(20, 3), {}, r"the data has shape \(20, 3\)"),
-        (torch.zeros(2), {}, r"expected \(rows, 2\)"),
         (torch.zeros(4, 5, 2), {}, r"expected \(rows, 2\)"),
         (torch.zeros(20, 2, dtype=torch.long), {}, "floating point, got torch.int64"),
         (torch.full((20, 2), math.nan), {}, "40 NaN or infinite values"),
         (torch.zeros(0, 2), {}, "no rows"),
         (torch.zeros(3, 2), {}, "validation=0.1 of 3 rows holds out 0"),
-        (torch.zeros(1, 2), {"validation": 0.9}, "holds out 1 and trains on 0"),
         (GOOD.numpy(), {}, "target is ndarray; pass data as a tensor"),
         (GOOD, {"context": torch.zeros(20, 1)}, "takes no context"),
         (lambda x: x, {}, r"returned shape \(256, 2\).*expected \(256,\)"),
-        (lambda x: x.sum(), {}, r"returned shape \(\)"),
         (lambda x: 0.0, {}, "returned float"),
         (lambda x: x.detach().sum(-1), {}, "is not differentiable in x"),
         (GOOD, {"steps": 0}, "steps must be a whole number"),
-        (GOOD, {"batch_size": 2.5}, "batch_size must be a whole number"),
-        (GOOD, {"patience": 0}, "patience must be"),
         (GOOD, {"lr": -1.0}, "lr must be positive"),
         (GOOD, {"clip": 0.0}, "pass None"),
         (GOOD, {"validation": 1.0}, r"fraction in \[0, 1\)"),

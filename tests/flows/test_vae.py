@@ -188,41 +188,6 @@ def test_a_prior_may_be_a_flow() -> None:
 
 # --- encoders --------------------------------------------------------------------------------------------------------
 
-ENCODERS: dict[str, Callable[[], Transform]] = {
-    "planar": lambda: amortized("planar", 3, 2, layers=3).transform,
-    "sylvester_orthogonal": lambda: (
-        amortized("sylvester_orthogonal", 3, 2, layers=2, rank=2).transform
-    ),
-    "sylvester_householder": lambda: (
-        amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform
-    ),
-    "sylvester_triangular": lambda: amortized("sylvester_triangular", 3, 2, layers=3).transform,
-}
-
-
-@pytest.mark.slow
-def test_the_contract_of_a_continuous_encoder() -> None:
-    transform = amortized("continuous", 3, 2, hidden=(3,), steps=20).transform
-    tolerances = {"inverse iterative": 1e-6, "ladj": 1e-6}  # the error of the solver
-    only = ["inverse", "ladj", "batch", "dtype"]
-    check_trained(transform, only=only, train_steps=2, tolerances=tolerances).raise_if_failed()
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_rows_and_draws_broadcast_as_they_do_one_by_one(name: str) -> None:
-    f = shaken(ENCODERS[name]())
-    x, context = (
-        rng.normal(4, (5, 3), torch.zeros((), dtype=torch.float64), 0),
-        rng.normal(5, (2,), W, 1),
-    )
-    y, ladj = f(x, context)  # four draws for each of five contexts
-    for i in range(5):
-        one, alone = f(x[:, i], context[i])
-        assert torch.allclose(one, y[:, i], atol=1e-12)
-        assert torch.allclose(alone, ladj[:, i], atol=1e-12)
-    assert f(x[:0], context)[0].shape == (0, 5, 3)
-    assert f(x[0, :1], context[:, None])[0].shape == (5, 1, 3)
-
 
 @pytest.mark.parametrize("kind", [Planar, Sylvester])
 def test_a_context_is_what_conditional_makes_of_the_flow_without_one(
@@ -336,14 +301,6 @@ def test_networks_of_images() -> None:
     assert conv_decoder(event, 4, 256)(torch.zeros(2, 4)).shape == (2, 256, 8, 12)
 
 
-def test_gated_convolutions_start_with_the_variance_of_what_comes_in() -> None:
-    with rng.isolated(0, torch.device("cpu")), torch.no_grad():
-        features = conv_encoder((1, 28, 20), 32)((torch.rand(8, 1, 28, 20) < 0.5).float())
-        logits = conv_decoder((1, 28, 20), 16)(torch.randn(8, 16))
-    assert 0.3 < features.std() < 5
-    assert 0.1 < logits.std(0).mean() < 5
-
-
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
@@ -425,53 +382,18 @@ def test_the_best_parameters_by_given_rows_are_kept() -> None:
     assert -bound.mean().item() == pytest.approx(result.best, rel=1e-5)
 
 
-def test_patience_stops_a_run_after_its_warmup() -> None:
-    result = small().fit(
-        digits(40), steps=2000, check_every=2, patience=3, lr=0.3, warmup=0.01, progress=False
-    )
-    assert result.stopped == "patience"
-    assert result.steps >= 20  # a hundredth of the steps
-
-
-def test_a_clock_ends_a_run_and_its_schedule() -> None:
-    result = small().fit(digits(), seconds=0.4, progress=False, check_every=1000)
-    assert result.stopped == "finished"
-    assert 0.4 <= result.seconds < 20
-    assert result.history[-1].lr < 0.2 * 1e-3
-    assert result.best_step == result.steps  # judged once, at the end
-
-
-def test_ctrl_c_keeps_the_best_parameters() -> None:
-    def stop(check: Any) -> None:
-        if check.step >= 40:
-            raise KeyboardInterrupt
-
-    data, vae = digits(), small()
-    start = vae.elbo(data, seed=0).mean().item()
-    result = vae.fit(
-        data, steps=1000, check_every=20, lr=1e-2, warmup=0.0, progress=False, callback=stop
-    )
-    assert result.stopped == "interrupted"
-    assert vae.elbo(data, seed=0).mean().item() > start
-
-
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("call", "message"),
     [
         (lambda: small().elbo(digits(3) + 0.5), "whole numbers as data, got"),
         (lambda: small().elbo(digits(3) * 2), "takes 0 to 1, got 0 to 2"),
-        (lambda: small().elbo(digits(3)[:, :5]), r"\(\.\.\., 12\)"),
         (lambda: small().elbo(digits(3)[0]), r"expected \(rows, 12\)"),
-        (lambda: small().elbo(digits(3).long()), "must be floating point"),
-        (lambda: small().elbo(digits(3).double()), "the parameters are torch.float32"),
         (lambda: small().log_prob(digits(3), samples=0), "samples must be at least 1, got 0"),
         (lambda: small().log_prob(digits(3), samples=2, chunk=0), "chunk must be at least 1"),
         (lambda: small().fit(digits(), beta=0.0), "beta must be positive"),
-        (lambda: small().fit(digits(), seconds=0.0), "seconds must be positive"),
-        (lambda: small().fit(digits(), warmup=1.5), "warmup is a fraction"),
         (lambda: small().fit(digits(), held_out=digits()[:, :3]), r"\(\.\.\., 12\)"),
         (lambda: Sylvester(3, rank=4), "rank must be between 1 and 3"),
         (lambda: Sylvester(3, form="triangular", rank=2), "a lower rank needs the orthogonal form"),
@@ -486,6 +408,6 @@ def test_ctrl_c_keeps_the_best_parameters() -> None:
         (lambda: conv_encoder((1, 6, 8)), "multiples of 4"),
     ],
 )  # fmt: skip
-def test_bad_input(wrong: Callable[[], object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        wrong()
+def test_bad_input(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
