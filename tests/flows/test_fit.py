@@ -23,7 +23,7 @@ from bayou.flows import (
     realnvp,
 )
 from bayou.flows.core.transform import Ladj, Transform
-from bayou.flows.fitting.fit import Check, fit
+from bayou.flows.fitting.fit import HistoryRow, fit
 from bayou.flows.fitting.objectives import elbo
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -158,10 +158,10 @@ def test_early_stopping_restores_the_best_parameters() -> None:
 
 
 def test_interrupt_returns_the_best_parameters_so_far() -> None:
-    seen: list[tuple[Check, list[Tensor]]] = []
+    seen: list[tuple[HistoryRow, list[Tensor]]] = []
     flow = coupling_flow()
 
-    def callback(row: Check) -> None:
+    def callback(row: HistoryRow) -> None:
         seen.append((row, parameters(flow)))
         if row.step >= 50:
             raise KeyboardInterrupt
@@ -349,7 +349,7 @@ def test_warmup_tempers_the_density(
     monkeypatch.setattr(
         "bayou.flows.fitting.fit.time", SimpleNamespace(monotonic=lambda: next(ticks))
     )
-    rows: list[Check] = []
+    rows: list[HistoryRow] = []
     fit(gaussian_flow(), lambda x: normal_log_density(x) - 100, **length, warmup=0.5, check_every=1,
         callback=rows.append, lr=1e-6, patience=None)  # fmt: skip
     assert rows[0].loss < 5  # β = 0.01 of a constant 100

@@ -30,6 +30,7 @@ class Unit(ABC):
         information: E[(∂log p/∂z)²], that of its location.
         scale_information: E[(1 + z·∂log p/∂z)²], that of its log-scale.
         knots: ends of cells on which it is smooth, which span its mass.
+        is_gaussian: whether it is the standard normal density.
     """
 
     variance: float
@@ -37,6 +38,7 @@ class Unit(ABC):
     information: float
     scale_information: float
     knots: tuple[float, ...]
+    is_gaussian = False
 
     @abstractmethod
     def log_density(self, z: Tensor) -> Tensor:
@@ -85,8 +87,10 @@ def _symmetric_knots(positive: tuple[float, ...]) -> tuple[float, ...]:
 
 
 @final
-class UnitNormal(Unit):
+class NormalUnit(Unit):
     """The standard normal density N(0, 1)."""
+
+    is_gaussian = True
 
     def __init__(self) -> None:
         self.variance = 1.0
@@ -141,7 +145,7 @@ def _expected_distance(d: Tensor, variance: Tensor) -> Tensor:
 
 
 @final
-class UnitStudentT(Unit):
+class StudentTUnit(Unit):
     """Student's t with df degrees of freedom: p(z) ∝ (1 + z²/df)^(−(df + 1)/2).
 
     Args:
@@ -401,7 +405,7 @@ class BoundHomoscedastic(LocationScale):
 
     @property
     def is_gaussian(self) -> bool:
-        return isinstance(self.unit, UnitNormal)
+        return self.unit.is_gaussian
 
     @property
     def gaussian_noise(self) -> float | None:
@@ -474,7 +478,7 @@ class BoundHeteroscedastic(LocationScale):
     """
 
     def __init__(self, min_std: float = 0.0, unit: Unit | None = None, axis: int = -1) -> None:
-        super().__init__(unit or UnitNormal())
+        super().__init__(unit or NormalUnit())
         self.min_std = float(min_std)
         self.axis = axis
 
@@ -586,7 +590,7 @@ class Gaussian(_Homoscedastic):
         self._check_units()
 
     def _unit_and_scale(self) -> tuple[Unit, float]:
-        return UnitNormal(), self.noise
+        return NormalUnit(), self.noise
 
 
 @final
@@ -619,7 +623,7 @@ class StudentT(_Homoscedastic):
         self._check_units()
 
     def _unit_and_scale(self) -> tuple[Unit, float]:
-        return UnitStudentT(self.df), self.scale
+        return StudentTUnit(self.df), self.scale
 
 
 @final
@@ -688,7 +692,7 @@ class HeteroscedasticStudentT(_Heteroscedastic):
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHeteroscedastic:
-        return BoundHeteroscedastic(unit=UnitStudentT(self.df))
+        return BoundHeteroscedastic(unit=StudentTUnit(self.df))
 
 
 def _check_df(likelihood: Likelihood, df: float) -> None:

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +65,11 @@ class Objective(ABC):
         self.context = None if context is None else context.to(self.anchor)
 
     @abstractmethod
-    def inputs(self, step: int) -> tuple[Any, ...]:
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
         """Return the inputs of a step: rows and noise."""
 
     @abstractmethod
-    def value(self, *inputs: Any) -> Tensor:
+    def value(self, *inputs: Tensor) -> Tensor:
         """Return the loss, a scalar.
 
         Raises:
@@ -161,7 +161,7 @@ class MaximumLikelihood(Objective):
     def inputs(self, step: int) -> tuple[Tensor, ...]:
         return self.rows[next(self.batches)].to(self.data.device), *self._solver_widths(step)
 
-    def value(self, rows: Tensor, *widths: Tensor) -> Tensor:
+    def value(self, rows: Tensor, *widths: Tensor) -> Tensor:  # type: ignore[override]
         with varied_steps(self.flow, *widths):
             return -self._log_prob(rows).mean()
 
@@ -280,15 +280,16 @@ class ReverseKL(Objective):
             rows = len(self.context)
             self.batches = _batches(rows, min(batch_size, rows), rng.fold(seed, "batches"))
 
-    def inputs(self, step: int) -> tuple[int]:
-        return (step,)
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        self.step = step
+        return ()
 
-    def value(self, step: int) -> Tensor:
+    def value(self) -> Tensor:  # type: ignore[override]
         context = None
         if self.context is not None:
             context = self.context[next(self.batches).to(self.context.device)]
-        with varied_steps(self.flow, *self._solver_widths(step)):
-            step_seed = rng.fold(self.seed, "step", step)
+        with varied_steps(self.flow, *self._solver_widths(self.step)):
+            step_seed = rng.fold(self.seed, "step", self.step)
             log_q, log_p = log_ratio(self.flow, self.log_density, self.samples, context, step_seed)
         return (log_q - max(0.01, self.warmed) * log_p).mean()
 
