@@ -31,11 +31,6 @@ def predictive(likelihood: Likelihood, outputs: Tensor) -> Predictive:
     return Predictive(likelihood.bind(dtype=outputs.dtype), outputs)
 
 
-def from_probabilities(p: Tensor) -> Predictive:
-    """One sample of the network with exactly these class probabilities, where float allows."""
-    return predictive(Categorical(), p.log().unsqueeze(0))
-
-
 CLASSES = predictive(Categorical(), 2 * noise(9, 300, 4))
 LABELS = torch.randint(4, (300,), generator=torch.Generator().manual_seed(1))
 
@@ -106,17 +101,6 @@ def test_a_confidence_of_one_is_in_the_last_bin() -> None:
     assert metrics.ece(sure, torch.tensor([0, 1])) == pytest.approx(0.475, abs=1e-12)
 
 
-def test_calibrated_predictions_have_little_ece() -> None:
-    """Labels drawn from the prediction: ECE is of the order of its noise, √(bins/N)/2 at most."""
-    n = 20_000
-    p = (2 * noise(n, 3)).softmax(-1)
-    u = torch.from_numpy(np.random.default_rng(0).random((n, 1)))
-    y = (p.cumsum(-1) < u).sum(-1).clamp_max(2)
-    assert metrics.ece(from_probabilities(p), y) < 0.5 * math.sqrt(15 / n)
-    overconfident = from_probabilities((3 * p.log()).softmax(-1))
-    assert metrics.ece(overconfident, y) > 0.1
-
-
 def test_classes_on_a_map_are_scored_in_every_place() -> None:
     f = noise(4, 6, 3, 5, 5)
     y = torch.randint(3, (6, 5, 5), generator=torch.Generator().manual_seed(0))
@@ -130,16 +114,11 @@ def test_classes_on_a_map_are_scored_in_every_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [([1, 1, 2], [1, 3]), ([-5, 0, 0, 4], [0]), ([2], [-1, 2, 2, 7])]
+    ("a", "b"), [([1, 1, 2], [1, 3]), ([-5, 0, 0, 4], [0]), ([100], [200, 300])]
 )
 def test_auroc_against_scikit_learn_with_ties(a: list[int], b: list[int]) -> None:
     expected = sklearn.metrics.roc_auc_score([0] * len(a) + [1] * len(b), a + b)
     assert metrics.auroc(torch.tensor(a), torch.tensor(b)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_auroc_of_large_scores_is_exact() -> None:
-    """Scores that a sigmoid would round to the same 1."""
-    assert metrics.auroc(torch.tensor([100.0]), torch.tensor([200.0, 300.0])) == 1.0
 
 
 def test_error_rejection_against_a_loop() -> None:
