@@ -22,7 +22,7 @@ from bayou.likelihoods import (
     Likelihood,
     Poisson,
     StudentT,
-    StudentTUnit,
+    UnitStudentT,
 )
 from bayou.likelihoods.predictive import Predictive
 
@@ -227,7 +227,7 @@ def test_the_bound_of_two_classes_has_known_values() -> None:
 
 @pytest.mark.parametrize("df", [1.05, 4, 200])
 def test_the_student_cdf_is_scipys_to_the_far_tail(df: float) -> None:
-    unit = StudentTUnit(df)
+    unit = UnitStudentT(df)
     z = torch.cat([-torch.logspace(-8, 6, 100, dtype=F64), torch.linspace(-6, 6, 101, dtype=F64)])
     expected = scipy.stats.t.cdf(z.numpy(), df)
     seen = expected > 1e-270

@@ -91,6 +91,7 @@ def test_information_is_positive_zero_without_disagreement_and_bounded(name: str
     p = made(name)
     coordinates = math.prod(CASES[name][2][1:])
     assert (p.mutual_information > 0).all()
+    torch.testing.assert_close(p.aleatoric_entropy + p.mutual_information, p.entropy)
     assert (p.mutual_information <= coordinates * math.log(4) + 1e-9).all()
     if name.startswith(("categorical", "bernoulli", "poisson")):
         assert (p.mutual_information <= p.entropy).all()

@@ -161,7 +161,7 @@ def test_stages_equal_the_whole_pass(name: str) -> None:
         tables = [t.detach().numpy() for t in base.tables(params.flatten(0, -2))]
         below = base.below(k.flatten().long().numpy(), *tables)
         above = base.below(k.flatten().long().numpy() + 1, *tables)
-        rows = k if not isinstance(base, Categorical) else base.see(k)
+        rows = k if not isinstance(base, Categorical) else base.encode_symbols(k)
         mass = base.log_mass(rows, params).exp().flatten()
         inner = (k.flatten() > 0) & (
             k.flatten() < levels - 1

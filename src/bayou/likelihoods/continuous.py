@@ -87,7 +87,7 @@ def _symmetric_knots(positive: tuple[float, ...]) -> tuple[float, ...]:
 
 
 @final
-class NormalUnit(Unit):
+class UnitGaussian(Unit):
     """The standard normal density N(0, 1)."""
 
     is_gaussian = True
@@ -145,7 +145,7 @@ def _expected_distance(d: Tensor, variance: Tensor) -> Tensor:
 
 
 @final
-class StudentTUnit(Unit):
+class UnitStudentT(Unit):
     """Student's t with df degrees of freedom: p(z) ∝ (1 + z²/df)^(−(df + 1)/2).
 
     Args:
@@ -478,7 +478,7 @@ class BoundHeteroscedastic(LocationScale):
     """
 
     def __init__(self, min_std: float = 0.0, unit: Unit | None = None, axis: int = -1) -> None:
-        super().__init__(unit or NormalUnit())
+        super().__init__(unit or UnitGaussian())
         self.min_std = float(min_std)
         self.axis = axis
 
@@ -590,7 +590,7 @@ class Gaussian(_Homoscedastic):
         self._check_units()
 
     def _unit_and_scale(self) -> tuple[Unit, float]:
-        return NormalUnit(), self.noise
+        return UnitGaussian(), self.noise
 
 
 @final
@@ -623,7 +623,7 @@ class StudentT(_Homoscedastic):
         self._check_units()
 
     def _unit_and_scale(self) -> tuple[Unit, float]:
-        return StudentTUnit(self.df), self.scale
+        return UnitStudentT(self.df), self.scale
 
 
 @final
@@ -692,7 +692,7 @@ class HeteroscedasticStudentT(_Heteroscedastic):
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHeteroscedastic:
-        return BoundHeteroscedastic(unit=StudentTUnit(self.df))
+        return BoundHeteroscedastic(unit=UnitStudentT(self.df))
 
 
 def _check_df(likelihood: Likelihood, df: float) -> None:

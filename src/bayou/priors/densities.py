@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.rng import Seed
-from bayou.likelihoods.continuous import StudentTUnit
+from bayou.likelihoods.continuous import UnitStudentT
 from bayou.priors.base import BoundPrior, Prior, log_of
 
 EULER_GAMMA = 0.5772156649015329
@@ -151,7 +151,7 @@ class BoundStudentT(BoundPrior):
         self, shape: Sequence[int], df: float, log_scale: Tensor, learn: bool = False
     ) -> None:
         super().__init__(shape, learn, log_scale=log_scale)
-        self.unit = StudentTUnit(df)
+        self.unit = UnitStudentT(df)
 
     def log_prob(self, w: Tensor) -> Tensor:
         z = self._event(w) * torch.exp(-self.log_scale)

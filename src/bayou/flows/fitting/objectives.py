@@ -402,13 +402,13 @@ def _check_finite(value: Tensor, x: Tensor, name: str, rows: Tensor | None = Non
                 "or a p with soft edges"
             )
     index = position[0] if len(position) == 1 else position
-    place = f"sample {index}"
+    subject = f"sample {index}"
     unit = "samples"
     if rows is not None:
-        place = f"row {int(rows[index])} of the data"
+        subject = f"row {int(rows[index])} of the data"
         unit = "rows"
     raise FloatingPointError(
-        f"{name} is {number} at {place}, x = {_format_values(x[position])} "
+        f"{name} is {number} at {subject}, x = {_format_values(x[position])} "
         f"({int(is_bad.sum())} of {is_bad.numel()} {unit}); {remedy}"
     )
 
