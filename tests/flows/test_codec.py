@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayou.core import rng
 from bayou.flows import (
     MADE,
     Categorical,
@@ -39,13 +38,11 @@ from bayou.flows import (
 )
 from bayou.flows.discrete import codec, rans
 from bayou.flows.discrete.bijections import cnn
+from tests.flows.parameters import perturb
 
 
-def shaken(flow: Flow, size: float = 0.3) -> Flow:
-    with torch.no_grad():
-        for key, p in flow.named_parameters():
-            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
-    return flow.eval()
+def perturbed(name: str, scale: float = 0.3) -> Flow:
+    return perturb(FLOWS[name](), scale).float()
 
 
 def ideal(flow: Flow, y: Tensor) -> float:
@@ -111,7 +108,7 @@ def data(flow: Flow, rows: int) -> Tensor:
 def test_decoding_is_exact_and_the_length_is_the_negative_log_probability(
     name: str, rows: int
 ) -> None:
-    flow = shaken(FLOWS[name]())
+    flow = perturbed(name)
     y = data(flow, rows)
     stream = flow.compress(y)
     assert torch.equal(flow.decompress(stream), y)
@@ -152,7 +149,7 @@ def test_lanes(lanes: int) -> None:
 
 
 def test_the_shape_the_dtype_and_the_seeds_are_kept() -> None:
-    flow = shaken(FLOWS["integers"]())
+    flow = perturbed("integers")
     y, before = data(flow, 12).reshape(3, 1, 4, 5), torch.get_rng_state()
     again = flow.decompress(flow.compress(y))
     assert (again.shape, again.dtype) == (y.shape, y.dtype)
@@ -167,7 +164,7 @@ def test_the_shape_the_dtype_and_the_seeds_are_kept() -> None:
 
 
 def test_another_number_of_threads_reads_it() -> None:
-    flow, threads = shaken(FLOWS["one after another"](), 0.1), torch.get_num_threads()
+    flow, threads = perturbed("one after another", 0.1), torch.get_num_threads()
     y = data(flow, 100)
     try:
         torch.set_num_threads(1)
@@ -195,7 +192,7 @@ CONDITIONAL: dict[str, Callable[[], Flow]] = {
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_with_a_context(name: str) -> None:
-    flow = shaken(CONDITIONAL[name](), 0.8)
+    flow = perturb(CONDITIONAL[name](), 0.8).float()
     context = torch.eye(3).repeat(7, 1)
     y = flow.sample(1, context, seed=0)[0]
     assert (flow.log_prob(y[0], torch.eye(3)).diff().abs() > 1e-3).any()
@@ -212,7 +209,7 @@ def test_with_a_context(name: str) -> None:
 
 def test_a_stream_of_a_gpu_is_decoded_on_a_cpu() -> None:
     """Up to 1,024 rows it differs from one of a CPU by its version alone."""
-    flow = shaken(FLOWS["pixel after pixel"]())
+    flow = perturbed("pixel after pixel")
     y = data(flow, 20)
     body = flow.compress(y)[8:]
     stream = codec.MAGIC + bytes([codec.VERSION["cuda"]]) + codec._crc(body, 3) + body
@@ -223,7 +220,7 @@ def test_a_stream_of_a_gpu_is_decoded_on_a_cpu() -> None:
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    flow = shaken(FLOWS["classes"]())
+    flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
     for i in range(len(stream)):
         for bit in (0, 7):
@@ -245,7 +242,7 @@ def test_every_flipped_bit_is_noticed() -> None:
     ],
 )
 def test_foreign_and_damaged_streams(change: Callable[[bytes], bytes], message: str) -> None:
-    flow = shaken(FLOWS["classes"]())
+    flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
     with pytest.raises(CodecError, match=message):
         flow.decompress(change(stream))
@@ -258,7 +255,7 @@ def test_only_bytes_are_a_stream(stream: Any) -> None:
 
 
 def test_another_model_is_refused() -> None:
-    flow = shaken(FLOWS["classes"]())
+    flow = perturbed("classes")
     y = data(flow, 20)
     stream, other = flow.compress(y), copy.deepcopy(flow)
     with torch.no_grad():
@@ -266,12 +263,12 @@ def test_another_model_is_refused() -> None:
     with pytest.raises(CodecError, match="written by another model.*load the weights"):
         other.decompress(stream)
     with pytest.raises(CodecError, match="written by another model"):
-        shaken(FLOWS["modulo"]()).decompress(stream)
+        perturbed("modulo").decompress(stream)
     assert torch.equal(copy.deepcopy(flow).decompress(stream), y)
 
 
 def test_a_machine_that_computes_differently_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = shaken(FLOWS["integers"]())
+    flow = perturbed("integers")
     stream = flow.compress(data(flow, 50))
     below = DiscretizedLogistic.below
     monkeypatch.setattr(

@@ -36,15 +36,7 @@ from bayou.flows import (
 from bayou.flows.discrete.bijections import cnn, straight_through, units
 from bayou.flows.discrete.masses import DiscreteBase
 from tests.conformance.flow_properties import check
-
-
-def shaken(module: nn.Module, size: float = 0.5) -> nn.Module:
-    """Random parameters, in float64."""
-    module.double()
-    with torch.no_grad():
-        for key, p in module.named_parameters():
-            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
-    return module.eval()
+from tests.flows.parameters import perturb
 
 
 def every(classes: int, dim: int) -> Tensor:
@@ -127,7 +119,7 @@ each_base = pytest.mark.parametrize("name", BASES)
 @each_base
 def test_masses_sum_to_one(name: str) -> None:
     build, levels = BASES[name]
-    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    base = perturb(build(), 0.5)
     symbols = every(levels, base.symbols)
     log_p = base.log_prob(base.as_event(symbols))
     assert log_p.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
@@ -137,7 +129,7 @@ def test_masses_sum_to_one(name: str) -> None:
 @each_base
 def test_draws_have_the_masses(name: str) -> None:
     build, levels = BASES[name]
-    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    base = perturb(build(), 0.5)
     n, symbols = 20_000, every(levels, base.symbols)
     drawn = base.as_symbols(base.draw(n, seed=0))
     codes = levels ** torch.arange(base.symbols).flip(0).double()
@@ -151,7 +143,7 @@ def test_draws_have_the_masses(name: str) -> None:
 @each_base
 def test_stages_equal_the_whole_pass(name: str) -> None:
     build, levels = BASES[name]
-    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    base = perturb(build(), 0.5)
     symbols = every(levels, base.symbols)
     whole, seen = base.params(base.as_event(symbols)).expand(len(symbols), base.symbols, -1), []
 
@@ -175,7 +167,7 @@ def test_stages_equal_the_whole_pass(name: str) -> None:
 
 
 def test_an_unbounded_mixture_sums_to_one() -> None:
-    base: DiscretizedLogistic = shaken(DiscretizedLogistic(1, 16, components=3))  # type: ignore[assignment]
+    base = perturb(DiscretizedLogistic(1, 16, components=3), 0.5)
     x = torch.arange(-600.0, 600.0, dtype=torch.float64).unsqueeze(-1)
     assert base.log_prob(x).exp().sum().item() == pytest.approx(1.0, abs=1e-12)
     assert base.log_prob(torch.full((1,), 20.0).double()).isfinite()
@@ -237,7 +229,7 @@ def test_check_knows_whole_numbers() -> None:
     ],
 )
 def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Map]) -> None:
-    chain: Map = shaken(build())  # type: ignore[assignment]
+    chain = perturb(build(), 0.5)
     y = every(classes, dim)
     x = chain.inverse(y)[0].argmax(-1).double()
     assert len(x.unique(dim=0)) == classes**dim
@@ -246,7 +238,7 @@ def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Ma
 
 
 def test_numbers_that_go_round_are_permuted() -> None:
-    chain: Map = shaken(integer(3, 6, layers=3, hidden=(8,), wrap=True), 2.0)  # type: ignore[assignment]
+    chain = perturb(integer(3, 6, layers=3, hidden=(8,), wrap=True), 2.0)
     y = every(6, 3)
     x = chain.inverse(y)[0]
     assert (x.min(), x.max(), len(x.unique(dim=0))) == (0, 5, 6**3)
@@ -255,7 +247,7 @@ def test_numbers_that_go_round_are_permuted() -> None:
 
 
 def test_modulo_is_mu_plus_sigma_x() -> None:
-    coupling: ModuloCoupling = shaken(ModuloCoupling(2, 27, hidden=(8,)), 2.0)  # type: ignore[assignment]
+    coupling = perturb(ModuloCoupling(2, 27, hidden=(8,)), 2.0)
     y = every(27, 2)
     x = OneHot(2, 27).inverse(y)[0]
     logits = coupling.conditioner(x[:, :1].flatten(-2)).reshape(-1, 27 + 18)
@@ -294,13 +286,14 @@ def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
 def test_a_group_sees_the_groups_before_it_only() -> None:
     event = (1, 4, 4)
     groups = quincunx(event, 2)
-    base = shaken(DiscretizedLogistic(event, 8, 1, Groups(groups, [cnn(2, (8,), 3)]), bounded=True))
+    groups_net = Groups(groups, [cnn(2, (8,), 3)])
+    base = perturb(DiscretizedLogistic(event, 8, 1, groups_net, bounded=True), 0.5)
     x = torch.randint(0, 8, event, generator=torch.Generator().manual_seed(0)).double()
-    before = base.params(x)  # type: ignore[operator]
+    before = base.params(x)
     for d in range(16):
         moved = x.flatten().clone()
         moved[d] += 1e3
-        same = (base.params(moved.reshape(event)) == before).all(-1)  # type: ignore[operator]
+        same = (base.params(moved.reshape(event)) == before).all(-1)
         assert same[groups.flatten() <= groups.flatten()[d]].all()
     assert not same.all()
 

@@ -40,6 +40,7 @@ from bayou.flows import (
     split_channels,
 )
 from bayou.flows.models.images import rotation
+from tests.flows.parameters import perturb
 
 NET = partial(conv_net, hidden=4)
 
@@ -48,17 +49,6 @@ def built(make: Callable[[], Any], seed: int = 0) -> Any:
     """The same weights at every call."""
     with rng.isolated(seed, torch.device("cpu")):
         return make()
-
-
-def shaken(module: nn.Module, size: float = 0.1) -> Any:
-    """In float64 and eval mode, with random parameters: a flow that starts at the identity hides
-    mistakes.
-    """
-    module.double().eval()
-    with torch.no_grad():
-        for key, p in module.named_parameters():
-            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
-    return module
 
 
 def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
@@ -82,7 +72,7 @@ def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
 )
 def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[], Map]) -> None:
     """log p(y) = log N(z; 0, I) − log|det ∂y/∂z|, z the noise of the base and of every split."""
-    chain = shaken(built(make))
+    chain = perturb(built(make), 0.1).eval()
     flow = Flow(StandardNormal(chain.event_in).double(), chain)
     x = flow.base.draw(1, seed=0)[0]
     noise, structure = tree_flatten(chain.noise(x, seed=0))
@@ -113,7 +103,9 @@ def test_a_squeeze_is_pixel_unshuffle() -> None:
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_checkerboard_keeps_every_second_pixel(flip: bool) -> None:
-    coupling = shaken(built(lambda: ImageCoupling((2, 4, 6), Affine(), "checkerboard", flip, NET)))
+    coupling = perturb(
+        built(lambda: ImageCoupling((2, 4, 6), Affine(), "checkerboard", flip, NET)), 0.1
+    )
     x = rng.normal(3, (2, 4, 6), torch.zeros((), dtype=torch.float64), 0)
     even = (torch.arange(4)[:, None] + torch.arange(6)) % 2 == 0
     assert torch.equal(coupling(x)[0] == x, (even != flip).expand_as(x))
@@ -186,7 +178,7 @@ def test_a_uniform_model_scores_eight_bits() -> None:
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
-    flow = shaken(
+    flow = perturb(
         built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 16, "variational")), 0.05
     )
     y = pixels(5, 1, 4, 4, levels=16)
@@ -256,7 +248,7 @@ CLASSES: dict[str, Callable[[], Map]] = {
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_densities_and_draws_by_class(name: str) -> None:
-    flow = shaken(image_flow(built(CLASSES[name]), 8), 0.2)
+    flow = perturb(image_flow(built(CLASSES[name]), 8), 0.2).eval()
     y, classes = pixels(4, 1, 4, 4, levels=8).double(), torch.eye(3).double()
     by_class = flow.log_prob(y[:, None].expand(-1, 3, -1, -1, -1), classes, seed=0)  # (4, 3)
     assert (by_class.std(1) > 1e-3).all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -38,14 +38,12 @@ from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import NegativeElbo
 from experiments.measure.vae_nets import (
     amortized,
-    conv_decoder,
-    conv_encoder,
     dense_decoder,
     dense_encoder,
 )
 from tests.conformance.training import check_trained
+from tests.flows.parameters import perturb
 
-T = TypeVar("T", bound=nn.Module)
 W = torch.tensor([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]], dtype=torch.float64)
 B = torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)
 VARIANCE = 0.25
@@ -53,15 +51,6 @@ X = torch.tensor([[0.7, -0.4, 1.2]], dtype=torch.float64)
 MARGINAL = D.MultivariateNormal(B, W @ W.T + VARIANCE * torch.eye(3).double())
 PRECISION = torch.eye(2).double() + W.T @ W / VARIANCE  # of the posterior
 EVIDENCE = MARGINAL.log_prob(X[0]).item()  # −3.4082298
-
-
-def shaken(module: T, scale: float = 0.3) -> T:
-    """In double precision, with parameters away from where they start."""
-    module.double()
-    with torch.no_grad():
-        for i, p in enumerate(module.parameters()):
-            p.add_(scale * rng.normal(1, p.shape, p, i)[0])
-    return module
 
 
 def affine(weight: Tensor, bias: Tensor, log_scale: Tensor) -> AmortizedAffine:
@@ -166,7 +155,7 @@ def test_reconstructions_are_means() -> None:
 
 
 def test_a_prior_may_be_a_flow() -> None:
-    prior = Flow(StandardNormal(2).double(), shaken(realnvp(2, layers=2, hidden=(8,))))
+    prior = Flow(StandardNormal(2).double(), perturb(realnvp(2, layers=2, hidden=(8,))))
     decoder, encoder = pca().map.decoder, pca(exact=False, wide=1.5).map.encoder
     vae = VAE(decoder, encoder, prior)
     z = prior.sample(40_000, seed=1)  # log p(x) = log E_prior[p(x|z)]
@@ -185,7 +174,7 @@ def test_a_prior_may_be_a_flow() -> None:
 def test_a_context_is_what_conditional_makes_of_the_flow_without_one(
     kind: Callable[..., Any],
 ) -> None:
-    mine, plain = shaken(kind(3, 2, context_dim=2)), kind(3, 2).double()
+    mine, plain = perturb(kind(3, 2, context_dim=2)), kind(3, 2).double()
     other = Conditional(plain, 2, hidden=()).double()
     with torch.no_grad():
         plain.theta.copy_(mine.theta)
@@ -220,7 +209,7 @@ DECODERS: dict[str, Callable[[nn.Module | None], Decoder]] = {
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_masses_sum_to_one_and_draws_have_them(name: str) -> None:
-    decoder = shaken(DECODERS[name](None), 1.0)
+    decoder = perturb(DECODERS[name](None), 1.0)
     levels, z = decoder.levels or 0, torch.tensor([0.4, -1.1], dtype=torch.float64)
     x = torch.cartesian_prod(*[torch.arange(levels).double()] * 2)
     mass = decoder.log_prob(x, z, 1).exp()
@@ -246,10 +235,10 @@ def test_a_vae_of_pixels_keeps_the_contract(name: str) -> None:
 
 def test_bernoulli_evidence_by_summing_over_z() -> None:
     decoder, x = (
-        shaken(BernoulliDecoder(3, nn.Linear(1, 3)), 1.0),
+        perturb(BernoulliDecoder(3, nn.Linear(1, 3)), 1.0),
         torch.tensor([[1.0, 0.0, 1.0]]).double(),
     )
-    vae = VAE(decoder, shaken(amortized("planar", 1, 3, layers=2)))
+    vae = VAE(decoder, perturb(amortized("planar", 1, 3, layers=2)))
     z = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
     joint = D.Normal(0.0, 1.0).log_prob(z[:, 0]) + D.Bernoulli(logits=decoder.net(z)).log_prob(
         x
@@ -260,20 +249,6 @@ def test_bernoulli_evidence_by_summing_over_z() -> None:
         20_000
     )
     assert vae.log_prob(x, 5000, seed=0).item() == pytest.approx(evidence, abs=0.05)
-
-
-def test_networks_of_images() -> None:
-    event = (1, 8, 12)
-    for encoder, decoder in ((conv_encoder, conv_decoder), (dense_encoder, dense_decoder)):
-        net, back = encoder(event, 16, levels=256), decoder(event, 4, 2)
-        vae = VAE(LogisticDecoder(event, back), ConditionalFlow(amortized("gaussian", 4, 16), net))
-        x = vae.sample(3, seed=0)
-        assert x.shape == (3, *event)
-        assert torch.equal(x, x.round())
-        assert vae.elbo(x, 2, seed=0).shape == (3,)
-        vae.elbo(x, seed=0).sum().backward()
-        assert all(p.grad is not None for p in vae.parameters())
-    assert conv_decoder(event, 4, 256)(torch.zeros(2, 4)).shape == (2, 256, 8, 12)
 
 
 # --- learning --------------------------------------------------------------------------------------------------------
@@ -380,7 +355,6 @@ def test_the_best_parameters_by_given_rows_are_kept() -> None:
          "build it with context_dim=2"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 2)), Flow(StandardNormal(2), AmortizedAffine(2, 2)),
                      StandardNormal(3)), r"has events \(2,\), the prior \(3,\)"),
-        (lambda: conv_encoder((1, 6, 8)), "multiples of 4"),
     ],
 )  # fmt: skip
 def test_bad_input(call: Callable[[], object], message: str) -> None:
