@@ -196,7 +196,7 @@ def test_a_flow_learns_an_autoregressive_process() -> None:
     least = 4 * (1 + math.log(2 * math.pi)) + 8 * math.log(0.4) - 0.5 * math.log(1 - 0.81)
     flow = Flow(StandardNormal((8, 1)), wavenet((8, 1), layers=1, width=16))
     optimizer = torch.optim.Adam(flow.parameters(), 1e-2)
-    for i in range(120):
+    for i in range(80):
         loss = -flow.log_prob(data[:1500][16 * i % 1500 :][:256]).mean()
         optimizer.zero_grad()
         loss.backward()

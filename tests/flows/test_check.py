@@ -17,7 +17,6 @@ from bayou.flows.checking.report import Report, Result
 from bayou.flows.core.compose import Conditional, Inverse
 from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.transform import Cost, Ladj, Transform
-from bayou.flows.layers.builders import realnvp
 from tests.conformance.flow_properties import all_properties, check
 
 Pair = tuple[Tensor, Tensor]
@@ -289,15 +288,6 @@ def test_a_second_derivative_that_raises_is_not_a_wrong_one() -> None:
     assert report["gradgradcheck inverse"].value is not None
 
 
-def test_a_keyboard_interrupt_passes() -> None:
-    class Interrupted(Affine):
-        def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        check(Interrupted(), only=["inverse"])
-
-
 def test_rows_measured_before_an_exception_are_kept() -> None:
     class HalfBroken(Affine):
         def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
@@ -513,12 +503,6 @@ def test_a_fault_that_does_not_show_at_the_identity_is_found() -> None:
     assert str(report).startswith("AtTheIdentity on 2, parameters perturbed by 0.2 (seed 0): ")
     assert "perturbed" not in str(check(transform, only=["ladj"], perturb=0.0))
     assert all(bool((p == 0).all()) for p in transform.parameters())
-
-
-def test_flows_that_start_at_the_identity_are_perturbed_and_pass() -> None:
-    report = check(realnvp(2), only=["inverse", "ladj"])
-    report.raise_if_failed()
-    assert report["ladj forward"].value != 0  # which it is, to the last digit, at the identity
 
 
 @pytest.mark.parametrize(

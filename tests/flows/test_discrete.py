@@ -278,7 +278,7 @@ def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
         flow = Flow(
             DiscretizedLogistic(2, 64, components=3), integer(2, 64, layers=1, hidden=(32,))
         )
-        fit(flow, y, steps=300, lr=0.02, progress=False, patience=None)
+        fit(flow, y, steps=150, lr=0.03, progress=False, patience=None)
     bits = -flow.log_prob(y).mean().item() / math.log(2)
     assert bits < 6 + 3.2 < 12 - 2
 

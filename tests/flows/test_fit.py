@@ -22,7 +22,7 @@ from bayou.flows import (
     StandardNormal,
     realnvp,
 )
-from bayou.flows.core.transform import Ladj, Transform
+from bayou.flows.core.transform import Ladj
 from bayou.flows.fitting.fit import HistoryRow, fit
 from bayou.flows.fitting.objectives import elbo
 
@@ -86,7 +86,7 @@ def test_maximum_likelihood_learns_the_dependence_on_the_context() -> None:
     context = rng.normal(n, (1,), LIKE, seed=2)
     data = torch.cat([context, -context], -1) + 0.1 * rng.normal(n, (2,), LIKE, seed=3)
     flow = coupling_flow(context_dim=1)
-    result = fit(flow, data, context=context, steps=300, lr=0.02)
+    result = fit(flow, data, context=context, steps=150, lr=0.02)
     # The entropy of the noise is the best there is; ignoring the context costs ½ log 101 ≈ 2.3 nats
     # a coordinate.
     floor = 2 * 0.5 * math.log(2 * math.pi * math.e * 0.01)
@@ -399,15 +399,15 @@ def test_bad_input(target: Tensor, settings: dict[str, object], message: str) ->
         fit(coupling_flow().float(), target, **{"steps": 2, **settings})  # type: ignore[arg-type]
 
 
-def test_bad_contexts_and_flows() -> None:
-    flow = coupling_flow(context_dim=1)
-    with pytest.raises(ValueError, match=r"conditional; pass context= of shape \(rows, 1\)"):
-        fit(flow, GOOD)
-    with pytest.raises(ValueError, match="20 rows but the context has shape"):
-        fit(flow, GOOD, context=torch.zeros(19, 1))
-    with pytest.raises(ValueError, match="got Chain; wrap"):
-        fit(realnvp(2), GOOD)  # type: ignore[arg-type]
-    frozen = gaussian_flow().requires_grad_(False)
-    with pytest.raises(ValueError, match="nothing to fit"):
-        fit(frozen, GOOD)
-    assert isinstance(frozen.transform, Transform)
+@pytest.mark.parametrize(
+    ("flow", "context", "message"),
+    [
+        (coupling_flow(context_dim=1), None, r"conditional; pass context= of shape \(rows, 1\)"),
+        (coupling_flow(context_dim=1), torch.zeros(19, 1), "20 rows but the context has shape"),
+        (realnvp(2), None, "got Chain; wrap"),
+        (gaussian_flow().requires_grad_(False), None, "nothing to fit"),
+    ],
+)
+def test_bad_contexts_and_flows(flow: Flow, context: Tensor | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(flow, GOOD, context=context)

@@ -163,7 +163,7 @@ def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(
         optimizer.step()
         return float(conditioner(x).detach().abs().mean())
 
-    assert moved(512) < 1.5 * moved(64)
+    assert moved(256) < 1.5 * moved(64)
 
 
 # --- bits ------------------------------------------------------------------------------------------------------------
@@ -238,17 +238,9 @@ def test_samples_are_images_and_depend_on_their_index() -> None:
     assert torch.equal(flow.sample(5, seed=0, start=3), drawn[3:8])
 
 
-CLASSES: dict[str, Callable[[], Map]] = {
-    "glow": lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=3),
-    "flow++": lambda: flowpp_image(
-        (1, 4, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, context_dim=3
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_densities_and_draws_by_class(name: str) -> None:
-    flow = perturb(image_flow(built(CLASSES[name]), 8), 0.2).eval()
+def test_densities_and_draws_by_class() -> None:
+    chain = built(lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=3))
+    flow = perturb(image_flow(chain, 8), 0.2).eval()
     y, classes = pixels(4, 1, 4, 4, levels=8).double(), torch.eye(3).double()
     by_class = flow.log_prob(y[:, None].expand(-1, 3, -1, -1, -1), classes, seed=0)  # (4, 3)
     assert (by_class.std(1) > 1e-3).all()
