@@ -299,9 +299,7 @@ class BoundLikelihood(nn.Module, ABC):
         Args:
             f: outputs, (S, B, *out).
         """
-        return by_rows(
-            lambda f: -self._mixture_log_probs(f)[1].mean(0), f, max(MONTE_CARLO_DRAWS, len(f))
-        )
+        return self._by_rows(lambda f: -self._mixture_log_probs(f)[1].mean(0), f)
 
     def mixture_information(self, f: Tensor) -> Tensor:
         """Compute H[y_i] − 1/S Σ_s H[y_i | f_s] ≥ 0: (B, *event).
@@ -318,7 +316,7 @@ class BoundLikelihood(nn.Module, ABC):
             component, mixture = self._mixture_log_probs(f)
             return (component - mixture).mean(0).clamp_min(0.0)
 
-        return by_rows(mean_log_ratio, f, max(MONTE_CARLO_DRAWS, len(f)))
+        return self._by_rows(mean_log_ratio, f)
 
     def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
         """Compute the smallest y_i with 1/S Σ_s P(Y_i ≤ y_i | f_s) ≥ q: (B, *event).
@@ -328,11 +326,7 @@ class BoundLikelihood(nn.Module, ABC):
             q: the level, between 0 and 1.
         """
         if not self.overrides("cdf"):
-            return by_rows(
-                lambda f: _empirical_quantile(self._mixture_draws(f), q),
-                f,
-                max(MONTE_CARLO_DRAWS, len(f)),
-            )
+            return self._by_rows(lambda f: _empirical_quantile(self._mixture_draws(f), q), f)
 
         def mass(y: Tensor) -> Tensor:
             return average(lambda f: self.cdf(f, y), f)
@@ -439,6 +433,10 @@ class BoundLikelihood(nn.Module, ABC):
             return reduce(torch.add, blocks) * DRAWS_PER_BLOCK / MONTE_CARLO_DRAWS
 
         return torch.cat([sample_expectation(sample) for sample in f.split(1)])
+
+    def _by_rows(self, function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
+        """Compute a function of draws of the mixture, a few rows at a time."""
+        return by_rows(function, f, max(MONTE_CARLO_DRAWS, len(f)))
 
     def _mixture_draws(self, f: Tensor) -> Tensor:
         """Draw as many y from every component: (k, S, B, *event), k·S ≥ MONTE_CARLO_DRAWS."""

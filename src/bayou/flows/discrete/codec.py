@@ -76,7 +76,10 @@ def compress(flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
     model = CodingModel(flow, context)
     version = VERSION[model.device.type]
     rows, batch_shape = model.rows(y)
-    batches = model.symbol_batches(rows, BATCH_ROWS[version])
+    batch_rows = BATCH_ROWS[version]
+    batches = [
+        model.symbols(batch, i * batch_rows) for i, batch in enumerate(rows.split(batch_rows))
+    ]
     low, high = model.symbol_range(batches)
     slots = [np.zeros((2, 0), np.int64)]
     for symbols in batches:
@@ -258,17 +261,6 @@ class CodingModel:
                 f"got data of batch {tuple(batch_shape)} but contexts of "
                 f"{tuple(self.context.shape[:-1])}; pass one each"
             ) from None
-
-    def symbol_batches(self, rows: Tensor, batch_rows: int) -> list[Tensor]:
-        """Return the symbols (n, D) of batches of rows.
-
-        Args:
-            rows: data (N, *event).
-            batch_rows: the largest number of rows of a batch.
-        """
-        return [
-            self.symbols(batch, i * batch_rows) for i, batch in enumerate(rows.split(batch_rows))
-        ]
 
     def symbols(self, y: Tensor, first: int) -> Tensor:
         """Return the symbols (n, D) of the base for rows y, the first of which is row ``first``.
