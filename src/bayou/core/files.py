@@ -1,9 +1,8 @@
-"""Files of tensors and JSON: safetensors, JSON and SHA-256 digests in a zip archive.
+"""Files of tensors and JSON: safetensors and JSON in a zip archive that ends with its SHA-256.
 
 Loading runs no code.
 A file is written under a temporary name and renamed, so that it is complete or absent. Its last 64
-bytes are the SHA-256 of all others; the digests of the members in the manifest are for other
-programs.
+bytes are the SHA-256 of all others: a file that was changed is refused.
 """
 
 from __future__ import annotations
@@ -70,10 +69,11 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
         config: JSON values.
     """
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    config_bytes = json.dumps(config, allow_nan=True).encode()
-    members = {TENSORS: save_tensors(plain), CONFIG: config_bytes}
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
-    members[MANIFEST] = json.dumps({"format": FORMAT, "kind": "bayou", "sha256": digests}).encode()
+    members = {
+        TENSORS: save_tensors(plain),
+        CONFIG: json.dumps(config, allow_nan=True).encode(),
+        MANIFEST: json.dumps({"format": FORMAT, "kind": "bayou"}).encode(),
+    }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
@@ -353,7 +353,7 @@ def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
     """
     tensors: dict[str, Tensor] = {}
 
-    def walk(value: Any, name: str) -> Any:
+    def walk(value: object, name: str) -> Any:
         if isinstance(value, Tensor):
             tensors[name] = value
             return {"tensor": name}
@@ -369,7 +369,7 @@ def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
     return tensors, walk(state, prefix)
 
 
-def join(tensors: dict[str, Tensor], tree: Any) -> Any:
+def join(tensors: dict[str, Tensor], tree: dict[str, Any]) -> Any:
     """Invert ``split``.
 
     Args:

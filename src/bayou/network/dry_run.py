@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou.core import rng
+from bayou.core.interception import Intercept
 from bayou.network.mapping import PlainAttention
 from bayou.training.inputs import rows_of
 
@@ -39,22 +39,17 @@ class DryRun:
     writes: bool = False
 
 
-class SizeRecorder(TorchFunctionMode):
+class SizeRecorder(Intercept):
     """Notes how large the tensors are that operations make."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._record)
         self.sizes: list[int] = []
         self.drawn_size = 0  # the total size of those that depend on a draw, inside vmap
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _record(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an operation, and note the sizes of its outputs."""
+        out = func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.sizes += [tensor.numel() for tensor in tensors]
         self.drawn_size += sum(
@@ -128,7 +123,7 @@ def channels_last(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(map(_image_channels_last, inputs))
 
 
-def _image_channels_last(item: Any) -> Any:
+def _image_channels_last(item: object) -> object:
     if not isinstance(item, Tensor) or item.ndim != 4:
         return item
     # A copy has the strides of this format where C = 1, too.

@@ -46,7 +46,7 @@ class Standardization:
         return {"shift": self.shift.double().tolist(), "scale": self.scale.double().tolist()}
 
     @staticmethod
-    def from_json(value: Any) -> Standardization:
+    def from_json(value: dict[str, Any]) -> Standardization:
         """Return the map that ``to_json`` described.
 
         Raises:
@@ -115,6 +115,20 @@ class Units:
             return 0.0
         return self.target_size * float(self.output.scale.double().log().mean())
 
+    def convert_inputs(self, net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Standardize the arguments of a network that have units: a forward pre-hook.
+
+        Args:
+            net: the network.
+            inputs: its arguments.
+
+        Returns:
+            The arguments; None, which changes nothing, as long as the units are switched off.
+        """
+        if self.is_active:
+            return self.standardize_inputs(inputs)
+        return None
+
     def standardize_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments of the network with those that have units standardized."""
         missing = len(inputs) - len(self.inputs)
@@ -129,6 +143,18 @@ class Units:
         if self.output is None:
             return y
         return self.output.standardize(y)
+
+    def convert_outputs(self, net: nn.Module, inputs: object, outputs: object) -> object:
+        """Return outputs in the units of y once the units are active: a forward hook.
+
+        Args:
+            net: the network.
+            inputs: its arguments.
+            outputs: its outputs for standardized y.
+        """
+        if self.is_active and isinstance(outputs, Tensor):
+            return self.restore_outputs(outputs)
+        return outputs
 
     def restore_outputs(self, outputs: Tensor) -> Tensor:
         """Return the outputs for standardized y as outputs for y."""
@@ -163,47 +189,13 @@ class Units:
         }
 
     @staticmethod
-    def from_json(value: Any) -> Units:
+    def from_json(value: dict[str, Any]) -> Units:
         """Return the units that ``to_json`` described."""
         inputs = [
             None if item is None else Standardization.from_json(item) for item in value["inputs"]
         ]
         output = None if value["output"] is None else Standardization.from_json(value["output"])
         return Units(inputs, output, value["log_variances"], value["axis"], value["target_size"])
-
-
-@final
-@dataclass(frozen=True)
-class InputUnits:
-    """A forward pre-hook that standardizes the inputs of a network once its units are active.
-
-    Args:
-        units: the units of the network.
-    """
-
-    units: Units
-
-    def __call__(self, net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not self.units.is_active:
-            return None
-        return self.units.standardize_inputs(inputs)
-
-
-@final
-@dataclass(frozen=True)
-class OutputUnits:
-    """A forward hook that returns outputs in the units of y once the units are active.
-
-    Args:
-        units: the units of the network.
-    """
-
-    units: Units
-
-    def __call__(self, net: nn.Module, inputs: Any, outputs: Any) -> Any:
-        if not self.units.is_active or not isinstance(outputs, Tensor):
-            return outputs
-        return self.units.restore_outputs(outputs)
 
 
 def with_units(net: NetworkType, units: Units) -> NetworkType:
@@ -219,14 +211,15 @@ def with_units(net: NetworkType, units: Units) -> NetworkType:
     if not any(isinstance(hook, Output) for hook in net._forward_hooks.values()):
         # The units are those of the tensor that the likelihood takes.
         net.register_forward_hook(Output())
-    net.register_forward_pre_hook(InputUnits(units))
-    net.register_forward_hook(OutputUnits(units))
+    net.register_forward_pre_hook(units.convert_inputs)
+    net.register_forward_hook(units.convert_outputs)
     return net
 
 
 def units_of(net: nn.Module) -> Units | None:
     """Return the units of a network; None if it takes and returns data as they are."""
     for hook in net._forward_hooks.values():
-        if isinstance(hook, OutputUnits):
-            return hook.units
+        units = getattr(hook, "__self__", None)
+        if isinstance(units, Units):
+            return units
     return None

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ def compress(
     threshold: float = THRESHOLD,
     *,
     bits: bool = False,
-    example_x: Any = None,
+    example_x: object = None,
     samples: int = 256,
     seed: rng.Seed = 0,
 ) -> nn.Module:

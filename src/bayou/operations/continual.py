@@ -141,7 +141,12 @@ def continual(
         _check_task(Target.build(task_net, likelihood, prior, rows.n), rows, number)
     coresets: list[Rows] = []
     if coreset is not None:
-        data, coresets = _hold_out_coresets(data, coreset, selection, seed)
+        splits = [
+            _split_coreset(rows, coreset, selection, part_seed(seed, "coreset", t), t)
+            for t, rows in enumerate(data)
+        ]
+        data = [rest for rest, _ in splits]
+        coresets = [held_out for _, held_out in splits]
     sequence = _TaskSequence(
         nets, head_names, method, likelihood, prior, seed, checkpoint, progress
     )
@@ -356,20 +361,6 @@ def _attach_head(posterior: Posterior, last: Posterior, head: set[str]) -> Poste
     return Empirical(posterior.target, posterior.network, draws | shared_draws)
 
 
-def _hold_out_coresets(
-    data: list[Data], count: int, selection: Selection, seed: int
-) -> tuple[list[Data], list[Rows]]:
-    """Split the rows of all tasks into those that are fitted and the coresets."""
-    fitted: list[Data] = []
-    coresets: list[Rows] = []
-    for t, rows in enumerate(data):
-        coreset_seed = part_seed(seed, "coreset", t)
-        rest, coreset = _split_coreset(rows, count, selection, coreset_seed, t)
-        fitted.append(rest)
-        coresets.append(coreset)
-    return fitted, coresets
-
-
 def _split_coreset(
     rows: Data, count: int, selection: Selection, seed: int, number: int
 ) -> tuple[Rows, Rows]:
@@ -392,7 +383,7 @@ def _split_coreset(
     return rest, coreset
 
 
-def k_center(x: Any, count: int, seed: rng.Seed = 0) -> Tensor:
+def k_center(x: object, count: int, seed: rng.Seed = 0) -> Tensor:
     """Select rows, each the farthest from all before, from a random one on (Gonzalez 1985).
 
     The largest distance of a row to a selected one is at most twice the least possible.

@@ -39,7 +39,7 @@ MOMENT_ANSWERS = (*MAIN_ANSWERS, "epistemic_std", "aleatoric_std")  # of every l
 @torch.no_grad()
 def export(
     posterior: Posterior,
-    example_x: Any,
+    example_x: object,
     samples: int = 20,
     *,
     seed: int = 0,
@@ -115,7 +115,7 @@ def export(
 def export_onnx(
     posterior: Posterior,
     path: str | os.PathLike[str],
-    example_x: Any,
+    example_x: object,
     samples: int = 20,
     *,
     seed: int = 0,
