@@ -110,31 +110,6 @@ def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
     assert done[1] < done[-1] < 1  # whether more follows is not known
 
 
-def test_no_line_is_at_100_percent_while_others_follow() -> None:
-    """Ten lines, and then five stages inside the last stage, as in a fit that searches before it
-    trains.
-    """
-    heard: list[tuple[float, str]] = []
-
-    def hear(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        heard.append((numbers["done"], progress.describe(step, total, numbers)))
-
-    def run() -> None:
-        with Progress("fitting", 4, hear) as line:
-            line.update(4)
-
-    with progress.stage(2, 2):
-        for _ in range(10):
-            run()
-        for number in range(1, 6):
-            with progress.stage(number, 5):
-                run()
-        run()
-    assert not any("100 %" in text for _, text in heard)
-    assert all(done < 1 for done, _ in heard)
-    assert heard[-1][1].endswith("99 % of the whole")
-
-
 def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part() -> None:
     """A mode in a stage of its own, then five fits: each of them moves the part that is done."""
     heard: list[float] = []
@@ -156,26 +131,6 @@ def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part() -> None:
     steps = [after - before for before, after in itertools.pairwise(heard)]
     assert min(steps) > 0.01  # they were all at 100 %
     assert heard[-1] < progress.MAX_DONE
-
-
-def test_lines_before_the_stages_of_a_stage_leave_each_of_them_an_equal_part() -> None:
-    heard: list[float] = []
-
-    def run() -> None:
-        with Progress(
-            "fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])
-        ) as line:
-            line.update(4)
-
-    with progress.stage(1, 1):
-        run()
-        for number in (1, 2):
-            with progress.stage(number, 2):
-                run()
-    assert heard[0] == progress.SHARE
-    rest = progress.SHARE * (1 - progress.SHARE)
-    assert heard[1] == pytest.approx(progress.SHARE + progress.SHARE * rest / 2)
-    assert heard[2] == pytest.approx(progress.SHARE + rest / 2 + progress.SHARE * rest / 2)
 
 
 def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(

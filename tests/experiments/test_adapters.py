@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import bayou
-from experiments import adapters, reproduce, study
-from experiments.adapters import IMAGES, LABELS, Adapters, Sizes, Transformer, adapted
+from experiments import adapters, study
+from experiments.adapters import Adapters, Sizes, Transformer, adapted
 
 TINY = Sizes(
     width=16, layers=1, heads=2, rank=2, length=12, train=20, held=20, test=20, batch=10, base_steps=100, base_batch=16,
@@ -70,14 +70,6 @@ def test_rows_of_the_point_share_it_and_the_base_is_trained_once(
     adapters.base(True, TINY, torch.device("cpu"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("data", ["text", "letters"])
-def test_every_row_can_be_made(made: Adapters, tmp_path: Path, data: str) -> None:
-    rows, page = run(made, tmp_path, data)
-    assert list(rows) == list(LABELS)
-    assert all(f"| {data} | {label} | " in page for label in LABELS)
-
-
 @pytest.mark.parametrize("text", [True, False])
 def test_an_adapter_begins_at_the_base_and_a_character_sees_no_later_one(text: bool) -> None:
     torch.manual_seed(0)
@@ -106,11 +98,3 @@ def test_characters_are_rows_of_their_own() -> None:
     p, labels = adapters.by_token(whole, y)
     assert p.outputs.shape == (3, 8, 27)
     assert bayou.metrics.accuracy(p, labels) == bayou.metrics.accuracy(whole, y)
-
-
-def test_fits_are_data_sets_by_methods_by_seeds() -> None:
-    own = reproduce.find("adapters")
-    fits = own.fits([], [], None, None)
-    assert len(fits) == 3 * (1 + len(IMAGES)) * len(LABELS)
-    with pytest.raises(ValueError, match="adapters has no row 'lora'"):
-        own.fits([], ["lora"], None, None)

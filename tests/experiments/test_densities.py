@@ -73,12 +73,3 @@ def test_checkerboard_fills_the_dark_squares() -> None:
     counts = torch.bincount((4 * cell[:, 0] + cell[:, 1]).long(), minlength=16)
     assert ((counts > 0).sum(), counts.sum()) == (8, 8000)
     assert ((counts[counts > 0] - 1000).abs() < 5 * math.sqrt(1000 * 7 / 8)).all()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda: rings(5, count=0), lambda: checkerboard(5, cells=3), lambda: two_moons(5, -1.0)],
-)
-def test_bad_settings(call: object) -> None:
-    with pytest.raises(ValueError, match=r"needs|noise is"):
-        call()  # type: ignore[operator]

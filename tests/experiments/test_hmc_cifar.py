@@ -11,16 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from bayou.data.files import folders
-from experiments import reproduce, study
+from experiments import study
 from experiments.hmc_cifar import HMCCifar, images, rows as cifar_rows
 from experiments.hmc_cifar.images import Sizes, Task
-from experiments.hmc_cifar.network import Block, Convolution, FilterResponseNorm, resnet
-from experiments.hmc_cifar.rows import LABELS, Fits
+from experiments.hmc_cifar.network import Block, FilterResponseNorm, resnet
+from experiments.hmc_cifar.rows import Fits
 from experiments.hmc_cifar.scores import scores, spearman
 
 TINY = Sizes(width=2, blocks=1, train=20, test=20, batch=2, epochs=2, samples=4)
@@ -82,29 +80,6 @@ def test_the_norm_is_its_formula() -> None:
             torch.testing.assert_close(norm(x)[b, c], expected)
 
 
-def test_a_convolution_of_mapped_weights_is_cast_under_autocast() -> None:
-    conv, weights = Convolution(3, 4, 3), torch.randn(2, 4, 3, 3, 3)
-    x = torch.randn(1, 3, 5, 5)
-
-    def call(weight: Tensor) -> Tensor:
-        return functional_call(conv, {"weight": weight}, (x,))
-
-    with torch.autocast("cpu", torch.bfloat16):
-        assert vmap(call)(weights).dtype == torch.bfloat16
-    assert vmap(call)(weights).dtype == torch.float32
-
-
-@pytest.mark.slow
-def test_every_row_can_be_made(made: HMCCifar, tmp_path: Path) -> None:
-    same = {
-        label for label, other in cifar_rows.OTHERWISE.items() if list(other) == ["prior"]
-    }  # the code of IVON
-    labels = [label for label in LABELS if label not in cifar_rows.MEANS and label not in same]
-    rows, page = run(made, tmp_path, *labels)
-    assert list(rows) == labels
-    assert all(f"| {label} | " in page for label in labels)
-
-
 def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     made: HMCCifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,27 +112,6 @@ def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
     )  # float16
 
 
-def test_files_without_corrupted_images_leave_their_scores_out(
-    made: HMCCifar, tmp_path: Path
-) -> None:
-    run(made, tmp_path, "point")
-    fits = Fits(made.sizes, tmp_path / "hmc-cifar10", torch.device("cpu"), False)
-    old = {
-        name: value
-        for name, value in fits.saved("point", 0).items()
-        if not name.startswith("corrupted")
-    }
-    cifar_rows.write(fits.file("point", 0), old)
-    (tmp_path / "hmc-cifar10.json").unlink()
-    rows, page = run(made, tmp_path, "point", "DDU", "ensemble of 2")
-    assert all(
-        "corrupted_nll" not in row for row in rows.values()
-    )  # also of a mixture with a file that has them
-    assert "Corrupted images" not in page
-    assert rows["DDU"]["nll"] == rows["point"]["nll"]
-    assert 0 <= rows["DDU"]["fashion_information"] <= 1
-
-
 def test_corruptions_are_deterministic_and_grow() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
     pixels[0] = 128
@@ -183,14 +137,6 @@ def test_ranks_of_equal_values_are_shared() -> None:
     a, b = torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
     assert spearman(a, b) == pytest.approx(0.9486832980505138)  # scipy.stats.spearmanr
     assert spearman(a, -a) == pytest.approx(-1)
-
-
-def test_the_study_is_listed_and_lengths_are_other_rows() -> None:
-    own = reproduce.find("hmc-cifar10")
-    assert [fit.label for fit in own.fits([], [], None, None)] == list(LABELS)
-    assert [fit.length for fit in own.fits([], ["SWAG"], 1, 7)] == [7]
-    with pytest.raises(ValueError, match="hmc-cifar10 has no row 'NUTS'"):
-        own.fits([], ["NUTS"], None, None)
 
 
 @pytest.mark.skipif(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments import networks, reproduce
-from experiments.networks import LABELS, METHODS, TASKS, Networks
+from experiments.networks import TASKS
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -51,28 +51,3 @@ def test_rows_are_kept_and_a_trained_network_is_given(tmp_path: Path) -> None:
     assert "| two inputs, categories | Laplace(start=None) | " in page.read_text()
     with pytest.raises(ValueError, match="leave out --length"):
         reproduce.reproduce("networks", tmp_path, length=3)
-
-
-def test_warnings_and_flags_are_in_the_last_column() -> None:
-    key = {
-        "data": "GRU, waves",
-        "seed": 0,
-        "length": None,
-        "run": 0,
-        "error": 1.0,
-        "nll": 1.0,
-        "ece": 0.1,
-        "seconds": 1,
-    }
-    told = {"said": ["CollapseWarning"], "flags": ["collapse", "constant"]}
-    rows = [key | told | {"label": label} for label in LABELS[:2]]
-    page = Networks().render({"rows": rows, "runs": [{}]})
-    ends = {
-        cells[2].strip(): cells[-2].strip()
-        for text in page.splitlines()
-        if len(cells := text.split("|")) == 10
-    }
-    assert ends.pop("method") == ""
-    assert [ends[label] for label in LABELS[:2]] == 2 * ["CollapseWarning, collapse, constant"]
-    assert LABELS[2] not in ends
-    assert len(Networks().fits([], [], None, None)) == 3 * len(TASKS) * (1 + len(METHODS))

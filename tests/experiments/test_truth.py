@@ -20,7 +20,6 @@ from bayou.likelihoods.predictive import Predictive
 from bayou.network import Network
 from bayou.network.target import Target
 from experiments import reproduce, truth, truth_reference
-from experiments.truth import LINES, Truth
 from experiments.truth_reference import PROBLEMS, Lengths, Problem, hamiltonian, reference
 
 SHORT = Lengths(chains=4, temperatures=2, annealing_leapfrogs=1, warmup=4, draws=4, leapfrogs=2)
@@ -98,16 +97,6 @@ def test_rows_are_measured_and_the_page_has_the_truth_first(
     lines = [text for text in page.read_text().splitlines() if text.startswith("| ")]
     assert [text.split("|")[1].strip() for text in lines] == ["method", "**HMC**", "MAP", "FFG"]
     assert lines[2].split("|")[8].strip() == "1.0"  # the cost of MAP in multiples of MAP
-
-
-def test_every_line_has_a_name_of_its_own_and_can_be_made() -> None:
-    for one in PROBLEMS:
-        labels = [line.label for line in LINES if one in line.data]
-        assert len(set(labels)) == len(labels) >= 15
-    for line in LINES:
-        assert isinstance(line.method(Truth().budget(10)), bayou.methods.Method)
-    with pytest.raises(ValueError, match="no row 'Inducer'"):
-        Truth().fits([], ["Inducer"], None, None)
 
 
 def linear_posterior() -> tuple[Target, tuple[Tensor, Tensor], Tensor, Tensor]:

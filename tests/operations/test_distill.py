@@ -42,26 +42,21 @@ def distilled(
     return bayou.distill(posterior, student(outputs), EYE, keep=keep, **options)  # type: ignore[arg-type]
 
 
-def test_a_student_of_classes_ends_at_the_mixture_of_the_draws() -> None:
+@pytest.mark.parametrize("likelihood", [Categorical(), bayou.Bernoulli()])
+def test_student_of_classes_is_the_mixture_of_the_draws(likelihood: Likelihood) -> None:
     """min −Σ_c p_teacher·log p_student is p_student = p_teacher; with the two swapped it would be a
     vertex.
     """
-    posterior = teacher(3, Categorical())
+    posterior = teacher(3, likelihood)
     found = distilled(posterior, 3)
     assert isinstance(found, Empirical)
-    weight = posterior.stack["weight"]  # type: ignore[attr-defined]
-    expected = weight.mT.softmax(-1).mean(0)
+    outputs = posterior.stack["weight"].mT  # type: ignore[attr-defined]
+    probability = torch.sigmoid
+    if isinstance(likelihood, Categorical):
+        probability = torch.nn.Softmax(-1)
+    expected = probability(outputs).mean(0)
     torch.testing.assert_close(found.predict(EYE).mean, expected, atol=1e-6, rtol=0)
-    plain = found.to_module()
-    torch.testing.assert_close(plain(EYE).softmax(-1), expected, atol=1e-6, rtol=0)
-
-
-def test_a_student_of_yes_and_no() -> None:
-    posterior = teacher(2, bayou.Bernoulli())
-    expected = posterior.stack["weight"].mT.sigmoid().mean(0)  # type: ignore[attr-defined]
-    torch.testing.assert_close(
-        distilled(posterior, 2).predict(EYE).mean, expected, atol=1e-6, rtol=0
-    )  # type: ignore[attr-defined]
+    torch.testing.assert_close(probability(found.to_module()(EYE)), expected, atol=1e-6, rtol=0)
 
 
 def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None:
@@ -135,7 +130,7 @@ def test_gaussian_losses_are_expectations() -> None:
     torch.testing.assert_close(two_variances_nll(f, all_three), expected + noise)
 
 
-def test_what_does_not_fit_says_so() -> None:
+def test_students_that_do_not_fit_raise() -> None:
     classes, numbers = teacher(3, Categorical()), teacher(1, Gaussian(0.5))
     with pytest.raises(
         ValueError, match=r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)"
@@ -183,11 +178,10 @@ def test_students_are_kept_in_files_and_repeat(tmp_path: Path) -> None:
     [
         bayou.VI(steps=3),
         bayou.Laplace(start=bayou.MAP(steps=3)),
-        bayou.VI(bayou.MNF(), steps=3),
         bayou.Ensemble(2, bayou.VI(steps=3)),
     ],
 )
-def test_whatever_made_the_teacher(method: bayou.methods.Method) -> None:
+def test_posteriors_of_every_kind_are_teachers(method: bayou.methods.Method) -> None:
     x, y = torch.randn(20, 2), torch.randint(3, (20,))
     posterior = bayou.fit(nn.Linear(2, 3), (x, y), method=method, progress=False)
     for keep in (None, "epistemic"):
@@ -264,7 +258,7 @@ def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
     assert torch.equal(torch.stack(drawn, 1).flatten(0, 1), stored)
 
 
-def test_what_belongs_to_a_chain_is_said() -> None:
+def test_arguments_of_chains_and_posteriors_are_not_mixed() -> None:
     data, posterior = (EYE, torch.tensor([0, 1, 2, 0])), teacher(3, Categorical())
     with pytest.raises(ValueError, match="samples= is for a posterior"):
         bayou.distill(bayou.SGLD(), student(3), data, samples=3)

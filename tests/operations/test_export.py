@@ -61,21 +61,19 @@ def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-
         assert float((value - want).abs().max()) <= tolerance * scale, name
 
 
-CASES = [(net, name) for net in NETS for name in METHODS]
-QUICK = {
+CASES = [
     ("mlp", "mnf"),
     ("mlp", "last layer"),
     ("mlp", "dropout"),
-    ("mlp", "ensemble of VI"),
     ("conv", "gaussian"),
-}
+    pytest.param("mlp", "ensemble of VI", marks=pytest.mark.slow),
+    pytest.param("conv", "dropout", marks=pytest.mark.slow),
+    pytest.param("conv", "ensemble", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(
-    ("net", "method"),
-    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
-)
-def test_program_is_predict(net: str, method: str) -> None:
+@pytest.mark.parametrize(("net", "method"), CASES)
+def test_programs_predict_as_posteriors(net: str, method: str) -> None:
     posterior = fitted(net, method)
     x, _ = data()
     samples = min(5, posterior.draws or 5)
@@ -120,26 +118,6 @@ def test_regression(likelihood: Any) -> None:
     assert set(program.module()(x)) == {"outputs", "mean", "std"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "likelihood", [bayou.Gaussian(0.3, learn=True), bayou.HeteroscedasticGaussian()]
-)
-def test_all_that_can_be_said_of_numbers(likelihood: Any) -> None:
-    x, names = (
-        data()[0],
-        ("mean", "epistemic_std", "aleatoric_std", "entropy", "mutual_information"),
-    )
-    net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
-    posterior = bayou.fit(
-        net, (x, x[:, :1]), method=METHODS["ensemble"], likelihood=likelihood, progress=False
-    )
-    found = export(posterior, x[:2], answers=names).module()(x)
-    p = posterior.predict(x, 3, seed=0)
-    assert tuple(found) == names
-    for name, value in found.items():
-        torch.testing.assert_close(value, getattr(p, name), rtol=1e-5, atol=1e-5)
-
-
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +148,7 @@ class Branch(nn.Module):
         return self.fc(x) if float(x.sum()) > 0 else self.fc(-x)
 
 
-def test_refusals_help() -> None:
+def test_posteriors_without_a_program_raise() -> None:
     x, y = data()
     linearized = bayou.fit(
         NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False
@@ -196,7 +174,7 @@ def test_refusals_help() -> None:
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 @pytest.mark.parametrize("case", ["vi", "dropout", "conv", "regression", "two inputs"])
-def test_an_onnx_file_says_what_predict_says(case: str, tmp_path: Path) -> None:
+def test_onnx_files_predict_as_posteriors(case: str, tmp_path: Path) -> None:
     from onnxruntime import InferenceSession
 
     x, y = data()
@@ -239,7 +217,9 @@ def test_an_onnx_file_says_what_predict_says(case: str, tmp_path: Path) -> None:
             )
 
 
-def test_onnx_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_onnx_raises_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"needs onnxscript, .* pip install 'bayou\[onnx\]'"):
         export_onnx(fitted("mlp", "point"), tmp_path / "a.onnx", data()[0])
