@@ -45,14 +45,10 @@ class Branching(Counting):
 
 
 METHODS: dict[str, tuple[Any, str | None]] = {
-    "mean field": (bayou.VI(bayou.MeanField(), steps=2), "last"),
     "mnf": (bayou.VI(bayou.MNF(), steps=2), "last"),
     "points below": (bayou.VI({"head.*": bayou.MeanField(), "*": bayou.Delta()}, steps=2), None),
-    "ivon": (bayou.IVON(steps=2), "last"),
     "sgld": (bayou.SGLD(steps=12, draws=6, start=POINT), "last"),
     "ensemble": (bayou.Ensemble(6, POINT, init="reset"), "last"),
-    "swag": (bayou.SWAG(steps=40, start=POINT), "last"),
-    "laplace": (bayou.Laplace(start=POINT, predictive="sampled"), "last"),
     "laplace of a part": (bayou.Laplace(where="last", start=POINT, predictive="sampled"), None),
     "linearized": (bayou.Laplace(start=POINT), "last"),
 }
