@@ -541,23 +541,14 @@ class Between(nn.Module):
 
 BETWEEN = {
     "divisor": lambda: nn.AvgPool2d(2, divisor_override=1),
-    "divisor of a call": lambda: Between(lambda _, x: F.avg_pool2d(x, 2, divisor_override=3)),
     "windows over the edge": lambda: nn.AvgPool2d(4, ceil_mode=True),
-    "zeros in the mean": lambda: nn.AvgPool2d(3, padding=1),
     "zeros not counted": lambda: nn.AvgPool2d(3, padding=1, count_include_pad=False),
     "group norm": lambda: nn.GroupNorm(2, 6),
-    "instance norm": lambda: nn.InstanceNorm2d(6, affine=True),
-    "layer norm": lambda: nn.LayerNorm(6),
     "batch norm": lambda: nn.BatchNorm2d(6),
-    "slopes": lambda: nn.PReLU(6),
     "softmax": lambda: nn.Softmax(1),
-    "groups": lambda: nn.Conv2d(6, 6, 3, groups=2),
     "reflected": lambda: nn.Conv2d(6, 6, 3, padding=1, padding_mode="reflect"),
-    "same": lambda: nn.Conv2d(6, 6, 3, padding="same"),
     "transposed": lambda: nn.ConvTranspose2d(6, 6, 3, stride=2, output_padding=1),
     "gated": lambda: nn.Sequential(nn.Conv2d(6, 12, 1), nn.GLU(1)),
-    "padded": lambda: nn.ConstantPad2d(1, 2.0),
-    "cosine": lambda: Between(lambda _, x: x.cos()),
     "centered": lambda: Between(lambda _, x: x - x.mean(1, keepdim=True)),
     "scaled sum": lambda: Between(lambda _, x: torch.sub(x, x, alpha=3)),
     "called twice": lambda: Between(
@@ -568,7 +559,6 @@ BETWEEN = {
         c=nn.Conv2d(6, 3, 1),
         d=nn.Conv2d(9, 6, 1),
     ),
-    "added": lambda: Between(lambda net, x: x + net.c(x), c=nn.Conv2d(6, 6, 3, padding=1)),
     "one plane for all": lambda: Between(lambda net, x: x * net.c(x), c=nn.Conv2d(6, 1, 1)),
     "turned": lambda: Between(lambda _, x: x.flip(1)),
 }
