@@ -183,29 +183,37 @@ def test_a_diagonal_laplace_is_a_prior() -> None:
     assert kept["0.weight"] == bayou.Normal(0.3)
 
 
-def test_what_is_wrong_is_said_before_the_first_task() -> None:
-    good, method = rows(slice(0, 11)), bayou.VI(steps=100_000_000)
-    x = torch.ones(5, 3, dtype=F64)
-    for tasks, options, message in [
+GOOD = rows(slice(0, 11))
+ONES = torch.ones(5, 3, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options", "message"),
+    [
         ([], {}, "tasks must be a list of data sets"),
-        ([good, (x, x[:, :1])], {}, "task 1: the network cannot take x"),
-        ([good, (good[0], good[1][:, 0])], {}, "task 1: y has shape"),
-        ([good], {"heads": "head.*"}, r"'head\.\*' matches no name"),
-        ([good], {"heads": "*"}, "tasks would share no parameters"),
-        ([good, good], {"coreset": 11}, "task 0 has 11 rows, too few for a coreset of 11"),
-        ([good], {"coreset": 2, "selection": "best"}, "'random' or 'k-center', got 'best'"),
-        ([DataLoader(TensorDataset(*good, good[0]))], {}, "pairs"),
-        ([DataLoader(TensorDataset(*good))], {"coreset": 2}, "split its data yourself"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            bayou.continual(line(), tasks, method, **LINE, **options)  # type: ignore[arg-type]
+        ([GOOD, (ONES, ONES[:, :1])], {}, "task 1: the network cannot take x"),
+        ([GOOD, (GOOD[0], GOOD[1][:, 0])], {}, "task 1: y has shape"),
+        ([GOOD], {"heads": "head.*"}, r"'head\.\*' matches no name"),
+        ([GOOD], {"heads": "*"}, "tasks would share no parameters"),
+        ([GOOD, GOOD], {"coreset": 11}, "task 0 has 11 rows, too few for a coreset of 11"),
+        ([GOOD], {"coreset": 2, "selection": "best"}, "'random' or 'k-center', got 'best'"),
+        ([DataLoader(TensorDataset(*GOOD, GOOD[0]))], {}, "pairs"),
+        ([DataLoader(TensorDataset(*GOOD))], {"coreset": 2}, "split its data yourself"),
+    ],
+)
+def test_invalid_tasks_raise_before_the_first_fit(
+    tasks: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        bayou.continual(line(), tasks, bayou.VI(steps=100_000_000), **LINE, **options)
+
+
+def test_networks_that_do_not_belong_together_raise() -> None:
     with pytest.raises(ValueError, match="1 networks for 2 tasks"):
-        bayou.continual([line()], [good, good], method, **LINE)
-    with pytest.raises(
-        ValueError,
-        match=r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1",
-    ):
-        bayou.continual(two_heads(), TASKS, method, heads="2.weight", progress=False)
+        bayou.continual([line()], [GOOD, GOOD], SHORT, **LINE)
+    message = r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1"
+    with pytest.raises(ValueError, match=message):
+        bayou.continual(two_heads(), TASKS, SHORT, heads="2.weight", progress=False)
 
 
 def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ that it is told by.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,30 +131,67 @@ def test_gaussian_losses_are_expectations() -> None:
     torch.testing.assert_close(two_variances_nll(f, all_three), expected + noise)
 
 
-def test_students_that_do_not_fit_raise() -> None:
-    classes, numbers = teacher(3, Categorical()), teacher(1, Gaussian(0.5))
-    with pytest.raises(
-        ValueError, match=r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)"
-    ):
-        distilled(classes, 4)
-    with pytest.raises(ValueError, match=r"needs \(B, \*\(3,\)\).*two log-variances"):
-        distilled(numbers, 2, "epistemic")
-    with pytest.raises(ValueError, match="the network cannot take x"):
-        bayou.distill(classes, student(3), torch.ones(5, 7, dtype=F64), progress=False)
-    with pytest.raises(ValueError, match="the network cannot take x"):
-        bayou.distill(classes, nn.Linear(5, 3, dtype=F64), EYE, progress=False)
-    with pytest.raises(ValueError, match="without epistemic uncertainty to keep"):
-        distilled(teacher(3, Categorical(), draws=1), 3, "epistemic")
+CLASSES = teacher(3, Categorical())
+LABELED = (EYE, torch.tensor([0, 1, 2, 0]))
+
+
+def one_function() -> Posterior:
     probit = bayou.Laplace(start=bayou.MAP(steps=3), predictive="probit")
-    one = bayou.fit(student(3), (EYE, torch.arange(4) % 3), method=probit, progress=False)
-    with pytest.raises(ValueError, match="without epistemic uncertainty to keep"):
-        distilled(one, 3, "epistemic")
-    with pytest.raises(ValueError, match="keep must be None or 'epistemic'"):
-        distilled(classes, 3, "all")
-    with pytest.raises(
-        ValueError, match="classes and real numbers, got the likelihood BoundPoisson"
-    ):
-        distilled(teacher(1, bayou.Poisson()), 1)
+    return bayou.fit(student(3), LABELED, method=probit, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: distilled(CLASSES, 4),
+            r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)",
+        ),
+        (
+            lambda: distilled(teacher(1, Gaussian(0.5)), 2, "epistemic"),
+            r"needs \(B, \*\(3,\)\).*two log-variances",
+        ),
+        (
+            lambda: bayou.distill(CLASSES, student(3), torch.ones(5, 7, dtype=F64)),
+            "the network cannot take x",
+        ),
+        (
+            lambda: bayou.distill(CLASSES, nn.Linear(5, 3, dtype=F64), EYE),
+            "the network cannot take x",
+        ),
+        (
+            lambda: distilled(teacher(3, Categorical(), draws=1), 3, "epistemic"),
+            "without epistemic uncertainty to keep",
+        ),
+        (lambda: distilled(one_function(), 3, "epistemic"), "without epistemic uncertainty"),
+        (lambda: distilled(CLASSES, 3, "all"), "keep must be None or 'epistemic'"),
+        (
+            lambda: distilled(teacher(1, bayou.Poisson()), 1),
+            "classes and real numbers, got the likelihood BoundPoisson",
+        ),
+        (
+            lambda: bayou.distill(bayou.SGLD(), student(3), LABELED, samples=3),
+            "samples= is for a posterior",
+        ),
+        (
+            lambda: bayou.distill(CLASSES, student(3), EYE, prior=bayou.Normal(1.0)),
+            "are for a chain",
+        ),
+        (
+            lambda: bayou.distill(bayou.VI(), student(3), LABELED),  # type: ignore[arg-type]
+            r"a chain to run such as SGLD\(\), got VI",
+        ),
+        (
+            lambda: bayou.distill(
+                bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), LABELED, net=student(3)
+            ),
+            "the student gives",
+        ),
+    ],
+)
+def test_invalid_arguments_raise(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_students_are_kept_in_files_and_repeat(tmp_path: Path) -> None:
@@ -256,17 +294,3 @@ def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
         for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)
     ]
     assert torch.equal(torch.stack(drawn, 1).flatten(0, 1), stored)
-
-
-def test_arguments_of_chains_and_posteriors_are_not_mixed() -> None:
-    data, posterior = (EYE, torch.tensor([0, 1, 2, 0])), teacher(3, Categorical())
-    with pytest.raises(ValueError, match="samples= is for a posterior"):
-        bayou.distill(bayou.SGLD(), student(3), data, samples=3)
-    with pytest.raises(ValueError, match="are for a chain"):
-        bayou.distill(posterior, student(3), EYE, prior=bayou.Normal(1.0))
-    with pytest.raises(ValueError, match=r"a chain to run such as SGLD\(\), got VI"):
-        bayou.distill(bayou.VI(), student(3), data)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the student gives"):
-        bayou.distill(
-            bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False
-        )
