@@ -15,10 +15,9 @@ import torch
 import bayou
 from bayou.app.runs import nets
 from bayou.data import CATALOGUE, load
-from experiments import figures, reproduce, study
+from experiments import reproduce, study
 from experiments.experiment import Budget, Experiment, Row, hold_out
 from experiments.published import EXPERIMENTS
-from experiments.toy import METHODS, Entry
 
 
 @pytest.fixture
@@ -210,40 +209,3 @@ def test_of_rivals_the_better_on_held_out_rows_is_fitted_to_all(
         assert found[label]["nll"] == found[chosen.label]["nll"]
         assert f"| {label} (1 × {chosen.label}) |" in page
     assert found["one noise"]["nll"] != found["head"]["nll"]
-
-
-def test_the_distribution_of_an_entropy() -> None:
-    top = 2.0
-    entropy = torch.tensor([0.0, 0.5, 1.0, 2.0 + 1e-6])
-    found = figures.distribution(entropy, top)
-    assert len(found) == 41
-    assert [found[i] for i in (0, 9, 10, 19, 20, 39, 40)] == [0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0]
-
-
-def test_the_toy_is_a_command_that_keeps_its_rows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Short methods in the place of two of its own; a picture, a table, a second seed; nothing is
-    run twice.
-    """
-    short = bayou.MAP(steps=50, lr=0.05)
-    monkeypatch.setitem(METHODS, "MAP", Entry(short, "short"))
-    monkeypatch.setitem(
-        METHODS, "Laplace, full", Entry(bayou.Laplace("full", start=short), "short")
-    )
-    words = ["toy", "--only", "MAP", "--only", "Laplace, full", "--samples", "20", "-q"]
-    for options in ((), ("--seeds", "2")):
-        reproduce.main([*words, "--out", str(tmp_path), *options])
-        assert capsys.readouterr().out.count("cubic") == 2
-    rows = json.loads((tmp_path / "toy.json").read_text())["rows"]
-    assert [(row["label"], row["seed"]) for row in rows] == [
-        (n, s) for s in (0, 1) for n in ("Laplace, full", "MAP")
-    ]
-    assert rows[1]["ratio"] == [0.0] * 5
-    assert min(rows[0]["ratio"]) > 0.1
-    assert rows[0]["mean"] != rows[2]["mean"]  # other weights to start from
-    assert len(rows[0]["mean"]) == len(rows[0]["sd"]) == 61
-    page = (tmp_path / "toy.md").read_text()
-    assert "| Laplace, full | " in page
-    assert " ± " in page
-    assert (tmp_path / "toy.png").stat().st_size > 5000

@@ -166,23 +166,6 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
         assert all(torch.equal(value, b.mean()[name]) for name, value in a.mean().items())
 
 
-def test_a_diagonal_laplace_is_a_prior() -> None:
-    posterior = bayou.fit(
-        two_heads()[0], TASKS[0], method=SHORT, prior=bayou.Normal(1.0), progress=False
-    )
-    assert isinstance(posterior, GaussianPosterior)
-    target = bayou.network.target.Target.build(
-        two_heads()[0], bayou.Categorical(), posterior.as_prior(), 40
-    )
-    draws = posterior.sample(3, seed=0)
-    torch.testing.assert_close(target.log_prior(draws), posterior.log_prob(draws))
-    part = bayou.Laplace(structure="diagonal", where="2.*", start=bayou.MAP(steps=3))
-    kept = bayou.fit(
-        two_heads()[0], TASKS[0], method=part, prior=bayou.Normal(0.3), progress=False
-    ).as_prior()
-    assert kept["0.weight"] == bayou.Normal(0.3)
-
-
 GOOD = rows(slice(0, 11))
 ONES = torch.ones(5, 3, dtype=F64)
 

@@ -86,6 +86,7 @@ POSTERIORS: dict[str, bayou.methods.Method] = {
     "Inducing": bayou.VI(bayou.Inducing(4), steps=3),
     "Laplace, full": bayou.Laplace("full", start=bayou.MAP(steps=3)),
     "Laplace, kronecker": bayou.Laplace("kronecker", start=bayou.MAP(steps=3)),
+    "Laplace, diagonal": bayou.Laplace("diagonal", start=bayou.MAP(steps=3)),
     "SWAG": bayou.SWAG(start=bayou.MAP(steps=3), steps=8, rank=2),
 }
 
