@@ -21,7 +21,7 @@ def _run(show: progress.Show, steps: int = 3) -> None:
             bar.update(step + 1, loss=1.5)
 
 
-def test_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     _run(True)
     _run(False)
     assert capsys.readouterr() == ("", "")
@@ -67,12 +67,12 @@ def test_an_error_closes_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
-def test_bad_show() -> None:
+def test_invalid_show_raises() -> None:
     with pytest.raises(ValueError, match="got 'loud'"):
         Progress("fitting", 2, "loud")  # type: ignore[arg-type]
 
 
-def test_a_function_hears_of_it_instead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_function_is_called_instead_of_output(capsys: pytest.CaptureFixture[str]) -> None:
     heard: list[tuple[str, int, int, dict[str, float]]] = []
     _run(lambda title, step, total, fields: heard.append((title, step, total, fields)))
     assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5, "seconds_left": 0.0})
@@ -169,7 +169,7 @@ def test_the_time_that_is_left_counts_no_preparation_and_every_step(
 @pytest.mark.parametrize(
     ("seconds", "text"), [(6.4, "6 s"), (98, "98 s"), (200, "3 min"), (7200, "2 h")]
 )
-def test_a_line_in_words(seconds: float, text: str) -> None:
+def test_describe_formats_a_line(seconds: float, text: str) -> None:
     numbers = {"loss": 1.5, "kl": 3.0, "seconds_left": seconds, "done": 0.384}
     assert (
         progress.describe(300, 2000, numbers, 1)

@@ -17,7 +17,7 @@ from experiments.defaults import TABLES
 NUMBERS = [name for name, table in TABLES.items() if not table.classes]
 
 
-def test_there_are_enough_tables_and_no_row_is_learned_and_tested() -> None:
+def test_training_and_test_rows_of_tables_are_disjoint() -> None:
     assert len(NUMBERS) >= 8
     assert len(TABLES) - len(NUMBERS) >= 3
     for table in TABLES.values():

@@ -110,7 +110,7 @@ def test_the_numbers_of_weights() -> None:
         ({"data": (torch.zeros(3, 2), torch.zeros(3, 1))}, "float32|shape|inputs"),
     ],
 )
-def test_errors_say_what_to_do(changes: dict[str, Any], message: str) -> None:
+def test_invalid_evidence_arguments_raise(changes: dict[str, Any], message: str) -> None:
     net, data = logistic()
     given = {"data": data, "likelihood": bayou.Gaussian(0.1), "progress": False} | changes
     with pytest.raises(ValueError, match=message):

@@ -16,7 +16,7 @@ from experiments.networks import TASKS
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_networks_take_their_rows_and_no_row_is_learned_and_tested(name: str) -> None:
+def test_training_and_test_rows_of_networks_are_disjoint(name: str) -> None:
     task = TASKS[name]
     (x, y), (x_test, y_test) = task.split(1)
     first, other = (part[0] if isinstance(part, tuple) else part for part in (x, x_test))

@@ -34,7 +34,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Experiment:
     return experiment
 
 
-def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path: Path) -> None:
+def test_table_is_written_and_finished_rows_are_not_run_again(
+    tiny: Experiment, tmp_path: Path
+) -> None:
     told: list[str] = []
     options: dict[str, Any] = {
         "samples": 5,
@@ -68,9 +70,7 @@ def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path:
         assert words in table, words
 
 
-def test_rows_and_data_can_be_picked_and_mistakes_are_named(
-    tiny: Experiment, tmp_path: Path
-) -> None:
+def test_selected_rows_and_invalid_selections(tiny: Experiment, tmp_path: Path) -> None:
     told: list[str] = []
     reproduce.reproduce(
         "tiny", tmp_path, only=["FFG"], seeds=1, length=1, samples=3, tell=told.append
@@ -99,7 +99,7 @@ def test_every_row_of_every_experiment_can_be_built(name: str) -> None:
     assert committed.with_suffix(".md").read_text() == experiment.render(found)
 
 
-def test_rows_remember_the_run_that_made_them(tiny: Experiment, tmp_path: Path) -> None:
+def test_rows_name_the_run_that_made_them(tiny: Experiment, tmp_path: Path) -> None:
     """A file of the first kind is read too, a row made again takes the place of the old one, and
     says by what.
     """

@@ -78,7 +78,7 @@ METHODS: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
 @pytest.mark.parametrize("name", METHODS)
-def test_a_mapping_gives_the_posterior_of_positional_inputs(name: str) -> None:
+def test_mappings_give_the_posterior_of_positional_inputs(name: str) -> None:
     plain = outputs(Plain(), ((SCALE, X), Y), (SCALE, X), METHODS[name])
     assert torch.equal(outputs(Named(), UserDict(BATCH), UserDict(BATCH), METHODS[name]), plain)
 
@@ -116,7 +116,7 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_data_holds_the_same_rows(form: str) -> None:
+def test_data_of_mappings_have_the_same_rows(form: str) -> None:
     data = as_data(FORMS[form], 8)
     assert (data.n, data.batches) == (N, 3)
     for number, (x, y) in enumerate(data.ordered()):
@@ -142,7 +142,7 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_one_of_several_outputs_is_taken_and_remembered_by_files(name: str, tmp_path: Path) -> None:
+def test_selected_output_is_fitted_and_stored_in_files(name: str, tmp_path: Path) -> None:
     made, output = OUTPUTS[name]
     net = Named(made)
     posterior = bayou.fit(net, BATCH, POINT, output=output, progress=False)
@@ -159,7 +159,7 @@ def test_one_of_several_outputs_is_taken_and_remembered_by_files(name: str, tmp_
     assert torch.equal(loaded.predict(BATCH, 4, seed=0).outputs, expected)
 
 
-def test_an_output_is_a_name_an_index_or_a_function() -> None:
+def test_invalid_output_raises() -> None:
     with pytest.raises(
         ValueError, match=r"output must be a name, an index or a function of the outputs, got 1.5"
     ):
@@ -217,7 +217,7 @@ def test_invalid_mappings_raise(data: Any, message: str) -> None:
         bayou.fit(Named(), data, POINT, progress=False)
 
 
-def test_flags_are_passed_on() -> None:
+def test_flags_of_a_mapping_are_arguments_of_the_network() -> None:
     class Flagged(Named):
         def forward(self, *, double: bool, **inputs: Any) -> Any:
             return (1 + double) * super().forward(**inputs).logits

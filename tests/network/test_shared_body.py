@@ -67,24 +67,16 @@ def calls(run: Any) -> int:
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")  # short runs
 @pytest.mark.parametrize("name", METHODS)
-def test_predictions_compute_the_body_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_compute_the_body_once(name: str) -> None:
     posterior = fitted(*METHODS[name])
     p = posterior.predict(X, 6, seed=0)
     assert calls(lambda: posterior.predict(X, 6, seed=0)) == 1
     stack = posterior.sample(6, 0)
     each = [posterior.call({k: v[s] for k, v in stack.items()}, X) for s in range(6)]
     torch.testing.assert_close(p.outputs, torch.stack(each).detach(), rtol=1e-12, atol=1e-12)
-    # However large the body is, and however many rows there are, only random weights limit the
-    # draws at a time.
-    monkeypatch.setattr("bayou.posteriors.posterior.CHUNK_NUMBERS", 1)
-    monkeypatch.setattr("bayou.posteriors.posterior.CHUNK_OUTPUTS", 1)
-    assert calls(lambda: posterior.predict(X, 6, seed=0)) == 1
-    torch.testing.assert_close(
-        posterior.predict(X, 6, seed=0).outputs, p.outputs, rtol=1e-12, atol=1e-12
-    )
 
 
-def test_a_network_that_is_random_throughout_is_called_for_every_draw() -> None:
+def test_network_with_random_first_layer_is_called_for_every_draw() -> None:
     posterior = fitted(bayou.VI(bayou.MeanField(), steps=2), None)
     assert calls(lambda: posterior.predict(X, 6, seed=0)) >= 6
 
@@ -96,7 +88,7 @@ def test_members_of_a_mixture_compute_the_body_once_each() -> None:
     assert calls(lambda: posterior.predict(X, 8, seed=0)) == 2
 
 
-def test_an_operation_without_a_batching_rule_is_looped_over() -> None:
+def test_operation_without_a_batching_rule_uses_a_loop() -> None:
     method = bayou.VI(bayou.MeanField(), steps=2, samples=3)
     posterior, same = fitted(method, "last", Branching), fitted(method, "last")
     got, want = posterior.predict(X, 6, seed=0), same.predict(X, 6, seed=0)

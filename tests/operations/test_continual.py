@@ -66,7 +66,7 @@ def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
 
 
 @pytest.mark.slow
-def test_a_coreset_is_learned_last() -> None:
+def test_coresets_are_fitted_after_all_tasks() -> None:
     tasks = [rows(slice(0, 11)), rows(slice(11, 21))]
     found = bayou.continual(line(), tasks, ONLINE, coreset=3, seed=1, **LINE)
     held = [
@@ -86,7 +86,7 @@ def test_a_coreset_is_learned_last() -> None:
     )
 
 
-def test_centers_are_the_farthest_rows() -> None:
+def test_k_center_selects_the_farthest_rows() -> None:
     x = torch.tensor([0.0, 0.1, 10.0, 5.0, 4.9, 0.0]).unsqueeze(1)
     for seed in range(4):
         found = k_center(x, 3, seed)
@@ -114,7 +114,7 @@ def two_heads() -> list[nn.Module]:
     [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT],
     ids=["MeanField", "Laplace"],
 )
-def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
+def test_heads_are_those_of_their_task(method: bayou.methods.Method) -> None:
     found = bayou.continual(
         two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False
     )
@@ -137,7 +137,7 @@ def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
     assert [q.predict(X2, seed=0).mean.shape[-1] for q in found.final] == [2, 3]
 
 
-def test_coresets_of_heads_are_learned_apart() -> None:
+def test_coresets_of_heads_are_fitted_separately() -> None:
     method = bayou.VI(bayou.MeanField(0.1), steps=5, start=None)
     found = bayou.continual(
         two_heads(), TASKS, method, heads=["2.*"], coreset=4, selection="k-center", progress=False
@@ -151,7 +151,7 @@ def test_coresets_of_heads_are_learned_apart() -> None:
     ] == [(4, 4), (4, 4)]
 
 
-def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+def test_interrupted_sequence_continues_from_its_checkpoints(tmp_path: Path) -> None:
     method, file = bayou.VI(bayou.MeanField(0.1), steps=5, start=None), tmp_path / "run"
     nets = two_heads()
     options: dict[str, Any] = {"heads": "2.*", "coreset": 4, "checkpoint": file, "progress": False}
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.final[0] is found.posteriors[-1]
 
 
-def test_heads_of_one_network_begin_apart() -> None:
+def test_heads_of_one_network_start_at_permuted_values() -> None:
     """With one start for all heads a second task is learned by the features of the first, which is
     then forgotten.
     """

@@ -93,7 +93,7 @@ def test_a_residual_block_keeps_distances_within_its_bounds() -> None:
     assert 1 - 0.81 <= float(ratio.min()) < float(ratio.max()) <= 1 + 0.81
 
 
-def test_priors_by_fan_in_know_parametrized_weights() -> None:
+def test_fan_ins_of_parametrized_weights() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 6, 2), nn.Flatten(), nn.Linear(6, 2)
     )
@@ -114,7 +114,7 @@ def test_random_features_have_the_kernel(features: int) -> None:
     )  # of 78 pairs; a term 2·cos·cos has a standard deviation of 1 at most
 
 
-def test_the_head_is_the_last_linear_layer_and_its_seed_counts() -> None:
+def test_random_feature_head_replaces_the_last_linear_layer() -> None:
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
     made, same, other = (random_feature_head(net, 50, 2.0, seed=seed) for seed in (0, 0, 1))
     assert [name for name, _ in made.named_parameters()] == [
@@ -130,7 +130,7 @@ def test_the_head_is_the_last_linear_layer_and_its_seed_counts() -> None:
         random_feature_head(nn.Conv2d(1, 1, 1))
 
 
-def test_sngp_is_the_gaussian_process_and_knows_distance(tmp_path: Path) -> None:
+def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
     x = torch.randn(30, 2)
     y = x[:, :1].sin() + 0.1 * torch.randn(30, 1)
     body = spectral_normalized(nn.Sequential(Residual(2), nn.Linear(2, 1)), 0.9)
@@ -176,7 +176,7 @@ def classified(rows: int = 300) -> tuple[nn.Sequential, Tensor, Tensor]:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), x, y
 
 
-def test_densities_are_those_of_scipy(tmp_path: Path) -> None:
+def test_feature_densities_are_those_of_scipy(tmp_path: Path) -> None:
     stats = pytest.importorskip("scipy.stats")
     net, x, y = classified()
     z = net[:2](x).detach().numpy()
@@ -202,7 +202,7 @@ def test_densities_are_those_of_scipy(tmp_path: Path) -> None:
     assert torch.equal(again(x), density(x))  # it has a network of its own
 
 
-def test_rows_without_a_density_are_errors() -> None:
+def test_features_without_a_density_raise() -> None:
     _, x, y = classified(30)
     with pytest.raises(ValueError, match="two rows of each class"):
         feature_density(nn.Linear(4, 3), (x, torch.tensor([2] + 29 * [0])))

@@ -70,7 +70,7 @@ def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None
     )
 
 
-def test_two_variances_are_kept_apart() -> None:
+def test_epistemic_and_aleatoric_variance_are_separate() -> None:
     posterior = teacher(1, Gaussian(0.5), draws=5)
     found = distilled(posterior, 3, "epistemic")
     assert isinstance(found, bayou.operations.Distilled)
@@ -194,7 +194,7 @@ def test_invalid_arguments_raise(call: Callable[[], object], message: str) -> No
         call()
 
 
-def test_students_are_kept_in_files_and_repeat(tmp_path: Path) -> None:
+def test_students_are_saved_and_repeatable(tmp_path: Path) -> None:
     posterior, net = teacher(3, Categorical()), student(3)
     before = net.weight.clone()
     options = {"lr": 0.05, "batch_size": 2, "keep": "epistemic", "progress": False}
@@ -234,7 +234,7 @@ FAST = {"lr": 0.1, "batch_size": 4, "progress": False}
 
 
 @pytest.mark.parametrize("keep", [None, "epistemic"])
-def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
+def test_student_of_a_running_chain_has_its_expectation(keep: str | None) -> None:
     """The student ends, but for the noise of its steps, at the expectation over all draws, which is
     known here.
 
@@ -267,7 +267,7 @@ def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
     assert bool(((found_variance - variance).abs() < 5 * spread).all())
 
 
-def test_numbers_are_distilled_from_a_running_chain() -> None:
+def test_student_of_a_running_chain_of_numbers_has_mean_and_variance() -> None:
     """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a
     weight is 1/5.
     """
@@ -282,7 +282,7 @@ def test_numbers_are_distilled_from_a_running_chain() -> None:
     )
 
 
-def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
+def test_streamed_draws_are_those_of_a_fit() -> None:
     data = (EYE, torch.tensor([0, 1, 2, 0]))
     method = bayou.SGLD(steps=30, draws=3, chains=2, lr=1e-3, start=None)
     net = student(3)

@@ -88,7 +88,7 @@ def test_programs_predict_as_posteriors(net: str, method: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore:The given buffer is not writable:UserWarning"
 )  # of torch up to 2.11
-def test_file_without_bayou(tmp_path: Path) -> None:
+def test_saved_program_needs_no_bayou(tmp_path: Path) -> None:
     posterior, x = fitted("mlp", "mnf"), data()[0]
     torch.export.save(export(posterior, x[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
     program = torch.export.load(tmp_path / "a.pt2")
@@ -106,7 +106,7 @@ def test_file_without_bayou(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_regression(likelihood: Any) -> None:
+def test_programs_of_regressions(likelihood: Any) -> None:
     x, _ = data()
     net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
     method = bayou.Ensemble(2, of=START)  # each member has its own noise

@@ -25,7 +25,7 @@ def fit(method, network=None):
     )
 
 
-def test_the_mean_of_a_mixture_has_the_noise_that_its_members_learned():
+def test_mean_of_a_mixture_averages_the_noise_of_its_members():
     members = bayou.Ensemble(2, bayou.VI(bayou.MeanField(0.3), steps=5))
     posterior = bayou.fit(
         net(), (X, Y), method=members, likelihood=bayou.Gaussian(0.1, learn=True), progress=False
@@ -50,7 +50,7 @@ class Tied(nn.Module):
         return self.out(torch.tanh(self.b(torch.tanh(self.a(x)))))
 
 
-def test_tied_weights_are_moved_together():
+def test_tied_weights_stay_tied():
     posterior = fit(bayou.MAP(steps=5, lr=0.1), Tied().double())
     expected = posterior.predict(X).outputs[0]
     for plain in (posterior.to_module(), network_at(posterior).eval()):
@@ -58,6 +58,6 @@ def test_tied_weights_are_moved_together():
         assert torch.equal(plain(X), expected)
 
 
-def test_a_point_is_no_prior():
+def test_point_as_prior_raises():
     with pytest.raises(ValueError, match="Empirical has no separate density for each tensor"):
         fit(START).as_prior()
