@@ -56,10 +56,9 @@ def set_random_zeros(net):
 
 def chain(*widths, activation=nn.Tanh, bias=True):
     layers = []
-    for inputs, outputs in itertools.pairwise(widths):
+    for inputs, outputs in itertools.pairwise(widths[:-1]):
         layers += [nn.Linear(inputs, outputs), activation()]
-    layers[-2] = nn.Linear(*widths[-2:], bias=bias)
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers, nn.Linear(*widths[-2:], bias=bias))
 
 
 def test_units_without_inputs_or_readers_are_removed():

@@ -141,22 +141,39 @@ def compress(
     matrix_norms = {call.name for call in calls if call.reads_matrix}
     rows = _draw_inputs(net) if example_x is None else example_x
 
-    def prune(reason_to_stay: str) -> _Attempt:
-        pruning = Pruning(copy.deepcopy(net), mean, std, matrix_norms)
-        return _attempt_pruning(pruning, reason_to_stay, threshold, bits, rows)
+    def prune(reason_to_stay: str) -> tuple[Pruning, nn.Module]:
+        """Return a pruned network, and one with the same weights and all units."""
+        pruning = Pruning(copy.deepcopy(net), std, matrix_norms)
+        pruning.prune(threshold, bits, reason_to_stay)
+        unshrunk = copy.deepcopy(pruning.net)
+        pruning.shrink()
+        return pruning, unshrunk
 
-    attempt = prune("")
-    if attempt.fault:
-        attempt = prune(f"without its units {attempt.fault}")
-    pruning = attempt.pruning
-    small = pruning.net
+    pruning, unshrunk = prune("")
+    difference, fault = _compare(pruning.net, unshrunk, rows)
+    if fault:
+        pruning, unshrunk = prune(f"without its units {fault}")
+        difference, _ = _compare(pruning.net, unshrunk, rows)
     if bits:
-        attempt.bits.update(pruning.round_biases())
+        pruning.round_biases()
+    small = pruning.net
     multiply_adds = None
     if example_x is not None:
         multiply_adds = (_multiply_adds(calls), _multiply_adds(_layer_calls(small, example_x)))
+    small.compression = _describe(net, pruning, multiply_adds, difference)  # type: ignore[assignment]
+    return small.requires_grad_(True)
+
+
+def _describe(
+    net: nn.Module,
+    pruning: Pruning,
+    multiply_adds: tuple[int, int] | None,
+    difference: float | None,
+) -> Compression:
+    """Return the sizes of a network and of the one that pruning made of it."""
+    small = pruning.net
     numbers = _count_numbers(net)
-    small.compression = Compression(  # type: ignore[assignment]
+    return Compression(
         layers={
             name: (_weight_shape(net, name), _weight_shape(small, name))
             for name in (*pruning.layers, *pruning.depthwise)
@@ -165,73 +182,44 @@ def compress(
         zeros=pruning.count_zeros(),
         multiply_adds=multiply_adds,
         whole=pruning.unchanged_layers(),
-        bits=attempt.bits,
+        bits=pruning.bits,
         bytes=(
             numbers * next(net.parameters()).element_size(),
-            _count_bytes(small, attempt.bits),
+            _count_bytes(small, pruning.bits),
         ),
-        difference=attempt.difference,
+        difference=difference,
     )
-    return small.requires_grad_(True)
 
 
-@dataclass
-class _Attempt:
-    """A pruned copy of a network, and how its outputs differ from those with weights at 0.
+def _compare(net: nn.Module, unshrunk: nn.Module, x: object) -> tuple[float | None, str]:
+    """Compare the outputs of a network with those of the same weights and all units.
 
     Args:
-        pruning: the pruned network.
-        bits: how many bits a number of each rounded tensor needs.
-        difference: the largest difference of the outputs; None if the network was not run.
-        fault: why the outputs are not those of the network with weights at 0, or empty.
+        net: the network without units.
+        unshrunk: the network with all units.
+        x: the inputs; None if the networks are not run.
+
+    Returns:
+        The largest difference, None without one, and what is wrong if the outputs are not the same.
     """
-
-    pruning: Pruning
-    bits: dict[str, int]
-    difference: float | None = None
-    fault: str = ""
-
-
-def _attempt_pruning(
-    pruning: Pruning, reason_to_stay: str, threshold: float, round_weights: bool, x: object
-) -> _Attempt:
-    """Prune a network and compare its outputs for x with those of the same weights at 0.
-
-    Args:
-        pruning: the network, which is pruned.
-        reason_to_stay: why all units stay, so that weights are set to 0 only; empty if units go.
-        threshold: the ratio below which a weight is set to 0.
-        round_weights: whether to round the weights.
-        x: the inputs; None if the network is not run.
-    """
-    for layer in pruning.layers.values():
-        layer.units.reason_to_stay = layer.units.reason_to_stay or reason_to_stay
-    pruning.zero_weights(threshold)
-    pruning.remove_units()
-    bits = pruning.round_weights() if round_weights else {}
-    pruning.remove_units()
-    attempt = _Attempt(pruning, bits)
-    zeroed_net = copy.deepcopy(pruning.net)
-    pruning.shrink()
     if x is None:
-        return attempt
-    expected = _evaluate(zeroed_net, x)
+        return None, ""
+    expected = _evaluate(unshrunk, x)
     try:
-        outputs = _evaluate(pruning.net, x)
+        outputs = _evaluate(net, x)
         gap = (outputs - expected).abs().nan_to_num(nan=0.0)  # infinite values must agree
     except RuntimeError as error:
         message = str(error).splitlines()[0]
-        attempt.fault = f"the network raises {type(error).__name__}: {message}"
-        return attempt
+        return None, f"the network raises {type(error).__name__}: {message}"
     has_same_shape = outputs.shape == expected.shape
     if not has_same_shape or not torch.equal(outputs.isfinite(), expected.isfinite()):
         gap = torch.full_like(gap, torch.inf)
-    attempt.difference = float(gap.max()) if gap.numel() else 0.0
+    difference = float(gap.max()) if gap.numel() else 0.0
     largest_output = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())
     rounding = MAX_ROUNDING_ERRORS * torch.finfo(outputs.dtype).eps * (1 + largest_output)
-    if not attempt.difference <= rounding:
-        attempt.fault = f"the outputs differ by {attempt.difference:.2g}"
-    return attempt
+    if difference <= rounding:
+        return difference, ""
+    return difference, f"the outputs differ by {difference:.2g}"
 
 
 def _evaluate(net: nn.Module, x: object) -> Tensor:

@@ -29,14 +29,11 @@ class Pruning:
 
     Args:
         net: the network at the posterior mean. Its tensors change.
-        mean: the mean of each tensor by name.
         std: the standard deviation of each tensor by name; 0 for tensors without one.
         matrix_norms: names of the batch norms that are known to read (N, units).
     """
 
-    def __init__(
-        self, net: nn.Module, mean: Params, std: Params, matrix_norms: Collection[str] = ()
-    ) -> None:
+    def __init__(self, net: nn.Module, std: Params, matrix_norms: Collection[str] = ()) -> None:
         self.net = net
         self.std = std
         self.graph = build_unit_graph(net, self._constant_outputs, matrix_norms)
@@ -44,15 +41,9 @@ class Pruning:
         self.depthwise = self.graph.depthwise
         self.weight_ratios: dict[str, Tensor] = {}  # in the shape of the weight
         for name, weight in _weights(net).items():
-            value = mean.get(name, weight)
-            spread = std.get(name, torch.zeros_like(value))
-            self.weight_ratios[name] = torch.where(
-                value == 0, 0.0, value.square() / spread.square()
-            )
-        self.ratios = {  # the largest between an output and an input: (outputs, inputs)
-            name: _as_matrix(layer, self.weight_ratios[f"{name}.weight"]).amax(2)
-            for name, layer in self.layers.items()
-        }
+            spread = std.get(name, torch.zeros_like(weight))
+            self.weight_ratios[name] = weight.square() / spread.square()
+        self.bits: dict[str, int] = {}  # of a number of each rounded tensor
         reference = next(net.parameters())
         self.dtype = reference.dtype
         self.device = reference.device
@@ -64,12 +55,35 @@ class Pruning:
         """Return a mask of True."""
         return torch.ones(size, dtype=torch.bool, device=self.device)
 
-    def zero_weights(self, threshold: float) -> None:
+    def prune(self, threshold: float, round_weights: bool, reason_to_stay: str) -> None:
+        """Set weights to 0, and determine which units stay.
+
+        Args:
+            threshold: the ratio below which a weight is set to 0.
+            round_weights: whether to round the other weights, which may set some to 0, too.
+            reason_to_stay: why all units stay, so that weights are set to 0 only; empty if units
+                go.
+        """
+        for layer in self.layers.values():
+            layer.units.reason_to_stay = layer.units.reason_to_stay or reason_to_stay
+        self._zero_weights(threshold)
+        self._remove_units()
+        if round_weights:
+            self._round_weights()
+            self._remove_units()
+
+    def _zero_weights(self, threshold: float) -> None:
         """Set weights with a smaller ratio to 0, also those of layers whose units all stay."""
         for name, weight in _weights(self.net).items():
             weight.masked_fill_(self.weight_ratios[name] < threshold, 0.0)
-        for name, ratio in self.ratios.items():
-            self.ratios[name] = ratio.masked_fill(ratio < threshold, 0.0)
+
+    def _ratios(self, layer: UnitLayer) -> Tensor:
+        """Return the largest ratio between an output and an input, (outputs, inputs).
+
+        It is 0 without a weight other than 0 between them.
+        """
+        ratio = self.weight_ratios[f"{layer.name}.weight"]
+        return _as_matrix(layer, torch.where(layer.module.weight == 0, 0.0, ratio)).amax(2)
 
     def count_zeros(self) -> int:
         """Return the number of weights at 0."""
@@ -100,10 +114,10 @@ class Pruning:
 
     def _constant_outputs(self, layer: UnitLayer, constants: Constants) -> Tensor:
         """Return the outputs of a layer that read no unit which stays, and NaN for the others."""
-        largest_ratio = torch.where(self._input_mask(layer), self.ratios[layer.name], 0.0).amax(1)
+        largest_ratio = torch.where(self._input_mask(layer), self._ratios(layer), 0.0).amax(1)
         return torch.where(largest_ratio > 0, torch.nan, self._bias(layer, constants))
 
-    def remove_units(self) -> None:
+    def _remove_units(self) -> None:
         """Remove the units that read nothing or that nothing reads, until there are none."""
         while self._remove_units_once():
             pass
@@ -133,11 +147,11 @@ class Pruning:
             group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()
         }
         needed_ratios = {group: torch.zeros_like(ratio) for group, ratio in read_ratios.items()}
-        for name, layer in self.layers.items():
+        for layer in self.layers.values():
             if layer.source is None or layer.read is None:
                 continue
             stays = self.stays[layer.units][:, None] & self._input_mask(layer)
-            ratio = torch.where(stays, self.ratios[name], 0.0).amax(0)
+            ratio = torch.where(stays, self._ratios(layer), 0.0).amax(0)
             group, columns = self._unit_of_features(layer.read, layer.inputs)
             unit_ratio = torch.zeros_like(read_ratios[group]).scatter_reduce(
                 0, columns, ratio, "amax"
@@ -149,8 +163,8 @@ class Pruning:
             needed_ratios[group] = torch.maximum(needed_ratios[group], needed)
         return read_ratios, needed_ratios
 
-    def round_weights(self) -> dict[str, int]:
-        """Round the weights of each layer to a grid, and return the bits of a number by name."""
+    def _round_weights(self) -> None:
+        """Round the weights of each layer to a grid."""
         masks = {
             f"{name}.weight": _outer_mask(layer, self.stays[layer.units], self._input_mask(layer))
             for name, layer in self.layers.items()
@@ -158,31 +172,40 @@ class Pruning:
         for name, depthwise in self.depthwise.items():
             ones = [1] * (depthwise.module.weight.ndim - 1)
             masks[f"{name}.weight"] = self.stays[depthwise.units].reshape(-1, *ones)
-        bits: dict[str, int] = {}
         for name, weight in _weights(self.net).items():
             is_used = weight != 0
             if name in masks:
                 is_used &= masks[name]
-            width = _round_tensor(weight, self.std.get(name), is_used, is_used)
-            if width is not None:
-                bits[name] = width
-        for name, layer in self.layers.items():
-            is_zero = (_as_matrix(layer, layer.module.weight) == 0).all(2)
-            self.ratios[name] = self.ratios[name].masked_fill(is_zero, 0.0)
-        return bits
+            self._round_tensor(name, weight, is_used, is_used)
 
-    def round_biases(self) -> dict[str, int]:
-        """Round the biases, with the removed constants in them, and return the bits by name."""
-        bits: dict[str, int] = {}
+    def round_biases(self) -> None:
+        """Round the biases, with the removed constants in them."""
         for layer in self._all_layers():
             bias = layer.module.bias
-            if bias is None:
-                continue
-            name = f"{layer.name}.bias"
-            width = _round_tensor(bias, self.std.get(name), self.stays[layer.units], ...)
-            if width is not None:
-                bits[name] = width
-        return bits
+            if bias is not None:
+                self._round_tensor(f"{layer.name}.bias", bias, self.stays[layer.units], ...)
+
+    def _round_tensor(
+        self, name: str, tensor: Tensor, is_used: Tensor, is_counted: Tensor | EllipsisType
+    ) -> None:
+        """Round a tensor to multiples of Δ = σ, with 1/σ² the mean precision of the used numbers.
+
+        ``bits`` gets the size of a signed whole number that holds each counted number. The tensor
+        is left as it is if a used number has no spread or no number is used.
+
+        Args:
+            name: the name of the tensor.
+            tensor: the numbers, which change.
+            is_used: mask of the numbers that determine Δ.
+            is_counted: mask of the numbers that must fit into the bits.
+        """
+        std = self.std.get(name)
+        if std is None or not bool(is_used.any()) or not bool((std[is_used] > 0).all()):
+            return
+        step = std[is_used].square().reciprocal().mean().rsqrt()
+        steps = (tensor / step).round()
+        tensor.copy_(steps * step)
+        self.bits[name] = int(steps[is_counted].abs().max()).bit_length() + 1
 
     def _all_layers(self) -> list[UnitLayer | DepthwiseLayer]:
         """Return the layers and the depthwise convolutions."""
@@ -268,26 +291,3 @@ def _outer_mask(layer: UnitLayer, outputs: Tensor, inputs: Tensor) -> Tensor:
     """Return which numbers of a weight belong to outputs and inputs that stay; it broadcasts."""
     mask = (outputs[:, None] & inputs).movedim((0, 1), layer.axes)
     return mask.reshape(*mask.shape, *[1] * (layer.module.weight.ndim - 2))
-
-
-def _round_tensor(
-    tensor: Tensor, std: Tensor | None, is_used: Tensor, is_counted: Tensor | EllipsisType
-) -> int | None:
-    """Round a tensor to multiples of Δ = σ, with 1/σ² the mean precision of the used numbers.
-
-    Args:
-        tensor: the numbers, which change.
-        std: their standard deviations; None if they are points.
-        is_used: mask of the numbers that determine Δ.
-        is_counted: mask of the numbers that must fit into the bits.
-
-    Returns:
-        The bits of a signed whole number that holds each counted number. None, and no rounding,
-        if a used number has no spread or no number is used.
-    """
-    if std is None or not bool(is_used.any()) or not bool((std[is_used] > 0).all()):
-        return None
-    step = std[is_used].square().reciprocal().mean().rsqrt()
-    steps = (tensor / step).round()
-    tensor.copy_(steps * step)
-    return int(steps[is_counted].abs().max()).bit_length() + 1
