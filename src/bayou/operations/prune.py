@@ -106,10 +106,10 @@ class Pruning:
         weight = _as_matrix(layer, layer.module.weight).sum(2)
         bias = layer.module.bias
         bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
-        if layer.source is None or layer.read is None or not layer.can_absorb_constants:
+        if layer.read is None or not layer.can_absorb_constants:
             return bias
         group, columns = self._unit_of_features(layer.read, layer.inputs)
-        constant = torch.where(self.stays[group], 0.0, constants[layer.source]).nan_to_num()
+        constant = torch.where(self.stays[group], 0.0, constants[layer.read.node]).nan_to_num()
         return bias + weight @ constant[columns]
 
     def _constant_outputs(self, layer: UnitLayer, constants: Constants) -> Tensor:
@@ -148,7 +148,7 @@ class Pruning:
         }
         needed_ratios = {group: torch.zeros_like(ratio) for group, ratio in read_ratios.items()}
         for layer in self.layers.values():
-            if layer.source is None or layer.read is None:
+            if layer.read is None:
                 continue
             stays = self.stays[layer.units][:, None] & self._input_mask(layer)
             ratio = torch.where(stays, self._ratios(layer), 0.0).amax(0)
@@ -156,7 +156,7 @@ class Pruning:
             unit_ratio = torch.zeros_like(read_ratios[group]).scatter_reduce(
                 0, columns, ratio, "amax"
             )
-            constant = constants[layer.source]
+            constant = constants[layer.read.node]
             is_removable = constant.isfinite() if layer.can_absorb_constants else constant == 0
             needed = torch.where(is_removable, 0.0, unit_ratio)
             read_ratios[group] = torch.maximum(read_ratios[group], unit_ratio)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import torch
@@ -115,11 +115,13 @@ class UnitTensor:
     """A tensor of the graph whose units are known.
 
     Args:
+        node: the node of the graph that gives it.
         group: its units.
         layout: the axis that they lie on.
         spatial_axes: the number of axes behind the units.
     """
 
+    node: fx.Node
     group: UnitGroup
     layout: Layout
     spatial_axes: int = 0
@@ -139,13 +141,11 @@ class UnitLayer:
     Args:
         name: the path of the module in the network.
         module: the layer itself.
-        source: the node that it reads, if the units of that node are known.
-        read: the units that it reads.
+        read: the tensor that it reads, if the units of that tensor are known.
     """
 
     name: str
     module: WeightedModule
-    source: fx.Node | None = None
     read: UnitTensor | None = None
 
     def __post_init__(self) -> None:
@@ -193,12 +193,13 @@ class DepthwiseLayer:
         """The group of the units that it reads and returns."""
         return self.tensor.group.root()
 
-    def constant_outputs(self, constant: Tensor) -> Tensor:
+    def constant_outputs(self, constants: Constants) -> Tensor:
         """Return the constant output of each unit, NaN where it varies, from those of the input.
 
         A filter of zeros gives its bias. Another one gives a constant for a constant input without
         zeros around it.
         """
+        constant = constants[self.tensor.node]
         weight = self.module.weight.flatten(1)
         bias = self.module.bias
         if bias is None:
@@ -354,22 +355,27 @@ class _UnitGraphBuilder:
                 group = self.tensors[source].group.root()
                 group.reason_to_stay = group.reason_to_stay or reason
 
-    def _propagate(self, node: fx.Node, rule: ConstantRule, layout: Layout | None = None) -> None:
-        """Record that a node has the units of its first argument.
+    def _propagate(
+        self,
+        node: fx.Node,
+        tensor: UnitTensor,
+        rule: ConstantRule,
+        layout: Layout | None = None,
+    ) -> None:
+        """Record that a node has the units of a tensor.
 
         Args:
             node: the node.
-            rule: gives its constants by those of its first argument.
-            layout: the axis of its units, if that is another one than in its first argument.
+            tensor: its first argument.
+            rule: gives its constants by those of the tensor.
+            layout: the axis of its units, if that is another one than in the tensor.
         """
-        source = _source(node)
-        tensor = self.tensors[source]
-        self.tensors[node] = tensor
+        self.tensors[node] = replace(tensor, node=node)
         if layout is not None:
-            self.tensors[node] = UnitTensor(tensor.group, layout)
+            self.tensors[node] = UnitTensor(node, tensor.group, layout)
 
         def apply_rule(constants: Constants) -> Tensor:
-            constant = constants[source]
+            constant = constants[tensor.node]
             return torch.where(constant.isnan(), torch.nan, rule(constant.clone()))
 
         self.graph.rules.append((node, apply_rule))
@@ -387,9 +393,9 @@ class _UnitGraphBuilder:
             self._reject_module(node, module)
         elif isinstance(module, NORMS) and self._is_norm_of_units(name, module, tensor):
             self.graph.norms[name] = tensor
-            self._propagate(node, lambda constant: _normalize(module, constant))
+            self._propagate(node, tensor, lambda constant: _normalize(module, constant))
         elif isinstance(module, nn.PReLU) and module.num_parameters == 1:
-            self._propagate(node, module)
+            self._propagate(node, tensor, module)
         elif isinstance(module, nn.BatchNorm1d):
             reason = "is not followed, but for (N, units): pass an example_x of such"
             self._reject_module(node, module, reason)
@@ -440,20 +446,18 @@ class _UnitGraphBuilder:
             and (tensor.layout == "channels") == (layout == "channels")
             and layer.inputs % tensor.group.size == 0
         ):
-            layer.source = _source(node)
             layer.read = tensor
         else:
             self._keep_inputs(node, f"read by {name} on another axis")
-        self.tensors[node] = UnitTensor(layer.outputs, layout, module.weight.ndim - 2)
+        self.tensors[node] = UnitTensor(node, layer.outputs, layout, module.weight.ndim - 2)
         self.graph.layers[name] = layer
         self.graph.rules.append((node, lambda constants: self.constant_outputs(layer, constants)))
 
     def _add_depthwise(self, node: fx.Node, layer: DepthwiseLayer) -> None:
         """Record a depthwise convolution, whose outputs are the units that it reads."""
-        source = _source(node)
-        self.tensors[node] = layer.tensor
+        self.tensors[node] = replace(layer.tensor, node=node)
         self.graph.depthwise[layer.name] = layer
-        self.graph.rules.append((node, lambda constants: layer.constant_outputs(constants[source])))
+        self.graph.rules.append((node, layer.constant_outputs))
 
     def _is_norm_of_units(self, name: str, module: BatchNorm, tensor: UnitTensor) -> bool:
         """Return whether a batch norm has numbers of its own for these units."""
@@ -480,22 +484,23 @@ class _UnitGraphBuilder:
         elif not node.args or node.args[0] is not sources[0]:
             self._reject_call(node)
         elif _is_flattening(node):
-            self._propagate(node, _keep_constant, "flat" if has_channels else None)
+            self._propagate(node, tensor, _keep_constant, "flat" if has_channels else None)
         elif len(node.all_input_nodes) > 1:
             self._reject_call(node)
         elif function in ELEMENTWISE:
             self._propagate(
-                node, lambda constant: function(constant, *node.args[1:], **node.kwargs)
+                node, tensor, lambda constant: function(constant, *node.args[1:], **node.kwargs)
             )
         elif function in DROPOUTS:
             is_off = node.kwargs.get("training") is False
-            self._propagate(node, _keep_constant if is_off else mark_varying)
+            self._propagate(node, tensor, _keep_constant if is_off else mark_varying)
         elif function in MAX_POOLS and has_channels:
-            self._propagate(node, _keep_constant)
+            self._propagate(node, tensor, _keep_constant)
         elif function in MEAN_POOLS and has_channels:
-            self._propagate(node, mark_varying if _changes_constant(node) else _keep_constant)
+            rule = mark_varying if _changes_constant(node) else _keep_constant
+            self._propagate(node, tensor, rule)
         elif has_channels and _is_mean_over_space(node, tensor.spatial_axes):
-            self._propagate(node, _keep_constant, "last")
+            self._propagate(node, tensor, _keep_constant, "last")
         else:
             self._reject_call(node)
 
@@ -515,7 +520,7 @@ class _UnitGraphBuilder:
             return
         for tensor in tensors[1:]:
             tensors[0].group.merge(tensor.group)
-        self.tensors[node] = tensors[0]
+        self.tensors[node] = replace(tensors[0], node=node)
 
         def apply_rule(constants: Constants) -> Tensor:
             return function(*fx.map_arg(node.args, lambda source: constants[source].clone()))
@@ -534,14 +539,6 @@ def _called_function(node: fx.Node) -> Callable[..., Any]:
 def _keep_constant(constant: Tensor) -> Tensor:
     """Return a constant as it is."""
     return constant
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """Return the node that is the first argument."""
-    source = node.args[0]
-    if not isinstance(source, fx.Node):
-        raise TypeError(f"the first argument of {node} is not a tensor of the graph")
-    return source
 
 
 def _has_no_padding(module: _ConvNd) -> bool:
