@@ -4,14 +4,10 @@ warnings are shown.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from experiments import networks, reproduce
+from experiments import networks
 from experiments.networks import TASKS
 
 
@@ -32,22 +28,3 @@ def test_training_and_test_rows_of_networks_are_disjoint(name: str) -> None:
     outputs = networks.plain(net.eval(), x).outputs
     assert outputs.shape[:2] == (1, task.rows)
     assert int(y.max()) < outputs.shape[-1]
-
-
-@pytest.mark.slow
-def test_rows_are_kept_and_a_trained_network_is_given(tmp_path: Path) -> None:
-    told: list[str] = []
-    options: dict[str, Any] = {
-        "data": ["two inputs, categories"],
-        "only": ["plain", "Laplace(start=None)"],
-        "seeds": 1,
-    }
-    page, numbers = reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
-    reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
-    assert len(told) == 2
-    rows = {row["label"]: row for row in json.loads(numbers.read_text())["rows"]}
-    assert rows["plain"]["error"] < 35
-    assert rows["Laplace(start=None)"]["nll"] < rows["plain"]["nll"] + 0.02
-    assert "| two inputs, categories | Laplace(start=None) | " in page.read_text()
-    with pytest.raises(ValueError, match="leave out --length"):
-        reproduce.reproduce("networks", tmp_path, length=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -171,50 +172,58 @@ def test_posteriors_without_a_program_raise() -> None:
         export(branch, x)
 
 
+def regression() -> bayou.Posterior:
+    """Return an ensemble whose members have their own noise, with a temperature."""
+    x, _ = data()
+    posterior = bayou.fit(
+        NETS["mlp"](1),
+        (x, x[:, :1]),
+        method=METHODS["ensemble"],
+        likelihood=bayou.Gaussian(0.3, learn=True),
+        progress=False,
+    )
+    posterior.temperature = 1.3
+    return posterior
+
+
+def two_inputs() -> bayou.Posterior:
+    x, y = data()
+    return bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
+
+
+ONNX_CASES: dict[str, Callable[[], bayou.Posterior]] = {
+    "vi": lambda: fitted("mlp", "mnf"),
+    "dropout": lambda: fitted("mlp", "dropout"),
+    "conv": lambda: fitted("conv", "gaussian"),
+    "regression": regression,
+    "two inputs": two_inputs,
+}
+
+
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
-@pytest.mark.parametrize("case", ["vi", "dropout", "conv", "regression", "two inputs"])
+@pytest.mark.parametrize("case", ONNX_CASES)
 def test_onnx_files_predict_as_posteriors(case: str, tmp_path: Path) -> None:
     from onnxruntime import InferenceSession
 
-    x, y = data()
-    if case == "regression":  # each member has its own noise
-        gaussian = bayou.Gaussian(0.3, learn=True)
-        posterior = bayou.fit(
-            NETS["mlp"](1),
-            (x, x[:, :1]),
-            method=METHODS["ensemble"],
-            likelihood=gaussian,
-            progress=False,
-        )
-        posterior.temperature = 1.3
-    elif case == "two inputs":
-        posterior = bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
-    else:
-        net, method = {
-            "vi": ("mlp", "mnf"),
-            "dropout": ("mlp", "dropout"),
-            "conv": ("conv", "gaussian"),
-        }[case]
-        posterior = fitted(net, method)
-    given = (x, x.flip(1)) if case == "two inputs" else (x,)
-    example = tuple(item[:2] for item in given) if len(given) > 1 else x[:2]
+    posterior = ONNX_CASES[case]()
+    x, _ = data()
+    inputs = {"x": x}
+    if case == "two inputs":
+        inputs = {"x0": x, "x1": x.flip(1)}
+    example = tuple(item[:2] for item in inputs.values())
     path = export_onnx(posterior, tmp_path / "a.onnx", example, 5, seed=7)
     assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
     session = InferenceSession(path)
     names = ["mean", "std", "epistemic_std", "entropy", "mutual_information"]
-    assert [out.name for out in session.get_outputs()] == names
+    assert [output.name for output in session.get_outputs()] == names
     for rows in (48, 1):
-        some = tuple(item[:rows] for item in given)
-        keys = ["x"] if len(some) == 1 else ["x0", "x1"]
-        found = session.run(None, {key: item.numpy() for key, item in zip(keys, some, strict=True)})
-        p = posterior.predict(
-            some if len(some) > 1 else some[0], min(5, posterior.draws or 5), seed=7
-        )
-        for out, value in zip(session.get_outputs(), found, strict=True):
-            torch.testing.assert_close(
-                torch.from_numpy(value), getattr(p, out.name), rtol=1e-5, atol=1e-5
-            )
+        feed = {name: item[:rows].numpy() for name, item in inputs.items()}
+        batch = tuple(item[:rows] for item in inputs.values())
+        p = posterior.predict(batch, min(5, posterior.draws or 5), seed=7)
+        for name, value in zip(names, session.run(names, feed), strict=True):
+            expected = getattr(p, name)
+            torch.testing.assert_close(torch.from_numpy(value), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_missing_onnx_raises_with_the_command_to_install_it(
