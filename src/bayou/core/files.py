@@ -191,6 +191,9 @@ def remove_leftovers(path: Path) -> None:
     """Remove the temporary files of ``path`` that killed processes left.
 
     A file that is being written is locked; an empty one may be about to be locked.
+
+    Args:
+        path: the file.
     """
     digits = "[0-9a-f]" * (2 * SUFFIX_BYTES)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.{digits}.part"):
@@ -244,6 +247,9 @@ def _lock(stream: IO[bytes], wait: bool) -> None:
 
 def read_bytes(path: StrPath) -> bytes:
     """Return the bytes of a file.
+
+    Args:
+        path: the file.
 
     Raises:
         FileError: for a missing file, a folder, a pipe or a device.
@@ -392,13 +398,20 @@ def no_grad_state(module: nn.Module) -> dict[str, Tensor]:
 
     Anything else that a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to
     the modules.
+
+    Args:
+        module: the module.
     """
     names = registered_names(module)
     return {name: value.detach() for name, value in module.state_dict().items() if name in names}
 
 
 def registered_names(module: nn.Module) -> set[str]:
-    """Return all names of the parameters and buffers of a module, tied ones too."""
+    """Return all names of the parameters and buffers of a module, tied ones too.
+
+    Args:
+        module: the module.
+    """
     parameters = (name for name, _ in module.named_parameters(remove_duplicate=False))
     buffers = (name for name, _ in module.named_buffers(remove_duplicate=False))
     return {*parameters, *buffers}
@@ -408,6 +421,9 @@ def packed_state(module: nn.Module) -> dict[str, Any]:
     """Return the entries of a ``state_dict`` that quantized layers keep their weights in.
 
     They are neither parameters nor buffers nor extra state.
+
+    Args:
+        module: the module.
     """
     names = registered_names(module)
     entries = module.state_dict().items()

@@ -53,7 +53,11 @@ def spell(python: str, command: str) -> str:
 
 
 def setting_name(name: str) -> str:
-    """Return a setting as its reader types it: ``batch_size=`` or ``--batch-size``."""
+    """Return a setting as its reader types it: ``batch_size=`` or ``--batch-size``.
+
+    Args:
+        name: the name of the argument.
+    """
     return spell(f"{name}=", f"--{name.replace('_', '-')}")
 
 
@@ -242,7 +246,11 @@ def describe(step: int, total: int, numbers: dict[str, float], most: int | None 
 
 
 def duration(seconds: float) -> str:
-    """Return seconds, minutes or hours, without decimals."""
+    """Return seconds, minutes or hours, without decimals.
+
+    Args:
+        seconds: the duration.
+    """
     if seconds < MAX_SECONDS:
         return f"{seconds:.0f} s"
     if seconds < MAX_SECONDS * 60:

@@ -20,7 +20,11 @@ MIN_SIMILARITY = 0.6  # of a name and the one that is proposed instead
 
 
 def args_entries(doc: str | None) -> dict[str, str]:
-    """Return the entries of the ``Args`` section of a docstring, by name."""
+    """Return the entries of the ``Args`` section of a docstring, by name.
+
+    Args:
+        doc: the docstring.
+    """
     _, _, section = inspect.cleandoc(doc or "").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+:.*(?:\n {8}.*)*)", section.partition("\n\n")[0], re.MULTILINE)
     return {entry.partition(":")[0]: entry for entry in entries}

@@ -119,7 +119,11 @@ def _takes_channels_last(
 
 
 def channels_last(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return inputs with images (B, C, H, W) in the order of memory B, H, W, C."""
+    """Return inputs with images (B, C, H, W) in the order of memory B, H, W, C.
+
+    Args:
+        inputs: the arguments of a network.
+    """
     return tuple(map(_image_channels_last, inputs))
 
 
@@ -131,20 +135,34 @@ def _image_channels_last(item: object) -> object:
 
 
 def input_format(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the shapes of one row and the dtypes of the inputs."""
+    """Return the shapes of one row and the dtypes of the inputs.
+
+    Args:
+        inputs: the arguments of a network.
+    """
     return tuple(
         (item.shape[1:], item.dtype) if isinstance(item, Tensor) else repr(item) for item in inputs
     )
 
 
 def sample_rows(inputs: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """Return copies of the first row, the last and the middle one: the first ``count`` of these."""
+    """Return copies of the first row, the last and the middle one: the first ``count`` of these.
+
+    Args:
+        inputs: the arguments of a network.
+        count: the number of rows, at most three.
+    """
     numbers = [0, -1, len(inputs[0]) // 2]
     return rows_of(inputs, torch.tensor(numbers[:count], device=inputs[0].device))
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
+    """Return whether two tensors are equal up to rounding.
+
+    Args:
+        a: a tensor.
+        b: another one of its shape.
+    """
     if not a.is_floating_point():
         return torch.equal(a, b)
     if not a.numel():

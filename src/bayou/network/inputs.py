@@ -100,13 +100,21 @@ def call_network(net: nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 
 def output_of(net: nn.Module) -> Select:
-    """Return the output that was selected; None for the default."""
+    """Return the output that was selected; None for the default.
+
+    Args:
+        net: the network.
+    """
     hooks = net._forward_hooks.values()
     return next((hook.select for hook in hooks if isinstance(hook, Output)), None)
 
 
 def check_tensor(out: object) -> None:
-    """Raise a ValueError unless a network gave one tensor."""
+    """Raise a ValueError unless a network gave one tensor.
+
+    Args:
+        out: the output of the network.
+    """
     if not isinstance(out, Tensor):
         names = f" of {', '.join(map(str, out))}" if isinstance(out, Mapping) else ""
         raise ValueError(

@@ -62,7 +62,11 @@ def _attention(
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that the memory of a GPU or of the machine ran out."""
+    """Return whether an error means that the memory of a GPU or of the machine ran out.
+
+    Args:
+        error: the error.
+    """
     is_of_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return is_of_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
 

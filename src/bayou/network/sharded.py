@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 
 def is_sharded(value: Tensor) -> bool:
-    """Return whether this is a DTensor, of which a process may have only a shard."""
+    """Return whether this is a DTensor, of which a process may have only a shard.
+
+    Args:
+        value: a parameter or buffer.
+    """
     return hasattr(value, "device_mesh")
 
 

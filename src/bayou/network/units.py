@@ -30,15 +30,27 @@ class Standardization:
     scale: Tensor
 
     def standardize(self, value: Tensor) -> Tensor:
-        """Return (value − shift)/scale."""
+        """Return (value − shift)/scale.
+
+        Args:
+            value: v.
+        """
         return (value - self.shift.to(value)) / self.scale.to(value)
 
     def restore(self, value: Tensor) -> Tensor:
-        """Return shift + scale·value."""
+        """Return shift + scale·value.
+
+        Args:
+            value: z.
+        """
         return self.shift.to(value) + self.scale.to(value) * value
 
     def to(self, like: Tensor) -> Standardization:
-        """Return the same map on the device of a tensor, in its dtype."""
+        """Return the same map on the device of a tensor, in its dtype.
+
+        Args:
+            like: the tensor.
+        """
         return Standardization(self.shift.to(like), self.scale.to(like))
 
     def to_json(self) -> dict[str, Any]:
@@ -48,6 +60,9 @@ class Standardization:
     @staticmethod
     def from_json(value: dict[str, Any]) -> Standardization:
         """Return the map that ``to_json`` described.
+
+        Args:
+            value: the plain values.
 
         Raises:
             ValueError: unless all numbers are finite and scales positive.
@@ -130,7 +145,11 @@ class Units:
         return None
 
     def standardize_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the network with those that have units standardized."""
+        """Return the arguments of the network with those that have units standardized.
+
+        Args:
+            inputs: the arguments.
+        """
         missing = len(inputs) - len(self.inputs)
         maps = (*self.inputs, *[None] * missing)
         return tuple(
@@ -139,7 +158,11 @@ class Units:
         )
 
     def standardize_targets(self, y: Tensor) -> Tensor:
-        """Return y in standard units."""
+        """Return y in standard units.
+
+        Args:
+            y: the targets.
+        """
         if self.output is None:
             return y
         return self.output.standardize(y)
@@ -157,7 +180,11 @@ class Units:
         return outputs
 
     def restore_outputs(self, outputs: Tensor) -> Tensor:
-        """Return the outputs for standardized y as outputs for y."""
+        """Return the outputs for standardized y as outputs for y.
+
+        Args:
+            outputs: the outputs of the network.
+        """
         if self.output is None:
             return outputs
         if not self.log_variances:
@@ -190,7 +217,11 @@ class Units:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Units:
-        """Return the units that ``to_json`` described."""
+        """Return the units that ``to_json`` described.
+
+        Args:
+            value: the plain values.
+        """
         inputs = [
             None if item is None else Standardization.from_json(item) for item in value["inputs"]
         ]
@@ -217,7 +248,11 @@ def with_units(net: NetworkType, units: Units) -> NetworkType:
 
 
 def units_of(net: nn.Module) -> Units | None:
-    """Return the units of a network; None if it takes and returns data as they are."""
+    """Return the units of a network; None if it takes and returns data as they are.
+
+    Args:
+        net: the network.
+    """
     for hook in net._forward_hooks.values():
         units = getattr(hook, "__self__", None)
         if isinstance(units, Units):

@@ -137,9 +137,13 @@ def compress(
         )
     mean, std = _moments(posterior, samples, seed)
     net = posterior.to_module(mean).requires_grad_(False)
-    calls = [] if example_x is None else _layer_calls(net, example_x)
+    calls: list[_LayerCall] = []
+    if example_x is None:
+        rows: object = _draw_inputs(net)
+    else:
+        rows = example_x
+        calls = _layer_calls(net, example_x)
     matrix_norms = {call.name for call in calls if call.reads_matrix}
-    rows = _draw_inputs(net) if example_x is None else example_x
 
     def prune(reason_to_stay: str) -> tuple[Pruning, nn.Module]:
         """Return a pruned network, and one with the same weights and all units."""

@@ -102,7 +102,11 @@ class UnitGroup:
         return self._parent.root()
 
     def merge(self, group: UnitGroup) -> None:
-        """Merge the units of another group with those of this one."""
+        """Merge the units of another group with those of this one.
+
+        Args:
+            group: the other group.
+        """
         root = self.root()
         merged = group.root()
         if root is not merged:
@@ -127,7 +131,11 @@ class UnitTensor:
     spatial_axes: int = 0
 
     def units_of_features(self, total: int) -> Tensor:
-        """Return the unit to which each of ``total`` features belongs, in the tensor's order."""
+        """Return the unit to which each of ``total`` features belongs, in the tensor's order.
+
+        Args:
+            total: the number of features.
+        """
         index = torch.arange(total)
         if self.layout == "last":
             return index % self.group.size
@@ -198,6 +206,9 @@ class DepthwiseLayer:
 
         A filter of zeros gives its bias. Another one gives a constant for a constant input without
         zeros around it.
+
+        Args:
+            constants: those of the nodes before it.
         """
         constant = constants[self.tensor.node]
         weight = self.module.weight.flatten(1)
@@ -258,7 +269,11 @@ def build_unit_graph(
 
 
 def mark_varying(constant: Tensor) -> Tensor:
-    """Return NaN for numbers other than 0, which are not constant any more; 0 stays 0."""
+    """Return NaN for numbers other than 0, which are not constant any more; 0 stays 0.
+
+    Args:
+        constant: the constants, NaN for units that vary.
+    """
     return torch.where(constant == 0, constant, torch.nan)
 
 
@@ -284,6 +299,9 @@ class _Tracer(fx.Tracer):
 
 def trace(net: nn.Module) -> fx.Graph:
     """Trace a network; modules that branch on values are one node each.
+
+    Args:
+        net: the network.
 
     Raises:
         ValueError: if the forward of the network itself cannot be traced.
