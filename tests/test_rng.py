@@ -147,14 +147,6 @@ def test_moments() -> None:
         assert abs((z[:-lag] * z[lag:]).mean().item()) < 5 / math.sqrt(n - lag)
 
 
-@given(n=st.integers(0, 50), seed=seeds)
-@settings(max_examples=30, deadline=None)
-def test_permutations(n: int, seed: int) -> None:
-    order = rng.permutation(n, seed)
-    assert order.sort().values.tolist() == list(range(n))
-    assert torch.equal(order, rng.permutation(n, seed))
-
-
 def test_all_permutations_are_equally_likely() -> None:
     n, counts = (
         3000,
