@@ -113,37 +113,6 @@ def test_the_tree_ends_in_pages_and_code_that_exists() -> None:
     assert html.count("<details>") == html.count("</details>") >= len(leaves)
 
 
-def written_for_readers() -> list[Path]:
-    """Every page that a reader of the results meets."""
-    root = DOCS.parent
-    results = [*(root / "experiments" / "results").glob("*.md"), *(DOCS / "benchmarks").iterdir()]
-    return [
-        *results,
-        *DOCS.glob("*.md"),
-        *(DOCS / "guide").glob("*.md"),
-        root / "README.md",
-        root / "CHANGELOG.md",
-    ]
-
-
-# Words of those who made a table, and distances to HMC that no source confirms.
-INSIDE = re.compile(
-    r"\bthe aims?\b(?! is the posterior)|\baims? (?:were|was|of|for|\.\d)|\(aims?\b|\| aim\b"
-    r"|\bday before\b|\bsessions? (?:before|earlier)\b"
-    r"|\bnot at hand\b|published for 50|published ensemble of 50",
-    re.IGNORECASE,
-)
-
-
-def test_results_are_written_for_readers_who_were_not_there() -> None:
-    pages_of_results = written_for_readers()
-    assert len(pages_of_results) > 60
-    found = {
-        page.name: INSIDE.findall(page.read_text(encoding="utf-8")) for page in pages_of_results
-    }
-    assert not {name: words for name, words in found.items() if words}
-
-
 @pytest.mark.parametrize("page", SOURCES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_no_source_names_an_external_resource(page: Path) -> None:
     assert not RESOURCE.findall(page.read_text(encoding="utf-8"))

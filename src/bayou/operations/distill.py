@@ -243,7 +243,7 @@ def _match_draws_to_steps(
         if draws is None:
             draws = len(method._draw_density(steps).nonzero()[0])
         method = replace(method, draws=draws)
-        _, draw_steps = method._plan(as_data(data, method.batch_size))
+        _, draw_steps = method._plan(rows)
     draws = len(draw_steps)
     return method, replace(settings, steps=min(settings.steps or draws, draws))
 
