@@ -65,7 +65,7 @@ class Network:
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_shells": [], "_dry_runs": {}, "_drawn_fractions": {}}
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Return the outputs with these tensors, one call at a time.
 
         The modules of ``net`` are in the mode (train or eval) that they have.
@@ -121,7 +121,7 @@ class Network:
         shell.fill(params | {name: buffer.clone() for name, buffer in self.buffers().items()})
         return shell.net
 
-    def evaluate(self, params: Params, *inputs: Any) -> Tensor:
+    def evaluate(self, params: Params, *inputs: object) -> Tensor:
         """Return the outputs with these tensors in eval mode.
 
         This is a pure function, which threads may call concurrently: each call uses its own shell

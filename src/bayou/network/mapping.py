@@ -45,8 +45,8 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Compute ``F.scaled_dot_product_attention`` by its plain kernel.
 
@@ -92,7 +92,7 @@ class VmapOrLoop:
         self.axes = axes
         self.loop = loop
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         """Return the stacked values of the function."""
         if not self.loop:
             mapped_args, axes = zip(*map(_without_shared, args, self.axes), strict=True)
@@ -111,7 +111,7 @@ class VmapOrLoop:
                 self.loop = True
         return self._loop(*args)
 
-    def _loop(self, *args: Any) -> Any:
+    def _loop(self, *args: object) -> Any:
         """Call the function with one index after the other."""
         columns = [
             _unbind(arg) if axis == 0 else itertools.repeat(arg)

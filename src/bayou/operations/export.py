@@ -247,7 +247,7 @@ class _PredictionModule(nn.Module):
         axes = {name: None if name in self.single else 0 for name in weights}
         return vmap(lambda draw: self.callers[0].call(draw, *inputs), (axes,))(weights)
 
-    def forward(self, *inputs: Any) -> dict[str, Tensor]:
+    def forward(self, *inputs: object) -> dict[str, Tensor]:
         """Return the answers, as ``Predictive`` gives them."""
         inputs = (*inputs, *self.names)
         f = self._map_network(inputs) if self.mappable else self._repeat_network(inputs)
