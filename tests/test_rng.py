@@ -16,21 +16,7 @@ from bayou.core import rng
 
 DRAWS = [rng.normal, rng.uniform]
 LIKE = torch.zeros((), dtype=torch.float64)
-events = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 seeds = st.integers(0, 2**63 - 1)
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-@given(event=events, seed=seeds, n=st.integers(0, 40), data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_chunks_equal_the_whole(
-    draw: Callable[..., Tensor], event: tuple[int, ...], seed: int, n: int, data: st.DataObject
-) -> None:
-    whole = draw(n, event, LIKE, seed)
-    assert whole.shape == (n, *event)
-    cut = data.draw(st.integers(0, n))
-    parts = [draw(cut, event, LIKE, seed), draw(n - cut, event, LIKE, seed, start=cut)]
-    assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -123,17 +123,3 @@ def test_draws_of_a_training_step_compute_the_body_once(family: str) -> None:
     torch.testing.assert_close(
         gradient(True), gradient(False), rtol=1e-6, atol=1e-6
     )  # noise at an output is 1e-9
-
-
-def test_local_noise_above_a_shared_body_has_the_moments_of_the_layer() -> None:
-    torch.manual_seed(0)
-    net = Counting()
-    net.body.requires_grad_(False)
-    bnn = bayou.bayesianize(net, bayou.MeanField(0.3), example=X)
-    h = nn.functional.scaled_dot_product_attention(*[net.body(X.unflatten(1, (3, 2)))] * 3).mean(1)
-    mean, variance = net.head(h), 0.09 * (h.square().sum(1, keepdim=True) + 1)
-    with torch.no_grad():
-        z = (bnn.draw(4000)(X) - mean) / variance.sqrt()
-    count = z.numel()
-    assert abs(float(z.mean())) < 5 / count**0.5
-    assert abs(float(z.square().mean()) - 1) < 5 * (2 / count) ** 0.5

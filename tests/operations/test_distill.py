@@ -211,24 +211,6 @@ def test_students_are_saved_and_repeatable(tmp_path: Path) -> None:
     assert torch.equal(again.outputs(EYE), whole.outputs(EYE))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        bayou.VI(steps=3),
-        bayou.Laplace(start=bayou.MAP(steps=3)),
-        bayou.Ensemble(2, bayou.VI(steps=3)),
-    ],
-)
-def test_posteriors_of_every_kind_are_teachers(method: bayou.methods.Method) -> None:
-    x, y = torch.randn(20, 2), torch.randint(3, (20,))
-    posterior = bayou.fit(nn.Linear(2, 3), (x, y), method=method, progress=False)
-    for keep in (None, "epistemic"):
-        found = bayou.distill(
-            posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False
-        )  # type: ignore[arg-type]
-        assert found.predict(x).mean.shape == (20, 3)
-
-
 CHAIN = bayou.HMC(chains=64, warmup=20, draws=100, leapfrogs=6, start=None)
 FAST = {"lr": 0.1, "batch_size": 4, "progress": False}
 

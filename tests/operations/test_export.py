@@ -97,28 +97,6 @@ def test_saved_program_needs_no_bayou(tmp_path: Path) -> None:
     assert "bayou" not in str(program.graph_module.code)
 
 
-@pytest.mark.parametrize(
-    "likelihood",
-    [
-        bayou.Gaussian(0.3, learn=True),
-        *(
-            pytest.param(other, marks=pytest.mark.slow)
-            for other in (bayou.HeteroscedasticGaussian(), bayou.Poisson())
-        ),
-    ],
-)
-def test_programs_of_regressions(likelihood: Any) -> None:
-    x, _ = data()
-    net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
-    method = bayou.Ensemble(2, of=START)  # each member has its own noise
-    posterior = bayou.fit(
-        net, (x, x[:, :1].abs().round()), method=method, likelihood=likelihood, progress=False
-    )
-    program = export(posterior, x[:2])
-    compare(program, posterior.predict(x, 2, seed=0), x)
-    assert set(program.module()(x)) == {"outputs", "mean", "std"}
-
-
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,16 +106,43 @@ class Two(nn.Module):
         return self.left(x) + self.right(z)
 
 
+def regression() -> bayou.Posterior:
+    """Return an ensemble whose members have their own noise, with a temperature."""
+    x, _ = data()
+    posterior = bayou.fit(
+        NETS["mlp"](1),
+        (x, x[:, :1]),
+        method=METHODS["ensemble"],
+        likelihood=bayou.Gaussian(0.3, learn=True),
+        progress=False,
+    )
+    posterior.temperature = 1.3
+    return posterior
+
+
+def two_inputs() -> bayou.Posterior:
+    x, y = data()
+    return bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
+
+
+def test_programs_of_regressions() -> None:
+    x, _ = data()
+    posterior = regression()
+    program = export(posterior, x[:2])
+    compare(program, posterior.predict(x, 3, seed=0), x)
+    assert set(program.module()(x)) == {"outputs", "mean", "std"}
+
+
 @pytest.mark.skipif(
     torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run"
 )
-def test_several_inputs() -> None:
-    x, y = data()
+def test_programs_of_several_inputs() -> None:
+    x, _ = data()
     pair = (x, x.flip(1))
-    posterior = bayou.fit(Two(), (pair, y), method=bayou.VI(steps=5), progress=False)
+    posterior = two_inputs()
     program = export(posterior, tuple(item[:2] for item in pair), samples=3)
-    want = posterior.predict(pair, 3, seed=0)
-    assert torch.allclose(program.module()(*pair)["mean"], want.mean, atol=1e-6)
+    expected = posterior.predict(pair, 3, seed=0).mean
+    assert torch.allclose(program.module()(*pair)["mean"], expected, atol=1e-6)
 
 
 class Branch(nn.Module):
@@ -170,25 +175,6 @@ def test_posteriors_without_a_program_raise() -> None:
     branch = bayou.fit(Branch(), (x, y), method=START, progress=False)
     with pytest.raises(ValueError, match="Branch as one graph"):
         export(branch, x)
-
-
-def regression() -> bayou.Posterior:
-    """Return an ensemble whose members have their own noise, with a temperature."""
-    x, _ = data()
-    posterior = bayou.fit(
-        NETS["mlp"](1),
-        (x, x[:, :1]),
-        method=METHODS["ensemble"],
-        likelihood=bayou.Gaussian(0.3, learn=True),
-        progress=False,
-    )
-    posterior.temperature = 1.3
-    return posterior
-
-
-def two_inputs() -> bayou.Posterior:
-    x, y = data()
-    return bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
 
 
 ONNX_CASES: dict[str, Callable[[], bayou.Posterior]] = {
