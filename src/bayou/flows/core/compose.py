@@ -21,6 +21,7 @@ from bayou.flows.core.transform import (
     Pair,
     Rows,
     Transform,
+    batch_shape,
     common_event,
     read_flag,
 )
@@ -318,9 +319,9 @@ class MapConditional(Composite):
         output_event: Event,
     ) -> Pair:
         """Return the result of a direction, row by row under vmap."""
-        context_batch = context.shape[:-1]  # type: ignore[union-attr]
-        batch = torch.broadcast_shapes(x.shape[: x.ndim - len(input_event)], context_batch)
-        event = x.shape[x.ndim - len(input_event) :]
+        x_batch = batch_shape(x, input_event)
+        batch = torch.broadcast_shapes(x_batch, context.shape[:-1])  # type: ignore[union-attr]
+        event = x.shape[len(x_batch) :]
         if 0 in batch:  # some operations do not support vmap over an empty axis
             shape = event if None in output_event else output_event
             return x.new_zeros(*batch, *shape), x.new_zeros(batch)

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.flows.core.arguments import check_size
 from bayou.flows.core.nets import mlp
-from bayou.flows.core.transform import ANGLES, Ladj, Pair, Rows, Symmetric, Transform, embed_angles
+from bayou.flows.core.transform import (
+    ANGLES,
+    Ladj,
+    Pair,
+    Rows,
+    Symmetric,
+    Transform,
+    broadcast_context,
+    embed_angles,
+)
 from bayou.flows.layers.elementwise import Elementwise, Gate
 
 Mask = Literal["half", "alternate"] | Tensor | Sequence[bool]
@@ -67,27 +76,6 @@ def _read_mask(dim: int, mask: Mask) -> Tensor:
             f"{tuple(kept.shape)}; use mask.bool()"
         )
     return kept
-
-
-def broadcast_context(
-    x: Tensor,
-    context: Tensor | None,
-    dims: int = 1,
-) -> tuple[Tensor, Tensor | None]:
-    """Expand x and its context to a common batch shape.
-
-    Args:
-        x: rows (..., *event).
-        context: contexts (..., context_dim), or None.
-        dims: the number of axes of the event; 1 by default.
-
-    Returns:
-        x (*batch, *event) and the context (*batch, context_dim), or None.
-    """
-    if context is None or x.shape[:-dims] == context.shape[:-1]:
-        return x, context
-    batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
-    return x.expand(*batch, *x.shape[-dims:]), context.expand(*batch, -1)
 
 
 def _join_context(x: Tensor, context: Tensor | None) -> Tensor:
@@ -164,7 +152,7 @@ class Coupling(Symmetric, Transform):
         inputs = self.kept * (1 + elementwise.circular) + context_dim
         self.conditioner = conditioner or mlp(inputs, hidden, self.changed * elementwise.params)
 
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, x: Tensor) -> Pair:
         """Return the kept and the remaining coordinates of x."""
         if self._alternates:
             even = x[..., ::2]

@@ -91,23 +91,6 @@ class _Stack(Symmetric, Transform):
         """Invert all maps at y (B, n, D), with parameters (B, K, P)."""
 
 
-@dataclass
-class _PlanarMap:
-    """The parameters of one planar map, for B contexts.
-
-    Attributes:
-        w: (B, D, 1).
-        u: û (B, 1, D), with ûᵀw > −1.
-        b: (B, 1, 1).
-        determinant_at_zero: 1 + ûᵀw (B, 1, 1).
-    """
-
-    w: Tensor
-    u: Tensor
-    b: Tensor
-    determinant_at_zero: Tensor
-
-
 class Planar(_Stack):
     """A stack of planar flows, y = x + û·tanh(wᵀx + b).
 
@@ -149,42 +132,36 @@ class Planar(_Stack):
         super().__init__(dim, context_dim, torch.cat([w, u, torch.zeros(layers, 1)], -1))
 
     @staticmethod
-    def _maps(p: Tensor, dim: int) -> tuple[list[_PlanarMap], Tensor]:
-        """Return the parameters of every map, and 1 + ûᵀw of all maps (B, 1, K)."""
+    def _maps(p: Tensor, dim: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+        """Return the parameters of every map, and 1 + ûᵀw of all maps (B, 1, K).
+
+        Those of a map are w (B, D, 1), û (B, 1, D), b (B, 1, 1) and ûᵀw (B, 1, 1).
+        """
         w, u, b = p.split([dim, dim, 1], -1)
         inner = (u * w).sum(-1, keepdim=True)
         one_plus = F.softplus(inner)
         u = u + (one_plus - 1 - inner) * w / w.square().sum(-1, keepdim=True)
-        maps = [
-            _PlanarMap(*parameters)
-            for parameters in zip(
-                w.unsqueeze(-1).unbind(1),
-                u.unsqueeze(-2).unbind(1),
-                b.unsqueeze(-1).unbind(1),
-                one_plus.unsqueeze(-1).unbind(1),
-                strict=True,
-            )
-        ]
-        return maps, one_plus.mT
+        columns = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus.unsqueeze(-1) - 1)
+        maps = zip(*(column.unbind(1) for column in columns), strict=True)
+        return list(maps), one_plus.mT
 
     def _map_to_data(self, x: Tensor, p: Tensor) -> Pair:
         maps, one_plus = self._maps(p, x.shape[-1])
         activations = []
-        for planar in maps:
-            h = torch.tanh(torch.baddbmm(planar.b, x, planar.w))  # (B, n, 1)
+        for w, u, b, _ in maps:
+            h = torch.tanh(torch.baddbmm(b, x, w))  # (B, n, 1)
             activations.append(h)
-            x = torch.baddbmm(x, h, planar.u)
+            x = torch.baddbmm(x, h, u)
         return x, tanh_ladj(torch.cat(activations, -1), one_plus).sum(-1)
 
     def _map_to_base(self, y: Tensor, p: Tensor) -> Pair:
         maps, one_plus = self._maps(p, y.shape[-1])
         activations: list[Tensor] = []
-        for planar in reversed(maps):
-            scale = planar.determinant_at_zero - 1
-            alpha = solve_tanh(scale, torch.ones_like(planar.b), planar.b, y @ planar.w)
-            h = torch.tanh(alpha + planar.b)
+        for w, u, b, scale in reversed(maps):
+            alpha = solve_tanh(scale, torch.ones_like(b), b, y @ w)
+            h = torch.tanh(alpha + b)
             activations.insert(0, h)
-            y = y - h * planar.u
+            y = y - h * u
         return y, -tanh_ladj(torch.cat(activations, -1), one_plus).sum(-1)
 
 
