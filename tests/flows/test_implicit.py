@@ -14,13 +14,10 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from bayou.flows import (
     Base,
     DiagonalNormal,
-    Flow,
     GaussianMixture,
     Residual,
-    StandardNormal,
     VonMises,
     continuous,
-    naf,
     residual,
 )
 from bayou.flows.contractive.contracting import schatten
@@ -124,27 +121,6 @@ def test_a_compiled_root_has_second_derivatives_where_the_compiler_allows_them()
     (again,) = torch.autograd.grad(expected.sum(), right)
     assert torch.allclose(first, expected, rtol=1e-12)
     assert torch.allclose(second, again, rtol=1e-10)
-
-
-def test_the_hessian_of_a_log_density_is_that_of_differences() -> None:
-    """The density of naf is found by root finding; wrong second derivatives were off by a factor of
-    two here.
-    """
-    torch.manual_seed(0)
-    flow = Flow(StandardNormal(2), naf(2, layers=1, hidden=[8], units=4)).double()
-    with torch.no_grad():
-        for p in flow.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    y = torch.tensor([0.4, -0.7], dtype=torch.float64)
-    found = hessian(lambda y: flow.log_prob(y))(y)
-    step = 1e-5
-    columns = []
-    for axis in torch.eye(2, dtype=torch.float64):
-        above, below = (
-            grad(lambda y: flow.log_prob(y))(y + sign * step * axis) for sign in (1, -1)
-        )
-        columns.append((above - below) / (2 * step))
-    assert torch.allclose(found, torch.stack(columns), rtol=1e-6, atol=1e-6)
 
 
 def gradient_of_draws(base: Base, values: Tensor, create_graph: bool = False) -> Tensor:
