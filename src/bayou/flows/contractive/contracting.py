@@ -29,6 +29,7 @@ INITIAL_BIAS_STD = 0.2
 INITIAL_LAST_NORM = 0.1  # of the last layer, as a fraction of L
 # Of hidden layers, as a fraction of L; at 1 the slope of min(1, L/‖W‖) is discontinuous.
 INITIAL_NORM = 0.999
+OUTER_KERNEL = 3  # of the first and the last convolution of a network
 FREQUENCIES = 16  # per axis in the norm of a convolution: 4 % above the norm of a 3×3 kernel
 
 PullbackStep = Tensor | Callable[[Tensor], Tensor]  # slopes, or the transpose of a linear layer
@@ -498,7 +499,6 @@ def contracting_cnn(
     hidden: Sequence[int],
     lipschitz: float,
     squeeze: int = 1,
-    kernel: int = 3,
 ) -> ContractingNet:
     """Build a contractive network of images: hidden 1×1 convolutions between two convolutions.
 
@@ -507,14 +507,15 @@ def contracting_cnn(
         hidden: the channels of the hidden layers.
         lipschitz: the largest Lipschitz constant of the network; that of each layer is the same.
         squeeze: the network takes blocks of ``squeeze``² pixels as channels; 1 by default.
-        kernel: the size of the first and the last kernel; 3 by default.
     """
     width = channels * squeeze**2
     layer_lipschitz = lipschitz ** (1 / (len(hidden) + 1))
     layers: list[ContractingConv] = []
     for i, (fan_in, fan_out) in enumerate(pairwise([width, *hidden, width])):
         is_outer = i in (0, len(hidden))
-        layers.append(ContractingConv(fan_in, fan_out, kernel if is_outer else 1, layer_lipschitz))
+        layers.append(
+            ContractingConv(fan_in, fan_out, OUTER_KERNEL if is_outer else 1, layer_lipschitz)
+        )
     _initialize(layers, orthogonal=False)
     modules = _with_activations(layers)
     if squeeze > 1:

@@ -223,7 +223,7 @@ class _SylvesterMaps:
     """The parameters of K Sylvester maps, for B contexts.
 
     Attributes:
-        q: Q (B, K, D, rank); None for the triangular form.
+        q: Q (B, K, D, rank).
         r: R (B, K, rank, rank).
         r_tilde: R̃ (B, K, rank, rank).
         b: (B, K, rank).
@@ -231,20 +231,12 @@ class _SylvesterMaps:
         inward: (R̃·Qᵀ)ᵀ (B, K, D, rank).
     """
 
-    q: Tensor | None
+    q: Tensor
     r: Tensor
     r_tilde: Tensor
     b: Tensor
     outward: Tensor
     inward: Tensor
-
-    def project(self, y: Tensor, k: int) -> Tensor:
-        """Return Qᵀy of map k, for rows y (B, n, D)."""
-        if self.q is not None:
-            return y @ self.q[:, k]
-        if k % 2:
-            return y.flip(-1)
-        return y
 
     def ladj(self, activations: list[Tensor]) -> Tensor:
         """Return Σ_i log(1 + (1 − h_i²)·R_ii·R̃_ii) over all maps: (B, n).
@@ -312,10 +304,13 @@ class Sylvester(_Stack):
         self.rank = rank
         self.sizes = sizes
 
-    def _q(self, frame: Tensor, dim: int) -> Tensor | None:
-        """Return Q (B, K, D, rank) with orthonormal columns; None for the triangular form."""
+    def _q(self, frame: Tensor, dim: int) -> Tensor:
+        """Return Q (B, K, D, rank) with orthonormal columns."""
         if self.form == "triangular":
-            return None
+            identity = torch.eye(dim, dtype=frame.dtype, device=frame.device)
+            identities = identity.expand(1, frame.shape[1], dim, dim).clone()
+            identities[:, 1::2] = identity.flip(-1)
+            return identities
         frame = frame.unflatten(-1, (dim, -1))
         if self.form == "householder":
             return multiply_reflections(frame)
@@ -331,13 +326,7 @@ class Sylvester(_Stack):
         q = self._q(frame, dim)
         r = triangles.triu(1) + torch.diag_embed(raw_diagonal.tanh())
         r_tilde = triangles.mT.triu(1) + torch.diag_embed(raw_tilde_diagonal.tanh())
-        if q is not None:
-            return _SylvesterMaps(q, r, r_tilde, b, outward=(q @ r).mT, inward=q @ r_tilde.mT)
-        is_reversed = torch.arange(r.shape[1], device=r.device) % 2 == 1
-        is_reversed = is_reversed.reshape(-1, 1, 1)
-        outward = torch.where(is_reversed, r.mT.flip(-1), r.mT)
-        inward = torch.where(is_reversed, r_tilde.mT.flip(-2), r_tilde.mT)
-        return _SylvesterMaps(None, r, r_tilde, b, outward, inward)
+        return _SylvesterMaps(q, r, r_tilde, b, outward=(q @ r).mT, inward=q @ r_tilde.mT)
 
     def _map_to_data(self, x: Tensor, p: Tensor) -> Pair:
         maps = self._maps(p, x.shape[-1])
@@ -357,7 +346,7 @@ class Sylvester(_Stack):
         maps = self._maps(p, y.shape[-1])
         activations: list[Tensor] = []
         for k in reversed(range(maps.r.shape[1])):
-            target = maps.project(y, k)
+            target = y @ maps.q[:, k]
             h = _solve_sylvester(target, maps.r[:, k], maps.r_tilde[:, k], maps.b[:, k])
             activations.insert(0, h)
             y = y - h @ maps.outward[:, k]
