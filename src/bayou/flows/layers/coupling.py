@@ -141,12 +141,12 @@ class Coupling(Symmetric, Transform):
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
         # Halves and alternate coordinates are split and joined by slices, which is faster than
-        # indexing.
-        self._keeps_first = bool(kept[: self.kept].all())
-        self._keeps_last = bool(kept[-self.kept :].all())
-        is_odd = torch.arange(dim) % 2 == 1
-        self._keeps_odd = bool((kept == is_odd).all())
-        self._alternates = self._keeps_odd or bool((kept != is_odd).all())
+        # indexing. The group with coordinate 0 comes first.
+        self._keeps_first = bool(kept[0])
+        is_first = kept == kept[0]
+        coordinates = torch.arange(dim)
+        self._alternates = torch.equal(is_first, coordinates % 2 == 0)
+        self._is_half = torch.equal(is_first, coordinates < is_first.sum())
         if elementwise.circular:
             self.domain = self.codomain = ANGLES
         inputs = self.kept * (1 + elementwise.circular) + context_dim
@@ -155,31 +155,25 @@ class Coupling(Symmetric, Transform):
     def _split(self, x: Tensor) -> Pair:
         """Return the kept and the remaining coordinates of x."""
         if self._alternates:
-            even = x[..., ::2]
-            odd = x[..., 1::2]
-            if self._keeps_odd:
-                return odd, even
-            return even, odd
-        if self._keeps_last:
-            rest, kept = x.split([self.changed, self.kept], -1)
+            first, second = x[..., ::2], x[..., 1::2]
+        elif self._is_half:
+            size = self.kept if self._keeps_first else self.changed
+            first, second = x[..., :size], x[..., size:]
+        else:
+            kept, rest = x[..., self.order].split([self.kept, self.changed], -1)
             return kept, rest
-        if not self._keeps_first:
-            x = x[..., self.order]
-        kept, rest = x.split([self.kept, self.changed], -1)
-        return kept, rest
+        if self._keeps_first:
+            return first, second
+        return second, first
 
     def _join(self, kept: Tensor, rest: Tensor) -> Tensor:
         """Return the vector with these kept and remaining coordinates."""
+        first, second = (kept, rest) if self._keeps_first else (rest, kept)
         if self._alternates:
-            if self._keeps_odd:
-                return _interleave(rest, kept)
-            return _interleave(kept, rest)
-        if self._keeps_last:
-            return torch.cat([rest, kept], -1)
-        x = torch.cat([kept, rest], -1)
-        if self._keeps_first:
-            return x
-        return x[..., self.back]
+            return _interleave(first, second)
+        if self._is_half:
+            return torch.cat([first, second], -1)
+        return torch.cat([kept, rest], -1)[..., self.back]
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context)
