@@ -164,7 +164,7 @@ def test_no_flow_has_less_than_one_dimension(name: str) -> None:
         build(name, 0)
 
 
-def test_given_its_mask_the_resampled_gate_is_exact() -> None:
+def test_the_resampled_gate_is_exact_with_a_fixed_mask() -> None:
     flow = build("gated_resampled", 2)
     assert flow.ladj_kind is Ladj.bound
     flow.ladj_kind = Ladj.exact

@@ -143,7 +143,7 @@ def test_halving_a_step_divides_the_error_by_sixteen() -> None:
     assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
 
 
-def test_uneven_steps_are_as_exact_as_their_widest() -> None:
+def test_uneven_steps_are_as_accurate_as_their_widest() -> None:
     x, noise = (
         torch.tensor([1.0, 2.0], dtype=torch.float64),
         torch.rand(5, generator=torch.Generator().manual_seed(0)),
@@ -205,7 +205,7 @@ def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
 
 
 @pytest.mark.parametrize("solver", ["rk4", "dopri5"])
-def test_steps_vary_while_a_flow_learns_and_are_refined_where_they_are_too_few(solver: str) -> None:
+def test_varied_steps_and_refinement(solver: str) -> None:
     core = Continuous(1, CUBIC, steps=2, solver=solver, tolerance=1e-3)
     flow, x = (
         flows.Chain(core, flows.DiagonalAffine(1).double()),

@@ -78,16 +78,6 @@ def test_chains_are_flat_and_as_costly_as_their_worst_link() -> None:
     assert Chain(InverseCDF(2), LULinear(2)).domain == (0.0, 1.0)
 
 
-def test_a_chain_passes_its_context_to_the_links_that_take_one() -> None:
-    chain = perturb(Chain(reverse(2), realnvp(2, layers=2, context_dim=3), LULinear(2)))
-    assert chain.context_dim == 3
-    x, context = points(4, 1, 2), points(5, 3)
-    y, ladj = chain(x, context)
-    assert y.shape == (4, 5, 2)
-    assert ladj.shape == (4, 5)
-    assert torch.allclose(chain.inverse(y, context)[0], x.expand(4, 5, 2), atol=1e-10)
-
-
 def test_an_inverse_exchanges_the_directions() -> None:
     f = perturb(realnvp(2))
     x = points(3, 2)
@@ -144,7 +134,7 @@ def test_shapes_of_samples(n: int | tuple[int, ...], batch: tuple[int, ...] | No
 
 
 @each_base
-def test_a_seed_names_each_draw(base: str) -> None:
+def test_draws_depend_on_the_seed_and_their_index(base: str) -> None:
     flow = perturb(Flow(BASES[base](), LULinear(2)))  # type: ignore[arg-type]
     ten = flow.sample(10, seed=0)
     for other in (

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Any, Tensor, dict[str, Any]]] = {
 
 @needs_cuda
 @pytest.mark.parametrize("name", CASES)
-def test_a_replayed_step_of_a_flow_is_the_step(name: str, replays: list[int]) -> None:
+def test_replayed_steps_equal_single_steps(name: str, replays: list[int]) -> None:
     make, data, options = CASES[name]
     fast, weights = train(make, data, **options)
     assert len(replays) == 27

@@ -107,21 +107,15 @@ def test_a_layer_of_zeros_returns_its_bias() -> None:
     assert torch.equal(layer(torch.ones(3, 2)), layer.bias.expand(3, 2))
 
 
-def test_networks_start_at_their_bound_with_bent_units_and_a_flow_near_the_identity() -> None:
-    """With straight units (β = 1) two moons stayed at the loss of a Gaussian for hundreds of
-    steps.
-    """
+def test_networks_start_small_with_bent_units() -> None:
+    """With straight units two moons stayed at the loss of a Gaussian for hundreds of steps."""
     torch.manual_seed(0)
     for g, x in (
         (contracting_mlp(2, (64, 64), 0.9), torch.randn(50, 2)),
         (contracting_cnn(1, (16,), 0.9), torch.randn(5, 1, 8, 8)),
     ):
-        first, swish, *_ = g
-        assert isinstance(first, Contracting | ContractingConv)
-        norm = schatten(first.weight) if isinstance(first, Contracting) else first.bound()
-        assert norm.item() == pytest.approx(0.999 * first.lipschitz, rel=1e-5)
-        assert torch.nn.functional.softplus(swish.raw).item() == pytest.approx(10.0)
         assert g(x).norm() < 0.2 * x.norm() + 0.2
+        assert nn.functional.softplus(g[1].raw).item() == pytest.approx(10.0)
 
 
 def test_the_slope_of_lipswish_is_at_most_one() -> None:
