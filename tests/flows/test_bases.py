@@ -106,22 +106,6 @@ def test_von_mises_draws_depend_on_their_index_and_are_around_the_mean() -> None
     assert abs((x - 3.0).sin().mean()) < 4 * math.sqrt(resultant / 5 / x.numel())
 
 
-def test_von_mises_draws_have_the_gradient_of_their_parameters() -> None:
-    base, eps = VonMises(1, 0.3, 4.0).double(), 1e-6
-    for p in (base.mean, base.logit):
-        x = base.draw(20, seed=0)
-        slopes = torch.stack(
-            [torch.autograd.grad(value, p, retain_graph=True)[0] for value in x.squeeze(-1)]
-        )
-        ends = []
-        with torch.no_grad():
-            for step in (eps, -2 * eps):
-                p.add_(step)
-                ends.append(base.draw(20, seed=0))
-            p.add_(eps)
-        assert torch.allclose(slopes, (ends[0] - ends[1]) / (2 * eps), atol=1e-7)
-
-
 # --- mixtures --------------------------------------------------------------------------------------------------------
 
 

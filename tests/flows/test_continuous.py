@@ -184,13 +184,6 @@ def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], messa
         call()
 
 
-def test_log_density_of_a_flow() -> None:
-    flow = Flow(StandardNormal(1).double(), Continuous(1, Field(mean_velocity), steps=64))
-    y = torch.tensor([[1.5], [2.5]], dtype=torch.float64)
-    expected = torch.distributions.Normal(2.0, 0.5).log_prob(y).sum(-1)
-    assert torch.allclose(flow.log_prob(y), expected, atol=1e-6)
-
-
 def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
     """One step of RK4 across a contraction gives another density than two steps."""
     core = Continuous(1, Contraction(), steps=1)
@@ -269,15 +262,6 @@ def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
     )
     flow.steps = 8
     assert 8.0**-4 < error <= flow.accuracy  # fast waves of the time cost more than steps⁻⁴
-
-
-def test_a_field_of_small_images_takes_one_row() -> None:
-    torch.manual_seed(0)
-    flow = continuous((1, 2, 2), field=TimeUNet((1, 2, 2), (4, 8)), steps=1)
-    x = torch.randn(2, 1, 2, 2)
-    v = flow.velocity(torch.zeros(2), x)
-    assert torch.allclose(flow.velocity(torch.zeros(1), x[:1]), v[:1], atol=1e-6)
-    assert flow(x[:1], seed=0)[0].shape == (1, 1, 2, 2)
 
 
 def test_fields_of_images_depend_on_time_and_context_and_start_at_zero() -> None:
