@@ -132,46 +132,6 @@ def test_mixture_gradients_match_closed_forms() -> None:
         assert (error < 5 * rows.std(0) / math.sqrt(len(rows)) + 1e-12).all()
 
 
-def test_mixture_gradients_keep_every_conditional_cdf_fixed() -> None:
-    """∂x/∂θ of a draw is that of the inverse of u_d = F(x_d | x_{<d}), by finite differences."""
-    base = perturb(GaussianMixture(4, 3, spread=1.0))
-    shapes = [p.shape for p in base.parameters()]
-    theta = torch.cat([p.detach().flatten() for p in base.parameters()])
-
-    def conditional_cdf(x: Tensor, d: int, theta: Tensor) -> Tensor:
-        """F(x_d | x_{<d}): (n,)."""
-        pieces = theta.split([shape.numel() for shape in shapes])
-        mean, log_std, logits = (v.reshape(s) for v, s in zip(pieces, shapes, strict=True))
-        normal = D.Normal(mean, log_std.exp())
-        log_weight = logits + normal.log_prob(x[:, None, :])[..., :d].sum(-1)
-        return (log_weight.softmax(-1) * normal.cdf(x[:, None, :])[..., d]).sum(-1)
-
-    def invert(u: list[Tensor], theta: Tensor) -> Tensor:
-        x = torch.zeros(len(u[0]), 4, dtype=torch.float64)
-        for d in range(4):
-            low, high = torch.full_like(u[d], -20), torch.full_like(u[d], 20)
-            for _ in range(100):
-                x[:, d] = 0.5 * (low + high)
-                is_below = conditional_cdf(x, d, theta) < u[d]
-                low = torch.where(is_below, x[:, d], low)
-                high = torch.where(is_below, high, x[:, d])
-        return x
-
-    assert [name for name, _ in base.named_parameters()] == ["mean", "log_std", "logits"]
-    x = base.draw(20, seed=3).detach()
-    x = x - base._weight_gradient(x, base.mean, base.log_std)
-    u = [conditional_cdf(x.detach(), d, theta) for d in range(4)]
-    assert torch.allclose(invert(u, theta), x, atol=1e-9)
-    weights = points(20, 4)
-    gradient = torch.autograd.grad((weights * x).sum(), list(base.parameters()))
-    direction = points(len(theta))
-    eps = 1e-5
-    difference = invert(u, theta + eps * direction) - invert(u, theta - eps * direction)
-    numeric = (difference * weights).sum().item() / (2 * eps)
-    analytic = (torch.cat([g.flatten() for g in gradient]) @ direction).item()
-    assert abs(numeric - analytic) < 1e-5 * max(1.0, abs(analytic))
-
-
 def test_means_and_stds_of_a_mixture_have_gradients_without_tails() -> None:
     """Every draw moves with its own component.
 
