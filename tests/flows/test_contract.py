@@ -15,6 +15,7 @@ from bayou.flows import (
     MADE,
     Affine,
     Autoregressive,
+    BatchNorm,
     Chain,
     Conditional,
     Cost,
@@ -103,6 +104,17 @@ def test_conditional_starts_as_the_transform_itself_and_learns() -> None:
     y, _ = perturb(conditional)(x[0], context)
     assert y.shape == (4, 2)
     assert not torch.allclose(y[0], y[1])
+
+
+def test_batch_norm_is_that_of_torch() -> None:
+    layer, module = BatchNorm(3), nn.BatchNorm1d(3)
+    x = 2 * points(20, 3).float() + 1
+    for _ in range(2):
+        y, ladj = layer(x)
+        assert torch.allclose(y, module(x), atol=1e-5)
+        slopes = (module(x)[1] - module(x)[0]) / (x[1] - x[0])
+        assert torch.allclose(ladj, slopes.log().sum().expand(20), atol=1e-5)
+    assert torch.allclose(layer.running_mean, 0.19 * x.mean(0), atol=1e-6)
 
 
 # --- flows -----------------------------------------------------------------------------------------------------------
