@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import random
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -246,6 +248,65 @@ def test_foreign_and_damaged_streams(change: Callable[[bytes], bytes], message: 
     stream = flow.compress(data(flow, 20))
     with pytest.raises(CodecError, match=message):
         flow.decompress(change(stream))
+
+
+def sealed(flow: Flow, body: bytes, version: int = 2) -> bytes:
+    """A forged stream: whole by its checksum, and of this model."""
+    return codec.MAGIC + bytes([version]) + codec._crc(body, version) + body
+
+
+FORGERIES = {
+    "lanes": (8, (1 << 40, 0, 5)),  # 8 TiB of states
+    "no lanes": (8, (0, 0, 5)),
+    "states": (8, (1, 0, 1 << 40)),
+    "axes": (0, (1 << 40,)),
+    "rows": (0, (1, 1 << 45, 0, 26)),
+    "rows by columns": (0, (2, 1 << 31, 1 << 31, 0, 26)),
+    "none of many": (0, (2, 0, 1 << 62, 0, 26)),
+    "symbols": (0, (1, 20, 0, 1 << 50)),
+    "least symbol": (0, (1, 20, 1 << 61, 26)),
+    "other symbols": (0, (1, 20, 2, 26)),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_stream_with_invalid_sizes_is_an_error(name: str) -> None:
+    flow = perturbed("classes")
+    stream = flow.compress(data(flow, 20))
+    head = rans.read_varints(stream, 20, 4)[1]
+    header_end, numbers = FORGERIES[name]
+    kept = stream[8:20] if header_end == 0 else stream[8:head]
+    forged = sealed(flow, kept + b"".join(map(rans.varint, numbers)) + stream[head:])
+    tracemalloc.start()
+    with pytest.raises(CodecError, match="checksum of the stream is correct, but"):
+        flow.decompress(forged)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24
+
+
+@pytest.mark.parametrize("name", ["integers", "classes"])
+def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
+    """Bytes changed, cut, doubled or run together behind the digest of the model, under a checksum
+    that fits.
+    """
+    flow = perturbed(name)
+    y = data(flow, 7)
+    body, generator, refused = flow.compress(y)[8:], random.Random(0), 0
+    for _ in range(100):
+        changed = bytearray(body[12:])
+        for _ in range(generator.randint(1, 4)):
+            at = generator.randrange(min(len(changed), generator.choice((12, len(changed)))) or 1)
+            piece = bytes(
+                generator.choice((0, 1, 127, 128, 255, generator.randrange(256))) for _ in range(9)
+            )
+            width, size = generator.choice((0, 1, 1, 9)), generator.choice((0, 1, 1, 9))
+            changed[at : at + width] = piece[:size]
+        try:
+            assert torch.equal(flow.decompress(sealed(flow, body[:12] + bytes(changed))), y)
+        except CodecError:
+            refused += 1
+    assert refused > 50
 
 
 @pytest.mark.parametrize("stream", [10**12, "text"])

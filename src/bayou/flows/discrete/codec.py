@@ -28,10 +28,11 @@ from bayou.flows.core.bases import CodecError
 from bayou.flows.core.compose import MapChain, MapInverse
 from bayou.flows.core.transform import Cost, Ladj, Map
 from bayou.flows.discrete.rans import (
-    DIFFERENT_NUMBERS,
+    FORGED,
     TOTAL,
     Ints,
     SymbolDecoder,
+    check_at_most,
     count_lanes,
     encode,
     read_varints,
@@ -54,6 +55,9 @@ VERSION = {"cpu": 2, "cuda": 3}  # by device type; it determines the number of r
 BATCH_ROWS = {2: 1024, 3: 4096}  # by version
 PARAMETER_STEPS = 4096.0  # per unit, of rounded parameters
 MAX_SYMBOLS = 1 << 20  # different symbols of a stream
+MAX_BATCH_AXES = 32
+MAX_NUMBERS = 1 << 31  # of the data
+MAX_MAGNITUDE = 1 << 53  # of the least symbol
 SEARCH_PARTS = np.arange(8)[:, None]
 
 
@@ -129,7 +133,7 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
             "the stream was written by another model: its digest differs from that of this flow; "
             f"load the weights that compressed it{hint}"
         )
-    header, symbols_start = StreamHeader.decode(body)
+    header, symbols_start = StreamHeader.decode(body, model)
     decoder = SymbolDecoder(body[symbols_start:])
     model.expand_context(header.batch_shape)
 
@@ -147,7 +151,11 @@ def decompress(flow: Flow, data: bytes, context: Tensor | None = None) -> Tensor
         batches.append(model.data(symbols, first).cpu())
     y = torch.cat(batches)
     if not decoder.is_at_end or _checksum(y) != body[DIGEST_BYTES:HEADER_START]:
-        raise CodecError(DIFFERENT_NUMBERS)
+        raise CodecError(
+            "the stream is intact but decodes to different numbers: this machine computes the flow "
+            "differently; decode on the type of machine, and with the version of torch, that "
+            "encoded it"
+        )
     return y.reshape(*header.batch_shape, *flow.event_shape).to(model.reference)
 
 
@@ -172,17 +180,28 @@ class StreamHeader:
         return b"".join(map(varint, (len(self.batch_shape), *self.batch_shape, signed_low, width)))
 
     @classmethod
-    def decode(cls, body: bytes) -> tuple[StreamHeader, int]:
+    def decode(cls, body: bytes, model: CodingModel) -> tuple[StreamHeader, int]:
         """Read a header: the header, and the position after it.
 
         Args:
             body: a stream without its version and first checksum.
+            model: the model that is to decode it.
+
+        Raises:
+            CodecError: if a number is out of bounds, or the symbols are not those of the model.
         """
         (axes,), position = read_varints(body, HEADER_START, 1)
-        batch_shape, position = read_varints(body, position, axes)
+        batch_shape, position = read_varints(body, position, check_at_most(axes, MAX_BATCH_AXES))
+        shape = (*batch_shape, *model.flow.event_shape)
+        check_at_most(math.prod(max(n, 1) for n in shape), MAX_NUMBERS)
         (signed_low, width), position = read_varints(body, position, 2)
         low = -(signed_low // 2) if signed_low % 2 else signed_low // 2
-        return cls(tuple(batch_shape), low, low + width), position
+        check_at_most(abs(low), MAX_MAGNITUDE)
+        high = low + check_at_most(width, MAX_SYMBOLS - 1)
+        window = model.base.window
+        if window is not None and window != (low, high):
+            raise CodecError(f"{FORGED}: it has symbols from {low} to {high}, the flow {window}")
+        return cls(tuple(batch_shape), low, high), position
 
 
 class CodingModel:
@@ -240,6 +259,11 @@ class CodingModel:
         rows = y.detach().to("cpu", torch.float64)
         self.flow.transform.validate(rows.to(self.device), self.context, inverse=True)
         batch_shape = tuple(rows.shape[: rows.ndim - len(self.flow.event_shape)])
+        if len(batch_shape) > MAX_BATCH_AXES or rows.numel() > MAX_NUMBERS:
+            raise CodecError(
+                f"got data of {tuple(y.shape)}; a stream has at most {MAX_NUMBERS:,} numbers: "
+                "split them"
+            )
         self.expand_context(batch_shape)
         return rows.reshape(-1, *self.flow.event_shape), batch_shape
 

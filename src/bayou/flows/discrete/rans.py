@@ -28,10 +28,8 @@ WORD_BITS = 32
 LENGTH_BITS = 5  # of the length of a final state
 MIN_LANE_BITS = 40_000  # of the data, for each lane, since a lane costs 7 bits
 MAX_LANES = 1024
-DIFFERENT_NUMBERS = (
-    "the stream is intact but decodes to different numbers: this machine computes the flow "
-    "differently; decode on the type of machine, and with the version of torch, that encoded it"
-)
+MAX_VARINT_BYTES = 9
+FORGED = "the checksum of the stream is correct, but it was not written by Flow.compress"
 
 
 def count_lanes(slots: Ints) -> int:
@@ -113,13 +111,25 @@ class SymbolDecoder:
 
     Args:
         data: the bytes of ``encode``.
+
+    Raises:
+        CodecError: if the bytes do not contain the states that their header announces.
     """
 
     def __init__(self, data: bytes) -> None:
         (lanes, self.cut, size), start = read_varints(data, 0, 3)
-        self.states = np.zeros(lanes, np.uint64)
-        self._read_states(f"{int.from_bytes(data[start : start + size], 'big'):b}")
-        self.words = np.frombuffer(data[start + size :], "<u4").astype(np.uint64)
+        packed_states = data[start : start + size]
+        words = data[start + size :]
+        digits = f"{int.from_bytes(packed_states, 'big'):b}"
+        self.states = np.zeros(check_at_most(lanes, MAX_LANES), np.uint64)
+        min_digits = 1 + lanes * (LENGTH_BITS + MIN_STATE_BITS + 1)
+        is_short = len(packed_states) < size or len(digits) < min_digits
+        if not lanes or is_short or len(words) % 4:
+            raise CodecError(
+                f"{FORGED}: {len(data):,} bytes do not contain the states of {lanes} lanes"
+            )
+        self._read_states(digits)
+        self.words = np.frombuffer(words, "<u4").astype(np.uint64)
         self.words_read = 0
         self.symbols_read = 0
 
@@ -128,9 +138,9 @@ class SymbolDecoder:
         position = 1
         for lane in range(len(self.states)):
             start = position + LENGTH_BITS
-            length = int(digits[position:start], 2) + MIN_STATE_BITS + 1
+            length = int(digits[position:start] or "0", 2) + MIN_STATE_BITS + 1
             position = start + length
-            self.states[lane] = int(digits[start:position], 2)
+            self.states[lane] = int(digits[start:position] or "0", 2)
 
     def take(self, n: int, find: FindSymbols) -> Ints:
         """Decode the next n symbols.
@@ -141,8 +151,7 @@ class SymbolDecoder:
                 slots and their numbers of slots.
 
         Raises:
-            CodecError: if the words of the stream end before: the parameters are not those of the
-                encoder.
+            CodecError: if the words of the stream end before.
         """
         symbols = np.zeros(n, np.int64)
         first = self.symbols_read
@@ -168,7 +177,7 @@ class SymbolDecoder:
         is_low = x < np.uint64(1 << MIN_STATE_BITS)
         missing = int(is_low.sum())
         if missing > len(self.words) - self.words_read:
-            raise CodecError(DIFFERENT_NUMBERS)
+            raise CodecError(f"{FORGED}: it ends after {self.symbols_read:,} symbols")
         if missing:
             next_words = self.words[self.words_read : self.words_read + missing]
             x[is_low] = (x[is_low] << np.uint64(WORD_BITS)) | next_words
@@ -181,7 +190,7 @@ class SymbolDecoder:
         low_words = self.states & np.uint64((1 << WORD_BITS) - 1)
         words = np.concatenate([low_words, self.words[self.words_read :]])
         if len(words) < 2:
-            raise CodecError(DIFFERENT_NUMBERS)
+            raise CodecError(f"{FORGED}: it ends after {self.symbols_read:,} symbols")
         self.states = words[:1] | words[1:2] << np.uint64(WORD_BITS)
         self.words = words[2:]
         self.words_read = 0
@@ -213,18 +222,35 @@ def read_varints(data: bytes, start: int, count: int) -> tuple[list[int], int]:
         data: bytes that contain the numbers.
         start: the position of the first number.
         count: the number of numbers.
+
+    Raises:
+        CodecError: if a number has more than 9 bytes, or the data end before.
     """
     numbers: list[int] = []
-    number = 0
-    shift = 0
-    position = start
     while len(numbers) < count:
-        byte = data[position]
-        position += 1
-        number += (byte & 127) << shift
-        shift += 7
+        number, end = _read_varint(data, start)
+        numbers.append(number)
+        start = end
+    return numbers, start
+
+
+def _read_varint(data: bytes, start: int) -> tuple[int, int]:
+    """Read one number: the number, and the position after it."""
+    number = 0
+    for i, byte in enumerate(data[start : start + MAX_VARINT_BYTES]):
+        number += (byte & 127) << 7 * i
         if byte < 128:
-            numbers.append(number)
-            number = 0
-            shift = 0
-    return numbers, position
+            return number, start + i + 1
+    raise CodecError(f"{FORGED}: there is no number at byte {start}")
+
+
+def check_at_most(number: int, most: int) -> int:
+    """Return the number; raise a CodecError if it is above ``most``.
+
+    Args:
+        number: a number of a stream.
+        most: the largest number that is allowed.
+    """
+    if number > most:
+        raise CodecError(f"{FORGED}: it has {number:,} where at most {most:,} is allowed")
+    return number
