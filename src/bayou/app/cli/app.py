@@ -161,7 +161,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="address to listen on; 0.0.0.0 for all addresses")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 for any free port")] = 8000,
     method: Annotated[
         str | None, typer.Option(help="which method of the run; by default the first")
     ] = None,
@@ -173,10 +173,7 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(help="maximum waiting rows; more are answered with 503")
     ] = 100_000,
-    read_timeout: Annotated[
-        float, typer.Option(help="seconds for the client to send headers, and then a body")
-    ] = 15.0,
-    timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 504")] = 30.0,
+    timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 503")] = 30.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="do not log requests")] = False,
 ) -> None:
     """Serve predictions over HTTP: POST /predict with JSON rows returns what `bayou predict`
@@ -192,7 +189,7 @@ def serve(
         raise ValueError(sentence) from error
     from bayou.app.runs.service import Service
 
-    limits = Limits(max_bytes, max_waiting, read_timeout, timeout)
+    limits = Limits(max_bytes, max_waiting, timeout)
     service = Service.of(
         run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows
     )
