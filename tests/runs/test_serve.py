@@ -303,21 +303,6 @@ def test_requests_computed_together_have_the_responses_of_each_alone(
     assert "mauve" in json.loads(answers[3])["notes"][0]
 
 
-def test_dependent_rows_are_computed_separately(
-    runs: dict[str, Path], service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert service.together
-    predict = Service._predict
-
-    def mix_rows(self: Service, x: torch.Tensor) -> bayou.Predictive:
-        predictive = predict(self, x)
-        mixed = predictive.outputs - predictive.outputs.mean(1, keepdim=True)
-        return bayou.Predictive(predictive.likelihood, mixed)
-
-    monkeypatch.setattr(Service, "_predict", mix_rows)
-    assert not Service.of(runs["classes"]).together
-
-
 def test_an_internal_error_is_a_500_and_the_server_continues(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

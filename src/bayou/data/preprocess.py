@@ -143,10 +143,7 @@ class Preprocessor(Checked, ABC):
     def _encode_numbers(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Standardize the targets of a regression."""
         if column.bad.any():
-            row = int(column.bad.argmax())
-            raise DataError(
-                f"the target of row {row + 1} is {quote(column.text(row))}, which is not a number"
-            )
+            raise DataError(f"the target must be a number, got {column.describe_first(column.bad)}")
         scaled = (column.values - self.y_mean) / self.y_scale
         return scaled.astype(np.float32)[:, None], ~column.missing
 

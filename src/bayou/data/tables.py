@@ -19,7 +19,6 @@ from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import (
     Category,
     Number,
-    describe_text_cells,
     inside_range,
     mean_and_std,
 )
@@ -134,11 +133,7 @@ def table_dataset(
     used = {target_name, *(column.name for column in columns)}
     dropped = tuple(name for name in all_names if name not in used)
     preprocessor = replace(preprocessor, columns=columns, dropped=dropped)
-    encoding_notes: list[str] = []
-    x = preprocessor.encode(table, encoding_notes)
-    # Those about the training rows are there already.
-    known_notes = set(notes)
-    notes += [note for note in encoding_notes if note not in known_notes]
+    x = preprocessor.encode(table, notes)
     y, _ = preprocessor.targets(target)
 
     train_pair: Pair = (x[train_rows], y[train_rows])
@@ -268,11 +263,6 @@ def _fit_number(name: str, column: Column, rows: Index, notes: list[str]) -> Num
         notes.append(f"Column {name!r} is constant in training; dropped.")
         return None
     encoder = Number.fit(name, train, floor, ceiling)
-    if column.bad.any():
-        notes.append(describe_text_cells(name, column))
-    sentinels = encoder.describe_sentinels(column)
-    if sentinels:
-        notes.append(sentinels)
     if is_missing.any():
         notes.append(
             f"Column {name!r}: {int(is_missing.sum())} of {len(train)} training values are "
@@ -371,11 +361,10 @@ def _decide_task(target: Column, name: str, task: Task | None, notes: list[str])
     if task not in (None, "classification", "regression"):
         raise DataError(f"task must be classification or regression, got {task!r}")
     is_missing = np.isnan(target.values)
-    row = int(is_missing.argmax())
     if task == "regression" and is_missing.any():
         raise DataError(
-            f"the target {name!r} is {quote(target.text(row))} in row {row + 1}, which is not a "
-            "number; --task classification?"
+            f"the target {name!r} must be a number, got {target.describe_first(is_missing)}; "
+            "--task classification?"
         )
     if task is not None:
         return task
@@ -384,7 +373,7 @@ def _decide_task(target: Column, name: str, task: Task | None, notes: list[str])
     if is_missing.any():
         if is_missing.mean() < MAX_TEXT_SHARE and distinct_count >= MIN_DISTINCT_NUMBERS:
             raise DataError(
-                f"the target {name!r} is numeric, but row {row + 1} has {quote(target.text(row))} "
+                f"the target {name!r} must be a number, got {target.describe_first(is_missing)} "
                 f"({int(is_missing.sum())} such rows); correct these cells, or leave them blank"
             )
         return "classification"

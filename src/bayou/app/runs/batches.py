@@ -151,8 +151,6 @@ class Batches:
         """Return the oldest request, and those that can be computed with it."""
         batch = [self.waiting[0]]
         rows = len(batch[0].query)
-        if not self.service.together:
-            return batch
         for waiting in self.waiting[1:]:
             is_full = rows + len(waiting.query) > ROWS_PER_BATCH
             if waiting.query.level == batch[0].query.level and not is_full:

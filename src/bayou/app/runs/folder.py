@@ -33,7 +33,6 @@ from bayou.data.preprocess import Preprocessor
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
 from bayou.select.named import find
-from bayou.select.settings import ConfigError
 from bayou.training.jobs import Executor, PendingResult, send
 
 # Diagnostics and reports are imported by the methods that use them: a prediction needs neither.
@@ -483,13 +482,4 @@ def fit_in_worker(folder: Path, job: Job, net: str) -> None:
     )
 
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "Interrupted",
-    "Job",
-    "Run",
-    "RunError",
-    "read_json",
-    "write_text",
-]
+__all__ = ["Interrupted", "Job", "Run", "RunError"]

@@ -9,7 +9,7 @@ import json
 import reprlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, final
@@ -27,7 +27,6 @@ from bayou.app.runs.predictions import (
     prediction_columns,
     sample_count,
 )
-from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import spell
 from bayou.core.specs import nearest
@@ -41,7 +40,6 @@ from bayou.likelihoods.predictive import check_level
 from bayou.posteriors import Posterior
 
 JSON = dict[str, Any]
-TRIAL_ROWS = 3  # predicted at the start, together and alone
 MAX_DESCRIBED_COLUMNS = 20
 
 
@@ -88,8 +86,6 @@ class Service:
         samples: number of averaged networks.
         level: probability of the intervals; a request can set another.
         max_rows: rows of one request.
-        together: whether rows of several requests may be evaluated in one batch: an output depends
-            on its own row only.
         notes: about the run, to be shown at the start.
     """
 
@@ -99,7 +95,6 @@ class Service:
     samples: int
     level: float = 0.9
     max_rows: int = 10_000
-    together: bool = True
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -115,8 +110,6 @@ class Service:
     ) -> Service:
         """Make the service of a run folder.
 
-        Predictions of random rows are computed, so that an unusable run is an error at the start.
-
         Args:
             folder: the run folder.
             method: which method of the run; by default the first.
@@ -130,7 +123,7 @@ class Service:
             raise RunError(f"{spell('max_rows', '--max-rows')} must be at least 1, got {max_rows}")
         run = Run.open(folder)
         posterior, preprocessor, job = run.posterior(method, seed)
-        service = cls(
+        return cls(
             posterior,
             preprocessor,
             f"{Path(folder).resolve().name}/{job.name}",
@@ -139,15 +132,6 @@ class Service:
             max_rows,
             notes=tuple(run.describe_interruption(job, posterior)),
         )
-        x = rng.normal(TRIAL_ROWS, run.facts()["input_shape"], torch.empty(()), seed=0)
-        return replace(service, together=service._rows_are_independent(x))
-
-    def _rows_are_independent(self, x: Tensor) -> bool:
-        """Return whether the outputs of a row do not depend on the rest of its batch."""
-        together = self._predict(x).outputs
-        alone = torch.cat([self._predict(row).outputs for row in x.split(1)], 1)
-        tolerance = 1e-4 * float(together.abs().max())
-        return torch.allclose(together, alone, rtol=1e-3, atol=tolerance)
 
     def describe(self) -> JSON:
         """Return a description of requests and responses."""
@@ -293,15 +277,12 @@ class Service:
             raise ValueError(f"the rows are empty; each needs {expected} by name")
         return {name: [row.get(name) for row in rows] for name in names}
 
-    def _predict(self, x: Tensor) -> bayou.Predictive:
-        """Predict rows, always with the same networks."""
-        x = x.to(network_dtype(self.posterior))
-        return self.posterior.predict(x, samples=self.samples, seed=0)
-
     def _predictions(self, x: Tensor, level: float) -> list[JSON]:
-        """Predict rows and return the response to each."""
+        """Predict rows, always with the same networks, and return the response to each."""
+        x = x.to(network_dtype(self.posterior))
+        predictive = self.posterior.predict(x, samples=self.samples, seed=0)
         columns: dict[str, list[Any]] = {}
-        for name, values in prediction_columns(self._predict(x), self.preprocessor, level).items():
+        for name, values in prediction_columns(predictive, self.preprocessor, level).items():
             if isinstance(values, Tensor):
                 columns[name] = [_finite(number) for number in values.tolist()]
             else:
