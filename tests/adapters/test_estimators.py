@@ -163,7 +163,7 @@ def test_classes_may_be_words() -> None:
 
 def test_same_seed_same_model() -> None:
     X, y = load_iris(return_X_y=True)
-    first = BayesClassifier("ensemble", **QUICKER, random_state=3).fit(X, y)
+    first = BayesClassifier("ensemble", members=2, **QUICKER, random_state=3).fit(X, y)
     again = clone(first).fit(X, y)
     other = clone(first).set_params(random_state=4).fit(X, y)
     assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
@@ -312,13 +312,13 @@ def test_the_activation_is_in_the_file(tmp_path: Path) -> None:
 def test_a_recipe_as_the_method_is_saved(tmp_path: Path) -> None:
     x, y = line(40)
     settings = {"likelihood": NOISE, "prior": 1.0, "random_state": 0}
-    recipe = bayou.select.by_name("map", effort=0.1)
+    recipe = bayou.select.by_name("map", steps=20)
     model = BayesRegressor(recipe, **settings).fit(x, y)
     model.save(tmp_path / "model.bayou")
     again = BayesRegressor.load(tmp_path / "model.bayou")
     assert again.method == recipe
     assert np.array_equal(again.predict(x), model.predict(x))
-    by_name = BayesRegressor("map", effort=0.1, **settings).fit(x, y)
+    by_name = BayesRegressor("map", steps=20, **settings).fit(x, y)
     assert np.array_equal(by_name.predict(x), model.predict(x))
 
 
