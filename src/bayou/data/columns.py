@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,7 @@ class Column:
     decimal_comma: bool = False
 
     @staticmethod
-    def of(values: Any) -> Column:
+    def of(values: object) -> Column:
         """Return the column of any sequence.
 
         Args:

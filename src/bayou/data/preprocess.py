@@ -80,7 +80,7 @@ class Preprocessor(Checked, ABC):
         """A name for every number of an input; empty for images."""
 
     @abstractmethod
-    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+    def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new rows as network inputs.
 
         Args:
@@ -88,7 +88,7 @@ class Preprocessor(Checked, ABC):
             need_target: leave out rows without a target; a missing target column is an error.
         """
 
-    def transform(self, source: Any) -> Tensor:
+    def transform(self, source: object) -> Tensor:
         """Return the inputs of new rows, float32 (N, *shape).
 
         Args:
@@ -221,7 +221,7 @@ class TablePreprocessor(Preprocessor):
             inputs += encoder.encode(table.columns[encoder.name], notes)
         return np.stack(inputs, axis=1).astype(np.float32)
 
-    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+    def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new rows as network inputs.
 
         Args:
@@ -441,7 +441,7 @@ class ImagePreprocessor(Preprocessor):
         view = (-1, 1, 1)
         return x * x.new_tensor(self.scale).view(view) + x.new_tensor(self.mean).view(view)
 
-    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+    def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new images as network inputs.
 
         Args:

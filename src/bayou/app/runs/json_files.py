@@ -13,7 +13,20 @@ class RunError(ValueError):
     """A run folder that cannot be used as requested."""
 
 
-def write_json(path: Path, value: Any) -> None:
+def check_output(path: Path, force: bool) -> None:
+    """Raise a RunError if a file to be written is there already.
+
+    Args:
+        path: the file; a symbolic link counts as one.
+        force: overwrite it.
+    """
+    if (path.exists() or path.is_symlink()) and not force:
+        raise RunError(
+            f"{path} already exists; choose another --out, or use --force to overwrite it"
+        )
+
+
+def write_json(path: Path, value: object) -> None:
     """Write plain values atomically.
 
     Numbers that are not finite become null. A symbolic link at ``path`` is replaced, and its target
