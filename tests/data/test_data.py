@@ -575,33 +575,6 @@ def test_a_download_that_is_wrong_leaves_nothing_behind(
         assert not (tmp_path / "out").exists()
 
 
-def test_a_download_leaves_nothing_of_ctrl_c_and_removes_what_a_kill_left(
-    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    address, folder = server
-    content = bytes(3_000_000)
-    (folder / "a.gz").write_bytes(content)
-    served(monkeypatch, as_file("thing/a.gz", content, f"{address}/a.gz"))
-    there = tmp_path / "out" / "thing"
-
-    def press(url: str) -> Iterator[bytes]:
-        yield content[: 2**20]
-        (part,) = there.iterdir()
-        left.write_bytes(part.read_bytes())  # what a kill would leave
-        raise KeyboardInterrupt
-
-    left = tmp_path / "left"
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "_pieces", press)
-        with pytest.raises(KeyboardInterrupt):
-            download("thing", root=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    there.mkdir(parents=True)
-    left.rename(there / f".a.gz.{'0' * 16}.part")
-    download("thing", root=tmp_path / "out")
-    assert os.listdir(there) == ["a.gz"]
-
-
 # --- the published files ---------------------------------------------------------------------------------------------
 
 published = pytest.mark.skipif(not os.environ.get("BAYOU_DATA"), reason="needs BAYOU_DATA")

@@ -474,15 +474,16 @@ def _load_npz(path: Path, options: Options) -> DataSet:
             f"{key!r} has {len(x)} rows, but {target!r} has shape {y.shape}; one target for each "
             "row is needed"
         )
-    x_test = arrays.get(f"{key}_test")
-    y_test = arrays.get(f"{target}_test")
+    test_arrays = None
+    if f"{key}_test" in arrays and f"{target}_test" in arrays:
+        test_arrays = (arrays[f"{key}_test"], arrays[f"{target}_test"])
     x_ood = arrays.get(f"{key}_ood")
-    has_test = x_test is not None and y_test is not None
     if x.ndim > 2:
-        test_arrays = (x_test, y_test) if has_test else None
         return _image_dataset(path.name, x, y, test_arrays, x_ood, options)
     table = reading.npz_rows(path.name, x, {target: y})
-    test = reading.npz_rows(path.name, x_test, {target: y_test}) if has_test else None
+    test = None
+    if test_arrays is not None:
+        test = reading.npz_rows(path.name, test_arrays[0], {target: test_arrays[1]})
     ood = None if x_ood is None else reading.npz_rows(path.name, x_ood, {})
     return table_dataset(table, replace(options, target=target), test, ood)
 
@@ -491,7 +492,7 @@ def _image_dataset(
     name: str,
     x: NDArray[Any],
     y: NDArray[Any],
-    test: tuple[Any, Any] | None,
+    test: tuple[NDArray[Any], NDArray[Any]] | None,
     ood: NDArray[Any] | None,
     options: Options,
 ) -> DataSet:
