@@ -182,7 +182,7 @@ def test_health_and_description(server: Server) -> None:
         (413, {"rows": [ROW] * 51}, "51 rows are more than 50"),
         (413, b" " * 10_001, "more than 10,000 bytes"),
         (422, {"rows": []}, "there are no rows"),
-        (422, {"rows": [{}]}, "each needs 'height', 'color' by name"),
+        (422, {"rows": [{}]}, "each needs the columns 'height', 'color'"),
         (422, {"rows": [ROW, 3]}, "row 2 is not an object"),
         (422, {"rows": [{"heigth": 1}]}, "'heigth', which is not a column.*did you mean 'height'"),
         (422, {"rows": [{"height": [1]}]}, "'height' of row 1 is neither a number"),

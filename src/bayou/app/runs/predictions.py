@@ -282,17 +282,13 @@ def _calibrate(
     samples: int,
 ) -> Conformal:
     """Return the conformal guarantee by rows of a file, which must not be training rows."""
-    dtype = network_dtype(posterior)
-    y = held_out_rows.y
-    if y is None:
+    if held_out_rows.y is None:
         raise RunError("conformal rows need the target column")
-    if y.is_floating_point():
-        y = y.to(dtype)
     try:
         train = run.load_data().train
     except ValueError:  # no longer available
         train = None
-    rows = (held_out_rows.x.to(dtype), y)
+    rows = run.convert(held_out_rows.x, held_out_rows.y)
     return bayou.operations.conformal(posterior, rows, level, samples=samples, seed=0, train=train)
 
 

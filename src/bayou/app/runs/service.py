@@ -36,11 +36,11 @@ from bayou.data.preprocess import (
     Preprocessor,
     TablePreprocessor,
 )
+from bayou.data.reading import quote_names
 from bayou.likelihoods.predictive import check_level
 from bayou.posteriors import Posterior
 
 JSON = dict[str, Any]
-MAX_DESCRIBED_COLUMNS = 20
 
 
 class Refused(Exception):
@@ -252,18 +252,12 @@ class Service:
     def _columns_by_name(self, table: TablePreprocessor, rows: list[Any]) -> dict[str, list[Any]]:
         """Return rows that are objects as columns; a cell that is not there is missing."""
         inputs = [column.name for column in table.columns]
-        known = {*inputs, table.target, *table.dropped}
-        if table.id:
-            known.add(table.id)
-        expected = ", ".join(map(repr, inputs[:MAX_DESCRIBED_COLUMNS]))
-        if len(inputs) > MAX_DESCRIBED_COLUMNS:
-            expected += f" and {len(inputs) - MAX_DESCRIBED_COLUMNS} more (GET /)"
+        known = {*inputs, table.target, *table.dropped, table.id}
+        expected = f"the columns {quote_names(inputs)}"
         names: dict[str, None] = {}
         for number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
-                raise ValueError(
-                    f"row {number} is not an object; every row needs {expected} by name"
-                )
+                raise ValueError(f"row {number} is not an object; every row needs {expected}")
             for name, cell in row.items():
                 if name not in known:
                     suggestion = nearest(name, sorted(inputs)) if len(name) < 80 else ""
@@ -274,7 +268,7 @@ class Service:
                 _check_cell(cell, f"{name!r} of row {number}")
             names |= dict.fromkeys(row)
         if not names:
-            raise ValueError(f"the rows are empty; each needs {expected} by name")
+            raise ValueError(f"the rows are empty; each needs {expected}")
         return {name: [row.get(name) for row in rows] for name in names}
 
     def _predictions(self, x: Tensor, level: float) -> list[JSON]:
