@@ -207,6 +207,14 @@ class Category(Checked):
         """Names of the inputs that it becomes."""
         return tuple(f"{self.name}={level}" for level in self.levels)
 
+    def distance(self, column: Column) -> NDArray[np.float64]:
+        """Return 0 for every row: categories have no range.
+
+        Args:
+            column: the cells of all rows.
+        """
+        return np.zeros(len(column))
+
     def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
         """Return the inputs of the network, one array for each.
 

@@ -80,6 +80,10 @@ class Preprocessor(Checked, ABC):
         """A name for every number of an input; empty for images."""
 
     @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what new rows must have, as plain values."""
+
+    @abstractmethod
     def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new rows as network inputs.
 
@@ -209,6 +213,10 @@ class TablePreprocessor(Preprocessor):
         """A name for every number of an input."""
         return tuple(name for column in self.columns for name in column.features)
 
+    def describe(self) -> dict[str, Any]:
+        """Return the names of the columns and of the target."""
+        return {"columns": [column.name for column in self.columns], "target": self.target}
+
     def encode(self, table: RawTable, notes: list[str]) -> Matrix:
         """Return the inputs of every row: float32 (N, features).
 
@@ -304,9 +312,7 @@ class TablePreprocessor(Preprocessor):
     def _distance(self, table: RawTable) -> NDArray[np.float64]:
         """Return the distance of each row from the range of the training rows."""
         distances = [np.zeros(table.rows)]
-        for encoder in self.columns:
-            if isinstance(encoder, Number):
-                distances.append(encoder.distance(table.columns[encoder.name]))
+        distances += [encoder.distance(table.columns[encoder.name]) for encoder in self.columns]
         largest: NDArray[np.float64] = np.max(distances, axis=0)
         return largest
 
@@ -392,6 +398,10 @@ class ImagePreprocessor(Preprocessor):
     def feature_names(self) -> tuple[str, ...]:
         """Nothing: pixels have no names."""
         return ()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the shape of an image and the largest pixel."""
+        return {"shape": self.shape, "white": self.white}
 
     def encode(self, images: NDArray[Any]) -> Matrix:
         """Return pixels as network inputs.

@@ -31,7 +31,6 @@ from bayou.core.files import StrPath
 from bayou.core.progress import spell
 from bayou.core.specs import nearest
 from bayou.data.preprocess import (
-    ImagePreprocessor,
     PreparedRows,
     Preprocessor,
     TablePreprocessor,
@@ -143,12 +142,7 @@ class Service:
             "level": self.level,
             "max_rows": self.max_rows,
         }
-        if isinstance(self.preprocessor, TablePreprocessor):
-            description["columns"] = [column.name for column in self.preprocessor.columns]
-            description["target"] = self.preprocessor.target
-        if isinstance(self.preprocessor, ImagePreprocessor):
-            description["shape"] = self.preprocessor.shape
-            description["white"] = self.preprocessor.white
+        description |= self.preprocessor.describe()
         if self.preprocessor.class_names:
             description["classes"] = self.preprocessor.class_names
         return description
