@@ -30,7 +30,6 @@ from bayou.select.settings import TRAINING
 NOISE = bayou.Gaussian(0.115)
 QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5, "prior": 1.0}
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
-QUICKEST = QUICK | {"steps": 8, "lr": 0.15}  # MNF fits five times, to select the random layers
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
@@ -45,9 +44,7 @@ def test_sklearn_compatible(estimator: Any, check: Any) -> None:
 @pytest.mark.filterwarnings(
     "ignore::bayou.inference.baseline_checks.WorseThanModeWarning"
 )  # after so few steps, of some ten rows
-@parametrize_with_checks(
-    [BayesClassifier("mnf", **QUICKEST), BayesRegressor("laplace", likelihood=NOISE, **QUICKER)]
-)
+@parametrize_with_checks([BayesRegressor("laplace", likelihood=NOISE, **QUICKER)])
 def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -173,7 +170,9 @@ def test_same_seed_same_model() -> None:
 @pytest.mark.slow
 def test_pipeline_grid_search_and_cross_validation() -> None:
     x, y = line()
-    model = make_pipeline(PolynomialFeatures(2), BayesRegressor("map", **QUICK, random_state=0))
+    model = make_pipeline(
+        PolynomialFeatures(2), BayesRegressor("map", likelihood=NOISE, **QUICK, random_state=0)
+    )
     assert cross_val_score(model, x, y, cv=2).min() > 0.5
     grid = {
         "bayesregressor__prior": [1e-3, 1.0],
