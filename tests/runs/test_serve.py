@@ -262,6 +262,33 @@ def test_rows_that_wait_are_limited(service: Service, release: threading.Event) 
     asyncio.run(main())
 
 
+def test_small_requests_come_before_large_ones_and_do_not_starve_them(
+    service: Service, release: threading.Event
+) -> None:
+    """Every batch that follows has space for one of the large requests, or for the small one."""
+    finished: list[int] = []
+
+    async def ask_for(batches: Batches, rows: int) -> None:
+        await batches.answer(body_of(rows))
+        finished.append(rows)
+
+    async def main() -> None:
+        batches = Batches(service, Limits())
+        async with batches.running():
+            tasks = []
+            for rows in (2000, 2001, 2002, 2003, 1):
+                waiting = batches.rows
+                tasks.append(asyncio.create_task(ask_for(batches, rows)))
+                while batches.rows < waiting + rows:
+                    await asyncio.sleep(0.001)
+            release.set()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert finished[:2] == [2000, 1]
+    assert sorted(finished[2:]) == [2001, 2002, 2003]
+
+
 @pytest.mark.parametrize("task", ["classes", "numbers"])
 def test_requests_computed_together_have_the_responses_of_each_alone(
     task: str, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch

@@ -48,7 +48,10 @@ class _Waiting:
 
 @final
 class Batches:
-    """The queue of a service, in the order of arrival.
+    """The queue of a service.
+
+    Small requests come before large ones, but every other batch begins with the oldest request, so
+    that large ones progress however many small ones arrive.
 
     Args:
         service: computes the predictions.
@@ -59,6 +62,7 @@ class Batches:
         self.service = service
         self.limits = limits
         self.waiting: list[_Waiting] = []
+        self._oldest_is_next = True
         self._has_requests = asyncio.Event()
 
     @property
@@ -102,11 +106,13 @@ class Batches:
             self._remove([waiting])
 
     def _check_space(self, rows: int) -> None:
-        """Refuse further rows if too many wait."""
-        if self.waiting and self.rows + rows > self.limits.max_waiting:
+        """Refuse a request of ``rows`` rows if too many rows are computed before it."""
+        sizes = [len(waiting.query) for waiting in self.waiting]
+        rows_before = sum(size for size in sizes if size <= rows)
+        if rows_before and rows_before + rows > self.limits.max_waiting:
             raise Refused(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{self.rows:,} rows wait before these {rows:,}, the limit is "
+                f"{rows_before:,} rows wait before these {rows:,}, the limit is "
                 f"{self.limits.max_waiting:,} rows; try again later",
             )
 
@@ -148,12 +154,15 @@ class Batches:
             self._remove(batch)
 
     def _next_batch(self) -> list[_Waiting]:
-        """Return the oldest request, and those that can be computed with it."""
-        batch = [self.waiting[0]]
-        rows = len(batch[0].query)
-        for waiting in self.waiting[1:]:
+        """Return the oldest or the smallest request, in turn, and those computed with it."""
+        by_size = sorted(self.waiting, key=lambda waiting: len(waiting.query))
+        first = self.waiting[0] if self._oldest_is_next else by_size[0]
+        self._oldest_is_next = not self._oldest_is_next
+        batch = [first]
+        rows = len(first.query)
+        for waiting in by_size:
             is_full = rows + len(waiting.query) > ROWS_PER_BATCH
-            if waiting.query.level == batch[0].query.level and not is_full:
+            if waiting is not first and waiting.query.level == first.query.level and not is_full:
                 batch.append(waiting)
                 rows += len(waiting.query)
         return batch
