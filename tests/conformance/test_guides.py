@@ -137,7 +137,7 @@ def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Ten
     return x, x.flatten(1)[:, :CLASSES].argmax(1)
 
 
-def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.guides.Bayesian:
+def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.posteriors.Bayesian:
     torch.manual_seed(0)
     return bayou.bayesianize(make_net(dtype), FAMILIES[family](), example=make_data(dtype=dtype)[0])
 
@@ -379,7 +379,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def training_loss(
-    bnn: bayou.guides.Bayesian, samples: int | None, examples: int | None
+    bnn: bayou.posteriors.Bayesian, samples: int | None, examples: int | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         draw = bnn.draw(samples, examples=examples)
@@ -461,7 +461,7 @@ SHARED = ("MeanField", "MNF", "LowRank", "Inducing")
 class IntegerIdentity(nn.Module):
     """A user's module around the network, as training frameworks have it."""
 
-    def __init__(self, bnn: bayou.guides.Bayesian) -> None:
+    def __init__(self, bnn: bayou.posteriors.Bayesian) -> None:
         super().__init__()
         self.bnn = bnn
 

@@ -37,7 +37,7 @@ def linear(size: int) -> nn.Module:
 
 def guide_of(
     spec: SemiImplicit, dim: int, prior: bayou.priors.Prior | None = None
-) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
+) -> tuple[bayou.posteriors.Bayesian, ImplicitGuide]:
     bnn = bayou.bayesianize(Vector(dim), {"w": spec}, prior=prior)
     guide = bnn.guides[0]
     assert isinstance(guide, ImplicitGuide)
@@ -46,7 +46,7 @@ def guide_of(
 
 def number_3(
     family: Any, draws: int, **options: Any
-) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
+) -> tuple[bayou.posteriors.Bayesian, ImplicitGuide]:
     """q(w|z) = N(z, 1), z = 2ε ~ N(0, 4), against the prior N(0, 5) = q(w), whose KL is 0."""
     prior = bayou.Normal(math.sqrt(5.0))
     bnn, guide = guide_of(

@@ -30,7 +30,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return rng.normal(1, shape, torch.empty(0, dtype=DOUBLE), seed=seed)[0]
 
 
-def shaken(bnn: bayou.guides.Bayesian, scale: float = 0.3) -> bayou.guides.Bayesian:
+def shaken(bnn: bayou.posteriors.Bayesian, scale: float = 0.3) -> bayou.posteriors.Bayesian:
     """With every parameter away from its start."""
     with torch.no_grad():
         for i, p in enumerate(bnn.parameters()):
@@ -40,14 +40,14 @@ def shaken(bnn: bayou.guides.Bayesian, scale: float = 0.3) -> bayou.guides.Bayes
 
 def make(
     net: nn.Module, x: Any, rules: Any = None, prior: Any = None, points: int = 3
-) -> bayou.guides.Bayesian:
+) -> bayou.posteriors.Bayesian:
     torch.manual_seed(0)
     return shaken(
         bayou.bayesianize(net.to(DOUBLE), rules or bayou.Inducing(points), prior=prior, example=x)
     ).eval()
 
 
-def guide_of(bnn: bayou.guides.Bayesian) -> InducingGuide:
+def guide_of(bnn: bayou.posteriors.Bayesian) -> InducingGuide:
     (guide,) = (guide for guide in bnn.guides if isinstance(guide, InducingGuide))
     return guide
 
@@ -133,7 +133,7 @@ def cubic(which: slice = slice(None), bias: bool = False) -> tuple[nn.Module, Te
     )
 
 
-def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.guides.Bayesian:
+def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.posteriors.Bayesian:
     """Inducing at the training rows: v = y and the precision of the noise."""
     bnn = bayou.bayesianize(net, bayou.Inducing(points=len(x)), example=x)
     layer = guide_of(bnn).layers[0]

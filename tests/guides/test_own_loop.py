@@ -93,7 +93,7 @@ class Adapted(nn.Module):
         return self.head(self.base(x).tanh())
 
 
-def trained_adapter(net: nn.Module) -> tuple[bayou.guides.Bayesian, Tensor, Tensor]:
+def trained_adapter(net: nn.Module) -> tuple[bayou.posteriors.Bayesian, Tensor, Tensor]:
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
     y = torch.arange(20) % 2
     torch.manual_seed(0)

@@ -90,7 +90,7 @@ def closed_form(x: Tensor, y: Tensor) -> tuple[float, float, Tensor, Tensor]:
     return float(evidence), float(evidence - gap), mean, precision.diagonal().rsqrt()
 
 
-def at_the_best(net: nn.Module, x: Tensor, family: bayou.MeanField) -> bayou.guides.Bayesian:
+def at_the_best(net: nn.Module, x: Tensor, family: bayou.MeanField) -> bayou.posteriors.Bayesian:
     bnn = bayou.bayesianize(net, family, example=x)
     _, _, mean, std = closed_form(*images())
     with torch.no_grad():
@@ -101,7 +101,7 @@ def at_the_best(net: nn.Module, x: Tensor, family: bayou.MeanField) -> bayou.gui
 
 @torch.no_grad()
 def training_elbo(
-    bnn: bayou.guides.Bayesian, x: Tensor, y: Tensor, n: int = 1000
+    bnn: bayou.posteriors.Bayesian, x: Tensor, y: Tensor, n: int = 1000
 ) -> tuple[float, float]:
     """What the steps of a training run would log on average, and its error."""
     torch.manual_seed(0)

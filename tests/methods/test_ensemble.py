@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.core import rng
-from bayou.guides.bayesian import Bayesian
 from bayou.inference import initial_weights, members
 from bayou.inference.point import PointModel
 from bayou.network.target import Target
 from bayou.posteriors import Empirical, Guided, Mixture
+from bayou.posteriors.guided import Bayesian
 
 F64 = torch.float64
 ROWS = 24

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.guides.bayesian import Bayesian
 from bayou.network import VmapOrLoop, evaluation, out_of_memory
 from bayou.network.target import Target
-from bayou.posteriors.guided import Guided
+from bayou.posteriors.guided import Bayesian, Guided
 
 ERRORS = [
     RuntimeError("alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory"),

@@ -11,10 +11,9 @@ from torch import nn
 
 import bayou
 from bayou.core.params import size
-from bayou.guides.bayesian import Bayesian
 from bayou.network import evaluating
 from bayou.network.target import Target
-from bayou.posteriors.guided import Guided
+from bayou.posteriors.guided import Bayesian, Guided
 from bayou.training.settings import Settings
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))

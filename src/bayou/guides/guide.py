@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -298,6 +298,26 @@ class Guide(nn.Module, ABC):
         """
         params = self.sample(n, seed, start, **parents)
         return params, flatten(params, 1)
+
+    def parent_arguments(
+        self, values: Mapping[str, Tensor | Weight], n: int = 1
+    ) -> dict[str, Params]:
+        """Return ``{"parents": ...}`` for the methods of a guide with parents, or nothing.
+
+        Args:
+            values: draws of the tensors so far; a point is the same in all n draws.
+            n: the number of draws.
+        """
+        if not self.parents:
+            return {}
+        parents: Params = {}
+        for name in self.parents:
+            value = values[name]
+            if isinstance(value, Tensor):
+                parents[name] = value
+            else:
+                parents[name] = value.mean.expand(n, *value.mean.shape)
+        return {"parents": parents}
 
     def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
         """Return the tensors at coordinates v with the densities there; None if one is not exact.

@@ -24,7 +24,9 @@ from bayou.core import rng
 from bayou.core.files import making, read_file, write_file
 from bayou.core.params import under
 from bayou.likelihoods.predictive import Predictive
-from bayou.posteriors import Posterior, restore_any
+from bayou.posteriors import Posterior
+from bayou.posteriors.posterior import restore_posterior
+from bayou.posteriors.state import SavedState
 from bayou.training.rows import all_rows, check_held_out
 
 Kind = Literal["cqr", "split", "lac", "aps"]
@@ -243,14 +245,14 @@ class Conformal:
         """
         tensors, config = read_file(path, "conformal")
         with making("conformal prediction", path):
-            state = config["posterior"] | {"path": str(path)}
+            saved = SavedState(under("posterior.", tensors), config["posterior"], path)
             score = Score(**config["score"])
             thresholds = tensors["thresholds"]
             groups = tuple(config["groups"])
             rows = tuple(config["rows"])
             samples = config["samples"]
             seed = config["seed"]
-        posterior = restore_any(under("posterior.", tensors), state, net, **options)
+        posterior = restore_posterior(saved, net, **options)
         device = next(iter(posterior.like().values())).device
         return Conformal(posterior, score, thresholds.to(device), groups, rows, samples, seed)
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.params import Params, stack, under
+from bayou.core.params import Params, stack
 from bayou.network import DryRun
 from bayou.network.units import Units
 from bayou.posteriors.empirical import shuffled_indices
-from bayou.posteriors.posterior import NOISE, Posterior, check_count
-from bayou.posteriors.state import temperature_state
+from bayou.posteriors.posterior import NOISE, Posterior, check_count, restore_posterior
+from bayou.posteriors.state import SavedState, temperature_state
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
 
@@ -202,18 +202,13 @@ class Mixture(Posterior):
         return tensors, config | temperature_state(self)
 
     @classmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> Mixture:
+    def restore(cls, saved: SavedState, net: nn.Module, **options: Any) -> Mixture:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        from bayou.posteriors import restore_any  # a component may be of any class
-
         components = []
-        for number, component_config in enumerate(config["components"]):
-            component_tensors = under(f"{number}.", tensors)
-            component_config = component_config | {"path": config["path"]}
-            components.append(restore_any(component_tensors, component_config, net, **options))
-        return cls(components, config["history"])
+        for number, config in enumerate(saved.config["components"]):
+            component = SavedState(saved.group(str(number)), config, saved.path)
+            components.append(restore_posterior(component, net, **options))
+        return cls(components, saved.config["history"])
 
     def __repr__(self) -> str:
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."

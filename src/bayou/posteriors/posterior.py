@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.files import StrPath, write_file
+from bayou.core.files import FileError, StrPath, making, read_file, write_file
 from bayou.core.params import Params, match, shared, size
-from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
 from bayou.likelihoods.predictive import Predictive
-from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, place_inputs, rows_of
+from bayou.network import (
+    DryRun,
+    Map,
+    Network,
+    VmapOrLoop,
+    by_rows,
+    place_inputs,
+    rows_of,
+    with_output,
+)
+from bayou.network.inputs import Select
 from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.checks import Checks, check_history
-from bayou.posteriors.state import with_state
+from bayou.posteriors.state import SavedState, check_base, check_restored, with_state
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.training.inputs import gather_shards
 from bayou.training.ranks import current
+
+if TYPE_CHECKING:
+    from bayou.posteriors.guided import Bayesian
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that are parameters of the likelihood
 DEFAULT_SAMPLES = 100  # functions averaged for a prediction
@@ -114,7 +127,7 @@ class Posterior(ABC):
     @torch.no_grad()
     def predict(
         self,
-        x: Any,
+        x: object,
         samples: int | None = None,
         *,
         seed: rng.Seed = 0,
@@ -394,14 +407,11 @@ class Posterior(ABC):
 
     @classmethod
     @abstractmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> Posterior:
+    def restore(cls, saved: SavedState, net: nn.Module, **options: Any) -> Posterior:
         """Return the posterior with a ``state``.
 
         Args:
-            tensors: of the state.
-            config: the JSON of the state, and the name of its file as "path".
+            saved: the state, read from a file.
             net: the network it was fitted to.
             options: specs that replace those of the file, see ``bayou.load``.
 
@@ -501,7 +511,7 @@ class Posterior(ABC):
             likelihood, outputs = likelihood.temper(outputs, self.temperature)
         return Predictive(likelihood, outputs)
 
-    def place(self, x: Any) -> tuple[Any, ...]:
+    def place(self, x: object) -> tuple[Any, ...]:
         """Return inputs on the device of the parameters, as arguments of the network.
 
         Args:
@@ -624,7 +634,7 @@ class Posterior(ABC):
         return max(1, chunk)
 
 
-def check_count(value: Any, name: str = "n", least: int = 0) -> None:
+def check_count(value: object, name: str = "n", least: int = 0) -> None:
     """Raise a ValueError unless a value is a whole number of at least ``least``.
 
     Args:
@@ -634,3 +644,83 @@ def check_count(value: Any, name: str = "n", least: int = 0) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def restore_posterior(
+    saved: SavedState, net: nn.Module, output: Select = None, **options: Any
+) -> Posterior:
+    """Return the posterior with a state, of any class; one draw is made as a test.
+
+    Args:
+        saved: the state, read from a file.
+        net: the network it was fitted to.
+        output: which output of the network was fitted, instead of that of the file.
+        options: specs that replace those of the file, see ``load``.
+
+    Raises:
+        FileError: if the state is not that of a posterior, or of another network.
+    """
+    classes = {cls.kind: cls for cls in Posterior.__subclasses__()}
+    config = saved.config
+    kind = config.get("kind")
+    if kind not in classes:
+        raise FileError(
+            f"{saved.path} holds a {kind!r}, not a posterior; expected one of {', '.join(classes)}"
+        )
+    # With options the error may be in them, and then it is raised as it is.
+    with nullcontext() if options else making("posterior", saved.path):
+        if output is None:
+            output = saved.spec("output", config.get("output"), object)
+        net = with_output(net, output)
+        device = next(net.parameters()).device
+        tensors = {name: value.to(device) for name, value in saved.tensors.items()}
+        saved = SavedState(tensors, config, saved.path)
+        posterior = classes[kind].restore(saved, net, **options)
+        posterior.stopped = config["stopped"]
+        posterior.temperature = config.get("temperature", 1.0)
+        check_restored(posterior, saved)
+    return posterior
+
+
+def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posterior:
+    """Read the posterior in a file that ``posterior.save`` wrote.
+
+    A file holds tensors and settings, but no code: the network has to be built first, as it was for
+    the fit. The posterior predicts as it did when it was saved.
+
+    Args:
+        path: of the file.
+        net: the network that it was fitted to. Of parameters that were fitted only the shapes
+            matter; those that were frozen are not in the file and must have the same values (a
+            digest tells). It is not changed, and its frozen parameters are shared.
+        options: ``prior``, ``likelihood``, ``rules`` or ``output`` of the fit, if they have
+            functions or classes of the user, which a file cannot hold.
+
+    Returns:
+        The posterior, of the class that was saved.
+
+    Raises:
+        FileError: for a file that is missing, truncated, damaged, foreign, or of another network.
+        ValueError: without a network.
+
+    Example::
+
+        posterior.save("posterior.bayou")
+
+        net = build_network()
+        posterior = bayou.load("posterior.bayou", net)
+        posterior.predict(x).mean
+    """
+    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+        raise ValueError(
+            "load needs the name of a file and the network that was fitted, got "
+            f"load({type(path).__name__}, {type(net).__name__}); a file holds tensors and no code, "
+            "so that the network has to be built first: load('posterior.bayou', net)"
+        )
+    tensors, config = read_file(path)
+    posterior = restore_posterior(SavedState(tensors, config, path), net, **options)
+    with making("posterior", path):
+        check_base(posterior.target, config["base"], path)
+        if "checks" in config:  # not in files of earlier versions
+            posterior.checks = Checks.from_json(config["checks"])
+    return posterior
