@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import bayou
 from bayou.core import rng
 from bayou.guides.guide import Gain, Weight
-from bayou.guides.local import LocalReparameterization
+from bayou.guides.local import sample_outputs
 
 DOUBLE = torch.float64
 ROWS = 4
@@ -122,13 +122,7 @@ def exact_moments(
 def local_output(
     net: nn.Module, x: Tensor, parts: dict[str, Weight], fixed: dict[str, Tensor]
 ) -> Tensor:
-    mode = LocalReparameterization(parts)
-    with mode:
-        out = torch.func.functional_call(
-            net, fixed | {name: part.mean for name, part in parts.items()}, (x,)
-        )
-    mode.finish()
-    return out
+    return sample_outputs(lambda means: torch.func.functional_call(net, fixed | means, (x,)), parts)
 
 
 def local_moments(
@@ -593,13 +587,14 @@ def test_gains_along_a_kernel_axis() -> None:
         torch.randn(4, 2, 3, dtype=DOUBLE),
         torch.randn(3, 3, dtype=DOUBLE),
     )
-    with LocalReparameterization({"weight": Weight(w, None, (Gain(2, z[:1]),))}):
-        torch.testing.assert_close(F.conv1d(x, w), F.conv1d(x, w * z[0]))
-    with (
-        LocalReparameterization({"weight": Weight(w, None, (Gain(2, z),))}),
-        pytest.raises(ValueError, match="axis 2 of a weight cannot differ per row"),
-    ):
-        F.conv1d(x, w)
+
+    def convolve(params: dict[str, Tensor]) -> Tensor:
+        return F.conv1d(x, params["weight"])
+
+    shared = {"weight": Weight(w, None, (Gain(2, z[:1]),))}
+    torch.testing.assert_close(sample_outputs(convolve, shared), F.conv1d(x, w * z[0]))
+    with pytest.raises(ValueError, match="axis 2 of a weight cannot differ per row"):
+        sample_outputs(convolve, {"weight": Weight(w, None, (Gain(2, z),))})
 
 
 def test_S_draws_at_once_have_the_moments_of_one() -> None:

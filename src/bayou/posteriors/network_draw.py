@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayou.core.params import Params
 from bayou.guides.guide import Draw, Weight
-from bayou.guides.local import LocalReparameterization
+from bayou.guides.local import sample_outputs
 from bayou.network import Keywords, VmapOrLoop, combine_inputs, forward_inputs
 
 if TYPE_CHECKING:
@@ -169,9 +169,4 @@ class NetworkDraw:
         """Evaluate one network, with the noise of ``unsampled`` drawn at the outputs of layers."""
         if not unsampled:
             return self.bayesian.call(params, *inputs)
-        mode = LocalReparameterization(unsampled)
-        means = {name: weight.mean for name, weight in unsampled.items()}
-        with mode:
-            outputs = self.bayesian.call(params | means, *inputs)
-        mode.finish()
-        return outputs
+        return sample_outputs(lambda means: self.bayesian.call(params | means, *inputs), unsampled)
