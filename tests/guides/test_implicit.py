@@ -15,7 +15,7 @@ from bayou.core import rng
 from bayou.diagnostics import bound_gap
 from bayou.flows import Side
 from bayou.guides.guide import KL
-from bayou.guides.implicit import HMCScore, ImplicitDraw, ImplicitGuide, SemiImplicit
+from bayou.guides.implicit import SIVI, HMCScore, ImplicitDraw, ImplicitGuide
 from bayou.priors import DensityPrior
 
 F64 = torch.float64
@@ -36,7 +36,7 @@ def linear(size: int) -> nn.Module:
 
 
 def guide_of(
-    spec: SemiImplicit, dim: int, prior: bayou.priors.Prior | None = None
+    spec: SIVI, dim: int, prior: bayou.priors.Prior | None = None
 ) -> tuple[bayou.posteriors.Bayesian, ImplicitGuide]:
     bnn = bayou.bayesianize(Vector(dim), {"w": spec}, prior=prior)
     guide = bnn.guides[0]

@@ -65,10 +65,6 @@ class GroupGuide(TensorGuide):
             product = self._align(z) * factor
         return Draw({self.name: product}, v.kl + self.gain_kl())
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        v = self.weight.sample(n, rng.fold(seed, "weight"), start)[self.name]
-        return {self.name: self._align(self.gains(n, seed, start)) * v}
-
     def _align(self, z: Tensor) -> Tensor:
         """Return gains shaped to multiply stacked weights."""
         return Gain(self.axis, z).on(self.weight.center)

@@ -258,16 +258,17 @@ class Guide(nn.Module, ABC):
             start: the index of the first draw.
         """
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Params) -> Params:
         """Draw every tensor n times: (n, *shape) each.
 
         Args:
             n: the number of draws.
             seed: the seed; None uses torch's global stream.
             start: the index of the first draw.
+            parents: ``parents=`` the values of other tensors, for a guide that depends on them.
         """
         params: Params = {}
-        for name, value in self.draw(n, seed=seed, start=start).parts.items():
+        for name, value in self.draw(n, seed=seed, start=start, **parents).parts.items():
             params[name] = value if isinstance(value, Tensor) else value.sample(n, seed, start)
         return params
 
@@ -283,7 +284,7 @@ class Guide(nn.Module, ABC):
         return None
 
     def coordinates(
-        self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any
+        self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Params
     ) -> tuple[Params, Tensor]:
         """Draw w n times, with the coordinates v for ``unfold``: by default the entries of w.
 
@@ -434,7 +435,8 @@ class TensorDensity(nn.Module):
         Args:
             w: values of the tensor.
         """
-        return _require_density(self.guide.log_prob({self.guide.names[0]: w}), self.guide)
+        log_q = self.guide.log_prob({self.guide.names[0]: w})
+        return log_q  # type: ignore[return-value]
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Tensor:
         """Return draws start .. start + n − 1: (n, *shape).
@@ -469,7 +471,7 @@ class GroupDensity(nn.Module):
         Args:
             params: a value of every tensor.
         """
-        return _require_density(self.guide.log_prob(params), self.guide)
+        return self.guide.log_prob(params)  # type: ignore[return-value]
 
     def marginal(self, names: Sequence[str]) -> GroupDensity:
         """Raise a ValueError, since there is no marginal in closed form.
@@ -481,13 +483,6 @@ class GroupDensity(nn.Module):
             f"{type(self.guide).__name__} over {', '.join(self.names)} has no density of "
             f"{', '.join(names)} alone, as heads and frozen tensors need; use MeanField or LowRank"
         )
-
-
-def _require_density(log_q: Tensor | None, guide: Guide) -> Tensor:
-    """Return a log-density, or raise a TypeError if the guide has none."""
-    if log_q is None:
-        raise TypeError(f"{type(guide).__name__} over {', '.join(guide.names)} has no density")
-    return log_q
 
 
 class TensorGuide(Guide):

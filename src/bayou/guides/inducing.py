@@ -354,12 +354,6 @@ class InducingGuide(JointGuide):
         params, kl = self._map(self._draw, tree, n)
         return Draw(params, kl)
 
-    def sample(
-        self, n: int, seed: rng.Seed = None, start: int = 0, parents: Params | None = None
-    ) -> Params:
-        draw = self.draw(n, seed=seed, start=start, parents=parents)
-        return dict(draw.parts)  # type: ignore[arg-type]
-
     def log_prob(self, params: Params) -> Tensor:
         first = params[self.names[0]]
         batch = first.shape[: first.ndim - len(self.shapes[self.names[0]])]
