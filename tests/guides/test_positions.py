@@ -127,7 +127,7 @@ def test_the_training_bound_is_the_bound_of_the_network_that_predicts(
     assert (measured.kind, measured.side) == ("exact", "equal")
 
 
-@pytest.mark.parametrize("make", [Pooled, Averaged])
+@pytest.mark.parametrize("make", [Pooled])
 def test_noise_per_position_is_labeled_an_approximation(
     make: type[nn.Module], tmp_path: Path
 ) -> None:
