@@ -99,18 +99,15 @@ def test_the_horseshoe_starts_at_the_network_and_its_kl_is_a_sum():
     assert torch.allclose(guide.draw(2).kl, expected.expand(2), rtol=1e-12)
 
 
-LAYERS = {
-    "linear": (nn.Linear(3, 2), (3,)),
-    "convolution": (nn.Conv1d(3, 2, 4), (3, 4)),
-}  # at one position
-
-
 @pytest.mark.parametrize(
-    "family", [bayou.guides.NormalJeffreys, bayou.guides.HalfCauchy], ids=["Jeffreys", "horseshoe"]
+    ("family", "layer", "shape"),
+    [
+        (bayou.guides.NormalJeffreys, nn.Linear(3, 2), (3,)),
+        (bayou.guides.HalfCauchy, nn.Conv1d(3, 2, 4), (3, 4)),  # at one position
+    ],
+    ids=["Jeffreys", "horseshoe"],
 )
-@pytest.mark.parametrize("name", LAYERS)
-def test_noise_at_the_output_has_the_moments_of_drawn_weights(family, name):
-    layer, shape = LAYERS[name]
+def test_noise_at_the_output_has_the_moments_of_drawn_weights(family, layer, shape):
     x = torch.randn(2, *shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
     spec = family(std=0.4, z_std=0.5, local="positions", z="example")
     bnn = bayou.bayesianize(nn.Sequential(layer).double(), spec, example=x)

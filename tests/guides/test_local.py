@@ -576,16 +576,3 @@ def test_S_draws_at_once_have_the_moments_of_one() -> None:
     scale = torch.maximum(a.std(0), b.std(0))
     assert ((a.mean(0) - b.mean(0)).abs() < 5 * scale * math.sqrt(2 / n)).all()
     assert ((a.std(0) / b.std(0) - 1).abs() < 0.15).all()
-
-
-def test_fan_in_counts_the_inputs_of_one_output() -> None:
-    cases = [
-        (nn.Linear(6, 3), 6),
-        (nn.Conv2d(4, 6, 3, groups=2), 18),
-        (nn.ConvTranspose2d(4, 6, 3), 36),
-        (nn.ConvTranspose2d(4, 6, 3, groups=2), 18),
-    ]
-    for net, fan_in in cases:
-        bnn = bayou.bayesianize(net, bayou.MeanField(), prior=bayou.Normal("fan_in"))
-        for guide in bnn.guides:
-            assert guide.prior.log_scale.exp().item() == pytest.approx(fan_in**-0.5, rel=1e-6)
