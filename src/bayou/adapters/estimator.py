@@ -364,9 +364,12 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             if "classes" in config:
                 dtype, classes = config["classes"]
                 estimator.classes_ = np.array(classes, dtype=dtype)
-            saved = SavedState(under("posterior.", tensors), config["posterior"], path)
-        options = {name: parameters[name] for name in ("prior", "likelihood") if name in parameters}
-        estimator.posterior_ = restore_posterior(saved, estimator._network(), **options)
+            options = {
+                name: parameters[name] for name in ("prior", "likelihood") if name in parameters
+            }
+            posterior_tensors = under("posterior.", tensors)
+            saved = SavedState(posterior_tensors, config["posterior"], path, options)
+        estimator.posterior_ = restore_posterior(saved, estimator._network())
         return estimator
 
 

@@ -130,7 +130,7 @@ def make_gain(
     std: float,
     components: int,
     mixing: int,
-    like: Tensor,
+    reference: Tensor,
 ) -> GainFlow:
     """Make q(z) for a gain of ``dim`` entries.
 
@@ -143,11 +143,11 @@ def make_gain(
         std: the initial standard deviation.
         components: the number of Gaussians of q(z0).
         mixing: the maximum number of entries that a triangular map correlates.
-        like: a tensor with the dtype and device.
+        reference: a tensor with the dtype and device.
     """
     has_single_entry = dim == 1 and isinstance(flow, str)
     transform = flows.naf(1, layers=1) if has_single_entry else make_transform(flow, dim, options)
-    return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
+    return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(reference)
 
 
 def product_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:

@@ -320,21 +320,21 @@ class Guide(nn.Module, ABC):
                 parents[name] = value.mean.expand(n, *value.mean.shape)
         return {"parents": parents}
 
-    def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
+    def unfold(self, v: Tensor, context: Params) -> Unfolded | None:
         """Return the tensors at coordinates v with the densities there; None if one is not exact.
 
         Args:
             v: coordinates, (n, K).
-            others: tensors of other guides, for q(w | others).
+            context: tensors of other guides, for q(w | context).
         """
         if self.kl_kind is not KL.exact:
             return None
-        like = {
+        reference = {
             name: v.new_empty(prior.shape, device="meta")
             for name, prior in self.bound_priors().items()
         }
-        params = unflatten(v, like)
-        log_q = self.log_prob(params | others)
+        params = unflatten(v, reference)
+        log_q = self.log_prob(params | context)
         return None if log_q is None else Unfolded(params, log_q, -log_q)
 
     @abstractmethod
@@ -536,8 +536,10 @@ class VectorGuide(JointGuide):
         Args:
             vector: one or more vectors.
         """
-        like = {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()}
-        return unflatten(vector, like)
+        reference = {
+            name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()
+        }
+        return unflatten(vector, reference)
 
     def join(self, params: Params) -> Tensor:
         """Join named tensors (..., *shape) into vectors (..., D); other names are ignored.

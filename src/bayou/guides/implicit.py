@@ -140,11 +140,11 @@ class HMCScore:
         return torch.stack(latents)
 
     def _mass_root(
-        self, guide: ImplicitGuide, gram: Tensor, like: Tensor, seed: rng.Seed
+        self, guide: ImplicitGuide, gram: Tensor, reference: Tensor, seed: rng.Seed
     ) -> Tensor:
         """Return L of the mass M = L·Lᵀ of HMC, with which u = Lᵀε has unit mass."""
-        dim = like.shape[-1]
-        eps = rng.normal(MASS_DRAWS, (dim,), like, rng.fold(seed, "mass"))
+        dim = reference.shape[-1]
+        eps = rng.normal(MASS_DRAWS, (dim,), reference, rng.fold(seed, "mass"))
         jacobian = torch.func.vmap(torch.func.jacrev(guide.network))(eps)  # (draws, R, E)
         mass = torch.eye(dim).to(gram) + (jacobian.mT @ gram @ jacobian).mean(0)
         return torch.linalg.cholesky(mass)

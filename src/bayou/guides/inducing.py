@@ -124,8 +124,8 @@ class InducingGuide(JointGuide):
         """Set the inducing inputs, and return the initial pseudo-outputs of every weight."""
         if tensors.inputs is None:  # set when a file is loaded
             self._set_inputs(())
-            like = tensors.values[self.names[0]]
-            return dict.fromkeys(self.weights, like.new_empty(0))
+            reference = tensors.values[self.names[0]]
+            return dict.fromkeys(self.weights, reference.new_empty(0))
         inputs = _take_rows(tensors.inputs, points)
         outputs = dry_run(self.network, tensors.values, tensors.start, inputs)
         missing = [name for name in self.names if name not in outputs]
@@ -154,24 +154,24 @@ class InducingGuide(JointGuide):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a state, from which a guide without data takes its sizes."""
         if self.inputs == 0:
-            like = self.layers[0].outputs
+            reference = self.layers[0].outputs
             count = sum(key.startswith(f"{prefix}input") for key in state_dict)
             inputs = []
             for i in range(count):
                 value = state_dict[f"{prefix}input{i}"]
                 is_real = value.is_floating_point()
-                inputs.append(value.to(like) if is_real else value.to(like.device))
+                inputs.append(value.to(reference) if is_real else value.to(reference.device))
             self._set_inputs(tuple(inputs))
             for i, layer in enumerate(self.layers):
                 for leaf in ("outputs", "log_precision"):
                     size = state_dict[f"{prefix}layers.{i}.{leaf}"].shape
-                    setattr(layer, leaf, nn.Parameter(like.new_empty(size)))
+                    setattr(layer, leaf, nn.Parameter(reference.new_empty(size)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # --- one run on U ---
 
     @property
-    def _like(self) -> Tensor:
+    def _reference(self) -> Tensor:
         """Return a tensor with the dtype and device of the guide."""
         if self.inputs == 0:
             raise ValueError(
@@ -185,7 +185,9 @@ class InducingGuide(JointGuide):
         inputs = [getattr(self, f"input{i}") for i in range(self.inputs)]
         for name, module, leaf in self.network_buffers:
             buffer = getattr(module, leaf)
-            params[name] = buffer.to(self._like.dtype) if buffer.is_floating_point() else buffer
+            params[name] = (
+                buffer.to(self._reference.dtype) if buffer.is_floating_point() else buffer
+            )
         if torch.compiler.is_compiling():
             tied = {alias: params[name] for alias, name in self.network._tied.items()}
             functional_call(self.shell.net, params | tied, tuple(inputs), tie_weights=False)
@@ -231,10 +233,10 @@ class InducingGuide(JointGuide):
             log_scales.append(_expand_columns(prior.log_scale, shape, groups))
         return _join_columns(means), _join_columns(log_scales)
 
-    def _split(self, w: Tensor, names: tuple[str, ...], like: Tensor) -> Params:
+    def _split(self, w: Tensor, names: tuple[str, ...], reference: Tensor) -> Params:
         """Split (G, D, out/G) into the weight and the bias."""
         sizes = [self.shapes[name].numel() // w.shape[0] // w.shape[2] for name in names]
-        blocks = w.to(like.dtype).split(sizes, -2)
+        blocks = w.to(reference.dtype).split(sizes, -2)
         return {
             name: block.mT.reshape(self.shapes[name])
             for name, block in zip(names, blocks, strict=True)
@@ -283,16 +285,16 @@ class InducingGuide(JointGuide):
     def _draw(self, tree: dict[str, Params]) -> tuple[Params, Tensor]:
         """Return one draw with this noise ("eps") and these "parents", and its KL."""
         eps = tree["eps"]
-        like = self._like
+        reference = self._reference
         kls: list[Tensor] = []
 
         def draw_layer(q: LayerPosterior, names: tuple[str, ...]) -> Params:
             noise = torch.cat([columns(eps[name], len(q.center)) for name in names], -2)
             w = q.center + q.log_scale.exp() * q.z.draw(noise.to(q.center.dtype))
-            kls.append(q.z.kl().to(like.dtype))
-            return self._split(w, names, like)
+            kls.append(q.z.kl().to(reference.dtype))
+            return self._split(w, names, reference)
 
-        nan = torch.full_like(like.flatten()[0], math.nan)  # a use before the draw gives NaN
+        nan = torch.full_like(reference.flatten()[0], math.nan)  # a use before the draw gives NaN
         placeholders = {name: nan.expand(shape) for name, shape in self.shapes.items()}
         values = self._propagate(placeholders, tree["parents"], draw_layer)
         return {name: values[name] for name in self.names}, torch.stack(kls).sum()
@@ -342,12 +344,12 @@ class InducingGuide(JointGuide):
         start: int = 0,
         parents: Params | None = None,
     ) -> Draw:
-        like = self._like
+        reference = self._reference
         if n == 0:
-            empty = {name: like.new_empty(0, *shape) for name, shape in self.shapes.items()}
-            return Draw(dict(empty), like.new_empty(0))
+            empty = {name: reference.new_empty(0, *shape) for name, shape in self.shapes.items()}
+            return Draw(dict(empty), reference.new_empty(0))
         noise = {
-            name: rng.normal(n, shape, like, rng.fold(seed, name), start)
+            name: rng.normal(n, shape, reference, rng.fold(seed, name), start)
             for name, shape in self.shapes.items()
         }
         tree = {"eps": noise, "parents": self._select_parents(parents)}
@@ -370,8 +372,8 @@ class InducingGuide(JointGuide):
         Args:
             parents: the values of tensors of other guides.
         """
-        like = self._like
-        noise = {name: like.new_zeros(shape) for name, shape in self.shapes.items()}
+        reference = self._reference
+        noise = {name: reference.new_zeros(shape) for name, shape in self.shapes.items()}
         return self._draw({"eps": noise, "parents": self._select_parents(parents)})[0]
 
     def _select_parents(self, parents: Params | None) -> Params:

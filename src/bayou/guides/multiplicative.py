@@ -328,14 +328,14 @@ class Multiplicative(TensorGuide):
         v = torch.cat((z0, eps.flatten(1)), 1)
         return self._at(v)[0], v
 
-    def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
+    def unfold(self, v: Tensor, context: Params) -> Unfolded | None:
         """Return W at v with log q(v) = log q(z0) + log N(ε), and log r(z | W) − log q(W, z).
 
         q(W, z) = q(v)/|∂(W, z)/∂v|.
 
         Args:
             v: coordinates (z0, ε), (n, K).
-            others: not used, since q depends on no other tensors.
+            context: not used, since q depends on no other tensors.
         """
         if max(self.gain.label.kind, self.auxiliary.label.kind) is not Ladj.exact:
             return None

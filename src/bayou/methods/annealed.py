@@ -193,7 +193,7 @@ class Annealed(Method):
             return initial
         if not isinstance(initial, Guided | GaussianPosterior):
             raise TypeError(f"Annealed needs {FAMILIES}, got {initial!r}")
-        point = {name: value.detach() for name, value in initial.like().items()}
+        point = {name: value.detach() for name, value in initial.template().items()}
         joint = Joint(fix_learned_priors(initial), initial.network, point)
         steps = self.temperatures
         with torch.no_grad():

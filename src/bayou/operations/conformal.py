@@ -245,15 +245,16 @@ class Conformal:
         """
         tensors, config = read_file(path, "conformal")
         with making("conformal prediction", path):
-            saved = SavedState(under("posterior.", tensors), config["posterior"], path)
+            posterior_tensors = under("posterior.", tensors)
+            saved = SavedState(posterior_tensors, config["posterior"], path, options)
             score = Score(**config["score"])
             thresholds = tensors["thresholds"]
             groups = tuple(config["groups"])
             rows = tuple(config["rows"])
             samples = config["samples"]
             seed = config["seed"]
-        posterior = restore_posterior(saved, net, **options)
-        device = next(iter(posterior.like().values())).device
+        posterior = restore_posterior(saved, net)
+        device = next(iter(posterior.template().values())).device
         return Conformal(posterior, score, thresholds.to(device), groups, rows, samples, seed)
 
     def _predictive(self, x: Any) -> Predictive:

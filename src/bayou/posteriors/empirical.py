@@ -63,7 +63,7 @@ class Empirical(Posterior):
         """The number of points."""
         return size(self.stack)
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the first point."""
         return {name: value[0] for name, value in self.stack.items()}
 
@@ -129,9 +129,9 @@ class Empirical(Posterior):
         return tensors, config
 
     @classmethod
-    def restore(cls, saved: SavedState, net: nn.Module, **options: Any) -> Empirical:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Empirical:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        target = saved.target(net, **options)
+        target = saved.target(net)
         config = saved.config
         stack = saved.group("stack")
         points = max(len(value) for value in stack.values())

@@ -88,11 +88,11 @@ class GaussianPosterior(Posterior):
         """Whether ``predict`` has a closed form unless ``samples`` are given."""
         return self.predictive in CLOSED
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the mean."""
         return dict(self.center)
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the outputs of the network, or of its linearization at the mean.
 
         Args:
@@ -122,7 +122,7 @@ class GaussianPosterior(Posterior):
             return mapped
         return partial(self._linearized_outputs_or, mapped)
 
-    def _linearized_outputs_or(self, mapped: Map, stack: Params, *inputs: Any) -> Tensor:
+    def _linearized_outputs_or(self, mapped: Map, stack: Params, *inputs: object) -> Tensor:
         """Compute many linearized functions together, or by ``mapped`` where that is impossible.
 
         They share what does not depend on the draw: for a last layer, nearly everything.
@@ -326,29 +326,31 @@ class GaussianPosterior(Posterior):
             priors |= joint_rules(density, mean, self.std(), self.covariance.shapes)
         return {glob.escape(name): prior for name, prior in priors.items()}
 
-    def with_tensors_of(self, other: Posterior, names: Collection[str]) -> GaussianPosterior | None:
+    def with_tensors_of(
+        self, source: Posterior, names: Collection[str]
+    ) -> GaussianPosterior | None:
         """Return this posterior with some tensors of another Gaussian, independent of the rest.
 
         Args:
-            other: the posterior of the same network that has these tensors.
+            source: the posterior of the same network that has these tensors.
             names: of the tensors.
 
         Returns:
-            None if the covariance of the other is neither diagonal, full nor Kronecker-factored.
+            None if the covariance of the source is neither diagonal, full nor Kronecker-factored.
         """
-        if not isinstance(other, GaussianPosterior):
+        if not isinstance(source, GaussianPosterior):
             return None
-        if not isinstance(other.covariance, Diagonal | Full | Kronecker):
+        if not isinstance(source.covariance, Diagonal | Full | Kronecker):
             return None
         mean: Params = {}
-        for name in other.center:
-            mean[name] = other.center[name] if name in names else self.center[name]
-        taken = [name for name in other.covariance.shapes if name in names]
+        for name in source.center:
+            mean[name] = source.center[name] if name in names else self.center[name]
+        source_names = [name for name in source.covariance.shapes if name in names]
         remaining = [name for name in self.covariance.shapes if name not in names]
-        taken_covariance = other.covariance.marginal(taken)
-        covariance = self.covariance.marginal(remaining).with_independent(taken_covariance)
+        source_covariance = source.covariance.marginal(source_names)
+        covariance = self.covariance.marginal(remaining).with_independent(source_covariance)
         return GaussianPosterior(
-            other.target, other.network, mean, covariance, predictive=other.predictive
+            source.target, source.network, mean, covariance, predictive=source.predictive
         )
 
     def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
@@ -410,9 +412,9 @@ class GaussianPosterior(Posterior):
         return tensors, config
 
     @classmethod
-    def restore(cls, saved: SavedState, net: nn.Module, **options: Any) -> GaussianPosterior:
+    def restore(cls, saved: SavedState, net: nn.Module) -> GaussianPosterior:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        target = saved.target(net, **options)
+        target = saved.target(net)
         config = saved.config
         families = {family.kind: family for family in Covariance.__subclasses__()}
         family, shapes = config["covariance"]

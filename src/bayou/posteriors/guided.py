@@ -343,7 +343,7 @@ class Bayesian(nn.Module):
             total = total + log_q
         return total
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Evaluate the network with these parameters.
 
         Args:
@@ -455,7 +455,7 @@ class Guided(Posterior):
         with evaluating(self.bayesian):
             return self.bayesian.sample(n, seed, start)
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the center of the guides."""
         return self.bayesian.mean()
 
@@ -570,20 +570,18 @@ class Guided(Posterior):
         return f"Guided({net}: {families} of {sum(weights.values()):,} weights{elbo}{stopped})"
 
     @classmethod
-    def restore(cls, saved: SavedState, net: nn.Module, **options: Any) -> Guided:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Guided:
         """Return the posterior with a ``state``, see ``Posterior.restore``.
 
         A file holds no code: pass ``rules``, ``prior`` or ``likelihood`` again if they have a
         callable (a flow, a density as a prior).
         """
         config = saved.config
-        rules: Rules | None = options.pop("rules", None)
-        target = saved.target(net, **options)
-        if rules is None:
-            rules = {}
-            for names, value in config["rules"]:
-                spec = saved.spec("rules", value, GuideSpec)
-                rules |= dict.fromkeys(map(glob.escape, names), spec)
+        target = saved.target(net)
+        specs = saved.spec("rules", GuideSpec)
+        rules: Rules = specs
+        if isinstance(specs, list):  # of the file: pairs of names and a spec
+            rules = {glob.escape(name): spec for names, spec in specs for name in names}
         # Flows start at random weights, which those of the file replace.
         with rng.isolated(0, next(net.parameters()).device):
             bayesian = Bayesian(target.net, rules, target.prior)

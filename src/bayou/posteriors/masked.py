@@ -184,7 +184,7 @@ class Masked(Posterior):
         self.history = history or []
         self.stopped = ""
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the weights and a seed."""
         return self.weights | {SEED: torch.zeros((), dtype=torch.long, device=self._device)}
 
@@ -227,7 +227,7 @@ class Masked(Posterior):
             "its outputs, posterior.predict(x).outputs"
         )
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the network's outputs with the masks of a draw.
 
         Args:
@@ -266,9 +266,9 @@ class Masked(Posterior):
         return tensors, config | {"p": self.p}
 
     @classmethod
-    def restore(cls, saved: SavedState, net: nn.Module, **options: Any) -> Masked:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Masked:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        target = saved.target(net, **options)
+        target = saved.target(net)
         network = saved.network(target)
         config = saved.config
         return cls(target, network, saved.group("weights"), config["history"], p=config["p"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -37,7 +38,7 @@ class Mixture(Posterior):
     def __init__(
         self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None
     ) -> None:
-        names = {frozenset(component.like()) for component in components}
+        names = {frozenset(component.template()) for component in components}
         if len(names) != 1:
             raise ValueError(
                 "a mixture needs at least one posterior, and all over the same tensors, got "
@@ -68,9 +69,9 @@ class Mixture(Posterior):
         finite_counts = [count for count in counts if count is not None]
         return sum(finite_counts) if len(finite_counts) == len(counts) else None
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return tensors with the shapes of a draw of the first component."""
-        return self.components[0].like()
+        return self.components[0].template()
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
         """Compute the mean relevance of inputs over the components.
@@ -161,7 +162,7 @@ class Mixture(Posterior):
         """Return the means of the components, a stack (C, *shape)."""
         return stack([_noise(component) | component.mean() for component in self.components])
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the outputs of the component that a draw is from."""
         return self.component(params).call(_without_member(params), *inputs)
 
@@ -202,12 +203,12 @@ class Mixture(Posterior):
         return tensors, config | temperature_state(self)
 
     @classmethod
-    def restore(cls, saved: SavedState, net: nn.Module, **options: Any) -> Mixture:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Mixture:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
         components = []
         for number, config in enumerate(saved.config["components"]):
-            component = SavedState(saved.group(str(number)), config, saved.path)
-            components.append(restore_posterior(component, net, **options))
+            component = replace(saved, tensors=saved.group(str(number)), config=config)
+            components.append(restore_posterior(component, net))
         return cls(components, saved.config["history"])
 
     def __repr__(self) -> str:

@@ -85,7 +85,7 @@ class NetworkDraw:
             draws.append(replace(draw, parts=parts, score=score))
         return replace(self, draws=tuple(draws), samples=len(range(self.samples)[indices]))
 
-    def __call__(self, *inputs: Any, **named: Any) -> Tensor:
+    def __call__(self, *inputs: object, **named: Any) -> Tensor:
         """Evaluate the network: outputs (B, ...), or (S, B, ...) for S draws.
 
         Of a network with several outputs it returns the ``logits``.

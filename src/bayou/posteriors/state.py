@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from bayou.core.params import Params, under
 from bayou.core.specs import from_json, to_json
 from bayou.likelihoods import Likelihood
 from bayou.network import Network, output_of, shared_copy
-from bayou.network.target import PriorRules, Target
+from bayou.network.target import Target
 from bayou.network.units import Units, units_of, with_units
 from bayou.priors import Prior
 
@@ -96,11 +97,13 @@ class SavedState:
         tensors: the tensors by name, on the device of the network.
         config: the JSON.
         path: of the file, for errors.
+        options: specs that replace those of the file, see ``bayou.load``.
     """
 
     tensors: dict[str, Tensor]
     config: dict[str, Any]
     path: StrPath
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def group(self, name: str) -> Params:
         """Return the tensors of one group, such as ``mean``, by their names in the group.
@@ -120,18 +123,11 @@ class SavedState:
                     "it; fit again"
                 )
 
-    def target(
-        self,
-        net: nn.Module,
-        prior: PriorRules | None = None,
-        likelihood: Likelihood | None = None,
-    ) -> Target:
+    def target(self, net: nn.Module) -> Target:
         """Return the target for the network it was fitted to.
 
         Args:
             net: the network.
-            prior: instead of that of the file.
-            likelihood: instead of that of the file.
 
         Raises:
             FileError: if the network is another one, or a spec cannot be read.
@@ -146,10 +142,8 @@ class SavedState:
                     f"{config['shapes'].get(name, 'not')} in the file and "
                     f"{shapes.get(name, 'not')} here; build the network it was fitted to"
                 )
-        if prior is None:
-            prior = self.spec("prior", config["prior"], Prior)
-        if likelihood is None:
-            likelihood = self.spec("likelihood", config["likelihood"], Likelihood)
+        prior = self.spec("prior", Prior)
+        likelihood = self.spec("likelihood", Likelihood)
         if "units" in config:
             units = Units.from_json(config["units"])
             units.activate(next(net.parameters()))
@@ -205,19 +199,20 @@ class SavedState:
         except RuntimeError as error:
             raise FileError(f"{self.path} does not fit this {owner}: {error}") from None
 
-    def spec(self, name: str, value: Any, family: type) -> Any:
-        """Return a spec of the file, or specs by pattern.
+    def spec(self, name: str, family: type) -> Any:
+        """Return a spec that was passed or that of the file, or specs by pattern.
 
         Args:
-            name: of the option that may be passed instead.
-            value: the spec as JSON.
+            name: of the option and of the entry of the file.
             family: the base class of the spec.
 
         Raises:
             FileError: that asks for the spec as an option, if it cannot be read.
         """
+        if self.options.get(name) is not None:
+            return self.options[name]
         try:
-            return from_json(value, family)
+            return from_json(self.config[name], family)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(
                 f"{self.path}: {error}; pass the {name} it was fitted with: load(..., {name}=...)"
