@@ -364,8 +364,9 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             if "classes" in config:
                 dtype, classes = config["classes"]
                 estimator.classes_ = np.array(classes, dtype=dtype)
-            options = {
-                name: parameters[name] for name in ("prior", "likelihood") if name in parameters
+            names = ("prior", "likelihood")
+            options: dict[str, Any] = {
+                name: parameters[name] for name in names if name in parameters
             }
             posterior_tensors = under("posterior.", tensors)
             saved = SavedState(posterior_tensors, config["posterior"], path, options)

@@ -258,7 +258,7 @@ class Guide(nn.Module, ABC):
             start: the index of the first draw.
         """
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Params) -> Params:
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any) -> Params:
         """Draw every tensor n times: (n, *shape) each.
 
         Args:
@@ -284,7 +284,7 @@ class Guide(nn.Module, ABC):
         return None
 
     def coordinates(
-        self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Params
+        self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any
     ) -> tuple[Params, Tensor]:
         """Draw w n times, with the coordinates v for ``unfold``: by default the entries of w.
 
@@ -300,9 +300,7 @@ class Guide(nn.Module, ABC):
         params = self.sample(n, seed, start, **parents)
         return params, flatten(params, 1)
 
-    def parent_arguments(
-        self, values: Mapping[str, Tensor | Weight], n: int = 1
-    ) -> dict[str, Params]:
+    def parent_arguments(self, values: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
         """Return ``{"parents": ...}`` for the methods of a guide with parents, or nothing.
 
         Args:

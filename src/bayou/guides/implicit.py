@@ -292,7 +292,7 @@ class ImplicitGuide(VectorGuide):
         terms = torch.where(self.closed, reduced_score * v, sampled_term)
         return (terms - terms.detach()).sum(-1)
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Params) -> Params:
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any) -> Params:
         return self.draw_with_noise(n, seed, start).params
 
     def mean(self) -> Params:

@@ -76,7 +76,7 @@ class Checks:
     def __post_init__(self) -> None:
         order = ("failed", "warning", "ok")
         worst_first = sorted(self.results, key=lambda check: order.index(check.status))
-        object.__setattr__(self, "found", tuple(worst_first))
+        object.__setattr__(self, "results", tuple(worst_first))
 
     @property
     def flags(self) -> tuple[Check, ...]:

@@ -122,7 +122,7 @@ class GaussianPosterior(Posterior):
             return mapped
         return partial(self._linearized_outputs_or, mapped)
 
-    def _linearized_outputs_or(self, mapped: Map, stack: Params, *inputs: object) -> Tensor:
+    def _linearized_outputs_or(self, mapped: Map, stack: Params, *inputs: Any) -> Tensor:
         """Compute many linearized functions together, or by ``mapped`` where that is impossible.
 
         They share what does not depend on the draw: for a last layer, nearly everything.
