@@ -14,7 +14,7 @@ from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.params import Params
 from bayou.flows import Label, Ladj, Map, Side
-from bayou.guides.gain import GainFlow, make_gain, product_moments
+from bayou.guides.gain import GainFlow, GainSpec, product_moments
 from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import (
     KL,
@@ -389,7 +389,7 @@ class Multiplicative(TensorGuide):
 
 
 @dataclass(frozen=True)
-class MNF(GuideSpec):
+class MNF(GainSpec):
     """Multiplicative normalizing flow posterior (Louizos & Welling 2017, arXiv:1703.01961).
 
     W = z ⊙ M + σ ⊙ ε, z = flow(z0), with one entry of z per input unit of a dense layer and one per
@@ -438,9 +438,7 @@ class MNF(GuideSpec):
     def build(self, tensors: Tensors) -> Guide:
         value, axis = tensors.value, tensors.gain_axis
         dim = value.shape[axis]
-        gain = make_gain(
-            dim, self.flow, self.options, self.z_std, self.components, self.mixing, value
-        )
+        gain = self.make_gain(value, axis)
         if self.auxiliary == "paper":
             flow = self.flow if dim > 1 else None
             auxiliary: Auxiliary = Published(dim, make_transform(flow, dim, self.options))
