@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.guides.guide import KL, GuideSpec
-from bayou.network.target import Target
-from bayou.posteriors import Guided
 
 FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Delta": lambda: bayou.Delta(),
@@ -268,7 +266,7 @@ def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
     with torch.no_grad():
         for p in bnn.parameters():
             p.add_(0.1 * torch.randn_like(p))
-    posterior = Guided(Target.build(make_net(), bayou.Categorical(), None, ROWS), bnn)
+    posterior = bnn.posterior(bayou.Categorical(), ROWS)
     if family in NO_MOMENTS or family.split(",")[0] == "NodeFlow":
         for moment in (posterior.mean, posterior.std):
             with pytest.raises(

@@ -428,7 +428,9 @@ def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any
     for name, value in one.stack.items():
         torch.testing.assert_close(two.stack[name], value, rtol=0, atol=1e-6)
     assert torch.equal(two.target.net[0].weight, net[0].weight)  # type: ignore[index, union-attr, arg-type]
-    torch.testing.assert_close(two.target.log_prior(two.template()), one.target.log_prior(one.template()))
+    torch.testing.assert_close(
+        two.target.log_prior(two.template()), one.target.log_prior(one.template())
+    )
     x, y = make_data(5)
     torch.testing.assert_close(
         two.predict(x).log_prob(y), one.predict(x).log_prob(y), rtol=1e-5, atol=1e-5

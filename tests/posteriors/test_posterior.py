@@ -11,8 +11,6 @@ from torch import nn
 import bayou
 from bayou.core.params import size
 from bayou.network import evaluating
-from bayou.network.target import Target
-from bayou.posteriors.guided import Bayesian, Guided
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] + X[:, 1] > 0).long()
@@ -33,12 +31,6 @@ def fitted(guide=None, network=None, data=(X, Y), steps=20, **options):
 @pytest.fixture(scope="module")
 def posterior():
     return fitted()
-
-
-def gaussian_posterior(network, x, y, guide, noise=0.1, **options):
-    """A posterior that nobody has trained."""
-    target = Target.build(network, bayou.Gaussian(noise), options.get("prior"), len(x))
-    return Guided(target, Bayesian(network, guide, target.prior, (x,)))
 
 
 # --- the issue's snippets --------------------------------------------------------------------------------------------
@@ -190,7 +182,8 @@ def test_no_rows_give_no_predictions(posterior):
 def test_many_samples_of_a_large_network_are_held_a_chunk_at_a_time():
     big = nn.Linear(1000, 1000, bias=False)  # 4 MB a sample, 1 GB for all
     x = torch.randn(2, 1000)
-    posterior = gaussian_posterior(big, x, x, bayou.Dropout(0.5))
+    bnn = bayou.bayesianize(big, bayou.Dropout(0.5), example=x)
+    posterior = bnn.posterior(bayou.Gaussian(0.1), len(x))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert posterior.predict(x, 250, seed=0).outputs.shape == (250, 2, 1000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
@@ -206,7 +199,8 @@ def test_a_posterior_says_what_it_is():
     assert text == (
         f"Guided(Sequential: MNF over 30 + Delta over 8 of 38 weights, last ELBO {elbo:,.1f}, finished after 20 steps)"
     )
-    untrained = gaussian_posterior(nn.Linear(3, 1), X, X, bayou.MeanField())
+    bnn = bayou.bayesianize(nn.Linear(3, 1), bayou.MeanField(), example=X)
+    untrained = bnn.posterior(bayou.Gaussian(0.1), len(X))
     assert repr(untrained) == "Guided(Linear: MeanField over 4 of 4 weights)"
     assert repr(fitted(bayou.JointFlow(), steps=2)).startswith(
         "Guided(Sequential: JointFlow over 38 of 38 weights"
@@ -339,10 +333,8 @@ def test_every_likelihood_fits_and_improves(likelihood, y, out):
     assert not any(
         t.requires_grad for t in (p.std, p.outputs, p.log_prob(y), p.entropy)
     )  # a learned noise too
-    untrained = Guided(
-        Target.build(network, likelihood, None, 60),
-        Bayesian(network, bayou.MeanField(), bayou.Normal(1.0), (LINE,)),
-    )
+    bnn = bayou.bayesianize(network, bayou.MeanField(), example=LINE)
+    untrained = bnn.posterior(likelihood, 60)
     assert float(p.log_prob(y).mean()) > float(
         untrained.predict(LINE, 50, seed=0).log_prob(y).mean()
     )

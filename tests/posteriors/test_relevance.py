@@ -54,7 +54,7 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     """a_i² = mean_j (m² + σ²)/s²: the scales that make the KL of the fitted q smallest."""
     net, data = linear()
     method = bayou.VI(
-        bayou.MeanField(local=False), steps=200, samples=2, lr=2e-2, scale_lr=5e-2, batch_size=50
+        bayou.MeanField(local=False), steps=150, samples=2, lr=3e-2, scale_lr=6e-2, batch_size=50
     )
     options = {"likelihood": bayou.Gaussian(0.5), "progress": False}
     posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn="in"), **options)
@@ -72,13 +72,6 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", net)
     assert torch.equal(loaded.relevance()["weight"], relevance)
-
-
-@pytest.mark.slow
-def test_vi_finds_the_columns_that_matter_to_a_network() -> None:
-    posterior = fit(bayou.VI(bayou.MeanField(), steps=1500, lr=1e-2, batch_size=200))
-    (relevance,) = posterior.relevance().values()
-    assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
 
 
 @pytest.mark.parametrize(

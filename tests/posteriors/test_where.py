@@ -212,7 +212,6 @@ def test_a_file_of_an_adapter_is_as_large_as_its_weights(tmp_path):
     [
         (bayou.VI({"*lora_a*": bayou.MeanField(), "*": bayou.Delta()}, steps=2), "a", 1.5),  # BLoB
         (bayou.VI(bayou.MeanField(), steps=2), "ab", 2),
-        (bayou.IVON(steps=2), "ab", 2),
         (bayou.Laplace("diagonal", start=START), "ab", 2),
         (bayou.Ensemble(3, bayou.MAP(steps=2, batch_size=8), init="keep"), "ab", 3),
     ],
