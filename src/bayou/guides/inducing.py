@@ -233,15 +233,6 @@ class InducingGuide(JointGuide):
             log_scales.append(_expand_columns(prior.log_scale, shape, groups))
         return _join_columns(means), _join_columns(log_scales)
 
-    def _split(self, w: Tensor, names: tuple[str, ...], reference: Tensor) -> Params:
-        """Split (G, D, out/G) into the weight and the bias."""
-        sizes = [self.shapes[name].numel() // w.shape[0] // w.shape[2] for name in names]
-        blocks = w.to(reference.dtype).split(sizes, -2)
-        return {
-            name: block.mT.reshape(self.shapes[name])
-            for name, block in zip(names, blocks, strict=True)
-        }
-
     def _propagate(
         self,
         placeholders: Params,
@@ -292,7 +283,12 @@ class InducingGuide(JointGuide):
             noise = torch.cat([columns(eps[name], len(q.center)) for name in names], -2)
             w = q.center + q.log_scale.exp() * q.z.draw(noise.to(q.center.dtype))
             kls.append(q.z.kl().to(reference.dtype))
-            return self._split(w, names, reference)
+            sizes = [self.shapes[name].numel() // w.shape[0] // w.shape[2] for name in names]
+            blocks = w.to(reference.dtype).split(sizes, -2)
+            return {
+                name: block.mT.reshape(self.shapes[name])
+                for name, block in zip(names, blocks, strict=True)
+            }
 
         nan = torch.full_like(reference.flatten()[0], math.nan)  # a use before the draw gives NaN
         placeholders = {name: nan.expand(shape) for name, shape in self.shapes.items()}

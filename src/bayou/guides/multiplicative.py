@@ -305,11 +305,6 @@ class Multiplicative(TensorGuide):
         size = self.center.shape[self.axis]
         return w.movedim(self.axis + 1, 1).reshape(len(w), size, self.center.numel() // size)
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any) -> Params:
-        z, _ = self.gain.draw(n, rng.fold(seed, "gain"), start)
-        weight = Weight(self.center, self.log_std.exp(), (Gain(self.axis, z),))
-        return {self.name: weight.sample(n, rng.fold(seed, "noise"), start)}
-
     def coordinates(
         self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any
     ) -> tuple[Params, Tensor]:

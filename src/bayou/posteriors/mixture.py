@@ -100,22 +100,20 @@ class Mixture(Posterior):
         count = len(self.components)
         seed = rng.integer(seed)
         members = shuffled_indices(count, n, rng.fold(seed, "members"), start)
-        rounds = (torch.arange(start, start + n) // count).tolist()
-        slots: dict[str, list[Tensor | None]] = {}
+        rounds = torch.arange(start, start + n) // count
+        positions = []
+        draws = []
         for number, component in enumerate(self.components):
-            positions = (members == number).nonzero().flatten().tolist()
-            first = rounds[positions[0]] if positions else 0
-            draws = _draw_with_noise(
-                component, len(positions), rng.fold(seed, "member", number), first
-            )
-            for name, values in draws.items():
-                tensor_slots = slots.setdefault(name, [None] * n)
-                for position, value in zip(positions, values, strict=True):
-                    tensor_slots[position] = value
-        # Without any draw, those of the last component have the shapes.
+            index = (members == number).nonzero().flatten()
+            first = int(rounds[index[0]]) if len(index) else 0
+            component_seed = rng.fold(seed, "member", number)
+            draws.append(_draw_with_noise(component, len(index), component_seed, first))
+            positions.append(index)
+        order = torch.cat(positions).argsort()
         stacked: Params = {}
-        for name, tensor_slots in slots.items():
-            stacked[name] = torch.stack(tensor_slots) if tensor_slots else draws[name]  # type: ignore[arg-type]
+        for name in draws[0]:
+            values = torch.cat([component_draws[name] for component_draws in draws])
+            stacked[name] = values[order.to(values.device)]
         return stacked | {MEMBER: members.to(next(iter(stacked.values())).device)}
 
     def mean(self) -> Params:
