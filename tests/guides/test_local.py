@@ -332,15 +332,6 @@ class Nested(nn.Module):
         return self.blocks["b"][0](apply(self.blocks["a"], x))
 
 
-class Lambda(nn.Module):
-    def __init__(self, f: object) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.f(x)
-
-
 class AuxiliaryHead(nn.Module):
     """A head that only training uses, as in Inception."""
 
@@ -367,11 +358,6 @@ NETWORKS = {
         Nested,
         FLOATS,
         {f"blocks.{n}.{p}" for n in ("a.0", "a.2.0", "b.0") for p in ("weight", "bias")},
-    ),
-    "lambda": (
-        lambda: nn.Sequential(nn.Linear(4, 3), Lambda(lambda h: h.relu() * 2), nn.Linear(3, 2)),
-        FLOATS,
-        {"0.weight", "0.bias", "2.weight", "2.bias"},
     ),
     "bilinear": (lambda: Pair(), (FLOATS, FLOATS), set()),
     "transformer": (

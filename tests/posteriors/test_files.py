@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -274,6 +275,11 @@ def test_a_file_of_a_later_format_says_so(file, monkeypatch, posterior):
         match="has format 2, this bayou reads 1; use the version that wrote it",
     ):
         bayou.load(file, net())
+
+
+def test_an_unknown_option_of_load_is_named(file):
+    with pytest.raises(ValueError, match="load has no option 'priors'; the options are prior, "):
+        bayou.load(file, net(), priors=bayou.Normal())
 
 
 def test_a_checkpoint_is_no_posterior(tmp_path):
@@ -554,7 +560,7 @@ def test_loading_runs_nothing_that_a_file_names(posterior, tmp_path, monkeypatch
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fails", ["replace", "fsync", "write"])
+@pytest.mark.parametrize("fails", ["replace", "fsync"])
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
 )
@@ -563,34 +569,15 @@ def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(
 ):
     before = file.read_bytes()
 
-    def fail(*args, **kwargs):
+    def fail(*args):
         raise error
 
     with monkeypatch.context() as patch:
-        if fails == "write":
-            plain = open
-
-            def opened(path, mode):
-                stream = plain(path, mode)
-                stream.write(b"half a file")
-
-                class Full:
-                    write = staticmethod(fail)
-                    fileno = staticmethod(stream.fileno)
-                    __enter__ = staticmethod(lambda: Full)
-                    __exit__ = staticmethod(lambda *a: stream.close())
-
-                return Full()
-
-            patch.setattr(files, "open", opened, raising=False)
-        else:
-            patch.setattr(os, fails, fail)
+        patch.setattr(os, fails, fail)
         with pytest.raises((FileError, KeyboardInterrupt)) as caught:
             posterior.save(file)
     if isinstance(error, OSError):
-        assert "cannot write" in str(caught.value)
-        assert "No space left" in str(caught.value)
-        assert "untouched" in str(caught.value)
+        assert re.search("cannot write .*No space left.*untouched", str(caught.value))
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == [file.name]
 

@@ -55,7 +55,7 @@ def test_what_a_user_can_write(tmp_path):
 
 
 def test_a_classifier_learns():
-    posterior = fitted(bayou.MeanField(), steps=200)
+    posterior = fitted(bayou.MeanField(), steps=150)
     assert float((posterior.predict(X, seed=0).mean.argmax(-1) == Y).float().mean()) > 0.9
     assert posterior.history[-1]["elbo"] > posterior.history[0]["elbo"]
 
