@@ -94,7 +94,7 @@ def test_number_4_the_score_by_hmc() -> None:
     it.
     """
     _, guide = number_3(bayou.guides.UIVI, 1)
-    n, w = 2000, 1.5
+    n, w = 1000, 1.5
     made = guide.draw_with_noise(n, seed=0)
     made = made._replace(noise=w - made.z)  # z and ξ that make this very w
     z = moved(guide, made, HMCScore(20, 5))[:, 0]
