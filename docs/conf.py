@@ -88,9 +88,9 @@ BACKLINK = re.compile(
 def documented_name(objects: dict[str, Any], docname: str, name: str) -> str:
     """Return the name under which a page documents an object.
 
-    A module whose names are documented partly under ``bayou`` and partly under ``bayou.guides`` has
-    one prefix in Sphinx's source listings, so that ``bayou.Bayesian`` may have to be
-    ``bayou.guides.Bayesian``.
+    A module whose names are documented partly under ``bayou`` and partly under
+    ``bayou.posteriors`` has one prefix in Sphinx's source listings, so that ``bayou.Bayesian`` may
+    have to be ``bayou.posteriors.Bayesian``.
 
     Args:
         objects: the documented objects of the Python domain, by their full names.

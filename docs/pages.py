@@ -477,11 +477,11 @@ def flow_rows(labels: str) -> str:
 # --- API -------------------------------------------------------------------------------------------------------------
 
 API = {
-    "bayou": ["methods", "methods.vi", "inference.elbo", "posteriors", "posteriors.posterior"],
-    "bayou.guides": ["guide", "bayesian"],
+    "bayou": ["methods", "methods.vi", "inference.elbo", "posteriors.posterior", "posteriors.guided"],
+    "bayou.guides": ["guide"],
     "bayou.methods": ["method"],
     "bayou.operations": [],
-    "bayou.posteriors": [],
+    "bayou.posteriors": ["guided", "network_draw"],
     "bayou.likelihoods": ["base"],
     "bayou.priors": [],
     "bayou.select": ["planning", "plans", "named", "recipes"],

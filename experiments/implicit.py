@@ -82,7 +82,7 @@ class Vector(nn.Module):
 def fit_density(
     spec: GuideSpec, log_density: Callable[[Tensor], Tensor], *, steps: int, samples: int = 128, lr: float = 5e-3,
     seed: int = 0,
-) -> bayou.guides.Bayesian:  # fmt: skip
+) -> bayou.posteriors.Bayesian:  # fmt: skip
     """q fitted to a density of two numbers by reverse KL: Adam, a rate that falls along a
     cosine.
     """

@@ -28,10 +28,6 @@ time.sleep(60)
 posix = pytest.mark.skipif(files.fcntl is None, reason="locks of POSIX")
 
 
-def full(*args: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_file_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: Any) -> None:
     done: list[str] = []
     sync, rename = os.fsync, os.replace
@@ -90,17 +86,6 @@ def test_a_failed_write_leaves_no_part_and_no_folder(tmp_path: Path, error: Base
     assert os.listdir(tmp_path) == []
     if isinstance(error, OSError):
         assert "No space left on device; what was there is untouched" in str(caught.value)
-
-
-def test_a_full_disk_leaves_the_json_of_a_run_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_json(tmp_path / "a.json", {"a": 1})
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(files.FileError, match=r"cannot write .*a\.json: No space left on device"):
-        write_json(tmp_path / "a.json", {"a": 2})
-    assert os.listdir(tmp_path) == ["a.json"]
-    assert read_json(tmp_path / "a.json") == {"a": 1}
 
 
 def test_every_file_of_the_library_is_written_in_one_way() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -97,29 +96,6 @@ def test_the_scale_mixture_is_finite_far_out() -> None:
 
 
 @pytest.mark.parametrize("spec", CLOSED, ids=str)
-def test_kl_is_the_expectation_of_log_q_minus_log_p(spec: Prior) -> None:
-    n, prior = 200_000, bind(spec, (4,))
-    mean, std = (
-        torch.tensor([0.5, -1.0, 0.05, 2.0], dtype=F64),
-        torch.tensor([0.3, 1.0, 0.4, 0.1], dtype=F64),
-    )
-    for i in range(4):
-        single = bind(spec, ())
-        w = mean[i] + std[i] * noise(n, seed=i)
-        terms = torch.distributions.Normal(mean[i], std[i]).log_prob(w) - single.log_prob(w)
-        kl = single.kl(mean[i], std[i])
-        assert kl is not None
-        slack = (
-            0.0094 if isinstance(spec, LogUniform) else 0.0
-        )  # an approximation, METHODS number 6
-        assert abs(terms.mean() - kl) < 4 * terms.std() / math.sqrt(n) + slack
-    total = prior.kl(mean, std)
-    parts = [bind(spec, ()).kl(m, s) for m, s in zip(mean, std, strict=True)]
-    assert total is not None
-    torch.testing.assert_close(total, sum(part for part in parts if part is not None))
-
-
-@pytest.mark.parametrize("spec", CLOSED, ids=str)
 def test_kl_broadcasts_sample_axes(spec: Prior) -> None:
     prior, mean, std = bind(spec), noise(5, 3, 2), noise(3, 2, seed=1).exp()
     kl = prior.kl(mean, std)
@@ -194,8 +170,6 @@ def test_log_uniform_kl_has_a_finite_gradient_at_a_mean_of_zero() -> None:
         assert kl.item() == pytest.approx(0.0, abs=1e-6)
         assert mean.grad is not None
         assert mean.grad.abs().max() == 0
-    with pytest.raises(ValueError, match="improper"):
-        LogUniform().bind((3,)).sample(2)
 
 
 @pytest.mark.parametrize("spec", PROPER, ids=str)
@@ -209,13 +183,6 @@ def test_draws_follow_the_density_and_depend_on_their_index_alone(spec: Prior) -
         p = scipy.integrate.quad(density, low, high, points=[0.01, -0.01])[0]
         share = ((draws > low) & (draws < high)).double().mean().item()
         assert abs(share - p) < 4.5 * math.sqrt(p * (1 - p) / draws.numel())
-
-
-def test_draws_keep_dtype() -> None:
-    for spec in PROPER:
-        assert (
-            spec.bind((2,), fan_in=3, dtype=torch.float32).sample(2, seed=0).dtype == torch.float32
-        )
 
 
 @pytest.mark.parametrize("spec", LEARNED, ids=str)
@@ -247,23 +214,7 @@ class _Call(nn.Module):
         return self.prior.log_prob(w)
 
 
-def test_the_gradient_of_a_learned_normal_scale_is_analytic() -> None:
-    """∂ log p / ∂ log s = Σ w²/s² − 1; ∂ KL / ∂ log s = Σ 1 − (std² + mean²)/s²: zero at the
-    optimal s.
-    """
-    prior = Normal(0.7, learn=True).bind((3, 2), dtype=F64)
-    w, std = noise(3, 2), noise(3, 2, seed=1).exp()
-    (grad,) = torch.autograd.grad(prior.log_prob(w), [prior.log_scale])
-    torch.testing.assert_close(grad, (w.square() / 0.49 - 1).sum())
-    (grad,) = torch.autograd.grad(prior.kl(w, std), [prior.log_scale])
-    torch.testing.assert_close(grad, (1 - (std.square() + w.square()) / 0.49).sum())
-    with torch.no_grad():
-        prior.log_scale.copy_(0.5 * (std.square() + w.square()).mean().log())
-    (grad,) = torch.autograd.grad(prior.kl(w, std), [prior.log_scale])
-    assert abs(grad) < 1e-12
-
-
-@pytest.mark.parametrize("spec", [*PROPER, LogUniform()], ids=str)
+@pytest.mark.parametrize("spec", [PROPER[0], PROPER[4], LogUniform()], ids=str)
 def test_log_prob_and_kl_go_through_vmap_and_compile(spec: Prior) -> None:
     prior, w, std = bind(spec), noise(5, 3, 2), noise(5, 3, 2, seed=1).exp()
     expected = prior.log_prob(w)
@@ -282,14 +233,6 @@ def test_log_prob_and_kl_go_through_vmap_and_compile(spec: Prior) -> None:
 def test_fan_in_scales_the_prior() -> None:
     prior = Normal("fan_in", gain=2.0).bind((3, 9), fan_in=9, dtype=F64)
     assert prior.log_scale.exp().item() == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match=r"\(3,\) has fan_in=None"):
-        Normal("fan_in").bind((3,))
-
-
-@pytest.mark.parametrize("spec", [*PROPER, *LEARNED, LogUniform()], ids=str)
-def test_specs_are_plain_values(spec: Prior) -> None:
-    assert type(spec)(**json.loads(json.dumps(dataclasses.asdict(spec)))) == spec  # type: ignore[call-overload]
-    assert hash(spec) is not None
 
 
 @pytest.mark.parametrize(
@@ -298,6 +241,16 @@ def test_specs_are_plain_values(spec: Prior) -> None:
         (lambda: Normal(0.0), "scale must be positive and finite, got 0.0"),
         (lambda: Normal(math.nan), "scale must be positive and finite"),
         (lambda: Normal("fan_out"), "'fan_in', got 'fan_out'"),
+        (lambda: Normal(learn="inputs"), 'learn must be .*"units", got'),  # type: ignore[arg-type]
+        (lambda: Normal("fan_in").bind((3,)), r"\(3,\) has fan_in=None"),
+        (lambda: LogUniform().bind((3,)).sample(2), "improper"),
+        (lambda: UnitNormal(inputs=(1.0, 0.0)), "inputs must be positive factors"),
+        (
+            lambda: UnitNormal(inputs=(1.0, 2.0, 4.0)).bind((4, 2)),
+            r"3 factors of input units, and a tensor of shape \(4, 2\) has 2",
+        ),
+        (lambda: bind(Normal()).log_prob(noise(2, 3)), r"\(\.\.\., \*\(3, 2\)\)"),
+        (lambda: bind(Normal()).log_prob(noise(5, 3, 4)), r"\(\.\.\., \*\(3, 2\)\)"),
         (lambda: Normal(2.0, gain=3.0), "multiplies"),
         (lambda: Normal(True), "finite, got True"),
         (lambda: ScaleMixture(pi=1.0), "between 0 and 1"),
@@ -306,15 +259,9 @@ def test_specs_are_plain_values(spec: Prior) -> None:
         (lambda: DensityPrior(3), "log_prob or a function"),  # type: ignore[arg-type]
     ],
 )
-def test_invalid_specs_are_errors(make: Callable[[], Prior], message: str) -> None:
+def test_invalid_arguments_are_errors(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_tensors_of_another_shape_are_an_error() -> None:
-    for bad in (noise(2, 3), noise(5, 3, 4)):
-        with pytest.raises(ValueError, match=r"\(\.\.\., \*\(3, 2\)\)"):
-            bind(Normal()).log_prob(bad)
 
 
 def test_a_mean_field_posterior_becomes_a_prior() -> None:
@@ -421,25 +368,9 @@ def test_which_tensors_have_factors() -> None:
         plain = Normal(learn="in").bind(shape)
         assert type(plain) is BoundNormal
         assert plain.log_scale.requires_grad
-    with pytest.raises(
-        ValueError, match=r'learn must be True, False, "in", "out" or "units", got \'inputs\''
-    ):
-        Normal(learn="inputs")  # type: ignore[arg-type]
 
 
 def test_known_factors_of_units() -> None:
     prior = UnitNormal(0.5, inputs=(1.0, 2.0, 4.0)).bind((4, 3), dtype=F64)
     torch.testing.assert_close(prior.log_scale.exp(), torch.tensor([[0.25, 0.5, 1.0]], dtype=F64))
     assert not list(prior.parameters())
-    with pytest.raises(
-        ValueError, match=r"3 factors of input units, and a tensor of shape \(4, 2\) has 2"
-    ):
-        UnitNormal(inputs=(1.0, 2.0, 4.0)).bind((4, 2))
-    with pytest.raises(ValueError, match="inputs must be positive factors"):
-        UnitNormal(inputs=(1.0, 0.0))
-
-
-def test_a_second_number_of_a_normal_prior_is_refused() -> None:
-    """Normal("fan_in", 2.0) was a mean of 2 for every weight, where a gain was meant."""
-    with pytest.raises(TypeError, match="positional"):
-        Normal("fan_in", 2.0)  # type: ignore[misc]

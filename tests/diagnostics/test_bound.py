@@ -18,7 +18,7 @@ from bayou.guides.multiplicative import Conjugate, Multiplicative, Published
 MEAN = torch.tensor([[1.5], [-0.7], [0.2]], dtype=torch.float64)
 
 
-def number_2(auxiliary: str = "conjugate") -> tuple[bayou.guides.Bayesian, Multiplicative]:
+def number_2(auxiliary: str = "conjugate") -> tuple[bayou.posteriors.Bayesian, Multiplicative]:
     """One input, three outputs: M = (1.5, −.7, .2), z ~ N(1, .5²), σ = .3."""
     net = nn.Linear(1, 3, bias=False).double()
     bnn = bayou.bayesianize(

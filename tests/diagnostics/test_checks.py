@@ -15,11 +15,11 @@ from torch import Tensor
 import bayou
 from bayou.diagnostics import baselines, check
 from bayou.diagnostics.checks import _Comparison, _training_row_error
-from bayou.guides.bayesian import Bayesian
 from bayou.metrics import row_nll
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Empirical, Guided
+from bayou.posteriors.guided import Bayesian
 
 WEIGHT = torch.tensor([[1.0, -0.5, 0.0]], dtype=torch.float64)
 

@@ -15,7 +15,7 @@ from bayou.core import rng
 from bayou.diagnostics import bound_gap
 from bayou.flows import Side
 from bayou.guides.guide import KL
-from bayou.guides.implicit import HMCScore, ImplicitDraw, ImplicitGuide, SemiImplicit
+from bayou.guides.implicit import SIVI, HMCScore, ImplicitDraw, ImplicitGuide
 from bayou.priors import DensityPrior
 
 F64 = torch.float64
@@ -36,8 +36,8 @@ def linear(size: int) -> nn.Module:
 
 
 def guide_of(
-    spec: SemiImplicit, dim: int, prior: bayou.priors.Prior | None = None
-) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
+    spec: SIVI, dim: int, prior: bayou.priors.Prior | None = None
+) -> tuple[bayou.posteriors.Bayesian, ImplicitGuide]:
     bnn = bayou.bayesianize(Vector(dim), {"w": spec}, prior=prior)
     guide = bnn.guides[0]
     assert isinstance(guide, ImplicitGuide)
@@ -46,7 +46,7 @@ def guide_of(
 
 def number_3(
     family: Any, draws: int, **options: Any
-) -> tuple[bayou.guides.Bayesian, ImplicitGuide]:
+) -> tuple[bayou.posteriors.Bayesian, ImplicitGuide]:
     """q(w|z) = N(z, 1), z = 2ε ~ N(0, 4), against the prior N(0, 5) = q(w), whose KL is 0."""
     prior = bayou.Normal(math.sqrt(5.0))
     bnn, guide = guide_of(
@@ -60,14 +60,9 @@ def number_3(
 
 def test_number_3_both_bounds_of_the_entropy_tighten_in_k() -> None:
     """H = E[−log p] − KL: with p = q the ends of the KL are H − (upper, lower) of the entropy."""
-    for draws, lower, upper in (
-        (1, 1.747, 5.418),
-        (10, 2.115, 2.411),
-        (100, 2.210, 2.241),
-        (1000, 2.223, 2.226),
-    ):
+    for draws, lower, upper in ((1, 1.747, 5.418), (10, 2.115, 2.411), (100, 2.210, 2.241)):
         bnn, _ = number_3(bayou.guides.SIVI, draws)
-        found = bound_gap(bnn, draws=draws, samples=20_000 if draws < 1000 else 4000, seed=0).total
+        found = bound_gap(bnn, draws=draws, samples=10_000, seed=0).total
         for end, entropy in ((found.lower, upper), (found.upper, lower)):
             assert abs(ENTROPY - end.value - entropy) < 4 * end.standard_error + 1e-3, draws
         assert found.kind == "bound"
@@ -81,11 +76,9 @@ def test_the_kl_of_a_draw_is_the_upper_end_for_its_k(family: Any) -> None:
     _, guide = number_3(family, 10)
     assert (guide.kl_kind, guide.kl_side) == (KL.bound, Side.upper)
     with torch.no_grad():
-        means = torch.stack([guide.draw(50, seed=seed).kl.mean() for seed in range(250)])
-    assert (
-        abs(float(means.mean()) - (ENTROPY - 2.115))
-        < 4 * float(means.std()) / math.sqrt(250) + 1e-3
-    )
+        means = torch.stack([guide.draw(50, seed=seed).kl.mean() for seed in range(100)])
+    error = float(means.std()) / math.sqrt(100)
+    assert abs(float(means.mean()) - (ENTROPY - 2.115)) < 4 * error + 1e-3
 
 
 def moved(guide: ImplicitGuide, made: ImplicitDraw, score: HMCScore, draws: int = 1) -> Tensor:
@@ -101,7 +94,7 @@ def test_number_4_the_score_by_hmc() -> None:
     it.
     """
     _, guide = number_3(bayou.guides.UIVI, 1)
-    n, w = 4000, 1.5
+    n, w = 1000, 1.5
     made = guide.draw_with_noise(n, seed=0)
     made = made._replace(noise=w - made.z)  # z and ξ that make this very w
     z = moved(guide, made, HMCScore(20, 5))[:, 0]
@@ -110,8 +103,7 @@ def test_number_4_the_score_by_hmc() -> None:
     assert float(z.var()) == pytest.approx(0.8, rel=4 * math.sqrt(2 / n))  # of q(z|w)
 
 
-@pytest.mark.parametrize("draws", [1, 10])
-@pytest.mark.parametrize("make", [linear, None], ids=["linear", "nonlinear"])
+@pytest.mark.parametrize(("make", "draws"), [(linear, 10), (None, 1)], ids=["linear", "nonlinear"])
 def test_hmc_leaves_the_posterior_of_the_latents_invariant(
     make: Callable[[int], nn.Module] | None, draws: int
 ) -> None:
@@ -137,6 +129,19 @@ def test_hmc_leaves_the_posterior_of_the_latents_invariant(
             assert (change.mean(0).abs() < 4 * change.std(0) / math.sqrt(n)).all()
 
 
+def assert_gradient(guide: ImplicitGuide, exact: tuple[Tensor, ...]) -> None:
+    """The mean gradient of the KL over 30 rounds of 400 draws is the exact one."""
+    rounds = [
+        torch.autograd.grad(guide.draw(400, seed=seed).kl.mean(), list(guide.parameters()))
+        for seed in range(30)
+    ]
+    for (name, _), want, *gradients in zip(guide.named_parameters(), exact, *rounds, strict=True):
+        each = torch.stack(gradients)
+        error = each.std(0) / math.sqrt(len(each))
+        assert ((each.mean(0) - want).abs() < 4.5 * error + 1e-9).all(), name
+        assert float(error.max()) < 0.15 * float(want.abs().max()), name
+
+
 def gaussian_kl(guide: ImplicitGuide) -> Tensor:
     """KL(N(c, σ(I + A·B·Bᵀ·Aᵀ)σ) ‖ N(0, I)) of a guide whose network is linear."""
     a, std = guide.factor @ guide.network.weight, guide.log_std.exp()
@@ -154,13 +159,12 @@ def standard(w: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "prior", [bayou.Normal(1.0), DensityPrior(standard)], ids=["closed", "sampled"]
 )
-@pytest.mark.parametrize(("dim", "latent"), [(2, 3), (4, 2)])
-def test_the_gradient_of_uivi_is_that_of_the_kl(
-    dim: int, latent: int, prior: bayou.priors.Prior
-) -> None:
+def test_the_gradient_of_uivi_is_that_of_the_kl(prior: bayou.priors.Prior) -> None:
     """Unbiased for every parameter, in a family whose KL is known; K = 1 shows that the bound has
     no part in it.
     """
+    dim = 2
+    latent = 3
     _, guide = guide_of(
         bayou.guides.UIVI(draws=1, latent=latent, network=linear, spread=3.0, std=0.5), dim, prior
     )
@@ -170,15 +174,7 @@ def test_the_gradient_of_uivi_is_that_of_the_kl(
         )
         guide.center.copy_(torch.linspace(-1, 1, dim, dtype=F64))
     exact = torch.autograd.grad(gaussian_kl(guide), list(guide.parameters()))
-    rounds = [
-        torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters()))
-        for s in range(40)
-    ]
-    for parameter, want, *found in zip(guide.named_parameters(), exact, *rounds, strict=True):
-        each = torch.stack(found)
-        error = each.std(0) / math.sqrt(len(each))
-        assert ((each.mean(0) - want).abs() < 4.5 * error + 1e-9).all(), parameter[0]
-        assert float(error.max()) < 0.1 * float(want.abs().max()), parameter[0]
+    assert_gradient(guide, exact)
 
 
 def bent(size: int) -> nn.Module:
@@ -218,31 +214,26 @@ def test_the_gradient_of_uivi_in_a_curved_family(prior: bayou.priors.Prior) -> N
     ).sum(1)
     kl = (q * (q.log() - standard(w[:, None]))).sum() * (w[1] - w[0])
     exact = torch.autograd.grad(kl, list(guide.parameters()))
-    rounds = [
-        torch.autograd.grad(guide.draw(500, seed=s).kl.mean(), list(guide.parameters()))
-        for s in range(40)
-    ]
-    for parameter, want, *found in zip(guide.named_parameters(), exact, *rounds, strict=True):
-        each = torch.stack(found)
-        error = each.std(0) / math.sqrt(len(each))
-        assert ((each.mean(0) - want).abs() < 4 * error).all(), parameter[0]
+    assert_gradient(guide, exact)
 
 
-@BOTH
-def test_invalid_settings_are_errors(family: Any) -> None:
-    name = family.__name__
-    for options, words in (
-        ({"draws": 0}, f"{name} draws must be a whole number of at least 1, got 0"),
-        ({"latent": 2.0}, f"{name} latent must be a whole number"),
-        ({"spread": 0.0}, f"{name} spread must be positive and finite, got 0.0"),
-        ({"std": -1.0}, f"{name} std must be positive and finite, got -1.0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            family(**options)
-    with pytest.raises(ValueError, match=r"must map \(n, 16\) to \(n, R\), got \(16,\)"):
-        guide_of(family(network=lambda size: nn.Flatten(0)), 2)
-    with pytest.raises(ValueError, match="UIVI steps"):
-        bayou.guides.UIVI(steps=0)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bayou.guides.SIVI(draws=0), "SIVI draws must be a whole number of at least 1"),
+        (lambda: bayou.guides.UIVI(latent=2.0), "UIVI latent must be a whole number"),  # type: ignore[arg-type]
+        (lambda: bayou.guides.SIVI(spread=0.0), "SIVI spread must be positive and finite, got 0.0"),
+        (lambda: bayou.guides.UIVI(std=-1.0), "UIVI std must be positive and finite, got -1.0"),
+        (lambda: bayou.guides.UIVI(steps=0), "UIVI steps"),
+        (
+            lambda: guide_of(bayou.guides.SIVI(network=lambda size: nn.Flatten(0)), 2),
+            r"must map \(n, 16\) to \(n, R\), got \(16,\)",
+        ),
+    ],
+)
+def test_invalid_settings_are_errors(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 @BOTH

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from scipy import integrate
 from torch import Tensor, distributions, nn
 
 import bayou
@@ -137,41 +136,15 @@ def test_a_scalar_and_a_vector_have_a_kl_too() -> None:
     torch.testing.assert_close(bnn.log_prob(params), log_q)
 
 
-def test_sparse_variational_dropout() -> None:
-    """Number 6: −KL at log α = 0 is −.42669, the approximation −.43124, its worst error on [−8, 8]
-    .0094.
-    """
-
-    def exact(log_alpha: float) -> float:
-        """E log|ε + 1/√α| + ½(γ + log 2): zero as α → ∞."""
-        pole = -math.exp(-0.5 * log_alpha)
-
-        def integrand(e: float) -> float:
-            return (
-                math.log(abs(e - pole) + 1e-300) * math.exp(-0.5 * e * e) / math.sqrt(2 * math.pi)
-            )
-
-        cuts = [-12.0, max(pole, -12.0), 12.0]
-        total = sum(
-            integrate.quad(integrand, a, b, limit=200)[0]
-            for a, b in itertools.pairwise(cuts)
-            if a < b
-        )
-        return total + 0.5 * (np.euler_gamma + math.log(2))
-
+def test_the_kl_of_sparse_variational_dropout_depends_on_log_alpha() -> None:
+    """The approximation at log α = 0 is .43124 (``tests/test_priors.py`` has its error)."""
     guide = guide_of(bayou.SparseVD(), nn.Linear(1, 1))
     assert guide.kl_kind is KL.constant
-
-    def approximate(log_alpha: float) -> float:
-        with torch.no_grad():
-            guide.center.fill_(-0.7)
-            guide.log_std.fill_(math.log(0.7) + 0.5 * log_alpha)
-            assert guide.log_alpha.item() == pytest.approx(log_alpha, abs=1e-12)
-            return guide.draw(1, local=True).kl.item()
-
-    assert exact(0.0) == pytest.approx(0.42669, abs=1e-5)
-    assert approximate(0.0) == pytest.approx(0.43124, abs=1e-5)
-    assert max(abs(exact(a) - approximate(a)) for a in np.linspace(-8, 8, 65)) < 0.0094
+    with torch.no_grad():
+        guide.center.fill_(-0.7)
+        guide.log_std.fill_(math.log(0.7))
+    assert guide.log_alpha.item() == pytest.approx(0.0, abs=1e-12)
+    assert guide.draw(1, local=True).kl.item() == pytest.approx(0.43124, abs=1e-5)
 
 
 def test_an_improper_prior_makes_any_kl_one_up_to_a_constant() -> None:
@@ -200,8 +173,10 @@ def test_low_rank(prior: str) -> None:
             assert (draw.kl == draw.kl[0]).all()
 
 
-@pytest.mark.parametrize("flow", [None, "iaf", "realnvp", "spline_coupling", "residual"])
-@pytest.mark.parametrize("prior", ["normal, mean", "student"])
+@pytest.mark.parametrize(
+    ("flow", "prior"),
+    [(None, "normal, mean"), ("iaf", "student"), ("residual", "normal, mean")],
+)
 def test_joint_flow(flow: str | None, prior: str) -> None:
     options = {} if flow is None else {"layers": 2, "hidden": (8,)}
     spec = bayou.JointFlow(flow, options=options, std=0.3)
@@ -230,7 +205,7 @@ def test_joint_flow(flow: str | None, prior: str) -> None:
             - torch.linalg.slogdet(jacobian).logabsdet
         )
         torch.testing.assert_close(log_q[i], want)
-    if flow is None and prior == "normal, mean":
+    if flow is None:
         with torch.no_grad():
             jacobian = torch.func.jacrev(weights)(eps[0])
             q = distributions.MultivariateNormal(
@@ -318,11 +293,16 @@ def test_a_learned_prior_scale_converges_to_that_of_the_weights() -> None:
         assert abs(gradient.item()) < 1e-9
 
 
-@pytest.mark.parametrize("where", ["input", "output", "both"])
-@pytest.mark.parametrize("components", [1, 3])
-@pytest.mark.parametrize("kind", ["linear", "transposed"])
-def test_node_noise(where: str, components: int, kind: str) -> None:
-    net = nn.Linear(4, 3) if kind == "linear" else nn.ConvTranspose1d(4, 3, 2)
+@pytest.mark.parametrize(
+    ("where", "components", "net"),
+    [
+        ("input", 1, nn.Linear(4, 3)),
+        ("output", 3, nn.Linear(4, 3)),
+        ("both", 1, nn.ConvTranspose1d(4, 3, 2)),
+        ("both", 3, nn.Linear(4, 3)),
+    ],
+)
+def test_node_noise(where: str, components: int, net: nn.Module) -> None:
     sizes = {"input": [4], "output": [3], "both": [4, 3]}[where]
     spec = bayou.NodeNoise(where=where, components=components, prior_std=0.6, z_std=0.2)
     guide = guide_of(spec, net)
@@ -393,9 +373,8 @@ def test_flow_kl_takes_the_prior_at_the_output(monkeypatch: pytest.MonkeyPatch) 
             else:  # base N(0, 1), then z = 2ε + 2
                 gain.base.mean.zero_()
                 gain.base.log_std.zero_()
-                shift, log_scale = affine_parameters(gain.transform)
-                shift.fill_(2.0)
-                log_scale.fill_(math.log(2.0))
+                gain.transform.shift.fill_(2.0)
+                gain.transform.log_scale.fill_(math.log(2.0))
                 z, _ = gain.transform._forward(torch.tensor([[0.0], [1.0]], dtype=DOUBLE), None)
                 torch.testing.assert_close(z, torch.tensor([[2.0], [4.0]], dtype=DOUBLE))
         near(guide.draw(N, seed=0).kl.detach(), 1.306853)
@@ -403,30 +382,6 @@ def test_flow_kl_takes_the_prior_at_the_output(monkeypatch: pytest.MonkeyPatch) 
         assert float((weights @ guide.draw(len(weights)).kl).detach()) == pytest.approx(
             1.306853, abs=1e-6
         )
-
-
-def affine_parameters(transform: nn.Module) -> tuple[Tensor, Tensor]:
-    named = dict(transform.named_parameters())
-    shift = next(
-        p for name, p in named.items() if "shift" in name or "bias" in name or "loc" in name
-    )
-    log_scale = next(p for name, p in named.items() if "scale" in name)
-    return shift, log_scale
-
-
-def test_gain_log_density_through_a_flow() -> None:
-    """log q(z) of a draw is the density of the flow, by its inverse and by autograd's Jacobian."""
-    gain = GainFlow(3, flows.gated(3, hidden=(5,)), 0.3).to(DOUBLE)
-    shake(gain)
-    with torch.no_grad():
-        z, log_q = gain.draw(50, seed=0)
-        torch.testing.assert_close(gain.log_prob(z), log_q, rtol=1e-7, atol=1e-7)
-    z0 = gain.base.draw(50, (), 0, 0)[0].detach()
-    base = distributions.Normal(gain.base.mean, gain.base.log_std.exp())
-    eps = (z0 - base.mean) / base.stddev  # the flow works on standardized numbers
-    jacobian = torch.func.jacrev(lambda e: gain.transform._forward(e.unsqueeze(0), None)[0][0])(eps)
-    want = base.log_prob(z0).sum()
-    torch.testing.assert_close(log_q[0], (want - torch.linalg.slogdet(jacobian).logabsdet).detach())
 
 
 def number_2(auxiliary: str = "conjugate") -> Guide:
@@ -510,42 +465,6 @@ def test_mnf_published_auxiliary_is_a_bound(local: bool) -> None:
     near(guide.draw(N, seed=0, local=local).kl.detach(), bound)
 
 
-@pytest.mark.slow
-def test_mnf_bounds_the_kl_of_a_flow() -> None:
-    """One weight, q(z) a flow: E of the bound lies above the KL of the marginal q(W), found by
-    quadrature.
-    """
-    torch.manual_seed(0)
-    for auxiliary in ("conjugate", "paper"):
-        guide = guide_of(bayou.MNF(std=0.3, z_std=0.5, auxiliary=auxiliary), nn.Linear(1, 1))
-        with torch.no_grad():
-            guide.center.fill_(1.2)
-            for p in guide.gain.transform.parameters():
-                p.add_(0.5 * torch.randn_like(p))
-        with torch.no_grad():
-            eps = torch.linspace(-8, 8, 1001, dtype=DOUBLE).unsqueeze(1)
-            u, _ = guide.gain.transform._forward(eps, None)
-            z = guide.gain.base.mean + guide.gain.base.log_std.exp() * u
-            mass = distributions.Normal(D(0.0), D(1.0)).log_prob(eps[:, 0]).exp() * (
-                eps[1, 0] - eps[0, 0]
-            )
-            centers = 1.2 * z[:, 0]
-            w = torch.linspace(
-                float(centers.min()) - 3, float(centers.max()) + 3, 8001, dtype=DOUBLE
-            )
-            density = torch.stack(
-                [mass @ distributions.Normal(centers, 0.3).log_prob(x).exp() for x in w]
-            )
-            assert float(density.sum() * (w[1] - w[0])) == pytest.approx(1, abs=1e-4)
-            log_ratio = density.clamp_min(1e-300).log() - distributions.Normal(
-                D(0.0), D(1.0)
-            ).log_prob(w)
-            exact = float((density * log_ratio).sum() * (w[1] - w[0]))
-            for local in (True, False):
-                kl = guide.draw(N, seed=0, local=local).kl
-                assert float(kl.mean()) > exact - 5 * float(kl.std()) / math.sqrt(N)
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 def test_gain_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
     """For a prior with a mean and with a scale per weight (a posterior turned prior)."""
@@ -572,15 +491,15 @@ def test_gain_kl_is_the_sum_of_gaussian_kls(axis: int) -> None:
 
 
 @pytest.mark.parametrize("auxiliary", ["conjugate", "paper"])
-@pytest.mark.parametrize("kind", ["dense", "convolution", "vector"])
-def test_mnf_local_and_sampled_kl_agree(auxiliary: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [(nn.Linear(3, 4), "weight"), (nn.Conv1d(2, 3, 2), "weight"), (nn.Linear(3, 4), "bias")],
+    ids=["dense", "convolution", "vector"],
+)
+def test_mnf_local_and_sampled_kl_agree(auxiliary: str, net: nn.Module, name: str) -> None:
     """The KL of a draw has the same expectation whether the weights were sampled or not, for any
     prior.
     """
-    net = {"dense": nn.Linear(3, 4), "convolution": nn.Conv1d(2, 3, 2), "vector": nn.Linear(3, 4)}[
-        kind
-    ]
-    name = "bias" if kind == "vector" else "weight"
     for prior in (bayou.Normal(0.5), bayou.priors.StudentT(3.0, 0.3)):
         guide = guide_of(bayou.MNF(std=0.2, z_std=0.3, auxiliary=auxiliary), net, prior, name)
         shake(guide, 0.1)
@@ -595,10 +514,3 @@ def test_mnf_local_and_sampled_kl_agree(auxiliary: str, kind: str) -> None:
                     float(sampled.std()) / math.sqrt(N), float(local.std()) / math.sqrt(300)
                 )
                 assert abs(float(sampled.mean() - local.mean())) < 5 * error
-
-
-def test_published_noise_follows_the_seed() -> None:
-    guide = guide_of(bayou.MNF(auxiliary="paper"), nn.Linear(3, 4))
-    whole = guide.draw(10, seed=3, local=True).kl
-    torch.testing.assert_close(guide.draw(10, seed=3, local=True).kl, whole, rtol=0, atol=0)
-    torch.testing.assert_close(guide.draw(4, seed=3, start=6, local=True).kl, whole[6:])

@@ -93,7 +93,7 @@ class Adapted(nn.Module):
         return self.head(self.base(x).tanh())
 
 
-def trained_adapter(net: nn.Module) -> tuple[bayou.guides.Bayesian, Tensor, Tensor]:
+def trained_adapter(net: nn.Module) -> tuple[bayou.posteriors.Bayesian, Tensor, Tensor]:
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
     y = torch.arange(20) % 2
     torch.manual_seed(0)
@@ -108,49 +108,31 @@ def trained_adapter(net: nn.Module) -> tuple[bayou.guides.Bayesian, Tensor, Tens
     return bnn, x, y
 
 
-def test_a_loop_of_ones_own_ends_in_the_posterior_that_fit_returns(tmp_path: Path) -> None:
+def test_a_training_loop_ends_in_the_posterior_that_fit_returns(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Adapted()
     bnn, x, y = trained_adapter(net)
     posterior = bnn.posterior(bayou.Categorical(), 20)
-    assert type(posterior) is type(
-        bayou.fit(net, (x, y), bayou.VI(bayou.MeanField(), steps=1), progress=False)
-    )
+    assert isinstance(posterior, bayou.posteriors.Guided)
     assert posterior.target.net.base[0].weight.data_ptr() == net.base[0].weight.data_ptr()  # type: ignore[union-attr]
     p = posterior.predict(x, 5, seed=0)
     stack = bnn.sample(5, seed=0)
     for s in range(5):  # running statistics of the loop, in eval mode
-        torch.testing.assert_close(
-            p.outputs[s], posterior.call({k: v[s] for k, v in stack.items()}, x).detach()
-        )
+        weights = {name: value[s] for name, value in stack.items()}
+        torch.testing.assert_close(p.outputs[s], posterior.call(weights, x).detach())
     assert bool(bayou.elbo(posterior, (x, y), 4, seed=0).value < 0)
-    assert bool((posterior.to_module(seed=0)(x) != net.eval()(x)).any())
     posterior.save(tmp_path / "a.bayou")
-    again = bayou.load(tmp_path / "a.bayou", net)
-    assert torch.equal(again.predict(x, 5, seed=0).outputs, p.outputs)
-    assert again.target.n == 20
+    loaded = bayou.load(tmp_path / "a.bayou", net)
+    assert torch.equal(loaded.predict(x, 5, seed=0).outputs, p.outputs)
+    assert loaded.target.n == 20
+    assert loaded.bayesian is not None
+    assert all(p.requires_grad for p in loaded.bayesian.train().parameters())
+    same_prior = loaded.bayesian.draw(seed=0, local=False).kl
+    torch.testing.assert_close(same_prior, bnn.draw(seed=0, local=False).kl)
+    with pytest.raises(FileError, match="other values of 'base"):
+        bayou.load(tmp_path / "a.bayou", Adapted())
     with pytest.raises(ValueError, match="likelihood must be"):
         bnn.posterior("classes", 20)  # type: ignore[arg-type]
-
-
-def test_a_file_holds_the_guides_and_names_its_base(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = Adapted()
-    bnn, x, _ = trained_adapter(net)
-    bnn.posterior(bayou.Categorical(), 20).save(tmp_path / "bnn.bayou")
-    again = bayou.load(tmp_path / "bnn.bayou", net).bayesian
-    assert again is not None
-    assert all(p.requires_grad for p in again.train().parameters())
-    for name, value in bnn.sample(3, seed=0).items():
-        assert torch.equal(value, again.sample(3, seed=0)[name])
-    assert torch.equal(
-        bnn.eval()(x, seed=0, local=False)[0], again.eval()(x, seed=0, local=False)[0]
-    )
-    torch.testing.assert_close(
-        bnn.draw(seed=0, local=False).kl, again.draw(seed=0, local=False).kl
-    )  # the same prior
-    with pytest.raises(FileError, match="other values of 'base"):
-        bayou.load(tmp_path / "bnn.bayou", Adapted())
 
 
 def test_a_copy_of_a_bayesian_network_shares_the_original() -> None:

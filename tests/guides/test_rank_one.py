@@ -28,7 +28,7 @@ def make_data(rows: int = 10) -> tuple[Tensor, Tensor]:
     return x, (x.sum((1, 2)) > 0).long()
 
 
-def by_hand(bnn: bayou.guides.Bayesian, k: int, x: Tensor) -> Tensor:
+def by_hand(bnn: bayou.posteriors.Bayesian, k: int, x: Tensor) -> Tensor:
     """The outputs of member k: convolution and linear layer with W ∘ (s·rᵀ), biases shared."""
     weights, mean = {}, bnn.mean()
     for guide in bnn.guides:

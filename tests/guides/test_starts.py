@@ -114,35 +114,31 @@ def digits(hidden: int, rows: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "lr"),
+    "family",
     [
-        pytest.param(
-            family, lr, marks=[] if (family, lr) == ("MeanField", 1e-2) else pytest.mark.slow
-        )
-        for family in FAMILIES
-        for lr in (1e-3, 1e-2)
+        pytest.param(name, marks=[] if name == "MeanField" else pytest.mark.slow)
+        for name in FAMILIES
     ],
 )
-def test_no_family_diverges(family: str, lr: float) -> None:
-    """400 steps on 400 digits: what is learned predicts the very rows far better than chance, log
-    10 = 2.3 nats.
+def test_no_family_diverges(family: str) -> None:
+    """200 steps on 300 digits at a large lr: what is learned predicts the very rows far better than
+    chance, log 10 = 2.3 nats.
     """
-    net, (x, y) = digits(100, 400)
-    method = bayou.VI(FAMILIES[family], steps=400, lr=lr, batch_size=100)
+    net, (x, y) = digits(50, 300)
+    method = bayou.VI(FAMILIES[family], steps=200, lr=1e-2, batch_size=100)
     prior = bayou.Normal("fan_in", gain=3.0)
     posterior = bayou.fit(net, (x, y), method=method, prior=prior, seed=0, progress=False)
     assert -float(posterior.predict(x, samples=20, seed=0).log_prob(y).mean()) < 1.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_elbo_of_mnf_is_not_below_that_of_mean_field(seed: int) -> None:
+def test_the_elbo_of_mnf_is_not_below_that_of_mean_field() -> None:
     """At equal settings: a family that holds another must not end below it."""
-    found: dict[str, Any] = {}
+    elbos: dict[str, Any] = {}
     for name in ("MeanField", "MNF"):
         net, data = digits(20, 300)
         method = bayou.VI(FAMILIES[name], steps=1000, lr=1e-2, batch_size=100)
-        posterior = bayou.fit(net, data, method=method, seed=seed, progress=False)
-        found[name] = bayou.elbo(posterior, data, samples=100, seed=1)
-    noise = math.hypot(found["MeanField"].standard_error, found["MNF"].standard_error)
-    assert found["MNF"].value > found["MeanField"].value - 2 * noise
+        posterior = bayou.fit(net, data, method=method, seed=0, progress=False)
+        elbos[name] = bayou.elbo(posterior, data, samples=100, seed=1)
+    noise = math.hypot(elbos["MeanField"].standard_error, elbos["MNF"].standard_error)
+    assert elbos["MNF"].value > elbos["MeanField"].value - 2 * noise

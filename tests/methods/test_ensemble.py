@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.core import rng
-from bayou.guides.bayesian import Bayesian
 from bayou.inference import initial_weights, members
 from bayou.inference.point import PointModel
 from bayou.network.target import Target
 from bayou.posteriors import Empirical, Guided, Mixture
+from bayou.posteriors.guided import Bayesian
 
 F64 = torch.float64
 ROWS = 24
@@ -92,7 +92,7 @@ def test_a_member_is_the_run_of_its_seed() -> None:
             seed=seed,
             progress=False,
         )
-        same({name: value[member] for name, value in posterior.stack.items()}, alone.like())
+        same({name: value[member] for name, value in posterior.stack.items()}, alone.template())
     assert {record["member"] for record in posterior.history} == {0.0, 1.0, 2.0}
 
 
@@ -428,7 +428,9 @@ def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any
     for name, value in one.stack.items():
         torch.testing.assert_close(two.stack[name], value, rtol=0, atol=1e-6)
     assert torch.equal(two.target.net[0].weight, net[0].weight)  # type: ignore[index, union-attr, arg-type]
-    torch.testing.assert_close(two.target.log_prior(two.like()), one.target.log_prior(one.like()))
+    torch.testing.assert_close(
+        two.target.log_prior(two.template()), one.target.log_prior(one.template())
+    )
     x, y = make_data(5)
     torch.testing.assert_close(
         two.predict(x).log_prob(y), one.predict(x).log_prob(y), rtol=1e-5, atol=1e-5
@@ -533,7 +535,7 @@ def test_the_folder_holds_finished_members_and_nothing_is_trained_twice(
     names = ["ensemble.run", "member-000.bayou", "member-001.bayou", "member-002.bayou"]
     assert sorted(path.name for path in folder.iterdir()) == names
     member = bayou.load(folder / "member-001.bayou", make_net())
-    same(member.like(), {name: value[1] for name, value in whole.stack.items()})
+    same(member.template(), {name: value[1] for name, value in whole.stack.items()})
     monkeypatch.setattr(PointModel, "loss", None)  # no step can be made
     again = fitted(
         bayou.Ensemble(3, of=bayou.MAP(**(vars(SHORT) | {"checkpoint_every": 5}))),

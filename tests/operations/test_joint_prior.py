@@ -13,9 +13,9 @@ from torch import nn
 
 import bayou
 from bayou.curvature.joint import nearest_product
-from bayou.guides.bayesian import Bayesian
 from bayou.network.target import Target
 from bayou.posteriors import GaussianPosterior
+from bayou.posteriors.guided import Bayesian
 
 F64 = torch.float64
 X = torch.linspace(-1, 1, 21, dtype=F64)

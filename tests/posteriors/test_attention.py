@@ -16,11 +16,9 @@ Y = (X[:, 0, 0] > 0).long()
 START = bayou.MAP(steps=3)
 METHODS = {
     "kronecker": bayou.Laplace(start=START),
-    "diagonal": bayou.Laplace("diagonal", start=START),
     "last": bayou.Laplace(where="last", start=START),
     "probit": bayou.Laplace("diagonal", predictive="probit", start=START),
     "SGLD": bayou.SGLD(steps=3, draws=2, start=START),
-    "SGHMC": bayou.SGHMC(steps=3, draws=2, chains=2, start=START),
     "HMC": bayou.HMC(draws=2, warmup=2, leapfrogs=2, start=START),
     "VI": bayou.VI(steps=3),
 }

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import bayou
-from bayou.network.target import Target
-from bayou.posteriors import Guided
 
 
 class Viewed(nn.Sequential):
@@ -36,11 +34,6 @@ def flat() -> nn.Sequential:
     return nn.Sequential(conv, pool, nn.Flatten(), dense)
 
 
-def untrained(net: nn.Module, x: Tensor) -> Guided:
-    target = Target.build(net, bayou.Categorical(), None, 100)
-    return Guided(target, bayou.bayesianize(net, bayou.MeanField(), example=x))
-
-
 @pytest.mark.parametrize(
     ("net", "takes"), [(flat(), True), (Viewed(*layers()), False), (Random(*flat()), False)]
 )
@@ -56,9 +49,8 @@ def test_images_are_laid_out_channels_last_where_the_network_takes_them(
     next(
         module for module in net.modules() if isinstance(module, nn.Conv2d)
     ).register_forward_pre_hook(note)
-    posterior = Guided(
-        Target.build(net, bayou.Categorical(), None, 100),
-        bayou.bayesianize(net, bayou.MeanField(), example=x),
+    posterior = bayou.bayesianize(net, bayou.MeanField(), example=x).posterior(
+        bayou.Categorical(), 100
     )
     posterior.predict(x, samples=3, seed=0)
     assert [last for rows, last in orders if rows == len(x)][-3:] == [takes] * 3
@@ -66,9 +58,8 @@ def test_images_are_laid_out_channels_last_where_the_network_takes_them(
 
 def test_the_order_of_memory_changes_no_output() -> None:
     net, x = flat().double(), torch.randn(5, 1, 8, 8, dtype=torch.float64)
-    posterior = Guided(
-        Target.build(net, bayou.Categorical(), None, 100),
-        bayou.bayesianize(net, bayou.MeanField(), example=x),
+    posterior = bayou.bayesianize(net, bayou.MeanField(), example=x).posterior(
+        bayou.Categorical(), 100
     )
     outputs = posterior.predict(x, samples=3, seed=0).outputs
     stack = posterior.sample(3, seed=0)

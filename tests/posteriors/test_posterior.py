@@ -6,16 +6,11 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import bayou
 from bayou.core.params import size
-from bayou.guides.bayesian import Bayesian
 from bayou.network import evaluating
-from bayou.network.target import Target
-from bayou.posteriors.guided import Guided
-from bayou.training.settings import Settings
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] + X[:, 1] > 0).long()
@@ -38,75 +33,29 @@ def posterior():
     return fitted()
 
 
-def gaussian_posterior(network, x, y, guide, noise=0.1, **options):
-    """A posterior that nobody has trained."""
-    target = Target.build(network, bayou.Gaussian(noise), options.get("prior"), len(x))
-    return Guided(target, Bayesian(network, guide, target.prior, (x,)))
-
-
 # --- the issue's snippets --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so short
-def test_what_a_user_can_write(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    net, x, y, x_new, n = (
-        nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)),
-        X,
-        Y,
-        X[:5],
-        40,
-    )
-    monkeypatch.setattr(Settings, "total_steps", lambda self, data: 30)  # instead of 2,000
-
-    posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.MNF()), likelihood=bayou.Categorical(), prior=bayou.Normal(1.0), seed=0)  # noqa: E501  # fmt: skip
-    p = posterior.predict(x_new, samples=100)
+def test_what_a_user_can_write(tmp_path):
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    method = bayou.VI(bayou.MNF(), steps=30)
+    posterior = bayou.fit(net, (X, Y), method, prior=bayou.Normal(1.0), seed=0, progress=False)
+    p = posterior.predict(X[:5], samples=100)
     stack = posterior.sample(1000)
-    e = bayou.elbo(posterior, (x, y), samples=100)
-    posterior.save("model.bayou"); loaded = bayou.load("model.bayou", net)  # noqa: E702  # fmt: skip
-
     assert p.mean.shape == p.std.shape == (5, 2)
     assert torch.allclose(p.mean.sum(-1), torch.ones(5))
     assert p.entropy.shape == p.mutual_information.shape == p.quantile(0.5).shape == (5,)
     assert bool((p.mutual_information <= p.entropy).all())
     assert bool((p.prediction_set(0.9).sum(-1) >= 1).all())  # classes have no order, so no interval
-    assert p.log_prob(y[:5]).shape == (5,)
+    assert p.log_prob(Y[:5]).shape == (5,)
     assert p.means.shape == (100, 5, 2)
     assert {name: tuple(t.shape) for name, t in stack.items()} == {
         name: (1000, *parameter.shape) for name, parameter in net.named_parameters()
     }
-    assert e.value == pytest.approx(e.log_likelihood - e.kl)
-    assert e.standard_error > 0
-    assert torch.equal(
-        loaded.sample(3, seed=0)["0.weight"], posterior.sample(3, seed=0)["0.weight"]
-    )
-
-    class Conv(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1, self.fc = nn.Conv1d(1, 2, 2), nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.fc(self.conv1(x.unsqueeze(1)).flatten(1))
-
-    net = Conv()
-    bnn = bayou.bayesianize(
-        net, {"conv*.weight": bayou.MNF(), "*.weight": bayou.MeanField(), "*": bayou.Delta()}
-    )
-    draw = bnn.draw(); loss = F.cross_entropy(draw(x), y) + draw.kl / n  # noqa: E702  # fmt: skip
-    loss.backward()
-    assert all(p.grad is not None for p in bnn.parameters() if p.requires_grad)
-
-
-def test_a_fit_with_defaults_only(monkeypatch):
-    for method in (bayou.VI, bayou.MAP):
-        monkeypatch.setattr(method, "total_steps", lambda self, data: 5)
-    posterior = bayou.fit(net(), (X, Y))
-    assert posterior.predict(X).means.shape == (100, 40, 2)
 
 
 def test_a_classifier_learns():
-    posterior = fitted(bayou.MeanField(), steps=200)
+    posterior = fitted(bayou.MeanField(), steps=150)
     assert float((posterior.predict(X, seed=0).mean.argmax(-1) == Y).float().mean()) > 0.9
     assert posterior.history[-1]["elbo"] > posterior.history[0]["elbo"]
 
@@ -136,34 +85,25 @@ def test_a_prediction_is_one_function_for_all_rows(posterior):
         assert torch.allclose(out, twice[s, :40], atol=1e-6)
 
 
-def test_a_prediction_without_a_seed_is_the_same_each_time(posterior):
+@pytest.mark.parametrize("method", [bayou.VI(steps=2), bayou.Laplace(start=None)])
+def test_a_prediction_without_a_seed_is_the_same_each_time(method):
+    posterior = bayou.fit(nn.Linear(3, 2), (X, Y), method=method, progress=False)
     torch.manual_seed(3)
-    one = posterior.predict(X, 3).outputs
+    outputs = posterior.predict(X, 3).outputs
     state = torch.get_rng_state()
-    assert torch.equal(posterior.predict(X, 3).outputs, one)
+    assert torch.equal(posterior.predict(X, 3).outputs, outputs)
+    torch.testing.assert_close(posterior.predict(X, 3, chunk=1).outputs, outputs)
+    assert not torch.equal(posterior.predict(X, 3, seed=1).outputs, outputs)
+    posterior.sample(3, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(posterior.predict(X, 3, seed=1).outputs, one)
-
-
-def test_a_laplace_prediction_without_a_seed_is_the_same_each_time():
-    laplace = bayou.fit(nn.Linear(3, 2), (X, Y), method=bayou.Laplace(start=None), progress=False)
-    one = laplace.predict(X, 3).outputs
-    torch.manual_seed(8)
-    assert torch.equal(laplace.predict(X, 3).outputs, one)
-    torch.testing.assert_close(laplace.predict(X, 3, chunk=1).outputs, one)
 
 
 def test_with_a_seed_of_none_the_global_stream_decides(posterior):
     torch.manual_seed(3)
-    one = posterior.predict(X, 3, seed=None).outputs
-    two = posterior.predict(X, 3, seed=None).outputs
+    one, two = (posterior.predict(X, 3, seed=None).outputs for _ in range(2))
     torch.manual_seed(3)
     assert torch.equal(posterior.predict(X, 3, seed=None).outputs, one)
     assert not torch.equal(one, two)
-    state = torch.get_rng_state()
-    posterior.predict(X, 3, seed=1)
-    posterior.sample(3, seed=1)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_predictions_are_made_in_eval_mode_and_every_mode_comes_back():
@@ -240,11 +180,12 @@ def test_no_rows_give_no_predictions(posterior):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux")
 def test_many_samples_of_a_large_network_are_held_a_chunk_at_a_time():
-    big = nn.Linear(1000, 1000, bias=False)  # 4 MB a sample, 2 GB for all
+    big = nn.Linear(1000, 1000, bias=False)  # 4 MB a sample, 1 GB for all
     x = torch.randn(2, 1000)
-    posterior = gaussian_posterior(big, x, x, bayou.Dropout(0.5))
+    bnn = bayou.bayesianize(big, bayou.Dropout(0.5), example=x)
+    posterior = bnn.posterior(bayou.Gaussian(0.1), len(x))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert posterior.predict(x, 500, seed=0).outputs.shape == (500, 2, 1000)
+    assert posterior.predict(x, 250, seed=0).outputs.shape == (250, 2, 1000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
 
 
@@ -258,7 +199,8 @@ def test_a_posterior_says_what_it_is():
     assert text == (
         f"Guided(Sequential: MNF over 30 + Delta over 8 of 38 weights, last ELBO {elbo:,.1f}, finished after 20 steps)"
     )
-    untrained = gaussian_posterior(nn.Linear(3, 1), X, X, bayou.MeanField())
+    bnn = bayou.bayesianize(nn.Linear(3, 1), bayou.MeanField(), example=X)
+    untrained = bnn.posterior(bayou.Gaussian(0.1), len(X))
     assert repr(untrained) == "Guided(Linear: MeanField over 4 of 4 weights)"
     assert repr(fitted(bayou.JointFlow(), steps=2)).startswith(
         "Guided(Sequential: JointFlow over 38 of 38 weights"
@@ -299,39 +241,25 @@ def test_the_standard_error_of_elbo_falls_with_the_square_root_of_the_samples(po
     few, many = (bayou.elbo(posterior, (X, Y), samples, seed=0) for samples in (25, 400))
     assert few.standard_error / many.standard_error == pytest.approx(4, rel=0.35)
     assert abs(few.value - many.value) < 5 * few.standard_error
-    values = torch.tensor([bayou.elbo(posterior, (X, Y), 5, seed=s).value for s in range(1, 51)])
-    assert float(values.std()) == pytest.approx(many.standard_error * math.sqrt(400 / 5), rel=0.35)
 
 
 @pytest.mark.parametrize(
-    ("guide", "kind"),
+    ("data", "samples", "message"),
     [
-        (bayou.MeanField(), "exact"),
-        (bayou.LowRank(2), "exact"),
-        (bayou.Inducing(4), "exact"),
-        (bayou.MNF(), "bound"),
-        (bayou.Dropout(), "up to a constant"),
-        (bayou.SparseVD(), "up to a constant"),
-        (bayou.guides.NormalJeffreys(), "up to a constant"),
-        (bayou.guides.HalfCauchy(), "bound"),
-        ({"0.*": bayou.MNF(flow=None), "*": bayou.Delta(penalty=True)}, "up to a constant"),
+        ((X, Y), 1, "at least 2 for a standard error, got 1"),
+        ((X, Y + 1), 2, "y must lie in 0 .. 1"),
+        ((X[:, :2], Y), 2, "the network cannot take x"),
+        ((X.double(), Y), 2, "x is torch.float64"),
     ],
 )
-def test_elbo_says_what_kind_of_number_it_is(guide, kind):
-    assert bayou.elbo(fitted(guide, steps=1), (X, Y), 2).kind == kind
+def test_elbo_checks_its_arguments(data, samples, message, posterior):
+    with pytest.raises(ValueError, match=message):
+        bayou.elbo(posterior, data, samples)
 
 
-def test_elbo_checks_what_it_is_given(posterior):
-    with pytest.raises(ValueError, match="at least 2 for a standard error, got 1"):
-        bayou.elbo(posterior, (X, Y), 1)
+def test_elbo_needs_a_variational_posterior():
     with pytest.raises(ValueError, match="needs a variational posterior .* got 'posterior'"):
         bayou.elbo("posterior", (X, Y))
-    with pytest.raises(ValueError, match="y must lie in 0 .. 1"):
-        bayou.elbo(posterior, (X, Y + 1), 2)
-    with pytest.raises(ValueError, match="the network cannot take x"):
-        bayou.elbo(posterior, (X[:, :2], Y), 2)
-    with pytest.raises(ValueError, match="x is torch.float64"):
-        bayou.elbo(posterior, (X.double(), Y), 2)
 
 
 # --- empirical Bayes and other likelihoods ---------------------------------------------------------------------------
@@ -351,12 +279,6 @@ def test_a_learned_prior_scale_maximizes_the_elbo():
     guide = posterior.bayesian.guides[0]
     best = (guide.center**2 + (2 * guide.log_std).exp()).mean().sqrt().detach()
     assert float(guide.prior.log_scale.detach().exp()) == pytest.approx(float(best), rel=0.02)
-    with torch.no_grad():
-        kls = []
-        for factor in (0.9, 1.0, 1.1):
-            guide.prior.log_scale.fill_(float(best.log()) + math.log(factor))
-            kls.append(float(guide.draw(1).kl))
-    assert kls[1] == min(kls)
 
 
 def test_learned_noise_recovers_the_noise():
@@ -374,10 +296,6 @@ def test_learned_noise_recovers_the_noise():
     assert float(posterior.target.likelihood.log_scale.detach().exp()) == pytest.approx(
         0.3, rel=0.1
     )
-    fixed = bayou.fit(
-        nn.Linear(1, 1), (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False
-    )
-    assert float(fixed.target.likelihood.log_scale) == 0
 
 
 LINE = torch.linspace(-1, 1, 60).unsqueeze(-1)
@@ -399,13 +317,12 @@ NOISE = torch.randn(60, 1, generator=torch.Generator().manual_seed(1))
             LINE + 0.1 * NOISE + 3.0 * (NOISE > 1.8),
             1,
         ),
-        (bayou.Gaussian(0.1), torch.sin(3 * LINE), 1),
     ],
 )
 def test_every_likelihood_fits_and_improves(likelihood, y, out):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, out))
-    method = bayou.VI(steps=120, lr=0.02, batch_size=60)
+    method = bayou.VI(steps=60, lr=0.03, batch_size=60)
     posterior = bayou.fit(network, (LINE, y), method=method, likelihood=likelihood, progress=False)
     first, last = posterior.history[0], posterior.history[-1]
     assert last["log_likelihood"] > first["log_likelihood"]
@@ -416,16 +333,14 @@ def test_every_likelihood_fits_and_improves(likelihood, y, out):
     assert not any(
         t.requires_grad for t in (p.std, p.outputs, p.log_prob(y), p.entropy)
     )  # a learned noise too
-    untrained = Guided(
-        Target.build(network, likelihood, None, 60),
-        Bayesian(network, bayou.MeanField(), bayou.Normal(1.0), (LINE,)),
-    )
+    bnn = bayou.bayesianize(network, bayou.MeanField(), example=LINE)
+    untrained = bnn.posterior(likelihood, 60)
     assert float(p.log_prob(y).mean()) > float(
         untrained.predict(LINE, 50, seed=0).log_prob(y).mean()
     )
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 12])
+@pytest.mark.parametrize("most", [1, 7])
 def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
     """A device that holds ``most`` draws × rows at a time gives the same answer as one that holds
     them all.

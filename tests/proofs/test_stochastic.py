@@ -48,7 +48,7 @@ def pretrained(net: nn.Module, method: bayou.methods.Method, rows: int = 6) -> A
         assert value.numpy().tobytes() == before[name].tobytes(), name
     assert [module.training for module in net.modules()] == modes
     for name, parameter in net.named_parameters():
-        assert torch.equal(posterior.like()[name], parameter)
+        assert torch.equal(posterior.template()[name], parameter)
     assert posterior.stopped == "finished"
     return posterior
 

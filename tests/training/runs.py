@@ -20,9 +20,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import bayou
-from bayou.guides.bayesian import Bayesian
 from bayou.methods import vi
 from bayou.network.target import Target
+from bayou.posteriors.guided import Bayesian
 
 N = 60
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import bayou
-from bayou.guides.bayesian import Bayesian
 from bayou.methods import vi
+from bayou.posteriors.guided import Bayesian
 from bayou.training import data as data_module
 from bayou.training.checkpoints import RunState
 from bayou.training.settings import SCHEDULES

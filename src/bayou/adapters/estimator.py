@@ -27,7 +27,9 @@ from bayou.likelihoods import Likelihood
 from bayou.likelihoods.predictive import Predictive, check_level
 from bayou.network.target import PriorRules
 from bayou.operations import Conformal, conformal
-from bayou.posteriors import FileError, Posterior, restore_any
+from bayou.posteriors import FileError, Posterior
+from bayou.posteriors.posterior import restore_posterior
+from bayou.posteriors.state import SavedState
 from bayou.priors import Normal, Prior
 from bayou.select import Recipe, by_name
 from bayou.select.far_values import check_arrays, replace_sentinels
@@ -362,11 +364,13 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
             if "classes" in config:
                 dtype, classes = config["classes"]
                 estimator.classes_ = np.array(classes, dtype=dtype)
-            state = config["posterior"] | {"path": str(path)}
-        options = {name: parameters[name] for name in ("prior", "likelihood") if name in parameters}
-        estimator.posterior_ = restore_any(
-            under("posterior.", tensors), state, estimator._network(), **options
-        )
+            names = ("prior", "likelihood")
+            options: dict[str, Any] = {
+                name: parameters[name] for name in names if name in parameters
+            }
+            posterior_tensors = under("posterior.", tensors)
+            saved = SavedState(posterior_tensors, config["posterior"], path, options)
+        estimator.posterior_ = restore_posterior(saved, estimator._network())
         return estimator
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.flows import Side
-from bayou.guides.bayesian import Bayesian, parent_arguments
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
 from bayou.guides.multiplicative import Conjugate, Multiplicative, gain_kl, rows
+from bayou.posteriors.guided import Bayesian
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
@@ -311,8 +311,8 @@ def _training_kl(bayesian: Bayesian, guide: Guide, samples: int, seed: int) -> T
     kls = []
     for start, count in _chunks(samples, size, MAX_CHUNK_WEIGHTS):
         weights = bayesian.sample(count, seed, start) if guide.parents else {}
-        conditions = parent_arguments(
-            guide, {name: weights[name].double() for name in guide.parents}
+        conditions = guide.parent_arguments(
+            {name: weights[name].double() for name in guide.parents}
         )
         draw = copied.draw(count, seed=guide_seed, start=start, **conditions)
         kls.append(draw.kl.double())

@@ -312,7 +312,7 @@ def _compare_with_mode(
     )
     mean_network = _predict_at_mean(posterior, rows.x, rows.batch_size)
     if mean_network is not None:
-        weights = sum(value.numel() for value in posterior.like().values())
+        weights = sum(value.numel() for value in posterior.template().values())
         leverage = min(1.0, weights / posterior.target.n)
         allowance = SMALL_DIFFERENCE
         if not rows.is_held_out:
@@ -356,7 +356,7 @@ def _predict_at_mean(posterior: Posterior, x: Any, rows: int | None) -> Predicti
         return None
     stack = {
         name: value.unsqueeze(0)
-        for name, value in posterior.like().items()
+        for name, value in posterior.template().items()
         if not name.startswith(NOISE)
     }
     inputs = posterior.place(x)

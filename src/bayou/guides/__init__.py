@@ -1,6 +1,5 @@
 """Guides: trainable distributions over the named tensors of a network."""
 
-from bayou.guides.bayesian import Bayesian, NetworkDraw, bayesianize
 from bayou.guides.dropout import Dropout
 from bayou.guides.gaussian import Delta, LowRank, MeanField, SparseVD
 from bayou.guides.groups import HalfCauchy, NormalJeffreys
@@ -16,7 +15,6 @@ __all__ = [
     "MNF",
     "SIVI",
     "UIVI",
-    "Bayesian",
     "Delta",
     "Draw",
     "Dropout",
@@ -28,12 +26,10 @@ __all__ = [
     "JointFlow",
     "LowRank",
     "MeanField",
-    "NetworkDraw",
     "NodeFlow",
     "NodeNoise",
     "NormalJeffreys",
     "RankOne",
     "SparseVD",
     "Weight",
-    "bayesianize",
 ]

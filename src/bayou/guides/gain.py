@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayou import flows
 from bayou.core import rng
 from bayou.flows import Label, Map
-from bayou.guides.guide import Gain
+from bayou.guides.guide import Gain, GuideSpec
 from bayou.guides.joint import FlowName, make_transform, push
 
 
@@ -123,31 +123,39 @@ class GainFlow(nn.Module):
         return self.base.log_prob(center + std * eps) + ladj
 
 
-def make_gain(
-    dim: int,
-    flow: FlowName,
-    options: dict[str, Any],
-    std: float,
-    components: int,
-    mixing: int,
-    like: Tensor,
-) -> GainFlow:
-    """Make q(z) for a gain of ``dim`` entries.
-
-    A coupling needs two entries, so a single one has a sigmoidal flow instead.
+class GainSpec(GuideSpec):
+    """Settings of q(z) that families with gains share.
 
     Args:
-        dim: the number of entries.
         flow: a name of ``flows.registry("vector")``, a callable dim → Map, or None.
         options: keyword arguments of a flow by name.
-        std: the initial standard deviation.
+        z_std: the initial standard deviation of z.
         components: the number of Gaussians of q(z0).
         mixing: the maximum number of entries that a triangular map correlates.
-        like: a tensor with the dtype and device.
     """
-    has_single_entry = dim == 1 and isinstance(flow, str)
-    transform = flows.naf(1, layers=1) if has_single_entry else make_transform(flow, dim, options)
-    return GainFlow(dim, transform, std, components, 1 < dim <= mixing).to(like)
+
+    flow: FlowName
+    options: dict[str, Any]
+    z_std: float
+    components: int
+    mixing: int
+
+    def make_gain(self, weight: Tensor, axis: int) -> GainFlow:
+        """Make q(z) for a gain along one axis of a weight.
+
+        A coupling needs two entries, so a single one has a sigmoidal flow instead.
+
+        Args:
+            weight: the weight.
+            axis: the axis of the gain.
+        """
+        dim = weight.shape[axis]
+        if dim == 1 and isinstance(self.flow, str):
+            transform: Map | None = flows.naf(1, layers=1)
+        else:
+            transform = make_transform(self.flow, dim, self.options)
+        has_mixing = 1 < dim <= self.mixing
+        return GainFlow(dim, transform, self.z_std, self.components, has_mixing).to(weight)
 
 
 def product_moments(center: Tensor, gains: Mapping[int, GainFlow]) -> tuple[Tensor, Tensor] | None:

@@ -107,9 +107,6 @@ class Factorized(TensorGuide):
             kl = gaussian_log_prob(sampled, self.center, std) - self.prior.log_prob(sampled)
         return Draw({self.name: weight if local else sampled}, kl.expand(n))
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        return {self.name: Weight(self.center, self.log_std.exp()).sample(n, seed, start)}
-
     def log_prob(self, params: Params) -> Tensor:
         w = params[self.name]
         batch = w.shape[: w.ndim - self.center.ndim]

@@ -65,10 +65,6 @@ class GroupGuide(TensorGuide):
             product = self._align(z) * factor
         return Draw({self.name: product}, v.kl + self.gain_kl())
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        v = self.weight.sample(n, rng.fold(seed, "weight"), start)[self.name]
-        return {self.name: self._align(self.gains(n, seed, start)) * v}
-
     def _align(self, z: Tensor) -> Tensor:
         """Return gains shaped to multiply stacked weights."""
         return Gain(self.axis, z).on(self.weight.center)
@@ -121,19 +117,19 @@ class LogNormals(nn.Module):
     log √(a·b) ~ N((m + m')/2, (s² + s'²)/4). It starts at √(a·b) = 1.
 
     Args:
-        like: a tensor with the dtype and device.
+        reference: a tensor with the dtype and device.
         size: the number of variables.
         scale: k.
         std: the initial s and s'.
     """
 
-    def __init__(self, like: Tensor, size: int, scale: float, std: float) -> None:
+    def __init__(self, reference: Tensor, size: int, scale: float, std: float) -> None:
         super().__init__()
         self.scale = scale
         start = 2 * math.log(scale)
         # m of a, and of b.
-        self.log_median = nn.Parameter(like.new_tensor([[start], [-start]]).repeat(1, size))
-        self.log_std = nn.Parameter(like.new_full((2, size), math.log(std)))
+        self.log_median = nn.Parameter(reference.new_tensor([[start], [-start]]).repeat(1, size))
+        self.log_std = nn.Parameter(reference.new_full((2, size), math.log(std)))
 
     def kl(self) -> Tensor:
         """Compute the KL of q(a)·q(b), a scalar.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -258,16 +258,17 @@ class Guide(nn.Module, ABC):
             start: the index of the first draw.
         """
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any) -> Params:
         """Draw every tensor n times: (n, *shape) each.
 
         Args:
             n: the number of draws.
             seed: the seed; None uses torch's global stream.
             start: the index of the first draw.
+            parents: ``parents=`` the values of other tensors, for a guide that depends on them.
         """
         params: Params = {}
-        for name, value in self.draw(n, seed=seed, start=start).parts.items():
+        for name, value in self.draw(n, seed=seed, start=start, **parents).parts.items():
             params[name] = value if isinstance(value, Tensor) else value.sample(n, seed, start)
         return params
 
@@ -299,21 +300,39 @@ class Guide(nn.Module, ABC):
         params = self.sample(n, seed, start, **parents)
         return params, flatten(params, 1)
 
-    def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
+    def parent_arguments(self, values: Mapping[str, Tensor | Weight], n: int = 1) -> dict[str, Any]:
+        """Return ``{"parents": ...}`` for the methods of a guide with parents, or nothing.
+
+        Args:
+            values: draws of the tensors so far; a point is the same in all n draws.
+            n: the number of draws.
+        """
+        if not self.parents:
+            return {}
+        parents: Params = {}
+        for name in self.parents:
+            value = values[name]
+            if isinstance(value, Tensor):
+                parents[name] = value
+            else:
+                parents[name] = value.mean.expand(n, *value.mean.shape)
+        return {"parents": parents}
+
+    def unfold(self, v: Tensor, context: Params) -> Unfolded | None:
         """Return the tensors at coordinates v with the densities there; None if one is not exact.
 
         Args:
             v: coordinates, (n, K).
-            others: tensors of other guides, for q(w | others).
+            context: tensors of other guides, for q(w | context).
         """
         if self.kl_kind is not KL.exact:
             return None
-        like = {
+        reference = {
             name: v.new_empty(prior.shape, device="meta")
             for name, prior in self.bound_priors().items()
         }
-        params = unflatten(v, like)
-        log_q = self.log_prob(params | others)
+        params = unflatten(v, reference)
+        log_q = self.log_prob(params | context)
         return None if log_q is None else Unfolded(params, log_q, -log_q)
 
     @abstractmethod
@@ -414,7 +433,8 @@ class TensorDensity(nn.Module):
         Args:
             w: values of the tensor.
         """
-        return _require_density(self.guide.log_prob({self.guide.names[0]: w}), self.guide)
+        log_q = self.guide.log_prob({self.guide.names[0]: w})
+        return log_q  # type: ignore[return-value]
 
     def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Tensor:
         """Return draws start .. start + n − 1: (n, *shape).
@@ -449,7 +469,7 @@ class GroupDensity(nn.Module):
         Args:
             params: a value of every tensor.
         """
-        return _require_density(self.guide.log_prob(params), self.guide)
+        return self.guide.log_prob(params)  # type: ignore[return-value]
 
     def marginal(self, names: Sequence[str]) -> GroupDensity:
         """Raise a ValueError, since there is no marginal in closed form.
@@ -461,13 +481,6 @@ class GroupDensity(nn.Module):
             f"{type(self.guide).__name__} over {', '.join(self.names)} has no density of "
             f"{', '.join(names)} alone, as heads and frozen tensors need; use MeanField or LowRank"
         )
-
-
-def _require_density(log_q: Tensor | None, guide: Guide) -> Tensor:
-    """Return a log-density, or raise a TypeError if the guide has none."""
-    if log_q is None:
-        raise TypeError(f"{type(guide).__name__} over {', '.join(guide.names)} has no density")
-    return log_q
 
 
 class TensorGuide(Guide):
@@ -521,8 +534,10 @@ class VectorGuide(JointGuide):
         Args:
             vector: one or more vectors.
         """
-        like = {name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()}
-        return unflatten(vector, like)
+        reference = {
+            name: vector.new_empty(shape, device="meta") for name, shape in self.shapes.items()
+        }
+        return unflatten(vector, reference)
 
     def join(self, params: Params) -> Tensor:
         """Join named tensors (..., *shape) into vectors (..., D); other names are ignored.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -141,11 +140,11 @@ class HMCScore:
         return torch.stack(latents)
 
     def _mass_root(
-        self, guide: ImplicitGuide, gram: Tensor, like: Tensor, seed: rng.Seed
+        self, guide: ImplicitGuide, gram: Tensor, reference: Tensor, seed: rng.Seed
     ) -> Tensor:
         """Return L of the mass M = L·Lᵀ of HMC, with which u = Lᵀε has unit mass."""
-        dim = like.shape[-1]
-        eps = rng.normal(MASS_DRAWS, (dim,), like, rng.fold(seed, "mass"))
+        dim = reference.shape[-1]
+        eps = rng.normal(MASS_DRAWS, (dim,), reference, rng.fold(seed, "mass"))
         jacobian = torch.func.vmap(torch.func.jacrev(guide.network))(eps)  # (draws, R, E)
         mass = torch.eye(dim).to(gram) + (jacobian.mT @ gram @ jacobian).mean(0)
         return torch.linalg.cholesky(mass)
@@ -193,7 +192,7 @@ class ImplicitGuide(VectorGuide):
     kl_side = Side.upper
     closed: Tensor  # (D,) whether the prior of a weight has a closed KL to a Gaussian
 
-    def __init__(self, tensors: Tensors, network: nn.Module, spec: SemiImplicit) -> None:
+    def __init__(self, tensors: Tensors, network: nn.Module, spec: SIVI) -> None:
         super().__init__(tensors)
         start = flatten(tensors.values)
         self.latent = spec.latent
@@ -293,7 +292,7 @@ class ImplicitGuide(VectorGuide):
         terms = torch.where(self.closed, reduced_score * v, sampled_term)
         return (terms - terms.detach()).sum(-1)
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any) -> Params:
         return self.draw_with_noise(n, seed, start).params
 
     def mean(self) -> Params:
@@ -303,46 +302,7 @@ class ImplicitGuide(VectorGuide):
 
 
 @dataclass(frozen=True)
-class SemiImplicit(GuideSpec):
-    """Settings of SIVI and UIVI.
-
-    Args:
-        draws: K, the number of latents in the bound of the entropy (default 100).
-        latent: the size of ε (default 16).
-        hidden: the units of the perceptron (default one layer of 64).
-        network: a callable from ``latent`` to a network of noise, (n, latent) to (n, R), instead of
-            the perceptron.
-        spread: the initial length of a column of A, in units of σ (default 1).
-        std: the initial σ (default 0.01).
-    """
-
-    draws: int = 100
-    latent: int = 16
-    hidden: tuple[int, ...] = (64,)
-    network: Callable[[int], nn.Module] | None = None
-    spread: float = 1.0
-    std: float = 0.01
-    joint: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self._check_whole("draws", "latent")
-        self._check_positive("spread", "std")
-
-    @abstractmethod
-    def score(self) -> HMCScore | None:
-        """Return the estimator of the entropy gradient; None for that of the bound."""
-
-    def build(self, tensors: Tensors) -> ImplicitGuide:
-        if self.network is None:
-            network: nn.Module = ResidualPerceptron(self.latent, self.hidden)
-        else:
-            network = self.network(self.latent)
-        return ImplicitGuide(tensors, network, self)
-
-
-@final
-@dataclass(frozen=True)
-class SIVI(SemiImplicit):
+class SIVI(GuideSpec):
     """Semi-implicit variational inference (Yin & Zhou 2018, arXiv:1805.11183).
 
     q(w) = E_{q(z)} N(w; center + σ ⊙ A·z, diag σ²) over all matched tensors as one vector w of D
@@ -364,13 +324,33 @@ class SIVI(SemiImplicit):
         >>> posterior = bayou.fit(net, (x, y), method=bayou.VI(bayou.guides.SIVI(draws=50)))
     """
 
-    def score(self) -> None:
+    draws: int = 100
+    latent: int = 16
+    hidden: tuple[int, ...] = (64,)
+    network: Callable[[int], nn.Module] | None = None
+    spread: float = 1.0
+    std: float = 0.01
+    joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._check_whole("draws", "latent")
+        self._check_positive("spread", "std")
+
+    def score(self) -> HMCScore | None:
+        """Return the estimator of the entropy gradient; None for that of the bound."""
         return None
+
+    def build(self, tensors: Tensors) -> ImplicitGuide:
+        if self.network is None:
+            network: nn.Module = ResidualPerceptron(self.latent, self.hidden)
+        else:
+            network = self.network(self.latent)
+        return ImplicitGuide(tensors, network, self)
 
 
 @final
 @dataclass(frozen=True)
-class UIVI(SemiImplicit):
+class UIVI(SIVI):
     """Unbiased implicit variational inference: ``SIVI`` trained by the score of its entropy.
 
     ∇_w log q(w) = E_{q(ε|w)} ∇_w log q(w|ε), ε ~ q(ε|w) by a chain from the ε of w: a jump to one

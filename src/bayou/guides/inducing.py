@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from bayou.core import rng
@@ -19,6 +18,7 @@ from bayou.core.modules import Modules
 from bayou.core.params import Params
 from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import Draw, GuideSpec, JointGuide, Tensors
+from bayou.guides.local import TensorCalls
 from bayou.guides.regression import Regression, columns, patches
 from bayou.network import Call, Network, Shell, VmapOrLoop, Watch
 from bayou.priors import BoundNormal
@@ -79,51 +79,6 @@ class LayerPosterior:
         return self.z.log_prob(z) - self.log_scale.expand_as(w).sum()
 
 
-class Propagation(TorchFunctionMode):
-    """A run of a network on the inducing inputs, in which each weight is computed at its first use.
-
-    Args:
-        placeholders: the tensors in the network that stand for those of the guide.
-        compute_values: returns the values of the tensors of a call, by the call, the names of its
-            weight and bias, and the values so far.
-    """
-
-    def __init__(
-        self,
-        placeholders: Params,
-        compute_values: Callable[[Call, str, str | None, Params], Params],
-    ) -> None:
-        super().__init__()
-        self.placeholders = placeholders
-        self.compute_values = compute_values
-        self.values: Params = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in LAYERS:
-            return func(*args, **kwargs)
-        call = Call(func, args, kwargs)
-        weight = self._name(call.weight)
-        bias = self._name(call.bias)
-        if weight is not None and weight not in self.values:
-            self.values |= self.compute_values(call, weight, bias, self.values)
-        if weight is not None:
-            call.given["weight"] = self.values[weight]
-        if bias is not None:
-            call.given["bias"] = self.values[bias]
-        return func(**call.given)
-
-    def _name(self, tensor: Tensor | None) -> str | None:
-        """Return the name of a placeholder, by identity.
-
-        torch.compile does not support ``id`` of its own tensors.
-        """
-        for name, placeholder in self.placeholders.items():
-            if placeholder is tensor:
-                return name
-        return None
-
-
 class InducingGuide(JointGuide):
     """q(W) = Π_l q(W_l | W_1 .. W_{l−1}), by one run of the network on the inducing inputs U.
 
@@ -138,6 +93,7 @@ class InducingGuide(JointGuide):
     """
 
     scales = ("log_precision",)
+    priors: Modules[BoundNormal]  # type: ignore[assignment]
 
     def __init__(self, tensors: Tensors, points: int, precision: float) -> None:
         super().__init__(tensors, tensors.values)
@@ -168,8 +124,8 @@ class InducingGuide(JointGuide):
         """Set the inducing inputs, and return the initial pseudo-outputs of every weight."""
         if tensors.inputs is None:  # set when a file is loaded
             self._set_inputs(())
-            like = tensors.values[self.names[0]]
-            return dict.fromkeys(self.weights, like.new_empty(0))
+            reference = tensors.values[self.names[0]]
+            return dict.fromkeys(self.weights, reference.new_empty(0))
         inputs = _take_rows(tensors.inputs, points)
         outputs = dry_run(self.network, tensors.values, tensors.start, inputs)
         missing = [name for name in self.names if name not in outputs]
@@ -198,24 +154,24 @@ class InducingGuide(JointGuide):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a state, from which a guide without data takes its sizes."""
         if self.inputs == 0:
-            like = self.layers[0].outputs
+            reference = self.layers[0].outputs
             count = sum(key.startswith(f"{prefix}input") for key in state_dict)
             inputs = []
             for i in range(count):
                 value = state_dict[f"{prefix}input{i}"]
                 is_real = value.is_floating_point()
-                inputs.append(value.to(like) if is_real else value.to(like.device))
+                inputs.append(value.to(reference) if is_real else value.to(reference.device))
             self._set_inputs(tuple(inputs))
             for i, layer in enumerate(self.layers):
                 for leaf in ("outputs", "log_precision"):
                     size = state_dict[f"{prefix}layers.{i}.{leaf}"].shape
-                    setattr(layer, leaf, nn.Parameter(like.new_empty(size)))
+                    setattr(layer, leaf, nn.Parameter(reference.new_empty(size)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # --- one run on U ---
 
     @property
-    def _like(self) -> Tensor:
+    def _reference(self) -> Tensor:
         """Return a tensor with the dtype and device of the guide."""
         if self.inputs == 0:
             raise ValueError(
@@ -229,7 +185,9 @@ class InducingGuide(JointGuide):
         inputs = [getattr(self, f"input{i}") for i in range(self.inputs)]
         for name, module, leaf in self.network_buffers:
             buffer = getattr(module, leaf)
-            params[name] = buffer.to(self._like.dtype) if buffer.is_floating_point() else buffer
+            params[name] = (
+                buffer.to(self._reference.dtype) if buffer.is_floating_point() else buffer
+            )
         if torch.compiler.is_compiling():
             tied = {alias: params[name] for alias, name in self.network._tied.items()}
             functional_call(self.shell.net, params | tied, tuple(inputs), tie_weights=False)
@@ -271,57 +229,82 @@ class InducingGuide(JointGuide):
         for name in names:
             prior = self.priors[self.names.index(name)]
             shape = self.shapes[name]
-            if not isinstance(prior, BoundNormal):
-                raise TypeError(f"the prior of {name!r} is not Normal")
             means.append(_expand_columns(prior.mean, shape, groups))
             log_scales.append(_expand_columns(prior.log_scale, shape, groups))
         return _join_columns(means), _join_columns(log_scales)
 
-    def _split(self, w: Tensor, names: tuple[str, ...], like: Tensor) -> Params:
-        """Split (G, D, out/G) into the weight and the bias."""
-        sizes = [self.shapes[name].numel() // w.shape[0] // w.shape[2] for name in names]
-        blocks = w.to(like.dtype).split(sizes, -2)
-        return {
-            name: block.mT.reshape(self.shapes[name])
-            for name, block in zip(names, blocks, strict=True)
-        }
+    def _propagate(
+        self,
+        placeholders: Params,
+        parents: Params,
+        draw_layer: Callable[[LayerPosterior, tuple[str, ...]], Params],
+    ) -> Params:
+        """Run the network on U, and compute each weight with its bias at its first use.
+
+        Args:
+            placeholders: the tensors in the network that stand for those of the guide.
+            parents: the other tensors of the network.
+            draw_layer: returns the tensors of a layer by their posterior and their names.
+
+        Returns:
+            The tensors that were computed.
+        """
+        values: Params = {}
+
+        def compute(call: Call, weight: str | None, bias: str | None) -> Tensor:
+            if bias in values:
+                call.given["bias"] = values[bias]
+            if weight is not None and weight not in values:
+                names: tuple[str, ...] = (weight,)
+                known_bias = call.bias
+                if bias is not None and bias not in values:
+                    names = (weight, bias)
+                    known_bias = None
+                q = self._layer_posterior(call, names, known_bias)
+                values.update(draw_layer(q, names))
+            if weight is not None:
+                call.given["weight"] = values[weight]
+            if bias is not None:
+                call.given["bias"] = values[bias]
+            output: Tensor = call.func(**call.given)
+            return output
+
+        with TensorCalls(placeholders, compute):
+            self._run(parents | placeholders)
+        return values
 
     def _draw(self, tree: dict[str, Params]) -> tuple[Params, Tensor]:
         """Return one draw with this noise ("eps") and these "parents", and its KL."""
         eps = tree["eps"]
-        like = self._like
+        reference = self._reference
         kls: list[Tensor] = []
 
-        def draw_layer(call: Call, weight: str, bias: str | None, values: Params) -> Params:
-            names = _random_names(weight, bias, values)
-            known_bias = call.bias if bias is None else values.get(bias)
-            q = self._layer_posterior(call, names, known_bias)
-            groups = len(q.center)
-            noise = torch.cat([columns(eps[name], groups) for name in names], -2)
+        def draw_layer(q: LayerPosterior, names: tuple[str, ...]) -> Params:
+            noise = torch.cat([columns(eps[name], len(q.center)) for name in names], -2)
             w = q.center + q.log_scale.exp() * q.z.draw(noise.to(q.center.dtype))
-            kls.append(q.z.kl().to(like.dtype))
-            return self._split(w, names, like)
+            kls.append(q.z.kl().to(reference.dtype))
+            sizes = [self.shapes[name].numel() // w.shape[0] // w.shape[2] for name in names]
+            blocks = w.to(reference.dtype).split(sizes, -2)
+            return {
+                name: block.mT.reshape(self.shapes[name])
+                for name, block in zip(names, blocks, strict=True)
+            }
 
-        nan = torch.full_like(like.flatten()[0], math.nan)  # a use before the draw gives NaN
+        nan = torch.full_like(reference.flatten()[0], math.nan)  # a use before the draw gives NaN
         placeholders = {name: nan.expand(shape) for name, shape in self.shapes.items()}
-        propagation = Propagation(placeholders, draw_layer)
-        with propagation:
-            self._run(tree["parents"] | placeholders)
-        return {name: propagation.values[name] for name in self.names}, torch.stack(kls).sum()
+        values = self._propagate(placeholders, tree["parents"], draw_layer)
+        return {name: values[name] for name in self.names}, torch.stack(kls).sum()
 
     def _log_prob_of_draw(self, params: Params) -> Tensor:
         """Compute log q of one set of tensors."""
         terms: list[Tensor] = []
 
-        def score_layer(call: Call, weight: str, bias: str | None, values: Params) -> Params:
-            names = _random_names(weight, bias, values)
-            q = self._layer_posterior(call, names, call.bias if len(names) == 1 else None)
+        def score_layer(q: LayerPosterior, names: tuple[str, ...]) -> Params:
             w = torch.cat([columns(params[name], len(q.center)) for name in names], -2)
             terms.append(q.log_prob(w.to(q.center.dtype)))
             return {name: params[name] for name in names}
 
-        with Propagation({name: params[name] for name in self.names}, score_layer):
-            self._run(dict(params))
+        self._propagate({name: params[name] for name in self.names}, params, score_layer)
         return torch.stack(terms).sum().to(params[self.names[0]].dtype)
 
     def _map(self, function: Callable[[Any], Any], tree: Any, n: int) -> Any:
@@ -357,23 +340,17 @@ class InducingGuide(JointGuide):
         start: int = 0,
         parents: Params | None = None,
     ) -> Draw:
-        like = self._like
+        reference = self._reference
         if n == 0:
-            empty = {name: like.new_empty(0, *shape) for name, shape in self.shapes.items()}
-            return Draw(dict(empty), like.new_empty(0))
+            empty = {name: reference.new_empty(0, *shape) for name, shape in self.shapes.items()}
+            return Draw(dict(empty), reference.new_empty(0))
         noise = {
-            name: rng.normal(n, shape, like, rng.fold(seed, name), start)
+            name: rng.normal(n, shape, reference, rng.fold(seed, name), start)
             for name, shape in self.shapes.items()
         }
         tree = {"eps": noise, "parents": self._select_parents(parents)}
         params, kl = self._map(self._draw, tree, n)
         return Draw(params, kl)
-
-    def sample(
-        self, n: int, seed: rng.Seed = None, start: int = 0, parents: Params | None = None
-    ) -> Params:
-        draw = self.draw(n, seed=seed, start=start, parents=parents)
-        return dict(draw.parts)  # type: ignore[arg-type]
 
     def log_prob(self, params: Params) -> Tensor:
         first = params[self.names[0]]
@@ -391,8 +368,8 @@ class InducingGuide(JointGuide):
         Args:
             parents: the values of tensors of other guides.
         """
-        like = self._like
-        noise = {name: like.new_zeros(shape) for name, shape in self.shapes.items()}
+        reference = self._reference
+        noise = {name: reference.new_zeros(shape) for name, shape in self.shapes.items()}
         return self._draw({"eps": noise, "parents": self._select_parents(parents)})[0]
 
     def _select_parents(self, parents: Params | None) -> Params:
@@ -403,13 +380,6 @@ class InducingGuide(JointGuide):
                 "draw with parents= their values"
             )
         return {name: value for name, value in (parents or {}).items() if name in self.parents}
-
-
-def _random_names(weight: str, bias: str | None, values: Params) -> tuple[str, ...]:
-    """Return the names of a weight and of its bias, unless the bias is known or missing."""
-    if bias is None or bias in values:
-        return (weight,)
-    return weight, bias
 
 
 def _expand_columns(value: Tensor, shape: torch.Size, groups: int) -> Tensor:

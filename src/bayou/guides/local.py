@@ -6,7 +6,7 @@ Linear and convolution calls draw their *output* instead of their weight.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from bayou.core import rng
 from bayou.core.files import no_grad_state, restore_state
 from bayou.core.params import Params
-from bayou.guides.guide import Weight
+from bayou.guides.guide import Gain, Weight
 from bayou.network import Call, Watch
 from bayou.priors.base import squares
 
@@ -42,182 +42,184 @@ PLAIN_LAYERS = (
 MIN_VARIANCE = 1e-20  # of an output, since the root of 0 has no gradient
 
 
-class LocalReparameterization(TorchFunctionMode):
-    """Draw the outputs of operations on a ``Weight``: N(x·(gain ⊙ mean), x²·std²) for every row.
-
-    This is the distribution of each row under one draw of the weight, if a row uses the weight
-    once; the positions of a convolution or a sequence have separate noise, too, which is an
-    approximation (Kingma et al. 2015; Louizos & Welling 2017). A weight used by no operation, or
-    by more than one, is an error: its noise would be missing or drawn twice.
+class TensorCalls(TorchFunctionMode):
+    """Computes linear and convolution calls that take some tensors as weight or bias.
 
     Args:
-        weights: the weights by name; the network is called with their mean tensors.
+        tensors: by name; a call has one of them if it is the same object.
+        compute: the output of a call, from the call and the names of its weight and of its bias;
+            None for a tensor that is none of them.
     """
 
-    def __init__(self, weights: Mapping[str, Weight]) -> None:
+    def __init__(
+        self, tensors: Params, compute: Callable[[Call, str | None, str | None], Tensor]
+    ) -> None:
         super().__init__()
-        self.weights = weights
-        self.used: list[str] = []
+        self.tensors = tensors
+        self.compute = compute
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in OPERATIONS:
-            return func(*args, **kwargs)
-        call = Call(func, args, kwargs)
-        weight = self._find(call.weight)
-        bias = self._find(call.bias)
-        if weight is None and bias is None:
-            return func(*args, **kwargs)
-        w: Tensor = call.given["weight"]
-        settings = {
-            name: value
-            for name, value in call.given.items()
-            if name not in ("input", "weight", "bias")
-        }
-        operation = _Operation(lambda x, w, b: func(x, w, b, **settings), func)
-        return draw_output(operation, call.x, w, call.bias, weight, bias)
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in OPERATIONS:
+            call = Call(func, args, kwargs or {})
+            weight = self._name(call.weight)
+            bias = self._name(call.bias)
+            if weight is not None or bias is not None:
+                return self.compute(call, weight, bias)
+        return func(*args, **(kwargs or {}))
 
-    def _find(self, tensor: Tensor | None) -> Weight | None:
-        """Return the ``Weight`` of a mean, by identity, and record that it is used.
+    def _name(self, tensor: Tensor | None) -> str | None:
+        """Return the name of a tensor.
 
         torch.compile does not support ``id`` of its own tensors.
         """
-        for name, weight in self.weights.items():
-            if weight.mean is tensor:
-                self.used.append(name)
-                return weight
+        for name, candidate in self.tensors.items():
+            if candidate is tensor:
+                return name
         return None
 
-    def finish(self) -> None:
-        """Raise a ValueError unless every weight was used by exactly one operation."""
-        counts = Counter(self.used)
-        misused = [name for name in self.weights if counts[name] != 1]
-        if misused:
-            raise ValueError(
-                f"{', '.join(map(repr, misused))} is not passed whole to exactly one linear or "
-                "convolution call: its noise cannot be drawn at the output; pass example= an input "
-                "so that it is sampled as a weight instead"
-            )
 
+def sample_outputs(function: Callable[[Params], Tensor], weights: Mapping[str, Weight]) -> Tensor:
+    """Call a function of tensors, with outputs drawn: N(x·(gain ⊙ mean), x²·std²) for every row.
 
-@dataclass(frozen=True)
-class _Operation:
-    """A linear or convolution call with its settings.
+    This is the distribution of each row under one draw of the weight, if a row uses the weight
+    once; the positions of a convolution or a sequence have separate noise, too, which is an
+    approximation (Kingma et al. 2015; Louizos & Welling 2017).
 
     Args:
-        call: computes the output of (x, w, b).
-        func: the function of torch.
+        function: the network, which is called with the means of the weights.
+        weights: the weights by name.
+
+    Raises:
+        ValueError: unless every weight is used by exactly one operation, since its noise would be
+            missing or drawn twice.
     """
+    used: list[str] = []
 
-    call: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    func: Any
+    def compute(call: Call, weight: str | None, bias: str | None) -> Tensor:
+        used.extend(name for name in (weight, bias) if name is not None)
+        return draw_output(
+            call,
+            None if weight is None else weights[weight],
+            None if bias is None else weights[bias],
+        )
 
-    @property
-    def is_linear(self) -> bool:
-        """Return whether the features of x and of the output are on the last axis."""
-        return self.func in LINEAR
+    means = {name: weight.mean for name, weight in weights.items()}
+    with TensorCalls(means, compute):
+        output = function(means)
+    counts = Counter(used)
+    misused = [name for name in weights if counts[name] != 1]
+    if misused:
+        raise ValueError(
+            f"{', '.join(map(repr, misused))} is not passed whole to exactly one linear or "
+            "convolution call: its noise cannot be drawn at the output; pass example= an input "
+            "so that it is sampled as a weight instead"
+        )
+    return output
 
-    @property
-    def out_axis(self) -> int:
-        """Return the axis of output units of the weight."""
-        return 1 if self.func in TRANSPOSED else 0
 
-
-def draw_output(
-    operation: _Operation,
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    weight: Weight | None,
-    bias: Weight | None,
-) -> Tensor:
+def draw_output(call: Call, weight: Weight | None, bias: Weight | None) -> Tensor:
     """Draw the output of an operation for a weight and a bias that are Gaussian given their gains.
 
     Args:
-        operation: the linear or convolution call.
-        x: its input.
-        w: its weight, or the mean of it.
-        b: its bias, or the mean of it, if any.
-        weight: the distribution of w; None if w is known.
-        bias: the distribution of b; None if b is known or missing.
+        call: the linear or convolution call, with the means of the weight and the bias.
+        weight: the distribution of the weight; None if it is known.
+        bias: the distribution of the bias; None if it is known or missing.
     """
-    std_w = None if weight is None else weight.std
-    std_b = None if bias is None else bias.std
-    center = x
-    output_gains: list[Tensor] = []  # per row
-    bias_gains: list[Tensor] = []  # per row
-    for gain in weight.gains if weight else ():
-        if len(gain.z) == 1:
-            w = w * gain.on(w)[0]
-            if std_w is not None and weight.on_noise:  # type: ignore[union-attr]
-                std_w = std_w * gain.on(w)[0]
-        elif gain.axis == operation.out_axis:
-            output_gains.append(gain.z)
-        elif gain.axis == 1 - operation.out_axis:
-            center = center * _align_rows(gain.z, x, operation.is_linear)
+    w, std_w, weight_gains = _apply_shared_gains(call.weight, weight)
+    b, std_b, bias_gains = _apply_shared_gains(call.bias, bias)
+    out_axis = 1 if call.func in TRANSPOSED else 0
+    center = call.x
+    output_rows: list[Tensor] = []
+    for gain in weight_gains:
+        if gain.axis == out_axis:
+            output_rows.append(gain.z)
+        elif gain.axis == 1 - out_axis:
+            center = center * _align_rows(gain.z, call.x, call)
         else:
             raise ValueError(
                 f"a gain along axis {gain.axis} of a weight cannot differ per row; "
                 "use axis 0 or 1, or local=False"
             )
-    for gain in bias.gains if bias else ():
-        if len(gain.z) == 1:
-            b = None if b is None else b * gain.z[0]
-            if std_b is not None and bias.on_noise:  # type: ignore[union-attr]
-                std_b = std_b * gain.z[0]
-        else:
-            bias_gains.append(gain.z)
-    mean = _call_with_gains(operation, center, w, b, output_gains, bias_gains)
-    noise_gains = bias_gains if bias and bias.on_noise else []
-    if std_w is None:
+    bias_rows = [gain.z for gain in bias_gains]
+    mean = _call_with_gains(call, center, w, b, output_rows, bias_rows)
+    noise_rows = bias_rows if bias is not None and bias.on_noise else []
+    if weight is None or std_w is None:
         if std_b is None:
             return mean
-        std = _shape_bias(std_b, w, mean, noise_gains, operation.is_linear)
-        return mean + std * rng.normal_like(mean)
-    var_w = squares(std_w)
-    var_b = None if std_b is None else std_b.square()
-    squared_noise_gains = [z.square() for z in noise_gains]
-    if weight and weight.on_noise:
-        squared_output_gains = [z.square() for z in output_gains]
-        variance = _call_with_gains(
-            operation, center.square(), var_w, var_b, squared_output_gains, squared_noise_gains
-        )
-    else:
-        variance = _call_with_gains(operation, x.square(), var_w, var_b, [], squared_noise_gains)
+        return mean + _shape_bias(call, std_b, mean, noise_rows) * rng.normal_like(mean)
+    variance = _call_with_gains(
+        call,
+        center.square() if weight.on_noise else call.x.square(),
+        squares(std_w),
+        None if std_b is None else std_b.square(),
+        [z.square() for z in output_rows] if weight.on_noise else [],
+        [z.square() for z in noise_rows],
+    )
     floor = max(MIN_VARIANCE, torch.finfo(variance.dtype).tiny)
     return mean + variance.clamp_min(floor).sqrt() * rng.normal_like(mean)
 
 
+def _apply_shared_gains(
+    value: Tensor | None, weight: Weight | None
+) -> tuple[Tensor | None, Tensor | None, list[Gain]]:
+    """Return mean and std with the gains that all rows share, and the gains that differ by row.
+
+    Args:
+        value: the tensor itself, if it has no distribution.
+        weight: its distribution, if it has one.
+    """
+    if weight is None:
+        return value, None, []
+    mean = weight.mean
+    std = weight.std
+    row_gains: list[Gain] = []
+    for gain in weight.gains:
+        if len(gain.z) > 1:
+            row_gains.append(gain)
+            continue
+        factor = gain.on(mean)[0]
+        mean = mean * factor
+        if std is not None and weight.on_noise:
+            std = std * factor
+    return mean, std, row_gains
+
+
 def _call_with_gains(
-    operation: _Operation,
+    call: Call,
     x: Tensor,
-    w: Tensor,
+    w: Tensor | None,
     b: Tensor | None,
-    output_gains: list[Tensor],
-    bias_gains: list[Tensor],
+    output_rows: list[Tensor],
+    bias_rows: list[Tensor],
 ) -> Tensor:
     """Compute the output with factors for each row on the product with the weight and the bias."""
-    if not output_gains and not bias_gains:
-        return operation.call(x, w, b)
-    output = operation.call(x, w, None)
-    for z in output_gains:
-        output = output * _align_rows(z, output, operation.is_linear)
-    if b is None:
+    has_gains = bool(output_rows or bias_rows)
+    arguments = {"input": x, "weight": w, "bias": None if has_gains else b}
+    output: Tensor = call.func(**(call.given | arguments))
+    for z in output_rows:
+        output = output * _align_rows(z, output, call)
+    if b is None or not has_gains:
         return output
-    return output + _shape_bias(b, w, output, bias_gains, operation.is_linear)
+    return output + _shape_bias(call, b, output, bias_rows)
 
 
-def _shape_bias(
-    b: Tensor, w: Tensor, output: Tensor, bias_gains: list[Tensor], is_linear: bool
-) -> Tensor:
+def _shape_bias(call: Call, b: Tensor, output: Tensor, bias_rows: list[Tensor]) -> Tensor:
     """Return the contribution of a bias to the output, with factors for each row."""
-    shift = b if is_linear else b.reshape(-1, *[1] * (w.ndim - 2))
-    for z in bias_gains:
-        shift = shift * _align_rows(z, output, is_linear)
+    shift = b
+    if call.func not in LINEAR:
+        shift = b.reshape(-1, *[1] * (call.given["weight"].ndim - 2))
+    for z in bias_rows:
+        shift = shift * _align_rows(z, output, call)
     return shift
 
 
-def _align_rows(z: Tensor, x: Tensor, is_linear: bool) -> Tensor:
+def _align_rows(z: Tensor, x: Tensor, call: Call) -> Tensor:
     """Shape z (rows, D) to multiply x: (rows, ..., D) if linear, (rows, D, ...) if a convolution.
 
     The groups of a convolution share one axis of the weight, so z repeats for each of them.
@@ -227,7 +229,7 @@ def _align_rows(z: Tensor, x: Tensor, is_linear: bool) -> Tensor:
             f"there are {len(z)} gains for {len(x)} rows of input; draw with examples={len(x)}"
         )
     ones = [1] * (x.ndim - 2)
-    if is_linear:
+    if call.func in LINEAR:
         return z.reshape(len(z), *ones, -1)
     return z.repeat(1, x.shape[1] // z.shape[1]).reshape(len(z), -1, *ones)
 

@@ -14,7 +14,7 @@ from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.params import Params
 from bayou.flows import Label, Ladj, Map, Side
-from bayou.guides.gain import GainFlow, make_gain, product_moments
+from bayou.guides.gain import GainFlow, GainSpec, product_moments
 from bayou.guides.gaussian import MeanField
 from bayou.guides.guide import (
     KL,
@@ -305,11 +305,6 @@ class Multiplicative(TensorGuide):
         size = self.center.shape[self.axis]
         return w.movedim(self.axis + 1, 1).reshape(len(w), size, self.center.numel() // size)
 
-    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
-        z, _ = self.gain.draw(n, rng.fold(seed, "gain"), start)
-        weight = Weight(self.center, self.log_std.exp(), (Gain(self.axis, z),))
-        return {self.name: weight.sample(n, rng.fold(seed, "noise"), start)}
-
     def coordinates(
         self, n: int, seed: rng.Seed = None, start: int = 0, **parents: Any
     ) -> tuple[Params, Tensor]:
@@ -328,14 +323,14 @@ class Multiplicative(TensorGuide):
         v = torch.cat((z0, eps.flatten(1)), 1)
         return self._at(v)[0], v
 
-    def unfold(self, v: Tensor, others: Params) -> Unfolded | None:
+    def unfold(self, v: Tensor, context: Params) -> Unfolded | None:
         """Return W at v with log q(v) = log q(z0) + log N(ε), and log r(z | W) − log q(W, z).
 
         q(W, z) = q(v)/|∂(W, z)/∂v|.
 
         Args:
             v: coordinates (z0, ε), (n, K).
-            others: not used, since q depends on no other tensors.
+            context: not used, since q depends on no other tensors.
         """
         if max(self.gain.label.kind, self.auxiliary.label.kind) is not Ladj.exact:
             return None
@@ -389,7 +384,7 @@ class Multiplicative(TensorGuide):
 
 
 @dataclass(frozen=True)
-class MNF(GuideSpec):
+class MNF(GainSpec):
     """Multiplicative normalizing flow posterior (Louizos & Welling 2017, arXiv:1703.01961).
 
     W = z ⊙ M + σ ⊙ ε, z = flow(z0), with one entry of z per input unit of a dense layer and one per
@@ -438,9 +433,7 @@ class MNF(GuideSpec):
     def build(self, tensors: Tensors) -> Guide:
         value, axis = tensors.value, tensors.gain_axis
         dim = value.shape[axis]
-        gain = make_gain(
-            dim, self.flow, self.options, self.z_std, self.components, self.mixing, value
-        )
+        gain = self.make_gain(value, axis)
         if self.auxiliary == "paper":
             flow = self.flow if dim > 1 else None
             auxiliary: Auxiliary = Published(dim, make_transform(flow, dim, self.options))

@@ -17,7 +17,7 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.modules import Modules
 from bayou.core.params import Params
 from bayou.flows import Side
-from bayou.guides.gain import GainFlow, make_gain, product_moments
+from bayou.guides.gain import GainFlow, GainSpec, product_moments
 from bayou.guides.gaussian import Delta
 from bayou.guides.guide import KL, Draw, Gain, Guide, GuideSpec, TensorGuide, Tensors, Weight
 from bayou.guides.joint import FlowName
@@ -77,7 +77,7 @@ class NodeGuide(TensorGuide):
 
 
 @dataclass(frozen=True)
-class NodeFlow(GuideSpec):
+class NodeFlow(GainSpec):
     """Node-based network with flow latents (Trinh et al. 2022).
 
     W = z_out ⊙ M ⊙ z_in, z = flow(z0), with points M and p(z) = N(1, prior_std²) for every entry.
@@ -130,18 +130,7 @@ class NodeFlow(GuideSpec):
                 "both": layout.axes,
             }
             axes = axes_by_place[self.where]
-        gains = {
-            axis: make_gain(
-                value.shape[axis],
-                self.flow,
-                self.options,
-                self.z_std,
-                self.components,
-                self.mixing,
-                value,
-            )
-            for axis in axes
-        }
+        gains = {axis: self.make_gain(value, axis) for axis in axes}
         return NodeGuide(tensors, gains, self.prior_std, self.penalty)
 
 

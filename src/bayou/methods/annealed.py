@@ -18,7 +18,6 @@ from bayou.core.constants import LOG_2PI
 from bayou.core.files import StrPath
 from bayou.core.params import Params, flatten, unflatten
 from bayou.core.progress import Show
-from bayou.guides.bayesian import parent_arguments
 from bayou.guides.guide import Guide
 from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
 from bayou.inference.method import Method, identity
@@ -194,7 +193,7 @@ class Annealed(Method):
             return initial
         if not isinstance(initial, Guided | GaussianPosterior):
             raise TypeError(f"Annealed needs {FAMILIES}, got {initial!r}")
-        point = {name: value.detach() for name, value in initial.like().items()}
+        point = {name: value.detach() for name, value in initial.template().items()}
         joint = Joint(fix_learned_priors(initial), initial.network, point)
         steps = self.temperatures
         with torch.no_grad():
@@ -383,7 +382,7 @@ class InitialFamily:
         coordinates = list[Tensor]()
         for guide in self.guides:
             guide_seed = rng.fold(seed, *guide.names)
-            tensors, v = guide.coordinates(n, guide_seed, **parent_arguments(guide, params, n))
+            tensors, v = guide.coordinates(n, guide_seed, **guide.parent_arguments(params, n))
             params |= tensors
             coordinates.append(v.detach())
         return coordinates

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.guides import Delta, MeanField
-from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.gaussian import Factorized
+from bayou.guides.rules import Rules
 from bayou.likelihoods import Likelihood
 from bayou.methods.vi import EvidenceBound, Variational
 from bayou.network.target import Target
-from bayou.posteriors.guided import Guided
+from bayou.posteriors.guided import Bayesian, Guided
 from bayou.priors import BoundNormal, BoundPart, Normal
 from bayou.training.data import Data
 

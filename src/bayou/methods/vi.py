@@ -16,8 +16,8 @@ from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, spell
 from bayou.guides import Delta, MeanField
-from bayou.guides.bayesian import Bayesian, NetworkDraw, Rules
 from bayou.guides.guide import Guide, GuideSpec
+from bayou.guides.rules import Rules
 from bayou.inference.baseline_checks import compare_with_constant
 from bayou.inference.data_checks import first_inputs, some_inputs
 from bayou.inference.method import Method, Trained, identity, prefers_full_batch
@@ -28,7 +28,8 @@ from bayou.methods.point import MAP
 from bayou.network import clear_errors, forward_inputs
 from bayou.network.layout import fan_ins
 from bayou.network.target import Target
-from bayou.posteriors.guided import Guided
+from bayou.posteriors.guided import Bayesian, Guided
+from bayou.posteriors.network_draw import NetworkDraw
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
 from bayou.training.checkpoints import Checkpoint

@@ -143,20 +143,7 @@ class Target:
     @cached_property
     def priors(self) -> dict[str, BoundPrior]:
         """The prior of every free tensor, bound to its shape, fan-in, dtype and device."""
-        values = dict(self.net.named_parameters())
-        fans = fan_ins(self.net)
-        axes = layouts(self.net, values)
-        bound_priors: dict[str, BoundPrior] = {}
-        for name, spec in prior_specs(self.prior, self.net).items():
-            value = values[name]
-            bound_priors[name] = spec.bind(
-                value.shape,
-                fan_in=fans[name],
-                dtype=value.dtype,
-                device=value.device,
-                axes=axes[name].axes,
-            )
-        return bound_priors
+        return bind_priors(prior_specs(self.prior, self.net), self.net)
 
     @cached_property
     def couplings(self) -> list[JointCorrection]:
@@ -330,6 +317,29 @@ def free_names(net: nn.Module, where: str | Sequence[str]) -> list[str]:
                 "(requires_grad=False); unfreeze what shall be random: requires_grad_()"
             )
     return [name for name in free if is_matched[name]]
+
+
+def bind_priors(specs: Mapping[str, Prior], net: nn.Module) -> dict[str, BoundPrior]:
+    """Return priors bound to the shapes, fan-ins, dtypes and devices of their tensors.
+
+    Args:
+        specs: the prior of every tensor, by name.
+        net: the network with these tensors.
+    """
+    values = dict(net.named_parameters())
+    fans = fan_ins(net)
+    axes = layouts(net, values)
+    bound_priors: dict[str, BoundPrior] = {}
+    for name, spec in specs.items():
+        value = values[name]
+        bound_priors[name] = spec.bind(
+            value.shape,
+            fan_in=fans[name],
+            dtype=value.dtype,
+            device=value.device,
+            axes=axes[name].axes,
+        )
+    return bound_priors
 
 
 def prior_specs(prior: PriorRules, net: nn.Module) -> dict[str, Prior]:

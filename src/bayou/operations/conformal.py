@@ -24,7 +24,9 @@ from bayou.core import rng
 from bayou.core.files import making, read_file, write_file
 from bayou.core.params import under
 from bayou.likelihoods.predictive import Predictive
-from bayou.posteriors import Posterior, restore_any
+from bayou.posteriors import Posterior
+from bayou.posteriors.posterior import restore_posterior
+from bayou.posteriors.state import SavedState
 from bayou.training.rows import all_rows, check_held_out
 
 Kind = Literal["cqr", "split", "lac", "aps"]
@@ -243,15 +245,16 @@ class Conformal:
         """
         tensors, config = read_file(path, "conformal")
         with making("conformal prediction", path):
-            state = config["posterior"] | {"path": str(path)}
+            posterior_tensors = under("posterior.", tensors)
+            saved = SavedState(posterior_tensors, config["posterior"], path, options)
             score = Score(**config["score"])
             thresholds = tensors["thresholds"]
             groups = tuple(config["groups"])
             rows = tuple(config["rows"])
             samples = config["samples"]
             seed = config["seed"]
-        posterior = restore_any(under("posterior.", tensors), state, net, **options)
-        device = next(iter(posterior.like().values())).device
+        posterior = restore_posterior(saved, net)
+        device = next(iter(posterior.template().values())).device
         return Conformal(posterior, score, thresholds.to(device), groups, rows, samples, seed)
 
     def _predictive(self, x: object) -> Predictive:

@@ -322,7 +322,7 @@ def _continue_tensors(
     posterior: Posterior, names: set[str], rules: dict[str, Prior], start: Params
 ) -> None:
     """Add priors and initial values of some tensors, those of a posterior."""
-    priors = match(posterior.like(), posterior.as_prior())
+    priors = match(posterior.template(), posterior.as_prior())
     rules |= {name: prior for name, prior in priors.items() if name in names}
     center = _center(posterior, priors)
     start |= {name: value for name, value in center.items() if name in names}
@@ -338,7 +338,7 @@ def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
             density = getattr(prior, "density", None)
             if isinstance(density, BoundNormal):
                 means[name] = density.mean
-        return posterior.like() | means
+        return posterior.template() | means
 
 
 def _attach_head(posterior: Posterior, last: Posterior, head: set[str]) -> Posterior:

@@ -68,50 +68,50 @@ class Checks:
     It is iterable, and a check is found by its name: ``checks["converged"].status``.
 
     Args:
-        found: the checks, in any order; none by default.
+        results: the checks, in any order; none by default.
     """
 
-    found: tuple[Check, ...] = ()
+    results: tuple[Check, ...] = ()
 
     def __post_init__(self) -> None:
         order = ("failed", "warning", "ok")
-        worst_first = sorted(self.found, key=lambda check: order.index(check.status))
-        object.__setattr__(self, "found", tuple(worst_first))
+        worst_first = sorted(self.results, key=lambda check: order.index(check.status))
+        object.__setattr__(self, "results", tuple(worst_first))
 
     @property
     def flags(self) -> tuple[Check, ...]:
         """The checks that are not ok."""
-        return tuple(check for check in self.found if check.status != "ok")
+        return tuple(check for check in self.results if check.status != "ok")
 
     @property
     def status(self) -> Status:
         """The worst status."""
-        return self.found[0].status if self.found else "ok"
+        return self.results[0].status if self.results else "ok"
 
     def __iter__(self) -> Iterator[Check]:
-        return iter(self.found)
+        return iter(self.results)
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.results)
 
     def __contains__(self, name: object) -> bool:
-        return any(check.name == name for check in self.found)
+        return any(check.name == name for check in self.results)
 
     def __getitem__(self, name: str) -> Check:
-        for check in self.found:
+        for check in self.results:
             if check.name == name:
                 return check
-        names = ", ".join(check.name for check in self.found) or "none"
+        names = ", ".join(check.name for check in self.results) or "none"
         raise KeyError(f"there is no check {name!r}; there are {names}")
 
     def __str__(self) -> str:
-        if not self.found:
+        if not self.results:
             return "nothing was checked; bayou.diagnostics.check(posterior, train, held)"
-        return "\n".join(map(str, self.found))
+        return "\n".join(map(str, self.results))
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain values."""
-        return [asdict(check) for check in self.found]
+        return [asdict(check) for check in self.results]
 
     @staticmethod
     def from_json(value: Any) -> Checks:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.params import Params, shared, size, under
+from bayou.core.params import Params, shared, size
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import restore_network, restore_target, target_state
+from bayou.posteriors.state import SavedState, target_state
 
 
 @final
@@ -63,7 +63,7 @@ class Empirical(Posterior):
         """The number of points."""
         return size(self.stack)
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the first point."""
         return {name: value[0] for name, value in self.stack.items()}
 
@@ -129,18 +129,16 @@ class Empirical(Posterior):
         return tensors, config
 
     @classmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> Empirical:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Empirical:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        target = restore_target(tensors, config, net, **options)
-        device = next(net.parameters()).device
-        stack = {name: value.to(device) for name, value in under("stack.", tensors).items()}
+        target = saved.target(net)
+        config = saved.config
+        stack = saved.group("stack")
         points = max(len(value) for value in stack.values())
         stack = {name: value.expand(points, *value.shape[1:]) for name, value in stack.items()}
         return cls(
             target,
-            restore_network(target, tensors, config),
+            saved.network(target),
             stack,
             config["history"],
             chains=config["chains"],

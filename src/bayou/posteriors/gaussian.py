@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.files import FileError
-from bayou.core.params import Params, size, under
+from bayou.core.params import Params, size
 from bayou.curvature import Covariance
 from bayou.curvature.covariance import Diagonal, Full
 from bayou.curvature.joint import JointNormal
@@ -26,7 +25,7 @@ from bayou.network import Map, Network, VmapOrLoop, clear_errors, out_of_memory,
 from bayou.network.target import Target, prior_specs
 from bayou.network.units import Units
 from bayou.posteriors.posterior import CHUNK_NUMBERS, Posterior, check_count
-from bayou.posteriors.state import restore_network, restore_target, target_state
+from bayou.posteriors.state import SavedState, target_state
 from bayou.priors import BoundNormal, BoundPart, DensityPrior, Prior, joint_rules
 
 PredictiveKind = Literal["sampled", "linearized", "probit", "exact"]
@@ -89,11 +88,11 @@ class GaussianPosterior(Posterior):
         """Whether ``predict`` has a closed form unless ``samples`` are given."""
         return self.predictive in CLOSED
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the mean."""
         return dict(self.center)
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the outputs of the network, or of its linearization at the mean.
 
         Args:
@@ -172,7 +171,7 @@ class GaussianPosterior(Posterior):
 
     def predict(
         self,
-        x: Any,
+        x: object,
         samples: int | None = None,
         *,
         seed: rng.Seed = 0,
@@ -215,7 +214,7 @@ class GaussianPosterior(Posterior):
 
     @torch.no_grad()
     def function(
-        self, x: Any, *, batch_size: int | None = None, diagonal: bool = False
+        self, x: object, *, batch_size: int | None = None, diagonal: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Compute the distribution of the linearized function, N(f(x, mean), J·Σ·Jᵀ).
 
@@ -327,29 +326,31 @@ class GaussianPosterior(Posterior):
             priors |= joint_rules(density, mean, self.std(), self.covariance.shapes)
         return {glob.escape(name): prior for name, prior in priors.items()}
 
-    def with_tensors_of(self, other: Posterior, names: Collection[str]) -> GaussianPosterior | None:
+    def with_tensors_of(
+        self, source: Posterior, names: Collection[str]
+    ) -> GaussianPosterior | None:
         """Return this posterior with some tensors of another Gaussian, independent of the rest.
 
         Args:
-            other: the posterior of the same network that has these tensors.
+            source: the posterior of the same network that has these tensors.
             names: of the tensors.
 
         Returns:
-            None if the covariance of the other is neither diagonal, full nor Kronecker-factored.
+            None if the covariance of the source is neither diagonal, full nor Kronecker-factored.
         """
-        if not isinstance(other, GaussianPosterior):
+        if not isinstance(source, GaussianPosterior):
             return None
-        if not isinstance(other.covariance, Diagonal | Full | Kronecker):
+        if not isinstance(source.covariance, Diagonal | Full | Kronecker):
             return None
         mean: Params = {}
-        for name in other.center:
-            mean[name] = other.center[name] if name in names else self.center[name]
-        taken = [name for name in other.covariance.shapes if name in names]
+        for name in source.center:
+            mean[name] = source.center[name] if name in names else self.center[name]
+        source_names = [name for name in source.covariance.shapes if name in names]
         remaining = [name for name in self.covariance.shapes if name not in names]
-        taken_covariance = other.covariance.marginal(taken)
-        covariance = self.covariance.marginal(remaining).with_independent(taken_covariance)
+        source_covariance = source.covariance.marginal(source_names)
+        covariance = self.covariance.marginal(remaining).with_independent(source_covariance)
         return GaussianPosterior(
-            other.target, other.network, mean, covariance, predictive=other.predictive
+            source.target, source.network, mean, covariance, predictive=source.predictive
         )
 
     def traceable(self, draw: Params, inputs: tuple[Any, ...]) -> tuple[Posterior, Params]:
@@ -411,25 +412,17 @@ class GaussianPosterior(Posterior):
         return tensors, config
 
     @classmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> GaussianPosterior:
+    def restore(cls, saved: SavedState, net: nn.Module) -> GaussianPosterior:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        target = restore_target(tensors, config, net, **options)
+        target = saved.target(net)
+        config = saved.config
         families = {family.kind: family for family in Covariance.__subclasses__()}
         family, shapes = config["covariance"]
-        if family not in families:
-            raise FileError(
-                f"{config['path']} has a covariance of the kind {family!r}; "
-                f"expected one of {', '.join(families)}"
-            )
-        device = next(net.parameters()).device
-        on_device = {name: value.to(device) for name, value in tensors.items()}
         return cls(
             target,
-            restore_network(target, tensors, config),
-            under("mean.", on_device),
-            families[family](shapes, under("covariance.", on_device)),
+            saved.network(target),
+            saved.group("mean"),
+            families[family](shapes, saved.group("covariance")),
             config["history"],
             predictive=config["predictive"],
             log_evidence=config["log_evidence"],
@@ -448,7 +441,7 @@ def _replace_tensors(inputs: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tu
     return tuple(next(remaining) if isinstance(item, Tensor) else item for item in inputs)
 
 
-def check_predictive(predictive: Any, likelihood: BoundLikelihood) -> PredictiveKind:
+def check_predictive(predictive: object, likelihood: BoundLikelihood) -> PredictiveKind:
     """Return a way to predict, if it is one and suits the likelihood.
 
     Args:

@@ -1,30 +1,410 @@
-"""Posteriors of variational methods: a guide over the network's tensors."""
+"""Networks with a guide over their tensors, and the posteriors of variational methods."""
 
 from __future__ import annotations
 
 import glob
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.files import FileError, StrPath, no_grad_state
+from bayou.core.files import no_grad_state
+from bayou.core.modules import Modules
 from bayou.core.params import Params, under
 from bayou.core.specs import to_json
-from bayou.guides.bayesian import Bayesian, Rules
-from bayou.guides.guide import Guide, GuideSpec
-from bayou.network import evaluating
-from bayou.network.target import Target, prior_specs
-from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import (
-    load_state,
-    restore_buffers,
-    restore_spec,
-    restore_target,
-    target_state,
+from bayou.guides.guide import KL, Draw, Guide, GuideSpec, Tensors, Weight
+from bayou.guides.local import Trace, guess_trace, trace
+from bayou.guides.rules import Rules, expand_rules, group_names
+from bayou.likelihoods import Likelihood
+from bayou.network import (
+    Network,
+    check_network,
+    evaluating,
+    forward_inputs,
+    is_sharded,
+    layouts,
+    shared_copy,
 )
-from bayou.priors import BoundPrior, Prior
+from bayou.network.target import PriorRules, Target, bind_priors, prior_specs
+from bayou.posteriors.network_draw import NetworkDraw
+from bayou.posteriors.posterior import Posterior, check_count
+from bayou.posteriors.state import SavedState, target_state
+from bayou.priors import (
+    BoundLogUniform,
+    BoundPart,
+    BoundPrior,
+    Normal,
+    Prior,
+    check_priors,
+    couplings,
+)
+
+
+class _OriginalNetwork(tuple[nn.Module]):
+    """The network that was made Bayesian; copies share it, and no ``state_dict`` has it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _OriginalNetwork:
+        return self
+
+
+class Bayesian(nn.Module):
+    """A network with a guide q over its parameters, as ``bayesianize`` makes it.
+
+    ``draw()`` returns a network drawn from q, with the KL of that draw. With several guides q is
+    their product, Π_g q_g, except that a guide with ``parents`` is conditioned on the draws of
+    other guides.
+
+    Args:
+        net: the network; it is not changed.
+        rules: a family such as MNF() for all parameters, or patterns → families.
+        prior: one prior, or patterns → priors; None is Normal(1.0).
+        example: an input (a tuple or a dict for several) for the dry run; without one the dry run
+            is made at the first call of a draw.
+
+    Attributes:
+        specs: the family of every tensor, by name.
+        guides: the guides, those without parents first.
+        traced: whether a dry run was made.
+        shares: whether the dry run found that most of the network does not depend on the draw, as
+            with a random last layer.
+        local_names: tensors whose noise is drawn at the output of their layer.
+        position_names: those of ``local_names`` with separate noise at every position, so that the
+            ELBO of a training step is an approximation.
+        couplings: the terms of priors over several tensors.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        rules: Rules,
+        prior: PriorRules | None = None,
+        example: object = None,
+    ) -> None:
+        super().__init__()
+        check_network(net)
+        check_priors(prior)
+        self.prior = prior
+        self._original = _OriginalNetwork((net,))
+        specs = expand_rules(net, rules)
+        parameters = dict(net.named_parameters())
+        values = {name: parameters[name].detach() for name in specs}
+        # Not a module: its copy of the network is registered as ``net``.
+        self.network = Network(net)
+        self.net = self.network.net
+        self.aliases = self.network.aliases
+        inputs = None if example is None else forward_inputs(example)
+        if not isinstance(rules, Mapping):
+            covered = rules.reach(self.network, values, inputs)
+            for name, spec in specs.items():
+                if spec is rules and name not in covered:
+                    specs[name] = rules.for_vectors()
+        self.specs = specs
+        guides = self._build_guides(values, inputs)
+        self.guides: Modules[Guide] = nn.ModuleList(guides)  # type: ignore[assignment]
+        self._parent_names = {name for guide in guides for name in guide.parents}
+        self._check_points()
+        self.couplings = couplings(self.bound_priors())
+        for guide in guides:
+            if any(isinstance(module, BoundLogUniform) for module in guide.modules()):
+                guide.kl_kind = KL.constant
+        self.traced = False
+        self.shares = False
+        self._assign_local(guess_trace(net, values))
+        if example is not None:
+            self.trace(example)
+
+    def _build_guides(self, values: Params, inputs: tuple[Any, ...] | None) -> list[Guide]:
+        """Build the guides, each with the bound priors of its tensors; those with parents last."""
+        net = self._original[0]
+        priors = prior_specs(Normal(1.0) if self.prior is None else self.prior, net)
+        priors = {name: self.specs[name].prior(prior) for name, prior in priors.items()}
+        bound_priors = bind_priors(priors, net)
+        layout_by_name = layouts(net, values)
+        guides: list[Guide] = []
+        for names in group_names(self.specs):
+            tensors = Tensors(
+                {name: values[name] for name in names},
+                {name: bound_priors[name] for name in names},
+                layout_by_name,
+                self.network,
+                values,
+                inputs,
+            )
+            guides.append(self.specs[names[0]].build(tensors))
+        guides.sort(key=lambda guide: len(guide.parents))
+        conditional = [guide for guide in guides if guide.parents]
+        if len(conditional) > 1:
+            families = " and ".join(
+                f"{type(self.specs[guide.names[0]]).__name__} over {guide.names}"
+                for guide in conditional
+            )
+            raise ValueError(
+                f"{families} are each conditioned on the other; "
+                "use the same family object for both patterns"
+            )
+        return guides
+
+    def bound_priors(self) -> dict[str, BoundPrior]:
+        """Return the prior of every tensor, with its learned values."""
+        priors: dict[str, BoundPrior] = {}
+        for guide in self.guides:
+            priors |= guide.bound_priors()
+        return priors
+
+    def _check_points(self) -> None:
+        """Raise a ValueError if a point has a joint prior with other tensors."""
+        for guide in self.guides:
+            name = guide.names[0]
+            if guide.is_point and isinstance(guide.bound_priors()[name], BoundPart):
+                raise ValueError(
+                    f"{name!r} has a joint prior with other tensors, so it cannot be a point if "
+                    "they are random; give it a family with noise"
+                )
+
+    def trace(self, example: object) -> None:
+        """Run the network once to find where local reparameterization applies.
+
+        Args:
+            example: an input, or a tuple or dict of several.
+
+        Raises:
+            ValueError: if the network never uses a tensor, or a family cannot cover one.
+        """
+        inputs = forward_inputs(example)
+        usage = trace(self.net, self.mean(), inputs, self.call)
+        unused = [name for name in self.specs if name not in usage.used]
+        if unused:
+            raise ValueError(
+                f"{', '.join(map(repr, unused))} is never used by {type(self.net).__name__}; "
+                "remove it from the network or freeze it first (a lambda that refers to the "
+                "network itself hides its use: write a method instead)"
+            )
+        self.network.find_recomputation(self.mean(), inputs)
+        self._assign_local(usage)
+        for guide in self.guides:
+            if guide.requires_local and guide.names[0] not in self.local_names:
+                raise ValueError(
+                    "RankOne needs weights that linear or convolution calls use once for an "
+                    f"example, got {guide.names[0]!r}, whose rows could not belong to different "
+                    "members; use another family for it"
+                )
+        random_names = [name for guide in self.guides if not guide.is_point for name in guide.names]
+        self.shares = (
+            not self.network.recomputes
+            and self.network.drawn_fraction(random_names, self.mean(), inputs) < 1
+        )
+        self.traced = True
+
+    def _assign_local(self, usage: Trace) -> None:
+        """Set ``local_names``: noise at the output where that is exact, or where a spec asks."""
+        local = {name for name in usage.local if self.specs[name].local}
+        local -= set(self.aliases.values())
+        # A joint density needs the values of the tensors, which local noise does not have; nor is
+        # such noise drawn again where layers are recomputed.
+        if self.couplings or self.network.recomputes:
+            local = set()
+        shared = {name for name in local & usage.shared if self.specs[name].noise}
+        self.position_names = frozenset(
+            name for name in shared if self.specs[name].local == "positions"
+        )
+        self.local_names = frozenset(local - shared) | self.position_names
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all tensors, in the order of the network."""
+        return list(self.specs)
+
+    @property
+    def per_example(self) -> bool:
+        """Return whether some gain needs one draw per example."""
+        return any(self.specs[name].per_example and name in self.local_names for name in self.names)
+
+    @property
+    def rows_independent(self) -> bool:
+        """Return whether rows are independent: no batch norm has statistics of the batch."""
+        batch_norms = (
+            module
+            for module in self.net.modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        )
+        return not any(module.training or module.running_mean is None for module in batch_norms)
+
+    @property
+    def members(self) -> int:
+        """Return the number of members, in turn, of which draw i is one (``RankOne``), or 1."""
+        return math.lcm(*(guide.members for guide in self.guides))
+
+    def draw(
+        self,
+        samples: int | None = None,
+        *,
+        examples: int | None = None,
+        local: bool = True,
+        seed: rng.Seed = None,
+        start: int = 0,
+    ) -> NetworkDraw:
+        """Draw a network from q, or several.
+
+        Args:
+            samples: S networks at once, with a leading axis on the outputs; None for one network
+                without that axis.
+            examples: the number of rows of the input, needed by families with one gain per
+                example; without it they draw one gain for all rows.
+            local: False for sampled weights everywhere (a *function* draw).
+            seed: the seed of the draws; None uses torch's global stream.
+            start: the index of the first draw.
+
+        Returns:
+            A callable network with its KL.
+        """
+        count = 1 if samples is None else samples
+        if count < 1:
+            raise ValueError(f"cannot draw {samples} networks; samples must be at least 1")
+        if is_sharded(next(self.parameters())):
+            raise ValueError(
+                "q is sharded (fully_shard): use outputs, kl = bnn(x), "
+                "or bnn.unshard() before draw()"
+            )
+        draws: list[Draw] = []
+        parts: dict[str, Tensor | Weight] = {}
+        for guide in self.guides:
+            is_local = local and (
+                guide.is_point or self.local_names - self._parent_names >= set(guide.names)
+            )
+            n = count
+            if is_local and examples is not None and self.specs[guide.names[0]].per_example:
+                n = count * examples
+            guide_seed = rng.fold(seed, *guide.names)
+            arguments = guide.parent_arguments(parts, count)
+            draw = guide.draw(n, local=is_local, seed=guide_seed, start=start, **arguments)
+            parts |= draw.parts
+            draws.append(draw)
+        sampled = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+        terms = [coupling(sampled) for coupling in self.couplings]
+        coupling = torch.stack(terms).sum(0) if terms else None
+        return NetworkDraw(self, tuple(draws), count, samples is None, coupling)
+
+    def forward(
+        self, *inputs: Any, local: bool = True, seed: rng.Seed = None, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return (outputs, kl) of one draw, for DistributedDataParallel, which wraps ``forward``.
+
+        Args:
+            inputs: inputs of the network.
+            local: whether noise is drawn at the output of layers where that is possible.
+            seed: the seed of the draw; None uses torch's global stream.
+            named: inputs that the network takes by keyword; labels are left out.
+        """
+        inputs = (*inputs, *forward_inputs(named)) if named else inputs
+        examples = len(inputs[0]) if self.per_example else None
+        draw = self.draw(examples=examples, local=local, seed=seed)
+        return draw(*inputs), draw.kl
+
+    def sample(self, n: int, seed: rng.Seed = None, start: int = 0) -> Params:
+        """Draw all parameters n times, (n, *shape) each; draw i depends on (seed, i) alone.
+
+        Args:
+            n: the number of draws.
+            seed: the seed; None uses torch's global stream.
+            start: the index of the first draw.
+        """
+        params: Params = {}
+        for guide in self.guides:
+            arguments = guide.parent_arguments(params, n)
+            params |= guide.sample(n, rng.fold(seed, *guide.names), start, **arguments)
+        return {name: params[name] for name in self.names}
+
+    def mean(self) -> Params:
+        """Return the mean, or the central point, of every tensor."""
+        means: Params = {}
+        for guide in self.guides:
+            means |= guide.mean(**guide.parent_arguments(means))
+        return {name: means[name] for name in self.names}
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Compute log q(params); a ValueError where a family has no tractable density.
+
+        Args:
+            params: a value of every tensor, (..., *shape).
+        """
+        terms: list[Tensor] = []
+        for guide in self.guides:
+            log_q = guide.log_prob(params)
+            if log_q is None:
+                raise ValueError(
+                    f"{type(guide).__name__} over {', '.join(guide.names)} has no tractable density"
+                )
+            terms.append(log_q)
+        total = terms[0]
+        for log_q in terms[1:]:
+            total = total + log_q
+        return total
+
+    def call(self, params: Params, *inputs: object) -> Tensor:
+        """Evaluate the network with these parameters.
+
+        Args:
+            params: a value of every tensor, (*shape).
+            inputs: inputs of the network.
+        """
+        return self.network.call(params, *inputs)
+
+    def posterior(self, likelihood: Likelihood, n: int) -> Guided:
+        """Return the posterior at the end of a training loop, as ``bayou.fit`` returns it.
+
+        It shares the tensors of q.
+
+        Args:
+            likelihood: p(y | f), with its noise where that was learned.
+            n: the number N of training examples.
+        """
+        net = shared_copy(self._original[0], self.names)
+        buffers = dict(self.net.named_buffers())
+        for name, value in net.named_parameters():
+            if name in buffers and type(value) is nn.Parameter and not value.requires_grad:
+                value.data = buffers[name]  # where ``to`` has moved it, not a second copy
+        net = net.to(next(self.parameters()).device)
+        return Guided(Target.build(net, likelihood, self.prior, n), self)
+
+
+def bayesianize(
+    net: nn.Module,
+    rules: Rules,
+    *,
+    prior: PriorRules | None = None,
+    example: object = None,
+) -> Bayesian:
+    """Make a network Bayesian: a guide for every parameter, by patterns on names.
+
+    Of several patterns the first match wins. One dry run decides where local reparameterization
+    applies and finds weights that are never used. A frozen parameter (``requires_grad=False``) has
+    no guide: the network shares its value.
+
+    Args:
+        net: the network; it is not changed.
+        rules: a family such as MNF() for all parameters, or patterns → families.
+        prior: one prior or patterns → priors, Normal(1.0) by default.
+        example: an input (a tuple or dict for several) for the dry run; without one it is made at
+            the first call of a draw.
+
+    Returns:
+        A module with the parameters of q; ``draw()`` is a function drawn from it.
+
+    Raises:
+        ValueError: if every parameter is frozen, a pattern matches nothing, a family cannot cover
+            its tensor, or the dry run finds a tensor that is never used.
+
+    Example:
+        >>> bnn = bayou.bayesianize(net, bayou.MeanField(), example=x[:2])
+        >>> optimizer = torch.optim.Adam(bnn.parameters(), 1e-3)
+        >>> draw = bnn.draw()
+        >>> loss = torch.nn.functional.cross_entropy(draw(x), y) + draw.kl / len(x)
+        >>> loss.backward()
+    """
+    return Bayesian(net, rules, prior, example)
 
 
 class Guided(Posterior):
@@ -75,7 +455,7 @@ class Guided(Posterior):
         with evaluating(self.bayesian):
             return self.bayesian.sample(n, seed, start)
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the center of the guides."""
         return self.bayesian.mean()
 
@@ -152,9 +532,7 @@ class Guided(Posterior):
 
     def bound_priors(self) -> dict[str, BoundPrior]:
         """Return the prior of every tensor, with its learned values, by name."""
-        priors: dict[str, BoundPrior] = {}
-        for guide in self.bayesian.guides:
-            priors |= guide.bound_priors()
+        priors = self.bayesian.bound_priors()
         return {name: priors[name] for name in self.bayesian.names}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -192,44 +570,29 @@ class Guided(Posterior):
         return f"Guided({net}: {families} of {sum(weights.values()):,} weights{elbo}{stopped})"
 
     @classmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> Guided:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Guided:
         """Return the posterior with a ``state``, see ``Posterior.restore``.
 
         A file holds no code: pass ``rules``, ``prior`` or ``likelihood`` again if they have a
         callable (a flow, a density as a prior).
         """
-        path = config["path"]
-        rules: Rules | None = options.pop("rules", None)
-        target = restore_target(tensors, config, net, **options)
-        if rules is None:
-            rules = {}
-            for names, value in config["rules"]:
-                spec = restore_spec(path, "rules", value, GuideSpec)
-                rules |= dict.fromkeys(map(glob.escape, names), spec)
+        config = saved.config
+        target = saved.target(net)
+        specs = saved.spec("rules", GuideSpec)
+        rules: Rules = specs
+        if isinstance(specs, list):  # of the file: pairs of names and a spec
+            rules = {glob.escape(name): spec for names, spec in specs for name in names}
         # Flows start at random weights, which those of the file replace.
         with rng.isolated(0, next(net.parameters()).device):
             bayesian = Bayesian(target.net, rules, target.prior)
-        restore_buffers(bayesian.network, target, tensors, path)
-        _load_guides(bayesian, under("guides.", tensors), path)
+        saved.load_buffers(bayesian.network, target)
+        guide_tensors = saved.group("guides")
+        for number, guide in enumerate(bayesian.guides):
+            # Tensors that are not in the file have the dtype of their guide.
+            values = under(f"{number}.", guide_tensors).values()
+            dtypes = [value.dtype for value in values if value.is_floating_point()]
+            guide.to(dtypes[0] if dtypes else None)
+        saved.load_into(bayesian.guides, guide_tensors, "network and these rules")
         bayesian.local_names = frozenset(config["local"])
         bayesian.position_names = frozenset(config.get("positions", ()))
         return cls(target, bayesian.eval(), config["history"])
-
-
-def _load_guides(bayesian: Bayesian, state: Params, path: StrPath) -> None:
-    """Give the guides the tensors of a file, which must have one dtype for each guide."""
-    for number, guide in enumerate(bayesian.guides):
-        # Tensors missing in the file have the dtype of their guide.
-        values = under(f"{number}.", state).values()
-        dtypes = [value.dtype for value in values if value.is_floating_point()]
-        guide.to(dtypes[0] if dtypes else None)
-    load_state(bayesian.guides, state, path, "network and these rules")
-    for number, guide in enumerate(bayesian.guides):
-        parameter_dtypes = {value.dtype for value in guide.parameters()}
-        if len(parameter_dtypes) > 1:
-            words = " and ".join(sorted(map(str, parameter_dtypes)))
-            raise FileError(
-                f"{path} has {words} in 'guides.{number}', expected one dtype; fit again"
-            )

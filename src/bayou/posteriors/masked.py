@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayou.core import rng
-from bayou.core.params import Params, under
+from bayou.core.params import Params
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior, check_count
-from bayou.posteriors.state import restore_network, restore_target, target_state
+from bayou.posteriors.state import SavedState, target_state
 
 SEED = "dropout.seed"  # the tensor of a draw from which its masks are made
 MASK = "dropout.mask"  # prefix of the tensors of a draw that are the masks themselves
@@ -184,7 +184,7 @@ class Masked(Posterior):
         self.history = history or []
         self.stopped = ""
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return the weights and a seed."""
         return self.weights | {SEED: torch.zeros((), dtype=torch.long, device=self._device)}
 
@@ -227,7 +227,7 @@ class Masked(Posterior):
             "its outputs, posterior.predict(x).outputs"
         )
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the network's outputs with the masks of a draw.
 
         Args:
@@ -266,15 +266,12 @@ class Masked(Posterior):
         return tensors, config | {"p": self.p}
 
     @classmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> Masked:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Masked:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        target = restore_target(tensors, config, net, **options)
-        device = next(net.parameters()).device
-        weights = {name: value.to(device) for name, value in under("weights.", tensors).items()}
-        network = restore_network(target, tensors, config)
-        return cls(target, network, weights, config["history"], p=config["p"])
+        target = saved.target(net)
+        network = saved.network(target)
+        config = saved.config
+        return cls(target, network, saved.group("weights"), config["history"], p=config["p"])
 
     def __repr__(self) -> str:
         net = type(self.target.net).__name__

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.params import Params, stack, under
+from bayou.core.params import Params, stack
 from bayou.network import DryRun
 from bayou.network.units import Units
 from bayou.posteriors.empirical import shuffled_indices
-from bayou.posteriors.posterior import NOISE, Posterior, check_count
-from bayou.posteriors.state import temperature_state
+from bayou.posteriors.posterior import NOISE, Posterior, check_count, restore_posterior
+from bayou.posteriors.state import SavedState, temperature_state
 
 MEMBER = "member"  # the tensor of a draw that says which component it came from
 
@@ -37,7 +38,7 @@ class Mixture(Posterior):
     def __init__(
         self, components: Sequence[Posterior], history: list[dict[str, float]] | None = None
     ) -> None:
-        names = {frozenset(component.like()) for component in components}
+        names = {frozenset(component.template()) for component in components}
         if len(names) != 1:
             raise ValueError(
                 "a mixture needs at least one posterior, and all over the same tensors, got "
@@ -68,9 +69,9 @@ class Mixture(Posterior):
         finite_counts = [count for count in counts if count is not None]
         return sum(finite_counts) if len(finite_counts) == len(counts) else None
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return tensors with the shapes of a draw of the first component."""
-        return self.components[0].like()
+        return self.components[0].template()
 
     def relevance(self, where: str | None = None) -> dict[str, Tensor]:
         """Compute the mean relevance of inputs over the components.
@@ -99,22 +100,20 @@ class Mixture(Posterior):
         count = len(self.components)
         seed = rng.integer(seed)
         members = shuffled_indices(count, n, rng.fold(seed, "members"), start)
-        rounds = (torch.arange(start, start + n) // count).tolist()
-        slots: dict[str, list[Tensor | None]] = {}
+        rounds = torch.arange(start, start + n) // count
+        positions = []
+        draws = []
         for number, component in enumerate(self.components):
-            positions = (members == number).nonzero().flatten().tolist()
-            first = rounds[positions[0]] if positions else 0
-            draws = _draw_with_noise(
-                component, len(positions), rng.fold(seed, "member", number), first
-            )
-            for name, values in draws.items():
-                tensor_slots = slots.setdefault(name, [None] * n)
-                for position, value in zip(positions, values, strict=True):
-                    tensor_slots[position] = value
-        # Without any draw, those of the last component have the shapes.
+            index = (members == number).nonzero().flatten()
+            first = int(rounds[index[0]]) if len(index) else 0
+            component_seed = rng.fold(seed, "member", number)
+            draws.append(_draw_with_noise(component, len(index), component_seed, first))
+            positions.append(index)
+        order = torch.cat(positions).argsort()
         stacked: Params = {}
-        for name, tensor_slots in slots.items():
-            stacked[name] = torch.stack(tensor_slots) if tensor_slots else draws[name]  # type: ignore[arg-type]
+        for name in draws[0]:
+            values = torch.cat([component_draws[name] for component_draws in draws])
+            stacked[name] = values[order.to(values.device)]
         return stacked | {MEMBER: members.to(next(iter(stacked.values())).device)}
 
     def mean(self) -> Params:
@@ -161,7 +160,7 @@ class Mixture(Posterior):
         """Return the means of the components, a stack (C, *shape)."""
         return stack([_noise(component) | component.mean() for component in self.components])
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the outputs of the component that a draw is from."""
         return self.component(params).call(_without_member(params), *inputs)
 
@@ -202,18 +201,13 @@ class Mixture(Posterior):
         return tensors, config | temperature_state(self)
 
     @classmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> Mixture:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Mixture:
         """Return the posterior with a ``state``, see ``Posterior.restore``."""
-        from bayou.posteriors import restore_any  # a component may be of any class
-
         components = []
-        for number, component_config in enumerate(config["components"]):
-            component_tensors = under(f"{number}.", tensors)
-            component_config = component_config | {"path": config["path"]}
-            components.append(restore_any(component_tensors, component_config, net, **options))
-        return cls(components, config["history"])
+        for number, config in enumerate(saved.config["components"]):
+            component = replace(saved, tensors=saved.group(str(number)), config=config)
+            components.append(restore_posterior(component, net))
+        return cls(components, saved.config["history"])
 
     def __repr__(self) -> str:
         return f"Mixture of {len(self.components)}: {self.components[0]!r}, ..."

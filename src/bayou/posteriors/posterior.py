@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.files import StrPath, write_file
+from bayou.core.files import FileError, StrPath, making, read_file, write_file
 from bayou.core.params import Params, match, shared, size
-from bayou.guides.bayesian import Bayesian
 from bayou.likelihoods import BoundLikelihood
 from bayou.likelihoods.predictive import Predictive
-from bayou.network import DryRun, Map, Network, VmapOrLoop, by_rows, place_inputs, rows_of
+from bayou.network import (
+    DryRun,
+    Map,
+    Network,
+    VmapOrLoop,
+    by_rows,
+    place_inputs,
+    rows_of,
+    with_output,
+)
 from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.checks import Checks, check_history
-from bayou.posteriors.state import with_state
+from bayou.posteriors.state import SavedState, check_base, check_restored, with_state
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.training.inputs import gather_shards
 from bayou.training.ranks import current
+
+if TYPE_CHECKING:
+    from bayou.posteriors.guided import Bayesian
 
 NOISE = "likelihood."  # prefix of those tensors of a draw that are parameters of the likelihood
 DEFAULT_SAMPLES = 100  # functions averaged for a prediction
@@ -36,6 +49,7 @@ SUMMED_LOG_DENSITIES = ("elbo", "log_likelihood", "log_joint", "log_evidence")
 MEAN_NEGATIVE_LOG_DENSITIES = ("validation", "nll", "mode_nll", "constant_nll")
 
 Stage = dict[str, Any]  # of a selection
+LOAD_OPTIONS = ("prior", "likelihood", "rules", "output")
 
 
 class Posterior(ABC):
@@ -82,7 +96,7 @@ class Posterior(ABC):
     Properties of a class of posteriors:
 
     - ``kind``: its name in files.
-    - ``centered``: whether ``like()`` is the center of a distribution of weights.
+    - ``centered``: whether ``template()`` is the center of a distribution of weights.
     - ``mappable``: whether ``call`` never branches on the values of a draw, so that ``vmap`` can
       map over draws.
     - ``predicts_without_draws``: whether ``predict`` has a closed form unless ``samples`` are
@@ -114,7 +128,7 @@ class Posterior(ABC):
     @torch.no_grad()
     def predict(
         self,
-        x: Any,
+        x: object,
         samples: int | None = None,
         *,
         seed: rng.Seed = 0,
@@ -394,26 +408,22 @@ class Posterior(ABC):
 
     @classmethod
     @abstractmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], config: dict[str, Any], net: nn.Module, **options: Any
-    ) -> Posterior:
+    def restore(cls, saved: SavedState, net: nn.Module) -> Posterior:
         """Return the posterior with a ``state``.
 
         Args:
-            tensors: of the state.
-            config: the JSON of the state, and the name of its file as "path".
+            saved: the state, read from a file.
             net: the network it was fitted to.
-            options: specs that replace those of the file, see ``bayou.load``.
 
         Raises:
             FileError: if state and network do not match.
         """
 
-    def like(self) -> Params:
+    def template(self) -> Params:
         """Return tensors with the shapes, dtype and device of one draw."""
         return {name: stack[0] for name, stack in self.sample(1, seed=0).items()}
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Compute the network's outputs with some parameters, in eval mode.
 
         Any number of threads may call it.
@@ -432,11 +442,11 @@ class Posterior(ABC):
         """
         return self
 
-    def with_tensors_of(self, other: Posterior, names: Collection[str]) -> Posterior | None:
+    def with_tensors_of(self, source: Posterior, names: Collection[str]) -> Posterior | None:
         """Return this posterior with some tensors of another, independent of the rest.
 
         Args:
-            other: the posterior of the same network that has these tensors.
+            source: the posterior of the same network that has these tensors.
             names: of the tensors.
 
         Returns:
@@ -501,7 +511,7 @@ class Posterior(ABC):
             likelihood, outputs = likelihood.temper(outputs, self.temperature)
         return Predictive(likelihood, outputs)
 
-    def place(self, x: Any) -> tuple[Any, ...]:
+    def place(self, x: object) -> tuple[Any, ...]:
         """Return inputs on the device of the parameters, as arguments of the network.
 
         Args:
@@ -511,7 +521,7 @@ class Posterior(ABC):
             ValueError: for invalid inputs.
         """
         name, parameter = next(self.target.net.named_parameters())
-        tensors = self.like()
+        tensors = self.template()
         # The first parameter may be frozen, and on another device than the posterior.
         device = next(iter(tensors.values()), parameter).device
         return place_inputs(x, tensors.get(name, parameter).new_empty(0, device=device))
@@ -522,7 +532,7 @@ class Posterior(ABC):
         Args:
             inputs: the arguments of the network.
         """
-        return self.network.dry_run(self.like, inputs)
+        return self.network.dry_run(self.template, inputs)
 
     def seed_network(self, inputs: tuple[Any, ...], seed: rng.Seed) -> AbstractContextManager[None]:
         """Seed a network that draws random numbers in eval mode (dropout that is always on).
@@ -611,7 +621,7 @@ class Posterior(ABC):
         Where most of the network is computed once, these are as many as are as large as the
         network.
         """
-        weights = sum(value.numel() for value in self.like().values())
+        weights = sum(value.numel() for value in self.template().values())
         chunk_by_weights = CHUNK_NUMBERS // max(weights, 1)
         chunk_by_rows = CHUNK_OUTPUTS // max(len(inputs[0]), 1)
         chunk = min(samples, chunk_by_weights, chunk_by_rows)
@@ -624,7 +634,7 @@ class Posterior(ABC):
         return max(1, chunk)
 
 
-def check_count(value: Any, name: str = "n", least: int = 0) -> None:
+def check_count(value: object, name: str = "n", least: int = 0) -> None:
     """Raise a ValueError unless a value is a whole number of at least ``least``.
 
     Args:
@@ -634,3 +644,82 @@ def check_count(value: Any, name: str = "n", least: int = 0) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def restore_posterior(saved: SavedState, net: nn.Module) -> Posterior:
+    """Return the posterior with a state, of any class; one draw is made as a test.
+
+    Args:
+        saved: the state, read from a file.
+        net: the network it was fitted to.
+
+    Raises:
+        FileError: if the state is not that of a posterior, or of another network.
+    """
+    classes = {cls.kind: cls for cls in Posterior.__subclasses__()}
+    config = {"output": None} | saved.config
+    kind = config.get("kind")
+    if kind not in classes:
+        raise FileError(
+            f"{saved.path} holds a {kind!r}, not a posterior; expected one of {', '.join(classes)}"
+        )
+    # With options the error may be in them, and then it is raised as it is.
+    with nullcontext() if saved.options else making("posterior", saved.path):
+        device = next(net.parameters()).device
+        tensors = {name: value.to(device) for name, value in saved.tensors.items()}
+        saved = replace(saved, tensors=tensors, config=config)
+        net = with_output(net, saved.spec("output", object))
+        posterior = classes[kind].restore(saved, net)
+        posterior.stopped = config["stopped"]
+        posterior.temperature = config.get("temperature", 1.0)
+        check_restored(posterior, saved)
+    return posterior
+
+
+def load(path: StrPath, net: nn.Module | None = None, **options: Any) -> Posterior:
+    """Read the posterior in a file that ``posterior.save`` wrote.
+
+    A file holds tensors and settings, but no code: the network has to be built first, as it was for
+    the fit. The posterior predicts as it did when it was saved.
+
+    Args:
+        path: of the file.
+        net: the network that it was fitted to. Of parameters that were fitted only the shapes
+            matter; those that were frozen are not in the file and must have the same values (a
+            digest tells). It is not changed, and its frozen parameters are shared.
+        options: ``prior``, ``likelihood``, ``rules`` or ``output`` of the fit, if they have
+            functions or classes of the user, which a file cannot hold.
+
+    Returns:
+        The posterior, of the class that was saved.
+
+    Raises:
+        FileError: for a file that is missing, truncated, damaged, foreign, or of another network.
+        ValueError: without a network.
+
+    Example::
+
+        posterior.save("posterior.bayou")
+
+        net = build_network()
+        posterior = bayou.load("posterior.bayou", net)
+        posterior.predict(x).mean
+    """
+    if not isinstance(path, str | os.PathLike) or not isinstance(net, nn.Module):
+        raise ValueError(
+            "load needs the name of a file and the network that was fitted, got "
+            f"load({type(path).__name__}, {type(net).__name__}); a file holds tensors and no code, "
+            "so that the network has to be built first: load('posterior.bayou', net)"
+        )
+    unknown = sorted(options.keys() - set(LOAD_OPTIONS))
+    if unknown:
+        raise ValueError(
+            f"load has no option {unknown[0]!r}; the options are {', '.join(LOAD_OPTIONS)}"
+        )
+    tensors, config = read_file(path)
+    posterior = restore_posterior(SavedState(tensors, config, path, options), net)
+    with making("posterior", path):
+        check_base(posterior.target, config["base"], path)
+        if "checks" in config:  # not in files of earlier versions
+            posterior.checks = Checks.from_json(config["checks"])
+    return posterior

@@ -126,9 +126,9 @@ class Prior(Checked, ABC):
 
     @abstractmethod
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundPrior:
-        """Return the prior of one tensor, with the dtype and device of ``like``."""
+        """Return the prior of one tensor, with the dtype and device of ``reference``."""
 
 
 def check_priors(priors: object) -> None:
@@ -147,14 +147,14 @@ def check_priors(priors: object) -> None:
         )
 
 
-def log_of(value: float, like: Tensor) -> Tensor:
-    """Return log value, with the dtype and device of ``like``.
+def log_of(value: float, reference: Tensor) -> Tensor:
+    """Return log value, with the dtype and device of ``reference``.
 
     Args:
         value: a positive number.
-        like: a tensor.
+        reference: a tensor.
     """
-    return torch.full_like(like, math.log(value))
+    return torch.full_like(reference, math.log(value))
 
 
 def squares(x: Tensor, center: Tensor | None = None) -> Tensor:

@@ -75,15 +75,15 @@ class ScaleMixture(Prior):
             )
 
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundScaleMixture:
-        logit_pi = torch.full_like(like, math.log(self.pi) - math.log1p(-self.pi))
+        logit_pi = torch.full_like(reference, math.log(self.pi) - math.log1p(-self.pi))
         return BoundScaleMixture(
             shape,
             self.learn,
             logit_pi=logit_pi,
-            log_scale1=log_of(self.scale1, like),
-            log_scale2=log_of(self.scale2, like),
+            log_scale1=log_of(self.scale1, reference),
+            log_scale2=log_of(self.scale2, reference),
         )
 
 
@@ -129,7 +129,7 @@ class LogUniform(Prior):
     """
 
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundLogUniform:
         return BoundLogUniform(shape)
 
@@ -183,9 +183,9 @@ class StudentT(Prior):
         self._check_positive("df", "scale")
 
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundStudentT:
-        return BoundStudentT(shape, self.df, log_of(self.scale, like), self.learn)
+        return BoundStudentT(shape, self.df, log_of(self.scale, reference), self.learn)
 
 
 @final
@@ -254,11 +254,11 @@ class DensityPrior(Prior):
             )
 
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundPrior:
         density = self.density
         if isinstance(density, nn.Module):
-            density = copy.deepcopy(density).requires_grad_(self.learn).to(like)
+            density = copy.deepcopy(density).requires_grad_(self.learn).to(reference)
         if isinstance(density, BoundPrior):  # itself, so that a Normal keeps its closed forms
             if density.shape != torch.Size(shape):
                 raise ValueError(

@@ -80,9 +80,9 @@ class JointPrior(Prior):
     std: Tensor
 
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundPart:
-        return BoundPart(shape, self.mean.to(like), self.std.to(like).log(), self.density)
+        return BoundPart(shape, self.mean.to(reference), self.std.to(reference).log(), self.density)
 
     def __deepcopy__(self, memo: object) -> JointPrior:
         return self  # the identity of the density relates its tensors

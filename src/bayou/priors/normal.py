@@ -182,7 +182,7 @@ class Normal(Prior):
             )
 
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundNormal:
         if not isinstance(self.scale, str):
             scale = self.scale
@@ -193,14 +193,14 @@ class Normal(Prior):
             )
         else:
             scale = self.gain / math.sqrt(fan_in)
-        mean = torch.full_like(like, self.mean)
-        log_scale = log_of(scale, like)
+        mean = torch.full_like(reference, self.mean)
+        log_scale = log_of(scale, reference)
         units: dict[Unit, tuple[int, int]] = {}
         if not isinstance(self.learn, bool):
             units = unit_sizes(shape, axes, "" if self.learn == "units" else self.learn)
         if not units:
             return BoundNormal(shape, mean, log_scale, bool(self.learn))
-        factors = {unit: (axis, like.new_zeros(size)) for unit, (axis, size) in units.items()}
+        factors = {unit: (axis, reference.new_zeros(size)) for unit, (axis, size) in units.items()}
         return BoundUnitNormal(shape, mean, log_scale, factors, learn=True)
 
 
@@ -233,7 +233,7 @@ class UnitNormal(Prior):
                 )
 
     def _bind(
-        self, shape: Sequence[int], like: Tensor, fan_in: int | None, axes: tuple[int, int]
+        self, shape: Sequence[int], reference: Tensor, fan_in: int | None, axes: tuple[int, int]
     ) -> BoundUnitNormal:
         units = unit_sizes(shape, axes)
         values_by_unit: dict[Unit, tuple[float, ...]] = {"in": self.inputs, "out": self.outputs}
@@ -247,10 +247,10 @@ class UnitNormal(Prior):
                     "prior={'first.weight': UnitNormal(...), '*': ...}"
                 )
             if values:
-                factor = torch.tensor(values, dtype=like.dtype, device=like.device)
+                factor = torch.tensor(values, dtype=reference.dtype, device=reference.device)
                 factors[unit] = (axis, factor.log())
-        mean = torch.full_like(like, self.mean)
-        return BoundUnitNormal(shape, mean, log_of(self.scale, like), factors, learn=False)
+        mean = torch.full_like(reference, self.mean)
+        return BoundUnitNormal(shape, mean, log_of(self.scale, reference), factors, learn=False)
 
 
 def unit_sizes(

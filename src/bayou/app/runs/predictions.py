@@ -194,7 +194,7 @@ def network_dtype(posterior: Posterior) -> torch.dtype:
     Args:
         posterior: over the tensors of the network.
     """
-    return next(iter(posterior.like().values())).dtype
+    return next(iter(posterior.template().values())).dtype
 
 
 def prediction_columns(
