@@ -82,7 +82,7 @@ def test_an_epoch_is_every_row_once_in_an_order_that_the_seed_decides(data):
         assert sorted(y.tolist()) == list(range(10))
         orders.append(y.tolist())
     assert orders[0] == orders[1] != orders[2]
-    assert sorted(torch.cat([y for _, y in found.ordered()]).tolist()) == list(range(10))
+    assert sorted(torch.cat([y for _, y in found.epoch()]).tolist()) == list(range(10))
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

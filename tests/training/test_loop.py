@@ -51,7 +51,7 @@ def test_validation_is_the_held_out_negative_log_predictive_density_and_is_never
     x, y = runs["classes"]()
     rows = data_module.as_data((x, y), 16)
     _, held = rows.split(0.25, vi.part_seed(0, "validation"))
-    xs, ys = next(data_module.Rows(held.source, held.index, held.n).ordered())
+    xs, ys = next(data_module.Rows(held.source, held.index, held.n).epoch())
     p = posterior.sample(8, seed=0)
     outputs = torch.stack([posterior.call({k: v[s] for k, v in p.items()}, xs) for s in range(8)])
     expected = -bayou.Predictive(posterior.target.likelihood, outputs).log_prob(ys).mean()

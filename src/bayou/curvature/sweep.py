@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
 
 from bayou.core import rng
+from bayou.core.interception import Intercept
 from bayou.core.params import Params
 from bayou.curvature.information import CurvatureType, information
 from bayou.curvature.layers import LayerCall, is_supported, layer_of
@@ -87,26 +87,23 @@ class Sink(ABC):
         """Finish a column of H, after all its gradients."""
 
 
-class KeepActivations(TorchFunctionMode):
-    """A block in which a graph keeps what gradient checkpointing would recompute.
+def keep_activations(second_order: bool = False) -> Intercept:
+    """Return a block in which a graph keeps what gradient checkpointing would recompute.
 
     Args:
         second_order: whether the graph itself has gradients; False by default. Otherwise detached
             tensors are kept: a graph that keeps those of itself is never freed.
     """
 
-    def __init__(self, second_order: bool = False) -> None:
-        super().__init__()
-        self.second_order = second_order
+    def call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        with saved_tensors_hooks(lambda t: t if second_order else t.detach(), lambda t: t):
+            return func(*args, **kwargs)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, with hooks that keep its tensors."""
-        with saved_tensors_hooks(lambda t: t if self.second_order else t.detach(), lambda t: t):
-            return func(*args, **(kwargs or {}))
+    return Intercept(call)
 
 
-class LayerProbe(TorchFunctionMode):
-    """A block in which a sink receives inputs and output gradients of every planned layer.
+class LayerProbe:
+    """Passes the inputs and output gradients of every planned layer to a sink.
 
     Args:
         plan: has the layers.
@@ -116,7 +113,6 @@ class LayerProbe(TorchFunctionMode):
     """
 
     def __init__(self, plan: Plan, params: Params, rows: int, sink: Sink) -> None:
-        super().__init__()
         self.plan = plan
         self.rows = rows
         self.sink = sink
@@ -124,9 +120,14 @@ class LayerProbe(TorchFunctionMode):
         # zeros at which a graph begins; the weights themselves need no gradient
         self.roots: list[Tensor] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and pass what is known of a layer to the sink."""
-        kwargs = kwargs or {}
+    def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an operation of torch, and pass what is known of a layer to the sink.
+
+        Args:
+            func: the operation.
+            args: its arguments.
+            kwargs: its keyword arguments.
+        """
         if func not in Call.ARGUMENTS:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
@@ -380,7 +381,7 @@ class Sweep:
     def _pass_rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
         """Pass some rows forward, and every column of H backward; return the outputs."""
         probe = LayerProbe(self.plan, self.params, len(y), sink)
-        with torch.enable_grad(), KeepActivations(), probe:
+        with torch.enable_grad(), keep_activations(), Intercept(probe.call):
             f = self.network(self.params, *inputs)
         row_f = f
         row_params: Params = {}
@@ -417,7 +418,7 @@ class Sweep:
             return self.network(self.params | params, *row_inputs.values()).squeeze(0)
 
         mapping = VmapOrLoop(call_row, (0, *[0] * len(indices)), loop=self.plan.loop)
-        with torch.enable_grad(), KeepActivations(), QUIET, PlainAttention():
+        with torch.enable_grad(), keep_activations(), QUIET, PlainAttention():
             leaves = {name: w.requires_grad_() for name, w in row_params.items()}
             f: Tensor = mapping(leaves, *[inputs[i] for i in indices])
         self.plan.loop = mapping.loop

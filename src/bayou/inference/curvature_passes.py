@@ -130,7 +130,7 @@ class CurvaturePasses:
             Interrupt() as interrupt,
         ):
             try:
-                for number, batch in enumerate(self.data.ordered()):
+                for number, batch in enumerate(self.data.epoch()):
                     if self.check is not None:
                         self.check(batch)
                     x, y = move(batch, parameter)

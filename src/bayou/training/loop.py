@@ -223,16 +223,14 @@ def move(batch: Batch, like: Tensor) -> Batch:
         batch: the pair (x, y); items of x that are no tensors remain as they are.
         like: the parameter.
     """
+
+    def place(item: Any) -> Any:
+        return item.to(like.device) if isinstance(item, Tensor) else item
+
     x, y = batch
     if isinstance(x, tuple | list):
-        return tuple(_move_item(item, like) for item in x), _move_item(y, like)
-    return _move_item(x, like), _move_item(y, like)
-
-
-def _move_item(item: Any, like: Tensor) -> Any:
-    if isinstance(item, Tensor):
-        return item.to(like.device)
-    return item
+        return tuple(place(item) for item in x), place(y)
+    return place(x), place(y)
 
 
 def _progress_numbers(record: dict[str, float]) -> dict[str, float]:

@@ -74,7 +74,7 @@ def finish(
         enough: nats; ``ROUND`` iterations that gain less are the last. Default: 0.001.
     """
     free = [parameter for parameter in problem.parameters() if parameter.requires_grad]
-    batches = [move(batch, free[0]) for batch in data.ordered()]
+    batches = [move(batch, free[0]) for batch in data.epoch()]
     start_time = time.monotonic()
     problem.eval()
     optimizer = torch.optim.LBFGS(

@@ -20,7 +20,7 @@ from torch import Tensor
 from bayou.core import rng
 from bayou.core.files import StrPath
 from bayou.core.progress import BayouWarning
-from bayou.training.inputs import Batch, forward_inputs, rows_of
+from bayou.training.inputs import Batch, rows_of
 from bayou.training.seeds import part_seed
 
 # The time to find out which process has ended: after its connections it may need some to end
@@ -126,9 +126,8 @@ class Ranks:
         x, y = batch
         has_rows = self.rank < len(y)
         index = slice(self.rank, None, self.size) if has_rows else slice(1)
-        inputs = rows_of(forward_inputs(x), index)
         share = len(y[index]) / len(y) if has_rows else 0.0
-        return (inputs if isinstance(x, tuple | list) else inputs[0], y[index]), share
+        return (rows_of(x, index), y[index]), share
 
     def draws_of_rank(self, samples: int) -> slice | None:
         """Return which draws of a step this process computes; None for all.
