@@ -22,8 +22,8 @@ import bayou
 from bayou.curvature import kronecker, sweep as sweep_module
 from bayou.curvature.kronecker import KroneckerSum
 from bayou.curvature.layers import windows
-from bayou.curvature.structures import DiagonalSum, FullSum, Sum
-from bayou.curvature.sweep import Sweep, make_plan
+from bayou.curvature.structures import DiagonalSum, FullSum
+from bayou.curvature.sweep import Sum, Sweep, make_plan
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import Call, Network
 
