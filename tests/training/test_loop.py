@@ -342,20 +342,6 @@ def test_invalid_settings_raise(options, message):
         bayou.VI(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": bayou.VI}, "method must be a name such as 'mnf' or a Method such as VI"),
-        ({"net": lambda x: x}, "net must be an nn.Module"),
-        ({"likelihood": "gaussian"}, "likelihood must be a Likelihood"),
-        ({"net": nn.ReLU()}, "has no parameters"),
-    ],
-)
-def test_invalid_arguments_of_fit_raise(options, message):
-    with pytest.raises(ValueError, match=message):
-        bayou.fit(**({"net": nn.Linear(3, 2), "data": classes()} | options))
-
-
 def test_the_length_of_a_run():
     rows = as_data((torch.zeros(100, 1), torch.zeros(100)), 10)
     assert bayou.VI().total_steps(rows) == 2000
