@@ -1,6 +1,4 @@
-"""A traced density equals the density: at other points, with constants, in-place operations, and
-failed traces.
-"""
+"""A traced density equals the density, at other points too."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def graded(log_prob: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Ten
 
 
 def writing(w: Tensor) -> Tensor:
-    """Constants that are computed, and a tensor that is written into: it must be new in every
-    call.
-    """
+    """Computed constants, and a tensor that is changed in place: it must be new in every call."""
     total = torch.zeros(3, dtype=F64) + torch.arange(3, dtype=F64).exp()
     moved = w * 2
     moved.add_(total)
@@ -49,7 +45,7 @@ def folding(w: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [writing, folding])
-def test_a_trace_is_right_at_other_points_and_again(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_trace_is_exact_at_other_points(function: Callable[[Tensor], Tensor]) -> None:
     density = graded(function)
     run = trace_density(density, points(4, 3))
     assert run is not density
