@@ -85,22 +85,3 @@ def test_a_function_that_cannot_be_traced_is_returned_unchanged() -> None:
         raise RuntimeError("no trace")
 
     assert trace_density(branching, points(2, 3)) is branching
-
-
-def test_a_density_that_is_called_a_few_times_is_not_traced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    net = nn.Linear(2, 1, dtype=F64)
-    target = Target.build(net, bayou.Gaussian(0.5), None, 6)
-    joint = Joint(target, Network(net), target.start())
-    batch, w = (points(6, 2), points(6, 1, seed=1)), points(3, 3, seed=2)
-    seen = []
-    monkeypatch.setattr(
-        "bayou.kernels.joint.trace_density", lambda part, like: seen.append(part) or part
-    )
-    for calls, traces in ((20, 0), (20_000, 1)):
-        for found, expected in zip(
-            joint.density([batch], w, calls=calls)(w), joint(w, *batch), strict=True
-        ):
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        assert len(seen) == traces

@@ -298,11 +298,3 @@ def test_a_forked_pool_that_torch_refuses_gets_the_way_out(text: str) -> None:
 
     with pytest.raises(ValueError, match=r"forked worker .*get_context..spawn.."):
         fitted(parallel=Forked())
-
-
-@pytest.mark.slow
-def test_a_comparison_in_processes(tmp_path: Path) -> None:
-    config = Config("moons", ("ffg", "map"), **QUICK)
-    with workers("processes:2") as pool:
-        results = Run.create(tmp_path / "run", config).work(executor=pool)
-    assert [result["name"] for result in results] == ["ffg-0", "map-0"]
