@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayou.curvature import Covariance, Diagonal, Full, Kronecker, LowRankPlusDiagonal
 from bayou.curvature.evidence import Evidence, Hyper
+from bayou.curvature.joint import nearest_product
 from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
 
@@ -275,3 +276,10 @@ def test_the_evidence_is_its_formula() -> None:
     assert float(parts["log_evidence"]) == pytest.approx(
         fit + prior + D / 2 * math.log(2 * math.pi) - log_det / 2
     )
+
+
+def test_the_factors_of_a_nearest_product_are_positive_definite() -> None:
+    """The signs of singular vectors are arbitrary: eight pairs of them."""
+    pairs = [(gram(8, 3, 3, seed=k), gram(8, 4, 4, seed=k + 2)) for k in range(2)]
+    for factor in nearest_product(pairs):
+        assert (torch.linalg.eigvalsh(factor) > 0).all()
