@@ -42,7 +42,7 @@ TESTS = {
         "tests/proofs",
         "tests/methods",
     ),
-    "guides": ("tests/guides", "tests/conformance/test_guides.py"),
+    "guides": ("tests/conformance/test_guides.py", "tests/guides"),
     "flows/layers": ("tests/conformance/test_flows.py", "tests/flows"),
     "likelihoods": (
         "tests/test_likelihoods.py",
