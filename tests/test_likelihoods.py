@@ -216,6 +216,26 @@ def test_the_expected_log_prob_is_exact_or_a_lower_bound(spec: Likelihood, exact
         assert (found < truth - 1e-3).any()
 
 
+def test_the_bound_of_bernoulli_is_that_of_jensen() -> None:
+    """−log(1 + E exp(∓F)), with the expectation by quadrature."""
+    likelihood = Bernoulli().bind()
+    f = torch.tensor([[0.3, -1.2]], dtype=F64)
+    variance = torch.tensor([[0.5, 1.5]], dtype=F64)
+    for sign, y in ((1, torch.ones_like(f)), (-1, torch.zeros_like(f))):
+        draws = f.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * NODES
+        mean = (-sign * draws).exp() @ MASSES / MASSES.sum()
+        found = likelihood.expected_log_prob(f, variance, y)
+        torch.testing.assert_close(found, -mean.log1p())
+
+
+def test_the_sampled_entropy_of_a_mixture_is_close_to_the_integral() -> None:
+    """The entropy that a likelihood without a closed form has, within 0.1 nats; log 4 = 1.4."""
+    likelihood = HeteroscedasticGaussian().bind()
+    f = noise(4, 3, 2)
+    sampled = BoundLikelihood.mixture_entropy(likelihood, f)
+    torch.testing.assert_close(sampled, likelihood.mixture_entropy(f), rtol=0, atol=0.1)
+
+
 def test_the_bound_of_two_classes_has_known_values() -> None:
     f, v = torch.tensor([[1.0, -0.5]], dtype=F64), torch.tensor([[0.25, 0.09]], dtype=F64)
     likelihood, y = Categorical().bind(), torch.tensor([0])

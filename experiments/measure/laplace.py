@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.curvature.kronecker import KroneckerSum
-from bayou.curvature.structures import DiagonalSum, Sum
-from bayou.curvature.sweep import Sweep, make_plan
+from bayou.curvature.structures import DiagonalSum
+from bayou.curvature.sweep import Sum, Sweep, make_plan
 from bayou.network import Network
 
 RESULTS = Path(__file__).parents[1] / "results" / "laplace.md"

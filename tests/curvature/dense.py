@@ -1,6 +1,4 @@
-"""Dense references by autograd, independent of the code under test: Jacobians of every example,
-GGN, Fisher.
-"""
+"""Dense references by autograd: Jacobians of every example, GGN, Fisher."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ Params = dict[str, Tensor]
 
 
 def jacobians(net: nn.Module, x: Tensor, names: list[str]) -> Tensor:
-    """(N, K, D): the derivative of every example's outputs in all weights, one example at a
-    time.
-    """
+    """(N, K, D): the derivative of every example's outputs in all weights."""
     params = {name: value.detach() for name, value in net.named_parameters()}
     rows = []
     for n in range(len(x)):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayou.curvature import Covariance, Diagonal, Full, Kronecker
+from bayou.curvature import Covariance, Diagonal, Full, Kronecker, LowRankPlusDiagonal
 from bayou.curvature.evidence import Evidence, Hyper
+from bayou.curvature.joint import nearest_product
 from bayou.curvature.kronecker import KroneckerCurvature
 from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
 
@@ -22,12 +23,8 @@ SHAPES = {
 }
 D = 21
 PRIOR = {"a.weight": 0.5, "a.bias": 2.0, "c": 1.5, "d": 4.0}
-MULTIPLIERS = {
-    "a.weight": 1.7,
-    "a.bias": 1.7,
-    "c": 0.3,
-    "d": 2.5,
-}  # weight and bias of a layer share theirs
+# Weight and bias of a layer share theirs.
+MULTIPLIERS = {"a.weight": 1.7, "a.bias": 1.7, "c": 0.3, "d": 2.5}
 SCALE = 0.8
 
 
@@ -56,9 +53,8 @@ def curvature(structure: str) -> tuple[Curvature, Tensor]:
     if structure == "diagonal":
         matrix = torch.diag(torch.cat([value.reshape(-1) for value in squares.values()]))
         return DiagonalCurvature(SHAPES, squares, prior), matrix
-    a = torch.stack(
-        [gram(4, 4, seed=g) for g in (1, 2)]
-    )  # two groups of two outputs, three inputs and the bias
+    # Two groups of two outputs, three inputs and the bias.
+    a = torch.stack([gram(4, 4, seed=g) for g in (1, 2)])
     g = torch.stack([gram(2, 2, seed=g) for g in (3, 4)])
     tensors = {"in|a.weight|a.bias": a, "out|a.weight|a.bias": g}
     tensors |= {f"square|{name}": squares[name] for name in ("c", "d")}
@@ -67,8 +63,10 @@ def curvature(structure: str) -> tuple[Curvature, Tensor]:
     return KroneckerCurvature(SHAPES, tensors, prior), torch.block_diag(blocks, rest)
 
 
-STRUCTURES = {"full": Full, "diagonal": Diagonal, "kronecker": Kronecker}
+CURVATURES = {"full": Full, "diagonal": Diagonal, "kronecker": Kronecker}
+STRUCTURES = CURVATURES | {"low rank plus diagonal": LowRankPlusDiagonal}
 every = pytest.mark.parametrize("structure", STRUCTURES)
+every_curvature = pytest.mark.parametrize("structure", CURVATURES)
 
 
 def hyper() -> Hyper:
@@ -78,47 +76,68 @@ def hyper() -> Hyper:
     )
 
 
-def made(structure: str) -> tuple[Covariance, Tensor, Tensor]:
+def make(structure: str) -> tuple[Covariance, Tensor, Tensor]:
     """A covariance, Λ written out, and log |Λ| as the curvature has it."""
+    if structure == "low rank plus diagonal":
+        tensors = {f"std.{n}": random(*shape).square() + 0.1 for n, shape in SHAPES.items()}
+        tensors |= {f"factor.{n}": random(2, *shape, seed=1) for n, shape in SHAPES.items()}
+        std, factor = (
+            torch.cat([tensors[f"{part}.{n}"].reshape(rows, -1) for n in SHAPES], 1)
+            for part, rows in (("std", 1), ("factor", 2))
+        )
+        precision = torch.linalg.inv(torch.diag(std[0].square()) + factor.mT @ factor)
+        return LowRankPlusDiagonal(SHAPES, tensors), precision, torch.logdet(precision)
     found, matrix = curvature(structure)
-    each = [
+    prior = [
         torch.full((shape.numel(),), PRIOR[n] * MULTIPLIERS[n], dtype=F64)
         for n, shape in SHAPES.items()
     ]
-    precision = SCALE * matrix + torch.diag(torch.cat(each))
-    at = hyper()
-    covariance = found.covariance(at.multipliers, at.scale, torch.zeros((), dtype=F64))
-    return covariance, precision, found.log_det(at.multipliers, at.scale)
+    precision = SCALE * matrix + torch.diag(torch.cat(prior))
+    multipliers, scale = hyper().multipliers, hyper().scale
+    covariance = found.covariance(multipliers, scale, torch.zeros((), dtype=F64))
+    return covariance, precision, found.log_det(multipliers, scale)
 
 
 @every
 def test_a_covariance_is_the_inverse_of_the_precision(structure: str) -> None:
-    covariance, precision, log_det = made(structure)
+    covariance, precision, log_det = make(structure)
     assert type(covariance) is STRUCTURES[structure]
     assert covariance.size == D
+    if isinstance(covariance, Full):
+        torch.testing.assert_close(covariance.precision(), precision, rtol=1e-9, atol=1e-9)
     sigma = torch.linalg.inv(precision)
     spread = covariance.spread(covariance.from_vector(torch.eye(D, dtype=F64)))
     torch.testing.assert_close(spread @ spread.mT, sigma, rtol=1e-9, atol=1e-11)
+    variance = covariance.to_vector(covariance.variance())
+    torch.testing.assert_close(variance, sigma.diagonal(), rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(log_det, torch.logdet(precision), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(covariance.log_det, -log_det, rtol=1e-10, atol=1e-10)
     d = random(7, 2, D, seed=5)
-    expected = torch.einsum("...i,ij,...j->...", d, precision, d)
-    torch.testing.assert_close(
-        covariance.mahalanobis(covariance.from_vector(d)), expected, rtol=1e-9, atol=1e-9
-    )
-    normal = torch.distributions.MultivariateNormal(
-        torch.zeros(D, dtype=F64), precision_matrix=precision
-    )
-    torch.testing.assert_close(
-        covariance.log_prob(covariance.from_vector(d)), normal.log_prob(d), rtol=1e-8, atol=1e-8
-    )
+    zero = torch.zeros(D, dtype=F64)
+    expected = torch.distributions.MultivariateNormal(zero, precision_matrix=precision).log_prob(d)
+    log_prob = covariance.log_prob(covariance.from_vector(d))
+    torch.testing.assert_close(log_prob, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker", "low rank plus diagonal"])
+def test_a_marginal_is_the_block_of_its_tensors(structure: str) -> None:
+    covariance, precision, _ = make(structure)
+    index = covariance.from_vector(torch.arange(D))
+    for names in (["a.weight", "a.bias"], ["d", "c"]):
+        marginal = covariance.marginal(names)
+        rows = torch.cat([index[name].reshape(-1) for name in names])
+        size = len(rows)
+        spread = marginal.spread(marginal.from_vector(torch.eye(size, dtype=F64)))
+        expected = torch.linalg.inv(precision)[rows][:, rows]
+        torch.testing.assert_close(spread @ spread.mT, expected, rtol=1e-9, atol=1e-11)
 
 
 @every
 def test_draws_have_the_covariance(structure: str) -> None:
-    """Within five standard errors of 20,000 draws, entry by entry."""
-    covariance, precision, _ = made(structure)
-    n, sigma = 20_000, torch.linalg.inv(precision)
+    """Within five standard errors of 4,000 draws, entry by entry."""
+    covariance, precision, _ = make(structure)
+    n = 4_000
+    sigma = torch.linalg.inv(precision)
     drawn = covariance.to_vector(covariance.sample(n, seed=0))
     variances = sigma.diagonal()
     error = ((variances.unsqueeze(1) * variances + sigma.square()) / n).sqrt()
@@ -128,19 +147,15 @@ def test_draws_have_the_covariance(structure: str) -> None:
 
 @every
 def test_a_covariance_is_restored_from_its_tensors(structure: str) -> None:
-    covariance, _, _ = made(structure)
-    again = type(covariance)(
-        {name: list(shape) for name, shape in SHAPES.items()}, covariance.tensors
-    )  # type: ignore[misc]
-    assert torch.equal(
-        covariance.to_vector(covariance.sample(3, 1)), again.to_vector(again.sample(3, 1))
-    )
+    covariance, _, _ = make(structure)
+    shapes = {name: list(shape) for name, shape in SHAPES.items()}
+    again = type(covariance)(shapes, covariance.tensors)  # type: ignore[misc]
+    torch.testing.assert_close(covariance.sample(3, 1), again.sample(3, 1), rtol=0, atol=0)
     assert list(covariance.sample(2, 1)) == list(SHAPES)
 
 
-@every
-def test_the_determinant_has_gradients(structure: str) -> None:
-    """In the multipliers and the scale: what the evidence is maximized with."""
+@every_curvature
+def test_the_determinant_has_gradients_in_multipliers_and_scale(structure: str) -> None:
     found, _ = curvature(structure)
     theta = torch.tensor([0.3, -0.4, 0.2, 0.5], dtype=F64, requires_grad=True)
 
@@ -150,9 +165,7 @@ def test_the_determinant_has_gradients(structure: str) -> None:
 
     assert torch.autograd.gradcheck(log_det, (theta,))
     one = torch.ones((), dtype=F64)
-    shared = torch.tensor(
-        0.3, dtype=F64, requires_grad=True
-    )  # one multiplier for all has a way of its own
+    shared = torch.tensor(0.3, dtype=F64, requires_grad=True)  # computed by eigenvalues
     assert torch.autograd.gradcheck(
         lambda t: found.log_det(dict.fromkeys(SHAPES, t.exp()), one), (shared,)
     )
@@ -184,11 +197,9 @@ def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input() ->
     first, matrix = curvature("kronecker")
     prior = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
     prior["a.weight"] = torch.tensor([[0.5, 1.0, 3.0]], dtype=F64)
-    found, scale, like = (
-        KroneckerCurvature(SHAPES, first.tensors, prior),
-        hyper().scale,
-        torch.zeros((), dtype=F64),
-    )
+    found = KroneckerCurvature(SHAPES, first.tensors, prior)
+    scale = hyper().scale
+    like = torch.zeros((), dtype=F64)
     inputs = torch.tensor([[0.3, 1.2, 2.0]], dtype=F64)
     for multipliers in (hyper().multipliers, hyper().multipliers | {"a.weight": inputs}):
         each = [
@@ -222,8 +233,8 @@ def test_a_prior_for_every_weight(structure: str) -> None:
     torch.testing.assert_close(other.log_det(dict.fromkeys(SHAPES, one), one), expected)
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
-def test_a_flat_prior_over_free_directions_is_an_error(structure: str) -> None:
+@every_curvature
+def test_a_flat_prior_over_free_directions_raises(structure: str) -> None:
     found, _ = curvature(structure)
     flat = {name: torch.zeros((), dtype=F64) for name in SHAPES}
     for tensor in found.tensors.values():
@@ -235,7 +246,7 @@ def test_a_flat_prior_over_free_directions_is_an_error(structure: str) -> None:
         nothing.covariance(flat, torch.ones((), dtype=F64), torch.zeros(()))
 
 
-def test_an_evidence_without_a_maximum_is_an_error() -> None:
+def test_an_evidence_without_a_maximum_raises() -> None:
     """Weights exactly at their prior mean: the narrower the prior, the better."""
     found, _ = curvature("diagonal")
     evidence = Evidence(
@@ -252,9 +263,8 @@ def test_the_evidence_is_its_formula() -> None:
     at = hyper()
     parts = evidence.parts(at)
     noise = 0.3 / math.sqrt(SCALE)
-    constant = (
-        -12.0 + 0.5 * 0.9 / 0.09 + 15 * math.log(2 * math.pi * 0.09)
-    )  # of y, whatever the noise
+    # Of y, for any noise.
+    constant = -12.0 + 0.5 * 0.9 / 0.09 + 15 * math.log(2 * math.pi * 0.09)
     fit = constant - 15 * math.log(2 * math.pi * noise**2) - 0.5 * 0.9 / noise**2
     prior = 0.0
     for name, d in distance.items():
@@ -266,3 +276,11 @@ def test_the_evidence_is_its_formula() -> None:
     assert float(parts["log_evidence"]) == pytest.approx(
         fit + prior + D / 2 * math.log(2 * math.pi) - log_det / 2
     )
+
+
+def test_the_factors_of_a_nearest_product_are_positive_definite() -> None:
+    """The signs of singular vectors are arbitrary."""
+    pairs = [(gram(2, 3, 3, seed=k), gram(2, 4, 4, seed=k + 3)) for k in range(3)]
+    for count in (1, 2, 3):
+        for factor in nearest_product(pairs[:count]):
+            assert (torch.linalg.eigvalsh(factor) > 0).all()

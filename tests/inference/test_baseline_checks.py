@@ -170,8 +170,8 @@ def test_the_last_batches_of_a_loader() -> None:
     )
     rest, held = last_batches(data, 0.1)
     assert held is not None
-    assert [int(y[0]) for _, y in rest.ordered()] == [0, 10, 20, 30]
-    assert [int(y[0]) for _, y in held.ordered()] == [40]
+    assert [int(y[0]) for _, y in rest.epoch()] == [0, 10, 20, 30]
+    assert [int(y[0]) for _, y in held.epoch()] == [40]
     assert (rest.n, held.n, rest.batches, held.batches) == (40, 10, 4, 1)
     assert rest.fingerprint() != held.fingerprint()
     assert last_batches(BatchRange(data, 0, 1), 0.1)[1] is None

@@ -281,7 +281,7 @@ def test_list_of_batches_of_different_shapes_stays_batches() -> None:
 def test_list_of_examples_is_a_data_set() -> None:
     data = as_data([(x, int(y)) for x, y in zip(X, CLASSES, strict=True)], 5)
     assert isinstance(data, Rows)
-    x, y = next(data.ordered())
+    x, y = next(data.epoch())
     assert torch.equal(x, X[:5])
     assert torch.equal(y, CLASSES[:5])
     vectors = as_data(list(zip(X, X, strict=True)), 5)  # x (3,) and y (3,) are one example

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,7 @@ from torch import nn
 
 import bayou
 from bayou.methods import vi
-
-runs = runpy.run_path(str(Path(__file__).parents[1] / "training" / "runs.py"))
-objective, small = runs["objective"], runs["small"]
+from tests.training.runs import make_objective, small
 
 ONE = torch.ones((), dtype=torch.float64)
 
@@ -78,7 +74,7 @@ def exact(loss, bayesian, guides, value):
 
 
 def dropped(per, samples, rows=8, features=3):
-    loss, bayesian, x, y = objective(
+    loss, bayesian, x, y = make_objective(
         bayou.Dropout(0.3, per=per, rate="reinforce"), samples, net=nn.Linear(features, 1)
     )
     x, y = x[:rows], y[:rows]
@@ -123,7 +119,7 @@ def test_masks_per_example_and_per_draw_go_together(monkeypatch):
         "2.weight": bayou.Dropout(0.4, per="weight", rate="reinforce"),
         "*": bayou.Delta(),
     }
-    loss, bayesian, x, y = objective(rules, 2, net=net, features=1)
+    loss, bayesian, x, y = make_objective(rules, 2, net=net, features=1)
     x, y = x[:2], y[:2]
     means = {name: value.detach() for name, value in bayesian.mean().items()}
 
@@ -139,10 +135,10 @@ def test_masks_per_example_and_per_draw_go_together(monkeypatch):
     assert torch.allclose(mean, truth, atol=1e-12)
 
 
-def test_rows_that_touch_one_another_share_their_reward(monkeypatch):
+def test_rows_that_depend_on_each_other_share_their_reward(monkeypatch):
     net = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1, affine=False))
     rules = {"0.weight": bayou.Dropout(0.3, per="unit", rate="reinforce"), "*": bayou.Delta()}
-    loss, bayesian, x, y = objective(rules, net=net, features=2)
+    loss, bayesian, x, y = make_objective(rules, net=net, features=2)
     x, y = x[:3], y[:3]
     guide = bayesian.guides[0]
     logit = guide.logit_p.detach().clone().requires_grad_()

@@ -119,7 +119,7 @@ FORMS: dict[str, Any] = {
 def test_data_of_mappings_have_the_same_rows(form: str) -> None:
     data = as_data(FORMS[form], 8)
     assert (data.n, data.batches) == (N, 3)
-    for number, (x, y) in enumerate(data.ordered()):
+    for number, (x, y) in enumerate(data.epoch()):
         rows = slice(8 * number, 8 * number + 8)
         assert x[2] == ("scale", "features")
         assert all(map(torch.equal, (x[0], x[1], y), (SCALE[rows], X[rows], Y[rows])))

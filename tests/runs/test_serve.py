@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,7 @@ def test_small_requests_come_before_large_ones_and_do_not_starve_them(
         finished.append(rows)
 
     async def main() -> None:
-        batches = Batches(service, Limits())
+        batches = Batches(replace(service, max_rows=3000), Limits())
         async with batches.running():
             tasks = []
             for rows in (2000, 2001, 2002, 2003, 1):

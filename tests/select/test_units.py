@@ -184,7 +184,7 @@ class Prices(torch.utils.data.Dataset):
 def test_batches_of_data_sets_and_loaders_are_standardized(kind: str) -> None:
     rows = as_data(Prices() if kind == "dataset" else DataLoader(Prices(), 16))
     units = choose_units(network(), rows, None)
-    batches = list(apply_units(units, rows).ordered())
+    batches = list(apply_units(units, rows).epoch())
     x = torch.cat([forward_inputs(x)[0] for x, _ in batches])
     y = torch.cat([y for _, y in batches])
     for values in (x, y):

@@ -1,7 +1,8 @@
-"""Fits that several processes share: ``python processes.py FOLDER [--die STEP]``, started as by
-torchrun.
+"""Fits that several processes share, started as by torchrun.
 
-Every process writes what it got to FOLDER/RANK.pt. With ``--die``, process 1 kills itself in this
+    python processes.py FOLDER [--die STEP] [--slow]
+
+Every process writes its results to FOLDER/RANK.pt. With ``--die``, process 1 kills itself in this
 step of the run "vi", unless there is a checkpoint already.
 """
 
@@ -49,9 +50,7 @@ def mlp(outputs=1, *extra):
 
 
 class Adapted(nn.Module):
-    """A frozen network with an adapter and a head; the weights of ``out`` are used without a call
-    of it.
-    """
+    """A frozen network with an adapter and a head; ``out`` is not called, its weights are used."""
 
     def __init__(self):
         torch.manual_seed(1)
@@ -69,14 +68,15 @@ class Adapted(nn.Module):
 
 def sharded():
     """The network whose frozen part is spread over the processes, block by block."""
-    net, mesh = Adapted(), init_device_mesh("cpu", (dist.get_world_size(),))
+    net = Adapted()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(net.block, mesh=mesh)
     return fully_shard(
         net, mesh=mesh, ignored_params={p for p in net.parameters() if p.requires_grad}
     )
 
 
-def drawn(net):
+def draw_with_gradients(net):
     """The output and the gradients of one draw."""
     bayesian = bayou.bayesianize(net, bayou.MeanField())
     draw = bayesian.draw(seed=0)
@@ -85,7 +85,7 @@ def drawn(net):
     return [output.detach(), *(p.grad for p in bayesian.parameters() if p.grad is not None)]
 
 
-def forward(bayesian):
+def forward_gradients(bayesian):
     """The gradients of a training loop that calls the module."""
     output, kl = bayesian(data()[0], seed=0)
     (output.sum() + kl).backward()
@@ -134,11 +134,8 @@ def run(name, **changes):
 NOISE = bayou.Gaussian(0.3)
 EXACT = ["map", "mle", "loader", "vi", "ivon", "sgld"]
 SLOW_EXACT = ["sghmc", "swag", "ensemble", "vmap", "laplace", "hmc"]
-RANDOM = [
-    "dropout",
-    "batch norm",
-    "local",
-]  # with noise of rows, or statistics of a batch: equal in all processes
+# With noise of rows, or statistics of a batch: equal in all processes.
+RANDOM = ["dropout", "batch norm", "local"]
 SLOW_RANDOM = ["mnf"]
 DRAWS = ["vi", "mle"]  # with draws to share, and without any
 SHARDED = ["map", "vi", "sgld"]
@@ -162,78 +159,72 @@ def tensors(posterior):
 
 def calls():
     """How often the run "vi" calls the network in this process, dry runs included."""
-    net, found = mlp(), []
-    net[0].register_forward_hook(
-        lambda *_: found.append(1)
-    )  # copies of the network share the function
+    net = mlp()
+    count = []
+    net[0].register_forward_hook(lambda *_: count.append(1))  # shared by copies of the network
     run("vi", net=net)
-    return len(found)
+    return len(count)
 
 
 def predicted(posterior):
-    """The outputs for 37 rows, of which every process computes some; the seed of the first process
-    is that of all.
-    """
+    """The outputs for 37 rows, of which every process computes some, and for one without a seed."""
+    x = data()[0]
     with sharing():
-        return posterior.predict(data()[0], samples=4, seed=5).outputs, posterior.predict(
-            data()[0][:1], 2, seed=None
-        ).outputs
+        return (
+            posterior.predict(x, samples=4, seed=5).outputs,
+            posterior.predict(x[:1], 2, seed=None).outputs,
+        )
 
 
 def scores(folder):
     """What ``bayou evaluate`` prints of a run."""
-    (found,) = evaluate_run(folder, None)[0]
-    return {name: value for name, value in found.items() if name != "method"}
+    (row,) = evaluate_run(folder, None)[0]
+    return {name: value for name, value in row.items() if name != "method"}
 
 
-def stopping(step):
-    """Process 1 gets a Ctrl-C in call number ``step`` of the loss."""
-    calls, plain = itertools.count(1), vi.EvidenceBound.loss
-
-    def watched(self, *args):
-        if next(calls) == step and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGINT)
-        return plain(self, *args)
-
-    vi.EvidenceBound.loss = watched
-
-
-def dying(step):
-    """The loss of call number ``step`` never comes back, in any process."""
-    calls, plain = itertools.count(1), vi.EvidenceBound.loss
+def act_at_call(step, act):
+    """Let call number ``step`` of the loss do something first."""
+    calls = itertools.count(1)
+    plain = vi.EvidenceBound.loss
 
     def watched(self, *args):
         if next(calls) == step:
-            raise Died
-        return plain(self, *args)
-
-    vi.EvidenceBound.loss = watched
-    return plain
-
-
-def killed(step, file):
-    """Process 1 kills itself in this step of a first run."""
-    calls, plain = itertools.count(1), vi.EvidenceBound.loss
-    first = not file.exists()
-
-    def watched(self, *args):
-        if first and next(calls) == step and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
+            act()
         return plain(self, *args)
 
     vi.EvidenceBound.loss = watched
 
 
-def quick(folder, rank):
-    """What the fast tests compare."""
-    found = {"tensors": {}, "errors": {}, "shown": [], "written": []}
-    plain, write = vi.EvidenceBound.loss, checkpoints.write_file
+def die():
+    raise Died
+
+
+def kill_second(number):
+    """Send a signal to this process if it is process 1."""
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), number)
+
+
+def message_of(function, *args, **options):
+    """Return the message of the ValueError of a call."""
+    try:
+        function(*args, **options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def run_quick(folder, rank):
+    """Return what the fast tests compare."""
+    results = {"tensors": {}, "errors": {}, "shown": [], "written": []}
+    plain = vi.EvidenceBound.loss
+    write = checkpoints.write_file
     for name in EXACT + RANDOM:
-        posterior = run(name, progress=lambda title, *numbers: found["shown"].append(title))
-        found["tensors"][name] = tensors(posterior)
+        posterior = run(name, progress=lambda title, *numbers: results["shown"].append(title))
+        results["tensors"][name] = tensors(posterior)
         if name == "vi":
-            found["predicted"] = predicted(posterior)
-            found["records"] = [
+            results["predicted"] = predicted(posterior)
+            results["records"] = [
                 {k: v for k, v in one.items() if k != "seconds"} for one in posterior.history
             ]
     x, y, _ = data()
@@ -241,38 +232,35 @@ def quick(folder, rank):
     nn.init.constant_(other[0].bias, rank)
     changes = ({"data": (x, y + rank)}, {"net": other}, {"seed": rank})
     for what, change in zip(DISAGREE, changes, strict=True):
-        try:
-            run("vi", **change)
-        except ValueError as error:
-            found["errors"][what] = str(error)
+        results["errors"][what] = message_of(run, "vi", **change)
     with sharing(draws=True):
-        found["draws"] = [tensors(run(name)) for name in DRAWS]
-        found["calls with shared draws"] = calls()
-        try:
-            run("ivon", method=bayou.IVON(samples=3, **SHORT))
-        except ValueError as error:
-            found["errors"]["samples"] = str(error)
-    found["calls"] = calls()
+        results["draws"] = [tensors(run(name)) for name in DRAWS]
+        results["calls with shared draws"] = calls()
+        odd_samples = bayou.IVON(samples=3, **SHORT)
+        results["errors"]["samples"] = message_of(run, "ivon", method=odd_samples)
+    results["calls"] = calls()
     with sharing(False):
-        found["alone"] = tensors(run("vi", seed=rank))
+        results["alone"] = tensors(run("vi", seed=rank))
     checkpoints.write_file = lambda path, *args: (
-        found["written"].append(str(path)),
+        results["written"].append(str(path)),
         write(path, *args),
     )
-    dying(8)
+    act_at_call(8, die)
     try:
         run("vi", checkpoint=folder / "vi.run")
     except Died:
-        found["died"] = True
+        results["died"] = True
     checkpoints.write_file = write
-    stopping(4)
-    posterior = run("vi", checkpoint=folder / "stopped.run")
-    found["stopped"] = posterior.stopped, tensors(posterior)
     vi.EvidenceBound.loss = plain
-    found["sharded"] = {}
+    act_at_call(4, lambda: kill_second(signal.SIGINT))
+    posterior = run("vi", checkpoint=folder / "stopped.run")
+    results["stopped"] = posterior.stopped, tensors(posterior)
+    vi.EvidenceBound.loss = plain
+    results["sharded"] = {}
     for name in SHARDED:
-        posterior = run(name, net=(net := sharded()))
-        found["sharded"][name] = tensors(posterior), *predicted(posterior)
+        net = sharded()
+        posterior = run(name, net=net)
+        results["sharded"][name] = tensors(posterior), *predicted(posterior)
         posterior.save(folder / f"{rank}.bayou")  # every process, since it needs the parts of all
         again = bayou.load(folder / f"{rank}.bayou", net)
         torch.testing.assert_close(
@@ -281,15 +269,12 @@ def quick(folder, rank):
         assert is_sharded(
             posterior.net.get_buffer("block.weight")
         )  # no process has a copy of the whole
-    found["drawn"] = drawn(sharded())
+    results["drawn"] = draw_with_gradients(sharded())
     bayesian = fully_shard(
         bayou.bayesianize(mlp(), bayou.MeanField()), mesh=init_device_mesh("cpu", (2,))
     )
-    found["forward"] = forward(bayesian)
-    try:
-        bayesian.draw()
-    except ValueError as error:
-        found["errors"]["q"] = str(error)
+    results["forward"] = forward_gradients(bayesian)
+    results["errors"]["q"] = message_of(bayesian.draw)
     bayesian.unshard()
     bayesian.posterior(NOISE, N).save(folder / f"q{rank}.bayou")
     if rank == 0:
@@ -297,8 +282,8 @@ def quick(folder, rank):
             Run.create(folder / "run", Config("moons", ("mle",), steps=12, samples=6)).work()
     dist.barrier()
     with sharing():
-        found["scores"] = scores(folder / "run")
-    return found
+        results["scores"] = scores(folder / "run")
+    return results
 
 
 def main():
@@ -311,13 +296,14 @@ def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     if options.die is not None:
         file = options.folder / "vi.run"
-        killed(options.die, file)
-        found = tensors(run("vi", checkpoint=file))
+        if not file.exists():
+            act_at_call(options.die, lambda: kill_second(signal.SIGKILL))
+        results = tensors(run("vi", checkpoint=file))
     elif options.slow:
-        found = {name: tensors(run(name)) for name in SLOW_EXACT + SLOW_RANDOM}
+        results = {name: tensors(run(name)) for name in SLOW_EXACT + SLOW_RANDOM}
     else:
-        found = quick(options.folder, rank)
-    torch.save(found, options.folder / f"{rank}.pt")
+        results = run_quick(options.folder, rank)
+    torch.save(results, options.folder / f"{rank}.pt")
 
 
 if __name__ == "__main__":

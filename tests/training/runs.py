@@ -1,16 +1,12 @@
-"""Runs that tests kill and start again:
-``python runs.py NAME CHECKPOINT RESULT [--die STEP] [--slow]``.
+"""Runs that tests kill and start again, ways to let a run fail, a quick fit and a loss.
 
-And what the tests of the training loop share: ways to let a run die or go wrong, a quick fit, a
-loss.
+python runs.py NAME CHECKPOINT RESULT [--slow]
 """
 
 import argparse
 import hashlib
 import itertools
 import math
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -28,12 +24,11 @@ N = 60
 
 
 class Augmented(Dataset):
-    """Rows with a little torch noise each time they are asked for: what random crops are to
-    images.
-    """
+    """Rows with new noise each time they are read."""
 
     def __init__(self, x, y):
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
 
     def __len__(self):
         return len(self.x)
@@ -43,11 +38,13 @@ class Augmented(Dataset):
 
 
 def classes():
+    """Return 60 rows of two classes."""
     x = torch.randn(N, 3, generator=torch.Generator().manual_seed(1))
     return x, (x[:, 0] * x[:, 1] > 0).long()
 
 
 def curve():
+    """Return 60 noisy points of a sine."""
     x = torch.linspace(-1, 1, N).unsqueeze(-1)
     noise = torch.randn(N, 1, generator=torch.Generator().manual_seed(2))
     return x, torch.sin(3 * x) + 0.1 * noise
@@ -75,32 +72,19 @@ def _sgd_momentum_batchnorm():
     def sgd(groups):
         return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
 
-    return (
-        mlp(extra=[nn.BatchNorm1d(8)]),
-        classes(),
-        {"method": bayou.VI(optimizer=sgd, clip=1.0, **base())},
-    )
+    method = bayou.VI(optimizer=sgd, clip=1.0, **base())
+    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": method}
 
 
 def _mnf_scheduler():
     def halve(done):
         return 0.5 ** int(4 * done)
 
-    return mlp(), classes(), {"method": bayou.VI(bayou.MNF(), schedule=halve, **base())}
-
-
-def _one_cycle():
-    def cycle(done):
-        return 50 * math.sin(math.pi * (done + 0.01)) ** 2
-
     def adamw(groups):
         return torch.optim.AdamW(groups, amsgrad=True)
 
-    return (
-        mlp(),
-        classes(),
-        {"method": bayou.VI(schedule=cycle, optimizer=adamw, warmup=0.5, **base())},
-    )
+    method = bayou.VI(bayou.MNF(), schedule=halve, optimizer=adamw, warmup=0.5, **base())
+    return mlp(), classes(), {"method": method}
 
 
 def _validation():
@@ -137,23 +121,13 @@ def _learned():
 
 
 def _reinforce():
-    return (
-        mlp(),
-        classes(),
-        {"method": bayou.VI(bayou.Dropout(per="weight", rate="reinforce"), **base())},
-    )
-
-
-def _joint():
-    return mlp(), classes(), {"method": bayou.VI(bayou.JointFlow(), **base())}
+    guide = bayou.Dropout(per="weight", rate="reinforce")
+    return mlp(), classes(), {"method": bayou.VI(guide, **base())}
 
 
 def _inducing():
-    return (
-        mlp(extra=[nn.BatchNorm1d(8)]),
-        classes(),
-        {"method": bayou.VI(bayou.Inducing(20), **base())},
-    )
+    method = bayou.VI(bayou.Inducing(20), **base())
+    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": method}
 
 
 RUNS = {
@@ -163,37 +137,39 @@ RUNS = {
 }
 
 
-def fit(name, checkpoint=None, seed=3, **changes):
+def fit_run(name, checkpoint=None, seed=3):
+    """Fit one of the runs."""
     torch.manual_seed(0)
     net, data, options = RUNS[name]()
-    return bayou.fit(
-        net, data, seed=seed, checkpoint=checkpoint, progress=False, **(options | changes)
-    )
+    return bayou.fit(net, data, seed=seed, checkpoint=checkpoint, progress=False, **options)
 
 
 def result(posterior):
-    """All that must be equal: tensors, history without seconds, why it stopped."""
+    """Return all that must be equal: tensors, history without seconds, how the run ended."""
     tensors = dict(posterior.bayesian.state_dict())
     tensors |= {f"likelihood.{k}": v for k, v in posterior.target.likelihood.state_dict().items()}
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in posterior.history]
     return {"tensors": tensors, "history": history, "stopped": posterior.stopped}
 
 
-def same(one, two):
-    assert one["history"] == two["history"]
-    assert one["stopped"] == two["stopped"]
-    assert one["tensors"].keys() == two["tensors"].keys()
-    for name, tensor in one["tensors"].items():
-        assert torch.equal(tensor, two["tensors"][name]), name
+def assert_same(first, second):
+    """Check that two posteriors, or their results, are equal bit for bit."""
+    first, second = (r if isinstance(r, dict) else result(r) for r in (first, second))
+    assert first["history"] == second["history"]
+    assert first["stopped"] == second["stopped"]
+    assert first["tensors"].keys() == second["tensors"].keys()
+    for name, tensor in first["tensors"].items():
+        assert torch.equal(tensor, second["tensors"][name]), name
 
 
 class Died(BaseException):
     """A process that ends without a chance to clean up."""
 
 
-def dying(monkeypatch, step, error=Died):
-    """The loss of call number ``step`` never comes back."""
-    calls, plain = itertools.count(1), vi.EvidenceBound.loss
+def interrupt_at_call(monkeypatch, step, error=Died):
+    """Let call number ``step`` of the loss raise an error."""
+    calls = itertools.count(1)
+    plain = vi.EvidenceBound.loss
 
     def watched(self, *args):
         if next(calls) == step:
@@ -215,8 +191,10 @@ class Poison(torch.autograd.Function):
         return gradient * math.nan
 
 
-def poisoned(monkeypatch, step, how, guide=2):
-    calls, plain = itertools.count(), vi.EvidenceBound.loss
+def poison(monkeypatch, step, how, guide=2):
+    """Let the gradient of a step, or its loss, be NaN or infinite."""
+    calls = itertools.count()
+    plain = vi.EvidenceBound.loss
 
     def watched(self, x, y):
         value, report = plain(self, x, y)
@@ -231,11 +209,12 @@ def poisoned(monkeypatch, step, how, guide=2):
 
 
 def digest(path):
+    """Return the hash of a file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def small(net=None, **changes):
-    """A quick classification fit."""
+    """Fit a small network to classes in 12 steps."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) if net is None else net
     options = {
@@ -253,8 +232,8 @@ def small(net=None, **changes):
     return bayou.fit(net, options.pop("data"), method=method, **options)
 
 
-def objective(guide, samples=1, net=None, features=3):
-    """−ELBO/N in float64 for 8 rows, its network, and the rows."""
+def make_objective(guide, samples=1, net=None, features=3):
+    """Return −ELBO/N in float64 for 8 rows, its network, and the rows."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     net = (nn.Linear(3, 1) if net is None else net).double()
@@ -277,21 +256,17 @@ def main():
     parser.add_argument("name")
     parser.add_argument("checkpoint")
     parser.add_argument("result")
-    parser.add_argument("--die", type=int)
     parser.add_argument("--slow", action="store_true")
     options = parser.parse_args()
-    calls, plain = [0], vi.EvidenceBound.loss
+    plain = vi.EvidenceBound.loss
 
     def watched(self, x, y):
-        calls[0] += 1
-        if calls[0] == options.die:
-            os.kill(os.getpid(), signal.SIGKILL)
         if options.slow:
             time.sleep(0.1)  # time enough for a test to act in, on a machine that is busy
         return plain(self, x, y)
 
     vi.EvidenceBound.loss = watched
-    torch.save(result(fit(options.name, options.checkpoint)), options.result)
+    torch.save(result(fit_run(options.name, options.checkpoint)), options.result)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Steps that are compiled, replayed as one CUDA graph, or rounded."""
+"""Steps that are compiled, replayed as one CUDA graph, or rounded to bfloat16."""
 
 import itertools
-import runpy
 import warnings
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,22 +13,27 @@ from torch._dynamo.utils import counters
 import bayou
 from bayou.training.checkpoints import Checkpoint
 from bayou.training.graphs import Recorded
-
-runs = runpy.run_path(str(Path(__file__).with_name("runs.py")))
-Died, RUNS, dying, poisoned, result, same, small = (
-    runs[name] for name in ("Died", "RUNS", "dying", "poisoned", "result", "same", "small")
+from tests.training.runs import (
+    RUNS,
+    Died,
+    assert_same,
+    classes,
+    interrupt_at_call,
+    mlp,
+    poison,
+    small,
 )
 
 
 @pytest.mark.slow
-def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch):
+def test_a_compiled_run_is_reproducible_and_resumes(tmp_path, monkeypatch):
     """With sampled weights, locally reparameterized weights and factorized biases in one graph."""
     guide = {"0.*": bayou.MNF(local=False), "*": bayou.MNF()}
     options = {"compile": True, "steps": 10, "batch_size": 20, "guide": guide}
     one = small(**options)
     plain = small(**(options | {"compile": False}))
     assert one.history[0]["kl"] == pytest.approx(plain.history[0]["kl"], rel=0.1)
-    same(result(small(**options)), result(one))
+    assert_same(small(**options), one)
     with monkeypatch.context() as patch:
         plain_save, count = Checkpoint.save, itertools.count()
 
@@ -42,12 +45,12 @@ def test_a_compiled_run_learns_repeats_itself_and_resumes(tmp_path, monkeypatch)
         patch.setattr(Checkpoint, "save", save)
         with pytest.raises(Died):
             small(**options, checkpoint=tmp_path / "c", checkpoint_every=2)
-    same(result(small(**options, checkpoint=tmp_path / "c", checkpoint_every=2)), result(one))
+    assert_same(small(**options, checkpoint=tmp_path / "c", checkpoint_every=2), one)
 
 
 @pytest.fixture
 def traced(monkeypatch):
-    """How many graphs have been traced so far, by a torch.compile that generates no code."""
+    """Return a function that counts traced graphs, with a torch.compile without code generation."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch.compiler.reset()
     yield lambda: counters["stats"]["unique_graphs"]
@@ -57,11 +60,16 @@ def traced(monkeypatch):
 @pytest.mark.parametrize(
     "method", [bayou.MAP(), bayou.VI(bayou.MeanField())], ids=["MAP", "MeanField"]
 )
-def test_a_second_run_of_the_same_network_and_method_finds_its_step_compiled(method, traced):
+def test_a_second_run_of_the_same_network_and_method_is_not_traced_again(method, traced):
     def run(seed, **options):
         fitted = replace(method, steps=2, compile=True, **options)
         bayou.fit(
-            mlp(0), DATA, likelihood=bayou.Gaussian(0.1), method=fitted, seed=seed, progress=False
+            curve_net(0),
+            DATA,
+            likelihood=bayou.Gaussian(0.1),
+            method=fitted,
+            seed=seed,
+            progress=False,
         )
 
     run(0)
@@ -78,7 +86,7 @@ def test_a_step_of_swag_can_be_compiled(traced):
     compiled loss.
     """
     method = bayou.SWAG(start=None, steps=4, every=2, compile=True)
-    bayou.fit(mlp(0), DATA, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
+    bayou.fit(curve_net(0), DATA, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
     assert traced() > 0
 
 
@@ -88,13 +96,15 @@ def test_any_number_of_networks_and_data_sets_can_be_compiled_in_one_process(tra
     for i in range(9):
         data = tuple(part[: 20 + i] for part in DATA)
         method = bayou.MAP(steps=1, compile=True)
-        bayou.fit(mlp(i % 2), data, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
+        bayou.fit(
+            curve_net(i % 2), data, likelihood=bayou.Gaussian(0.1), method=method, progress=False
+        )
 
 
 DATA = torch.linspace(-1, 1, 40)[:, None], torch.linspace(-1, 1, 40)[:, None].sin()
 
 
-def mlp(layers):
+def curve_net(layers):
     return nn.Sequential(
         nn.Linear(1, 2), *[nn.Linear(2, 2) for _ in range(layers)], nn.Linear(2, 1)
     )
@@ -107,7 +117,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize(
     "name", ["adam_dropout", "mnf_scheduler", "validation", "learned", "reinforce", "inducing"]
 )
-def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeypatch):
+def test_runs_on_a_cuda_device_resume_and_name_nans(name, tmp_path, monkeypatch):
     def fit(checkpoint=None):
         torch.manual_seed(0)
         net, data, options = RUNS[name]()
@@ -118,14 +128,14 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
     whole = fit()
     assert torch.equal(torch.cuda.get_rng_state(), state)
     with monkeypatch.context() as patch:
-        dying(patch, 11)
+        interrupt_at_call(patch, 11)
         with pytest.raises(Died):
             fit(file)
-    same(result(fit(file)), result(whole))
+    assert_same(fit(file), whole)
     x = RUNS[name]()[1][0]
     assert whole.predict(x, 5, seed=0).outputs.is_cuda
     if name == "adam_dropout":
-        poisoned(monkeypatch, 7, "gradient", guide=0)
+        poison(monkeypatch, 7, "gradient", guide=0)
         with pytest.raises(
             FloatingPointError, match="step 7: the gradient of log_std of '0.weight'"
         ):
@@ -142,13 +152,13 @@ def test_on_a_cuda_device_runs_resume_and_nans_are_named(name, tmp_path, monkeyp
         bayou.IVON(steps=30, warmup=0.5),
     ],
 )
-def test_a_replayed_step_is_the_step(method):
+def test_a_replayed_step_equals_the_eager_step(method):
     """Compiled and replayed as one CUDA graph: the losses of an eager run, epoch ends of another
     shape included.
     """
-    x, y = (part.cuda() for part in runs["classes"]())
+    x, y = (part.cuda() for part in classes())
     torch.manual_seed(0)
-    net = runs["mlp"]().cuda()
+    net = mlp().cuda()
     options = {"log_every": 1, "batch_size": 16}
     eager, graph, again = (
         bayou.fit(
@@ -188,20 +198,20 @@ def test_a_single_row_of_a_flow_is_the_same_when_compiled():
 
 
 @needs_cuda
-def test_a_replayed_step_that_goes_wrong_is_noticed():
-    x, y = (part.cuda() for part in runs["classes"]())
+def test_a_replayed_step_that_is_not_finite_raises():
+    x, y = (part.cuda() for part in classes())
     method = bayou.MAP(steps=200, compile=True, lr=1e30, log_every=10)
     with pytest.raises(FloatingPointError, match="not finite"):
-        bayou.fit(runs["mlp"]().cuda(), (x, y), method=method, progress=False)
+        bayou.fit(mlp().cuda(), (x, y), method=method, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize(
     "method", [bayou.MAP(steps=60, lr=0.05), bayou.VI(bayou.MNF(), steps=60, lr=0.02)]
 )
-def test_autocast_rounds_the_products_of_the_network_alone(method):
+def test_autocast_rounds_only_the_products_of_the_network(method):
     torch.manual_seed(0)
-    net, data = runs["mlp"](), runs["classes"]()
+    net, data = mlp(), classes()
     exact, rounded = (
         bayou.fit(net, data, method=replace(method, autocast=autocast, log_every=1), progress=False)
         for autocast in (False, True)
@@ -218,52 +228,59 @@ def test_autocast_rounds_the_products_of_the_network_alone(method):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("compile", [False, True])
+def test_a_recorded_function_equals_the_function(device, compile, monkeypatch):
+    """Gradients of batches of ten rows; every third one has five, which runs as it is."""
+    if device == "cpu":
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    calls = []
+
+    def gradient(w, batch):
+        calls.append(len(batch))
+        x, y = batch
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            value = (torch.tanh(x @ w) - y).square().sum()
+            return value.detach(), torch.autograd.grad(value, w)[0]
+
+    recorded = Recorded(gradient, compile)
+    for number in range(9):
+        rows = 5 if number % 3 == 2 else 10
+        x = torch.randn(rows, 3, dtype=torch.float64, device=device)
+        w = torch.randn(3, dtype=torch.float64, device=device)
+        values = recorded(w, (x, x.sum(1)))
+        torch.testing.assert_close(values, gradient(w, (x, x.sum(1))), rtol=1e-9, atol=1e-9)
+    if compile:
+        assert len(calls) == 9 + 3 + 1  # the batches of five rows, and one trace
+    elif device == "cuda":
+        assert len(calls) == 9 + 3 + 4  # three calls before the recording
+
+
+@needs_cuda
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize(
     ("module", "method"),
     [
-        ("langevin", bayou.SGHMC(steps=40, batch_size=10, chains=2, lr=1e-4, burn_in=0, draws=40, start=None)),
-        (
-            "mclmc",
-            bayou.MCLMC(
-                stochastic=True, steps=4, batch_size=10, chains=2, warmup=0, draws=10, adapt=False, step_size=0.01,
-                length=0.1, start=None,
-            ),
-        ),
+        ("langevin", bayou.SGHMC(steps=40, chains=2, lr=1e-4, burn_in=0, draws=40)),
+        ("mclmc", bayou.MCLMC(stochastic=True, steps=4, chains=2, warmup=0, draws=10, adapt=False)),
     ],
-)  # fmt: skip
-def test_the_gradient_of_chains_is_the_same_recorded_and_compiled(
-    device, compile, module, method, monkeypatch
-):
+)
+def test_chains_with_recorded_gradients_are_the_same(compile, module, method, monkeypatch):
     """Two batches of one size and a smaller one in each epoch."""
-    if device == "cpu":
-        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    x = torch.linspace(-1, 1, 25, dtype=torch.float64, device=device).unsqueeze(1)
-    place = f"bayou.methods.{module}.Recorded"
+    x = torch.linspace(-1, 1, 25, dtype=torch.float64, device="cuda").unsqueeze(1)
+    method = replace(method, batch_size=10, start=None)
+    if module == "mclmc":
+        method = replace(method, step_size=0.01, length=0.1)
 
     def draws(method):
         torch.manual_seed(0)
-        net = mlp(0).to(device, torch.float64)
+        net = curve_net(0).to("cuda", torch.float64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.MixingWarning)
             return bayou.fit(
                 net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1), progress=False
             ).stack
 
-    calls = itertools.count()
-
-    def counted(function, compile):
-        return Recorded(lambda *args: (next(calls), function(*args))[1], compile)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(place, counted)
-        found = draws(replace(method, compile=compile))
-    if (
-        compile or device == "cuda"
-    ):  # 13 of 40 batches have five rows; the others are traced once, or run three times
-        noise = (
-            12 if module == "mclmc" else 0
-        )  # gradients of small batches that measure their noise
-        assert next(calls) <= 13 * (3 if module == "mclmc" else 1) + 4 + noise
-    monkeypatch.setattr(place, lambda function, compile: function)
+    recorded = draws(replace(method, compile=compile))
+    monkeypatch.setattr(f"bayou.methods.{module}.Recorded", lambda function, compile: function)
     for name, expected in draws(method).items():
-        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(recorded[name], expected, rtol=1e-9, atol=1e-9)

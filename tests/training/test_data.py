@@ -1,4 +1,4 @@
-"""Data at the door: what is taken, in which order, and what is refused with which words."""
+"""Data as batches: their order, and the errors for data that cannot be used."""
 
 import math
 
@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 import bayou
-from bayou.training.data import Loader, Rows, as_data
+from bayou.training.data import Rows, as_data
 
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
 
@@ -70,61 +70,69 @@ def fit(net=None, data=(X, Y), **options):
     [(X, Y), [X, Y], TensorDataset(X, Y), Items(ROWS), DataLoader(Items(ROWS), 4, shuffle=True)],
     ids=["pair", "list", "tensors", "dataset", "loader"],
 )
-def test_an_epoch_is_every_row_once_in_an_order_that_the_seed_decides(data):
-    found = as_data(data, 4)
-    assert (found.n, found.batches) == (10, 3)
+def test_an_epoch_has_every_row_once_in_the_order_of_its_seed(data):
+    rows = as_data(data, 4)
+    assert (rows.n, rows.batches) == (10, 3)
     orders = []
     for seed in (1, 1, 2):
-        batches = list(found.epoch(seed))
+        batches = list(rows.epoch(seed))
         assert [len(y) for _, y in batches] == [4, 4, 2]
         y = torch.cat([y for _, y in batches])
         assert torch.equal(torch.cat([x for x, _ in batches]), X[y])
         assert sorted(y.tolist()) == list(range(10))
         orders.append(y.tolist())
     assert orders[0] == orders[1] != orders[2]
-    assert sorted(torch.cat([y for _, y in found.ordered()]).tolist()) == list(range(10))
+    in_order = [torch.cat([y for _, y in rows.epoch()]).tolist() for _ in range(2)]
+    assert in_order[0] == in_order[1]
+    assert sorted(in_order[0]) == list(range(10))
+    if isinstance(rows, Rows):
+        assert in_order[0] == list(range(10))
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["dataset", "loader", "generator", "weighted"])
-def test_what_is_left_of_an_epoch_is_what_the_whole_one_would_have_given(kind, workers):
-    torch.manual_seed(int.from_bytes(kind.encode()[:4], "big"))
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        ("dataset", 0),
+        ("loader", 0),
+        pytest.param("loader", 2, marks=pytest.mark.slow),
+        ("generator", 0),
+        ("weighted", 0),
+    ],
+)
+def test_an_epoch_without_its_first_batches_has_the_other_ones(kind, workers):
     rows = Noisy(ROWS)
     sampler = WeightedRandomSampler([1.0] * 10, 10, generator=torch.Generator().manual_seed(1))
     data = {
         "dataset": lambda: rows,
         "loader": lambda: DataLoader(rows, 2, shuffle=True, num_workers=workers),
-        "generator": lambda: DataLoader(
-            rows, 2, shuffle=True, generator=torch.Generator(), num_workers=workers
-        ),
-        "weighted": lambda: DataLoader(rows, 2, sampler=sampler, num_workers=workers),
+        "generator": lambda: DataLoader(rows, 2, shuffle=True, generator=torch.Generator()),
+        "weighted": lambda: DataLoader(rows, 2, sampler=sampler),
     }[kind]()
-    found = as_data(data, 2)
+    batches = as_data(data, 2)
     state = torch.get_rng_state()
-    whole = list(found.epoch(5))
+    whole = list(batches.epoch(5))
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(17)  # wherever the global stream is
     for skip in (0, 2, 4):
-        rest = list(found.epoch(5, skip))
+        rest = list(batches.epoch(5, skip))
         assert len(rest) == 5 - skip
         for (x, y), (x0, y0) in zip(rest, whole[skip:], strict=True):
             assert torch.equal(x, x0)
             assert torch.equal(y, y0)
 
 
-def test_the_streams_of_a_loader_are_put_back_even_if_an_epoch_is_left_early():
+def test_the_generator_of_a_loader_is_restored_if_an_epoch_ends_early():
     generator = torch.Generator().manual_seed(3)
     before = generator.get_state()
-    found = as_data(DataLoader(Items(ROWS), 2, shuffle=True, generator=generator))
-    epoch = found.epoch(0)
+    epoch = as_data(DataLoader(Items(ROWS), 2, shuffle=True, generator=generator)).epoch(0)
     next(epoch)
     epoch.close()
     assert torch.equal(generator.get_state(), before)
 
 
-def test_a_subset_of_a_loader_counts_its_own_rows():
-    found = as_data(DataLoader(Items(ROWS), 2, sampler=SubsetRandomSampler([1, 2, 3, 4])))
-    assert (found.n, found.batches) == (4, 2)
+def test_the_rows_of_a_loader_with_a_subset_are_those_of_the_subset():
+    subset = as_data(DataLoader(Items(ROWS), 2, sampler=SubsetRandomSampler([1, 2, 3, 4])))
+    assert (subset.n, subset.batches) == (4, 2)
     assert as_data(DataLoader(Items(ROWS), 2, drop_last=True, shuffle=True)).n == 10
 
 
@@ -133,7 +141,7 @@ def test_a_full_batch_keeps_its_order():
     assert torch.equal(x, X)
 
 
-def test_a_tuple_of_inputs_reaches_the_network_as_arguments():
+def test_a_tuple_of_inputs_becomes_the_arguments_of_the_network():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -151,18 +159,18 @@ def test_a_tuple_of_inputs_reaches_the_network_as_arguments():
     assert math.isfinite(bayou.elbo(one, ((X, more), Y), samples=2).value)
 
 
-def test_integers_go_to_an_embedding():
+def test_integers_are_inputs_of_an_embedding():
     net = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
     assert fit(net, (Y, Y)).predict(Y, samples=2).mean.shape == (10, 10)
 
 
-def test_other_lengths_of_sequences_in_later_batches_are_fine():
+def test_batches_may_have_sequences_of_different_lengths():
     batches = [(torch.randn(2, t, 3), torch.randint(4, (2, t))) for t in (5, 3)]
-    loader = DataLoader(Items([b for b in batches for _ in range(1)]), batch_size=None)
+    loader = DataLoader(Items(batches), batch_size=None)
     assert fit(nn.Linear(3, 4), loader).stopped == "finished"
 
 
-def test_the_fingerprint_tells_data_apart():
+def test_different_data_have_different_fingerprints():
     other = X.clone()
     other[9, 1] += 1e-6
     prints = [
@@ -172,13 +180,6 @@ def test_the_fingerprint_tells_data_apart():
     assert len({str(p) for p in prints}) == 5
     assert as_data((X.clone(), Y.clone()), 4).fingerprint() == prints[0]
     assert as_data(Noisy(ROWS)).fingerprint() == as_data(Noisy(ROWS)).fingerprint()
-
-
-def test_kinds_of_data():
-    assert isinstance(as_data((X, Y)), Rows)
-    assert isinstance(as_data(DataLoader(Items(ROWS))), Loader)
-    rows = as_data((X, Y))
-    assert as_data(rows) is rows
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -195,10 +196,7 @@ NAN[3, 1] = math.nan
         ((NAN, Y), "x has 1 NaN or infinite values; remove or impute"),
         ((X, NAN[:, 1]), "y has 1 NaN or infinite values"),
         ((X / 0, Y), "x has 20 NaN or infinite"),
-        ((X[:0], Y[:0]), "data has no rows"),
         (((), Y), "x is an empty tuple"),
-        ((X.numpy(), Y), "x of type ndarray; use torch.as_tensor"),
-        ((X, Y.numpy()), "y of type ndarray; use torch.as_tensor"),
         ((X, Y.tolist()), "y of type list"),
         ((torch.tensor(1.0), torch.tensor(1)), "x is a single number"),
         ((X, Y, Y), "got a tuple of 3"),
@@ -223,7 +221,7 @@ NAN[3, 1] = math.nan
         ((X.clone().requires_grad_(), Y), "use detach"),
     ],
 )
-def test_data_that_cannot_be_are_refused_by_name(data, message):
+def test_invalid_data_raise(data, message):
     with pytest.raises(ValueError, match=message):
         fit(data=data)
 
@@ -233,28 +231,12 @@ def test_data_that_cannot_be_are_refused_by_name(data, message):
     [
         (
             None,
-            (torch.randn(10, 3), Y),
-            None,
-            r"the network cannot take x = float32 \(4, 3\): .*shapes cannot be multip",
-        ),
-        (None, (X.long(), Y), None, r"the network cannot take x = int64 \(4, 2\)"),
-        (
-            None,
-            (X.double(), Y),
-            None,
-            r"x is torch.float64 but the network is torch.float32; use x.to\(torch.float32\)",
-        ),
-        (
-            None,
             ((X, X), Y),
             None,
             r"the network cannot take x = float32 \(4, 2\), float32 \(4, 2\): .*positional",
         ),
-        (None, (X, Y.float()), None, "needs class indices .* pass likelihood=bayou.Gaussian"),
-        (None, (X, Y + 1), None, r"y must lie in 0 .. 9 for 10 classes, got 1 .. 10"),
         (None, (X, nn.functional.one_hot(Y)), None, "class indices, not one-hot"),
         (None, (X, Y.unsqueeze(1)), None, r"y has shape \(10, 1\).*squeeze"),
-        (nn.Linear(2, 1), (X, X[:, 0]), bayou.Gaussian(), r"y has shape \(10,\).*unsqueeze"),
         (nn.Linear(2, 1), (X, X[:, :1]), bayou.Bernoulli(), "y must be 0 or 1"),
         (nn.Linear(2, 1), (X, -X[:, :1] - 1), bayou.Poisson(), "y must"),
         (nn.Linear(2, 3), (X, X[:, :1]), bayou.HeteroscedasticGaussian(), "even length"),
@@ -262,7 +244,7 @@ def test_data_that_cannot_be_are_refused_by_name(data, message):
         (nn.Flatten(0), None, None, "no parameters"),
     ],
 )
-def test_data_that_do_not_fit_network_or_likelihood_are_refused_before_the_first_step(
+def test_data_of_another_network_or_likelihood_raise_before_the_first_step(
     net, data, likelihood, message, monkeypatch
 ):
     monkeypatch.setattr(
@@ -270,21 +252,6 @@ def test_data_that_do_not_fit_network_or_likelihood_are_refused_before_the_first
     )
     with pytest.raises(ValueError, match=message):
         fit(net, (X, Y) if data is None else data, likelihood=likelihood or bayou.Categorical())
-
-
-def test_a_network_that_gives_other_things_than_rows_is_refused():
-    class Odd(nn.Linear):
-        def __init__(self, what):
-            super().__init__(2, 10)
-            self.what = what
-
-        def forward(self, x):
-            return self.what(super().forward(x))
-
-    with pytest.raises(ValueError, match="must return one tensor, got tuple"):
-        fit(Odd(lambda out: (out, out)))
-    with pytest.raises(ValueError, match=r"gives outputs \(10,\) for a batch of 4 rows"):
-        fit(Odd(lambda out: out.sum(0)))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +265,7 @@ def test_a_network_that_gives_other_things_than_rows_is_refused():
         ((X[0].double(), Y[0]), None),  # collating makes one dtype of a batch
     ],
 )
-def test_bad_rows_deep_in_a_dataset_are_found_in_the_first_epoch(wrap, odd, message):
+def test_invalid_rows_of_a_dataset_raise_in_the_first_epoch(wrap, odd, message):
     data = wrap([*ROWS[:9], odd])
     method = bayou.VI(epochs=1, batch_size=2)
     if message is None:
@@ -309,7 +276,7 @@ def test_bad_rows_deep_in_a_dataset_are_found_in_the_first_epoch(wrap, odd, mess
         fit(data=data, method=method)
 
 
-def test_a_loader_that_promises_more_batches_than_it_gives_does_not_hang():
+def test_a_loader_with_fewer_batches_than_its_length_raises():
     class Short(Counted):
         def __iter__(self):
             return iter(ROWS[:4])
@@ -319,16 +286,16 @@ def test_a_loader_that_promises_more_batches_than_it_gives_does_not_hang():
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, True])
-def test_batch_sizes_that_make_no_sense(batch_size):
+def test_an_invalid_batch_size_raises(batch_size):
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
         as_data((X, Y), batch_size)
 
 
-def test_a_loader_cannot_be_split_here():
+def test_a_validation_split_of_a_loader_raises():
     with pytest.raises(ValueError, match="validation split needs tensors or a Dataset"):
         fit(data=DataLoader(Items(ROWS)), method=bayou.VI(steps=2, validation=0.5))
 
 
-def test_numbers_from_numpy_datasets_work():
+def test_items_of_numpy_numbers_are_accepted():
     items = [(np.float32(x.numpy()), int(y)) for x, y in ROWS]
     assert fit(data=Items(items)).stopped == "finished"

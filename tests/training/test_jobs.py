@@ -1,6 +1,4 @@
-"""Independent fits in the workers of an executor: the results of one process, also if workers
-die.
-"""
+"""Independent fits in the workers of an executor have the results of one process."""
 
 from __future__ import annotations
 
@@ -29,13 +27,14 @@ QUICK: dict[str, Any] = {"steps": 12, "samples": 6}
 
 
 class Mortal:
-    """An executor that does every job at once, without a ``concurrent.futures.Executor`` above it.
+    """An executor without the base class of ``concurrent.futures``, which does every job at once.
 
     Job number ``dies`` and all after it end like those of a broken pool.
     """
 
     def __init__(self, dies: int | None = None) -> None:
-        self.dies, self.jobs = dies, 0
+        self.dies = dies
+        self.jobs = 0
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -63,25 +62,26 @@ def fitted(net: nn.Module | None = None, **options: Any) -> Any:
     return bayou.fit(make_net() if net is None else net, (x, x[:, :1].sin()), method, **options)
 
 
-def same(one: Any, two: Any) -> None:
-    assert one.stack.keys() == two.stack.keys()
-    for name, value in one.stack.items():
-        assert torch.equal(value, two.stack[name]), name
+def assert_same(first: Any, second: Any, atol: float = 0.0) -> None:
+    torch.testing.assert_close(first.stack, second.stack, rtol=0, atol=atol)
 
 
 def test_members_of_workers_are_those_of_one_process(tmp_path: Path) -> None:
-    whole, executor = fitted(), Mortal()
-    same(fitted(parallel=executor), whole)
+    whole = fitted()
+    executor = Mortal()
+    assert_same(fitted(parallel=executor), whole)
     assert executor.jobs == 3
     with ThreadPoolExecutor(2) as pool:
-        same(fitted(parallel=pool, checkpoint=tmp_path / "members"), whole)
+        assert_same(fitted(parallel=pool, checkpoint=tmp_path / "members"), whole)
     assert (tmp_path / "members" / "member-002.bayou").exists()
-    same(fitted(checkpoint=tmp_path / "members"), whole)  # the folder of any number of workers
+    assert_same(
+        fitted(checkpoint=tmp_path / "members"), whole
+    )  # the folder of any number of workers
 
 
 def test_members_whose_worker_died_are_trained_here() -> None:
     with pytest.warns(BayouWarning, match="a worker died .killed."):
-        same(fitted(parallel=Mortal(dies=1)), fitted())
+        assert_same(fitted(parallel=Mortal(dies=1)), fitted())
 
 
 def sampled(net: nn.Module | None = None, method: Any = bayou.HMC, **options: Any) -> Any:
@@ -99,29 +99,30 @@ def sampled(net: nn.Module | None = None, method: Any = bayou.HMC, **options: An
 @pytest.mark.parametrize("method", [bayou.HMC, bayou.SGLD])
 def test_chains_of_workers_are_those_of_one_process(method: Any, tmp_path: Path) -> None:
     """Also where the second worker dies, and from the files of the chains."""
-    whole, mortal = sampled(method=method), Mortal(dies=1)
-    alike = [sampled(method=method, parallel=Mortal())]
+    whole = sampled(method=method)
     with pytest.warns(BayouWarning, match="a worker died .killed."):
-        alike.append(sampled(method=method, parallel=mortal, checkpoint=tmp_path / "run"))
+        first = sampled(method=method, parallel=Mortal(dies=1), checkpoint=tmp_path / "run")
     assert (tmp_path / "run.chain-002").exists()
-    alike.append(sampled(method=method, parallel=Mortal(), checkpoint=tmp_path / "run"))
-    for found in alike:
-        assert (found.chains, found.draws, found.stopped) == (3, 12, "finished")
-        for name, value in whole.stack.items():
-            torch.testing.assert_close(found.stack[name], value, rtol=0, atol=1e-10)
-        for key in whole.history[-1].keys() - {"seconds"}:
-            assert found.history[-1][key] == pytest.approx(whole.history[-1][key], rel=1e-8), key
-        assert found.mixing == pytest.approx(whole.mixing, rel=1e-6)
+    again = sampled(method=method, parallel=Mortal(), checkpoint=tmp_path / "run")
+    for posterior in (first, again):
+        assert (posterior.chains, posterior.draws, posterior.stopped) == (3, 12, "finished")
+        assert_same(posterior, whole, atol=1e-10)
+        last, expected = (
+            {key: value for key, value in p.history[-1].items() if key != "seconds"}
+            for p in (posterior, whole)
+        )
+        assert last == pytest.approx(expected, rel=1e-8)
+        assert posterior.mixing == pytest.approx(whole.mixing, rel=1e-6)
 
 
 def test_a_chain_that_diverges_in_a_worker_leaves_the_draws_of_the_others() -> None:
     class Square(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (
-                self.weight.square() * x
-            )  # quartic tails, where a step that is too large runs away
+            # Quartic tails, where a step that is too large diverges.
+            return self.weight.square() * x
 
-    x, found = torch.ones(4, 1), {}
+    x = torch.ones(4, 1)
+    found = {}
     for parallel in (None, Mortal()):
         method = bayou.SGLD(
             chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0, parallel=parallel
@@ -156,11 +157,14 @@ def test_a_member_that_fails_in_a_worker_is_named() -> None:
         fitted(parallel=Mortal(), of=bayou.MAP(steps=30, lr=1e30, batch_size=8))
 
 
-def test_what_is_no_executor_and_what_cannot_be_sent() -> None:
+def test_an_invalid_executor_raises() -> None:
     with pytest.raises(
         ValueError, match="parallel must be 'vmap', an executor or None, got 'threads'"
     ):
         bayou.Ensemble(parallel="threads")  # type: ignore[arg-type]
+
+
+def test_a_network_that_cannot_be_sent_to_a_worker_raises() -> None:
     net = make_net()
     net.note = lambda: None  # type: ignore[assignment]
     with (
@@ -210,13 +214,13 @@ def test_executors_of_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(tmp_path)
     with workers("my_cluster:make") as made:
         assert made == "an executor"
-    for name, says in (
+    for name, message in (
         ("processes:0", "at least 1"),
         ("processes:x", "at least 1"),
         ("slurm", "neither processes nor a function module:name"),
         ("my_cluster:other", "has no attribute 'other'"),
     ):
-        with pytest.raises(ValueError, match=says), workers(name):
+        with pytest.raises(ValueError, match=message), workers(name):
             pass
 
 
@@ -251,34 +255,18 @@ def deadly_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Sequential
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deadly", [False, True])
-def test_a_pool_of_processes(deadly: bool, deadly_net: nn.Sequential, tmp_path: Path) -> None:
-    net = deadly_net
-    if not deadly:
-        net[2].mark = ""  # type: ignore[assignment]
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), begin_worker) as pool:
-        if deadly:
-            with pytest.warns(BayouWarning, match="a worker died"):
-                found = fitted(net, parallel=pool)
-        else:
-            found = fitted(net, parallel=pool)
-    assert (tmp_path / "killed").exists() == deadly
-    same(found, fitted(net))
-
-
-@pytest.mark.slow
-def test_chains_of_a_pool_of_processes_with_a_killed_one(
-    deadly_net: nn.Sequential, tmp_path: Path
+@pytest.mark.parametrize("fit", [fitted, sampled])
+def test_a_pool_of_processes_with_a_killed_one(
+    fit: Callable[..., Any], deadly_net: nn.Sequential, tmp_path: Path
 ) -> None:
-    whole = sampled(deadly_net)  # no worker, so that nothing is killed
+    whole = fit(deadly_net)  # no worker, so that nothing is killed
     with (
         ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), begin_worker) as pool,
         pytest.warns(BayouWarning, match="a worker died"),
     ):
-        found = sampled(deadly_net, parallel=pool)
+        posterior = fit(deadly_net, parallel=pool)
     assert (tmp_path / "killed").exists()
-    for name, value in whole.stack.items():
-        torch.testing.assert_close(found.stack[name], value, rtol=0, atol=1e-10)
+    assert_same(posterior, whole, atol=1e-10)
 
 
 @pytest.mark.slow
@@ -291,7 +279,7 @@ def test_a_cluster_of_dask_does_the_jobs_of_a_killed_worker_again(
     with distributed.Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
         found = fitted(deadly_net, parallel=client.get_executor())
     assert (tmp_path / "killed").exists()
-    same(found, fitted(deadly_net))
+    assert_same(found, fitted(deadly_net))
 
 
 @pytest.mark.parametrize(
@@ -310,11 +298,3 @@ def test_a_forked_pool_that_torch_refuses_gets_the_way_out(text: str) -> None:
 
     with pytest.raises(ValueError, match=r"forked worker .*get_context..spawn.."):
         fitted(parallel=Forked())
-
-
-@pytest.mark.slow
-def test_a_comparison_in_processes(tmp_path: Path) -> None:
-    config = Config("moons", ("ffg", "map"), **QUICK)
-    with workers("processes:2") as pool:
-        results = Run.create(tmp_path / "run", config).work(executor=pool)
-    assert [result["name"] for result in results] == ["ffg-0", "map-0"]

@@ -1,15 +1,11 @@
-"""One fit in several processes: the posterior of one process, from files that any number of
-processes can continue.
-"""
+"""One fit in several processes has the posterior of one process, and files that any can resume."""
 
 import os
-import runpy
 import socket
 import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,13 +17,19 @@ import bayou
 from bayou.core.files import read_file
 from bayou.training import ranks as sharing
 from bayou.training.ranks import LostRankError, Ranks
-
-SCRIPT = Path(__file__).with_name("processes.py")
-script = runpy.run_path(str(SCRIPT))
-EXACT, RANDOM, SLOW_EXACT, SLOW_RANDOM = (
-    script[name] for name in ("EXACT", "RANDOM", "SLOW_EXACT", "SLOW_RANDOM")
+from tests.training import processes
+from tests.training.processes import (
+    EXACT,
+    RANDOM,
+    SLOW_EXACT,
+    SLOW_RANDOM,
+    Adapted,
+    data,
+    mlp,
+    predicted,
+    run,
+    tensors,
 )
-run, tensors, data, mlp = (script[name] for name in ("run", "tensors", "data", "mlp"))
 
 
 def free_port():
@@ -40,30 +42,38 @@ def environment():
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
-def ranks(folder, *arguments, size=2):
-    """The results of processes that are started as torchrun starts them."""
+def run_processes(folder, *arguments, size=2):
+    """Start processes as torchrun starts them; return their exit statuses and their stderr."""
     shared = environment() | {
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), *arguments]
-    processes = [
-        subprocess.Popen(command, env=shared | {"RANK": str(rank)}) for rank in range(size)
-    ]
+    command = [sys.executable, "-W", "ignore", processes.__file__, str(folder), *arguments]
+    started = []
     try:
-        assert [process.wait(300) for process in processes] == [0] * size
+        for rank in range(size):
+            variables = shared | {"RANK": str(rank)}
+            started.append(
+                subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+            )
+        errors = [process.communicate(timeout=300)[1] for process in started]
     finally:
-        for process in processes:
+        for process in started:
             process.kill()
+    return [process.returncode for process in started], errors
+
+
+def results_of(folder, *arguments, size=2):
+    """Return the results of processes."""
+    statuses, errors = run_processes(folder, *arguments, size=size)
+    assert statuses == [0] * size, errors
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """The results of two processes, which the first worker of pytest-xdist that needs them starts
-    for all.
-    """
+    """The results of two processes, which one worker of pytest-xdist starts for all workers."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two"
     try:
@@ -74,7 +84,7 @@ def two(tmp_path_factory):
             time.sleep(0.1)
     else:
         try:
-            ranks(folder)
+            results_of(folder)
         finally:
             (folder / "ended").touch()
     return folder, [torch.load(folder / f"{rank}.pt") for rank in range(2)]
@@ -98,7 +108,7 @@ def test_records_of_the_history_are_of_all_rows(two):
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_with_noise_of_rows_two_processes_end_at_the_same_posterior_and_close_to_one(name, two):
+def test_two_processes_with_noise_of_rows_end_close_to_one(name, two):
     first, second = (found["tensors"][name] for found in two[1])
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     whole = tensors(run(name))
@@ -108,22 +118,21 @@ def test_with_noise_of_rows_two_processes_end_at_the_same_posterior_and_close_to
         if not torch.equal(value, first[key])
     }
     assert moved  # by other noise, or other statistics
-    assert (
-        max(moved.values()) < 0.3
-    )  # 12 steps of Adam move a number by 0.012 at most, a log-std by 0.12
+    # 12 steps of Adam move a number by 0.012 at most, a log-std by 0.12.
+    assert max(moved.values()) < 0.3
 
 
 def test_predictions_are_shared_and_equal(two):
-    want = run("vi").predict(data()[0], samples=4, seed=5).outputs
+    expected = run("vi").predict(data()[0], samples=4, seed=5).outputs
     (many, one), (other, another) = (found["predicted"] for found in two[1])
     assert torch.equal(many, other)
-    close(many, want)
+    close(many, expected)
     assert torch.equal(one, another)  # without a seed, and with fewer rows than processes
 
 
-def test_processes_that_disagree_get_a_sentence_before_the_first_step(two):
+def test_processes_with_different_arguments_raise(two):
     for found in two[1]:
-        texts = [found["errors"][what] for what in script["DISAGREE"]]
+        texts = [found["errors"][what] for what in processes.DISAGREE]
         assert all("2 processes of torchrun disagree on the " in text for text in texts)
         for text, part in zip(texts, ("data", "weights", "seed"), strict=True):
             assert f"disagree on the {part};" in text
@@ -132,44 +141,37 @@ def test_processes_that_disagree_get_a_sentence_before_the_first_step(two):
 def test_processes_that_share_draws_end_where_one_does(two):
     first, second = (found["draws"] for found in two[1])
     torch.testing.assert_close(first, second, rtol=0, atol=0)
-    close(first, [tensors(run(name)) for name in script["DRAWS"]])
-    assert all(
-        found["calls"] - found["calls with shared draws"] == 12 for found in two[1]
-    )  # one per step, not two
+    close(first, [tensors(run(name)) for name in processes.DRAWS])
+    for found in two[1]:  # one call per step, not two
+        assert found["calls"] - found["calls with shared draws"] == 12
     assert "2 processes cannot share 3 samples" in two[1][0]["errors"]["samples"]
 
 
-@pytest.mark.parametrize("name", script["SHARDED"])
+@pytest.mark.parametrize("name", processes.SHARDED)
 def test_a_fit_of_a_network_whose_frozen_part_is_sharded(name, two):
-    whole = run(name, net=script["Adapted"]())
-    close(two[1][0]["sharded"][name][:2], (tensors(whole), script["predicted"](whole)[0]))
+    whole = run(name, net=Adapted())
+    close(two[1][0]["sharded"][name][:2], (tensors(whole), predicted(whole)[0]))
     assert torch.equal(two[1][0]["sharded"][name][1], two[1][1]["sharded"][name][1])
-    loaded = bayou.load(two[0] / "0.bayou", script["Adapted"]())  # of the last fit
-    close(two[1][0]["sharded"]["sgld"][1], script["predicted"](loaded)[0])
+    loaded = bayou.load(two[0] / "0.bayou", Adapted())  # of the last fit
+    close(two[1][0]["sharded"]["sgld"][1], predicted(loaded)[0])
 
 
 def test_a_draw_of_a_network_whose_frozen_part_is_sharded(two):
-    close(two[1][0]["drawn"], script["drawn"](script["Adapted"]()))
+    close(two[1][0]["drawn"], processes.draw_with_gradients(Adapted()))
 
 
 def test_a_sharded_posterior_trains_by_its_forward_and_is_saved_as_a_whole(two):
-    found, whole = (
-        two[1][0]["forward"],
-        script["forward"](bayou.bayesianize(mlp(), bayou.MeanField())),
-    )
-    close(found, whole)
-    assert all(
-        "q is sharded (fully_shard): use outputs, kl = bnn(x)" in each["errors"]["q"]
-        for each in two[1]
-    )
+    bayesian = bayou.bayesianize(mlp(), bayou.MeanField())
+    close(two[1][0]["forward"], processes.forward_gradients(bayesian))
+    for found in two[1]:
+        assert "q is sharded (fully_shard): use outputs, kl = bnn(x)" in found["errors"]["q"]
     bayou.load(two[0] / "q0.bayou", mlp())
 
 
 def test_scores_of_a_run_are_those_of_one_process(two):
     for found in two[1]:
-        assert found["scores"] == pytest.approx(
-            script["scores"](two[0] / "run"), rel=1e-5
-        )  # float32
+        expected = processes.scores(two[0] / "run")
+        assert found["scores"] == pytest.approx(expected, rel=1e-5)  # float32
 
 
 def test_all_processes_end_after_the_same_step_if_one_is_interrupted(two):
@@ -182,9 +184,7 @@ def test_all_processes_end_after_the_same_step_if_one_is_interrupted(two):
 
 def test_each_process_can_fit_alone(two):
     for rank, found in enumerate(two[1]):
-        torch.testing.assert_close(
-            found["alone"], tensors(run("vi", seed=rank)), rtol=1e-12, atol=1e-12
-        )
+        close(found["alone"], tensors(run("vi", seed=rank)))
 
 
 def test_only_the_first_process_writes_and_shows_progress(two):
@@ -230,10 +230,9 @@ def one_process():
     dist.destroy_process_group()
 
 
-def test_a_sharded_network_gets_a_sentence(one_process):
-    net = distribute_module(
-        mlp(), init_device_mesh("cpu", (1,))
-    )  # what fully_shard makes of parameters: DTensors
+def test_a_sharded_parameter_to_train_raises(one_process):
+    # DTensors, as fully_shard makes of parameters.
+    net = distribute_module(mlp(), init_device_mesh("cpu", (1,)))
     for call in (
         lambda: bayou.fit(net, data()[:2], progress=False),
         lambda: bayou.bayesianize(net, bayou.MeanField()),
@@ -244,51 +243,19 @@ def test_a_sharded_network_gets_a_sentence(one_process):
             call()
 
 
-@pytest.fixture
-def three(monkeypatch):
-    """This process as rank 0 of three on this machine, of which rank 1 has ended."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    here = socket.gethostname()
-    monkeypatch.setattr(
-        sharing, "_PROCESSES", {0: (here, 0), 1: (here, ended.pid), 2: (here, os.getpid())}
-    )
-    monkeypatch.setattr(sharing, "_STORES", [dist.HashStore()])
-
+@pytest.mark.parametrize(
+    ("checkpoint", "advice"),
+    [(None, "with bayou.fit"), ("fit.run", "start all of them again to continue from fit.run")],
+)
+def test_the_error_of_a_lost_process_names_the_checkpoint(checkpoint, advice, monkeypatch):
     def fail(*args):
         raise RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
 
     monkeypatch.setattr(dist, "all_reduce", fail)
-    return ended
-
-
-@pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
-def test_the_error_names_the_rank_that_ended_and_the_checkpoint(three, tmp_path):
-    file = tmp_path / "fit.run"
-    words = "rank 1 of the 3 processes has ended, so that their fit cannot continue"
-    with pytest.raises(LostRankError, match=f"^{words}; with bayou.fit") as error:
-        Ranks(0, 3).mean([torch.ones(1)], 1.0)
-    assert error.value.__suppress_context__  # one sentence, without that of the backend
-    with pytest.raises(
-        LostRankError, match=f"^{words}; the checkpoint .*fit.run was not written yet"
-    ):
-        Ranks(0, 3, checkpoint=file).mean([torch.ones(1)], 1.0)
-    file.touch()
-    with pytest.raises(
-        LostRankError, match=f"^{words}; start all of them again to continue from .*fit.run$"
-    ):
-        Ranks(2, 3, checkpoint=file).differing({"data": "0a"}, torch.device("cpu"))
-
-
-@pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
-def test_an_error_without_a_lost_rank_stays_as_it_is(three, monkeypatch):
-    monkeypatch.setattr(sharing, "LOST_SECONDS", 0.1)
-    monkeypatch.setitem(sharing._PROCESSES, 1, (socket.gethostname(), os.getpid()))
-    with pytest.raises(RuntimeError, match="Connection closed by peer"):
-        Ranks(0, 3).mean([torch.ones(1)], 1.0)
-    monkeypatch.setitem(sharing._PROCESSES, 1, ("elsewhere", 1))
-    with pytest.raises(LostRankError, match="rank 1 of the 3 processes has ended"):
-        Ranks(0, 3).mean([torch.ones(1)], 1.0)
+    words = f"^one of the 3 processes has ended, .*; {advice}.*Connection closed by peer"
+    with pytest.raises(LostRankError, match=words) as error:
+        Ranks(0, 3, checkpoint=checkpoint).mean([torch.ones(1)], 1.0)
+    assert error.value.__suppress_context__
 
 
 @pytest.mark.parametrize(
@@ -302,7 +269,7 @@ def test_an_error_without_a_lost_rank_stays_as_it_is(three, monkeypatch):
         (bayou.SGLD(steps=4, lr=1e-4, draws=1, chains=1), None),
     ],
 )
-def test_work_that_is_not_shared_is_said_before_it_begins(method, work, monkeypatch):
+def test_work_that_is_not_shared_warns_before_it_begins(method, work, monkeypatch):
     first = Ranks(0, 2)
     monkeypatch.setattr(first, "rows", lambda batch: (batch, 1.0))
     monkeypatch.setattr(first, "mean", lambda tensors, share: list(tensors))
@@ -323,7 +290,7 @@ def test_work_that_is_not_shared_is_said_before_it_begins(method, work, monkeypa
         sharing._RANKS.reset(token)
 
 
-def test_work_that_is_not_shared_is_said_once_and_by_the_first_process():
+def test_work_that_is_not_shared_warns_once_in_the_first_process():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for ranks_of_a_fit in (Ranks(), Ranks(1, 2), Ranks(0, 2)):
@@ -338,7 +305,7 @@ def test_work_that_is_not_shared_is_said_once_and_by_the_first_process():
 
 @pytest.mark.slow
 def test_other_methods_in_three_processes(tmp_path):
-    found = ranks(tmp_path, "--slow", size=3)
+    found = results_of(tmp_path, "--slow", size=3)
     for name in SLOW_EXACT + SLOW_RANDOM:
         for other in found[1:]:
             torch.testing.assert_close(other[name], found[0][name], rtol=0, atol=0)
@@ -347,57 +314,26 @@ def test_other_methods_in_three_processes(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_torchrun_restarts_a_killed_process_and_the_run_ends_where_it_would_have(size, tmp_path):
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(size),
-        "--max-restarts",
-        "2",
-    ]
-    command = [
-        *torchrun,
-        "--master-port",
-        str(free_port()),
-        str(SCRIPT),
-        str(tmp_path),
-        "--die",
-        "8",
-    ]
+def test_torchrun_restarts_a_killed_process_and_the_run_resumes(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    options = ["--max-restarts", "2", "--master-port", str(free_port())]
+    command = [*torchrun, *options, processes.__file__, str(tmp_path), "--die", "8"]
     subprocess.run(command, env=environment(), check=True, timeout=300)
     assert read_file(tmp_path / "vi.run")[1]["state"]["step"] == 12
-    for rank in range(size):
+    for rank in range(2):
         close(torch.load(tmp_path / f"{rank}.pt"), tensors(run("vi")))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
-def test_the_other_processes_end_with_a_sentence_if_one_is_killed(tmp_path):
-    shared = environment() | {
-        "WORLD_SIZE": "3",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "--die", "8"]
-    processes = [
-        subprocess.Popen(
-            command, env=shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(3)
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert processes[1].returncode < 0
+def test_the_other_processes_end_with_an_error_if_one_is_killed(tmp_path):
+    statuses, errors = run_processes(tmp_path, "--die", "8", size=3)
+    assert statuses[1] < 0
+    words = "LostRankError: one of the 3 processes has ended, so that their fit cannot continue;"
     for rank in (0, 2):
-        assert processes[rank].returncode == 1
-        words = "LostRankError: rank 1 of the 3 processes has ended, so that their fit cannot continue; start all of"
+        assert statuses[rank] == 1
         assert errors[rank].count("Traceback") == 1, errors[rank]
-        last = errors[rank].strip().splitlines()[-1]
-        assert words in last
-        assert last.endswith(f"continue from the checkpoint {tmp_path / 'vi.run'}")
+        assert (
+            f"{words} start all of them again to continue from {tmp_path / 'vi.run'}"
+            in errors[rank]
+        )

@@ -1,4 +1,4 @@
-"""Threads by the size of the work, and the number of them put back."""
+"""The number of torch threads during a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import bayou
 from bayou.training import threads
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -20,42 +20,46 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Asking(nn.Linear):
-    """A layer that notes how many threads there are when it is called with gradients."""
+class Watched(nn.Linear):
+    """A layer that records the number of threads when it is called with gradients."""
+
+    counts: list[int]
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            SEEN.append(torch.get_num_threads())
+            self.counts.append(torch.get_num_threads())
         return super().forward(x)
 
 
-SEEN: list[int] = []
-
-
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("small", "expected"), [(threads.SMALL, 1), (100, 2)])
 @pytest.mark.parametrize(
-    "method", [bayou.MAP(steps=2), bayou.VI(steps=2), bayou.SGLD(steps=2, draws=1)]
+    ("method", "width", "expected"),
+    [
+        (bayou.MAP(steps=2), 3, 1),
+        (bayou.VI(steps=2), 3, 1),
+        (bayou.VI(steps=2), 420, 2),
+        (bayou.SGLD(steps=2, draws=1), 3, 1),
+    ],
 )
-def test_small_work_has_one_thread(
-    method: bayou.methods.Method, small: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_small_products_are_computed_by_one_thread(
+    method: bayou.methods.Method, width: int, expected: int
 ) -> None:
-    monkeypatch.setattr(threads, "SMALL", small)
-    SEEN.clear()
     x = torch.randn(50, 4)
-    bayou.fit(Asking(4, 3), (x, x.argmax(1) % 3), method=method, progress=False)
-    assert set(SEEN[-2:]) == {expected}
+    layer = Watched(width, width)
+    Watched.counts = []
+    net = nn.Sequential(nn.Linear(4, width), layer, nn.Linear(width, 3))
+    bayou.fit(net, (x, x.argmax(1) % 3), method=method, progress=False)
+    assert set(Watched.counts[-2:]) == {expected}
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_the_last_run_puts_the_threads_back() -> None:
-    one, two = threads.suitable_threads(1), threads.suitable_threads(1)
-    one.__enter__()
-    two.__enter__()
-    one.__exit__(None, None, None)
+def test_the_last_of_two_runs_restores_the_number_of_threads() -> None:
+    first = threads.suitable_threads(1)
+    second = threads.suitable_threads(1)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
     assert torch.get_num_threads() == 1
-    two.__exit__(None, None, None)
+    second.__exit__(None, None, None)
     assert torch.get_num_threads() == 2
 
 

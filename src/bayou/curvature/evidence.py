@@ -120,7 +120,7 @@ class Evidence:
         """
         tensor_axes = [(name, axis) for name, axes in (units or {}).items() for axis in axes]
         space = _LogMultipliers(self.distance, groups, noise, tensor_axes)
-        theta = space.zeros().requires_grad_()
+        theta = space.ones.noise.new_zeros(sum(space.sizes)).requires_grad_()
         optimizer = torch.optim.LBFGS(
             [theta],
             max_iter=steps,
@@ -148,11 +148,10 @@ class Evidence:
         if space.noise:
             names.append("the noise")
         for number, name in enumerate(names):
+            if float(maximum[number].abs()) <= MAX_LOG_MULTIPLIER:
+                continue
             further = maximum.clone()
             further[number] += 3 * maximum[number].sign()
-            is_extreme = not float(maximum[number].abs()) <= MAX_LOG_MULTIPLIER
-            if not is_extreme:
-                continue
             further_evidence = self.parts(space.hyper(further))["log_evidence"]
             if not float(further_evidence - evidence) < -1e-4:
                 raise ValueError(
@@ -172,22 +171,20 @@ class _LogMultipliers:
     tensor_axes: list[tuple[str, int]]
 
     @property
-    def _sizes(self) -> list[int]:
-        """Return the numbers of units."""
-        return [self.distance[name].shape[axis] for name, axis in self.tensor_axes]
+    def sizes(self) -> list[int]:
+        """Return the numbers of multipliers: of groups and noise, and of units along every axis."""
+        units = [self.distance[name].shape[axis] for name, axis in self.tensor_axes]
+        return [len(self.groups) + self.noise, *units]
 
-    def _ones(self) -> Hyper:
+    @property
+    def ones(self) -> Hyper:
         """Return multipliers that are all 1."""
         return Hyper.ones(self.distance, next(iter(self.distance.values())))
 
-    def zeros(self) -> Tensor:
-        """Return the vector of multipliers that are all 1."""
-        return self._ones().noise.new_zeros(len(self.groups) + self.noise + sum(self._sizes))
-
     def hyper(self, theta: Tensor) -> Hyper:
         """Return the multipliers of a vector."""
-        ones = self._ones()
-        log_scales, *log_factors = theta.split([len(self.groups) + self.noise, *self._sizes])
+        ones = self.ones
+        log_scales, *log_factors = theta.split(self.sizes)
         scales = log_scales.exp()
         multipliers = {
             name: scale for group, scale in zip(self.groups, scales, strict=False) for name in group

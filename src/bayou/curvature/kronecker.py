@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
@@ -12,15 +13,8 @@ from bayou.core import rng
 from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, flat_axes
 from bayou.curvature.layers import AffineCall, LayerCall
-from bayou.curvature.structures import (
-    Curvature,
-    DiagonalSum,
-    Multipliers,
-    Shapes,
-    Sum,
-    check_definite,
-)
-from bayou.curvature.sweep import Plan
+from bayou.curvature.structures import Curvature, DiagonalSum, Multipliers, check_definite
+from bayou.curvature.sweep import Plan, Shapes, Sum
 
 SEPARATOR = "|"  # between the parts of a tensor's name in files: "in|fc.weight|fc.bias"
 MAX_FACTOR = 16_384  # sides of a factor: 2 GiB, and minutes for its eigenvectors on a GPU
@@ -107,35 +101,32 @@ class KroneckerSum(Sum):
 
     def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
         super().__init__(shapes, plan, like)
-        layers = list(dict.fromkeys(plan.layers.values()))
-        self.layers = [
-            layer
-            for layer in layers
+        self.layers = {
+            layer: layer
+            for layer in plan.layers.values()
             if isinstance(layer, AffineCall) and largest_side(layer) <= MAX_FACTOR
-        ]
+        }
         in_blocks = {name for layer in self.layers for name in layer.shapes}
         rest = {name: shape for name, shape in shapes.items() if name not in in_blocks}
         self.rest = DiagonalSum(rest, plan, like)
         self.inputs: dict[LayerCall, Tensor] = {}
         self.outputs: dict[LayerCall, Tensor] = {}
-        self.positions: dict[LayerCall, int] = dict.fromkeys(self.layers, 0)
+        self.positions: Counter[LayerCall] = Counter()
 
-    def receive_input(self, layer: LayerCall, a: Tensor) -> Tensor | None:
-        """Add to the factor A of a layer."""
-        if layer not in self.positions or not isinstance(layer, AffineCall):
+    def receive_input(self, layer: LayerCall, a: Tensor) -> Tensor:
+        """Add to the factor A of a layer, whose gradients then need no input."""
+        if layer not in self.layers:
             return a
-        factor = layer.input_factor(a).double()
-        self.inputs[layer] = self.inputs[layer].add_(factor) if layer in self.inputs else factor
+        _add(self.inputs, layer, self.layers[layer].input_factor(a))
         self.positions[layer] += a.shape[0] * a.shape[2]
-        return None
+        return a.new_empty(0)
 
-    def receive_gradient(self, layer: LayerCall, a: Tensor | None, g: Tensor) -> None:
+    def receive_gradient(self, layer: LayerCall, a: Tensor, g: Tensor) -> None:
         """Add to the factor G of a layer, or to the squares of other layers."""
-        if layer not in self.positions or not isinstance(layer, AffineCall):
+        if layer not in self.layers:
             self.rest.receive_gradient(layer, a, g)
             return
-        factor = layer.output_factor(g).double()
-        self.outputs[layer] = self.outputs[layer].add_(factor) if layer in self.outputs else factor
+        _add(self.outputs, layer, self.layers[layer].output_factor(g))
 
     def receive_row_gradients(self, gradients: Params) -> None:
         """Add to the squares of tensors without a layer."""
@@ -156,6 +147,14 @@ class KroneckerSum(Sum):
             tensors[key("in", names)] = self.inputs[layer] / max(1, self.positions[layer])
             tensors[key("out", names)] = factor * g
         return tensors
+
+
+def _add(totals: dict[LayerCall, Tensor], layer: LayerCall, factor: Tensor) -> None:
+    """Add a factor to that of a layer, in float64."""
+    if layer in totals:
+        totals[layer] += factor.double()
+    else:
+        totals[layer] = factor.double()
 
 
 class Eigenbasis(NamedTuple):

@@ -231,13 +231,7 @@ class LookupCall(LayerCall):
     def __init__(self, call: Call, *names: Any) -> None:
         super().__init__(call, *names)
         self.padding = call.given.get("padding_idx")
-
-    @property
-    def table(self) -> str:
-        """Return the name of W."""
-        if self.weight is None:
-            raise ValueError("an embedding without a weight has no gradients")
-        return self.weight
+        (self.table,) = self.shapes  # the name of W
 
     def inputs(self, call: Call, rows: int) -> Tensor:
         """Return the indices, (rows, positions)."""
@@ -329,9 +323,7 @@ def windows(x: Tensor, call: Call) -> Tensor:
     Returns:
         (B, C, *kernel, *positions).
     """
-    if call.weight is None:
-        raise ValueError("a convolution without a weight has no windows")
-    kernel = call.weight.shape[2:]
+    kernel = call.given["weight"].shape[2:]
     stride = per_axis(call.given.get("stride", 1), len(kernel))
     padding = per_axis(call.given.get("padding", 0), len(kernel))
     dilation = per_axis(call.given.get("dilation", 1), len(kernel))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import jvp, vjp
 
 from bayou.core.params import Params
-from bayou.curvature.sweep import QUIET, KeepActivations
+from bayou.curvature.sweep import QUIET, keep_activations
 from bayou.network import PlainAttention, out_of_memory
 
 
@@ -54,7 +54,7 @@ def linearize(call: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any],
             raise
     leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
     # torch.func does not support checkpointing
-    with torch.enable_grad(), PlainAttention(), KeepActivations(second_order=True):
+    with torch.enable_grad(), PlainAttention(), keep_activations(second_order=True):
         f = call(leaves)
     gradient = partial(
         torch.autograd.grad, f, list(leaves.values()), create_graph=True, materialize_grads=True

@@ -12,9 +12,8 @@ from torch import Tensor
 from bayou.core.params import Params
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.layers import LayerCall
-from bayou.curvature.sweep import Plan, Sink
+from bayou.curvature.sweep import Plan, Shapes, Sum
 
-Shapes = Mapping[str, torch.Size]
 Multipliers = Mapping[str, Tensor]
 MAX_FULL_WEIGHTS = 5_000  # weights that a full matrix may be over
 
@@ -69,37 +68,6 @@ class Curvature(ABC):
         return [[name] for name in self.shapes]
 
 
-class Sum(Sink, ABC):
-    """The sum C over a sweep of the data.
-
-    Args:
-        shapes: of the named tensors.
-        plan: how their gradients are computed.
-        like: a tensor of the network.
-    """
-
-    def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
-        self.shapes = dict(shapes)
-        self.plan = plan
-        self.like = like
-
-    @abstractmethod
-    def tensors(self, factor: float = 1.0) -> Params:
-        """Return the tensors of a ``Curvature``.
-
-        Args:
-            factor: multiplies C (all rows / rows of the sweep); 1 by default.
-        """
-
-    def zeros(self, *shape: int) -> Tensor:
-        """Return zeros in float64, for the accuracy of a long sum.
-
-        Args:
-            shape: of the tensor.
-        """
-        return torch.zeros(shape, dtype=torch.float64, device=self.like.device)
-
-
 def check_definite(value: Tensor) -> None:
     """Raise a ValueError unless a precision is positive.
 
@@ -115,18 +83,6 @@ SINGULAR = (
     "determined neither by the data nor by the prior; "
     "give the network a proper Normal prior of moderate scale, such as Normal(1.0)"
 )
-
-
-def require_input(layer: LayerCall, a: Tensor | None) -> Tensor:
-    """Return the input of a layer; raise a ValueError if it was not kept.
-
-    Args:
-        layer: names the tensors.
-        a: the input.
-    """
-    if a is None:
-        raise ValueError(f"the input of {next(iter(layer.shapes))!r} was not kept")
-    return a
 
 
 @final
@@ -145,9 +101,9 @@ class FullSum(Sum):
         self.total = self.zeros(size, size)
         self.gradients = Params()  # of the current column, (rows, *shape) each
 
-    def receive_gradient(self, layer: LayerCall, a: Tensor | None, g: Tensor) -> None:
+    def receive_gradient(self, layer: LayerCall, a: Tensor, g: Tensor) -> None:
         """Compute the gradients of every example."""
-        self.gradients |= layer.gradients(require_input(layer, a), g)
+        self.gradients |= layer.gradients(a, g)
 
     def receive_row_gradients(self, gradients: Params) -> None:
         """Keep the gradients of every example."""
@@ -241,9 +197,9 @@ class DiagonalSum(Sum):
         super().__init__(shapes, plan, like)
         self.totals = {name: self.zeros(*shape) for name, shape in shapes.items()}
 
-    def receive_gradient(self, layer: LayerCall, a: Tensor | None, g: Tensor) -> None:
+    def receive_gradient(self, layer: LayerCall, a: Tensor, g: Tensor) -> None:
         """Add the squares of the gradients of every example."""
-        for name, value in layer.squares(require_input(layer, a), g).items():
+        for name, value in layer.squares(a, g).items():
             self.totals[name] += value
 
     def receive_row_gradients(self, gradients: Params) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
 
 from bayou.core import rng
+from bayou.core.interception import Intercept
 from bayou.core.params import Params
 from bayou.curvature.information import CurvatureType, information
 from bayou.curvature.layers import LayerCall, is_supported, layer_of
@@ -22,6 +22,7 @@ from bayou.likelihoods import BoundLikelihood
 from bayou.network import Call, PlainAttention, VmapOrLoop, Watch, check_tensor, close, rows_of
 
 Network = Callable[..., Tensor]  # (params, *inputs) -> (B, *out)
+Shapes = Mapping[str, torch.Size]
 # numbers in memory in addition to the activations: on a CPU, and on devices other than CUDA GPUs
 BUDGET = (2**22, 2**27)
 DRY_RUN_ROWS = 3  # distinct rows that the dry run is made with
@@ -53,10 +54,21 @@ class Plan:
     loop: bool = False
 
 
-class Sink(ABC):
-    """The receiver of the results of a sweep."""
+class Sum(ABC):
+    """The sum C over a sweep of the data.
 
-    def receive_input(self, layer: LayerCall, a: Tensor) -> Tensor | None:
+    Args:
+        shapes: of the named tensors.
+        plan: how their gradients are computed.
+        like: a tensor of the network.
+    """
+
+    def __init__(self, shapes: Shapes, plan: Plan, like: Tensor) -> None:
+        self.shapes = dict(shapes)
+        self.plan = plan
+        self.like = like
+
+    def receive_input(self, layer: LayerCall, a: Tensor) -> Tensor:
         """Receive the input of a layer, once; what is returned comes with every gradient.
 
         Args:
@@ -66,7 +78,7 @@ class Sink(ABC):
         return a
 
     @abstractmethod
-    def receive_gradient(self, layer: LayerCall, a: Tensor | None, g: Tensor) -> None:
+    def receive_gradient(self, layer: LayerCall, a: Tensor, g: Tensor) -> None:
         """Receive the gradient at the output of a layer, for one column of H.
 
         Args:
@@ -86,47 +98,64 @@ class Sink(ABC):
     def finish_column(self) -> None:  # noqa: B027 (optional)
         """Finish a column of H, after all its gradients."""
 
+    @abstractmethod
+    def tensors(self, factor: float = 1.0) -> Params:
+        """Return the tensors of a ``Curvature``.
 
-class KeepActivations(TorchFunctionMode):
-    """A block in which a graph keeps what gradient checkpointing would recompute.
+        Args:
+            factor: multiplies C (all rows / rows of the sweep); 1 by default.
+        """
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Return zeros in float64, for the accuracy of a long sum.
+
+        Args:
+            shape: of the tensor.
+        """
+        return torch.zeros(shape, dtype=torch.float64, device=self.like.device)
+
+
+def keep_activations(second_order: bool = False) -> Intercept:
+    """Return a block in which a graph keeps what gradient checkpointing would recompute.
 
     Args:
         second_order: whether the graph itself has gradients; False by default. Otherwise detached
             tensors are kept: a graph that keeps those of itself is never freed.
     """
 
-    def __init__(self, second_order: bool = False) -> None:
-        super().__init__()
-        self.second_order = second_order
+    def call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        with saved_tensors_hooks(lambda t: t if second_order else t.detach(), lambda t: t):
+            return func(*args, **kwargs)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, with hooks that keep its tensors."""
-        with saved_tensors_hooks(lambda t: t if self.second_order else t.detach(), lambda t: t):
-            return func(*args, **(kwargs or {}))
+    return Intercept(call)
 
 
-class LayerProbe(TorchFunctionMode):
-    """A block in which a sink receives inputs and output gradients of every planned layer.
+class LayerProbe:
+    """Passes the inputs and output gradients of every planned layer to a sum.
 
     Args:
         plan: has the layers.
         params: the tensors of the network.
         rows: the number of examples.
-        sink: receives the results.
+        sums: receives the results.
     """
 
-    def __init__(self, plan: Plan, params: Params, rows: int, sink: Sink) -> None:
-        super().__init__()
+    def __init__(self, plan: Plan, params: Params, rows: int, sums: Sum) -> None:
         self.plan = plan
         self.rows = rows
-        self.sink = sink
+        self.sums = sums
         self.layers = {id(params[name]): layer for name, layer in plan.layers.items()}
         # zeros at which a graph begins; the weights themselves need no gradient
         self.roots: list[Tensor] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and pass what is known of a layer to the sink."""
-        kwargs = kwargs or {}
+    def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an operation of torch, and pass what is known of a layer to the sum.
+
+        Args:
+            func: the operation.
+            args: its arguments.
+            kwargs: its keyword arguments.
+        """
         if func not in Call.ARGUMENTS:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs)
@@ -136,7 +165,7 @@ class LayerProbe(TorchFunctionMode):
         with torch.no_grad():
             a = layer.inputs(call, self.rows)
             a = a.clone() if layer in self.plan.copied else a
-            kept_input = self.sink.receive_input(layer, a)
+            kept_input = self.sums.receive_input(layer, a)
         if not torch.is_grad_enabled():
             raise ValueError(
                 f"the network uses {next(iter(layer.shapes))!r} without gradients, so it has no "
@@ -150,7 +179,7 @@ class LayerProbe(TorchFunctionMode):
             out = out + root
 
         def pass_gradient(g: Tensor) -> None:
-            self.sink.receive_gradient(layer, kept_input, layer.outputs(g, self.rows))
+            self.sums.receive_gradient(layer, kept_input, layer.outputs(g, self.rows))
 
         # A hook, not a reference to the output: an activation in place may overwrite it.
         out.register_hook(pass_gradient)
@@ -362,7 +391,7 @@ class Sweep:
             self.rows = max(1, _memory_budget(device) // max(1, plan.numbers))
 
     def batch(
-        self, inputs: tuple[Any, ...], y: Tensor, number: int, sink: Sink
+        self, inputs: tuple[Any, ...], y: Tensor, number: int, sums: Sum
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield outputs and y of one batch, a few rows at a time.
 
@@ -370,17 +399,17 @@ class Sweep:
             inputs: of the network.
             y: targets.
             number: of the batch, for the labels that are drawn.
-            sink: receives the results.
+            sums: receives the results.
         """
         for first in range(0, len(y), self.rows):
             rows = slice(first, first + self.rows)
             seed = rng.fold(self.seed, "batch", number, first)
-            yield self._pass_rows(rows_of(inputs, rows), y[rows], seed, sink), y[rows]
+            yield self._pass_rows(rows_of(inputs, rows), y[rows], seed, sums), y[rows]
 
-    def _pass_rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sink: Sink) -> Tensor:
+    def _pass_rows(self, inputs: tuple[Any, ...], y: Tensor, seed: rng.Seed, sums: Sum) -> Tensor:
         """Pass some rows forward, and every column of H backward; return the outputs."""
-        probe = LayerProbe(self.plan, self.params, len(y), sink)
-        with torch.enable_grad(), KeepActivations(), probe:
+        probe = LayerProbe(self.plan, self.params, len(y), sums)
+        with torch.enable_grad(), keep_activations(), Intercept(probe.call):
             f = self.network(self.params, *inputs)
         row_f = f
         row_params: Params = {}
@@ -398,8 +427,8 @@ class Sweep:
                     retain_graph=True,
                     materialize_grads=True,
                 )
-                sink.receive_row_gradients(dict(zip(row_params, gradients, strict=True)))
-            sink.finish_column()
+                sums.receive_row_gradients(dict(zip(row_params, gradients, strict=True)))
+            sums.finish_column()
         return f.detach()
 
     def _call_by_row(self, inputs: tuple[Any, ...], rows: int) -> tuple[Tensor, Params]:
@@ -417,7 +446,7 @@ class Sweep:
             return self.network(self.params | params, *row_inputs.values()).squeeze(0)
 
         mapping = VmapOrLoop(call_row, (0, *[0] * len(indices)), loop=self.plan.loop)
-        with torch.enable_grad(), KeepActivations(), QUIET, PlainAttention():
+        with torch.enable_grad(), keep_activations(), QUIET, PlainAttention():
             leaves = {name: w.requires_grad_() for name, w in row_params.items()}
             f: Tensor = mapping(leaves, *[inputs[i] for i in indices])
         self.plan.loop = mapping.loop

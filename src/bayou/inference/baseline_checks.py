@@ -280,7 +280,7 @@ def take_check_batches(data: Data, posterior: Posterior, parameter: Tensor) -> l
     """
     batches: list[Batch] = []
     count = max(1, CHECK_ROWS * data.batches // max(data.n, 1))
-    for batch in islice(data.ordered(), count):
+    for batch in islice(data.epoch(), count):
         x, y = move(batch, parameter)
         inputs = forward_inputs(x)
         dry_run = posterior.dry_run(inputs)

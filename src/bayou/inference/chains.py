@@ -375,7 +375,7 @@ def load_batches(joint: Joint, data: Data, start: Tensor) -> list[Batch]:
     """
     check = check_data(joint, data, start) or check_finite
     batches = []
-    for batch in data.ordered():
+    for batch in data.epoch():
         check(batch)
         batches.append(move(batch, start))
     rows = sum(len(y) for _, y in batches)

@@ -14,8 +14,8 @@ from bayou.core.params import Params
 from bayou.core.progress import Progress, Show
 from bayou.curvature.information import CurvatureType
 from bayou.curvature.kronecker import KroneckerSum
-from bayou.curvature.structures import DiagonalSum, FullSum, Sum
-from bayou.curvature.sweep import Plan, Sweep
+from bayou.curvature.structures import DiagonalSum, FullSum
+from bayou.curvature.sweep import Plan, Sum, Sweep
 from bayou.likelihoods import BoundLikelihood
 from bayou.network import forward_inputs
 from bayou.posteriors.empirical import Empirical
@@ -130,7 +130,7 @@ class CurvaturePasses:
             Interrupt() as interrupt,
         ):
             try:
-                for number, batch in enumerate(self.data.ordered()):
+                for number, batch in enumerate(self.data.epoch()):
                     if self.check is not None:
                         self.check(batch)
                     x, y = move(batch, parameter)

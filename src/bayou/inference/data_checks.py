@@ -39,7 +39,7 @@ def first_inputs(target: Target, data: Data) -> tuple[Any, ...]:
         data: all batches.
     """
     parameter = next(target.net.parameters())
-    batch = next(data.ordered())
+    batch = next(data.epoch())
     check_finite(batch)
     check_dtype(batch[0], parameter)
     inputs = forward_inputs(move(batch, parameter)[0])
@@ -87,7 +87,7 @@ def check_labels(target: Target, data: Data, first_targets: Tensor) -> None:
     """
     if _has_labels(target, first_targets):
         return
-    if any(_has_labels(target, y) for _, y in data.ordered()):
+    if any(_has_labels(target, y) for _, y in data.epoch()):
         return
     raise ValueError(
         f"y has no label to learn from: {target.likelihood_spec!r} leaves all of them out; "
@@ -171,7 +171,7 @@ def check_first_batch(
     check_inputs_unchanged(target.network.dry_run(target.start, inputs).writes)
     with clear_errors(inputs):
         outputs = call(*inputs)
-    _, first_targets = next(data.ordered())
+    _, first_targets = next(data.epoch())
     check_tensor(outputs)
     if outputs.ndim == 0 or len(outputs) != len(first_targets):
         raise ValueError(

@@ -132,7 +132,7 @@ def _log_likelihood(posterior: Guided, params: Params, batches: Data, *, check: 
     likelihood = posterior.target.likelihood
     parameter = next(bayesian.parameters())
     total = 0.0
-    for batch in batches.ordered():
+    for batch in batches.epoch():
         if check:
             check_dtype(batch[0], parameter)
         x, y = move(batch, parameter)

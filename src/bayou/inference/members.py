@@ -161,18 +161,19 @@ class StackedRows(Data):
         """The number of batches of an epoch, here that of all steps."""
         return self.steps
 
-    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the stacked batches of all steps, without the first ``skip``."""
+    def epoch(self, seed: int | None = None, skip: int = 0) -> Iterator[Batch]:
+        """Yield the stacked batches of all steps, without the first ``skip``.
+
+        Without a seed it is one pass in the order of the rows, the same for every member.
+        """
+        if seed is None:
+            return (stack_batches((batch,) * len(self.seeds)) for batch in self.rows.epoch())
 
         def epoch_seeds(epoch: int) -> list[int]:
             return [part_seed(member, "epoch", epoch) for member in self.seeds]
 
         batches = batches_from(skip, [self.rows] * len(self.seeds), epoch_seeds, self.check)
         return map(stack_batches, islice(batches, self.steps - skip))
-
-    def ordered(self) -> Iterator[Batch]:
-        """Yield the batches in the order of the rows, the same for every member."""
-        return (stack_batches((batch,) * len(self.seeds)) for batch in self.rows.ordered())
 
     def fingerprint(self) -> list[Any]:
         """Return the fingerprint of the rows."""

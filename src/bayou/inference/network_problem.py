@@ -52,7 +52,7 @@ class NetworkProblem(Problem):
     @torch.no_grad()
     def _check_single_rows(self, data: Data) -> None:
         """Raise a ValueError if a batch has one row, which has no variance for batch norm."""
-        x, y = move(next(data.ordered()), next(self.target.net.parameters()))
+        x, y = move(next(data.epoch()), next(self.target.net.parameters()))
         if 1 not in (len(y), data.n - (data.batches - 1) * len(y)):
             return
         network = Network(self.target.net)  # a copy, whose statistics may change
@@ -86,7 +86,7 @@ def validation_loss(
     parameter = next(iter(draws.values()))
     count = size(draws)
     total = 0.0
-    for batch in held_out_rows.ordered():
+    for batch in held_out_rows.epoch():
         x, y = move(batch, parameter)
         outputs = []
         for index in range(count):

@@ -43,6 +43,11 @@ class PhasePoint(NamedTuple):
     gradient: Tensor
     log_prob: Tensor
 
+    @property
+    def state(self) -> HamiltonianState:
+        """The state of chains that end here."""
+        return HamiltonianState(self.position, self.log_prob, self.gradient)
+
 
 S = TypeVar("S", bound=tuple[Tensor, ...])
 
@@ -137,8 +142,7 @@ def step(
         slope = twice_time * point.momentum - POWER * jump / inverse_mass
         gain = accept * torch.linalg.vecdot(jump, slope)
         info = info._replace(gain=gain.nan_to_num(0.0, 0.0, 0.0))
-    proposal = HamiltonianState(point.position, point.log_prob, point.gradient)
-    return choose(uniform < accept, proposal, state), info
+    return choose(uniform < accept, point.state, state), info
 
 
 def choose(mask: Tensor, yes: S, no: S) -> S:

@@ -90,8 +90,7 @@ class Joint:
             w: (C, D).
             inputs: of the network, M rows.
         """
-        params = unflatten(w, self.like)
-        weights = {name: value for name, value in params.items() if not name.startswith(NOISE)}
+        weights, _ = _split_noise(self.tensors(w))
         return self.target.likelihood.mean(self._outputs(weights, inputs, per_chain=False))
 
     def density(
@@ -151,14 +150,13 @@ class Joint:
         """Return values (C,) and gradients (C, D), by one backward pass of independent chains."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            value = function(unflatten(w, self.like))
+            value = function(self.tensors(w))
             (gradient,) = torch.autograd.grad(value.sum(), w)
             return value.detach(), gradient
 
     def _log_likelihood(self, params: Params, x: Any, y: Tensor, per_chain: bool) -> Tensor:
         """Return log p(y_m | x_m, w) of every chain and example: (C, M)."""
-        weights = {name: value for name, value in params.items() if not name.startswith(NOISE)}
-        noise = {name: value for name, value in params.items() if name.startswith(NOISE)}
+        weights, noise = _split_noise(params)
         outputs = self._outputs(weights, forward_inputs(x), per_chain)
         if not noise and not per_chain:
             return self.target.likelihood.log_prob(outputs, y)  # which supports sample axes
@@ -181,7 +179,11 @@ class Joint:
 
     def _chain_log_likelihood(self, noise: Params, outputs: Tensor, y: Tensor) -> Tensor:
         """Return log p(y_m | f_m) of one chain: (M,)."""
-        log_probs: Tensor = functional_call(
-            self.target.likelihood, under(NOISE, noise), (outputs, y)
-        )
+        log_probs: Tensor = functional_call(self.target.likelihood, noise, (outputs, y))
         return log_probs
+
+
+def _split_noise(params: Params) -> tuple[Params, Params]:
+    """Return the weights of the network, and the parameters of the likelihood by their own names."""
+    weights = {name: value for name, value in params.items() if not name.startswith(NOISE)}
+    return weights, under(NOISE, params)

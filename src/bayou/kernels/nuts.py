@@ -136,7 +136,7 @@ def _grow_subtree(
     leaves = zero
     is_divergent = torch.zeros_like(is_running)
     momenta: Leaves = {}
-    selected = HamiltonianState(point.position, point.log_prob, point.gradient)
+    selected = point.state
     for n in range(2**depth):
         point = leapfrog(point, density, step_size, inverse_mass)
         total = total + point.momentum
@@ -148,8 +148,7 @@ def _grow_subtree(
         is_divergent = is_divergent | (is_valid & diverges)
         is_valid = is_valid & ~diverges
         log_weight = torch.logaddexp(log_weight, gain)
-        leaf = HamiltonianState(point.position, point.log_prob, point.gradient)
-        selected = leaf if n == 0 else choose(log_u[:, n] < gain - log_weight, leaf, selected)
+        selected = choose(log_u[:, n] < gain - log_weight, point.state, selected)
         size = 2
         ends: list[Ends] = []
         while (n + 1) % size == 0:

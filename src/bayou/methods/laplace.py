@@ -495,7 +495,7 @@ class LaplaceRun:
         samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
         nll = []
         guess_nll = []
-        for batch in held_out.ordered():
+        for batch in held_out.epoch():
             x, y = move(batch, like)
             predictive = posterior.predict(x, samples, seed=seed)
             zeros = torch.zeros_like(predictive.outputs[:1])

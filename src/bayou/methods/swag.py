@@ -290,7 +290,7 @@ def draw_with_statistics(
             params = {name: value[0] for name, value in posterior.sample(1, seed, number).items()}
             for module in norms.values():
                 module.reset_running_stats()
-            for batch in data.ordered():
+            for batch in data.epoch():
                 network.call(params, *forward_inputs(move(batch, like)[0]))
             buffers = {
                 f"{name}.{buffer}": getattr(module, buffer).clone()

@@ -146,7 +146,7 @@ class TFB(Method):
         """Return the negative log-likelihood of the anchor rows."""
         samples = posterior.draws or self.samples
         log_likelihoods = []
-        for batch in anchors.ordered():
+        for batch in anchors.epoch():
             x, y = move(batch, like)
             log_prob = posterior.predict(x, samples, seed=seed).log_prob(y)
             log_likelihoods.append(float(log_prob.sum()))

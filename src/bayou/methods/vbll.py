@@ -288,7 +288,7 @@ class LastLayerBound(PointModel):
         """
         log_likelihood = 0.0
         with evaluating(self):
-            for batch in data.ordered():
+            for batch in data.epoch():
                 x, y = move(batch, self.log_std)
                 log_likelihood += float(self.expected_log_likelihood(x, y).sum())
         return log_likelihood

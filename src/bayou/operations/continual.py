@@ -23,8 +23,7 @@ from bayou.network.target import PriorRules, Target, prior_specs
 from bayou.posteriors import Empirical, Posterior
 from bayou.posteriors.state import with_state
 from bayou.priors import BoundNormal, Normal, Prior
-from bayou.training.data import Data, Rows, as_data
-from bayou.training.rows import join_batches
+from bayou.training.data import Data, Rows, as_data, join_batches
 from bayou.training.seeds import as_int_seed, part_seed
 
 Selection = Literal["random", "k-center"]
@@ -407,4 +406,4 @@ def k_center(x: object, count: int, seed: rng.Seed = 0) -> Tensor:
 
 def _all_rows(rows: Rows) -> tuple[Any, Tensor]:
     """Return all rows as one batch."""
-    return next(rows.cut(rows.n).ordered())
+    return next(rows.with_batch_size(rows.n).epoch())

@@ -217,7 +217,7 @@ def feature_density(
     """
     net = model.to_module() if isinstance(model, Posterior) else model
     reference = next(net.parameters())
-    batches = list(as_data(data, BATCH_ROWS).ordered())
+    batches = list(as_data(data, BATCH_ROWS).epoch())
     y = torch.cat([labels for _, labels in batches]).to(reference.device)
     if y.is_floating_point():
         y = y.new_zeros(len(y))

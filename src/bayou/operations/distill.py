@@ -37,10 +37,10 @@ from bayou.network import (
 from bayou.network.target import PriorRules, Target
 from bayou.network.units import units_of, with_units
 from bayou.posteriors import Empirical, Posterior
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data, as_data, join_batches
 from bayou.training.loop import fit_module
 from bayou.training.problem import Numbers, Problem
-from bayou.training.rows import as_unlabeled_data, join_batches
+from bayou.training.rows import as_unlabeled_data
 from bayou.training.seeds import as_int_seed, part_seed
 from bayou.training.settings import Settings
 
@@ -178,7 +178,7 @@ def _online_lesson(
     method, settings = _match_draws_to_steps(method, data, settings)
     chain = method.stream(target, data, seed=part_seed(seed, "teacher"), progress=progress)
     batches = as_unlabeled_data(queries, settings.batch_size)
-    x, _ = next(iter(batches.ordered()))
+    x, _ = next(iter(batches.epoch()))
     return _Lesson(next(chain), batches, x, settings, chain)
 
 
@@ -192,7 +192,7 @@ def _offline_lesson(
 ) -> _Lesson:
     """Evaluate the teacher once for each row."""
     batches = []
-    for x, _ in as_unlabeled_data(data, TEACHER_ROWS).ordered():
+    for x, _ in as_unlabeled_data(data, TEACHER_ROWS).epoch():
         p = posterior.predict(x, samples, seed=part_seed(seed, "teacher"))
         if keep and len(p.outputs) == 1:
             raise ValueError(

@@ -132,5 +132,5 @@ def without_warnings() -> Iterator[None]:
 
 def held_out_nll(posterior: Posterior, held_out: Rows, seed: int) -> Tensor:
     """Return −log p of every row, infinite where it is not a number."""
-    losses = [row_nll(posterior.predict(x, seed=seed), y) for x, y in held_out.ordered()]
+    losses = [row_nll(posterior.predict(x, seed=seed), y) for x, y in held_out.epoch()]
     return torch.cat(losses).nan_to_num(nan=torch.inf)

@@ -33,7 +33,7 @@ def shares_passes(target: Target, rows: Rows) -> bool:
             they share nothing.
         rows: all rows; x must be a tensor (N, d).
     """
-    x: Any = next(rows.cut(1).ordered())[0]
+    x: Any = next(rows.with_batch_size(1).epoch())[0]
     if not isinstance(x, Tensor) or x.ndim != 2:
         return False
     has_one_noise = target.likelihood.gaussian_noise is not None

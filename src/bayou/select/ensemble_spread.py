@@ -78,7 +78,7 @@ def select_ensemble_spread(
     all_starts = {name: _repeat(value, len(folds)) for name, value in starts.items()}
     selected = settings.apply(target)
     path_target, multipliers, steps = path_to(settings, target)
-    y = next(rows.cut(rows.n).ordered())[1]
+    y = next(rows.with_batch_size(rows.n).epoch())[1]
     trials: list[SpreadTrial] = []
     for spread in method.spreads:
         randomized = method.with_spread(spread).randomize(selected, y, run.seed)
@@ -176,7 +176,9 @@ def find_members(
     selected = replace(settings.apply(target), n=rows.n)
     path_target, multipliers, steps = path_to(settings, target)
     ensemble = method.with_spread(settings.spread)
-    randomized = ensemble.randomize(selected, next(rows.cut(rows.n).ordered())[1], run.seed)
+    randomized = ensemble.randomize(
+        selected, next(rows.with_batch_size(rows.n).epoch())[1], run.seed
+    )
     path = (path_target, selected, multipliers, steps, rows, starts, run.effort, run.progress)
     members = modes_along_path(*path, randomized)
     if randomized is None or members.stopped == "interrupted":

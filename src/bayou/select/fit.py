@@ -129,7 +129,7 @@ def fit(
     if (
         isinstance(likelihood, Categorical)
         and likelihood.class_axis is None
-        and next(rows.ordered())[1].ndim > 1
+        and next(rows.epoch())[1].ndim > 1
     ):
         target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
     posterior = _fit_by_all_ranks(method, target, rows, seed, checkpoint, progress)
@@ -220,7 +220,7 @@ def _with_class_axis(likelihood: Categorical, target: Target, data: Data) -> Cat
     with clear_errors(inputs), rng.isolated(0, inputs[0].device):
         f = target.network.evaluate(target.start(), *inputs)
     check_tensor(f)
-    return likelihood.for_shapes(f.shape, next(data.ordered())[1][:2].shape)
+    return likelihood.for_shapes(f.shape, next(data.epoch())[1][:2].shape)
 
 
 def warn_of_binary_targets(data: Data) -> None:

@@ -53,7 +53,7 @@ class Residuals:
         count = min(FUNCTIONS, posterior.draws or FUNCTIONS)
         squares = []
         variances = []
-        for batch in held_out.ordered():
+        for batch in held_out.epoch():
             x, y = move(batch, weight)
             outputs = posterior.predict(x, count, seed=seed).outputs
             squares.append((outputs.mean(0) - y).square().flatten(1))

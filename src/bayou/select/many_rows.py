@@ -202,6 +202,6 @@ def with_large_steps(spec: Spec, rows: Rows) -> Spec:
         changed["batch_size"] = LARGE_BATCH
         if isinstance(spec, MAP):
             least, most = LARGE_STEPS
-            steps = max(least, min(most, LARGE_EPOCHS * rows.cut(LARGE_BATCH).batches))
+            steps = max(least, min(most, LARGE_EPOCHS * rows.with_batch_size(LARGE_BATCH).batches))
             changed["steps"] = max(1, round(spec.effort * steps))
     return replace(spec, **changed)  # type: ignore[type-var]

@@ -132,7 +132,7 @@ def residuals(posterior: Posterior, rows: Rows, seed: int) -> tuple[Tensor, Tens
     variances = []
     weight = next(iter(posterior.sample(1).values()))
     count = min(WIDTH_DRAWS, posterior.draws or WIDTH_DRAWS)
-    for batch in rows.ordered():
+    for batch in rows.epoch():
         x, y = move(batch, weight)
         outputs = posterior.predict(x, count, seed=seed).outputs
         squares.append((outputs.mean(0) - y).square().flatten(1).mean(1))

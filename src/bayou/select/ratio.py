@@ -58,7 +58,7 @@ def select_ratio_and_shape(
     is_deep = len(first_layer(target)) < len(target.free)
     noises = candidate_noises(noise)
     masks = held_out_masks(rows, folds)
-    x, y = next(rows.cut(rows.n).ordered())
+    x, y = next(rows.with_batch_size(rows.n).epoch())
     scales_by_fold: Scales = [()] * len(masks)
     stages: list[Stage] = []
     with Progress("choosing noise and prior", len(noises), run.progress) as line, Interrupt():

@@ -80,7 +80,7 @@ class Path:
         self.passes_per_step = passes_per_step or path_passes(target, effort)
         self.report = report
         weight = next(target.net.parameters())
-        self.rows = move(next(rows.cut(rows.n).ordered()), weight)
+        self.rows = move(next(rows.with_batch_size(rows.n).epoch()), weight)
         self.masks = masks.to(weight.device)
         self.first = stack or {
             name: value.expand(len(masks), *value.shape) for name, value in target.start().items()

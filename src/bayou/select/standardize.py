@@ -140,7 +140,7 @@ def warn_if_far_from_unit_scale(rows: Data) -> None:
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
         inputs, y = sampled_rows(rows)
     else:
-        x, y = next(rows.ordered())  # to read more of a data set may take long
+        x, y = next(rows.epoch())  # to read more of a data set may take long
         inputs = forward_inputs(x)
     scales = {"y": _describe_scale(y)}
     for number, item in enumerate(inputs):
@@ -540,11 +540,8 @@ class StandardizedBatches(Data):
             inputs = self.units.standardize_inputs(forward_inputs(x))
             yield inputs, self.units.standardize_targets(y)
 
-    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int | None = None, skip: int = 0) -> Iterator[Batch]:
         return self._standardize(self.data.epoch(seed, skip))
-
-    def ordered(self) -> Iterator[Batch]:
-        return self._standardize(self.data.ordered())
 
     def fingerprint(self) -> list[Any]:
         return [*self.data.fingerprint(), "standardized"]

@@ -29,6 +29,7 @@ from bayou.training.inputs import (
     forward_inputs,
     pair,
     rows_of,
+    tensors_of,
 )
 from bayou.training.seeds import part_seed
 
@@ -44,17 +45,14 @@ class Data(ABC):
     rows_first: bool = True
 
     @abstractmethod
-    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches (x, y) of one pass, shuffled by the seed.
+    def epoch(self, seed: int | None = None, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches (x, y) of one pass.
 
         Args:
-            seed: the seed of the order, and of what a Dataset draws.
-            skip: the number of batches to leave out at the start.
+            seed: the seed of the order, and of what a Dataset draws. Default: None, the order of
+                the data.
+            skip: the number of batches to leave out at the start. Default: 0.
         """
-
-    @abstractmethod
-    def ordered(self) -> Iterator[Batch]:
-        """Yield the batches of one pass, in the order of the data."""
 
     @property
     @abstractmethod
@@ -90,35 +88,33 @@ class Rows(Data):
         """The number of batches in an epoch."""
         return -(-self.n // self.batch_size)
 
-    def _take(self, index: Tensor, seed: int) -> Batch:
-        """Return a batch of these rows; a Dataset draws from a stream of its own."""
+    def take(self, index: Tensor, seed: int = 0) -> Batch:
+        """Return some of the rows of the source as one batch.
+
+        Args:
+            index: the numbers of these rows.
+            seed: the seed of what a Dataset draws. Default: 0.
+        """
         if isinstance(self.source, tuple):
             x, y = self.source
-            if isinstance(x, tuple):
-                return rows_of(x, index), y[index]
-            return x[index], y[index]
+            return rows_of(x, index), y[index]
         with rng.isolated(seed, CPU):
             return pair(default_collate([self.source[int(i)] for i in index]))
 
-    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int | None = None, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass, shuffled by the seed.
 
         A full batch is not shuffled, so that its rounding errors do not vary.
         """
-        order = self.index[rng.permutation(self.n, seed)]
-        if self.batch_size == self.n:
-            order = self.index
+        order = self.index
+        if seed is not None and self.batch_size < self.n:
+            order = self.index[rng.permutation(self.n, seed)]
         if isinstance(self.source, tuple):
             # Moved once, so that no batch waits for a copy of its index.
             order = order.to(self.source[1].device)
         for number, rows in enumerate(order.split(self.batch_size)):
             if number >= skip:
-                yield self._take(rows, part_seed(seed, "batch", number))
-
-    def ordered(self) -> Iterator[Batch]:
-        """Yield the batches of one pass, in the order of the data."""
-        for number, rows in enumerate(self.index.split(self.batch_size)):
-            yield self._take(rows, part_seed(0, "batch", number))
+                yield self.take(rows, part_seed(seed or 0, "batch", number))
 
     def split(self, fraction: float, seed: int) -> tuple[Rows, Rows]:
         """Split the rows at random into training and validation data.
@@ -143,7 +139,7 @@ class Rows(Data):
         validation = Rows(self.source, validation_rows, self.batch_size)
         return training, validation
 
-    def cut(self, batch_size: int) -> Rows:
+    def with_batch_size(self, batch_size: int) -> Rows:
         """Return the same rows in batches of another size."""
         return Rows(self.source, self.index, batch_size)
 
@@ -151,7 +147,7 @@ class Rows(Data):
         """Return the identity of these data: of a Dataset, by its first batch."""
         if isinstance(self.source, tuple):
             return ["tensors", self.n, digest(self.source)]
-        return [type(self.source).__name__, self.n, digest(next(self.ordered()))]
+        return [type(self.source).__name__, self.n, digest(next(self.epoch()))]
 
     def targets(self) -> Tensor | None:
         """Return all y as one tensor; None for a Dataset."""
@@ -181,13 +177,9 @@ class BatchRange(Data):
         """The number of batches in an epoch."""
         return self.stop - self.first
 
-    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int | None = None, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass, in their fixed order."""
-        return islice(self.data.ordered(), self.first + skip, self.stop)
-
-    def ordered(self) -> Iterator[Batch]:
-        """Yield the batches of one pass, in the order of the data."""
-        return self.epoch(0)
+        return islice(self.data.epoch(), self.first + skip, self.stop)
 
     def fingerprint(self) -> list[Any]:
         """Return the identity of these data, as plain JSON values."""
@@ -262,6 +254,34 @@ def stack_batches(batches: tuple[Batch, ...]) -> Batch:
         ) from error
 
 
+def join_batches(batches: Iterable[Batch]) -> tuple[Any, Tensor]:
+    """Join the rows of several batches.
+
+    Args:
+        batches: pairs (x, y).
+
+    Returns:
+        x and y of all rows.
+
+    Raises:
+        ValueError: for rows of different shapes.
+    """
+    xs, ys = zip(*batches, strict=True)
+    try:
+        inputs = combine_inputs(torch.cat, xs)
+        return inputs if len(inputs) > 1 else inputs[0], torch.cat(ys)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the batches cannot be joined: {error}; pad all rows to one length"
+        ) from error
+
+
+def row_shapes(batch: Batch) -> list[torch.Size]:
+    """Return the shapes of one row of all tensors of a batch."""
+    x, y = batch
+    return [item.shape[1:] for item in (*tensors_of(x), y)]
+
+
 class StepCount(Data):
     """No data, only a number of steps: for a loss that generates its own samples.
 
@@ -280,14 +300,10 @@ class StepCount(Data):
         """The number of steps in an epoch."""
         return self.steps
 
-    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int | None = None, skip: int = 0) -> Iterator[Batch]:
         """Yield empty batches."""
         empty = torch.empty(0)
         return (((), empty) for _ in range(skip, self.steps))
-
-    def ordered(self) -> Iterator[Batch]:
-        """Yield empty batches."""
-        return self.epoch(0)
 
     def fingerprint(self) -> list[Any]:
         """Return the identity of these data, as plain JSON values."""
@@ -331,8 +347,9 @@ class Loader(Data):
         """The number of batches in an epoch."""
         return self.count
 
-    def epoch(self, seed: int, skip: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int | None = None, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass of the loader, with its streams seeded."""
+        seed = seed or 0
         with ExitStack() as stack:
             for number, generator in enumerate(self._generators()):
                 generator_seed = part_seed(seed, "generator", number)
@@ -349,29 +366,22 @@ class Loader(Data):
 
     def _generators(self) -> list[torch.Generator]:
         """Return the different generators of the loader and its samplers."""
-        generators: dict[int, torch.Generator] = {}
-        for owner in (self.loader, *self._samplers):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generators[id(generator)] = generator
-        return list(generators.values())
-
-    def ordered(self) -> Iterator[Batch]:
-        """Yield the batches of one pass of the loader."""
-        return self.epoch(0)
+        owners = (self.loader, *self._samplers)
+        generators = [getattr(owner, "generator", None) for owner in owners]
+        by_id = {id(item): item for item in generators if isinstance(item, torch.Generator)}
+        return list(by_id.values())
 
     def fingerprint(self) -> list[Any]:
         """Return the identity of these data, by their first batch."""
         source = getattr(self.loader, "dataset", self.loader)
-        return [type(source).__name__, self.n, self.batches, digest(next(self.ordered()))]
+        return [type(source).__name__, self.n, self.batches, digest(next(self.epoch()))]
 
 
 def _samplers(loader: Any) -> list[Any]:
     """Return the samplers of a DataLoader, and those inside them."""
-    outer = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
-    samplers = [sampler for sampler in outer if sampler is not None]
-    inner = [getattr(sampler, "sampler", None) for sampler in samplers]
-    return samplers + [sampler for sampler in inner if sampler is not None]
+    outer = [getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    inner = [getattr(sampler, "sampler", None) for sampler in outer]
+    return [sampler for sampler in (*outer, *inner) if sampler is not None]
 
 
 @contextmanager
@@ -400,7 +410,9 @@ def as_data(data: Any, batch_size: int | None = None) -> Data:
         ValueError: for anything else, with what it is.
     """
     if isinstance(data, Data):
-        return data.cut(batch_size) if isinstance(data, Rows) and batch_size is not None else data
+        if isinstance(data, Rows) and batch_size is not None:
+            return data.with_batch_size(batch_size)
+        return data
     if batch_size is None:
         batch_size = DEFAULT_BATCH_SIZE
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -469,25 +481,10 @@ def _data_from_list(items: Sequence[Any], batch_size: int) -> Data:
     if not all(_is_batch(item) for item in items):
         return Rows(items, torch.arange(len(items)), batch_size)
     batches = [pair(item) for item in items]
-    row_shapes = {
-        tuple(item.shape[1:] for item in (*forward_inputs(x), y) if isinstance(item, Tensor))
-        for x, y in batches
-    }
-    if len(row_shapes) > 1:
-        return Loader(_BatchList(batches))
-    inputs = combine_inputs(torch.cat, [x for x, _ in batches])
-    y = torch.cat([y for _, y in batches])
-    return _rows_of_tensors(inputs if len(inputs) > 1 else inputs[0], y, batch_size)
-
-
-class _BatchList:
-    """Batches in a fixed order, as a DataLoader without a Dataset gives them."""
-
-    def __init__(self, batches: list[Batch]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
+    if any(row_shapes(batch) != row_shapes(batches[0]) for batch in batches):
+        return Loader(batches)
+    x, y = join_batches(batches)
+    return _rows_of_tensors(x, y, batch_size)
 
 
 def _is_map_style(data: Any) -> bool:
@@ -505,7 +502,7 @@ def _rows_of_tensors(x: Any, y: Any, batch_size: int) -> Rows:
     inputs = forward_inputs(x)
     tensors = inputs
     if inputs and isinstance(inputs[-1], Keywords):
-        tensors = tuple(item for item in inputs if isinstance(item, Tensor))
+        tensors = tuple(tensors_of(inputs))
     for item, name in (*((item, "x") for item in tensors), (y, "y")):
         _check_tensor(name, item)
     if not tensors:

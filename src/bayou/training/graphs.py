@@ -75,6 +75,36 @@ def capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
     )
 
 
+def clip_gradients(
+    optimizer: torch.optim.Optimizer,
+    max_norm: float | None,
+    stored_norm: Tensor | None,
+    norm: Tensor | None = None,
+) -> None:
+    """Clip the gradients of an optimizer's parameters, and store their norm before that.
+
+    Args:
+        optimizer: has the parameters.
+        max_norm: the largest norm of all gradients together; None does not clip.
+        stored_norm: the tensor that receives the norm, if any.
+        norm: the norm; by default it is computed.
+    """
+    if max_norm is None and stored_norm is None:
+        return
+    free = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    if norm is None:
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in free])
+    if stored_norm is not None:
+        stored_norm.copy_(norm)
+    if max_norm is not None:
+        nn.utils.clip_grads_with_norm_(free, max_norm, norm)
+
+
 class Recording:
     """Inputs of one shape at fixed addresses, and the CUDA graph of a function of them."""
 
@@ -175,18 +205,7 @@ class Replay(Recording):
         value, numbers = self.loss(x[0] if self.has_one_input else tuple(x), y)
         value.backward()
         self.check.mark(value)
-        free = [
-            parameter
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        if self.clip is not None or self.norm is not None:
-            norm = nn.utils.get_total_norm([parameter.grad for parameter in free])
-            if self.norm is not None:
-                self.norm.copy_(norm)
-            if self.clip is not None:
-                nn.utils.clip_grads_with_norm_(free, self.clip, norm)
+        clip_gradients(self.optimizer, self.clip, self.norm)
         self.optimizer.step()
         return numbers
 

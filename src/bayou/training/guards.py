@@ -7,13 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from bayou.training.inputs import Inputs
+from bayou.training.inputs import Inputs, tensors_of
 from bayou.training.ranks import current
 
 
@@ -129,10 +129,8 @@ class FiniteCheck:
 
         Nothing is raised if only the total norm overflowed.
         """
-        inputs = x if isinstance(x, tuple | list) else (x,)
-        data = [("the input x of this batch", item) for item in inputs if isinstance(item, Tensor)]
         candidates = [
-            *data,
+            *(("the input x of this batch", item) for item in tensors_of(x)),
             ("the target y of this batch", y),
             *((f"the parameter {self.name_of(name)}", p) for name, p in self.parameters),
             *((f"the gradient of {self.name_of(name)}", gradient) for name, gradient in gradients),
@@ -171,12 +169,7 @@ class Interrupt:
             self._is_installed = True
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._is_installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler
 
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]  # x: all arguments of a network
 Batch = tuple[Any, Tensor]  # x and y of some rows
+InputsT = TypeVar("InputsT", Tensor, tuple[Any, ...])
 LABELS = ("labels", "label", "y")  # the keys of y in a mapping
 
 
@@ -43,13 +44,25 @@ def forward_inputs(x: object) -> tuple[Any, ...]:
     return (*(x[name] for name in names), Keywords(names))
 
 
-def rows_of(inputs: tuple[Any, ...], index: slice | Tensor) -> tuple[Any, ...]:
-    """Return these rows of all inputs that are tensors; the others are the same for all rows.
+def tensors_of(x: object) -> list[Tensor]:
+    """Return the tensors among the arguments of a network.
 
     Args:
-        inputs: the arguments of a network.
+        x: a tensor, a tuple or list of arguments, or a mapping.
+    """
+    return [item for item in forward_inputs(x) if isinstance(item, Tensor)]
+
+
+def rows_of(inputs: InputsT, index: slice | Tensor) -> InputsT:
+    """Return these rows of a tensor, or of all tensors among the arguments of a network.
+
+    Args:
+        inputs: a tensor, or a tuple of arguments; those that are no tensors are the same for all
+            rows.
         index: a slice, or a tensor of row numbers.
     """
+    if isinstance(inputs, Tensor):
+        return inputs[index]
     return tuple(item[index] if isinstance(item, Tensor) else item for item in inputs)
 
 
@@ -91,12 +104,10 @@ def pair(batch: object) -> Batch:
             f"{description}; several inputs go into a tuple: ((x1, x2), y), or a dict with 'labels'"
         )
     x, y = batch
-    inputs = forward_inputs(x)
-    for item in inputs:
-        if isinstance(item, Tensor):
-            check_values("x", item)
+    for item in tensors_of(x):
+        check_values("x", item)
     check_values("y", y)
-    return inputs if isinstance(x, Mapping) else x, y
+    return forward_inputs(x) if isinstance(x, Mapping) else x, y
 
 
 def inputs_of_batches(loader: DataLoader[Any]) -> tuple[Any, ...]:
@@ -138,10 +149,7 @@ def _inputs_of_batch(batch: object) -> tuple[Any, ...]:
 def check_finite(batch: Batch) -> None:
     """Raise a ValueError where x or y has NaN or infinite values."""
     x, y = batch
-    inputs = x if isinstance(x, tuple | list) else (x,)
-    for item, name in (*((item, "x") for item in inputs), (y, "y")):
-        if not isinstance(item, Tensor):
-            continue
+    for item, name in (*((item, "x") for item in tensors_of(x)), (y, "y")):
         check_values(name, item)
         if item.is_floating_point() and not bool(item.isfinite().all()):
             count = int((~item.isfinite()).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
@@ -68,18 +67,16 @@ def wait_for(job: PendingResult) -> bool:
             f"a worker died ({error}); its jobs run in this process", BayouWarning, stacklevel=2
         )
         return False
-    except RuntimeError as error:
-        if "fork" not in str(error):
-            raise
-        spawn = 'ProcessPoolExecutor(4, multiprocessing.get_context("spawn"))'
-        raise ValueError(
-            f"a forked worker cannot use the threads or the GPU of torch; use {spawn}"
-        ) from error
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if "pickle" not in str(error):
-            raise
-        advice = "define the network and all functions at the top level of a module"
-        raise ValueError(
-            f"this fit cannot be sent to a worker: {error}; {advice}, or fit in this process"
-        ) from error
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "fork" in str(error):
+            spawn = 'ProcessPoolExecutor(4, multiprocessing.get_context("spawn"))'
+            raise ValueError(
+                f"a forked worker cannot use the threads or the GPU of torch; use {spawn}"
+            ) from error
+        if "pickle" in str(error):  # PicklingError, AttributeError or TypeError
+            advice = "define the network and all functions at the top level of a module"
+            raise ValueError(
+                f"this fit cannot be sent to a worker: {error}; {advice}, or fit in this process"
+            ) from error
+        raise
     return True

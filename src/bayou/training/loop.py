@@ -12,10 +12,11 @@ from bayou.core.files import restore_state
 from bayou.core.progress import Progress, Show
 from bayou.training.checkpoints import BestState, Checkpoint, RunState
 from bayou.training.data import Data, batches_from
+from bayou.training.graphs import compile_loss
 from bayou.training.guards import FiniteCheck, Interrupt
 from bayou.training.inputs import Batch, Inputs
-from bayou.training.monitors import CheckpointWriter, ConvergenceMonitor, History, Validation
-from bayou.training.problem import Hooks, Numbers, Problem
+from bayou.training.monitors import ConvergenceMonitor, History, Validation
+from bayou.training.problem import Hooks, Numbers, Problem, Setup
 from bayou.training.ranks import ALONE, current
 from bayou.training.seeds import part_seed
 from bayou.training.settings import Settings
@@ -26,8 +27,6 @@ from bayou.training.steps import (
     RecordedStep,
     SharedRows,
     StepUndo,
-    compile_if_set,
-    make_replay,
 )
 from bayou.training.threads import suitable_threads
 
@@ -86,7 +85,7 @@ def fit_module(
     if run.validation.best is not None:
         restore_state(problem, run.validation.best)
     if state.stopped != "interrupted":
-        run.first_batch.warn_if_worse(run.device)
+        run.first_batch.warn_if_worse()
     problem.eval()
     return state
 
@@ -113,54 +112,41 @@ class TrainingRun:
         hooks: Hooks,
     ) -> None:
         self.problem = problem
-        self.data = data
+        self.settings = settings
         self.seed = seed
+        self.checkpoint = checkpoint
         self.planned_steps = settings.total_steps(data)
-        optimizer = problem.make_optimizer(settings, self.planned_steps)
+        self.optimizer = problem.make_optimizer(settings, self.planned_steps)
         # The initial rates are those before a checkpoint restores the rates of its step.
-        self.learning_rates = LearningRates(optimizer, settings)
+        self.learning_rates = LearningRates(self.optimizer, settings)
         self.state = RunState()
         best: BestState = None
         if checkpoint is not None:
-            self.state, best = checkpoint.restore(problem, optimizer)
+            self.state, best = checkpoint.restore(problem, self.optimizer)
         self.state.total = self.state.total or self.planned_steps
         self.first_step = self.state.step
         self.free_parameter = next(p for p in problem.parameters() if p.requires_grad)
         self.device = self.free_parameter.device
+        setup = Setup(problem, data, settings, seed, hooks, self.optimizer, self.state, self.device)
+        self.data = data
         self.check = FiniteCheck(problem, self.device, problem.name_of)
         self.undo = StepUndo(problem)
+        self.history = History(setup, self.check)
+        self.validation = Validation(setup, best)
+        self.convergence = ConvergenceMonitor(setup, self.planned_steps)
+        self.first_batch = FirstBatch(setup)
         ranks = current() if data.rows_first else ALONE
         self.shared_rows = SharedRows(problem, ranks, self.undo)
-        self.convergence = ConvergenceMonitor(
-            problem, self.state, settings, self.planned_steps, data.batches, self.device
+        compiled_loss = None
+        if settings.compile:
+            compiled_loss = compile_loss(problem.loss, problem, data.n, settings.batch_size)
+        self.recorded_step = RecordedStep(
+            setup, self.check, self.undo, compiled_loss, is_shared=ranks.size > 1
         )
-        self.first_batch = FirstBatch(problem, settings, seed, data.n)
-        compiled_loss = compile_if_set(problem, settings, data.n)
-        replay = None
-        if ranks.size == 1 and hooks.after_gradients is None:
-            replay = make_replay(
-                problem, optimizer, settings, self.check, compiled_loss, self.device
-            )
-        if replay is not None:
+        if self.recorded_step.is_possible:
             self.learning_rates.move_to(self.device)
-        self.recorded_step = RecordedStep(problem, replay, self.undo, compiled_loss is not None)
         self.eager_step = EagerStep(
-            problem,
-            optimizer,
-            settings,
-            hooks,
-            self.check,
-            self.shared_rows,
-            self.undo,
-            self.first_batch,
-            compiled_loss,
-        )
-        self.history = History(self.state, settings, self.check, hooks)
-        self.validation = Validation(
-            problem, self.state, settings, hooks.held_out_loss, data.batches, best
-        )
-        self.checkpoints = CheckpointWriter(
-            checkpoint, problem, optimizer, self.state, settings, self.check
+            setup, self.check, self.shared_rows, self.undo, self.first_batch, compiled_loss
         )
 
     @property
@@ -196,7 +182,7 @@ class TrainingRun:
         self.convergence.observe(self.problem.objective(numbers), step)
         self._record(numbers, ends_run)
         self.undo.finish()
-        if self.checkpoints.is_due(self.state.step) or self.is_over:
+        if self.state.step % self.settings.checkpoint_every == 0 or self.is_over:
             self._save()
 
     def _record(self, numbers: Numbers, ends_run: bool) -> None:
@@ -222,7 +208,12 @@ class TrainingRun:
             self._save()
 
     def _save(self) -> None:
-        self.checkpoints.write(self.convergence.cell_sum, self.validation.best)
+        """Write the checkpoint, if there is one and all parameters are finite."""
+        if self.checkpoint is None:
+            return
+        self.check.check_parameters(self.state.step)
+        self.state.partial = float(self.convergence.cell_sum)
+        self.checkpoint.save(self.problem, self.optimizer, self.state, self.validation.best)
 
 
 def move(batch: Batch, like: Tensor) -> Batch:
@@ -232,16 +223,14 @@ def move(batch: Batch, like: Tensor) -> Batch:
         batch: the pair (x, y); items of x that are no tensors remain as they are.
         like: the parameter.
     """
+
+    def place(item: Any) -> Any:
+        return item.to(like.device) if isinstance(item, Tensor) else item
+
     x, y = batch
     if isinstance(x, tuple | list):
-        return tuple(_move_item(item, like) for item in x), _move_item(y, like)
-    return _move_item(x, like), _move_item(y, like)
-
-
-def _move_item(item: Any, like: Tensor) -> Any:
-    if isinstance(item, Tensor):
-        return item.to(like.device)
-    return item
+        return tuple(place(item) for item in x), place(y)
+    return place(x), place(y)
 
 
 def _progress_numbers(record: dict[str, float]) -> dict[str, float]:

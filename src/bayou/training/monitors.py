@@ -1,18 +1,17 @@
-"""What a run records between its steps: history, validation, convergence and checkpoints."""
+"""What a run records between its steps: history, validation and convergence."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from bayou.core.files import no_grad_state
 from bayou.core.progress import spell
-from bayou.training.checkpoints import BestState, Checkpoint, RunState
+from bayou.training.checkpoints import BestState
 from bayou.training.convergence import (
     MAX_BUDGET_RATIO,
     PLAN_GROWTH,
@@ -21,35 +20,30 @@ from bayou.training.convergence import (
     trend,
 )
 from bayou.training.guards import FiniteCheck
-from bayou.training.problem import Hooks, Numbers, Problem
-from bayou.training.settings import Settings
+from bayou.training.problem import Numbers, Setup
 
 
 class History:
     """The records of a run: every ``log_every`` steps, at evaluations and at the last step.
 
     Args:
-        state: the run, which has the records.
-        settings: says how often to record.
+        setup: the run, whose state has the records.
         check: detects values that are not finite.
-        hooks: may be called with every record.
     """
 
-    def __init__(
-        self, state: RunState, settings: Settings, check: FiniteCheck, hooks: Hooks
-    ) -> None:
-        self.state = state
-        self.settings = settings
+    def __init__(self, setup: Setup, check: FiniteCheck) -> None:
+        self.state = setup.state
+        self.log_every = setup.settings.log_every
+        self.after_record = setup.hooks.after_record
         self.check = check
-        self.hooks = hooks
         previous_seconds = 0.0
-        if state.history:
-            previous_seconds = state.history[-1]["seconds"]
+        if self.state.history:
+            previous_seconds = self.state.history[-1]["seconds"]
         self.start_time = time.monotonic() - previous_seconds
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is recorded because of its number."""
-        return step % self.settings.log_every == 0
+        return step % self.log_every == 0
 
     def add(self, numbers: Numbers) -> None:
         """Add a record of the current step; raise if a step since the last was not finite."""
@@ -60,36 +54,24 @@ class History:
 
     def report(self) -> None:
         """Call the hook for new records with the last one."""
-        if self.hooks.after_record is not None:
-            self.hooks.after_record(self.state.history[-1])
+        if self.after_record is not None:
+            self.after_record(self.state.history[-1])
 
 
 class Validation:
     """The validation loss after every epoch, and the parameters with the lowest one.
 
     Args:
-        problem: has the parameters.
-        state: the run, which has the lowest loss.
-        settings: has the patience.
-        held_out_loss: computes the loss; None: no validation.
-        epoch_steps: the number of steps in an epoch.
+        setup: the run; without a loss of held-out rows among its hooks there is no validation.
         best: the parameters with the lowest loss so far, if any.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        state: RunState,
-        settings: Settings,
-        held_out_loss: Callable[[], float] | None,
-        epoch_steps: int,
-        best: BestState,
-    ) -> None:
-        self.problem = problem
-        self.state = state
-        self.settings = settings
-        self.held_out_loss = held_out_loss
-        self.epoch_steps = epoch_steps
+    def __init__(self, setup: Setup, best: BestState) -> None:
+        self.problem = setup.problem
+        self.state = setup.state
+        self.patience = setup.settings.patience
+        self.held_out_loss = setup.hooks.held_out_loss
+        self.epoch_steps = setup.data.batches
         self.best = best
 
     def is_due(self, steps_done: int, is_last: bool) -> bool:
@@ -115,7 +97,7 @@ class Validation:
             self.best = {name: tensor.clone() for name, tensor in current.items()}
         elif not self.problem.warming:
             state.waited += 1
-        if self.settings.patience is not None and state.waited >= self.settings.patience:
+        if self.patience is not None and state.waited >= self.patience:
             state.stopped = "early"
 
 
@@ -123,32 +105,20 @@ class ConvergenceMonitor:
     """Extends a run without a given length until its objective has flattened.
 
     Args:
-        problem: states the objective.
-        state: the run, whose planned number of steps is extended.
-        settings: the schedule, and whether the length was given.
+        setup: the run, whose planned number of steps is extended.
         planned_steps: the number of steps of the first plan.
-        epoch_steps: the number of steps in an epoch.
-        device: that of the parameters.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        state: RunState,
-        settings: Settings,
-        planned_steps: int,
-        epoch_steps: int,
-        device: torch.device,
-    ) -> None:
-        self.problem = problem
-        self.state = state
-        self.settings = settings
+    def __init__(self, setup: Setup, planned_steps: int) -> None:
+        self.problem = setup.problem
+        self.state = setup.state
+        self.settings = setup.settings
         self.planned_steps = planned_steps
-        self.weight_count = problem.dimension or sum(
-            p.numel() for p in problem.parameters() if p.requires_grad
+        self.weight_count = self.problem.dimension or sum(
+            p.numel() for p in self.problem.parameters() if p.requires_grad
         )
-        self.width = cell_width(planned_steps, epoch_steps)
-        self.cell_sum = torch.tensor(state.partial, dtype=torch.float64, device=device)
+        self.width = cell_width(planned_steps, setup.data.batches)
+        self.cell_sum = torch.tensor(self.state.partial, dtype=torch.float64, device=setup.device)
 
     def observe(self, objective: Tensor | None, step: int) -> None:
         """Add the objective of a step, and test it where the learning rates start to decrease."""
@@ -193,49 +163,3 @@ class ConvergenceMonitor:
                 ConvergenceWarning,
                 stacklevel=4,
             )
-
-
-class CheckpointWriter:
-    """Writes the checkpoint of a run, if it has a file.
-
-    Args:
-        checkpoint: the file; None: nothing is written.
-        problem: has the parameters and buffers.
-        optimizer: the optimizer.
-        state: the progress.
-        settings: says how often to write.
-        check: detects parameters that are not finite, which are not written.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint | None,
-        problem: Problem,
-        optimizer: torch.optim.Optimizer,
-        state: RunState,
-        settings: Settings,
-        check: FiniteCheck,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.problem = problem
-        self.optimizer = optimizer
-        self.state = state
-        self.settings = settings
-        self.check = check
-
-    def is_due(self, steps_done: int) -> bool:
-        """Return whether to write after so many steps."""
-        return steps_done % self.settings.checkpoint_every == 0
-
-    def write(self, cell_sum: Tensor, best: BestState) -> None:
-        """Write the run, if all parameters are finite.
-
-        Args:
-            cell_sum: the sum of the objectives after the last cell of the convergence test.
-            best: the parameters with the lowest validation loss, if any.
-        """
-        if self.checkpoint is None:
-            return
-        self.check.check_parameters(self.state.step)
-        self.state.partial = float(cell_sum)
-        self.checkpoint.save(self.problem, self.optimizer, self.state, best)

@@ -1,7 +1,8 @@
 """A second-order finish: from the end of stochastic descent to an optimum, by L-BFGS.
 
-This is the L-BFGS of torch, with a strong Wolfe line search, for one problem whose loss is a sum
-over batches. ``bayou.training.lbfgs`` minimizes many small problems at once.
+This is the L-BFGS of torch, whose strong Wolfe line search interpolates: for one problem with an
+expensive loss it needs fewer passes than ``bayou.training.lbfgs``, which minimizes many small
+problems at once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from bayou.training.checkpoints import RunState
 from bayou.training.convergence import ConvergenceWarning, negligible
 from bayou.training.data import Data
 from bayou.training.guards import Interrupt
-from bayou.training.inputs import Batch
 from bayou.training.loop import move
 from bayou.training.problem import Problem
 from bayou.training.settings import Settings
@@ -50,15 +50,7 @@ def passes_for(settings: Settings, data: Data) -> int:
     return 0
 
 
-def finish(
-    problem: Problem,
-    data: Data,
-    passes: int,
-    state: RunState,
-    progress: Show,
-    *,
-    enough: float = MIN_GAIN,
-) -> None:
+def finish(problem: Problem, data: Data, passes: int, state: RunState, progress: Show) -> None:
     """Minimize the loss over all data, from the current parameters, by L-BFGS.
 
     The loss of all data is the mean over batches, weighted by rows. It is deterministic, so that a
@@ -71,31 +63,18 @@ def finish(
         passes: about how many evaluations of the loss there may be.
         state: the run, which gets the record.
         progress: how to show the progress.
-        enough: nats; ``ROUND`` iterations that gain less are the last. Default: 0.001.
     """
-    free = [parameter for parameter in problem.parameters() if parameter.requires_grad]
-    batches = [move(batch, free[0]) for batch in data.ordered()]
     start_time = time.monotonic()
     problem.eval()
-    optimizer = torch.optim.LBFGS(
-        free,
-        max_iter=min(ROUND, passes),
-        max_eval=2 * ROUND,
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
-        history_size=PAIRS,
-        line_search_fn="strong_wolfe",
-    )
-    loss = _FullLoss(problem, optimizer, batches, free[0])
-    gain = _minimize(loss, optimizer, free, passes, state, progress, enough)
-    with torch.enable_grad():
-        loss()
-    optimizer.zero_grad(set_to_none=True)
+    loss = _FullLoss(problem, data)
+    gain = _minimize(loss, passes, state, progress)
+    loss()
+    problem.zero_grad(set_to_none=True)
     seconds_before = state.history[-1]["seconds"] if state.history else 0.0
     seconds = seconds_before + time.monotonic() - start_time
     step = float(state.step + loss.evaluations)
     state.history.append({"step": step, **loss.numbers, "seconds": seconds})
-    min_gain = max(enough, negligible(sum(p.numel() for p in free)))
+    min_gain = max(MIN_GAIN, negligible(sum(p.numel() for p in loss.free)))
     if gain >= min_gain and state.stopped == "finished":
         _warn_of_gain(problem, gain, passes, state)
 
@@ -103,25 +82,19 @@ def finish(
 class _FullLoss:
     """The closure of L-BFGS: the loss of all rows, whose gradients it computes."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        optimizer: torch.optim.Optimizer,
-        batches: list[Batch],
-        like: Tensor,
-    ) -> None:
+    def __init__(self, problem: Problem, data: Data) -> None:
         self.problem = problem
-        self.optimizer = optimizer
-        self.batches = batches
-        self.like = like
-        self.rows = sum(len(y) for _, y in batches)
+        self.free = [parameter for parameter in problem.parameters() if parameter.requires_grad]
+        self.batches = [move(batch, self.free[0]) for batch in data.epoch()]
+        self.rows = sum(len(y) for _, y in self.batches)
         self.evaluations = 0
         self.numbers: dict[str, float] = {}  # of the last evaluation
 
+    @torch.enable_grad()
     def __call__(self) -> Tensor:
         """Compute the loss and its gradients, one batch after the other."""
-        self.optimizer.zero_grad(set_to_none=True)
-        total = self.like.new_zeros((), dtype=torch.float64)
+        self.problem.zero_grad(set_to_none=True)
+        total = self.free[0].new_zeros((), dtype=torch.float64)
         numbers: dict[str, float] = {}
         for x, y in self.batches:
             value, batch_numbers = self.problem.loss(x, y)
@@ -135,17 +108,18 @@ class _FullLoss:
         return total
 
 
-def _minimize(
-    loss: _FullLoss,
-    optimizer: torch.optim.LBFGS,
-    free: list[nn.Parameter],
-    passes: int,
-    state: RunState,
-    progress: Show,
-    enough: float,
-) -> float:
+def _minimize(loss: _FullLoss, passes: int, state: RunState, progress: Show) -> float:
     """Run rounds of L-BFGS, and return the gain of the last one in nats."""
     problem = loss.problem
+    optimizer = torch.optim.LBFGS(
+        loss.free,
+        max_iter=min(ROUND, passes),
+        max_eval=2 * ROUND,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=PAIRS,
+        line_search_fn="strong_wolfe",
+    )
     previous = math.inf
     gain = math.inf
     with (
@@ -154,19 +128,17 @@ def _minimize(
         Interrupt() as interrupt,
     ):
         try:
-            while loss.evaluations < passes:
-                values_before = [parameter.detach().clone() for parameter in free]
+            while loss.evaluations < passes and gain >= MIN_GAIN:
+                values_before = [parameter.detach().clone() for parameter in loss.free]
                 with interrupt.defer():
                     # The loss at the start of the round.
                     current = float(optimizer.step(loss)) * loss.rows
-                if not all(bool(parameter.isfinite().all()) for parameter in free):
-                    _restore(free, values_before)
+                if not all(bool(parameter.isfinite().all()) for parameter in loss.free):
+                    _restore(loss.free, values_before)
                     break
                 line.update(min(loss.evaluations, passes), **loss.numbers)
                 gain = previous - current
                 previous = current
-                if gain < enough:
-                    break
         except KeyboardInterrupt:
             state.stopped = "interrupted"
     return gain

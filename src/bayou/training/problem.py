@@ -1,4 +1,4 @@
-"""What the training loop minimizes: a module with a loss, and the functions that a run calls."""
+"""What the training loop minimizes: a module with a loss; and what the parts of a run share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayou.training.checkpoints import RunState
+from bayou.training.data import Data
 from bayou.training.inputs import Batch
 from bayou.training.settings import Settings
 
@@ -99,3 +101,28 @@ class Hooks:
     held_out_loss: Callable[[], float] | None = None
     after_gradients: Callable[[int], None] | None = None
     after_record: Callable[[dict[str, float]], None] | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parts of a run have in common.
+
+    Args:
+        problem: the module with the loss.
+        data: the batches.
+        settings: the length of the run, its optimizer and its schedule.
+        seed: the seed of batches and noise.
+        hooks: functions that are called during the run.
+        optimizer: changes the parameters.
+        state: the progress of the run.
+        device: that of the parameters.
+    """
+
+    problem: Problem
+    data: Data
+    settings: Settings
+    seed: int
+    hooks: Hooks
+    optimizer: torch.optim.Optimizer
+    state: RunState
+    device: torch.device

@@ -14,10 +14,10 @@ from bayou.core import rng
 from bayou.core.files import no_grad_state
 from bayou.core.progress import spell
 from bayou.training.convergence import ConvergenceWarning
-from bayou.training.graphs import Replay, capturable, compile_loss, warmup_stream
+from bayou.training.graphs import Replay, capturable, clip_gradients, warmup_stream
 from bayou.training.guards import FiniteCheck
 from bayou.training.inputs import Batch, Inputs
-from bayou.training.problem import Hooks, Numbers, Problem
+from bayou.training.problem import Numbers, Problem, Setup
 from bayou.training.ranks import Ranks
 from bayou.training.seeds import part_seed
 from bayou.training.settings import Settings
@@ -150,17 +150,11 @@ class FirstBatch:
     """The first batch of a run, on which its end is compared with its start.
 
     Args:
-        problem: computes the objective.
-        settings: has the learning rate that a warning names.
-        seed: the seed of the run.
-        rows: the number of rows of all data.
+        setup: the run.
     """
 
-    def __init__(self, problem: Problem, settings: Settings, seed: int, rows: int) -> None:
-        self.problem = problem
-        self.settings = settings
-        self.seed = seed
-        self.rows = rows
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
         self._batch: Batch | None = None
         self._numbers: Numbers = {}
 
@@ -176,22 +170,24 @@ class FirstBatch:
         self._numbers = dict(numbers)
 
     @torch.no_grad()
-    def warn_if_worse(self, device: torch.device) -> None:
+    def warn_if_worse(self) -> None:
         """Warn if the objective of the first batch has decreased by much."""
         if self._batch is None:
             return
         x, y = self._batch
-        buffers = [(buffer, buffer.clone()) for buffer in persistent_buffers(self.problem)]
-        with rng.isolated(part_seed(self.seed, "step", 0), device):
-            now = sum(map(float, self.problem.loss(x, y)[1].values()))
+        problem = self.setup.problem
+        buffers = [(buffer, buffer.clone()) for buffer in persistent_buffers(problem)]
+        with rng.isolated(part_seed(self.setup.seed, "step", 0), self.setup.device):
+            now = sum(map(float, problem.loss(x, y)[1].values()))
         for buffer, value in buffers:
             buffer.copy_(value)
         before = sum(map(float, self._numbers.values()))
-        if not before - now <= MAX_FALL_PER_ROW * self.rows + MAX_FALL_RATIO * abs(before):
+        max_fall = MAX_FALL_PER_ROW * self.setup.data.n + MAX_FALL_RATIO * abs(before)
+        if not before - now <= max_fall:
             warnings.warn(
-                f"{self.problem.title} ended worse than it started: its objective fell from "
+                f"{problem.title} ended worse than it started: its objective fell from "
                 f"{before:.4g} to {now:.4g} nats on its first batch. "
-                f"{spell('lr=', '--lr ')}{self.settings.lr:g} is too large for this network "
+                f"{spell('lr=', '--lr ')}{self.setup.settings.lr:g} is too large for this network "
                 f"and these data; use a smaller one{spell(', or clip=1.0', '')}",
                 ConvergenceWarning,
                 stacklevel=4,
@@ -202,10 +198,7 @@ class EagerStep:
     """One step as PyTorch runs it: loss, gradients, clipping and optimizer.
 
     Args:
-        problem: computes the loss.
-        optimizer: changes the parameters.
-        settings: has the largest norm of the gradients.
-        hooks: may change the gradients.
+        setup: the run.
         check: detects values that are not finite.
         shared_rows: combines the gradients of several processes.
         undo: is told when the parameters change.
@@ -215,20 +208,14 @@ class EagerStep:
 
     def __init__(
         self,
-        problem: Problem,
-        optimizer: torch.optim.Optimizer,
-        settings: Settings,
-        hooks: Hooks,
+        setup: Setup,
         check: FiniteCheck,
         shared_rows: SharedRows,
         undo: StepUndo,
         first_batch: FirstBatch,
         compiled_loss: Callable[..., Any] | None,
     ) -> None:
-        self.problem = problem
-        self.optimizer = optimizer
-        self.settings = settings
-        self.hooks = hooks
+        self.setup = setup
         self.check = check
         self.shared_rows = shared_rows
         self.undo = undo
@@ -245,21 +232,23 @@ class EagerStep:
             step: the number of the step.
             before_recording: whether later steps may be recorded as a CUDA graph.
         """
-        loss = self._loss_for(y)
+        problem = self.setup.problem
+        optimizer = self.setup.optimizer
+        after_gradients = self.setup.hooks.after_gradients
         needs_stream = before_recording and self.compiled_loss is None
         with warmup_stream() if needs_stream else nullcontext():
-            value, numbers = loss(x, y)
-            if step == 0 and self.problem.loss_is_stationary:
+            value, numbers = self._loss_for(y)(x, y)
+            if step == 0 and problem.loss_is_stationary:
                 self.first_batch.remember(x, y, numbers)
-            self.optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             value.backward()
             value, numbers = self.shared_rows.combine(value, numbers)
             self.check.look(value, step, x, y)
-            self._clip()
-            if self.hooks.after_gradients is not None:
-                self.hooks.after_gradients(step)
+            clip_gradients(optimizer, self.setup.settings.clip, problem.norm, self.check.norm)
+            if after_gradients is not None:
+                after_gradients(step)
             self.undo.has_changed_parameters = True
-            self.optimizer.step()
+            optimizer.step()
         return numbers
 
     def _loss_for(self, y: Tensor) -> Callable[..., Any]:
@@ -271,51 +260,40 @@ class EagerStep:
             self._compiled_shape = y.shape
         if self.compiled_loss is not None and y.shape == self._compiled_shape:
             return self.compiled_loss
-        return self.problem.loss
-
-    def _clip(self) -> None:
-        """Clip the gradients, and store their norm where the problem wants it."""
-        max_norm = self.settings.clip
-        stored_norm = self.problem.norm
-        if max_norm is None and stored_norm is None:
-            return
-        free = [
-            parameter
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        norm = self.check.norm
-        if norm is None:
-            norm = nn.utils.get_total_norm([parameter.grad for parameter in free])
-        if max_norm is not None:
-            nn.utils.clip_grads_with_norm_(free, max_norm, norm)
-        if stored_norm is not None:
-            stored_norm.copy_(norm)
+        return self.setup.problem.loss
 
 
 class RecordedStep:
     """One step replayed as a CUDA graph, where it can be recorded.
 
     Args:
-        problem: has the version of the loss: when it changes, the step is recorded again.
-        replay: records and replays; None: no step is recorded.
+        setup: the run. When the version of its loss changes, the step is recorded again.
+        check: detects values that are not finite.
         undo: is told when the parameters change.
-        loss_is_compiled: whether the loss is compiled, so that an error is not one of the user's
-            code.
+        compiled_loss: the compiled loss, if any.
+        is_shared: whether several processes share the step, which is then not recorded.
     """
 
     def __init__(
         self,
-        problem: Problem,
-        replay: Replay | None,
+        setup: Setup,
+        check: FiniteCheck,
         undo: StepUndo,
-        loss_is_compiled: bool,
+        compiled_loss: Callable[..., Any] | None,
+        is_shared: bool,
     ) -> None:
-        self.problem = problem
+        self.problem = setup.problem
         self.undo = undo
-        self.loss_is_compiled = loss_is_compiled
-        self._replay = replay
+        self.loss_is_compiled = compiled_loss is not None
+        self._replay: Replay | None = None
+        loss = compiled_loss
+        if compiled_loss is None and self.problem.recordable:
+            loss = self.problem.loss
+        is_recordable = not is_shared and setup.hooks.after_gradients is None
+        if loss is not None and is_recordable and capturable(setup.optimizer, setup.device):
+            self._replay = Replay(
+                setup.optimizer, loss, setup.settings.clip, check, self.problem.norm
+            )
 
     @property
     def is_possible(self) -> bool:
@@ -340,45 +318,6 @@ class RecordedStep:
             self._replay = None
             self.undo.has_changed_parameters = False
             return None
-
-
-def compile_if_set(problem: Problem, settings: Settings, rows: int) -> Callable[..., Any] | None:
-    """Return the compiled loss of a problem; None unless the settings ask for it.
-
-    Args:
-        problem: computes the loss.
-        settings: says whether to compile, and has the batch size.
-        rows: the number of rows of all data.
-    """
-    if not settings.compile:
-        return None
-    return compile_loss(problem.loss, problem, rows, settings.batch_size)
-
-
-def make_replay(
-    problem: Problem,
-    optimizer: torch.optim.Optimizer,
-    settings: Settings,
-    check: FiniteCheck,
-    compiled_loss: Callable[..., Any] | None,
-    device: torch.device,
-) -> Replay | None:
-    """Return the recorder of a step on a GPU; None where the step cannot be recorded.
-
-    Args:
-        problem: computes the loss.
-        optimizer: changes the parameters.
-        settings: has the largest norm of the gradients.
-        check: detects values that are not finite.
-        compiled_loss: the compiled loss, if any.
-        device: that of the parameters.
-    """
-    loss = compiled_loss
-    if compiled_loss is None and problem.recordable:
-        loss = problem.loss
-    if loss is None or not capturable(optimizer, device):
-        return None
-    return Replay(optimizer, loss, settings.clip, check, problem.norm)
 
 
 def persistent_buffers(module: nn.Module) -> list[Tensor]:

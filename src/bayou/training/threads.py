@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from bayou.core.interception import Intercept
 
 Result = TypeVar("Result")
 SMALL = 2**23  # multiply-adds of the largest product of a step, up to which one thread is used
@@ -42,26 +43,6 @@ _threads_with_runs = 0  # the number of threads with runs on one torch thread
 _threads_before = 1  # the number of torch threads before the first of these runs
 
 
-class _LargestProduct(TorchFunctionMode):
-    """Notes the multiply-adds of the largest product: output entries × terms of each sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor):
-            self.largest = max(self.largest, out.numel() * _terms(func, args))
-        return out
-
-
 def _terms(func: Callable[..., Any], args: Sequence[Any]) -> int:
     """Return the number of terms of each sum of an operation."""
     tensors = [item for item in args if isinstance(item, Tensor)]
@@ -73,12 +54,23 @@ def _terms(func: Callable[..., Any], args: Sequence[Any]) -> int:
 def largest_product(call: Callable[[], Result]) -> tuple[Result, int]:
     """Return the result of a call, and the multiply-adds of its largest product.
 
+    These are the entries of the output × the terms of each of them.
+
     Args:
         call: a function without arguments.
     """
-    with _LargestProduct() as mode:
+    largest = 0
+
+    def measure(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        nonlocal largest
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            largest = max(largest, out.numel() * _terms(func, args))
+        return out
+
+    with Intercept(measure):
         result = call()
-    return result, mode.largest
+    return result, largest
 
 
 @contextmanager
