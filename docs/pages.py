@@ -503,7 +503,7 @@ API = {
     "bayou.posteriors": [],
     "bayou.likelihoods": ["base"],
     "bayou.priors": [],
-    "bayou.select": ["planning", "plans", "named", "recipes"],
+    "bayou.select": ["plans", "named", "recipes"],
     "bayou.metrics": ["scores"],
     "bayou.diagnostics": ["bound", "modes"],
     "bayou.data": [],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path as File
 from typing import Any, Final, final
 
 import torch
@@ -27,7 +26,7 @@ from bayou.priors import BoundNormal
 from bayou.select.folds import FOLDS
 from bayou.select.regularization_path import Multipliers, Path, path_passes
 from bayou.select.rounding import round_initial_noise, round_rows
-from bayou.training.data import Rows, as_data
+from bayou.training.data import Data, Rows, as_data
 from bayou.training.guards import Interrupt
 from bayou.training.seeds import as_int_seed
 
@@ -73,10 +72,9 @@ class FullBatchModes(Method):
         """Find the modes from the initial weights."""
         seed = as_int_seed(seed)
         rows = as_data(data, self.batch_size)
-        if isinstance(rows, Rows) and rows.n >= MIN_SEARCH_ROWS and not has_constant_targets(rows):
-            self.method.check_target(target, rows)
-            rows = round_rows(rows)
-            target = round_initial_noise(target)
+        prepared = prepare_search(self.method, target, rows)
+        if prepared is not None:
+            target, rows = prepared
             starts = initial_weights(self.start, self.method, target, seed)
             if (
                 is_judged_by_log_prob(target)
@@ -84,8 +82,28 @@ class FullBatchModes(Method):
                 and starts is not None
             ):
                 return modes_at_target(target, rows, starts, self.start.effort, progress)
-        file = None if checkpoint is None else File(checkpoint)
-        return self.method.fit(target, rows, seed=seed, checkpoint=file, progress=progress)
+        return self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+def prepare_search(method: Method, target: Target, data: Data) -> tuple[Target, Rows] | None:
+    """Return target and rows for a search, rounded so that it does not depend on their last digits.
+
+    Args:
+        method: checks the network.
+        target: network, likelihood and prior.
+        data: the training data.
+
+    Returns:
+        None where no settings can be selected: for data without an index of rows, for few rows, and
+        where there is no noise to learn, since all y are the same.
+    """
+    if not isinstance(data, Rows) or data.n < MIN_SEARCH_ROWS:
+        return None
+    y = data.targets()
+    if y is not None and bool((y == y[:1]).all()):
+        return None
+    method.check_target(target, data)
+    return round_initial_noise(target), round_rows(data)
 
 
 def can_follow_path(start: MAP, target: Target, rows: Rows) -> bool:
@@ -99,12 +117,6 @@ def can_follow_path(start: MAP, target: Target, rows: Rows) -> bool:
     return (
         PointModel(start, target).smooth and not start.validation and rows.n <= MAX_FULL_BATCH_ROWS
     )
-
-
-def has_constant_targets(rows: Rows) -> bool:
-    """Return whether there is no noise to learn: all y are the same."""
-    y = rows.targets()
-    return y is not None and bool((y == y[:1]).all())
 
 
 def has_fixed_normal_priors(target: Target) -> bool:

@@ -103,7 +103,7 @@ def plan_regression(
     trial_run = run
     if not follows_path:
         fits = len(folds) if is_mode else len(folds) + 1
-        trial_run = run.with_start(shortened_start(run.start, rows, fits))
+        trial_run = replace(run, start=shortened_start(run.start, rows, fits))
     needs_fit_of_mode = not is_mode and not (follows_path and run.start.open_ended)
     count = (2 if is_mode else 3) + needs_fit_of_mode
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from bayou.core.params import Params
 from bayou.core.progress import Show
@@ -27,16 +27,16 @@ class SearchRun:
     """What all fits of one search share.
 
     Args:
-        start: the method that finds modes; its effort is that of the search.
         seed: of the fit that the search serves.
         checkpoint: the file of that fit; those of the search lie beside it.
         progress: whether to show progress.
+        start: the method that finds modes; its effort is that of the search.
     """
 
-    start: MAP
     seed: int = 0
     checkpoint: Path | None = None
     progress: Show = True
+    start: MAP = field(default_factory=MAP)
 
     @property
     def effort(self) -> float:
@@ -51,9 +51,10 @@ class SearchRun:
         """Return the file beside the checkpoint with this ending, if there is a checkpoint."""
         return None if self.checkpoint is None else Path(f"{self.checkpoint}.{ending}")
 
-    def with_start(self, start: MAP) -> Self:
-        """Return the same run with another method that finds modes."""
-        return replace(self, start=start)
+    def options(self, ending: str = "") -> dict[str, Any]:
+        """Return the options of a fit, in the file with this ending or in that of the final fit."""
+        file = self.file(ending) if ending else self.checkpoint
+        return {"seed": self.seed, "checkpoint": file, "progress": self.progress}
 
     def fit(self, method: Method, target: Target, rows: Data, ending: str) -> Any:
         """Fit a method, in the file with this ending; Ctrl-C ends the search.
@@ -61,9 +62,7 @@ class SearchRun:
         Raises:
             SearchInterrupted: with the posterior so far.
         """
-        posterior = method.fit(
-            target, rows, seed=self.seed, checkpoint=self.file(ending), progress=self.progress
-        )
+        posterior = method.fit(target, rows, **self.options(ending))
         raise_if_stopped(posterior)
         return posterior
 
