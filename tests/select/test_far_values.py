@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou.likelihoods import StudentT
-from bayou.select.far_values import SentinelWarning, check_arrays, flag_sentinels
+from bayou.select.far_values import SentinelWarning, flag_sentinels, replace_in_array
 from bayou.select.standardize import column_scales
 
 
@@ -93,4 +93,4 @@ def test_estimators_take_arrays_that_cannot_be_written_to() -> None:
     x, y = (item.double().numpy() for item in linear_rows())
     x.setflags(write=False)
     y.setflags(write=False)
-    check_arrays(x, y, refuses_targets=True)
+    replace_in_array(x, y, refuses_targets=True)

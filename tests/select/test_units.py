@@ -233,7 +233,7 @@ def test_columns_that_are_indices_of_an_embedding_are_left_alone() -> None:
     codes = torch.arange(ROWS, dtype=torch.float64)
     years = 1980 + codes
     x = torch.stack([codes, years], 1)
-    columns = leave_indices(net, (x,), [describe_columns(net, x)])[0]
+    columns = leave_indices(net, (x,), {0: describe_columns(net, x)})[0]
     assert columns is not None
     assert columns.is_standardized.tolist() == [False, True]
     y = torch.randn(ROWS, 1, dtype=torch.float64)
