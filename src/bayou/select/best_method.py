@@ -14,6 +14,7 @@ from torch import Tensor
 from bayou.core.progress import BayouWarning, stage
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
+from bayou.select.folds import is_within_chance
 from bayou.select.search_run import raise_if_stopped
 from bayou.training.data import Rows
 
@@ -49,10 +50,8 @@ class FitComparison:
         names = list(self.nll)
         best = min(names, key=lambda name: float(self.nll[name].mean()))
         for name in reversed(names):
-            excesses = [self.nll[name] - rival for rival in self.rivals.values()]
-            if all(
-                float(excess.mean()) <= self.errors * standard_error(excess) for excess in excesses
-            ):
+            rivals = self.rivals.values()
+            if all(is_within_chance(self.nll[name], rival, self.errors) for rival in rivals):
                 best = name
         return best
 

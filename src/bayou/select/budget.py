@@ -13,9 +13,8 @@ from bayou.network.target import Target
 from bayou.training.data import Rows
 
 SEARCH_FITS: Final = 2  # a search costs at most so many times the fit that it serves
-MAX_SHARED_PRODUCTS: Final = (
-    2**25
-)  # multiply-adds of one pass over all rows, up to which modes share passes
+# Multiply-adds of one pass over all rows, up to which modes share passes.
+MAX_SHARED_PRODUCTS: Final = 2**25
 # Rows, from which on fits by minibatches have two folds instead of five.
 MIN_ROWS_OF_TWO_FOLDS: Final = 100
 
@@ -45,11 +44,6 @@ def shares_passes(target: Target, rows: Rows) -> bool:
         return False
     weights = sum(value.numel() for value in target.start().values())
     return rows.n * weights <= MAX_SHARED_PRODUCTS
-
-
-def affordable_scales(scales: list[float]) -> list[float]:
-    """Return the narrowest and the widest of the candidate prior scales, and the given one, 1."""
-    return sorted({min(scales), 1.0, max(scales)})
 
 
 def affordable_passes(fit_passes: int, modes: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
+from bayou.metrics import standard_error
 from bayou.training.data import Rows
 
 Fold = tuple[Rows, Rows]  # training rows and held-out rows
@@ -55,6 +56,18 @@ def held_out_masks(rows: Rows, folds: Sequence[Fold]) -> Tensor:
     """
     masks = [torch.isin(rows.index, held_out.index) for _, held_out in folds]
     return torch.stack([*masks, torch.zeros_like(masks[0])])
+
+
+def is_within_chance(losses: Tensor, best: Tensor, errors: float) -> bool:
+    """Return whether a candidate is no worse than another one on the same held-out rows.
+
+    Args:
+        losses: of the candidate, one for each held-out row.
+        best: those of the other one.
+        errors: standard errors of the paired difference that are chance; 0 for none.
+    """
+    excess = losses - best
+    return float(excess.mean()) <= errors * standard_error(excess)
 
 
 def describe_folds(folds: Sequence[Fold]) -> str:

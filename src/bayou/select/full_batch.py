@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
-
-import torch
-from torch import Tensor
 
 from bayou.core import params
 from bayou.core.files import StrPath
 from bayou.core.params import Params
-from bayou.core.progress import Progress, Show
+from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.inference.point import PointModel
 from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
-from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
-from bayou.posteriors.empirical import Empirical
 from bayou.priors import BoundNormal
 from bayou.select.folds import FOLDS
-from bayou.select.regularization_path import Multipliers, Path, path_passes
+from bayou.select.regularization_path import PathSpec, follow_path
 from bayou.select.rounding import round_initial_noise, round_rows
+from bayou.select.search_run import SearchRun
 from bayou.training.data import Data, Rows, as_data
-from bayou.training.guards import Interrupt
 from bayou.training.seeds import as_int_seed
 
 MAX_FULL_BATCH_ROWS: Final = 5000  # rows, above which full passes cost more than the training
@@ -71,18 +65,20 @@ class FullBatchModes(Method):
     ) -> Posterior:
         """Find the modes from the initial weights."""
         seed = as_int_seed(seed)
-        rows = as_data(data, self.batch_size)
-        prepared = prepare_search(self.method, target, rows)
+        data = as_data(data, self.batch_size)
+        prepared = prepare_search(self.method, target, data)
         if prepared is not None:
             target, rows = prepared
+            data = rows
             starts = initial_weights(self.start, self.method, target, seed)
             if (
                 is_judged_by_log_prob(target)
                 and can_follow_path(self.start, target, rows)
                 and starts is not None
             ):
-                return modes_at_target(target, rows, starts, self.start.effort, progress)
-        return self.method.fit(target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
+                run = SearchRun(seed, progress=progress, start=self.start)
+                return follow_path(PathSpec(target), target, rows, starts, run)
+        return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
 
 
 def prepare_search(method: Method, target: Target, data: Data) -> tuple[Target, Rows] | None:
@@ -154,78 +150,3 @@ def initial_weights(start: MAP, method: Method, target: Target, seed: int) -> Pa
     if method == start:
         return params.stack([target.start()])
     return method.starts(target, seed)
-
-
-def modes_at_target(
-    target: Target, rows: Rows, starts: Params, effort: float, progress: Show
-) -> Empirical:
-    """Find the modes of a target itself, in one step.
-
-    Args:
-        target: with fixed Normal priors.
-        rows: all rows.
-        starts: the initial weights of each mode, (K, ...).
-        effort: multiplies the passes.
-        progress: whether to show progress.
-    """
-    return modes_along_path(target, target, [{}], [1.0], rows, starts, effort, progress)
-
-
-def modes_along_path(
-    path_target: Target,
-    target: Target,
-    multipliers: Sequence[Multipliers],
-    steps: Sequence[float],
-    rows: Rows,
-    starts: Params,
-    effort: float,
-    progress: Show,
-    randomized: tuple[Params, Tensor] | None = None,
-    masks: Tensor | None = None,
-) -> Empirical:
-    """Find the modes from each of the starts at the end of a path, in one batch.
-
-    Args:
-        path_target: the target of the path.
-        target: that of the posterior, with the same modes as the end of the path.
-        multipliers: of the prior precisions of ``path_target``, by tensor; one for all modes.
-        steps: multipliers of all of them, from large to small.
-        rows: all rows.
-        starts: the initial weights of each mode, (K, ...).
-        effort: multiplies the passes.
-        progress: whether to show progress.
-        randomized: see ``Method.randomize``.
-        masks: the rows of each mode, (K, N), if not all.
-
-    Returns:
-        The modes, those so far if interrupted.
-    """
-    count = params.size(starts)
-    if masks is None:
-        masks = torch.ones(count, rows.n, dtype=torch.bool)
-    passes = path_passes(path_target, effort)
-    path = Path(
-        path_target,
-        rows,
-        masks,
-        list(multipliers) * count,
-        steps,
-        starts,
-        effort,
-        randomized,
-        passes_per_step=passes,
-    )
-    stack = {name: value.expand(count, *value.shape) for name, value in path_target.start().items()}
-    stopped = "finished"
-    title = f"{count} mode{'s' if count > 1 else ''}"
-    with Progress(title, len(steps) * passes, progress) as line, Interrupt():
-        line.announce()
-        path.report = line.update
-        try:
-            for step, errors in enumerate(path.walk()):
-                line.update((step + 1) * passes, error=float(errors.mean()))
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-    posterior = Empirical(target, Network(target.net), stack | (path.stack or {}), [])
-    posterior.stopped = stopped
-    return posterior

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from bayou.core.progress import stage
 from bayou.core.specs import Checked
-from bayou.inference.baseline_checks import warn_worse_than_mode
+from bayou.inference.baseline_checks import MIN_EXCESS
 from bayou.inference.data_checks import last_layer as last_layer_names
 from bayou.inference.method import Method
 from bayou.methods.point import MAP
@@ -111,15 +111,15 @@ def _improve(
     target = target_at(mode)
     of_mode = Residuals.of(mode, held_out, run.seed)
     noise = of_mode.likeliest_noise()
-    judgment = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
-    if judgment.is_acceptable and has_not_converged(posterior):
+    comparison, is_acceptable = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
+    if is_acceptable and has_not_converged(posterior):
         with stage(2, 2, "longer"):
             posterior = method.at_mode(noise, training).fit(target, training, **run.options())
         if posterior.stopped == "interrupted":
             return posterior
-        judgment = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
+        comparison, is_acceptable = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
     last_layer = None
-    if tries_last_layer and not judgment.is_acceptable:
+    if tries_last_layer and not is_acceptable:
         last_layer = method.restricted_to(last_layer_names(target, training))
     if last_layer is not None:
         with stage(2, 2, "last layer"):
@@ -129,19 +129,24 @@ def _improve(
         if restricted.stopped == "interrupted":
             posterior.stopped = "interrupted"
             return posterior
-        of_restricted = judge(Residuals.of(restricted, held_out, run.seed), of_mode)
-        if of_restricted.nll < judgment.nll:
+        of_restricted, _ = judge(Residuals.of(restricted, held_out, run.seed), of_mode)
+        if of_restricted.nll < comparison.nll:
             restricted.choice = (
                 f"the last layer is random: over all layers the NLL of {held_out.n:,} held-out "
-                f"rows is {judgment.nll:.3f}, over the last {of_restricted.nll:.3f}, at the mode "
-                f"{of_restricted.mode_nll:.3f}"
+                f"rows is {comparison.nll:.3f}, over the last {of_restricted.nll:.3f}, at the mode "
+                f"{of_restricted.other_nll:.3f}"
             )
             posterior = restricted
-            judgment = of_restricted
+            comparison = of_restricted
+    record = comparison.judge(
+        MIN_EXCESS,
+        problem="the posterior is worse than its own mode",
+        other_model="the mode",
+        rows="held-out",
+        remedy="give more steps, or use laplace",
+    )
     if posterior.history and "collapsed" not in posterior.history[-1]:
-        posterior.history[-1] |= judgment.history()
-    if judgment.is_worse_than_mode:
-        warn_worse_than_mode(judgment.nll, judgment.mode_nll, judgment.error, held_out.n)
+        posterior.history[-1] |= record
     return posterior
 
 

@@ -22,7 +22,7 @@ from bayou.select.folds import Fold, held_out_masks
 from bayou.select.input_scales import Scales, input_scales
 from bayou.select.noise import initial_noise
 from bayou.select.noise_and_prior import NoiseAndPrior, first_layer, takes_columns
-from bayou.select.regularization_path import Multipliers, search_paths
+from bayou.select.regularization_path import PathSpec, path_passes, search_paths
 from bayou.select.search_run import SearchRun, stage_record, stop_at_network
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
@@ -83,7 +83,8 @@ def select_ratio_and_shape(
             ]
             path_target = NoiseAndPrior(noise).apply(target)
             steps = path_steps(noises, noise)
-            search = search_paths(path_target, rows, folds, multipliers, steps, line, run.effort)
+            passes = path_passes(path_target, run.effort)
+            search = search_paths(path_target, rows, folds, multipliers, steps, line, passes)
         except KeyboardInterrupt:
             raise stop_at_network(target) from None
     selected_noise = math.sqrt(float(search.errors.mean()))
@@ -119,10 +120,8 @@ def prior_shapes(first: NoiseAndPrior, is_deep: bool) -> list[NoiseAndPrior]:
     ]
 
 
-def path_to(
-    settings: NoiseAndPrior, target: Target
-) -> tuple[Target, list[Multipliers], list[float]]:
-    """Return target, multipliers and steps of a path of modes that ends at selected settings.
+def path_to(settings: NoiseAndPrior, target: Target) -> PathSpec:
+    """Return the path of modes that ends at selected settings.
 
     Args:
         settings: the selected settings.
@@ -130,11 +129,12 @@ def path_to(
     """
     noise = initial_noise(target)
     last = 0.99 * settings.noise / settings.scale
-    steps = path_steps(
-        [candidate for candidate in candidate_noises(noise) if candidate > last], noise
+    noises = [candidate for candidate in candidate_noises(noise) if candidate > last]
+    return PathSpec(
+        NoiseAndPrior(noise).apply(target),
+        replace(settings, scale=1.0).multipliers(target),
+        path_steps(noises, noise),
     )
-    multipliers = [replace(settings, scale=1.0).multipliers(target)]
-    return NoiseAndPrior(noise).apply(target), multipliers, steps
 
 
 def candidate_noises(noise: float) -> list[float]:

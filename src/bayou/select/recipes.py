@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
+from bayou.core import params
 from bayou.core.files import StrPath
 from bayou.core.progress import Show, stage
 from bayou.core.specs import Checked
@@ -32,7 +33,6 @@ from bayou.select.full_batch import (
     can_follow_path,
     initial_weights,
     is_judged_by_log_prob,
-    modes_at_target,
     prepare_search,
 )
 from bayou.select.many_rows import plan_many_rows
@@ -48,6 +48,7 @@ from bayou.select.random_layers import (
     plan_random_layers,
 )
 from bayou.select.regression import plan_regression
+from bayou.select.regularization_path import PathSpec, follow_path
 from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.ranks import current
@@ -251,9 +252,9 @@ class NamedMethod(Recipe):
             ensemble = None if method == self.start else method
             plan = replace(plan, method=FullBatchModes(self.start, ensemble))
         elif starts_at_mode:
-            starts = {name: value.unsqueeze(0) for name, value in target.start().items()}
+            starts = params.stack([target.start()])
             with stage(count - 1, count, "mode"):
-                mode = modes_at_target(target, rows, starts, run.effort, run.progress)
+                mode = follow_path(PathSpec(target), target, rows, starts, run)
             raise_if_stopped(mode)
             plan = replace(
                 plan, target=target_at(mode), method=method.at_mode(1.0, rows), start=mode
