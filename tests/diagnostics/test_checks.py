@@ -44,9 +44,6 @@ def points(likelihood: Any, *weights: Tensor, chains: int = 1, n: int = 100) -> 
     return Empirical(target, Network(net), {"weight": torch.stack(weights)}, chains=chains)
 
 
-# --- baselines -------------------------------------------------------------------------------------------------------
-
-
 def test_the_constant_baseline_is_the_normal_distribution_of_y() -> None:
     x, y = regression(50, 0)
     posterior = points(bayou.Gaussian(0.3), WEIGHT)
@@ -95,9 +92,6 @@ def test_inputs_that_are_no_numbers_have_a_constant_alone() -> None:
         "constant",
         "linear",
     }
-
-
-# --- what is found ---------------------------------------------------------------------------------------------------
 
 
 def test_the_true_model_passes_every_check() -> None:

@@ -5,7 +5,6 @@ mixed.
 from __future__ import annotations
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from bayou.training.data import as_data
 
 F64 = torch.float64
 ADAPTING = [bayou.SGLD, bayou.SGHMC, bayou.PSGLD]
-SGLD_FIRST = [bayou.SGLD, *(pytest.param(make, marks=pytest.mark.slow) for make in ADAPTING[1:])]
 
 
 def linear_data() -> tuple[Tensor, Tensor]:
@@ -86,12 +84,8 @@ def test_the_step_follows_from_curvature_and_batches(batch_size: int, share: flo
     p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
     largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
     assert p.history[-1]["lr"] * largest == pytest.approx(share, rel=1e-3)
-    heavy = fitted(
-        bayou.SGHMC(steps=20, draws=2, batch_size=8, friction=0.2),
-        linear(3),
-        (x, y),
-        bayou.Gaussian(0.5),
-    )
+    method = bayou.SGHMC(steps=20, draws=2, batch_size=8, friction=0.2)
+    heavy = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
     assert heavy.history[-1]["lr"] * largest == pytest.approx(0.2 * 8 / 32, rel=1e-3)
 
 
@@ -155,41 +149,15 @@ def exact_logistic(x: Tensor, y: Tensor, reach: float = 6.0) -> tuple[Tensor, Te
 
 @pytest.mark.parametrize("make", ADAPTING)
 @pytest.mark.slow
-def test_steps_that_were_found_sample_a_logistic_regression(make: Any) -> None:
-    """A shorter run of more chains than the default, against the sum over a grid."""
+def test_default_settings_sample_a_logistic_regression(make: Any) -> None:
     x, y = logistic_data([1.0, -0.7], 60)
-    start = bayou.MAP(steps=100, lr=0.05)
-    p = fitted(
-        make(steps=900, draws=45, chains=25, batch_size=30, start=start),
-        linear(2),
-        (x, y),
-        bayou.Bernoulli(),
-    )
+    p = fitted(make(), linear(2), (x, y), bayou.Bernoulli())
     mean, std = exact_logistic(x, y)
     w = p.stack["weight"][:, 0]
-    assert float(((w.mean(0) - mean) / std).abs().max()) < 0.2
-    assert float((w.std(0) / std - 1).abs().max()) < 0.2
-    assert p.mixing is not None
-    assert p.mixing["mixed"]
-
-
-@cache
-def nuts_of_logistic_regression() -> Tensor:
-    """Draws (S, 4) of the exact posterior."""
-    x, y = logistic_data([1.0, -0.5, 2.0, 0.0], 200)
-    method = bayou.NUTS(draws=250, warmup=250, chains=4)
-    return fitted(method, linear(4), (x, y), bayou.Bernoulli()).stack["weight"][:, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", ADAPTING)
-def test_default_settings_sample_a_logistic_regression(make: Any) -> None:
-    x, y = logistic_data([1.0, -0.5, 2.0, 0.0], 200)
-    exact = nuts_of_logistic_regression()
-    w = fitted(make(), linear(4), (x, y), bayou.Bernoulli()).stack["weight"][:, 0]
-    mean, std = exact.mean(0), exact.std(0)
     assert float(((w.mean(0) - mean) / std).abs().max()) < 0.3
     assert float((w.std(0) / std - 1).abs().max()) < 0.25
+    assert p.mixing is not None
+    assert p.mixing["mixed"]
 
 
 def sine() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -268,7 +236,9 @@ def test_a_learned_noise_does_not_start_at_interpolation() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [*ADAPTING, lambda **o: bayou.SGLD(schedule="cyclical", **o)])
+@pytest.mark.parametrize(
+    "make", [bayou.SGHMC, lambda **options: bayou.SGLD(schedule="cyclical", **options)]
+)
 @pytest.mark.filterwarnings("ignore::bayou.MixingWarning")
 def test_a_regression_with_a_learned_noise_is_better_than_a_line(make: Any) -> None:
     error, nll, covered, line = regression(make, 50, 200, steps=2000)
