@@ -358,7 +358,7 @@ def test_fit_by_name_warns_of_float_labels() -> None:
     y = CLASSES.float().unsqueeze(1)
     with (
         pytest.warns(bayou.BayouWarning, match="has only 0 and 1"),
-        pytest.raises(RuntimeError, match="stop"),
+        pytest.raises(ValueError, match="stop"),
     ):
         fit(nn.Linear(3, 1), (X, y), "map", output=stop)
 
