@@ -56,13 +56,6 @@ def affordable_passes(fit_passes: int, modes: int) -> int:
     return max(1, SEARCH_FITS * fit_passes // modes)
 
 
-def affordable_folds(rows: Rows, folds: list[tuple[Rows, Rows]]) -> list[tuple[Rows, Rows]]:
-    """Return the folds for fits by minibatches: all of them for few rows, else two."""
-    if rows.n < MIN_ROWS_OF_TWO_FOLDS:
-        return folds
-    return folds[:2]
-
-
 def shortened_start(start: MAP, rows: Rows, fits: int) -> MAP:
     """Return the method that finds modes by minibatches, short enough for a search.
 
