@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bayou
 from bayou.diagnostics import baselines, check
-from bayou.diagnostics.checks import _Comparison, _training_row_error
+from bayou.diagnostics.checks import _CheckedNll, _training_row_error
 from bayou.guides.bayesian import Bayesian
 from bayou.metrics import row_nll
 from bayou.network import Network
@@ -165,7 +165,7 @@ def test_a_negligible_difference_to_the_mode_or_a_linear_model_is_no_warning() -
     own = row_nll(p, held[1])
     generator = torch.Generator().manual_seed(0)
     jitter = 1e-3 * torch.randn(len(own), generator=generator, dtype=own.dtype)
-    comparison = _Comparison(own, 0.0, "4,000 held-out rows")
+    comparison = _CheckedNll(own, 0.0, "4,000 held-out rows")
     assert comparison.check(own - 0.003 + jitter, "mode", "its mode", "use the mode").status == "ok"
     assert (
         comparison.check(own - 0.02 + jitter, "mode", "its mode", "use the mode").status

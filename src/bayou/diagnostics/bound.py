@@ -17,6 +17,7 @@ from bayou.guides.bayesian import Bayesian, parent_arguments
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
 from bayou.guides.multiplicative import Conjugate, Multiplicative, gain_kl, rows
+from bayou.metrics import standard_error
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
 
@@ -45,11 +46,7 @@ class Estimate:
         Args:
             each: the values (S,).
         """
-        values = each.double()
-        error = math.nan
-        if len(values) > 1:
-            error = float(values.std()) / math.sqrt(len(values))
-        return Estimate(float(values.mean()), error)
+        return Estimate(float(each.double().mean()), standard_error(each))
 
     def __float__(self) -> float:
         """Return the mean."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayou.core.progress import BayouWarning, spell
 from bayou.likelihoods import BoundLikelihood
+from bayou.metrics import standard_error
 from bayou.network import evaluating, forward_inputs, rows_of
 from bayou.posteriors.checks import LARGE_EXCESS
 from bayou.posteriors.gaussian import GaussianPosterior
@@ -59,9 +60,7 @@ class Comparison:
     def of(cls, nll: Tensor, other_nll: Tensor) -> Comparison:
         """Compare the NLL of a posterior with that of another model, row by row: (N,) each."""
         difference = (nll - other_nll).double()
-        error = math.inf
-        if len(nll) > 1:
-            error = float(difference.std()) / math.sqrt(len(nll))
+        error = standard_error(difference) if len(nll) > 1 else math.inf
         return cls(float(nll.double().mean()), float(difference.mean()), error, len(nll))
 
     @property

@@ -151,12 +151,12 @@ def _likelihood_in_units(
         rows: in the units of the fit.
         units: the standardization, if there is one.
     """
-    is_standardized = units is not None and units.output is not None
-    if likelihood is not None and is_standardized:
-        likelihood = likelihood.in_units(1 / units.output.scale)
+    output = None if units is None else units.output
+    if likelihood is not None and output is not None:
+        likelihood = likelihood.in_units(1 / output.scale)
     if likelihood is not None:
         return likelihood
-    if is_standardized:
+    if output is not None:
         return Gaussian(NOISE, learn=True)
     y = sampled_rows(rows)[1]
     if not y.is_floating_point():

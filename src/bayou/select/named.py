@@ -160,9 +160,8 @@ def _full_batch_mode(config: Training) -> Method:
 
 def _with_effort(method: AnyMethod, effort: float, *counts: str) -> AnyMethod:
     """Return a method with its default counts, such as those of draws, multiplied."""
-    return replace(
-        method, **{name: max(2, round(effort * getattr(method, name))) for name in counts}
-    )
+    longer = {name: max(2, round(effort * getattr(method, name))) for name in counts}
+    return replace(method, **longer)  # type: ignore[type-var]
 
 
 def _sampler(family: str) -> Make:

@@ -12,7 +12,7 @@ from bayou.network.target import Target
 from bayou.posteriors.posterior import Stage
 from bayou.select.budget import affordable_passes, shares_passes
 from bayou.select.folds import describe_folds, split_folds
-from bayou.select.regularization_path import path_passes, search_paths
+from bayou.select.regularization_path import Multipliers, path_passes, search_paths
 from bayou.select.search_run import SearchRun, stage_record, stop_at_network
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
@@ -53,7 +53,7 @@ def select_prior_scale(
         scales = sorted({min(scales), 1.0, max(scales)})
         folds = folds[:1]
         passes = affordable_passes(passes, len(scales))
-    factors = [dict.fromkeys(target.free, scale**-2) for scale in scales]
+    factors: list[Multipliers] = [dict.fromkeys(target.free, scale**-2) for scale in scales]
     with Interrupt(), Progress("choosing the prior", passes, run.progress) as line:
         line.announce()
         multipliers = [[factor] * len(folds) for factor in factors]
