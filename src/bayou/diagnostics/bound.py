@@ -65,7 +65,11 @@ class LogMeanExp:
         self.count = 0
 
     def add(self, terms: Tensor) -> None:
-        """Add the terms (k, n) of a chunk."""
+        """Add the terms (k, n) of a chunk.
+
+        Args:
+            terms: ℓ, (k, n).
+        """
         self.chunk_sums.append(terms.double().logsumexp(0))
         self.count += len(terms)
 
@@ -74,7 +78,11 @@ class LogMeanExp:
         return torch.stack(self.chunk_sums).logsumexp(0) - math.log(self.count)
 
     def value_with(self, term: Tensor) -> Tensor:
-        """Return the value with one more term (n,), that of the latent from which w was drawn."""
+        """Return the value with one more term (n,), that of the latent from which w was drawn.
+
+        Args:
+            term: ℓ of the further latent, (n,).
+        """
         total = torch.stack([*self.chunk_sums, term.double()]).logsumexp(0)
         return total - math.log(self.count + 1)
 

@@ -58,7 +58,12 @@ class Comparison:
 
     @classmethod
     def of(cls, nll: Tensor, other_nll: Tensor) -> Comparison:
-        """Compare the NLL of a posterior with that of another model, row by row: (N,) each."""
+        """Compare the NLL of a posterior with that of another model, row by row: (N,) each.
+
+        Args:
+            nll: of each row under the posterior.
+            other_nll: of each row under the other model.
+        """
         difference = (nll - other_nll).double()
         error = standard_error(difference) if len(nll) > 1 else math.inf
         return cls(float(nll.double().mean()), float(difference.mean()), error, len(nll))
@@ -69,11 +74,19 @@ class Comparison:
         return self.nll - self.excess
 
     def allowance(self, tolerance: float) -> float:
-        """Return the excess that is not judged as worse: a tolerance, and chance."""
+        """Return the excess that is not judged as worse: a tolerance, and chance.
+
+        Args:
+            tolerance: nats by which the posterior may be worse.
+        """
         return tolerance + SIGNIFICANT_ERRORS * self.error
 
     def exceeds(self, tolerance: float) -> bool:
-        """Return whether the posterior is worse by more than a tolerance and chance."""
+        """Return whether the posterior is worse by more than a tolerance and chance.
+
+        Args:
+            tolerance: nats by which the posterior may be worse.
+        """
         return self.excess > self.allowance(tolerance)
 
     def judge(

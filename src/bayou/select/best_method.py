@@ -133,6 +133,12 @@ def without_warnings() -> Iterator[None]:
 
 
 def held_out_nll(posterior: Posterior, held_out: Rows, seed: int) -> Tensor:
-    """Return −log p of every row, infinite where it is not a number."""
+    """Return −log p of every row, infinite where it is not a number.
+
+    Args:
+        posterior: predicts the rows.
+        held_out: the rows.
+        seed: of the draws.
+    """
     losses = [row_nll(posterior.predict(x, seed=seed), y) for x, y in held_out.ordered()]
     return torch.cat(losses).nan_to_num(nan=torch.inf)

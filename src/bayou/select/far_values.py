@@ -116,13 +116,20 @@ def _check_targets(y: object, refuses_targets: bool) -> None:
 
 
 def is_table(values: object) -> TypeGuard[Tensor]:
-    """Return whether values are a tensor of real numbers, (N,) or (N, D)."""
+    """Return whether values are a tensor of real numbers, (N,) or (N, D).
+
+    Args:
+        values: an input or the targets.
+    """
     return isinstance(values, Tensor) and values.is_floating_point() and values.ndim in (1, 2)
 
 
 def is_flattened_image(x: Tensor) -> bool:
     """Return whether the columns of x (N, D) are pixels: many, none negative, most with the same
     largest value.
+
+    Args:
+        x: an input of the network.
     """
     if x.ndim != 2 or x.shape[1] < MIN_IMAGE_PIXELS or bool((x < 0).any()):
         return False

@@ -263,7 +263,11 @@ def _check_same(
 
 
 def warn_of_binary_targets(data: Data) -> None:
-    """Warn that real numbers y which are all 0 or 1 are fitted as numbers, not as labels."""
+    """Warn that real numbers y which are all 0 or 1 are fitted as numbers, not as labels.
+
+    Args:
+        data: the training data.
+    """
     y = data.targets()
     if y is None or not y.is_floating_point():
         return

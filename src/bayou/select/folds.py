@@ -71,7 +71,11 @@ def is_within_chance(losses: Tensor, best: Tensor, errors: float) -> bool:
 
 
 def describe_folds(folds: Sequence[Fold]) -> str:
-    """Return how held-out rows were used, in words."""
+    """Return how held-out rows were used, in words.
+
+    Args:
+        folds: training and held-out rows.
+    """
     if len(folds) == 1:
         return f"on {folds[0][1].n:,} held-out rows"
     return f"by {len(folds)}-fold cross-validation"

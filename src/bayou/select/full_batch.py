@@ -116,7 +116,11 @@ def can_follow_path(start: MAP, target: Target, rows: Rows) -> bool:
 
 
 def has_fixed_normal_priors(target: Target) -> bool:
-    """Return whether all priors are Normal with fixed scales."""
+    """Return whether all priors are Normal with fixed scales.
+
+    Args:
+        target: has the priors.
+    """
     return all(
         isinstance(prior, BoundNormal) and not any(True for _ in prior.parameters())
         for prior in target.priors.values()
@@ -127,6 +131,9 @@ def is_judged_by_log_prob(target: Target) -> bool:
     """Return whether −log p of held-out rows selects the scale of Normal priors.
 
     It does for classes, and for a network that predicts its own noise.
+
+    Args:
+        target: has the likelihood and the priors.
     """
     return has_fixed_normal_priors(target) and isinstance(
         target.likelihood, FiniteLikelihood | BoundHeteroscedastic

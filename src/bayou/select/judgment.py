@@ -44,7 +44,13 @@ class Residuals:
     @staticmethod
     @torch.no_grad()
     def of(posterior: Posterior, held_out: Rows, seed: int) -> Residuals:
-        """Predict the held-out rows with at most ``FUNCTIONS`` draws."""
+        """Predict the held-out rows with at most ``FUNCTIONS`` draws.
+
+        Args:
+            posterior: predicts the rows.
+            held_out: the rows.
+            seed: of the draws.
+        """
         weight = next(iter(posterior.sample(1).values()))
         count = min(FUNCTIONS, posterior.draws or FUNCTIONS)
         squares = []
@@ -57,7 +63,11 @@ class Residuals:
         return Residuals(torch.cat(squares).double(), torch.cat(variances).double())
 
     def log_density_loss(self, noise: float) -> Tensor:
-        """Return −log N(residual; 0, variance + noise²), a mean over the numbers of a row, (M,)."""
+        """Return −log N(residual; 0, variance + noise²), a mean over the numbers of a row, (M,).
+
+        Args:
+            noise: the standard deviation of the noise.
+        """
         total = self.variances + noise**2
         losses = 0.5 * (self.squares / total + total.log() + math.log(2 * math.pi))
         return losses.mean(1)
@@ -67,12 +77,20 @@ class Residuals:
         return self.squares.mean(1), self.variances.mean(1)
 
     def coverage(self, noise: float) -> float:
-        """Return the fraction of y in central intervals of probability ``LEVEL``."""
+        """Return the fraction of y in central intervals of probability ``LEVEL``.
+
+        Args:
+            noise: the standard deviation of the noise.
+        """
         is_inside = self.squares <= QUANTILE**2 * (self.variances + noise**2)
         return float(is_inside.double().mean())
 
     def covers_too_little(self, noise: float) -> bool:
-        """Return whether the intervals contain clearly less than they claim."""
+        """Return whether the intervals contain clearly less than they claim.
+
+        Args:
+            noise: the standard deviation of the noise.
+        """
         chance = SURE * math.sqrt(LEVEL * (1 - LEVEL) / len(self.squares))
         return self.coverage(noise) < LEVEL - MAX_SHORTFALL - chance
 

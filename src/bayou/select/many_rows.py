@@ -151,7 +151,11 @@ def _improve(
 
 
 def has_not_converged(posterior: Posterior) -> bool:
-    """Return whether the objective of the last run was still rising at its end."""
+    """Return whether the objective of the last run was still rising at its end.
+
+    Args:
+        posterior: has the history.
+    """
     return bool(posterior.history) and posterior.history[-1].get("rising") is not None
 
 

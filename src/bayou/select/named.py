@@ -60,7 +60,11 @@ class Named:
     selects_prior: bool = True
 
     def prepare(self, net: nn.Module) -> nn.Module:
-        """Return the network, with dropout added if the method needs it and the network has none."""
+        """Return the network, with dropout added if the method needs it and the network has none.
+
+        Args:
+            net: the network of the user.
+        """
         if not self.dropout:
             return net
         from bayou.select.layers import with_dropout
@@ -402,7 +406,11 @@ METHODS: dict[str, Named] = {named.name: named for named in _METHODS}
 
 
 def find(name: str) -> Named:
-    """Return the entry of a name, or raise a ValueError that suggests the nearest."""
+    """Return the entry of a name, or raise a ValueError that suggests the nearest.
+
+    Args:
+        name: one of ``bayou.list_methods()``.
+    """
     if name not in METHODS:
         raise ValueError(
             f"there is no method {name!r}{nearest(name, list(METHODS))}; the names are {', '.join(METHODS)}"

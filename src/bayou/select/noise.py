@@ -27,14 +27,22 @@ PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as i
 
 
 def has_noise_to_select(target: Target) -> bool:
-    """Return whether there are a Gaussian noise to learn and Normal priors to scale with it."""
+    """Return whether there are a Gaussian noise to learn and Normal priors to scale with it.
+
+    Args:
+        target: has the likelihood and the priors.
+    """
     likelihood = target.likelihood
     is_learned = any(True for _ in likelihood.parameters())
     return likelihood.gaussian_noise is not None and is_learned and has_fixed_normal_priors(target)
 
 
 def initial_noise(target: Target) -> float:
-    """Return the noise at which a search begins."""
+    """Return the noise at which a search begins.
+
+    Args:
+        target: has a Gaussian likelihood.
+    """
     noise = target.likelihood.gaussian_noise
     if noise is None:
         raise ValueError("the likelihood has no Gaussian noise")

@@ -63,7 +63,11 @@ class NoiseAndPrior:
         )
 
     def multipliers(self, target: Target) -> Multipliers:
-        """Return the multipliers of the prior precisions by tensor."""
+        """Return the multipliers of the prior precisions by tensor.
+
+        Args:
+            target: before the search.
+        """
         first = first_layer(target)
         precisions: Multipliers = {}
         for name in target.free:
@@ -82,7 +86,11 @@ class NoiseAndPrior:
         return precisions
 
     def apply(self, target: Target) -> Target:
-        """Return the target with this noise and these priors, all of them fixed."""
+        """Return the target with this noise and these priors, all of them fixed.
+
+        Args:
+            target: before the search.
+        """
         equal = replace(self, input_scales=()).multipliers(target)
         fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
         fixed = rescale_priors(
@@ -100,7 +108,11 @@ class NoiseAndPrior:
 
 
 def with_default_prior(target: Target) -> Target:
-    """Return the target itself if its prior was given, else with the initial prior of the search."""
+    """Return the target itself if its prior was given, else with the initial prior of the search.
+
+    Args:
+        target: as given.
+    """
     if target.prior_given:
         return target
     gain = GAIN_OF_CLASSES if isinstance(target.likelihood, FiniteLikelihood) else GAIN_OF_NUMBERS
@@ -108,12 +120,20 @@ def with_default_prior(target: Target) -> Target:
 
 
 def first_weight(target: Target) -> str:
-    """Return the name of the first weight matrix."""
+    """Return the name of the first weight matrix.
+
+    Args:
+        target: has the network.
+    """
     return next(name for name in target.free if target.net.get_parameter(name).ndim > 1)
 
 
 def first_layer(target: Target) -> frozenset[str]:
-    """Return the names of the tensors of the layer with the first weight matrix."""
+    """Return the names of the tensors of the layer with the first weight matrix.
+
+    Args:
+        target: has the network.
+    """
     weights = [name for name in target.free if target.net.get_parameter(name).ndim > 1]
     layer = weights[0].rpartition(".")[0] if weights else None
     return frozenset(name for name in target.free if name.rpartition(".")[0] == layer)
@@ -123,6 +143,10 @@ def takes_columns(target: Target, x: Any) -> bool:
     """Return whether the first layer has a weight for every column of x, and one prior scale.
 
     With a single column there are no scales to compare.
+
+    Args:
+        target: network and prior.
+        x: the inputs.
     """
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] < 2:
         return False

@@ -70,6 +70,11 @@ def select_prior_scale(
 
 
 def describe_scale(scale: float, *, is_prior_given: bool = False) -> str:
-    """Return a factor of the prior scales in words."""
+    """Return a factor of the prior scales in words.
+
+    Args:
+        scale: the factor.
+        is_prior_given: whether it is a factor of a prior of the user.
+    """
     prior = "given prior" if is_prior_given else "default"
     return f"prior scale {scale:.3g} of the {prior}"

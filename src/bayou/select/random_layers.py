@@ -47,7 +47,12 @@ class LastLayer:
     learns_others: bool = False
 
     def restrict(self, method: Method, target: Target) -> tuple[Method, Target]:
-        """Return the method over the last layer, and the target with its prior."""
+        """Return the method over the last layer, and the target with its prior.
+
+        Args:
+            method: the method over all layers.
+            target: network, likelihood and prior.
+        """
         restricted = method.restricted_to(self.names, learns_others=self.learns_others)
         if restricted is None:
             raise ValueError(f"{type(method).__name__} cannot be fitted to the last layer alone")

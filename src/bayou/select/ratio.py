@@ -52,22 +52,18 @@ def select_ratio_and_shape(
     Raises:
         SearchInterrupted: after Ctrl-C, with the network as given.
     """
-    started = time.perf_counter()
     noise = initial_noise(target)
     PointModel(run.start, target).check_first_batch(rows)
     is_deep = len(first_layer(target)) < len(target.free)
     noises = candidate_noises(noise)
-    masks = held_out_masks(rows, folds)
-    x, y = next(rows.cut(rows.n).ordered())
-    scales_by_fold: Scales = [()] * len(masks)
+    scales_by_fold: Scales = [()] * (len(folds) + 1)
     stages: list[Stage] = []
     with Progress("choosing noise and prior", len(noises), run.progress) as line, Interrupt():
         line.announce()
         try:
-            if is_deep and takes_columns(target, x):
-                scales_by_fold, trials = input_scales(x, y, masks, run.part_seed("inputs"))
-                stages.append(stage_record("prior by input", started, list(trials)))
-                started = time.perf_counter()
+            if is_deep:
+                scales_by_fold, stages = _select_input_scales(target, rows, folds, run)
+            started = time.perf_counter()
             first = NoiseAndPrior(
                 noise, input_scales=scales_by_fold[-1], fold_input_scales=scales_by_fold[0]
             )
@@ -100,6 +96,22 @@ def select_ratio_and_shape(
     ]
     modes = {name: value[[0, -1]] for name, value in search.modes.items()}
     return settings, modes, [*stages, stage_record("noise and prior", started, trials)]
+
+
+def _select_input_scales(
+    target: Target, rows: Rows, folds: Sequence[Fold], run: SearchRun
+) -> tuple[Scales, list[Stage]]:
+    """Select prior scales by input for each fold and for all rows.
+
+    There are none where the first layer has no weight for every column.
+    """
+    started = time.perf_counter()
+    masks = held_out_masks(rows, folds)
+    x, y = next(rows.cut(rows.n).ordered())
+    if not takes_columns(target, x):
+        return [()] * len(masks), []
+    scales, trials = input_scales(x, y, masks, run.part_seed("inputs"))
+    return scales, [stage_record("prior by input", started, list(trials))]
 
 
 def prior_shapes(first: NoiseAndPrior, is_deep: bool) -> list[NoiseAndPrior]:

@@ -252,16 +252,19 @@ class NamedMethod(Recipe):
             ensemble = None if method == self.start else method
             plan = replace(plan, method=FullBatchModes(self.start, ensemble))
         elif starts_at_mode:
-            starts = params.stack([target.start()])
             with stage(count - 1, count, "mode"):
-                mode = follow_path(PathSpec(target), target, rows, starts, run)
-            raise_if_stopped(mode)
-            plan = replace(
-                plan, target=target_at(mode), method=method.at_mode(1.0, rows), start=mode
-            )
+                plan = _start_at_mode(plan, rows, run)
         return replace(
             plan, stages=(*stages, *plan.stages), decisions=(*decisions, *plan.decisions)
         )
+
+
+def _start_at_mode(plan: Plan, rows: Rows, run: SearchRun) -> Plan:
+    """Return a plan that begins at the mode of its target, found by L-BFGS."""
+    starts = params.stack([plan.target.start()])
+    mode = follow_path(PathSpec(plan.target), plan.target, rows, starts, run)
+    raise_if_stopped(mode)
+    return replace(plan, target=target_at(mode), method=plan.method.at_mode(1.0, rows), start=mode)
 
 
 @final

@@ -51,13 +51,21 @@ class RegressionSearch:
     stages: list[Stage]
 
     def save(self, file: Checkpoint | None) -> None:
-        """Write the state to a file, if there is one."""
+        """Write the state to a file, if there is one.
+
+        Args:
+            file: beside the checkpoint; None for none.
+        """
         if file is not None:
             file.write(self.modes, {"settings": asdict(self.settings), "stages": self.stages})
 
     @classmethod
     def load(cls, file: Checkpoint | None) -> RegressionSearch | None:
-        """Read the state of an earlier run, if there is one."""
+        """Read the state of an earlier run, if there is one.
+
+        Args:
+            file: beside the checkpoint; None for none.
+        """
         saved = None if file is None else file.read()
         if saved is None:
             return None
@@ -68,6 +76,10 @@ class RegressionSearch:
         """Return the mode of the first fold, 0, or that of all rows, 1.
 
         Empty if there is none, or if the steps of ``run.start`` were given, which finds another one.
+
+        Args:
+            number: 0 for the first fold, 1 for all rows.
+            run: of the search.
         """
         if not run.start.open_ended:
             return {}
@@ -109,7 +121,8 @@ def plan_regression(
         trial_run = replace(run, start=shortened_start(run.start, rows, fits))
     elif not shares_passes(fixed, rows):
         folds = folds[:1]
-    count = 2 if is_mode else 3
+    needs_fit_of_mode = not is_mode and not (follows_path and run.start.open_ended)
+    count = (2 if is_mode else 3) + needs_fit_of_mode
 
     search = RegressionSearch.load(file)
     if search is None:
@@ -124,7 +137,7 @@ def plan_regression(
         with stage(2, count, "held out"):
             search = _correct_for_method(search, method, target, rows, folds, trial_run)
         search.save(file)
-    with stage(count, count, "mode"):
+    with stage(count - needs_fit_of_mode, count, "mode" if needs_fit_of_mode else ""):
         plan = _plan_of_settings(search, method, target, rows, run)
     return replace(
         plan,
@@ -222,13 +235,13 @@ def describe_settings(
         is_prior_given: whether the scale is a factor of a prior of the user.
     """
     settings = search.settings
-    where = describe_folds(folds)
+    held_out_rows = describe_folds(folds)
     if not search.modes:
         prior = "priors as given"
     else:
         trials = search.stages[-1 if not settings.is_corrected else -2]["trials"]
         scale = describe_scale(settings.scale, is_prior_given=is_prior_given)
-        prior = f"{scale}, chosen from {len(trials)} {where}"
+        prior = f"{scale}, chosen from {len(trials)} {held_out_rows}"
     decisions = [prior]
     if settings.bias_factor != 1:
         decisions.append(f"biases with a prior {settings.bias_factor:g} times as wide")
@@ -240,7 +253,7 @@ def describe_settings(
         )
     if settings.input_scales:
         decisions.append("prior scales of the first layer by input")
-    noise = f"noise {settings.noise:.3g} in the units of the fit, by the errors {where}"
+    noise = f"noise {settings.noise:.3g} in the units of the fit, by the errors {held_out_rows}"
     if settings.is_corrected:
         noise += f" and by the predictive variance of {type(method).__name__}"
     decisions.append(noise)

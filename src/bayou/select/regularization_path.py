@@ -155,7 +155,11 @@ class Path:
         return lambda passes: report(before + passes)
 
     def keep(self, problems: Tensor) -> None:
-        """Continue with some of the problems, after a step."""
+        """Continue with some of the problems, after a step.
+
+        Args:
+            problems: their numbers, (K',).
+        """
         self.masks = self.masks[problems]
         self.multipliers = [self.multipliers[int(k)] for k in problems]
         self.errors = self.errors[problems]

@@ -156,7 +156,11 @@ def warn_if_far_from_unit_scale(rows: Data) -> None:
 
 
 def sampled_rows(rows: Data) -> tuple[tuple[Any, ...], Tensor]:
-    """Return inputs and targets of all rows of tensors, or of at most 5,000 rows of other data."""
+    """Return inputs and targets of all rows of tensors, or of at most 5,000 rows of other data.
+
+    Args:
+        rows: the training data.
+    """
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
         x, y = all_rows(rows)
     else:
@@ -176,6 +180,12 @@ def is_pretrained(
     It does if it explains a tenth of the variance of y (of the class indicators for classes), and
     would not explain more if its predictions deviated more from their mean: those of random weights
     are small, and any correlation with y grows when they are stretched.
+
+    Args:
+        net: the network as given.
+        inputs: its arguments for the rows.
+        y: the targets.
+        likelihood: the likelihood as given; None for the default one.
     """
     index = rng.permutation(len(y), 0)[:MAX_TRIED_ROWS].to(y.device)
     sample = rows_of(inputs, index)
@@ -253,7 +263,11 @@ class Columns:
         return Standardization(shift.reshape(self.row_shape), scale.reshape(self.row_shape))
 
     def without(self, is_left: Tensor) -> Columns:
-        """Return the same columns with some of them left as they are."""
+        """Return the same columns with some of them left as they are.
+
+        Args:
+            is_left: the columns that are left, (D,).
+        """
         return replace(self, is_standardized=self.is_standardized & ~is_left)
 
 
@@ -261,6 +275,10 @@ def describe_columns(net: nn.Module, x: Any) -> Columns | None:
     """Describe the columns of an input, (N,), (N, D) or (N, T, D).
 
     None for images, whole numbers and what is not a tensor.
+
+    Args:
+        net: the network, which decides on the axis of the features of sequences.
+        x: the input.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim > 3:
         return None
@@ -432,13 +450,21 @@ def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_standard(shift: Tensor, scale: Tensor) -> Tensor:
-    """Return which means and standard deviations are 0 and 1, up to rounding."""
+    """Return which means and standard deviations are 0 and 1, up to rounding.
+
+    Args:
+        shift: means, (D,).
+        scale: standard deviations, (D,).
+    """
     return (shift.abs() < STANDARD_TOLERANCE) & ((scale - 1).abs() < STANDARD_TOLERANCE)
 
 
 def is_coded(columns: Tensor) -> Tensor:
     """Return which columns hold codes or indicators: whole numbers of at most 10 in absolute value,
     (D,).
+
+    Args:
+        columns: numbers, (N, D).
     """
     is_whole = (columns == columns.round()).all(0)
     return is_whole & (columns.abs().amax(0) <= MAX_CODE)
