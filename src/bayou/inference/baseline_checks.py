@@ -155,15 +155,15 @@ def compare_with_mode(
     if learned:
         weights = sum(value.numel() for value in params.values())
         tolerance = max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n)))
-    remedy = "its prior is too wide: " + spell(
-        "use prior='validation' or where='last'", "use --method laplace-last"
-    )
+    remedy = spell("use prior='validation' or where='last'", "use --method laplace-last")
+    if posterior.covariance.shapes.keys() != params.keys():  # it has such a layer only
+        remedy = spell("use prior='validation', or the mode", "use --method map")
     return Comparison.of(torch.cat(posterior_nll), torch.cat(mode_nll)).judge(
         tolerance,
         problem="the posterior is worse than its own mode",
         other_model="the mode",
         rows="training" if learned else "held-out",
-        remedy=remedy,
+        remedy=f"its prior is too wide: {remedy}",
     )
 
 
