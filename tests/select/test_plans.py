@@ -71,7 +71,14 @@ def test_a_plan_says_in_words_what_was_selected() -> None:
     made = plan(by_name("laplace", effort=0.1), target_of(rows), rows, **OPTIONS)
     assert " of the default, chosen from " in made.description
     assert "noise " in made.description
+    assert "in the units of the fit, by the errors" in made.description
     assert "and by the predictive variance of Laplace" in made.description
+    x, y = rows
+    fitted = bayou.fit(network(1), (x, 50 * y), by_name("map", effort=0.1), progress=False)
+    noise = fitted.target.likelihood.gaussian_noise
+    assert noise is not None
+    std = float(50 * y.std(correction=0))
+    assert f"noise {noise / std:.3g} standard deviations of y, by the errors" in fitted.plan
     rows = classes()
     layers = plan(by_name("ffg", steps=5), target_of(rows), rows, **OPTIONS)
     assert "random weights: " in layers.description

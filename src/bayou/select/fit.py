@@ -26,6 +26,7 @@ from bayou.network.units import Units, with_units
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
 from bayou.select import Recipe, by_name, plan
+from bayou.select.noise import UNITS_OF_FIT
 from bayou.select.standardize import (
     apply_units,
     choose_units,
@@ -115,6 +116,8 @@ def fit(
     if units is not None:
         units.activate(next(target.net.parameters()))
         posterior.take_units(units)
+        if units.output is not None:
+            posterior.plan = posterior.plan.replace(UNITS_OF_FIT, "standard deviations of y")
     if posterior.stopped != "interrupted":
         index = posterior.held_out_index
         if index is None and isinstance(chosen, Method):

@@ -14,7 +14,7 @@ from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors import Empirical, Posterior
 from bayou.select.judgment import Residuals, judge
-from bayou.select.noise import match_noise
+from bayou.select.noise import UNITS_OF_FIT, match_noise
 from bayou.select.plans import Fitted, Plan
 from bayou.select.search_run import SearchRun, raise_if_stopped, target_at
 from bayou.training.data import Rows
@@ -80,9 +80,7 @@ def plan_many_rows(
     noise = match_noise(posterior, held_out, run.seed)
     posterior.held_out_index = held_out.index
     plan = Fitted.plan(method, posterior, training, run.seed)
-    decision = (
-        f"noise {noise:.3g} in the units of the fit, the likeliest for {held_out.n:,} held-out rows"
-    )
+    decision = f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
     return replace(plan, decisions=(decision, "priors as given"))
 
 

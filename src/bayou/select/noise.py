@@ -23,6 +23,7 @@ from bayou.training.data import Rows
 
 # Of a variance between functions, (4/5)²: with all rows it is smaller than with four fifths.
 MORE_ROWS: Final = 0.64
+UNITS_OF_FIT: Final = "in the units of the fit"  # of a noise, in the words of a plan
 PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as its mode
 
 

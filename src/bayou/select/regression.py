@@ -18,7 +18,7 @@ from bayou.select.budget import MIN_ROWS_OF_TWO_FOLDS, shares_passes, shortened_
 from bayou.select.ensemble_spread import find_members, select_ensemble_spread
 from bayou.select.folds import Fold, describe_folds, split_folds
 from bayou.select.full_batch import can_follow_path, initial_weights
-from bayou.select.noise import correct_noise, select_noise_of_modes
+from bayou.select.noise import UNITS_OF_FIT, correct_noise, select_noise_of_modes
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.plans import Fitted, Plan
 from bayou.select.prior_scale import describe_scale
@@ -253,7 +253,7 @@ def describe_settings(
         )
     if settings.input_scales:
         decisions.append("prior scales of the first layer by input")
-    noise = f"noise {settings.noise:.3g} in the units of the fit, by the errors {held_out_rows}"
+    noise = f"noise {settings.noise:.3g} {UNITS_OF_FIT}, by the errors {held_out_rows}"
     if settings.is_corrected:
         noise += f" and by the predictive variance of {type(method).__name__}"
     decisions.append(noise)
