@@ -484,7 +484,7 @@ API = {
     "bayou.posteriors": ["guided", "network_draw"],
     "bayou.likelihoods": ["base"],
     "bayou.priors": [],
-    "bayou.select": ["planning", "plans", "named", "recipes"],
+    "bayou.select": ["plans", "named", "recipes"],
     "bayou.metrics": ["scores"],
     "bayou.diagnostics": ["bound", "modes"],
     "bayou.data": [],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bayou
 from bayou.diagnostics import baselines, check
-from bayou.diagnostics.checks import _Comparison, _training_row_error
+from bayou.diagnostics.checks import _CheckedNll, _training_row_error
 from bayou.metrics import row_nll
 from bayou.network import Network
 from bayou.network.target import Target
@@ -42,9 +42,6 @@ def points(likelihood: Any, *weights: Tensor, chains: int = 1, n: int = 100) -> 
     net = torch.nn.Linear(3, len(weights[0]), bias=False, dtype=torch.float64)
     target = Target.build(net, likelihood, None, n)
     return Empirical(target, Network(net), {"weight": torch.stack(weights)}, chains=chains)
-
-
-# --- baselines -------------------------------------------------------------------------------------------------------
 
 
 def test_the_constant_baseline_is_the_normal_distribution_of_y() -> None:
@@ -95,9 +92,6 @@ def test_inputs_that_are_no_numbers_have_a_constant_alone() -> None:
         "constant",
         "linear",
     }
-
-
-# --- what is found ---------------------------------------------------------------------------------------------------
 
 
 def test_the_true_model_passes_every_check() -> None:
@@ -171,7 +165,7 @@ def test_a_negligible_difference_to_the_mode_or_a_linear_model_is_no_warning() -
     own = row_nll(p, held[1])
     generator = torch.Generator().manual_seed(0)
     jitter = 1e-3 * torch.randn(len(own), generator=generator, dtype=own.dtype)
-    comparison = _Comparison(own, 0.0, "4,000 held-out rows")
+    comparison = _CheckedNll(own, 0.0, "4,000 held-out rows")
     assert comparison.check(own - 0.003 + jitter, "mode", "its mode", "use the mode").status == "ok"
     assert (
         comparison.check(own - 0.02 + jitter, "mode", "its mode", "use the mode").status

@@ -4,27 +4,11 @@ the whole table.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 from scipy.stats import binom
 
+from experiments.measure import gate
 
-def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "experiments" / "measure" / "gate.py"
-    spec = importlib.util.spec_from_file_location("gate_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-gate = script()
 SEEDS = 10
 HARD = (  # 50 rows to test on cannot tell these
     "weights 10 × as uncertain as they are",

@@ -91,6 +91,18 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
     assert last["nll"] - last["mode_nll"] == pytest.approx(last["worse_than_mode"])
 
 
+@pytest.mark.parametrize(
+    ("where", "remedy"),
+    [("*", "or where='last'$"), ("last", "use prior='validation', or the mode$")],
+)
+def test_the_remedy_of_a_prior_that_is_too_wide_is_another_setting(where: str, remedy: str) -> None:
+    data = rows(40, 1)
+    method = bayou.Laplace("diagonal", where=where, start=None)
+    options: dict[str, Any] = {"prior": bayou.Normal(100.0), "progress": False}
+    with pytest.warns(bayou.methods.WorseThanModeWarning, match=remedy):
+        bayou.fit(trained(data), data, method, **options)
+
+
 def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few() -> None:
     net, data = nn.Linear(2, 1), (torch.randn(40, 2), torch.randn(40, 1))
     options: dict[str, Any] = {"likelihood": bayou.Gaussian(1.0), "progress": False}

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
 from bayou.network import Network
@@ -61,9 +61,6 @@ METHODS = {
     "vmap": bayou.Ensemble(2, of=QUICK, parallel="vmap"),
     "Annealed": bayou.Annealed(bayou.VI(steps=2)),
 }
-
-
-# --- gradients -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -133,9 +130,6 @@ def test_only_all_rows_need_to_reach_an_expert() -> None:
     fitted(Around(experts), (x, Y))
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["MAP", "VI", "SGLD"])
 def test_a_network_that_mixes_rows_is_named(name: str) -> None:
     with pytest.warns(UserWarning, match="Around mixes the rows of a batch"):
@@ -176,12 +170,16 @@ def test_the_probe_neither_changes_the_network_nor_the_stream() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 8), (24, 1), (17, 8)])
-@pytest.mark.parametrize("kind", [bayou.MAP, bayou.VI, bayou.SWAG])
-def test_batch_norm_with_a_batch_of_one_row_is_a_sentence(kind: Any, rows: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [
+        (bayou.MAP(steps=48, batch_size=8), 1),
+        (bayou.VI(steps=48, batch_size=1), 24),
+        (bayou.SWAG(steps=48, batch_size=8, start=None), 17),
+    ],
+)
+def test_batch_norm_with_a_batch_of_one_row_raises(method: Any, rows: int) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    options = {"start": None} if kind is bayou.SWAG else {}
-    method = kind(steps=48, batch_size=size, **options)
     with pytest.raises(
         ValueError, match="batch norm needs more than one row in every batch, and of"
     ):
@@ -191,9 +189,6 @@ def test_batch_norm_with_a_batch_of_one_row_is_a_sentence(kind: Any, rows: int, 
 def test_batch_norm_of_one_image_is_fine() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 1))
     fitted(net, (torch.randn(3, 1, 4, 4), Y[:3]), method=bayou.MAP(steps=2, batch_size=2))
-
-
-# --- a run that diverges -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [bayou.MAP, bayou.MLE])
@@ -211,9 +206,6 @@ def test_members_that_diverge_together_are_told_too() -> None:
         fitted(method=bayou.Ensemble(2, of=bayou.MAP(lr=1e10, steps=3), parallel="vmap"))
 
 
-# --- networks --------------------------------------------------------------------------------------------------------
-
-
 def sparse_net() -> nn.Module:
     net = make_net()
     net[0].weight = nn.Parameter(net[0].weight.detach().to_sparse())
@@ -226,7 +218,14 @@ def complex_net() -> nn.Module:
     return net
 
 
+def net_with_meta_buffer() -> nn.Module:
+    net = make_net()
+    net.register_buffer("table", torch.zeros(2, device="meta"))
+    return net
+
+
 NETWORKS: dict[str, tuple[Callable[[], Any], str]] = {
+    "meta buffer": (net_with_meta_buffer, "'table' of Sequential is on the meta device"),
     "meta": (
         lambda: make_net().to("meta"),
         "'0.weight' of Sequential is on the meta device and has no values; use",
@@ -273,7 +272,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@pytest.mark.parametrize("method", ["MAP", "VI", "HMC"])
+@pytest.mark.parametrize("method", ["VI", "HMC"])
 def test_outputs_that_no_likelihood_takes_are_refused(name: str, method: str) -> None:
     make, message = OUTPUTS[name]
     with pytest.raises(ValueError, match=message):
@@ -325,9 +324,6 @@ def test_wrong_arguments_of_load_are_sentences(tmp_path: Path) -> None:
             bayou.load(*arguments)  # type: ignore[arg-type]
 
 
-# --- data ------------------------------------------------------------------------------------------------------------
-
-
 class Items(Dataset[Any]):
     def __init__(self, item: Callable[[int], Any]) -> None:
         self.item = item
@@ -360,6 +356,9 @@ DATA: list[tuple[Any, str]] = [
     ),
     ((X, np.array(["a"] * 24)), "got y of type ndarray"),
     ((X[:0], Y[:0]), "data has no rows"),
+    ((X.to("meta"), Y), "x .* is on the meta device and has no values"),
+    ((X, Y.to("meta")), "y .* is on the meta device and has no values"),
+    (DataLoader(TensorDataset(X.to("meta"), Y), batch_size=5), "meta device"),
     ((X[:, :2], Y), r"cannot take x = float32 \(24, 2\)"),
 ]
 
@@ -403,6 +402,7 @@ def test_what_cannot_be_predicted_is_a_sentence() -> None:
         ({"a": X.tolist()}, r"'a' of x is a list, expected a tensor; use return_tensors='pt'"),
         (X.numpy(), r"got ndarray; use torch.as_tensor\(x, dtype=torch.float32\)"),
         (X.double(), r"x is torch.float64 .* use x.to\(torch.float32\)"),
+        (X.to("meta"), "meta device"),
     ]:
         with pytest.raises(ValueError, match=message):
             posterior.predict(x)

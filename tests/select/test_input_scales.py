@@ -125,9 +125,7 @@ def test_the_prior_of_a_choice_has_the_precisions_of_its_search() -> None:
         torch.testing.assert_close(torch.exp(-2 * after.log_scale).expand(before.shape), expected)
 
 
-def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(
-    tmp_path: Path, short_search: None
-) -> None:
+def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(tmp_path: Path) -> None:
     x, y = table(60)
     posterior = bayou.fit(
         network(), (x, y), bayou.select.by_name("map", effort=0.25), progress=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,9 @@ from bayou.network.target import Target
 from bayou.select import NamedMethod, Plan, by_name, plan
 from bayou.select.folds import describe_folds, split_folds
 from bayou.select.plans import Fitted
-from bayou.select.prior_scale import best_prior_scale
-from bayou.training.data import as_data
+from bayou.select.prior_scale import select_prior_scale
+from bayou.select.search_run import SearchRun
+from bayou.training.data import Rows, as_data
 
 OPTIONS: dict[str, Any] = {"seed": 0, "progress": False}
 
@@ -47,11 +49,10 @@ def target_of(rows: tuple[Tensor, Tensor]) -> Target:
     return Target.build(network(2), bayou.Categorical(), None, 40)
 
 
-@pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("name", ["map", "ensemble", "laplace", "ffg"])
 @pytest.mark.parametrize("rows", [numbers(), classes()], ids=["numbers", "classes"])
 def test_the_fit_of_a_plan_is_one_fit_of_its_method(name: str, rows: tuple[Tensor, Tensor]) -> None:
-    method = by_name(name, steps=10) if name == "ffg" else by_name(name)
+    method = by_name(name, effort=0.05)
     made = plan(method, target_of(rows), rows, **OPTIONS)
     assert isinstance(made, Plan)
     posterior = made.fit(progress=False)
@@ -65,13 +66,19 @@ def test_the_fit_of_a_plan_is_one_fit_of_its_method(name: str, rows: tuple[Tenso
     assert all(decision in str(made) for decision in made.decisions)
 
 
-@pytest.mark.usefixtures("short_search")
 def test_a_plan_says_in_words_what_was_selected() -> None:
     rows = numbers()
-    made = plan("laplace", target_of(rows), rows, **OPTIONS)
+    made = plan(by_name("laplace", effort=0.1), target_of(rows), rows, **OPTIONS)
     assert " of the default, chosen from " in made.description
     assert "noise " in made.description
+    assert "in the units of the fit, by the errors" in made.description
     assert "and by the predictive variance of Laplace" in made.description
+    x, y = rows
+    fitted = bayou.fit(network(1), (x, 50 * y), by_name("map", effort=0.1), progress=False)
+    noise = fitted.target.likelihood.gaussian_noise
+    assert noise is not None
+    std = float(50 * y.std(correction=0))
+    assert f"noise {noise / std:.3g} standard deviations of y, by the errors" in fitted.plan
     rows = classes()
     layers = plan(by_name("ffg", steps=5), target_of(rows), rows, **OPTIONS)
     assert "random weights: " in layers.description
@@ -80,23 +87,26 @@ def test_a_plan_says_in_words_what_was_selected() -> None:
 
 def test_the_scale_of_a_prior_and_its_folds_are_described() -> None:
     rows = as_data(classes())
-    folds = split_folds(rows, 0)  # type: ignore[arg-type]
-    assert describe_folds(folds) == "by 5-fold cross-validation"
-    assert describe_folds(folds[:1]) == "on 8 held-out rows"
+    assert isinstance(rows, Rows)
+    assert describe_folds(split_folds(rows, 0)) == "by 5-fold cross-validation"
     target = replace(target_of(classes()), prior=bayou.Normal("fan_in", gain=3.0))
-    best = best_prior_scale(target, rows, folds[:1], False, 2, 0.1)  # type: ignore[arg-type]
-    assert best.decision == (
-        f"prior scale {best.scale:.3g} of the default, chosen from 5 on 8 held-out rows"
-    )
+    run = SearchRun(progress=False, start=bayou.MAP(effort=0.1))
+    selected, record, decision = select_prior_scale(target, rows, run, draws_all_weights=False)
+    assert decision.endswith("of the default, chosen from 5 on 8 held-out rows")
+    assert len(record["trials"]) == 5
+    scale = min(record["trials"], key=lambda trial: trial["nll"])["scale"]
+    assert decision.startswith(f"prior scale {scale:.3g} ")
+    before = target.priors["0.weight"].log_scale
+    after = selected.priors["0.weight"].log_scale
+    assert float((after - before).exp()) == pytest.approx(scale)
 
 
-@pytest.mark.usefixtures("short_search")
 def test_a_plan_can_be_changed_and_fitted() -> None:
     rows = numbers()
-    made = plan(by_name("ffg", steps=10), target_of(rows), rows, **OPTIONS)
+    made = plan(by_name("ffg", steps=10, effort=0.1), target_of(rows), rows, **OPTIONS)
     longer = replace(made, method=replace(made.method, steps=20))
     assert longer.fit(progress=False).history[-1]["step"] == 19
-    mode = plan("map", target_of(rows), rows, **OPTIONS)
+    mode = plan(by_name("map", effort=0.1), target_of(rows), rows, **OPTIONS)
     assert isinstance(mode.method, Fitted)
     other = replace(mode, target=replace(mode.target, prior=bayou.Normal(0.01)))
     narrow = other.fit(progress=False)  # the posterior of the search is that of another target
@@ -131,12 +141,10 @@ def test_ctrl_c_ends_the_search_with_the_network_as_it_is(monkeypatch: pytest.Mo
 
 def test_a_recipe_takes_the_method_for_the_size_of_the_network() -> None:
     recipe = NamedMethod(bayou.MAP(), bayou.MAP(), large=bayou.MLE(), max_weights=32)
-    assert recipe.method_for(target_of(numbers())) == bayou.MAP()  # 25 weights
     assert recipe.method_for(target_of(classes())) == bayou.MAP()  # 32 weights
     assert replace(recipe, max_weights=31).method_for(target_of(classes())) == bayou.MLE()
 
 
-@pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("rows", [numbers(), classes()], ids=["numbers", "classes"])
 def test_the_done_part_of_a_fit_never_decreases(
     rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
@@ -150,8 +158,26 @@ def test_the_done_part_of_a_fit_never_decreases(
         if "done" in fields:
             done.append(fields["done"])
 
-    posterior = plan(by_name("ffg", steps=3), target_of(rows), rows, seed=0, progress=show)
-    posterior.fit(progress=show)
+    method = by_name("ffg", steps=3, effort=0.1)
+    plan(method, target_of(rows), rows, seed=0, progress=show).fit(progress=show)
     assert done == sorted(done)
     counts = {title.partition(" of ")[2].partition(":")[0] for title in titles}
     assert len(counts) == 1  # all stages are numbered together
+
+
+def test_between_the_user_and_the_last_fit_there_are_at_most_seven_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of fits that are compared, too."""
+    depths: list[int] = []
+    plain = bayou.VI.fit
+
+    def fit(self: bayou.VI, *args: Any, **options: Any) -> Any:
+        files = [frame.filename for frame in traceback.extract_stack()]
+        depths.append(sum("/bayou/" in file and "/tests/" not in file for file in files))
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(bayou.VI, "fit", fit)
+    for outputs, rows in ((1, numbers()), (2, classes())):
+        bayou.fit(network(outputs), rows, by_name("mnf", effort=0.05), progress=False)
+    assert 1 < max(depths) <= 7, depths

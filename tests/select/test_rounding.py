@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset, TensorDataset
 
 import bayou
 from bayou.network.target import Target
@@ -39,8 +40,7 @@ def perturb(values: Tensor, seed: int) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["map", "laplace"])
+@pytest.mark.parametrize(("name", "seed"), [("map", 0), ("laplace", 1), ("laplace", 2)])
 def test_a_fit_by_name_does_not_move_with_the_last_digits_of_its_rows(name: str, seed: int) -> None:
     """Before, means moved by up to 5 standard deviations of y, and standard deviations by a factor
     of three.
@@ -96,21 +96,14 @@ def test_numbers_near_a_power_of_ten_keep_their_grid(scale: float) -> None:
 
 
 def test_numbers_that_are_not_float64_are_kept() -> None:
-    class Pairs(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            return torch.ones(3) / 3, torch.tensor(index)
-
     x = torch.rand(10, 3)
     y = torch.arange(10)
     rows = round_rows(as_data((x, y), 10))
     assert rows.source[0] is x
     assert rows.source[1] is y
-    other = as_data(Pairs(), 2)
-    assert isinstance(other, Rows)
-    assert round_rows(other) is other
+    items = as_data(Subset(TensorDataset(x.double(), y), range(10)), 2)
+    assert isinstance(items, Rows)
+    assert round_rows(items) is items
 
 
 def test_only_a_learned_noise_is_rounded() -> None:

@@ -22,7 +22,6 @@ from bayou.select.standardize import (
     UnitsWarning,
     apply_units,
     choose_units,
-    column_scales,
     describe_columns,
     is_pretrained,
     leave_indices,
@@ -47,45 +46,32 @@ def network(inputs: int = 3, outputs: int = 1) -> nn.Module:
 
 
 def fitted(
-    x: Tensor, y: Tensor, method: str = "map", net: nn.Module | None = None, **options: object
+    x: Tensor, y: Tensor, name: str = "map", net: nn.Module | None = None, **options: object
 ):
     net = network(x.shape[1], y.shape[1]) if net is None else net
+    method = bayou.select.by_name(name, effort=0.1)
     return bayou.fit(net, (x, y), method, progress=False, **options)
 
 
 @cache
-def fitted_to_unit_scale():
-    return fitted(*linear_rows())
+def fitted_to_unit_scale(name: str = "map"):
+    return fitted(*linear_rows(), name)
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e9])
-def test_predictions_scale_with_y(scale: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "scale"), [("map", 1e-9), ("map", 1e9), ("laplace", 1e9), ("mnf", 1e-9)]
+)
+def test_predictions_scale_with_y(name: str, scale: float) -> None:
     x, y = linear_rows()
     new = linear_rows(seed=1)[0]
-    expected = fitted_to_unit_scale().predict(new, seed=0)
-    got = fitted(x, scale * y).predict(new, seed=0)
+    expected = fitted_to_unit_scale(name).predict(new, seed=0)
+    predictive = fitted(x, scale * (y + 1e3), name).predict(new, seed=0)
     # equal up to the rounding of scale·y, which a search of modes amplifies
-    assert torch.allclose(got.mean / scale, expected.mean, atol=2e-3)
-    assert torch.allclose(got.std / scale, expected.std, rtol=2e-2)
-    low, high = got.interval(0.9)
-    expected_low, expected_high = expected.interval(0.9)
-    assert torch.allclose(low / scale, expected_low, atol=5e-3)
-    assert torch.allclose(high / scale, expected_high, atol=5e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["laplace", "ensemble", "mnf", "mle", "vbll", "swag"])
-@pytest.mark.parametrize("scale", [1e-9, 1e9])
-def test_every_kind_of_posterior_scales_with_y(method: str, scale: float) -> None:
-    x, y = linear_rows(80)
-    new = linear_rows(seed=1)[0]
-    truth = new @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
-    expected = fitted(x, y, method).predict(new, seed=0)
-    got = fitted(x, scale * y + 1e3 * scale, method).predict(new, seed=0)
-    error = (got.mean / scale - 1e3 - truth).square().mean().sqrt()
-    assert error < 0.1 * y.std()
-    assert torch.allclose((got.mean / scale - 1e3), expected.mean, atol=0.1)
-    assert got.std.mean() / scale == pytest.approx(float(expected.std.mean()), rel=0.1)
+    assert torch.allclose(predictive.mean / scale - 1e3, expected.mean, atol=5e-3)
+    assert torch.allclose(predictive.std / scale, expected.std, rtol=2e-2)
+    ends = torch.stack(predictive.interval(0.9))
+    expected_ends = torch.stack(expected.interval(0.9))
+    assert torch.allclose(ends / scale - 1e3, expected_ends, atol=2e-2)
 
 
 def test_columns_of_x_may_be_shifted_and_scaled() -> None:
@@ -94,9 +80,9 @@ def test_columns_of_x_may_be_shifted_and_scaled() -> None:
     shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=torch.float64)
     new = linear_rows(seed=1)[0]
     expected = fitted_to_unit_scale().predict(new, seed=0)
-    got = fitted(shift + scale * x, y).predict(shift + scale * new, seed=0)
-    assert torch.allclose(got.mean, expected.mean, atol=2e-3)
-    assert torch.allclose(got.std, expected.std, rtol=2e-2)
+    predictive = fitted(shift + scale * x, y).predict(shift + scale * new, seed=0)
+    assert torch.allclose(predictive.mean, expected.mean, atol=2e-3)
+    assert torch.allclose(predictive.std, expected.std, rtol=2e-2)
 
 
 def test_outputs_of_different_units_have_a_noise_each() -> None:
@@ -147,10 +133,9 @@ def test_the_bound_and_the_history_are_those_of_y_in_its_units() -> None:
     assert large.log_evidence == pytest.approx(expected, abs=1)
     with torch.no_grad():
         log_likelihood = float(large.target.log_likelihood(large.to_module()(x), scale * y))
-    assert log_likelihood == pytest.approx(large.history[-1]["log_likelihood"], abs=1e-4)
+    assert log_likelihood == pytest.approx(large.history[-1]["log_likelihood"], abs=1e-3)
 
 
-@pytest.mark.slow
 def test_a_given_noise_is_in_the_units_of_y() -> None:
     x, y = linear_rows()
     posterior = fitted(x, 1e4 * y, likelihood=bayou.Gaussian(1e3))
@@ -192,10 +177,10 @@ def test_batches_of_data_sets_and_loaders_are_standardized(kind: str) -> None:
         assert torch.allclose(values.std(0, correction=0), torch.ones(values.shape[1]).double())
 
 
-@pytest.mark.slow
 def test_a_fit_to_a_loader_predicts_in_its_units() -> None:
     data = Prices()
-    posterior = bayou.fit(network(), DataLoader(data, 64), "map", progress=False)
+    method = bayou.select.by_name("map", steps=200)
+    posterior = bayou.fit(network(), DataLoader(data, 64), method, progress=False)
     x = 100 * data.x + 1e3
     error = (posterior.predict(x).mean - 1e5 * data.y).square().mean().sqrt()
     assert error < 0.2 * 1e5 * data.y.std()
@@ -233,11 +218,11 @@ def test_columns_that_are_indices_of_an_embedding_are_left_alone() -> None:
     codes = torch.arange(ROWS, dtype=torch.float64)
     years = 1980 + codes
     x = torch.stack([codes, years], 1)
-    columns = leave_indices(net, (x,), [describe_columns(net, x)])[0]
+    columns = leave_indices(net, (x,), {0: describe_columns(net, x)})[0]
     assert columns is not None
     assert columns.is_standardized.tolist() == [False, True]
     y = torch.randn(ROWS, 1, dtype=torch.float64)
-    bayou.fit(net, (x, y), "map", progress=False).predict(x)
+    fitted(x, y, net=net).predict(x)
 
 
 def test_features_of_sequences_are_standardized_along_their_axis() -> None:
@@ -283,7 +268,7 @@ def test_frozen_networks_and_where_keep_their_units() -> None:
     net = network()
     net[0].requires_grad_(False)
     assert choose_units(net, as_data((x, 1e4 * y)), None) is None
-    posterior = bayou.fit(network(), (x, y), "map", where="2.*", progress=False)
+    posterior = fitted(x, y, where="2.*")
     assert units_of(posterior.target.net) is None
 
 
@@ -295,14 +280,6 @@ def test_the_network_of_the_user_is_not_changed() -> None:
     assert not net._forward_hooks
     assert not net._forward_pre_hooks
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-
-
-def test_an_outlier_does_not_destroy_the_scale_of_a_column() -> None:
-    x, _ = linear_rows(200)
-    x[17, 1] = 999999999.0
-    shift, scale = column_scales(x)
-    assert abs(float(shift[1])) < 0.3
-    assert float(scale[1]) == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_method_object_warns_once_about_units() -> None:
@@ -345,58 +322,29 @@ def test_damaged_units_in_a_file_raise(tmp_path) -> None:
         bayou.load(tmp_path / "b.bayou", network())
 
 
-class TestChecks:
-    """After every fit, by name or by object, ``posterior.checks`` compares with baselines."""
+FITTED_METHODS = [
+    bayou.Ensemble(2, of=bayou.MAP(steps=50)),
+    bayou.VI(bayou.MeanField(), steps=20),
+    bayou.HMC(draws=8, warmup=8, leapfrogs=3, chains=2, start=bayou.MAP(steps=50)),
+]
 
-    @pytest.mark.parametrize(
-        "method",
-        [
-            bayou.Ensemble(2, of=bayou.MAP(steps=200)),
-            bayou.MAP(steps=200),
-            bayou.VI(bayou.MeanField(), steps=100),
-            bayou.HMC(draws=20, warmup=20, leapfrogs=5, start=bayou.MAP(steps=50)),
-        ],
-        ids=lambda method: method if isinstance(method, str) else type(method).__name__,
+
+@pytest.mark.parametrize("method", FITTED_METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.filterwarnings("ignore:the chains of HMC")
+def test_every_fit_is_compared_with_baselines(method) -> None:
+    x, y = linear_rows()
+    posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+    checks = posterior.checks
+    assert {"constant", "linear", "mode"} <= {check.name for check in checks}
+    assert f"{ROWS} training rows" in checks["linear"].text
+    assert checks["linear"].status == "failed"  # in so few steps
+    assert {"constant", "linear"} <= {check.name for check in fitted_to_unit_scale().checks}
+
+
+def test_rows_held_out_for_validation_are_checked() -> None:
+    method = bayou.MAP(steps=300, validation=0.2)
+    posterior = bayou.fit(
+        network(), linear_rows(100), method, likelihood=bayou.Gaussian(0.1), progress=False
     )
-    @pytest.mark.filterwarnings("ignore:the chains of HMC")
-    def test_every_fit_is_compared_with_baselines(self, method) -> None:
-        x, y = linear_rows()
-        posterior = bayou.fit(
-            network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False
-        )
-        checks = posterior.checks
-        assert {"constant", "linear"} <= {check.name for check in checks}
-        assert f"{ROWS} training rows" in checks["linear"].text
-        if posterior.draws != 1:
-            assert "mode" in checks
-
-    def test_a_fit_by_name_is_compared_with_baselines(self) -> None:
-        checks = fitted_to_unit_scale().checks
-        assert {"constant", "linear"} <= {check.name for check in checks}
-        assert checks.status == "ok"
-
-    def test_a_failed_fit_is_seen(self) -> None:
-        x, y = linear_rows()
-        posterior = bayou.fit(
-            network(), (x, y), bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1), progress=False
-        )
-        assert posterior.checks.status == "failed"
-        assert posterior.checks["linear"].status == "failed"
-
-    def test_rows_held_out_for_validation_are_used(self) -> None:
-        x, y = linear_rows(100)
-        method = bayou.MAP(steps=300, validation=0.2)
-        posterior = bayou.fit(
-            network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False
-        )
-        assert "20 held-out rows" in posterior.checks["linear"].text
-        assert "coverage" in posterior.checks
-
-    def test_checks_are_saved(self, tmp_path) -> None:
-        x, y = linear_rows()
-        posterior = bayou.fit(
-            network(), (x, y), bayou.MAP(steps=20), likelihood=bayou.Gaussian(0.1), progress=False
-        )
-        posterior.save(tmp_path / "a.bayou")
-        loaded = bayou.load(tmp_path / "a.bayou", network())
-        assert loaded.checks == posterior.checks
+    assert "20 held-out rows" in posterior.checks["linear"].text
+    assert "coverage" in posterior.checks

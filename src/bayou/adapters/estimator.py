@@ -32,7 +32,7 @@ from bayou.posteriors.posterior import restore_posterior
 from bayou.posteriors.state import SavedState
 from bayou.priors import Normal, Prior
 from bayou.select import Recipe, by_name
-from bayou.select.far_values import check_arrays, replace_sentinels
+from bayou.select.far_values import replace_in_array
 from bayou.select.fit import fit
 from bayou.select.named import find
 from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
@@ -171,8 +171,8 @@ class BayesEstimator(BaseEstimator, Training):  # type: ignore[misc]
     def _fit(self, X: np.ndarray, y: np.ndarray, outputs: int, likelihood: Likelihood) -> Self:
         """Fit the posterior of a new network."""
         if self.standardize:
-            check_arrays(X, y, refuses_targets=getattr(self, "likelihood", None) is None)
-            X = replace_sentinels(torch.tensor(X)).numpy()
+            has_default_likelihood = getattr(self, "likelihood", None) is None
+            X = replace_in_array(X, y, refuses_targets=has_default_likelihood)
         self.x_mean_, self.x_scale_ = moments(X, self.standardize)
         self.outputs_ = outputs
         self.large_ = not self._is_classifier and len(X) > nets.MAX_SMALL_NET_ROWS

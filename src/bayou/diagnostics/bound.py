@@ -16,6 +16,7 @@ from bayou.flows import Side
 from bayou.guides.guide import KL, Gain, Guide, Weight, gaussian_log_prob
 from bayou.guides.implicit import ImplicitGuide
 from bayou.guides.multiplicative import Conjugate, Multiplicative, gain_kl, rows
+from bayou.metrics import standard_error
 from bayou.posteriors.guided import Bayesian
 from bayou.posteriors.posterior import Posterior, check_count
 from bayou.priors import BoundNormal
@@ -45,11 +46,7 @@ class Estimate:
         Args:
             each: the values (S,).
         """
-        values = each.double()
-        error = math.nan
-        if len(values) > 1:
-            error = float(values.std()) / math.sqrt(len(values))
-        return Estimate(float(values.mean()), error)
+        return Estimate(float(each.double().mean()), standard_error(each))
 
     def __float__(self) -> float:
         """Return the mean."""
@@ -68,7 +65,11 @@ class LogMeanExp:
         self.count = 0
 
     def add(self, terms: Tensor) -> None:
-        """Add the terms (k, n) of a chunk."""
+        """Add the terms (k, n) of a chunk.
+
+        Args:
+            terms: ℓ, (k, n).
+        """
         self.chunk_sums.append(terms.double().logsumexp(0))
         self.count += len(terms)
 
@@ -77,7 +78,11 @@ class LogMeanExp:
         return torch.stack(self.chunk_sums).logsumexp(0) - math.log(self.count)
 
     def value_with(self, term: Tensor) -> Tensor:
-        """Return the value with one more term (n,), that of the latent from which w was drawn."""
+        """Return the value with one more term (n,), that of the latent from which w was drawn.
+
+        Args:
+            term: ℓ of the further latent, (n,).
+        """
         total = torch.stack([*self.chunk_sums, term.double()]).logsumexp(0)
         return total - math.log(self.count + 1)
 

@@ -14,6 +14,7 @@ from bayou import metrics
 from bayou.core import rng
 from bayou.core.progress import spell
 from bayou.diagnostics.baselines import Baseline, baselines
+from bayou.inference.baseline_checks import Comparison
 from bayou.likelihoods.predictive import Predictive
 from bayou.metrics import row_nll
 from bayou.metrics.chains import ess_bulk, rhat
@@ -196,7 +197,7 @@ def _check_nll(
         return [Check("finite", "failed", text)]
     output_count = rows.predictive.outputs[0, 0].numel()
     training_error = _training_row_error(rows.x, output_count, posterior.target.n)
-    comparison = _Comparison(nll, training_error, rows.describe())
+    comparison = _CheckedNll(nll, training_error, rows.describe())
     checks = _compare_with_baselines(comparison, baseline_nll)
     is_variational = posterior.bayesian is not None
     if is_variational and "linear" in baseline_nll and _is_flat(rows.predictive, rows.y):
@@ -208,7 +209,7 @@ def _check_nll(
 
 @final
 @dataclass(frozen=True)
-class _Comparison:
+class _CheckedNll:
     """The NLL of a posterior, to be compared with that of other predictions of the same rows.
 
     Args:
@@ -223,8 +224,8 @@ class _Comparison:
 
     def excess(self, other_nll: Tensor) -> tuple[float, float]:
         """Return the difference in NLL, and its standard error over test and training rows."""
-        difference, error = _mean_difference(self.nll, other_nll)
-        return difference, math.hypot(error, self.training_error)
+        comparison = Comparison.of(self.nll, other_nll)
+        return comparison.excess, math.hypot(comparison.error, self.training_error)
 
     def describe(self, other_nll: Tensor, other_model: str) -> str:
         """Return both NLLs and their difference as words."""
@@ -284,7 +285,7 @@ def _training_row_error(x: Any, outputs: int, rows: int) -> float:
 
 
 def _compare_with_baselines(
-    comparison: _Comparison, baseline_nll: dict[str, Tensor]
+    comparison: _CheckedNll, baseline_nll: dict[str, Tensor]
 ) -> list[Check]:
     """Compare the posterior with a constant and a linear model."""
     checks = []
@@ -297,7 +298,7 @@ def _compare_with_baselines(
 
 
 def _compare_with_mode(
-    posterior: Posterior, comparison: _Comparison, rows: _CheckedRows
+    posterior: Posterior, comparison: _CheckedNll, rows: _CheckedRows
 ) -> list[Check]:
     """Compare the posterior with the network at its mean, or with its single functions.
 
@@ -333,21 +334,14 @@ def _compare_with_mode(
 
 def _check_collapse(baseline_nll: dict[str, Tensor]) -> list[Check]:
     """Fail predictions that do not depend on x, if a linear model is better than a constant."""
-    gain, error = _mean_difference(baseline_nll["linear"], baseline_nll["constant"])
-    if not gain < -SURE * error:
+    comparison = Comparison.of(baseline_nll["linear"], baseline_nll["constant"])
+    if not comparison.excess < -SURE * comparison.error:
         return []
     text = (
         "the predictions hardly depend on x, but those of a linear model do: q has collapsed; "
         "start at the mode, or use a warm-up"
     )
     return [Check("collapse", "failed", text)]
-
-
-def _mean_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Return the mean of paired differences, a − b, and its standard error."""
-    difference = a - b
-    error = metrics.standard_error(difference) if len(a) > 1 else math.inf
-    return float(difference.mean()), error
 
 
 def _predict_at_mean(posterior: Posterior, x: Any, rows: int | None) -> Predictive | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayou.core.progress import BayouWarning, spell
 from bayou.likelihoods import BoundLikelihood
+from bayou.metrics import standard_error
 from bayou.network import evaluating, forward_inputs, rows_of
 from bayou.posteriors.checks import LARGE_EXCESS
 from bayou.posteriors.gaussian import GaussianPosterior
@@ -57,17 +58,69 @@ class Comparison:
 
     @classmethod
     def of(cls, nll: Tensor, other_nll: Tensor) -> Comparison:
-        """Compare the NLL of a posterior with that of another model, row by row: (N,) each."""
+        """Compare the NLL of a posterior with that of another model, row by row: (N,) each.
+
+        Args:
+            nll: of each row under the posterior.
+            other_nll: of each row under the other model.
+        """
         difference = (nll - other_nll).double()
-        error = math.inf
-        if len(nll) > 1:
-            error = float(difference.std()) / math.sqrt(len(nll))
+        error = standard_error(difference) if len(nll) > 1 else math.inf
         return cls(float(nll.double().mean()), float(difference.mean()), error, len(nll))
 
     @property
     def other_nll(self) -> float:
         """The mean NLL of the other model."""
         return self.nll - self.excess
+
+    def allowance(self, tolerance: float) -> float:
+        """Return the excess that is not judged as worse: a tolerance, and chance.
+
+        Args:
+            tolerance: nats by which the posterior may be worse.
+        """
+        return tolerance + SIGNIFICANT_ERRORS * self.error
+
+    def exceeds(self, tolerance: float) -> bool:
+        """Return whether the posterior is worse by more than a tolerance and chance.
+
+        Args:
+            tolerance: nats by which the posterior may be worse.
+        """
+        return self.excess > self.allowance(tolerance)
+
+    def judge(
+        self, tolerance: float, *, problem: str, other_model: str, rows: str, remedy: str
+    ) -> dict[str, float]:
+        """Return the comparison as entries of the history, and warn if the excess is too large.
+
+        Args:
+            tolerance: nats by which the posterior may be worse, in addition to chance.
+            problem: what is wrong if it is worse by more.
+            other_model: what has the other NLL.
+            rows: whether they are training or held-out rows.
+            remedy: what to do.
+
+        Returns:
+            The entries "nll", "mode_nll", "nll_error", "mode_allowance" and, if the posterior is
+            worse by more than that, "worse_than_mode".
+        """
+        record = {
+            "nll": self.nll,
+            "mode_nll": self.other_nll,
+            "nll_error": self.error,
+            "mode_allowance": self.allowance(tolerance),
+        }
+        if self.exceeds(tolerance):
+            record["worse_than_mode"] = self.excess
+            warnings.warn(
+                f"{problem}: NLL {self.nll:.3f}, {other_model} {self.other_nll:.3f} "
+                f"(difference {self.excess:+.3f} ± {self.error:.3f}, "
+                f"{self.rows:,} {rows} rows); {remedy}",
+                WorseThanModeWarning,
+                stacklevel=6,
+            )
+        return record
 
 
 @torch.no_grad()
@@ -87,7 +140,7 @@ def compare_with_mode(
         seed: of the draws.
 
     Returns:
-        Entries of the history, see ``_judge_excess``.
+        Entries of the history, see ``Comparison.judge``.
     """
     params = posterior.mean()
     network = posterior.network
@@ -102,16 +155,15 @@ def compare_with_mode(
     if learned:
         weights = sum(value.numel() for value in params.values())
         tolerance = max(LARGE_EXCESS, 0.5 * math.log1p(min(1.0, weights / data.n)))
-    remedy = "its prior is too wide: " + spell(
-        "use prior='validation' or where='last'", "use --method laplace-last"
-    )
-    return _judge_excess(
-        Comparison.of(torch.cat(posterior_nll), torch.cat(mode_nll)),
+    remedy = spell("use prior='validation' or where='last'", "use --method laplace-last")
+    if posterior.covariance.shapes.keys() != params.keys():  # it has such a layer only
+        remedy = spell("use prior='validation', or the mode", "use --method map")
+    return Comparison.of(torch.cat(posterior_nll), torch.cat(mode_nll)).judge(
         tolerance,
         problem="the posterior is worse than its own mode",
         other_model="the mode",
         rows="training" if learned else "held-out",
-        remedy=remedy,
+        remedy=f"its prior is too wide: {remedy}",
     )
 
 
@@ -128,69 +180,17 @@ def compare_with_start(
         seed: of the draws.
 
     Returns:
-        Entries of the history, see ``_judge_excess``.
+        Entries of the history, see ``Comparison.judge``.
     """
     batches = take_check_batches(data, start, next(iter(start.target.start().values())))
     posterior_nll = torch.cat([_row_nll(posterior, batch, seed) for batch in batches])
     start_nll = torch.cat([_row_nll(start, batch, seed) for batch in batches])
-    return _judge_excess(
-        Comparison.of(posterior_nll, start_nll),
+    return Comparison.of(posterior_nll, start_nll).judge(
         LARGE_EXCESS,
         problem="the trajectory has moved from its start to worse points",
         other_model="at its start",
         rows="training",
         remedy=spell("use a smaller lr", "use a smaller --lr"),
-    )
-
-
-def _judge_excess(
-    comparison: Comparison,
-    tolerance: float,
-    *,
-    problem: str,
-    other_model: str,
-    rows: str,
-    remedy: str,
-) -> dict[str, float]:
-    """Return a comparison as entries of the history, and warn if its excess is not tolerated.
-
-    The entries are "nll", "mode_nll", "nll_error", "mode_allowance" and, if the posterior is worse
-    by more than that, "worse_than_mode".
-    """
-    allowance = tolerance + SIGNIFICANT_ERRORS * comparison.error
-    record = {
-        "nll": comparison.nll,
-        "mode_nll": comparison.other_nll,
-        "nll_error": comparison.error,
-        "mode_allowance": allowance,
-    }
-    if comparison.excess > allowance:
-        record["worse_than_mode"] = comparison.excess
-        warnings.warn(
-            f"{problem}: NLL {comparison.nll:.3f}, {other_model} {comparison.other_nll:.3f} "
-            f"(difference {comparison.excess:+.3f} ± {comparison.error:.3f}, "
-            f"{comparison.rows:,} {rows} rows); {remedy}",
-            WorseThanModeWarning,
-            stacklevel=6,
-        )
-    return record
-
-
-def warn_worse_than_mode(nll: float, mode_nll: float, error: float, rows: int) -> None:
-    """Warn that a posterior is worse than its mode on held-out rows.
-
-    Args:
-        nll: of the posterior, in nats a row.
-        mode_nll: of the mode.
-        error: the standard error of their difference.
-        rows: the number of held-out rows.
-    """
-    warnings.warn(
-        f"the posterior is worse than its own mode: NLL {nll:.3f}, the mode {mode_nll:.3f} "
-        f"(difference {nll - mode_nll:+.3f} ± {error:.3f}, {rows:,} held-out rows); "
-        "give more steps, or use laplace",
-        WorseThanModeWarning,
-        stacklevel=6,
     )
 
 

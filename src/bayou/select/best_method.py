@@ -11,9 +11,10 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from bayou.core.progress import BayouWarning
+from bayou.core.progress import BayouWarning, stage
 from bayou.metrics import row_nll, standard_error
 from bayou.posteriors import Posterior
+from bayou.select.folds import is_within_chance
 from bayou.select.search_run import raise_if_stopped
 from bayou.training.data import Rows
 
@@ -22,7 +23,7 @@ HELD_OUT_FRACTION: Final = 0.2  # of the training rows
 
 @final
 @dataclass(frozen=True)
-class Comparison:
+class FitComparison:
     """Several posteriors on the same held-out rows.
 
     Args:
@@ -49,10 +50,8 @@ class Comparison:
         names = list(self.nll)
         best = min(names, key=lambda name: float(self.nll[name].mean()))
         for name in reversed(names):
-            excesses = [self.nll[name] - rival for rival in self.rivals.values()]
-            if all(
-                float(excess.mean()) <= self.errors * standard_error(excess) for excess in excesses
-            ):
+            rivals = self.rivals.values()
+            if all(is_within_chance(self.nll[name], rival, self.errors) for rival in rivals):
                 best = name
         return best
 
@@ -89,16 +88,18 @@ def compare_fits(
     held_out: Rows,
     seed: int,
     *,
+    stages: tuple[int, int],
     errors: float = 0.0,
     mode: Posterior | None = None,
-) -> Comparison:
+) -> FitComparison:
     """Fit several methods and predict held-out rows; one that raises an error is left out.
 
     Args:
         fits: fits each method, without the held-out rows; the simplest first.
         held_out: the rows.
         seed: of the draws.
-        errors: see ``Comparison``.
+        stages: the number of the first fit among all stages, and their count, for the progress.
+        errors: see ``FitComparison``.
         mode: the mode at which all start; it is evaluated too.
 
     Raises:
@@ -107,9 +108,10 @@ def compare_fits(
     """
     nll: dict[str, Tensor] = {}
     failures: dict[str, str] = {}
-    for name, fit in fits.items():
+    first, count = stages
+    for number, (name, fit) in enumerate(fits.items(), first):
         try:
-            with without_warnings():
+            with stage(number, count, name), without_warnings():
                 posterior = fit()
         except (ValueError, FloatingPointError, RuntimeError) as error:
             failures[name] = str(error)
@@ -119,7 +121,7 @@ def compare_fits(
     if not nll:
         raise ValueError(f"no method could be fitted: {failures}")
     of_mode = None if mode is None else held_out_nll(mode, held_out, seed)
-    return Comparison(nll, failures, errors, of_mode)
+    return FitComparison(nll, failures, errors, of_mode)
 
 
 @contextmanager
@@ -131,6 +133,12 @@ def without_warnings() -> Iterator[None]:
 
 
 def held_out_nll(posterior: Posterior, held_out: Rows, seed: int) -> Tensor:
-    """Return −log p of every row, infinite where it is not a number."""
+    """Return −log p of every row, infinite where it is not a number.
+
+    Args:
+        posterior: predicts the rows.
+        held_out: the rows.
+        seed: of the draws.
+    """
     losses = [row_nll(posterior.predict(x, seed=seed), y) for x, y in held_out.epoch()]
     return torch.cat(losses).nan_to_num(nan=torch.inf)

@@ -13,9 +13,8 @@ from bayou.network.target import Target
 from bayou.training.data import Rows
 
 SEARCH_FITS: Final = 2  # a search costs at most so many times the fit that it serves
-MAX_SHARED_PRODUCTS: Final = (
-    2**25
-)  # multiply-adds of one pass over all rows, up to which modes share passes
+# Multiply-adds of one pass over all rows, up to which modes share passes.
+MAX_SHARED_PRODUCTS: Final = 2**25
 # Rows, from which on fits by minibatches have two folds instead of five.
 MIN_ROWS_OF_TWO_FOLDS: Final = 100
 
@@ -47,11 +46,6 @@ def shares_passes(target: Target, rows: Rows) -> bool:
     return rows.n * weights <= MAX_SHARED_PRODUCTS
 
 
-def affordable_scales(scales: list[float]) -> list[float]:
-    """Return the narrowest and the widest of the candidate prior scales, and the given one, 1."""
-    return sorted({min(scales), 1.0, max(scales)})
-
-
 def affordable_passes(fit_passes: int, modes: int) -> int:
     """Return the passes over all rows for each of some modes, at the cost of ``SEARCH_FITS`` fits.
 
@@ -60,13 +54,6 @@ def affordable_passes(fit_passes: int, modes: int) -> int:
         modes: the number of modes that are compared.
     """
     return max(1, SEARCH_FITS * fit_passes // modes)
-
-
-def affordable_folds(rows: Rows, folds: list[tuple[Rows, Rows]]) -> list[tuple[Rows, Rows]]:
-    """Return the folds for fits by minibatches: all of them for few rows, else two."""
-    if rows.n < MIN_ROWS_OF_TWO_FOLDS:
-        return folds
-    return folds[:2]
 
 
 def shortened_start(start: MAP, rows: Rows, fits: int) -> MAP:

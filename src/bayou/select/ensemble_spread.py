@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, final
+from dataclasses import replace
+from typing import Final
 
 import torch
-from torch import Tensor
 
 from bayou.core import params
 from bayou.core.params import Params
 from bayou.inference.method import Method
-from bayou.metrics import standard_error
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
-from bayou.select.folds import Fold, held_out_masks
-from bayou.select.full_batch import modes_along_path
-from bayou.select.noise import MORE_ROWS, PSEUDO_ROWS, residuals
+from bayou.select.folds import Fold, held_out_masks, is_within_chance
+from bayou.select.judgment import Residuals
+from bayou.select.noise import noise_factor
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.ratio import path_to
+from bayou.select.regularization_path import follow_path
 from bayou.select.search_run import SearchRun, point_posterior, raise_if_stopped
 from bayou.training.data import Rows
 
 # Training error of members with anchors, in that of the mode: below, they fit the noise.
 MIN_TRAINING_ERROR: Final = 0.5
-
-
-@final
-@dataclass(frozen=True)
-class SpreadTrial:
-    """Held-out rows under an ensemble with one spread of its members.
-
-    Args:
-        spread: of anchors and targets.
-        squares: squared residuals of the mean function, (M,).
-        variances: of the functions, (M,).
-    """
-
-    spread: float
-    squares: Tensor
-    variances: Tensor
 
 
 def select_ensemble_spread(
@@ -75,37 +57,33 @@ def select_ensemble_spread(
     """
     members = params.size(starts)
     masks = (~held_out_masks(rows, folds)[:-1]).repeat_interleave(members, 0)
-    all_starts = {name: _repeat(value, len(folds)) for name, value in starts.items()}
+    all_starts = _repeat(starts, len(folds))
     selected = settings.apply(target)
-    path_target, multipliers, steps = path_to(settings, target)
+    path = path_to(settings, target)
     y = next(rows.with_batch_size(rows.n).epoch())[1]
-    trials: list[SpreadTrial] = []
+    trials: list[tuple[float, Residuals]] = []
     for spread in method.spreads:
         randomized = method.with_spread(spread).randomize(selected, y, run.seed)
         if randomized is not None:
             anchors, targets = randomized
-            all_anchors = {name: _repeat(value, len(folds)) for name, value in anchors.items()}
-            randomized = all_anchors, _repeat(targets, len(folds))
-        ensemble = modes_along_path(
-            path_target,
-            selected,
-            multipliers,
-            steps,
-            rows,
-            all_starts,
-            run.effort,
-            run.progress,
-            randomized,
-            masks,
+            all_targets = targets.repeat(len(folds), *[1] * (targets.ndim - 1))
+            randomized = _repeat(anchors, len(folds)), all_targets
+        ensemble = follow_path(
+            path, selected, rows, all_starts, run, randomized=randomized, masks=masks
         )
         raise_if_stopped(ensemble)
-        trials.append(_judge_spread(spread, ensemble, members, folds, run))
+        trials.append((spread, _held_out_residuals(ensemble, members, folds, run)))
     return widest_spread(settings, trials)
 
 
-def _judge_spread(
-    spread: float, ensemble: Empirical, members: int, folds: Sequence[Fold], run: SearchRun
-) -> SpreadTrial:
+def _repeat(stack: Params, times: int) -> Params:
+    """Return a stack (K, ...) several times one after the other, (times·K, ...)."""
+    return {name: value.repeat(times, *[1] * (value.ndim - 1)) for name, value in stack.items()}
+
+
+def _held_out_residuals(
+    ensemble: Empirical, members: int, folds: Sequence[Fold], run: SearchRun
+) -> Residuals:
     """Predict the rows that each fold holds out by its own members."""
     squares = []
     variances = []
@@ -113,13 +91,15 @@ def _judge_spread(
         first = fold * members
         stack = {name: value[first : first + members] for name, value in ensemble.stack.items()}
         of_fold = Empirical(ensemble.target, ensemble.network, stack, [])
-        fold_squares, fold_variances = residuals(of_fold, held_out, run.part_seed("check"))
-        squares.append(fold_squares)
-        variances.append(fold_variances)
-    return SpreadTrial(spread, torch.cat(squares), torch.cat(variances))
+        residuals = Residuals.of(of_fold, held_out, run.part_seed("check"))
+        squares.append(residuals.squares)
+        variances.append(residuals.variances)
+    return Residuals(torch.cat(squares), torch.cat(variances))
 
 
-def widest_spread(settings: NoiseAndPrior, trials: Sequence[SpreadTrial]) -> NoiseAndPrior:
+def widest_spread(
+    settings: NoiseAndPrior, trials: Sequence[tuple[float, Residuals]]
+) -> NoiseAndPrior:
     """Select the widest spread whose −log p of held-out rows is within chance of the lowest.
 
     Each spread has the noise that suits it, as in ``correct_noise``. Within chance: by at most one
@@ -127,25 +107,21 @@ def widest_spread(settings: NoiseAndPrior, trials: Sequence[SpreadTrial]) -> Noi
 
     Args:
         settings: the settings so far, whose noise is the error of modes on the same rows.
-        trials: the widest spread first.
+        trials: spreads with residuals of held-out rows, the widest spread first.
 
     Returns:
         The settings with this spread, and with the noise for it.
     """
-    pseudo = PSEUDO_ROWS / len(trials[0].squares)
     candidates = []
     losses = []
-    for trial in trials:
-        squares = trial.squares / settings.noise**2
-        variances = MORE_ROWS * trial.variances / settings.noise**2
-        factor = math.sqrt(float(((squares + pseudo) / (1 + variances)).mean()) / (1 + pseudo))
-        candidates.append(settings.with_spread(trial.spread).scale_both(factor))
+    for spread, residuals in trials:
+        factor, squares, variances = noise_factor(residuals, settings.noise, mode_error=1.0)
+        candidates.append(replace(settings.scale_both(factor), spread=spread))
         total = factor**2 + variances
         losses.append(0.5 * (total.log() + squares / total))
     best = min(losses, key=lambda loss: float(loss.mean()))
     for candidate, loss in zip(candidates, losses, strict=True):
-        excess = loss - best
-        if float(excess.mean()) <= standard_error(excess):
+        if is_within_chance(loss, best, errors=1.0):
             return candidate
     return candidates[-1]
 
@@ -162,7 +138,8 @@ def find_members(
     """Find the members of an ensemble at the end of the path to the selected settings.
 
     If members with anchors fit the training rows far better than the mode, they fit the noise, and
-    anchors are left out.
+    anchors are left out. The mode follows a path from a narrow prior, along which units stay alike;
+    anchors can lead away from it.
 
     Args:
         settings: the selected settings.
@@ -174,30 +151,16 @@ def find_members(
         run: of the search.
     """
     selected = replace(settings.apply(target), n=rows.n)
-    path_target, multipliers, steps = path_to(settings, target)
-    ensemble = method.with_spread(settings.spread)
-    randomized = ensemble.randomize(
-        selected, next(rows.with_batch_size(rows.n).epoch())[1], run.seed
-    )
-    path = (path_target, selected, multipliers, steps, rows, starts, run.effort, run.progress)
-    members = modes_along_path(*path, randomized)
+    path = path_to(settings, target)
+    y = next(rows.with_batch_size(rows.n).epoch())[1]
+    randomized = method.with_spread(settings.spread).randomize(selected, y, run.seed)
+    members = follow_path(path, selected, rows, starts, run, randomized=randomized)
     if randomized is None or members.stopped == "interrupted":
         return members
-    if not _is_overfitted(members, point_posterior(selected, mode), rows, run.seed):
+    error, mode_error = (
+        float(Residuals.of(posterior, rows, run.seed).by_row()[0].mean())
+        for posterior in (members, point_posterior(selected, mode))
+    )
+    if not error < MIN_TRAINING_ERROR * mode_error:
         return members
-    return modes_along_path(*path)
-
-
-def _is_overfitted(members: Posterior, mode: Posterior, rows: Rows, seed: int) -> bool:
-    """Return whether members have a far smaller error on their training rows than the mode.
-
-    The mode follows a path from a narrow prior, along which units stay alike. Anchors can lead away
-    from it to modes that fit the noise.
-    """
-    error = float(residuals(members, rows, seed)[0].mean())
-    return error < MIN_TRAINING_ERROR * float(residuals(mode, rows, seed)[0].mean())
-
-
-def _repeat(stack: Tensor, times: int) -> Tensor:
-    """Return a stack (K, ...) several times one after the other, (times·K, ...)."""
-    return stack.repeat(times, *[1] * (stack.ndim - 1))
+    return follow_path(path, selected, rows, starts, run)

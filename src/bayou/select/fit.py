@@ -22,10 +22,11 @@ from bayou.methods.vi import VI
 from bayou.network import check_tensor, clear_errors, rows_of, with_output
 from bayou.network.inputs import Select
 from bayou.network.target import PriorRules, Target
-from bayou.network.units import with_units
+from bayou.network.units import Units, with_units
 from bayou.posteriors.checks import Checks
 from bayou.posteriors.posterior import Posterior
 from bayou.select import Recipe, by_name, plan
+from bayou.select.noise import UNITS_OF_FIT
 from bayou.select.standardize import (
     apply_units,
     choose_units,
@@ -93,16 +94,9 @@ def fit(
             priors.
     """
     selects_settings = isinstance(method, str | Recipe)
-    if isinstance(method, str):
-        method = by_name(method)
-    method = VI() if method is None else method
-    if not isinstance(method, Method | Recipe):
-        called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
-        raise ValueError(
-            f"method must be a name such as 'mnf' or a Method such as VI(MNF()), got {method!r}{called}"
-        )
+    chosen = _resolve_method(method)
     check_gradients_enabled()
-    rows = as_data(data, method.batch_size)
+    rows = as_data(data, chosen.batch_size)
     if likelihood is None:
         warn_of_binary_targets(rows)
     net = with_output(net, output)
@@ -112,36 +106,91 @@ def fit(
     elif where is None:
         rows = without_sentinels(rows, likelihood)
         units = choose_units(net, rows, likelihood)
-    user_rows = rows
+    fitted_rows = rows
     if units is not None:
         net = with_units(net, units)
-        rows = apply_units(units, rows)
-        if likelihood is not None and units.output is not None:
-            likelihood = likelihood.in_units(1 / units.output.scale)
-    if likelihood is None and units is not None and units.output is not None:
-        likelihood = Gaussian(NOISE, learn=True)
-    if likelihood is None:
-        likelihood = default_likelihood(rows)
-    target = Target.build(net, likelihood, prior, rows.n, None if where == LAST else where)
-    if where == LAST:
-        names = [escape(name) for name in last_layer(target, rows)]
-        target = Target.build(target.net, likelihood, prior, rows.n, names)
-    if (
-        isinstance(likelihood, Categorical)
-        and likelihood.class_axis is None
-        and next(rows.epoch())[1].ndim > 1
-    ):
-        target = Target.build(target.net, _with_class_axis(likelihood, target, rows), prior, rows.n)
-    posterior = _fit_by_all_ranks(method, target, rows, seed, checkpoint, progress)
+        fitted_rows = apply_units(units, rows)
+    likelihood = _likelihood_in_units(likelihood, fitted_rows, units)
+    target = _build_target(net, likelihood, prior, fitted_rows, where)
+    posterior = _fit_by_all_ranks(chosen, target, fitted_rows, seed, checkpoint, progress)
     if units is not None:
         units.activate(next(target.net.parameters()))
         posterior.take_units(units)
+        if units.output is not None:
+            posterior.plan = posterior.plan.replace(UNITS_OF_FIT, "standard deviations of y")
     if posterior.stopped != "interrupted":
         index = posterior.held_out_index
-        if index is None and isinstance(method, Method):
-            index = method.held_out_index(rows, seed)
-        posterior.check_when_read(_deferred_check(user_rows, index, as_int_seed(seed)))
+        if index is None and isinstance(chosen, Method):
+            index = chosen.held_out_index(fitted_rows, seed)
+        posterior.check_when_read(_deferred_check(rows, index, as_int_seed(seed)))
     return posterior
+
+
+def _resolve_method(method: Method | Recipe | str | None) -> Method | Recipe:
+    """Return the method or recipe that the user means, ``VI()`` by default."""
+    if method is None:
+        return VI()
+    if isinstance(method, str):
+        return by_name(method)
+    if not isinstance(method, Method | Recipe):
+        called = f"; call it: {method.__name__}()" if isinstance(method, type) else ""
+        raise ValueError(
+            "method must be a name such as 'mnf' or a Method such as VI(MNF()), got "
+            f"{method!r}{called}"
+        )
+    return method
+
+
+def _likelihood_in_units(
+    likelihood: Likelihood | None, rows: Data, units: Units | None
+) -> Likelihood:
+    """Return the likelihood for the rows of the fit.
+
+    By default it is Categorical for whole numbers y and, for real ones, Gaussian with a learned
+    noise that starts at half the standard deviation of y.
+
+    Args:
+        likelihood: as given, for y in the user's units.
+        rows: in the units of the fit.
+        units: the standardization, if there is one.
+    """
+    output = None if units is None else units.output
+    if likelihood is not None and output is not None:
+        likelihood = likelihood.in_units(1 / output.scale)
+    if likelihood is not None:
+        return likelihood
+    if output is not None:
+        return Gaussian(NOISE, learn=True)
+    y = sampled_rows(rows)[1]
+    if not y.is_floating_point():
+        return Categorical()
+    spread = float(y.std(0, correction=0).mean())
+    return Gaussian(NOISE * spread if spread > 0 else NOISE, learn=True)
+
+
+def _build_target(
+    net: nn.Module,
+    likelihood: Likelihood,
+    prior: PriorRules | None,
+    rows: Data,
+    where: str | Sequence[str] | None,
+) -> Target:
+    """Build the target, with the last layer and the axis of the classes found in a first batch."""
+    target = Target.build(net, likelihood, prior, rows.n, None if where == LAST else where)
+    if where == LAST:
+        where = [escape(name) for name in last_layer(target, rows)]
+        target = Target.build(net, likelihood, prior, rows.n, where)
+    if not isinstance(likelihood, Categorical) or likelihood.class_axis is not None:
+        return target
+    y = next(rows.epoch())[1]
+    if y.ndim < 2:
+        return target
+    inputs = rows_of(first_inputs(target, rows), slice(2))
+    with torch.no_grad(), clear_errors(inputs), rng.isolated(0, inputs[0].device):
+        f = target.network.evaluate(target.start(), *inputs)
+    check_tensor(f)
+    likelihood = likelihood.for_shapes(f.shape, y[:2].shape)
+    return Target.build(net, likelihood, prior, rows.n, where)
 
 
 def _deferred_check(
@@ -156,16 +205,16 @@ def _deferred_check(
         held_out_index: the rows that the fit did not use; None for none.
         seed: the seed of the fit.
     """
-    held: Any = None
+    held_out: Any = None
     train: Any = rows
     if held_out_index is not None and isinstance(rows, Rows):
-        held = Rows(rows.source, held_out_index, rows.batch_size)
+        held_out = Rows(rows.source, held_out_index, rows.batch_size)
         is_fitted = torch.isin(rows.index, held_out_index, invert=True)
         train = Rows(rows.source, rows.index[is_fitted], rows.batch_size)
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
         train = some_rows(train, MAX_BASELINE_ROWS, seed)
-        held = None if held is None else some_rows(held, MAX_CHECKED_ROWS, seed)
-    return partial(check_after_fit, train=train, held=held, seed=seed)
+        held_out = None if held_out is None else some_rows(held_out, MAX_CHECKED_ROWS, seed)
+    return partial(check_after_fit, train=train, held=held_out, seed=seed)
 
 
 def _fit_by_all_ranks(
@@ -182,7 +231,7 @@ def _fit_by_all_ranks(
     """
     with sharing(checkpoint=checkpoint) as ranks:
         if ranks.size > 1:
-            check_same(ranks, method, target, rows, seed)
+            _check_same(ranks, method, target, rows, seed)
             progress = ranks.rank == 0 and progress
         selected = plan(method, target, rows, seed=seed, checkpoint=checkpoint, progress=progress)
         posterior = selected.fit(checkpoint=checkpoint, progress=progress)
@@ -191,65 +240,54 @@ def _fit_by_all_ranks(
             next(target.net.parameters()).device,
         ):
             raise RuntimeError(
-                f"the {ranks.size} processes ended with different posteriors: not only the seed determines the result, "
-                "but, say, numbers that the network draws from numpy, or processors of different kinds"
+                f"the {ranks.size} processes ended with different posteriors: not only the seed "
+                "determines the result, but, say, numbers that the network draws from numpy, or "
+                "processors of different kinds"
             )
         return posterior
 
 
-def check_same(
+def _check_same(
     ranks: Ranks, method: Method | Recipe, target: Target, data: Data, seed: int
 ) -> None:
     """Raise a ValueError if the processes of torchrun were given different arguments."""
-    given = identity(method, target, data, seed) | {
-        "weights": digest(tuple(target.net.state_dict().values()))
-    }
-    codes = {part: fingerprint(value) for part, value in given.items()}
-    if other := ranks.differing(codes, next(target.net.parameters()).device):
+    arguments = identity(method, target, data, seed)
+    arguments["weights"] = digest(tuple(target.net.state_dict().values()))
+    codes = {name: fingerprint(value) for name, value in arguments.items()}
+    differing = ranks.differing(codes, next(target.net.parameters()).device)
+    if differing:
         raise ValueError(
-            f"the {ranks.size} processes of torchrun disagree on the {' and the '.join(other)}; give each of them all "
-            "data (no DistributedSampler), of which it takes its rows of every batch, and the same initial weights, by "
-            "torch.manual_seed(0) before the network is built; or fit in each alone: training.ranks.sharing(False)"
+            f"the {ranks.size} processes of torchrun disagree on the "
+            f"{' and the '.join(differing)}; give each of them all data (no DistributedSampler), "
+            "of which it takes its rows of every batch, and the same initial weights, by "
+            "torch.manual_seed(0) before the network is built; or fit in each alone: "
+            "training.ranks.sharing(False)"
         )
 
 
-@torch.no_grad()
-def _with_class_axis(likelihood: Categorical, target: Target, data: Data) -> Categorical:
-    """Return the likelihood with the axis of the classes in the outputs of two rows."""
-    inputs = rows_of(first_inputs(target, data), slice(2))
-    with clear_errors(inputs), rng.isolated(0, inputs[0].device):
-        f = target.network.evaluate(target.start(), *inputs)
-    check_tensor(f)
-    return likelihood.for_shapes(f.shape, next(data.epoch())[1][:2].shape)
-
-
 def warn_of_binary_targets(data: Data) -> None:
-    """Warn that real numbers y which are all 0 or 1 are fitted as numbers, not as labels."""
+    """Warn that real numbers y which are all 0 or 1 are fitted as numbers, not as labels.
+
+    Args:
+        data: the training data.
+    """
     y = data.targets()
     if y is None or not y.is_floating_point():
         return
     is_binary = bool(((y == 0) | (y == 1)).all())
     if not is_binary or bool((y == y.flatten()[0]).all()):
         return
-    way = "pass likelihood=bayou.Bernoulli() for labels, one logit each"
+    advice = "pass likelihood=bayou.Bernoulli() for labels, one logit each"
     is_one_hot = y.ndim > 1 and y.shape[1] > 1 and bool((y.sum(1) == 1).all())
     if is_one_hot:
-        way = "pass class indices, y.argmax(1), for one class a row, or likelihood=bayou.Bernoulli() for labels"
+        advice = (
+            "pass class indices, y.argmax(1), for one class a row, or "
+            "likelihood=bayou.Bernoulli() for labels"
+        )
     warnings.warn(
-        f"y {tuple(y.shape)} is {y.dtype} and has only 0 and 1, and is fitted as numbers with Gaussian noise; {way}, "
-        "or likelihood=bayou.Gaussian(0.5, learn=True) for numbers, without this warning",
+        f"y {tuple(y.shape)} is {y.dtype} and has only 0 and 1, and is fitted as numbers with "
+        f"Gaussian noise; {advice}, or likelihood=bayou.Gaussian(0.5, learn=True) for numbers, "
+        "without this warning",
         BayouWarning,
         stacklevel=3,
     )
-
-
-def default_likelihood(data: Data) -> Likelihood:
-    """Return Categorical for whole numbers y, Gaussian with a learned noise for real ones.
-
-    The noise starts at half the standard deviation of y.
-    """
-    y = sampled_rows(data)[1]
-    if not y.is_floating_point():
-        return Categorical()
-    spread = float(y.std(0, correction=0).mean())
-    return Gaussian(NOISE * spread if spread > 0 else NOISE, learn=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
+from bayou.metrics import standard_error
 from bayou.training.data import Rows
 
 Fold = tuple[Rows, Rows]  # training rows and held-out rows
@@ -57,8 +58,24 @@ def held_out_masks(rows: Rows, folds: Sequence[Fold]) -> Tensor:
     return torch.stack([*masks, torch.zeros_like(masks[0])])
 
 
+def is_within_chance(losses: Tensor, best: Tensor, errors: float) -> bool:
+    """Return whether a candidate is no worse than another one on the same held-out rows.
+
+    Args:
+        losses: of the candidate, one for each held-out row.
+        best: those of the other one.
+        errors: standard errors of the paired difference that are chance; 0 for none.
+    """
+    excess = losses - best
+    return float(excess.mean()) <= errors * standard_error(excess)
+
+
 def describe_folds(folds: Sequence[Fold]) -> str:
-    """Return how held-out rows were used, in words."""
+    """Return how held-out rows were used, in words.
+
+    Args:
+        folds: training and held-out rows.
+    """
     if len(folds) == 1:
         return f"on {folds[0][1].n:,} held-out rows"
     return f"by {len(folds)}-fold cross-validation"

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path as File
 from typing import Any, Final, final
-
-import torch
-from torch import Tensor
 
 from bayou.core import params
 from bayou.core.files import StrPath
 from bayou.core.params import Params
-from bayou.core.progress import Progress, Show
+from bayou.core.progress import Show
 from bayou.inference.method import Method
 from bayou.inference.point import PointModel
 from bayou.likelihoods.continuous import BoundHeteroscedastic
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.methods.point import MAP
-from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Posterior
-from bayou.posteriors.empirical import Empirical
 from bayou.priors import BoundNormal
 from bayou.select.folds import FOLDS
-from bayou.select.regularization_path import Multipliers, Path, path_passes
+from bayou.select.regularization_path import PathSpec, follow_path
 from bayou.select.rounding import round_initial_noise, round_rows
-from bayou.training.data import Rows, as_data
-from bayou.training.guards import Interrupt
+from bayou.select.search_run import SearchRun
+from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed
 
 MAX_FULL_BATCH_ROWS: Final = 5000  # rows, above which full passes cost more than the training
@@ -72,20 +65,41 @@ class FullBatchModes(Method):
     ) -> Posterior:
         """Find the modes from the initial weights."""
         seed = as_int_seed(seed)
-        rows = as_data(data, self.batch_size)
-        if isinstance(rows, Rows) and rows.n >= MIN_SEARCH_ROWS and not has_constant_targets(rows):
-            self.method.check_target(target, rows)
-            rows = round_rows(rows)
-            target = round_initial_noise(target)
+        data = as_data(data, self.batch_size)
+        prepared = prepare_search(self.method, target, data)
+        if prepared is not None:
+            target, rows = prepared
+            data = rows
             starts = initial_weights(self.start, self.method, target, seed)
             if (
                 is_judged_by_log_prob(target)
                 and can_follow_path(self.start, target, rows)
                 and starts is not None
             ):
-                return modes_at_target(target, rows, starts, self.start.effort, progress)
-        file = None if checkpoint is None else File(checkpoint)
-        return self.method.fit(target, rows, seed=seed, checkpoint=file, progress=progress)
+                run = SearchRun(seed, progress=progress, start=self.start)
+                return follow_path(PathSpec(target), target, rows, starts, run)
+        return self.method.fit(target, data, seed=seed, checkpoint=checkpoint, progress=progress)
+
+
+def prepare_search(method: Method, target: Target, data: Data) -> tuple[Target, Rows] | None:
+    """Return target and rows for a search, rounded so that it does not depend on their last digits.
+
+    Args:
+        method: checks the network.
+        target: network, likelihood and prior.
+        data: the training data.
+
+    Returns:
+        None where no settings can be selected: for data without an index of rows, for few rows, and
+        where there is no noise to learn, since all y are the same.
+    """
+    if not isinstance(data, Rows) or data.n < MIN_SEARCH_ROWS:
+        return None
+    y = data.targets()
+    if y is not None and bool((y == y[:1]).all()):
+        return None
+    method.check_target(target, data)
+    return round_initial_noise(target), round_rows(data)
 
 
 def can_follow_path(start: MAP, target: Target, rows: Rows) -> bool:
@@ -101,14 +115,12 @@ def can_follow_path(start: MAP, target: Target, rows: Rows) -> bool:
     )
 
 
-def has_constant_targets(rows: Rows) -> bool:
-    """Return whether there is no noise to learn: all y are the same."""
-    y = rows.targets()
-    return y is not None and bool((y == y[:1]).all())
-
-
 def has_fixed_normal_priors(target: Target) -> bool:
-    """Return whether all priors are Normal with fixed scales."""
+    """Return whether all priors are Normal with fixed scales.
+
+    Args:
+        target: has the priors.
+    """
     return all(
         isinstance(prior, BoundNormal) and not any(True for _ in prior.parameters())
         for prior in target.priors.values()
@@ -119,6 +131,9 @@ def is_judged_by_log_prob(target: Target) -> bool:
     """Return whether −log p of held-out rows selects the scale of Normal priors.
 
     It does for classes, and for a network that predicts its own noise.
+
+    Args:
+        target: has the likelihood and the priors.
     """
     return has_fixed_normal_priors(target) and isinstance(
         target.likelihood, FiniteLikelihood | BoundHeteroscedastic
@@ -142,78 +157,3 @@ def initial_weights(start: MAP, method: Method, target: Target, seed: int) -> Pa
     if method == start:
         return params.stack([target.start()])
     return method.starts(target, seed)
-
-
-def modes_at_target(
-    target: Target, rows: Rows, starts: Params, effort: float, progress: Show
-) -> Empirical:
-    """Find the modes of a target itself, in one step.
-
-    Args:
-        target: with fixed Normal priors.
-        rows: all rows.
-        starts: the initial weights of each mode, (K, ...).
-        effort: multiplies the passes.
-        progress: whether to show progress.
-    """
-    return modes_along_path(target, target, [{}], [1.0], rows, starts, effort, progress)
-
-
-def modes_along_path(
-    path_target: Target,
-    target: Target,
-    multipliers: Sequence[Multipliers],
-    steps: Sequence[float],
-    rows: Rows,
-    starts: Params,
-    effort: float,
-    progress: Show,
-    randomized: tuple[Params, Tensor] | None = None,
-    masks: Tensor | None = None,
-) -> Empirical:
-    """Find the modes from each of the starts at the end of a path, in one batch.
-
-    Args:
-        path_target: the target of the path.
-        target: that of the posterior, with the same modes as the end of the path.
-        multipliers: of the prior precisions of ``path_target``, by tensor; one for all modes.
-        steps: multipliers of all of them, from large to small.
-        rows: all rows.
-        starts: the initial weights of each mode, (K, ...).
-        effort: multiplies the passes.
-        progress: whether to show progress.
-        randomized: see ``Method.randomize``.
-        masks: the rows of each mode, (K, N), if not all.
-
-    Returns:
-        The modes, those so far if interrupted.
-    """
-    count = params.size(starts)
-    if masks is None:
-        masks = torch.ones(count, rows.n, dtype=torch.bool)
-    passes = path_passes(path_target, effort)
-    path = Path(
-        path_target,
-        rows,
-        masks,
-        list(multipliers) * count,
-        steps,
-        starts,
-        effort,
-        randomized,
-        passes_per_step=passes,
-    )
-    stack = {name: value.expand(count, *value.shape) for name, value in path_target.start().items()}
-    stopped = "finished"
-    title = f"{count} mode{'s' if count > 1 else ''}"
-    with Progress(title, len(steps) * passes, progress) as line, Interrupt():
-        line.announce()
-        path.report = line.update
-        try:
-            for step, errors in enumerate(path.walk()):
-                line.update((step + 1) * passes, error=float(errors.mean()))
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-    posterior = Empirical(target, Network(target.net), stack | (path.stack or {}), [])
-    posterior.stopped = stopped
-    return posterior

@@ -1,6 +1,4 @@
-"""Held-out rows of a regression: the noise of a posterior, its coverage, and whether it is worse
-than its mode.
-"""
+"""Held-out rows of a regression: the noise of a posterior, its coverage, and its mode."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from bayou.metrics import standard_error
+from bayou.inference.baseline_checks import MIN_EXCESS, Comparison
 from bayou.posteriors import Posterior
 from bayou.training.data import Rows
 from bayou.training.loop import move
@@ -20,8 +18,6 @@ FUNCTIONS: Final = 64  # drawn for the predictive variance of a posterior
 LEVEL: Final = 0.9  # of the central intervals whose coverage is measured
 QUANTILE: Final = 1.6448536  # of a standard normal: ±QUANTILE has the probability LEVEL
 MAX_SHORTFALL: Final = 0.05  # of the coverage below LEVEL, in addition to two standard errors
-# Nats a row by which a posterior is worse than its mode, in addition to two standard errors.
-MIN_EXCESS: Final = 0.01
 SURE: Final = 2.0  # standard errors of a significant difference
 # Of the mean squared residual, below which the variance of the noise is not set.
 MIN_NOISE_SHARE: Final = 1e-4
@@ -48,7 +44,13 @@ class Residuals:
     @staticmethod
     @torch.no_grad()
     def of(posterior: Posterior, held_out: Rows, seed: int) -> Residuals:
-        """Predict the held-out rows with at most ``FUNCTIONS`` draws."""
+        """Predict the held-out rows with at most ``FUNCTIONS`` draws.
+
+        Args:
+            posterior: predicts the rows.
+            held_out: the rows.
+            seed: of the draws.
+        """
         weight = next(iter(posterior.sample(1).values()))
         count = min(FUNCTIONS, posterior.draws or FUNCTIONS)
         squares = []
@@ -61,15 +63,36 @@ class Residuals:
         return Residuals(torch.cat(squares).double(), torch.cat(variances).double())
 
     def log_density_loss(self, noise: float) -> Tensor:
-        """Return −log N(residual; 0, variance + noise²), a mean over the numbers of a row, (M,)."""
+        """Return −log N(residual; 0, variance + noise²), a mean over the numbers of a row, (M,).
+
+        Args:
+            noise: the standard deviation of the noise.
+        """
         total = self.variances + noise**2
         losses = 0.5 * (self.squares / total + total.log() + math.log(2 * math.pi))
         return losses.mean(1)
 
+    def by_row(self) -> tuple[Tensor, Tensor]:
+        """Return squared residuals and variances, means over the numbers of a row, (M,) each."""
+        return self.squares.mean(1), self.variances.mean(1)
+
     def coverage(self, noise: float) -> float:
-        """Return the fraction of y in central intervals of probability ``LEVEL``."""
+        """Return the fraction of y in central intervals of probability ``LEVEL``.
+
+        Args:
+            noise: the standard deviation of the noise.
+        """
         is_inside = self.squares <= QUANTILE**2 * (self.variances + noise**2)
         return float(is_inside.double().mean())
+
+    def covers_too_little(self, noise: float) -> bool:
+        """Return whether the intervals contain clearly less than they claim.
+
+        Args:
+            noise: the standard deviation of the noise.
+        """
+        chance = SURE * math.sqrt(LEVEL * (1 - LEVEL) / len(self.squares))
+        return self.coverage(noise) < LEVEL - MAX_SHORTFALL - chance
 
     def likeliest_noise(self) -> float:
         """Return the noise σ that maximizes Σ log N(residual; 0, variance + σ²).
@@ -108,69 +131,20 @@ class Residuals:
         return math.sqrt(max(least, float(needed.quantile(LEVEL))))
 
 
-@final
-@dataclass(frozen=True)
-class Judgment:
-    """A posterior beside its mode on the same held-out rows.
-
-    Args:
-        nll: mean −log p of a number of y.
-        mode_nll: the same of the mode, with a noise of its own.
-        error: the standard error of the difference, paired over rows.
-        covered: the fraction of y in intervals of probability ``LEVEL``.
-        rows: the number of held-out rows.
-    """
-
-    nll: float
-    mode_nll: float
-    error: float
-    covered: float
-    rows: int
-
-    @property
-    def allowance(self) -> float:
-        """Nats by which the posterior may be worse than the mode."""
-        return MIN_EXCESS + SURE * self.error
-
-    @property
-    def is_worse_than_mode(self) -> bool:
-        """Whether the posterior is worse than its mode, beyond chance."""
-        return self.nll - self.mode_nll > self.allowance
-
-    @property
-    def covers_too_little(self) -> bool:
-        """Whether the intervals contain clearly less than they claim."""
-        chance = SURE * math.sqrt(LEVEL * (1 - LEVEL) / self.rows)
-        return self.covered < LEVEL - MAX_SHORTFALL - chance
-
-    @property
-    def is_acceptable(self) -> bool:
-        """Whether the posterior is neither worse than its mode nor overconfident."""
-        return not self.is_worse_than_mode and not self.covers_too_little
-
-    def history(self) -> dict[str, float]:
-        """Return the numbers for the last record of a history, which ``checks`` reads."""
-        numbers = {"nll": self.nll, "mode_nll": self.mode_nll, "nll_error": self.error}
-        numbers["mode_allowance"] = self.allowance
-        if self.is_worse_than_mode:
-            numbers["worse_than_mode"] = self.nll - self.mode_nll
-        return numbers
-
-
-def judge(posterior: Residuals, mode: Residuals) -> Judgment:
+def judge(posterior: Residuals, mode: Residuals) -> tuple[Comparison, bool]:
     """Compare a posterior with its mode, each with the noise that is likeliest for it.
 
     Args:
         posterior: residuals of the posterior on the held-out rows.
         mode: residuals of the mode on the same rows.
+
+    Returns:
+        The comparison, and whether the posterior is neither worse than its mode, beyond chance, nor
+        overconfident.
     """
     noise = posterior.likeliest_noise()
-    losses = posterior.log_density_loss(noise)
-    mode_losses = mode.log_density_loss(mode.likeliest_noise())
-    return Judgment(
-        nll=float(losses.mean()),
-        mode_nll=float(mode_losses.mean()),
-        error=standard_error(losses - mode_losses),
-        covered=posterior.coverage(noise),
-        rows=len(losses),
+    comparison = Comparison.of(
+        posterior.log_density_loss(noise), mode.log_density_loss(mode.likeliest_noise())
     )
+    is_acceptable = not comparison.exceeds(MIN_EXCESS) and not posterior.covers_too_little(noise)
+    return comparison, is_acceptable

@@ -7,14 +7,14 @@ from typing import Any, Final, TypeVar
 
 from bayou.core.progress import stage
 from bayou.core.specs import Checked
-from bayou.inference.baseline_checks import warn_worse_than_mode
+from bayou.inference.baseline_checks import MIN_EXCESS
 from bayou.inference.data_checks import last_layer as last_layer_names
 from bayou.inference.method import Method
 from bayou.methods.point import MAP
 from bayou.network.target import Target
-from bayou.posteriors import Posterior
-from bayou.select.judgment import Judgment, Residuals, judge
-from bayou.select.noise import match_noise
+from bayou.posteriors import Empirical, Posterior
+from bayou.select.judgment import Residuals, judge
+from bayou.select.noise import UNITS_OF_FIT, match_noise
 from bayou.select.plans import Fitted, Plan
 from bayou.select.search_run import SearchRun, raise_if_stopped, target_at
 from bayou.training.data import Rows
@@ -57,130 +57,103 @@ def plan_many_rows(
     Raises:
         SearchInterrupted: after Ctrl-C, with the mode or the posterior so far.
     """
-    training, held_out = split_many_rows(rows, run.part_seed("folds"))
+    least, most = LARGE_HELD_OUT
+    held_out_rows = max(least, min(most, rows.n / 10))
+    training, held_out = rows.split(held_out_rows / rows.n, run.part_seed("folds"))
     is_of_modes = method == run.start or method.starts(target, run.seed) is not None
     method = with_large_steps(method, training)
-    run = run.with_start(with_large_steps(run.start, training))
+    run = replace(run, start=with_large_steps(run.start, training))
     if is_of_modes:  # each mode learns its own noise
         with stage(1, 1):
             posterior = _fit_planned(method.at_mode(1.0, training), target, training, run)
-        match_noise(posterior, held_out, run.seed)
     else:
         with stage(1, 2):
-            mode = run.start.fit(
-                target,
-                training,
-                seed=run.seed,
-                checkpoint=run.file("mode"),
-                progress=run.progress,
-            )
+            mode = run.start.fit(target, training, **run.options("mode"))
         noise = match_noise(mode, held_out, run.seed)
         raise_if_stopped(mode)
-        at_mode = target_at(mode)
         with stage(2, 2):
-            posterior = _fit_planned(method.at_mode(noise, training), at_mode, training, run)
-        if posterior.stopped == "interrupted":
-            match_noise(posterior, held_out, run.seed)
-        else:
-            last_layer = None
-            if tries_last_layer:
-                last_layer = method.restricted_to(last_layer_names(at_mode, training))
-            posterior = _improve(
-                posterior, mode, held_out, method, last_layer, at_mode, training, run
+            posterior = _fit_planned(
+                method.at_mode(noise, training), target_at(mode), training, run
             )
+        if posterior.stopped != "interrupted":
+            posterior = _improve(posterior, mode, method, training, held_out, run, tries_last_layer)
+    noise = match_noise(posterior, held_out, run.seed)
     posterior.held_out_index = held_out.index
-    noise = posterior.target.likelihood.gaussian_noise or 0.0
     plan = Fitted.plan(method, posterior, training, run.seed)
-    decision = (
-        f"noise {noise:.3g} in the units of the fit, the likeliest for {held_out.n:,} held-out rows"
-    )
+    decision = f"noise {noise:.3g} {UNITS_OF_FIT}, the likeliest for {held_out.n:,} held-out rows"
     return replace(plan, decisions=(decision, "priors as given"))
-
-
-def split_many_rows(rows: Rows, seed: int) -> tuple[Rows, Rows]:
-    """Split rows into those that a method learns from and those that decide on its noise."""
-    least, most = LARGE_HELD_OUT
-    training, held_out = rows.split(max(least, min(most, rows.n / 10)) / rows.n, seed)
-    return training, held_out
 
 
 def _fit_planned(method: Method, target: Target, rows: Rows, run: SearchRun) -> Posterior:
     """Fit a method with its planned length, whether or not it has converged then."""
     planned = method.with_planned_length(rows)
-    file = run.checkpoint if planned == method else run.file("planned")
-    return planned.fit(target, rows, seed=run.seed, checkpoint=file, progress=run.progress)
+    return planned.fit(target, rows, **run.options("" if planned == method else "planned"))
 
 
 def _improve(
     posterior: Posterior,
-    mode: Posterior,
-    held_out: Rows,
+    mode: Empirical,
     method: Method,
-    last_layer: Method | None,
-    target: Target,
     training: Rows,
+    held_out: Rows,
     run: SearchRun,
+    tries_last_layer: bool,
 ) -> Posterior:
     """Return the posterior, a longer fit, or one of the last layer alone if that one is better.
 
     ``posterior`` is a fit of the planned length. One that is worse than its mode on the held-out
     rows, or whose intervals contain too little, is fitted again over the last layer, if the method
     can do that: over all layers of a large network ten times the length may not be enough. One that
-    is acceptable but has not converged is fitted again until it has. Intervals that are still too
-    narrow are widened.
+    is acceptable but has not converged is fitted again until it has.
     """
+    target = target_at(mode)
     of_mode = Residuals.of(mode, held_out, run.seed)
     noise = of_mode.likeliest_noise()
-    judgment = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
-    if judgment.is_acceptable and has_not_converged(posterior):
+    comparison, is_acceptable = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
+    if is_acceptable and has_not_converged(posterior):
         with stage(2, 2, "longer"):
-            posterior = method.at_mode(noise, training).fit(
-                target,
-                training,
-                seed=run.seed,
-                checkpoint=run.checkpoint,
-                progress=run.progress,
-            )
+            posterior = method.at_mode(noise, training).fit(target, training, **run.options())
         if posterior.stopped == "interrupted":
-            match_noise(posterior, held_out, run.seed)
             return posterior
-        judgment = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
-    if not judgment.is_acceptable and last_layer is not None:
+        comparison, is_acceptable = judge(Residuals.of(posterior, held_out, run.seed), of_mode)
+    last_layer = None
+    if tries_last_layer and not is_acceptable:
+        last_layer = method.restricted_to(last_layer_names(target, training))
+    if last_layer is not None:
         with stage(2, 2, "last layer"):
-            other = last_layer.at_mode(noise, training).fit(
-                target,
-                training,
-                seed=run.seed,
-                checkpoint=run.file("last"),
-                progress=run.progress,
+            restricted = last_layer.at_mode(noise, training).fit(
+                target, training, **run.options("last")
             )
-        if other.stopped == "interrupted":
-            match_noise(posterior, held_out, run.seed)
+        if restricted.stopped == "interrupted":
             posterior.stopped = "interrupted"
             return posterior
-        of_other = judge(Residuals.of(other, held_out, run.seed), of_mode)
-        if of_other.nll < judgment.nll:
-            other.choice = (
+        of_restricted, _ = judge(Residuals.of(restricted, held_out, run.seed), of_mode)
+        if of_restricted.nll < comparison.nll:
+            restricted.choice = (
                 f"the last layer is random: over all layers the NLL of {held_out.n:,} held-out "
-                f"rows is {judgment.nll:.3f}, over the last {of_other.nll:.3f}, at the mode "
-                f"{of_other.mode_nll:.3f}"
+                f"rows is {comparison.nll:.3f}, over the last {of_restricted.nll:.3f}, at the mode "
+                f"{of_restricted.other_nll:.3f}"
             )
-            posterior, judgment = other, of_other
-    match_noise(posterior, held_out, run.seed)
-    _record_judgment(posterior, judgment, held_out)
+            posterior = restricted
+            comparison = of_restricted
+    record = comparison.judge(
+        MIN_EXCESS,
+        problem="the posterior is worse than its own mode",
+        other_model="the mode",
+        rows="held-out",
+        remedy="give more steps, or use laplace",
+    )
+    if posterior.history and "collapsed" not in posterior.history[-1]:
+        posterior.history[-1] |= record
     return posterior
 
 
-def _record_judgment(posterior: Posterior, judgment: Judgment, held_out: Rows) -> None:
-    """Add a judgment to the history of a posterior, and warn if it is worse than its mode."""
-    if posterior.history and "collapsed" not in posterior.history[-1]:
-        posterior.history[-1] |= judgment.history()
-    if judgment.is_worse_than_mode:
-        warn_worse_than_mode(judgment.nll, judgment.mode_nll, judgment.error, held_out.n)
-
-
 def has_not_converged(posterior: Posterior) -> bool:
-    """Return whether the objective of the last run was still rising at its end."""
+    """Return whether the objective of the last run was still rising at its end.
+
+    Args:
+        posterior: has the history.
+    """
     return bool(posterior.history) and posterior.history[-1].get("rising") is not None
 
 

@@ -5,9 +5,9 @@ Torch is imported when a method is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import bayou
 from bayou.core.specs import nearest
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bayou.inference.method import Method
+    from bayou.methods.point import MAP
     from bayou.select.recipes import Recipe
 
-Make = Callable[[Training], Any]  # from settings to a method or a recipe
+    Make = Callable[[Training], Method | Recipe]  # from settings to a method or a recipe
+    MakeMethod = Callable[[Training], Method]
+    AnyMethod = TypeVar("AnyMethod", bound=Method)
+
 POINT_LR = 5e-3
 # Of gains of nodes, around 1. At 0.5 the gains of outputs grow to 2, so that the prior of the
 # weights is twice as wide as the one selected on held-out rows, and mislabeled rows are overfitted.
 GAIN_STD = 0.1
-COUNTS = ("draws", "warmup")  # of HMC and NUTS
-CHAINS, SMALL_CHAINS = (
-    2,
-    8,
-)  # the latter of stochastic gradients in a small network, where eight cost little more
+CHAINS = 2
+SMALL_CHAINS = 8  # of stochastic gradients in a small network, where eight cost little more
 
 
 @final
@@ -43,7 +44,9 @@ class Named:
         make: makes a recipe or a method from settings.
         dropout: whether its network must have dropout.
         cost: the processor time of a fit of the default length on a small table, in thousands of
-            plain steps of Adam on a batch; None if it varies too much.
+            plain steps of Adam on a batch; None if it varies too much. Means over the tables of
+            `experiments.reproduce defaults`, of regressions or of classes, whichever is larger;
+            that of mle is a guess, and laplace-last, psgld and csgld have those of their relatives.
         selects_prior: whether part of the cost is a search of the prior scale, which a number of
             steps does not shorten.
     """
@@ -57,7 +60,11 @@ class Named:
     selects_prior: bool = True
 
     def prepare(self, net: nn.Module) -> nn.Module:
-        """Return the network, with dropout added if the method needs it and the network has none."""
+        """Return the network, with dropout added if the method needs it and the network has none.
+
+        Args:
+            net: the network of the user.
+        """
         if not self.dropout:
             return net
         from bayou.select.layers import with_dropout
@@ -65,7 +72,7 @@ class Named:
         return with_dropout(net)
 
 
-def _training_settings(config: Training, **defaults: Any) -> dict[str, Any]:
+def _training_settings(config: Training, **defaults: float) -> dict[str, Any]:
     """Return settings of a gradient-based method."""
     names = ("steps", "epochs", "effort", "batch_size", "validation", "patience", "autocast")
     shared = {name: getattr(config, name) for name in names} | {"compile": bool(config.compile)}
@@ -73,47 +80,58 @@ def _training_settings(config: Training, **defaults: Any) -> dict[str, Any]:
     return defaults | shared | lr
 
 
-def _mode(config: Training) -> Any:
+def _mode(config: Training) -> MAP:
     """Return the method that finds the mode at which many methods start."""
     return bayou.MAP(**_training_settings(config, lr=POINT_LR))
 
 
-def _held_out(make: Make, start: Make = _mode, **options: Any) -> Make:
-    """Select prior scale and, in a regression, noise of a method on held-out rows."""
+def _held_out(
+    make: MakeMethod,
+    start: Callable[[Training], MAP] = _mode,
+    *,
+    selects_layers: bool = False,
+) -> Make:
+    """Select prior scale and, in a regression, noise of a method on held-out rows.
 
-    def make_recipe(config: Training) -> Any:
+    Args:
+        make: makes the method.
+        start: makes the method that finds modes.
+        selects_layers: whether it is selected, too, if all layers are random or the last one.
+    """
+
+    def make_recipe(config: Training) -> Recipe:
         from bayou.select.recipes import NamedMethod
 
-        return NamedMethod(make(config), start(config), **options)
+        return NamedMethod(make(config), start(config), selects_layers=selects_layers)
 
     return make_recipe
 
 
-def _over_layers(make: Make, start: Make = _mode) -> Make:
-    """Select also whether all layers are random or the last one."""
-    return _held_out(make, start, selects_layers=True)
-
-
 def _guide(
-    family: str, lr: float = 1e-2, fields_of_family: dict[str, Any] | None = None, **settings: Any
-) -> Make:
-    """Make VI with a family and the settings of VI that it needs; a given warm-up has priority."""
+    family: str,
+    options: Mapping[str, object] | None = None,
+    lr: float = 1e-2,
+    **settings: float,
+) -> MakeMethod:
+    """Make VI with a family and the settings of VI that it needs; a given warm-up has priority.
 
-    def make(config: Training) -> Any:
+    Args:
+        family: the name of a class in ``bayou.guides``.
+        options: the fields of the family that are not its defaults.
+        lr: the learning rate where none is given.
+        **settings: fields of VI.
+    """
+
+    def make(config: Training) -> Method:
         warmup = {"warmup": config.warmup} if config.warmup else {}
-        guide = getattr(bayou.guides, family)(**fields_of_family or {})
-        shared = _training_settings(config, lr=lr)
-        return bayou.VI(guide, beta=config.beta, **shared | settings | warmup)
+        shared = _training_settings(config, lr=lr) | settings | warmup
+        guide = getattr(bayou.guides, family)(**options or {})
+        return bayou.VI(guide, beta=config.beta, **shared)
 
     return make
 
 
-def _vi(family: str, **settings: Any) -> Make:
-    """Make VI with a family over all layers."""
-    return _held_out(_guide(family, **settings))
-
-
-def _laplace(config: Training) -> Any:
+def _laplace(config: Training) -> Recipe:
     """Make Laplace with a full covariance of all weights, or of the last layer if there are many."""
     from bayou.select.recipes import NamedMethod
 
@@ -122,7 +140,7 @@ def _laplace(config: Training) -> Any:
     return NamedMethod(full, _mode(config), large=_last_layer(config))
 
 
-def _last_layer(config: Training) -> Any:
+def _last_layer(config: Training) -> Method:
     """Make Laplace of the last layer, with the prior scale selected on held-out rows.
 
     Over all layers of a large network a Kronecker posterior is far too wide. For classes the prior
@@ -137,45 +155,46 @@ def _last_layer(config: Training) -> Any:
     )
 
 
-def _full_batch_mode(config: Training) -> Any:
+def _full_batch_mode(config: Training) -> Method:
     """Return the method that finds the mode by L-BFGS where it is applicable."""
     from bayou.select.full_batch import FullBatchModes
 
     return FullBatchModes(_mode(config))
 
 
-def _with_effort(method: Any, effort: float, *counts: str) -> Any:
+def _with_effort(method: AnyMethod, effort: float, *counts: str) -> AnyMethod:
     """Return a method with its default counts, such as those of draws, multiplied."""
-    return replace(
-        method, **{name: max(2, round(effort * getattr(method, name))) for name in counts}
-    )
+    longer = {name: max(2, round(effort * getattr(method, name))) for name in counts}
+    return replace(method, **longer)  # type: ignore[type-var]
 
 
-def _sampler(family: str, *settings: str, counts: tuple[str, ...] = (), **options: Any) -> Make:
-    """Make a sampler with some settings of training, and ``counts`` multiplied by the effort.
+def _sampler(family: str) -> Make:
+    """Make a sampler of all rows.
 
     The noise of a regression is selected on held-out rows: a joint mode of weights *and* noise
     interpolates the data if it can, and chains that sample the noise would start from there.
     """
 
-    def make(config: Training) -> Any:
-        shared = {name: getattr(config, name) for name in settings}
-        sampler = getattr(bayou, family)(
-            start=_mode(config), chains=config.chains or CHAINS, **shared, **options
-        )
-        return _with_effort(sampler, config.effort, *counts)
+    def make(config: Training) -> Method:
+        sampler = getattr(bayou, family)(start=_mode(config), chains=config.chains or CHAINS)
+        return _with_effort(sampler, config.effort, "draws", "warmup")
 
-    return make
+    return _held_out(make)
 
 
-def _langevin(family: str, **options: Any) -> Make:
+def _langevin(family: str, **options: str) -> Make:
     """Make chains of stochastic gradients: more and shorter ones in a small network."""
 
-    def make(config: Training) -> Any:
+    def make(config: Training) -> Recipe:
         from bayou.select.recipes import NamedMethod
 
-        chains = _sampler(family, "steps", "epochs", "effort", "batch_size", **options)(config)
+        settings = {
+            name: getattr(config, name) for name in ("steps", "epochs", "effort", "batch_size")
+        }
         start = _mode(config)
+        chains = getattr(bayou, family)(
+            start=start, chains=config.chains or CHAINS, **settings, **options
+        )
         if config.chains is not None:
             return NamedMethod(chains, start, selects_layers=True)
         many = replace(chains, chains=SMALL_CHAINS, effort=chains.effort / 2)
@@ -184,29 +203,30 @@ def _langevin(family: str, **options: Any) -> Make:
     return make
 
 
-def _swag(config: Training) -> Any:
+def _swag(config: Training) -> Method:
     """Make SWAG with at least two epochs: one has a single iterate."""
     settings = _training_settings(config) | {"validation": 0.0, "patience": None, "lr": 0.05}
     settings["effort"] = max(0.2, config.effort)
     return bayou.SWAG(start=_mode(config), **settings)
 
 
-def _ivon(config: Training) -> Any:
+def _ivon(config: Training) -> Method:
     """Make IVON with draws of activations and a large step."""
     return bayou.IVON(hessian=0.05, local=True, **_training_settings(config, lr=0.5))
 
 
-def _annealing(config: Training) -> Any:
+def _annealing(config: Training) -> Method:
     """Make Annealed with a tenth of its gradients: on tables the same NLL, with a looser bound."""
-    method = bayou.Annealed(_guide("MeanField")(config), temperatures=40, leapfrogs=5)
+    start = _guide("MeanField")(config)
+    method = bayou.Annealed(start, temperatures=40, leapfrogs=5)
     return _with_effort(method, config.effort, "temperatures")
 
 
-def _auto(config: Training) -> Any:
+def _auto(config: Training) -> Recipe:
     """Make the comparison of five names."""
-    from bayou.select.recipes import CANDIDATES
+    from bayou.select.recipes import CANDIDATES, Auto
 
-    return bayou.select.Auto({name: find(name).make(config) for name in CANDIDATES})
+    return Auto({name: find(name).make(config) for name in CANDIDATES})
 
 
 _METHODS = (
@@ -216,12 +236,14 @@ _METHODS = (
         "maximum likelihood: the plain network",
         lambda c: bayou.MLE(**_training_settings(c, lr=POINT_LR)),
         selects_prior=False,
+        cost=2.0,
     ),
     Named(
         "map",
         "MAP",
         "the most probable weights: a plain network with weight decay",
         _held_out(_mode),
+        cost=3.5,
     ),
     Named(
         "dropout",
@@ -229,157 +251,166 @@ _METHODS = (
         "dropout at test time (Gal & Ghahramani 2016)",
         _held_out(lambda c: bayou.MCDropout(start=_mode(c))),
         dropout=True,
+        cost=33.0,
     ),
     Named(
         "ensemble",
         "Ensemble",
         "several networks (Lakshminarayanan 2017)",
         _held_out(lambda c: bayou.Ensemble(c.members, of=_mode(c))),
+        cost=5.0,
     ),
     Named(
         "ffg",
         "FFG",
         "variational, factorized Gaussian (Blundell 2015)",
-        _over_layers(_guide("MeanField")),
+        _held_out(_guide("MeanField"), selects_layers=True),
+        cost=6.4,
     ),
     Named(
         "mnf",
         "MNF",
         "variational, multiplicative normalizing flow (Louizos & Welling 2017)",
-        _over_layers(_guide("MNF")),
+        _held_out(_guide("MNF"), selects_layers=True),
+        cost=11.7,
     ),
     Named(
         "lowrank",
         "Low rank",
         "variational, diagonal plus low rank",
-        _vi("LowRank", lr=5e-3, scale_lr=5e-3, samples=4),
+        _held_out(_guide("LowRank", lr=5e-3, scale_lr=5e-3, samples=4)),
     ),
     Named(
         "nodeflow",
         "Node flow",
         "point weights with flow noise on units (Trinh 2020)",
-        _vi("NodeFlow", fields_of_family={"where": "both", "penalty": True, "prior_std": GAIN_STD}),
+        _held_out(_guide("NodeFlow", {"where": "both", "penalty": True, "prior_std": GAIN_STD})),
+        cost=28.0,
     ),
     Named(
         "sparse",
         "Sparse VD",
         "variational dropout that prunes (Molchanov 2017)",
-        _vi("SparseVD", scale_lr=1e-2, warmup=0.5),
+        _held_out(_guide("SparseVD", scale_lr=1e-2, warmup=0.5)),
     ),
     Named(
         "jeffreys",
         "Normal-Jeffreys",
         "variational, prunes irrelevant units (Louizos 2017)",
-        _vi("NormalJeffreys", scale_lr=1e-2, warmup=0.5),
+        _held_out(_guide("NormalJeffreys", scale_lr=1e-2, warmup=0.5)),
     ),
     Named(
         "horseshoe",
         "Horseshoe",
         "the same with half-Cauchy scales of units and layers (Louizos 2017)",
-        _vi("HalfCauchy", scale_lr=1e-2, warmup=0.5),
+        _held_out(_guide("HalfCauchy", scale_lr=1e-2, warmup=0.5)),
     ),
     Named(
         "ivon",
         "IVON",
         "variational online Newton (Shen 2024)",
-        _over_layers(_ivon, start=lambda c: _mode(replace(c, lr=None))),
-    ),  # learning rates of IVON and Adam differ
+        # learning rates of IVON and Adam differ
+        _held_out(_ivon, start=lambda c: _mode(replace(c, lr=None)), selects_layers=True),
+        cost=6.8,
+    ),
     Named(
         "laplace",
         "Laplace",
         "linearized Gaussian at the mode: of all weights or, in a large network, the last layer",
         _laplace,
+        cost=3.8,
     ),
     Named(
         "laplace-last",
         "Laplace, last layer",
         "the same for the last layer only",
         _held_out(_last_layer),
+        cost=3.8,
     ),
     Named(
         "vbll",
         "VBLL",
         "variational last layer, without draws (Harrison 2024)",
         _held_out(lambda c: bayou.methods.VBLL(**_training_settings(c, lr=POINT_LR))),
+        cost=16.8,
     ),
     Named(
-        "swag", "SWAG", "Gaussian fitted to the trajectory of SGD (Maddox 2019)", _held_out(_swag)
+        "swag",
+        "SWAG",
+        "Gaussian fitted to the trajectory of SGD (Maddox 2019)",
+        _held_out(_swag),
+        cost=12.2,
     ),
     Named(
         "sgld",
         "SGLD",
         "stochastic gradient Langevin dynamics (Welling & Teh 2011)",
         _langevin("SGLD"),
+        cost=12.5,
     ),
-    Named("psgld", "PSGLD", "preconditioned SGLD (Li 2016)", _langevin("PSGLD")),
-    Named("sghmc", "SGHMC", "stochastic gradient HMC (Chen 2014)", _langevin("SGHMC")),
+    Named(
+        "psgld",
+        "PSGLD",
+        "preconditioned SGLD (Li 2016)",
+        _langevin("PSGLD"),
+        cost=12.5,
+    ),
+    Named(
+        "sghmc",
+        "SGHMC",
+        "stochastic gradient HMC (Chen 2014)",
+        _langevin("SGHMC"),
+        cost=12.3,
+    ),
     Named(
         "csgld",
         "cyclical SGLD",
         "SGLD in cycles (Zhang 2020)",
         _langevin("SGLD", schedule="cyclical"),
+        cost=12.5,
     ),
     Named(
         "hmc",
         "HMC",
         "Hamiltonian Monte Carlo: small networks and data",
-        _held_out(_sampler("HMC", counts=COUNTS)),
+        _sampler("HMC"),
     ),
     Named(
         "nuts",
         "NUTS",
         "the no-U-turn sampler: small networks and data",
-        _held_out(_sampler("NUTS", counts=COUNTS)),
+        _sampler("NUTS"),
     ),
     Named(
         "mclmc",
         "MCLMC",
         "microcanonical Langevin Monte Carlo (Robnik 2023): small networks and data",
-        _held_out(_sampler("MCLMC", counts=COUNTS)),
+        _sampler("MCLMC"),
     ),
     Named(
         "annealed",
         "Annealed",
         "draws of FFG annealed to the posterior by HMC (Neal 2001): small networks and data",
-        _over_layers(_annealing),
+        _held_out(_annealing, selects_layers=True),
+        cost=12.4,
     ),
     Named(
         "auto",
         "Auto",
         "the best of map, ensemble, laplace, nodeflow and mnf on a fifth of the rows",
         _auto,
+        cost=78.0,
     ),
 )
-# In fits of 1,000 steps: means over the tables of `experiments.reproduce defaults`, of regressions or of
-# classes, whichever is larger. That of mle is a guess; laplace-last, psgld and csgld have those of
-# their relatives.
-COSTS = {
-    "mle": 2.0,
-    "map": 3.5,
-    "dropout": 33.0,
-    "ensemble": 5.0,
-    "ffg": 6.4,
-    "mnf": 11.7,
-    "nodeflow": 28.0,
-    "ivon": 6.8,
-    "laplace": 3.8,
-    "laplace-last": 3.8,
-    "vbll": 16.8,
-    "swag": 12.2,
-    "sgld": 12.5,
-    "psgld": 12.5,
-    "sghmc": 12.3,
-    "csgld": 12.5,
-    "annealed": 12.4,
-    "auto": 78.0,
-}  # fmt: skip
-METHODS: dict[str, Named] = {
-    named.name: replace(named, cost=COSTS.get(named.name)) for named in _METHODS
-}
+METHODS: dict[str, Named] = {named.name: named for named in _METHODS}
 
 
 def find(name: str) -> Named:
-    """Return the entry of a name, or raise a ValueError that suggests the nearest."""
+    """Return the entry of a name, or raise a ValueError that suggests the nearest.
+
+    Args:
+        name: one of ``bayou.list_methods()``.
+    """
     if name not in METHODS:
         raise ValueError(
             f"there is no method {name!r}{nearest(name, list(METHODS))}; the names are {', '.join(METHODS)}"

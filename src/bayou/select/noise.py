@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from bayou.core.progress import stage
@@ -17,27 +16,34 @@ from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE, Stage
 from bayou.select.folds import Fold
 from bayou.select.full_batch import has_fixed_normal_priors
-from bayou.select.judgment import LEVEL, MAX_SHORTFALL, Residuals
+from bayou.select.judgment import Residuals
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.search_run import SearchRun, stage_record
 from bayou.training.data import Rows
-from bayou.training.loop import move
 
-WIDTH_DRAWS: Final = 64  # functions for the predictive variance of a method
 # Of a variance between functions, (4/5)²: with all rows it is smaller than with four fifths.
 MORE_ROWS: Final = 0.64
+UNITS_OF_FIT: Final = "in the units of the fit"  # of a noise, in the words of a plan
 PSEUDO_ROWS: Final = 10  # prior count of rows on which a method is as good as its mode
 
 
 def has_noise_to_select(target: Target) -> bool:
-    """Return whether there are a Gaussian noise to learn and Normal priors to scale with it."""
+    """Return whether there are a Gaussian noise to learn and Normal priors to scale with it.
+
+    Args:
+        target: has the likelihood and the priors.
+    """
     likelihood = target.likelihood
     is_learned = any(True for _ in likelihood.parameters())
     return likelihood.gaussian_noise is not None and is_learned and has_fixed_normal_priors(target)
 
 
 def initial_noise(target: Target) -> float:
-    """Return the noise at which a search begins."""
+    """Return the noise at which a search begins.
+
+    Args:
+        target: has a Gaussian likelihood.
+    """
     noise = target.likelihood.gaussian_noise
     if noise is None:
         raise ValueError("the likelihood has no Gaussian noise")
@@ -64,7 +70,8 @@ def select_noise_of_modes(
     for number, (training, held_out) in enumerate(folds):
         with stage(number + 1, len(folds), unit="fold"):
             mode = run.fit(run.start, target, training, f"first{number}")
-        errors.append(float(residuals(mode, held_out, run.seed)[0].mean()))
+        squares, _ = Residuals.of(mode, held_out, run.seed).by_row()
+        errors.append(float(squares.mean()))
     noise = math.sqrt(sum(errors) / len(errors))
     settings = NoiseAndPrior(noise, fold_error=errors[0])
     return settings, stage_record("noise", started, [{"noise": noise}])
@@ -85,14 +92,30 @@ def correct_noise(
         held_out: the rows.
         seed: of the draws.
     """
-    squares, variances = (
-        value / settings.noise**2 for value in residuals(posterior, held_out, seed)
-    )
+    mode_error = settings.fold_error / settings.noise**2
+    residuals = Residuals.of(posterior, held_out, seed)
+    factor, _, _ = noise_factor(residuals, settings.noise, mode_error)
+    return settings.scale_both(factor)
+
+
+def noise_factor(
+    residuals: Residuals, noise: float, mode_error: float
+) -> tuple[float, Tensor, Tensor]:
+    """Return the factor of a noise that suits a method, as in ``correct_noise``.
+
+    Args:
+        residuals: of the method on held-out rows.
+        noise: so far.
+        mode_error: the mean squared residual of the mode, in units of the noise.
+
+    Returns:
+        The factor; squared residuals and variances with all rows, in units of the noise, (M,) each.
+    """
+    squares, variances = (value / noise**2 for value in residuals.by_row())
     variances = variances * MORE_ROWS
     pseudo = PSEUDO_ROWS / len(squares)
-    mode_error = settings.fold_error / settings.noise**2
-    factor = math.sqrt(float(((squares + pseudo) / (1 + variances)).mean()) / (mode_error + pseudo))
-    return settings.scale_both(factor)
+    error = float(((squares + pseudo) / (1 + variances)).mean())
+    return math.sqrt(error / (mode_error + pseudo)), squares, variances
 
 
 def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
@@ -113,28 +136,10 @@ def match_noise(posterior: Posterior, held_out: Rows, seed: int) -> float:
         posterior.stack = {
             name: value for name, value in posterior.stack.items() if not name.startswith(NOISE)
         }
-    rows = Residuals.of(posterior, held_out, seed)
-    noise = rows.likeliest_noise()
-    chance = 2 * math.sqrt(LEVEL * (1 - LEVEL) / held_out.n)
-    if rows.coverage(noise) < LEVEL - MAX_SHORTFALL - chance:
-        noise = rows.covering_noise()
+    residuals = Residuals.of(posterior, held_out, seed)
+    noise = residuals.likeliest_noise()
+    if residuals.covers_too_little(noise):
+        noise = residuals.covering_noise()
     posterior.target = NoiseAndPrior(noise).apply(posterior.target)
     posterior.selection = [stage_record("noise", started, [{"noise": noise}]), *posterior.selection]
     return noise
-
-
-def residuals(posterior: Posterior, rows: Rows, seed: int) -> tuple[Tensor, Tensor]:
-    """Return squared residuals of the mean function and variances of functions, (M,) each.
-
-    Both are means over the outputs.
-    """
-    squares = []
-    variances = []
-    weight = next(iter(posterior.sample(1).values()))
-    count = min(WIDTH_DRAWS, posterior.draws or WIDTH_DRAWS)
-    for batch in rows.epoch():
-        x, y = move(batch, weight)
-        outputs = posterior.predict(x, count, seed=seed).outputs
-        squares.append((outputs.mean(0) - y).square().flatten(1).mean(1))
-        variances.append(outputs.var(0, correction=0).flatten(1).mean(1))
-    return torch.cat(squares).double(), torch.cat(variances).double()

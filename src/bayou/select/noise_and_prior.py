@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Final, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayou.inference.prior_scale import rescale_priors
+from bayou.inference.prior_scale import require_normal, rescale_priors
 from bayou.likelihoods import Gaussian
 from bayou.likelihoods.discrete import FiniteLikelihood
 from bayou.network.target import Target, prior_specs
-from bayou.priors import BoundNormal, Normal, UnitNormal
+from bayou.priors import Normal, UnitNormal
 from bayou.select.regularization_path import Multipliers
 
 # Initial gains of the fan-in prior where none was given. Regression targets are standardized, so
@@ -62,16 +62,18 @@ class NoiseAndPrior:
             self, noise=factor * self.noise, scale=factor * self.scale, is_corrected=True
         )
 
-    def with_spread(self, spread: float) -> NoiseAndPrior:
-        """Return the settings with this spread of the members of an ensemble."""
-        return replace(self, spread=spread)
-
     def multipliers(self, target: Target) -> Multipliers:
-        """Return the multipliers of the prior precisions by tensor."""
+        """Return the multipliers of the prior precisions by tensor.
+
+        Args:
+            target: before the search.
+        """
         first = first_layer(target)
         precisions: Multipliers = {}
         for name in target.free:
-            factor = self.scale * (self.bias_factor if is_bias(name, target.net) else 1.0)
+            factor = self.scale
+            if name.rpartition(".")[2] == "bias" and target.net.get_parameter(name).ndim == 1:
+                factor *= self.bias_factor
             if name in first:
                 factor *= 1 / self.first_layer_divisor
             else:
@@ -84,7 +86,11 @@ class NoiseAndPrior:
         return precisions
 
     def apply(self, target: Target) -> Target:
-        """Return the target with this noise and these priors, all of them fixed."""
+        """Return the target with this noise and these priors, all of them fixed.
+
+        Args:
+            target: before the search.
+        """
         equal = replace(self, input_scales=()).multipliers(target)
         fixed = Target.build(target.net, Gaussian(self.noise), target.prior, target.n)
         fixed = rescale_priors(
@@ -93,7 +99,7 @@ class NoiseAndPrior:
         if not self.input_scales:
             return fixed
         weight = first_weight(target)
-        prior = normal_prior(fixed, weight)
+        prior = require_normal(fixed.priors, [weight])[weight]
         # the factors of the prior by unit have a geometric mean of 1
         scale = math.exp(float(prior.log_scale) + fmean(map(math.log, self.input_scales)))
         spec = UnitNormal(scale, float(prior.mean), inputs=self.input_scales)
@@ -102,48 +108,50 @@ class NoiseAndPrior:
 
 
 def with_default_prior(target: Target) -> Target:
-    """Return the target itself if its prior was given, else with the initial prior of the search."""
+    """Return the target itself if its prior was given, else with the initial prior of the search.
+
+    Args:
+        target: as given.
+    """
     if target.prior_given:
         return target
     gain = GAIN_OF_CLASSES if isinstance(target.likelihood, FiniteLikelihood) else GAIN_OF_NUMBERS
     return replace(target, prior=Normal("fan_in", gain=gain), prior_given=True, prior_selected=True)
 
 
-def normal_prior(target: Target, name: str) -> BoundNormal:
-    """Return the prior of a tensor, which must be Normal."""
-    prior = target.priors[name]
-    if not isinstance(prior, BoundNormal):
-        raise TypeError(f"the prior of {name!r} is not Normal: {prior!r}")
-    return prior
-
-
-def is_bias(name: str, net: nn.Module) -> bool:
-    """Return whether a tensor is a bias."""
-    return name.rpartition(".")[2] == "bias" and net.get_parameter(name).ndim == 1
-
-
 def first_weight(target: Target) -> str:
-    """Return the name of the first weight matrix."""
+    """Return the name of the first weight matrix.
+
+    Args:
+        target: has the network.
+    """
     return next(name for name in target.free if target.net.get_parameter(name).ndim > 1)
 
 
 def first_layer(target: Target) -> frozenset[str]:
-    """Return the names of the tensors of the layer with the first weight matrix."""
-    for name in target.free:
-        if target.net.get_parameter(name).ndim > 1:
-            layer = name.rpartition(".")[0]
-            return frozenset(tensor for tensor in target.free if tensor.rpartition(".")[0] == layer)
-    return frozenset()
+    """Return the names of the tensors of the layer with the first weight matrix.
+
+    Args:
+        target: has the network.
+    """
+    weights = [name for name in target.free if target.net.get_parameter(name).ndim > 1]
+    layer = weights[0].rpartition(".")[0] if weights else None
+    return frozenset(name for name in target.free if name.rpartition(".")[0] == layer)
 
 
 def takes_columns(target: Target, x: Any) -> bool:
     """Return whether the first layer has a weight for every column of x, and one prior scale.
 
     With a single column there are no scales to compare.
+
+    Args:
+        target: network and prior.
+        x: the inputs.
     """
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] < 2:
         return False
-    prior = normal_prior(target, first_weight(target))
+    weight = first_weight(target)
+    prior = require_normal(target.priors, [weight])[weight]
     return (
         len(prior.shape) == 2
         and prior.shape[1] == x.shape[1]

@@ -24,7 +24,7 @@ from bayou.select.full_batch import MIN_SEARCH_ROWS, FullBatchModes
 from bayou.select.plans import Plan
 from bayou.select.prior_scale import SCALE_FACTOR
 from bayou.select.search_run import SearchRun, raise_if_stopped, stage_record, target_at
-from bayou.training.data import Data, Rows
+from bayou.training.data import Rows
 
 TRIAL_LENGTH: Final = 0.5  # of the fits that are compared
 STAGES_BESIDE_TRIALS: Final = 3  # the modes of four fifths of the rows and of all, and the last fit
@@ -47,7 +47,12 @@ class LastLayer:
     learns_others: bool = False
 
     def restrict(self, method: Method, target: Target) -> tuple[Method, Target]:
-        """Return the method over the last layer, and the target with its prior."""
+        """Return the method over the last layer, and the target with its prior.
+
+        Args:
+            method: the method over all layers.
+            target: network, likelihood and prior.
+        """
         restricted = method.restricted_to(self.names, learns_others=self.learns_others)
         if restricted is None:
             raise ValueError(f"{type(method).__name__} cannot be fitted to the last layer alone")
@@ -55,7 +60,7 @@ class LastLayer:
         return restricted, rescale_priors(target, multipliers)
 
 
-def candidate_layers(method: Method, target: Target, rows: Data) -> dict[str, LastLayer | None]:
+def candidate_layers(method: Method, target: Target, rows: Rows) -> dict[str, LastLayer | None]:
     """Return the layers that are compared, by name; None for all layers.
 
     The last layer with the weights below at the mode; this with a prior √3 times as wide, since a
@@ -66,11 +71,10 @@ def candidate_layers(method: Method, target: Target, rows: Data) -> dict[str, La
     Args:
         method: VI with one family, IVON, Annealed, or SGLD and the like.
         target: the target, with its prior.
-        rows: the data.
+        rows: all rows.
     """
-    if not isinstance(rows, Rows) or rows.n < MIN_SEARCH_ROWS:
-        return {}
-    if not isinstance(target.likelihood, FiniteLikelihood) or target.learned_priors:
+    is_of_classes = isinstance(target.likelihood, FiniteLikelihood)
+    if rows.n < MIN_SEARCH_ROWS or not is_of_classes or target.learned_priors:
         return {}  # points have no bound to learn a prior from
     try:
         names = tuple(last_layer(target, rows))
@@ -123,27 +127,22 @@ def plan_random_layers(
         mode = find_start(target.copy(training.n), training, run, "mode")
     at_mode = target_at(mode)
     trial = method.shortened(TRIAL_LENGTH).at_mode(1.0, training).with_planned_length(training)
-
-    def fit(number: int, name: str) -> Posterior:
-        restricted, selected = _restrict(layers[name], trial, at_mode.copy())
-        with stage(number, count, name):
-            posterior: Posterior = restricted.fit(
-                selected,
-                training,
-                seed=run.seed,
-                checkpoint=run.file(name),
-                progress=run.progress,
-            )
-        return posterior
-
-    fits: dict[str, Callable[[], Posterior]] = {
-        name: partial(fit, number, name) for number, name in enumerate(layers, stages_before + 2)
-    }
-    errors = 0.0 if isinstance(method, VI) else 1.0
-    comparison = compare_fits(fits, held_out, run.seed, errors=errors, mode=mode)
+    fits: dict[str, Callable[[], Posterior]] = {}
+    for name, layer in layers.items():
+        restricted, selected = _restrict(layer, trial, at_mode.copy())
+        fits[name] = partial(restricted.fit, selected, training, **run.options(name))
+    comparison = compare_fits(
+        fits,
+        held_out,
+        run.seed,
+        stages=(stages_before + 2, count),
+        errors=0.0 if isinstance(method, VI) else 1.0,
+        mode=mode,
+    )
     record = stage_record("method", started, comparison.trials)
     best = comparison.best
-    with stage(count - 1, count, f"{best}, all rows"):
+    title = f"{best}, all rows"
+    with stage(count - 1, count, title):
         start = find_start(target, rows, run, "start")
     final, selected = _restrict(layers[best], method.at_mode(1.0, rows), target_at(start))
     return Plan(
@@ -155,7 +154,7 @@ def plan_random_layers(
         stages=(record,),
         decisions=(f"random weights: {best}, chosen from {len(layers)} on held-out rows",),
         choice=comparison.describe(),
-        progress_stage=(count, count, f"{best}, all rows"),
+        progress_stage=(count, count, title),
     )
 
 
@@ -168,14 +167,7 @@ def find_start(target: Target, rows: Rows, run: SearchRun, ending: str) -> Empir
         run: of the search.
         ending: of the file of the mode, beside the checkpoint.
     """
-    mode = starting_point(
-        FullBatchModes(run.start),
-        target,
-        rows,
-        seed=run.seed,
-        checkpoint=run.file(ending),
-        progress=run.progress,
-    )
+    mode = starting_point(FullBatchModes(run.start), target, rows, **run.options(ending))
     raise_if_stopped(mode)
     return mode
 

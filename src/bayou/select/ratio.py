@@ -22,7 +22,7 @@ from bayou.select.folds import Fold, held_out_masks
 from bayou.select.input_scales import Scales, input_scales
 from bayou.select.noise import initial_noise
 from bayou.select.noise_and_prior import NoiseAndPrior, first_layer, takes_columns
-from bayou.select.regularization_path import Multipliers, search_paths
+from bayou.select.regularization_path import PathSpec, path_passes, search_paths
 from bayou.select.search_run import SearchRun, stage_record, stop_at_network
 from bayou.training.data import Rows
 from bayou.training.guards import Interrupt
@@ -52,22 +52,18 @@ def select_ratio_and_shape(
     Raises:
         SearchInterrupted: after Ctrl-C, with the network as given.
     """
-    started = time.perf_counter()
     noise = initial_noise(target)
     PointModel(run.start, target).check_first_batch(rows)
     is_deep = len(first_layer(target)) < len(target.free)
     noises = candidate_noises(noise)
-    masks = held_out_masks(rows, folds)
-    x, y = next(rows.with_batch_size(rows.n).epoch())
-    scales_by_fold: Scales = [()] * len(masks)
+    scales_by_fold: Scales = [()] * (len(folds) + 1)
     stages: list[Stage] = []
     with Progress("choosing noise and prior", len(noises), run.progress) as line, Interrupt():
         line.announce()
         try:
-            if is_deep and takes_columns(target, x):
-                scales_by_fold, trials = input_scales(x, y, masks, run.part_seed("inputs"))
-                stages.append(stage_record("prior by input", started, list(trials)))
-                started = time.perf_counter()
+            if is_deep:
+                scales_by_fold, stages = _select_input_scales(target, rows, folds, run)
+            started = time.perf_counter()
             first = NoiseAndPrior(
                 noise, input_scales=scales_by_fold[-1], fold_input_scales=scales_by_fold[0]
             )
@@ -83,7 +79,8 @@ def select_ratio_and_shape(
             ]
             path_target = NoiseAndPrior(noise).apply(target)
             steps = path_steps(noises, noise)
-            search = search_paths(path_target, rows, folds, multipliers, steps, line, run.effort)
+            passes = path_passes(path_target, run.effort)
+            search = search_paths(path_target, rows, folds, multipliers, steps, line, passes)
         except KeyboardInterrupt:
             raise stop_at_network(target) from None
     selected_noise = math.sqrt(float(search.errors.mean()))
@@ -99,6 +96,22 @@ def select_ratio_and_shape(
     ]
     modes = {name: value[[0, -1]] for name, value in search.modes.items()}
     return settings, modes, [*stages, stage_record("noise and prior", started, trials)]
+
+
+def _select_input_scales(
+    target: Target, rows: Rows, folds: Sequence[Fold], run: SearchRun
+) -> tuple[Scales, list[Stage]]:
+    """Select prior scales by input for each fold and for all rows.
+
+    There are none where the first layer has no weight for every column.
+    """
+    started = time.perf_counter()
+    masks = held_out_masks(rows, folds)
+    x, y = next(rows.with_batch_size(rows.n).epoch())
+    if not takes_columns(target, x):
+        return [()] * len(masks), []
+    scales, trials = input_scales(x, y, masks, run.part_seed("inputs"))
+    return scales, [stage_record("prior by input", started, list(trials))]
 
 
 def prior_shapes(first: NoiseAndPrior, is_deep: bool) -> list[NoiseAndPrior]:
@@ -119,10 +132,8 @@ def prior_shapes(first: NoiseAndPrior, is_deep: bool) -> list[NoiseAndPrior]:
     ]
 
 
-def path_to(
-    settings: NoiseAndPrior, target: Target
-) -> tuple[Target, list[Multipliers], list[float]]:
-    """Return target, multipliers and steps of a path of modes that ends at selected settings.
+def path_to(settings: NoiseAndPrior, target: Target) -> PathSpec:
+    """Return the path of modes that ends at selected settings.
 
     Args:
         settings: the selected settings.
@@ -130,11 +141,12 @@ def path_to(
     """
     noise = initial_noise(target)
     last = 0.99 * settings.noise / settings.scale
-    steps = path_steps(
-        [candidate for candidate in candidate_noises(noise) if candidate > last], noise
+    noises = [candidate for candidate in candidate_noises(noise) if candidate > last]
+    return PathSpec(
+        NoiseAndPrior(noise).apply(target),
+        replace(settings, scale=1.0).multipliers(target),
+        path_steps(noises, noise),
     )
-    multipliers = [replace(settings, scale=1.0).multipliers(target)]
-    return NoiseAndPrior(noise).apply(target), multipliers, steps
 
 
 def candidate_noises(noise: float) -> list[float]:

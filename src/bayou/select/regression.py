@@ -14,11 +14,11 @@ from bayou.inference.method import Method, identity
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import Stage
-from bayou.select.budget import affordable_folds, shares_passes, shortened_start
+from bayou.select.budget import MIN_ROWS_OF_TWO_FOLDS, shares_passes, shortened_start
 from bayou.select.ensemble_spread import find_members, select_ensemble_spread
 from bayou.select.folds import Fold, describe_folds, split_folds
 from bayou.select.full_batch import can_follow_path, initial_weights
-from bayou.select.noise import correct_noise, select_noise_of_modes
+from bayou.select.noise import UNITS_OF_FIT, correct_noise, select_noise_of_modes
 from bayou.select.noise_and_prior import NoiseAndPrior
 from bayou.select.plans import Fitted, Plan
 from bayou.select.prior_scale import describe_scale
@@ -51,21 +51,38 @@ class RegressionSearch:
     stages: list[Stage]
 
     def save(self, file: Checkpoint | None) -> None:
-        """Write the state to a file, if there is one."""
+        """Write the state to a file, if there is one.
+
+        Args:
+            file: beside the checkpoint; None for none.
+        """
         if file is not None:
             file.write(self.modes, {"settings": asdict(self.settings), "stages": self.stages})
 
     @classmethod
     def load(cls, file: Checkpoint | None) -> RegressionSearch | None:
-        """Read the state of an earlier run, if there is one."""
+        """Read the state of an earlier run, if there is one.
+
+        Args:
+            file: beside the checkpoint; None for none.
+        """
         saved = None if file is None else file.read()
         if saved is None:
             return None
         modes, record = saved
         return cls(NoiseAndPrior(**record["settings"]), modes, record["stages"])
 
-    def mode(self, number: int) -> Params:
-        """Return the mode of the first fold, 0, or that of all rows, 1; empty if there is none."""
+    def mode(self, number: int, run: SearchRun) -> Params:
+        """Return the mode of the first fold, 0, or that of all rows, 1.
+
+        Empty if there is none, or if the steps of ``run.start`` were given, which finds another one.
+
+        Args:
+            number: 0 for the first fold, 1 for all rows.
+            run: of the search.
+        """
+        if not run.start.open_ended:
+            return {}
         return {name: value[number] for name, value in self.modes.items()}
 
 
@@ -96,14 +113,14 @@ def plan_regression(
     fixed = NoiseAndPrior(1.0).apply(target)  # with a fixed noise, as for all modes of the search
     follows_path = can_follow_path(run.start, fixed, rows)
     is_mode = method == run.start
-    if not follows_path:
-        folds = affordable_folds(rows, folds)
-    elif not shares_passes(fixed, rows):
-        folds = folds[:1]
     trial_run = run
     if not follows_path:
+        if rows.n >= MIN_ROWS_OF_TWO_FOLDS:
+            folds = folds[:2]
         fits = len(folds) if is_mode else len(folds) + 1
-        trial_run = run.with_start(shortened_start(run.start, rows, fits))
+        trial_run = replace(run, start=shortened_start(run.start, rows, fits))
+    elif not shares_passes(fixed, rows):
+        folds = folds[:1]
     needs_fit_of_mode = not is_mode and not (follows_path and run.start.open_ended)
     count = (2 if is_mode else 3) + needs_fit_of_mode
 
@@ -120,7 +137,8 @@ def plan_regression(
         with stage(2, count, "held out"):
             search = _correct_for_method(search, method, target, rows, folds, trial_run)
         search.save(file)
-    plan = _plan_of_settings(search, method, target, rows, run, count)
+    with stage(count - needs_fit_of_mode, count, "mode" if needs_fit_of_mode else ""):
+        plan = _plan_of_settings(search, method, target, rows, run)
     return replace(
         plan,
         seed=run.seed,
@@ -150,15 +168,14 @@ def _correct_for_method(
         settings = select_ensemble_spread(settings, method, starts, target, rows, folds, run)
     else:
         training, held_out = folds[0]
+        mode = search.mode(0, run)
         if starts is not None:
-            posterior = find_members(
-                settings, method, starts, target, search.mode(0), training, run
-            )
+            posterior = find_members(settings, method, starts, target, mode, training, run)
             raise_if_stopped(posterior)
         else:
-            mode = _mode_for(settings, search.mode(0), target, training, run, "fold.mode")
+            point = _mode_for(settings, mode, target, training, run, "fold.mode")
             shorter = method.at_mode(settings.noise, training).with_planned_length(training)
-            posterior = run.fit(shorter, target_at(mode), training, "fold")
+            posterior = run.fit(shorter, target_at(point), training, "fold")
         settings = correct_noise(settings, posterior, held_out, run.part_seed("check"))
     settings = replace(settings, input_scales=search.settings.input_scales)
     trial = {"noise": settings.noise, "spread": settings.spread}
@@ -167,34 +184,25 @@ def _correct_for_method(
 
 
 def _plan_of_settings(
-    search: RegressionSearch,
-    method: Method,
-    target: Target,
-    rows: Rows,
-    run: SearchRun,
-    count: int,
+    search: RegressionSearch, method: Method, target: Target, rows: Rows, run: SearchRun
 ) -> Plan:
     """Plan the fit of the method to all rows, from their mode.
 
     The last mode of the search, and the members of an ensemble, are the posterior themselves.
     """
     settings = search.settings
-    if method == run.start and not (search.modes and run.start.open_ended):
+    is_mode = method == run.start
+    mode = search.mode(1, run)
+    if is_mode and not mode:
         return Plan(settings.apply(target), method, rows)
     starts = None
-    if search.modes and method != run.start:
+    if mode and not is_mode:
         starts = initial_weights(run.start, method, target, run.seed)
     if starts is not None:
-        with stage(count, count):
-            members = find_members(settings, method, starts, target, search.mode(1), rows, run)
+        members = find_members(settings, method, starts, target, mode, rows, run)
         return Fitted.plan(method.with_spread(settings.spread), members, rows, run.seed)
-    mode = search.mode(1)
-    if search.modes and run.start.open_ended:
-        point = _mode_for(settings, mode, target, rows, run, "mode")
-    else:
-        with stage(count - 1, count, "mode"):
-            point = _mode_for(settings, mode, target, rows, run, "mode")
-    if method == run.start:
+    point = _mode_for(settings, mode, target, rows, run, "mode")
+    if is_mode:
         return Fitted.plan(method, point, rows, run.seed)
     return Plan(target_at(point), method.at_mode(settings.noise, rows), rows, start=point)
 
@@ -209,7 +217,7 @@ def _mode_for(
 ) -> Empirical:
     """Return the mode of some rows: that of the search if it has one, else one by minibatches."""
     selected = replace(settings.apply(target), n=rows.n)
-    if mode and run.start.open_ended:
+    if mode:
         return point_posterior(selected, mode)
     point: Empirical = run.fit(run.start, selected, rows, ending)
     return point
@@ -227,13 +235,13 @@ def describe_settings(
         is_prior_given: whether the scale is a factor of a prior of the user.
     """
     settings = search.settings
-    where = describe_folds(folds)
+    held_out_rows = describe_folds(folds)
     if not search.modes:
         prior = "priors as given"
     else:
         trials = search.stages[-1 if not settings.is_corrected else -2]["trials"]
         scale = describe_scale(settings.scale, is_prior_given=is_prior_given)
-        prior = f"{scale}, chosen from {len(trials)} {where}"
+        prior = f"{scale}, chosen from {len(trials)} {held_out_rows}"
     decisions = [prior]
     if settings.bias_factor != 1:
         decisions.append(f"biases with a prior {settings.bias_factor:g} times as wide")
@@ -245,7 +253,7 @@ def describe_settings(
         )
     if settings.input_scales:
         decisions.append("prior scales of the first layer by input")
-    noise = f"noise {settings.noise:.3g} in the units of the fit, by the errors {where}"
+    noise = f"noise {settings.noise:.3g} {UNITS_OF_FIT}, by the errors {held_out_rows}"
     if settings.is_corrected:
         noise += f" and by the predictive variance of {type(method).__name__}"
     decisions.append(noise)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, final
 
 import torch
 from torch import Tensor
 
+from bayou.core import params
 from bayou.core.params import Params
 from bayou.core.progress import Progress
 from bayou.inference.modes import Modes
 from bayou.metrics import standard_error
+from bayou.network import Network
 from bayou.network.target import Target
+from bayou.posteriors.empirical import Empirical
 from bayou.select.folds import Fold, held_out_masks
+from bayou.select.search_run import SearchRun
 from bayou.training.data import Rows
+from bayou.training.guards import Interrupt
 from bayou.training.loop import move
 
 Multipliers = dict[str, float | Tensor]  # of prior precisions, by tensor
@@ -40,6 +45,22 @@ def path_passes(target: Target, effort: float) -> int:
     return round(max(0.25, effort) * (PASSES if has_one_noise else LOG_PROB_PASSES))
 
 
+@final
+@dataclass(frozen=True)
+class PathSpec:
+    """A path that ends at the modes of a target.
+
+    Args:
+        target: with fixed Normal priors, and the noise of a regression fixed.
+        multipliers: of its prior precisions, by tensor; 1 for a missing name.
+        steps: multipliers of all of them, from large to small.
+    """
+
+    target: Target
+    multipliers: Multipliers = field(default_factory=dict)
+    steps: Sequence[float] = (1.0,)
+
+
 class Path:
     """Modes under a prior that widens in steps, each found from the previous one.
 
@@ -52,12 +73,11 @@ class Path:
         masks: the rows of each problem, (K, N).
         multipliers: of prior precisions by tensor, for each problem; 1 for a missing name.
         steps: multipliers of all prior precisions, from large to small.
-        stack: the initial weights of each problem, (K, ...); by default those of the network.
-        effort: multiplies the passes of a step; at least a quarter of them are made.
+        passes: over the rows at every step.
+        report: is called with the number of passes after every pass.
+        starts: the initial weights of each problem, (K, ...); by default those of the network.
         randomized: means of the priors and y of each problem, where they differ
             (``Method.randomize``).
-        passes_per_step: passes over the rows at every step; by default those of the effort.
-        report: is called with the number of passes after every pass.
     """
 
     def __init__(
@@ -67,25 +87,25 @@ class Path:
         masks: Tensor,
         multipliers: Sequence[Multipliers],
         steps: Sequence[float],
-        stack: Params | None = None,
-        effort: float = 1.0,
-        randomized: tuple[Params, Tensor] | None = None,
-        passes_per_step: int | None = None,
+        passes: int,
         report: Callable[[int], None] | None = None,
+        *,
+        starts: Params | None = None,
+        randomized: tuple[Params, Tensor] | None = None,
     ) -> None:
-        self.randomized = randomized or (None, None)
         self.target = target
         self.multipliers = list(multipliers)
         self.steps = steps
-        self.passes_per_step = passes_per_step or path_passes(target, effort)
+        self.passes_per_step = passes
         self.report = report
+        self.randomized = randomized or (None, None)
         weight = next(target.net.parameters())
         self.rows = move(next(rows.with_batch_size(rows.n).epoch()), weight)
         self.masks = masks.to(weight.device)
-        self.first = stack or {
+        self.first = starts or {
             name: value.expand(len(masks), *value.shape) for name, value in target.start().items()
         }
-        self.stack: Params | None = None
+        self.stack: Params = {}  # the modes of the last step
         self.passes = 0  # over the rows, of all problems
 
     def walk(self) -> Iterator[Tensor]:
@@ -135,14 +155,70 @@ class Path:
         return lambda passes: report(before + passes)
 
     def keep(self, problems: Tensor) -> None:
-        """Continue with some of the problems."""
-        if self.stack is None:
-            raise ValueError("a path has no problems to keep before its first step")
+        """Continue with some of the problems, after a step.
+
+        Args:
+            problems: their numbers, (K',).
+        """
         self.masks = self.masks[problems]
         self.multipliers = [self.multipliers[int(k)] for k in problems]
         self.errors = self.errors[problems]
         self.first = {name: value[problems] for name, value in self.first.items()}
         self.stack = {name: value[problems] for name, value in self.stack.items()}
+
+
+def follow_path(
+    spec: PathSpec,
+    target: Target,
+    rows: Rows,
+    starts: Params,
+    run: SearchRun,
+    *,
+    randomized: tuple[Params, Tensor] | None = None,
+    masks: Tensor | None = None,
+) -> Empirical:
+    """Find the modes from each of the starts at the end of a path, in one batch.
+
+    Args:
+        spec: the path.
+        target: that of the posterior, with the same modes as the end of the path.
+        rows: all rows.
+        starts: the initial weights of each mode, (K, ...).
+        run: of the search, whose effort multiplies the passes.
+        randomized: see ``Method.randomize``.
+        masks: the rows of each mode, (K, N), if not all.
+
+    Returns:
+        The modes, those so far if interrupted.
+    """
+    count = params.size(starts)
+    if masks is None:
+        masks = torch.ones(count, rows.n, dtype=torch.bool)
+    passes = path_passes(spec.target, run.effort)
+    path = Path(
+        spec.target,
+        rows,
+        masks,
+        [spec.multipliers] * count,
+        spec.steps,
+        passes,
+        starts=starts,
+        randomized=randomized,
+    )
+    stack = {name: value.expand(count, *value.shape) for name, value in target.start().items()}
+    stopped = "finished"
+    title = f"{count} mode{'s' if count > 1 else ''}"
+    with Progress(title, len(spec.steps) * passes, run.progress) as line, Interrupt():
+        line.announce()
+        path.report = line.update
+        try:
+            for step, errors in enumerate(path.walk()):
+                line.update((step + 1) * passes, error=float(errors.mean()))
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    posterior = Empirical(target, Network(target.net), stack | path.stack, [])
+    posterior.stopped = stopped
+    return posterior
 
 
 def _times(factors: Tensor, stack: Tensor) -> Tensor:
@@ -177,8 +253,7 @@ def search_paths(
     multipliers: Sequence[Sequence[Multipliers]],
     steps: Sequence[float],
     line: Progress,
-    effort: float = 1.0,
-    passes_per_step: int | None = None,
+    passes: int,
 ) -> PathSearch:
     """Select the prior and the step with the lowest held-out error of modes.
 
@@ -193,64 +268,61 @@ def search_paths(
         multipliers: for each prior those of every fold and, in a regression, of all rows.
         steps: multipliers of all prior precisions, from large to small.
         line: the progress line.
-        effort: multiplies the passes of a step.
-        passes_per_step: passes over the rows at every step; by default those of the effort.
+        passes: over the rows at every step.
     """
-    has_one_noise = target.likelihood.gaussian_noise is not None
     masks = held_out_masks(rows, folds)
-    if not has_one_noise:
+    if target.likelihood.gaussian_noise is None:
         masks = masks[:-1]
     count = len(masks)
     remaining = list(range(len(multipliers)))
-    passes = passes_per_step or path_passes(target, effort)
     line.start_clock(len(steps) * passes)
-    path = Path(
-        target,
-        rows,
-        ~masks.repeat(len(remaining), 1),
-        [by_name for of_prior in multipliers for by_name in of_prior],
-        steps,
-        None,
-        effort,
-        passes_per_step=passes,
-        report=line.update,
-    )
+    all_multipliers = [of_fold for of_prior in multipliers for of_fold in of_prior]
+    all_masks = ~masks.repeat(len(remaining), 1)
+    path = Path(target, rows, all_masks, all_multipliers, steps, passes, line.update)
     errors_of: dict[tuple[int, int], Tensor] = {}
     modes: Params = {}
     best = (0, 0)
     for step, errors in enumerate(path.walk()):
-        held_out = errors.unflatten(0, (len(remaining), count)).masked_select(
-            masks.to(errors.device)
+        by_prior = errors.unflatten(0, (len(remaining), count))
+        held_out = by_prior.masked_select(masks.to(errors.device)).unflatten(
+            0, (len(remaining), -1)
         )
-        for prior, prior_errors in zip(
-            remaining, held_out.unflatten(0, (len(remaining), -1)), strict=True
-        ):
+        for prior, prior_errors in zip(remaining, held_out, strict=True):
             errors_of[prior, step] = prior_errors
         best_prior = min(remaining, key=lambda prior: float(errors_of[prior, step].mean()))
         best = min(errors_of, key=lambda trial: float(errors_of[trial].mean()))
-        if best == (best_prior, step) and path.stack is not None:
+        if best == (best_prior, step):
             first = count * remaining.index(best_prior)
             modes = {
                 name: value[first : first + count].clone() for name, value in path.stack.items()
             }
         line.update((step + 1) * passes, error=float(errors_of[best].mean()))
-        if step - best[1] >= 2 and all(
-            _is_worse(errors_of[best_prior, last], errors_of[best]) for last in (step - 1, step)
-        ):
+        if _has_passed_minimum(errors_of, best, best_prior, step):
             break
-        at_step = [errors_of[prior, step] for prior in remaining]
-        kept = _indices_near_best(at_step, errors_of[best_prior, step])
-        remaining = [remaining[k] for k in kept]
-        path.keep(torch.tensor([k * count + fold for k in kept for fold in range(count)]))
+        best_errors = errors_of[best_prior, step]
+        kept = [
+            index
+            for index, prior in enumerate(remaining)
+            if not _is_worse(errors_of[prior, step], best_errors)
+        ]
+        remaining = [remaining[index] for index in kept]
+        path.keep(torch.tensor([index * count + fold for index in kept for fold in range(count)]))
     trials = {trial: float(errors.mean()) for trial, errors in errors_of.items()}
     return PathSearch(best[0], best[1], errors_of[best], modes, trials)
 
 
-def _indices_near_best(errors: Sequence[Tensor], best: Tensor) -> list[int]:
-    """Return the indices of the settings that are not clearly worse than the best one."""
-    return [index for index, others in enumerate(errors) if not _is_worse(others, best)]
+def _has_passed_minimum(
+    errors_of: Mapping[tuple[int, int], Tensor], best: tuple[int, int], prior: int, step: int
+) -> bool:
+    """Return whether the last two steps of a prior are clearly worse than the best trial."""
+    return step - best[1] >= 2 and all(
+        _is_worse(errors_of[prior, last], errors_of[best]) for last in (step - 1, step)
+    )
 
 
 def _is_worse(errors: Tensor, best: Tensor) -> bool:
-    """Return whether a setting is worse than another by two standard errors of the difference."""
+    """Return whether a setting is worse than another by two standard errors of the difference.
+
+    One whose errors are infinite is not: it may recover at the next step.
+    """
     return float((errors - best).mean()) > 2 * standard_error(errors - best)

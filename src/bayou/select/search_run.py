@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from bayou.core.params import Params
 from bayou.core.progress import Show
@@ -27,16 +27,16 @@ class SearchRun:
     """What all fits of one search share.
 
     Args:
-        start: the method that finds modes; its effort is that of the search.
         seed: of the fit that the search serves.
         checkpoint: the file of that fit; those of the search lie beside it.
         progress: whether to show progress.
+        start: the method that finds modes; its effort is that of the search.
     """
 
-    start: MAP
     seed: int = 0
     checkpoint: Path | None = None
     progress: Show = True
+    start: MAP = field(default_factory=MAP)
 
     @property
     def effort(self) -> float:
@@ -44,38 +44,63 @@ class SearchRun:
         return self.start.effort
 
     def part_seed(self, name: str) -> int:
-        """Return the seed of a part of the search."""
+        """Return the seed of a part of the search.
+
+        Args:
+            name: of the part.
+        """
         return part_seed(self.seed, name)
 
     def file(self, ending: str) -> Path | None:
-        """Return the file beside the checkpoint with this ending, if there is a checkpoint."""
+        """Return the file beside the checkpoint with this ending, if there is a checkpoint.
+
+        Args:
+            ending: what follows the name of the checkpoint.
+        """
         return None if self.checkpoint is None else Path(f"{self.checkpoint}.{ending}")
 
-    def with_start(self, start: MAP) -> Self:
-        """Return the same run with another method that finds modes."""
-        return replace(self, start=start)
+    def options(self, ending: str = "") -> dict[str, Any]:
+        """Return the options of a fit, in the file with this ending or in that of the final fit.
+
+        Args:
+            ending: of the file beside the checkpoint; none for the checkpoint itself.
+        """
+        file = self.file(ending) if ending else self.checkpoint
+        return {"seed": self.seed, "checkpoint": file, "progress": self.progress}
 
     def fit(self, method: Method, target: Target, rows: Data, ending: str) -> Any:
         """Fit a method, in the file with this ending; Ctrl-C ends the search.
 
+        Args:
+            method: the method.
+            target: network, likelihood and prior.
+            rows: the rows.
+            ending: of the file beside the checkpoint.
+
         Raises:
             SearchInterrupted: with the posterior so far.
         """
-        posterior = method.fit(
-            target, rows, seed=self.seed, checkpoint=self.file(ending), progress=self.progress
-        )
+        posterior = method.fit(target, rows, **self.options(ending))
         raise_if_stopped(posterior)
         return posterior
 
 
 def raise_if_stopped(posterior: Posterior) -> None:
-    """Raise a SearchInterrupted with a posterior whose fit was interrupted."""
+    """Raise a SearchInterrupted with a posterior whose fit was interrupted.
+
+    Args:
+        posterior: of a fit of the search.
+    """
     if posterior.stopped == "interrupted":
         raise SearchInterrupted(posterior)
 
 
 def stop_at_network(target: Target) -> SearchInterrupted:
-    """Return the interruption of a search that has no mode yet: the posterior is the network."""
+    """Return the interruption of a search that has no mode yet: the posterior is the network.
+
+    Args:
+        target: has the network.
+    """
     weights = {name: value.unsqueeze(0) for name, value in target.start().items()}
     posterior = Empirical(target, target.network, weights)
     posterior.stopped = "interrupted"
@@ -83,13 +108,22 @@ def stop_at_network(target: Target) -> SearchInterrupted:
 
 
 def point_posterior(target: Target, weights: Params) -> Empirical:
-    """Return the posterior that is one point."""
+    """Return the posterior that is one point.
+
+    Args:
+        target: network, likelihood and prior.
+        weights: the point.
+    """
     stack = {name: value.unsqueeze(0) for name, value in weights.items()}
     return Empirical(target, Network(target.net), stack, [])
 
 
 def target_at(mode: Empirical) -> Target:
-    """Return the target of a mode with the network at its weights."""
+    """Return the target of a mode with the network at its weights.
+
+    Args:
+        mode: a posterior of one point.
+    """
     return replace(mode.target, net=network_at(mode))
 
 

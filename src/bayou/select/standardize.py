@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
@@ -17,17 +17,15 @@ from bayou.core.progress import BayouWarning
 from bayou.likelihoods import Likelihood
 from bayou.network import Keywords, Network, forward_inputs, rows_of
 from bayou.network.units import Standardization, Units
-from bayou.select.far_values import check_sentinels, flag_sentinels, replace_sentinels
+from bayou.select.far_values import flag_sentinels, is_flattened_image, replace_sentinels
 from bayou.training.data import Data, Rows
 from bayou.training.inputs import Batch
-from bayou.training.rows import some_rows
+from bayou.training.rows import all_rows, some_rows
 
 # Of data that are not tensors, from which means and scales are estimated.
 MAX_SAMPLED_ROWS: Final = 5_000
 MAX_TRIED_ROWS: Final = 1_000  # on which the network as given is compared with a constant
 MAX_CODE: Final = 10.0  # largest absolute value of a column of whole numbers that is left as it is
-MIN_IMAGE_PIXELS: Final = 64  # columns of a flattened image
-MIN_SHARE_OF_PIXELS: Final = 0.25  # of the columns, whose largest value is that of all pixels
 MIN_EXPLAINED: Final = 0.1  # share of the variance of y that a pretrained network explains
 # Of the deviations of predictions, with which those of a random network improve.
 STRETCH: Final = 1.5
@@ -69,12 +67,15 @@ def choose_units(net: nn.Module, rows: Data, likelihood: Likelihood | None) -> U
     inputs, y = sampled_rows(rows)
     if is_pretrained(net, inputs, y, likelihood):
         return None
-    if any(isinstance(item, Keywords) for item in inputs):
-        columns: list[Columns | None] = [None] * len(inputs)
-    else:
-        columns = [describe_columns(net, item) for item in inputs]
-        columns = leave_indices(net, inputs, columns)
-    maps = [None if item is None else item.affine() for item in columns]
+    columns: dict[int, Columns] = {}
+    if not any(isinstance(item, Keywords) for item in inputs):
+        for number, item in enumerate(inputs):
+            described = describe_columns(net, item)
+            if described is not None:
+                columns[number] = described
+    maps: list[Standardization | None] = [None] * len(inputs)
+    for number, described in leave_indices(net, inputs, columns).items():
+        maps[number] = described.affine()
     output = _standardize_targets(y, likelihood)
     if output is None and all(item is None for item in maps):
         return None
@@ -98,12 +99,7 @@ def without_sentinels(rows: Data, likelihood: Likelihood | None) -> Data:
         return rows
     x, y = rows.source
     inputs = forward_inputs(x)
-    tables = tuple(None if _is_image(item) else item for item in inputs)
-    check_sentinels(tables, y, refuses_targets=likelihood is None)
-    replaced = tuple(
-        item if table is None else replace_sentinels(item)
-        for item, table in zip(inputs, tables, strict=True)
-    )
+    replaced = replace_sentinels(inputs, y, refuses_targets=likelihood is None)
     if all(new is item for new, item in zip(replaced, inputs, strict=True)):
         return rows
     return Rows((replaced if isinstance(x, tuple) else replaced[0], y), rows.index, rows.batch_size)
@@ -145,28 +141,30 @@ def warn_if_far_from_unit_scale(rows: Data) -> None:
     scales = {"y": _describe_scale(y)}
     for number, item in enumerate(inputs):
         name = "x" if len(inputs) == 1 else f"input {number} of x"
-        scales[name] = "" if _is_image(item) else _describe_scale(item)
+        scales[name] = _describe_scale(item)
     messages = [f"{name} {text}" for name, text in scales.items() if text]
     if not messages:
         return
     warnings.warn(
-        f"{' and '.join(messages)}, far from unit scale, and a method object fits data as they are: priors, learning "
-        "rates and the initial noise assume numbers near 1; standardize them, or give the method by name, such as "
-        '"laplace", which does this itself and predicts in your units',
+        f"{' and '.join(messages)}, far from unit scale, and a method object fits data as they "
+        "are: priors, learning rates and the initial noise assume numbers near 1; standardize "
+        'them, or give the method by name, such as "laplace", which does this itself and predicts '
+        "in your units",
         UnitsWarning,
         stacklevel=3,
     )
 
 
 def sampled_rows(rows: Data) -> tuple[tuple[Any, ...], Tensor]:
-    """Return inputs and targets of all rows of tensors, or of at most 5,000 rows of other data."""
+    """Return inputs and targets of all rows of tensors, or of at most 5,000 rows of other data.
+
+    Args:
+        rows: the training data.
+    """
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
-        x, y = rows.source
-        index = rows.index.to(y.device)
-        if len(index) == len(y):
-            return forward_inputs(x), y
-        return rows_of(forward_inputs(x), index), y[index]
-    x, y = some_rows(rows, MAX_SAMPLED_ROWS)
+        x, y = all_rows(rows)
+    else:
+        x, y = some_rows(rows, MAX_SAMPLED_ROWS)
     return forward_inputs(x), y
 
 
@@ -182,6 +180,12 @@ def is_pretrained(
     It does if it explains a tenth of the variance of y (of the class indicators for classes), and
     would not explain more if its predictions deviated more from their mean: those of random weights
     are small, and any correlation with y grows when they are stretched.
+
+    Args:
+        net: the network as given.
+        inputs: its arguments for the rows.
+        y: the targets.
+        likelihood: the likelihood as given; None for the default one.
     """
     index = rng.permutation(len(y), 0)[:MAX_TRIED_ROWS].to(y.device)
     sample = rows_of(inputs, index)
@@ -240,6 +244,7 @@ class Columns:
         is_standardized: which columns are to be standardized, (D,).
         is_whole: which columns hold whole numbers only, (D,).
         row_shape: the shape that D numbers need to broadcast to one row of the input.
+        axis: the axis of the input that has the D columns.
     """
 
     shift: Tensor
@@ -247,6 +252,7 @@ class Columns:
     is_standardized: Tensor
     is_whole: Tensor
     row_shape: tuple[int, ...]
+    axis: int
 
     def affine(self) -> Standardization | None:
         """Return the standardization of the input; None if no column is standardized."""
@@ -257,7 +263,11 @@ class Columns:
         return Standardization(shift.reshape(self.row_shape), scale.reshape(self.row_shape))
 
     def without(self, is_left: Tensor) -> Columns:
-        """Return the same columns with some of them left as they are."""
+        """Return the same columns with some of them left as they are.
+
+        Args:
+            is_left: the columns that are left, (D,).
+        """
         return replace(self, is_standardized=self.is_standardized & ~is_left)
 
 
@@ -265,121 +275,118 @@ def describe_columns(net: nn.Module, x: Any) -> Columns | None:
     """Describe the columns of an input, (N,), (N, D) or (N, T, D).
 
     None for images, whole numbers and what is not a tensor.
+
+    Args:
+        net: the network, which decides on the axis of the features of sequences.
+        x: the input.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim > 3:
         return None
-    if x.ndim == 2 and is_flattened_image(x):
+    if is_flattened_image(x):
         return None
-    values = x.detach().double()
-    row_shape: tuple[int, ...] = tuple(x.shape[1:])
-    if x.ndim < 3:
-        values = values.reshape(len(x), -1)
-    else:
-        axis = _feature_axis(net)
-        values = values.movedim(axis, -1).flatten(0, 1)
-        row_shape = (values.shape[1], 1) if axis == 1 else (values.shape[1],)
+    axis = _feature_axis(net) if x.ndim == 3 else -1
+    values = _as_table(x.detach().double(), axis)
     shift, scale = column_scales(values)
     is_constant = (values == values[0]).all(0)
+    row_shape: tuple[int, ...] = tuple(x.shape[1:])
+    if x.ndim == 3:
+        row_shape = (values.shape[1], 1) if axis == 1 else (values.shape[1],)
     return Columns(
         shift,
         scale,
         is_standardized=~is_constant & ~is_coded(values) & ~is_standard(shift, scale),
         is_whole=(values == values.round()).all(0),
         row_shape=row_shape,
+        axis=axis,
     )
 
 
+def _as_table(x: Tensor, axis: int) -> Tensor:
+    """Return the numbers of an input with its features on one axis as a table (·, D)."""
+    if x.ndim == 1:
+        return x.unsqueeze(1)
+    return x.movedim(axis, -1).flatten(0, -2)
+
+
 def leave_indices(
-    net: nn.Module,
-    inputs: tuple[Any, ...],
-    columns: list[Columns | None],
-) -> list[Columns | None]:
+    net: nn.Module, inputs: tuple[Any, ...], columns: Mapping[int, Columns]
+) -> dict[int, Columns]:
     """Leave columns of whole numbers as they are that the network uses as an index.
 
-    No gradient of the outputs reaches such a column, and the network raises an error for some
-    standardized values.
+    No gradient of the outputs reaches such a column, or the network raises an error for its
+    standardized values. Where the network fails with all columns standardized, those of whole
+    numbers are tried one by one.
+
+    Args:
+        net: the network as given.
+        inputs: its arguments for all rows.
+        columns: the columns of inputs, by their number.
     """
-    if not any(
-        item is not None and bool((item.is_whole & item.is_standardized).any()) for item in columns
-    ):
+    columns = dict(columns)
+    if not any(bool((item.is_whole & item.is_standardized).any()) for item in columns.values()):
         return columns
     reached = _reached_columns(net, inputs, columns)
-    if reached is None:
-        kept = [None if item is None else item.without(item.is_whole) for item in columns]
-        return [_with_numeric_columns(net, inputs, columns, kept, k) for k in range(len(columns))]
-    return [
-        item if item is None or mask is None else item.without(item.is_whole & ~mask)
-        for item, mask in zip(columns, reached, strict=True)
-    ]
+    if reached is not None:
+        return {k: item.without(item.is_whole & ~reached[k]) for k, item in columns.items()}
+    kept = {k: item.without(item.is_whole) for k, item in columns.items()}
+    return {k: _with_numeric_columns(net, inputs, columns[k], kept, k) for k in columns}
 
 
 def _with_numeric_columns(
     net: nn.Module,
     inputs: tuple[Any, ...],
-    columns: list[Columns | None],
-    kept: list[Columns | None],
+    columns: Columns,
+    kept: dict[int, Columns],
     number: int,
-) -> Columns | None:
-    """Standardize columns of whole numbers that the network accepts so, tried one by one."""
-    full, item = columns[number], kept[number]
-    if full is None or item is None:
-        return None
-    candidates = (full.is_whole & full.is_standardized).nonzero().flatten()[:MAX_TRIED_COLUMNS]
-    for column in candidates.tolist():
-        is_tried = item.is_standardized.clone()
-        is_tried[column] = True
-        tried = replace(item, is_standardized=is_tried)
-        reached = _reached_columns(net, inputs, [*kept[:number], tried, *kept[number + 1 :]])
-        mask = None if reached is None else reached[number]
-        if mask is not None and bool(mask[column]):
-            item = tried
-    return item
+) -> Columns:
+    """Standardize columns of whole numbers of one input that the network accepts so."""
+    result = kept[number]
+    candidates = (columns.is_whole & columns.is_standardized).nonzero().flatten()
+    for column in candidates[:MAX_TRIED_COLUMNS].tolist():
+        is_standardized = result.is_standardized.clone()
+        is_standardized[column] = True
+        trial = replace(result, is_standardized=is_standardized)
+        reached = _reached_columns(net, inputs, kept | {number: trial})
+        if reached is not None and bool(reached[number][column]):
+            result = trial
+    return result
 
 
 def _reached_columns(
-    net: nn.Module,
-    inputs: tuple[Any, ...],
-    columns: list[Columns | None],
-) -> list[Tensor | None] | None:
+    net: nn.Module, inputs: tuple[Any, ...], columns: Mapping[int, Columns]
+) -> dict[int, Tensor] | None:
     """Return which columns of each input a gradient of the outputs reaches.
 
     None if the network fails.
     """
     first = next(net.parameters())
-    leaves: list[Any] = []
-    for item, described in zip(inputs, columns, strict=True):
-        leaf = item[:MAX_PROBED_ROWS].to(first.device) if isinstance(item, Tensor) else item
-        affine = None if described is None else described.affine()
-        if affine is not None:
-            leaf = affine.standardize(leaf)
-        leaves.append(leaf if described is None else leaf.detach().clone().requires_grad_())
-    wanted = [
-        leaf for leaf, described in zip(leaves, columns, strict=True) if described is not None
+    arguments = [
+        item[:MAX_PROBED_ROWS].to(first.device) if isinstance(item, Tensor) else item
+        for item in inputs
     ]
+    for number, item in columns.items():
+        affine = item.affine()
+        if affine is not None:
+            arguments[number] = affine.standardize(arguments[number])
+        arguments[number] = arguments[number].detach().clone().requires_grad_()
     parameters = {name: value.detach() for name, value in net.named_parameters()}
     try:
         with torch.enable_grad(), rng.isolated(0, first.device):
-            outputs = Network(net).evaluate(parameters, *leaves)
+            outputs = Network(net).evaluate(parameters, *arguments)
             weights = torch.linspace(
                 0.5, 1.5, outputs.numel(), dtype=outputs.dtype, device=outputs.device
             )
             gradients = torch.autograd.grad(
-                (outputs.flatten() * weights).sum(), wanted, materialize_grads=True
+                (outputs.flatten() * weights).sum(),
+                [arguments[number] for number in columns],
+                materialize_grads=True,
             )
     except Exception:  # the fit itself describes what is wrong with the inputs
         return None
-    by_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients, strict=True)}
-    reached: list[Tensor | None] = []
-    for leaf, described in zip(leaves, columns, strict=True):
-        if described is None:
-            reached.append(None)
-            continue
-        is_reached = (by_leaf[id(leaf)] != 0).any(0)  # of one row
-        if is_reached.ndim == 2:
-            is_reached = is_reached.any(
-                1 if described.row_shape[-1] == 1 and len(described.row_shape) == 2 else 0
-            )
-        reached.append(is_reached.reshape(-1).to(described.shift.device))
+    reached = {}
+    for (number, item), gradient in zip(columns.items(), gradients, strict=True):
+        is_reached = _as_table(gradient != 0, item.axis).any(0)
+        reached[number] = is_reached.to(item.shift.device)
     return reached
 
 
@@ -443,32 +450,24 @@ def column_scales(columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_standard(shift: Tensor, scale: Tensor) -> Tensor:
-    """Return which means and standard deviations are 0 and 1, up to rounding."""
+    """Return which means and standard deviations are 0 and 1, up to rounding.
+
+    Args:
+        shift: means, (D,).
+        scale: standard deviations, (D,).
+    """
     return (shift.abs() < STANDARD_TOLERANCE) & ((scale - 1).abs() < STANDARD_TOLERANCE)
 
 
 def is_coded(columns: Tensor) -> Tensor:
     """Return which columns hold codes or indicators: whole numbers of at most 10 in absolute value,
     (D,).
+
+    Args:
+        columns: numbers, (N, D).
     """
     is_whole = (columns == columns.round()).all(0)
     return is_whole & (columns.abs().amax(0) <= MAX_CODE)
-
-
-def is_flattened_image(x: Tensor) -> bool:
-    """Return whether the columns of x (N, D) are pixels: many, none negative, most with the same
-    largest value.
-    """
-    if x.shape[1] < MIN_IMAGE_PIXELS or bool((x < 0).any()):
-        return False
-    largest = x.amax(0)
-    share = (largest == largest.max()).double().mean()
-    return bool(largest.max() > 0) and float(share) >= MIN_SHARE_OF_PIXELS
-
-
-def _is_image(x: Any) -> bool:
-    """Return whether an input is a table of pixels."""
-    return isinstance(x, Tensor) and x.ndim == 2 and is_flattened_image(x)
 
 
 def _describe_scale(values: Any) -> str:
@@ -477,9 +476,11 @@ def _describe_scale(values: Any) -> str:
     """
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.numel() < 2:
         return ""
-    is_table = values.ndim == 2
+    if is_flattened_image(values):
+        return ""
     columns = values.detach().double()
-    columns = columns if is_table else columns.reshape(-1, 1)
+    if columns.ndim != 2:
+        columns = columns.reshape(-1, 1)
     std = columns.std(0, correction=0)
     mean = columns.mean(0)
     size = torch.maximum(mean.abs(), std)
@@ -488,8 +489,11 @@ def _describe_scale(values: Any) -> str:
     worst = int(distance.argmax())
     if float(distance[worst]) <= math.log(FAR):
         return ""
-    place = f"in column {worst} " if is_table and columns.shape[1] > 1 else ""
-    return f"has a mean of {float(mean[worst]):.3g} and a standard deviation of {float(std[worst]):.3g} {place}".strip()
+    position = f" in column {worst}" if columns.shape[1] > 1 else ""
+    return (
+        f"has a mean of {float(mean[worst]):.3g} and a standard deviation of "
+        f"{float(std[worst]):.3g}{position}"
+    )
 
 
 @final
