@@ -16,6 +16,7 @@ from bayou.core.progress import Show
 from bayou.core.specs import Checked, to_json
 from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior
+from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows
 from bayou.training.seeds import as_int_seed
 from bayou.training.settings import Settings
@@ -40,6 +41,28 @@ class Method(Checked, ABC):
                 f"{type(self).__name__} start must be a method such as MAP(), or None for a "
                 f"trained network, got {start!r}"
             )
+
+    def _check_interval(self, interval: str, *names: str) -> None:
+        """Raise a ValueError unless these fields are None or numbers in an interval.
+
+        Args:
+            interval: for example "[0, 1)", without 1.
+            names: of the fields.
+        """
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        excluded = set()
+        if interval.startswith("("):
+            excluded.add(low)
+        if interval.endswith(")"):
+            excluded.add(high)
+
+        def is_valid(value: object) -> bool:
+            if value is None:
+                return True
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return is_number and low <= value <= high and value not in excluded
+
+        self._check(names, is_valid, f"in {interval}")
 
     @abstractmethod
     def fit(
@@ -182,6 +205,23 @@ def prefers_full_batch(data: Data, batch_size: int) -> bool:
         batch_size: rows of a batch.
     """
     return data.n <= MAX_FULL_BATCHES * batch_size and data.targets() is not None
+
+
+def open_checkpoint(
+    path: StrPath | None, method: Checked, target: Target, data: Data, seed: int
+) -> Checkpoint | None:
+    """Return the checkpoint of a run; None without a file.
+
+    Args:
+        path: the file; None for none.
+        method: with all settings.
+        target: network, likelihood and prior.
+        data: the rows.
+        seed: of the fit.
+    """
+    if path is None:
+        return None
+    return Checkpoint(path, identity(method, target, data, seed))
 
 
 def identity(method: Checked, target: Target, data: Data, seed: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,12 +12,12 @@ from bayou.core import rng
 from bayou.core.files import StrPath, no_grad_state
 from bayou.core.params import Params
 from bayou.core.progress import Show
-from bayou.inference.method import Trained, identity
+from bayou.inference.method import Trained, open_checkpoint
 from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.network import Network, adapt, forward_inputs, is_constant, layouts, shared_copy
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
-from bayou.training.checkpoints import Checkpoint, RunState
+from bayou.training.checkpoints import RunState
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
 from bayou.training.newton import finish, passes_for
@@ -63,12 +62,7 @@ class Regularized(Trained):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("max_norm")
-        for name in ("input_noise", "weight_noise", "gradient_noise"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(
-                    f"{type(self).__name__} {name} must not be negative, got {value!r}"
-                )
+        self._check_interval("[0, inf)", "input_noise", "weight_noise", "gradient_noise")
 
     _penalized: ClassVar[bool] = True  # whether log p(w) is part of the objective
 
@@ -99,9 +93,7 @@ class Regularized(Trained):
         problem = self._problem(target, rows, held_out_rows, seed)
         problem.check_first_batch(rows)
         passes = passes_for(self, rows) if problem.smooth else 0
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, rows, seed))
+        file = open_checkpoint(checkpoint, self, target, rows, seed)
         settings = self
         if passes:  # L-BFGS continues the run
             settings = replace(self, steps=self.total_steps(rows))

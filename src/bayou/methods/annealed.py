@@ -114,8 +114,7 @@ class Annealed(Method):
             "temperatures", "leapfrogs", "log_every", "checkpoint_every", "batch_size"
         )
         self._check_whole("draws", least=2)
-        if not 0 < self.accept < 1:
-            raise ValueError(f"Annealed needs 0 < accept < 1, got {self.accept!r}")
+        self._check_interval("(0, 1)", "accept")
         without = self.of.without_density if isinstance(self.of, Method) else repr(self.of)
         if without is not None:
             raise ValueError(

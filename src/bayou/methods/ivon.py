@@ -97,16 +97,12 @@ class IVON(Variational):
                 f"whole Newton step, got lr={self.lr!r}; the default is 0.1"
             )
         self._check_whole("samples")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ValueError(f"IVON {name} must lie in [0, 1), got {value!r}")
+        self._check_interval("[0, 1)", "beta1", "beta2")
+        self._check_interval("[0, 1]", "warmup")
         if not isinstance(self.where, str | tuple) or not self.where:
             raise ValueError(
                 f"IVON where must be a pattern or a tuple of patterns, got {self.where!r}"
             )
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"IVON warmup must lie between 0 and 1, got {self.warmup!r}")
         if self.optimizer is not None or self.clip is not None:
             raise ValueError(
                 "IVON is an optimizer, and a clipped gradient would bias its curvature; "

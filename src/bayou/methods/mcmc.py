@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from bayou.core.files import StrPath
 from bayou.core.params import flatten
 from bayou.core.progress import Progress, Show
 from bayou.inference.chains import ChainRun, DivergenceError, Sampling
-from bayou.inference.method import Method, identity
+from bayou.inference.method import Method, open_checkpoint
 from bayou.inference.probe import warn_unless_mixed
 from bayou.inference.start import starting_point
 from bayou.kernels import Joint
@@ -26,7 +25,6 @@ from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
-from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, Rows, as_data
 from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.ranks import current
@@ -93,6 +91,7 @@ class Sampler(Method):
     parallel: Executor | None = field(default=None, compare=False)  # draws do not depend on it
 
     draws_all_weights: ClassVar[bool] = True
+    chains_type: ClassVar[type[Sampling]]
     shares_rows: ClassVar[bool] = False  # whether processes of torchrun share the rows of a batch
     without_noise: ClassVar[bool] = False  # whether temperature 0 is possible
 
@@ -105,27 +104,14 @@ class Sampler(Method):
             raise ValueError(
                 f"{name} start must be 'mode', None or a method such as MAP(), got {self.start!r}"
             )
-        self._check(
-            ("parallel",),
-            lambda value: value is None or isinstance(value, Executor),
-            "an executor or None",
-        )
-        is_number = isinstance(self.dispersal, int | float)
-        if self.dispersal != "prior" and not (is_number and 0 <= self.dispersal < math.inf):
-            raise ValueError(
-                f"{name} dispersal must be 'prior' or a finite standard deviation, "
-                f"got {self.dispersal!r}"
-            )
+        if self.parallel is not None and not isinstance(self.parallel, Executor):
+            raise ValueError(f"{name} parallel must be an executor or None, got {self.parallel!r}")
+        if self.dispersal != "prior":
+            self._check_interval("[0, inf)", "dispersal")
 
     def at_mode(self, noise: float, data: Data) -> Self:
         """Return this method from the network as it is."""
         return replace(self, start=None)
-
-    @abstractmethod
-    def _sampling(
-        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
-    ) -> Sampling:
-        """Return the chains at their start (C, D)."""
 
     @abstractmethod
     def _plan(self, data: Data) -> tuple[int, list[int]]:
@@ -277,9 +263,7 @@ class Sampler(Method):
         progress: Show,
     ) -> ChainRun:
         """Return the run of some of the chains before their first step."""
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, data, seed))
+        file = open_checkpoint(checkpoint, self, target, data, seed)
         # the user's prior, the learned noise
         target = replace(target, likelihood=point.target.likelihood)
         weights = {
@@ -287,7 +271,7 @@ class Sampler(Method):
         }
         joint = Joint(target, point.network, weights)
         positions = self._initial_positions(joint, point, seed, chains)
-        make = partial(self._sampling, joint, data, positions, seed, chains)
+        make = partial(self.chains_type, self, joint, data, positions, seed, chains)
         return ChainRun(self, make, seed, positions.device, *self._plan(data), file, progress)
 
     def _initial_positions(

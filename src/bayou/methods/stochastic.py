@@ -72,8 +72,7 @@ class MCDropout(Method):
 
     def __post_init__(self) -> None:
         self._check_start()
-        if self.p is not None and (not isinstance(self.p, int | float) or not 0 < self.p < 1):
-            raise ValueError(f"MCDropout p must be None or a rate between 0 and 1, got {self.p!r}")
+        self._check_interval("(0, 1)", "p")
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]

@@ -14,7 +14,7 @@ from bayou.core.params import Params, stack
 from bayou.core.progress import Progress, Show
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.baseline_checks import compare_with_start
-from bayou.inference.method import Method, Trained, identity
+from bayou.inference.method import Method, Trained, open_checkpoint
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
@@ -23,7 +23,6 @@ from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.training.checkpoints import Checkpoint
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module, move
 from bayou.training.problem import Problem
@@ -86,8 +85,7 @@ class SWAG(Trained):
         self._check_start()
         self._check_whole("every", "draws")
         self._check_whole("rank", least=2)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
+        self._check_interval("[0, 1)", "momentum")
         if self.validation or self.patience:
             raise ValueError(
                 "SWAG averages iterates and cannot select the best one; "
@@ -130,9 +128,7 @@ class SWAG(Trained):
         model = PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point)))
         trajectory = Trajectory(model, self, every)
         model.check_first_batch(batches)
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, batches, seed))
+        file = open_checkpoint(checkpoint, self, target, batches, seed)
         state = fit_module(trajectory, batches, self, seed=seed, checkpoint=file, progress=progress)
         if trajectory.iterates < 2:
             raise ValueError(

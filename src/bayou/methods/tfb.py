@@ -73,7 +73,7 @@ class TFB(Method):
         self._check_start()
         self._check_positive("tolerance")
         self._check_whole("samples", "batch_size")
-        self._check(("validation",), lambda value: 0 < value < 1, "between 0 and 1")
+        self._check_interval("(0, 1)", "validation")
 
     def fit(
         self,

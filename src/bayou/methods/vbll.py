@@ -9,7 +9,6 @@ from typing import Any, Self, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bayou.core import rng
 from bayou.core.files import StrPath
@@ -20,7 +19,7 @@ from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.data_checks import first_inputs, last_layer
 from bayou.inference.point import PointModel, Regularized
-from bayou.network import Call, Network, clear_errors, evaluating
+from bayou.network import Network, clear_errors, evaluating
 from bayou.network.target import Target
 from bayou.posteriors.gaussian import (
     PREDICTIVES,
@@ -116,6 +115,7 @@ class VBLL(Regularized):
             raise TypeError(f"VBLL trains a LastLayerBound, got {type(problem).__name__}")
         with torch.no_grad():
             bound = problem.total(rows) - float(problem.kl())
+            problem.hook.remove()
             posterior = GaussianPosterior(
                 problem.target,
                 Network(problem.net.eval()),
@@ -128,11 +128,15 @@ class VBLL(Regularized):
         posterior.stopped = state.stopped
         return posterior
 
-    def _problem(self, target: Target, data: Data, held: Data | None, seed: int) -> LastLayerBound:
+    def _problem(
+        self, target: Target, data: Data, held_out_rows: Data | None, seed: int
+    ) -> LastLayerBound:
         """Return the objective of a run."""
         inputs = first_inputs(target, data)
         with clear_errors(inputs):
-            return LastLayerBound(self, target, held, seed, last_layer(target, data), inputs)
+            return LastLayerBound(
+                self, target, held_out_rows, seed, last_layer(target, data), inputs
+            )
 
 
 class LastLayerBound(PointModel):
@@ -145,7 +149,7 @@ class LastLayerBound(PointModel):
     Args:
         method: the settings.
         target: the likelihood, the priors and the number of rows.
-        held: rows for the validation loss; None without.
+        held_out_rows: rows for the validation loss; None without.
         seed: of the run.
         names: of the weight and the bias of the last layer.
         inputs: of the network, a batch.
@@ -157,17 +161,22 @@ class LastLayerBound(PointModel):
         self,
         method: VBLL,
         target: Target,
-        held: Data | None,
+        held_out_rows: Data | None,
         seed: int,
         names: list[str],
         inputs: tuple[Any, ...],
     ) -> None:
-        super().__init__(method, target, held, seed)
+        super().__init__(method, target, held_out_rows, seed)
         predictive = method.predictive or ("exact" if self.likelihood.is_gaussian else "sampled")
         self.predictive = check_predictive(predictive, self.likelihood)
         self.last = names
         weight = self.weights()[names[0]]
-        self._check_last_layer(weight, inputs)
+        layer = self.net.get_submodule(names[0].rpartition(".")[0])
+        self.features: list[Tensor] = []  # the inputs of the last layer in a forward pass
+        self.hook = layer.register_forward_pre_hook(
+            lambda _, arguments: self.features.append(arguments[0])
+        )
+        self._check_last_layer(layer, inputs)
         if target.couplings or not all(
             isinstance(target.priors[name], BoundNormal) for name in names
         ):
@@ -186,17 +195,19 @@ class LastLayerBound(PointModel):
         self.mixing = nn.Parameter(noise * scale)
 
     @torch.no_grad()
-    def _check_last_layer(self, weight: Tensor, inputs: tuple[Any, ...]) -> None:
+    def _check_last_layer(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Raise a ValueError unless the outputs of the network are those of the last layer."""
-        names = self.last
-        biases = [self.weights()[name] for name in names[1:]]
-        with evaluating(self.net), Features(weight) as features:
+        with evaluating(self.net):
             outputs = self.net(*inputs).flatten()
-        ends = [F.linear(x, weight, *biases).flatten() for x in features.inputs]
-        if len(ends) != 1 or ends[0].shape != outputs.shape or not torch.allclose(ends[0], outputs):
+            is_last = isinstance(layer, nn.Linear) and len(self.features) == 1
+            if is_last:
+                layer_outputs = layer(self.features[0]).flatten()
+                is_last = layer_outputs.shape == outputs.shape
+                is_last = is_last and torch.allclose(layer_outputs, outputs)
+        if not is_last:
             raise ValueError(
                 "VBLL needs a network whose outputs are those of a linear layer, got "
-                f"{type(self.target.net).__name__}, where {' and '.join(names)} come last; "
+                f"{type(self.target.net).__name__}, where {' and '.join(self.last)} come last; "
                 "use Laplace(where='last'), or VI"
             )
 
@@ -254,11 +265,10 @@ class LastLayerBound(PointModel):
             x: inputs.
             y: targets.
         """
-        features = Features(self.weights()[self.last[0]])
-        with features:  # torch.compile does not support "as"
-            outputs = self.training_outputs(x, y.device)
+        self.features.clear()
+        outputs = self.training_outputs(x, y.device)
         std, columns = self.factors()
-        phi = features.inputs[0].to(std)
+        phi = self.features.pop().to(std)
         phi = F.pad(phi, (0, std.shape[1] - phi.shape[-1]), value=1.0)  # of a bias
         projections = torch.einsum("...d,kde->...ke", phi, columns)
         variance = phi.square() @ std.square().mT + projections.square().sum(-1)
@@ -315,24 +325,3 @@ class LastLayerBound(PointModel):
         tensors = {f"std.{name}": value for name, value in stds.items()}
         tensors |= {f"factor.{name}": value for name, value in factors.items()}
         return LowRankPlusDiagonal(shapes, tensors)
-
-
-class Features(TorchFunctionMode):
-    """A recorder of the ``inputs`` of linear calls with a weight.
-
-    Args:
-        weight: the tensor itself, not a copy.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = weight
-        self.inputs: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and record its input."""
-        if func is F.linear:
-            call = Call(func, args, kwargs or {})
-            if call.weight is self.weight:
-                self.inputs.append(call.x)
-        return func(*args, **(kwargs or {}))

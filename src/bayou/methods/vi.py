@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from bayou.guides.bayesian import Bayesian, NetworkDraw, Rules
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.inference.baseline_checks import compare_with_constant
 from bayou.inference.data_checks import first_inputs, some_inputs
-from bayou.inference.method import Method, Trained, identity, prefers_full_batch
+from bayou.inference.method import Method, Trained, open_checkpoint, prefers_full_batch
 from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
@@ -31,7 +30,6 @@ from bayou.network.target import Target
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
-from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fall_from_maximum
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
@@ -197,9 +195,7 @@ class Variational(Trained):
         bayesian = self._initial_guides(net, target, batches, inputs, seed)
         problem = EvidenceBound(self, target, bayesian, held_out, self.tempering(target))
         problem.check_first_batch(batches)
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, batches, seed))
+        file = open_checkpoint(checkpoint, self, target, batches, seed)
         hooks = Hooks(None if held_out is None else problem.held_out_loss)
         state = fit_module(
             problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks
@@ -345,11 +341,8 @@ class VI(Variational):
         super().__post_init__()
         self._check_whole("samples")
         self._check_positive("scale_lr")
-        if not 0 <= self.beta < math.inf or not 0 <= self.warmup <= 1:
-            raise ValueError(
-                "VI needs a finite beta >= 0 and 0 <= warmup <= 1, "
-                f"got beta={self.beta}, warmup={self.warmup}"
-            )
+        self._check_interval("[0, inf)", "beta")
+        self._check_interval("[0, 1]", "warmup")
         if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
             raise ValueError(
                 "VI guide must be a family such as MNF() or patterns → families, "
