@@ -110,7 +110,7 @@ def test_weight_noise_does_not_move_the_optimum_of_a_linear_model() -> None:
     assert before != fitted(bayou.MLE(steps=5)).history[0]["log_likelihood"]
 
 
-def test_gradient_noise_has_the_standard_deviation_it_says() -> None:
+def test_gradient_noise_has_the_given_standard_deviation() -> None:
     target = Target.build(nn.Linear(100, 100, dtype=F64), bayou.Gaussian(1.0), None, 10)
     model = PointModel(bayou.MLE(gradient_noise=0.2), target)
     for step in (0, 99):
@@ -159,7 +159,7 @@ def test_transposed_convolutions_are_constrained_by_output() -> None:
     [
         (lambda: bayou.MAP(l2=-1.0), "l2 must be positive"),
         (lambda: bayou.MLE(max_norm=0.0), "max_norm must be positive"),
-        (lambda: bayou.MAP(input_noise=-0.1), "must not be negative"),
+        (lambda: bayou.MAP(input_noise=-0.1), "input_noise must be in"),
         (lambda: bayou.MAP(steps=3, epochs=2), "not both"),
         (lambda: bayou.MAP(schedule="cosin"), "MAP schedule must be one of"),
     ],

@@ -178,16 +178,14 @@ class Trajectory(Problem):
         self.trained = trained
         self.method = method
         self.every = every
-        self.names = [
-            name for name, parameter in trained.net.named_parameters() if parameter.requires_grad
-        ]
         weights = trained.weights()
+        self.names = list(weights)
         like = weights[self.names[0]]
         for number, name in enumerate(self.names):
-            for moment in ("first", "second"):
-                self.register_buffer(f"{moment}{number}", torch.zeros_like(weights[name].detach()))
-            deviations = like.new_zeros(method.rank, *weights[name].shape)
-            self.register_buffer(f"deviations{number}", deviations)
+            zeros = torch.zeros_like(weights[name].detach())
+            self.register_buffer(f"first{number}", zeros)
+            self.register_buffer(f"second{number}", zeros.clone())
+            self.register_buffer(f"deviations{number}", like.new_zeros(method.rank, *zeros.shape))
         steps_and_iterates = torch.zeros(2, dtype=torch.long, device=like.device)
         self.register_buffer("count", steps_and_iterates)
 
@@ -274,7 +272,7 @@ def draw_with_statistics(
     norms = {
         name: module
         for name, module in network.net.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
+        if _has_running_statistics(module)
     }
     network.net.eval()
     for module in norms.values():

@@ -1,13 +1,16 @@
-"""MCLMC with minibatches: the noise of its gradients is measured, limited and reported (exact:
-linear regression).
-"""
+"""MCLMC with minibatches: the noise of its gradients is measured, limited and reported."""
 
+from __future__ import annotations
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import bayou
 from bayou import MCLMC, Gaussian, Normal
+from tests.methods.chains import conjugate_draws
+from tests.proofs.regression import MEAN, PRECISION
 
 ROWS = 60
 BATCH = 20
@@ -90,7 +93,7 @@ def test_gradients_of_all_rows_report_no_noise() -> None:
 
 
 @pytest.mark.slow
-def test_variances_with_a_third_of_the_rows_are_those_of_linear_regression() -> None:
+def test_adapted_steps_of_minibatches_have_the_variances_of_linear_regression() -> None:
     """At the adapted step size; without the limit on its noise, eigenvalues were 0.65 to 1.1 of the
     exact ones.
     """
@@ -114,3 +117,24 @@ def test_variances_with_a_third_of_the_rows_are_those_of_linear_regression() -> 
     eigenvalues = torch.linalg.eigvalsh(whitened @ whitened.T / len(draws.T[0]))
     assert float(eigenvalues[0]) > 0.85
     assert float(eigenvalues[-1]) < 1.15
+
+
+@pytest.mark.slow
+def test_minibatches_bias_mclmc_less_at_a_smaller_step() -> None:
+    """A third of the rows in each step; the variances along the eigenvectors of the precision, 1 if
+    exact.
+    """
+    values, vectors = (torch.from_numpy(part) for part in np.linalg.eigh(PRECISION))
+
+    def variances(step_size: float, steps: int) -> Tensor:
+        method = bayou.MCLMC(
+            chains=100, warmup=10, draws=20, adapt=False, stochastic=True, batch_size=7, length=0.12, dispersal=0.05,
+            step_size=step_size, steps=steps,
+        )  # fmt: skip
+        draws = conjugate_draws(method) - torch.from_numpy(MEAN)
+        return ((draws @ vectors).square() * values).mean((0, 1))
+
+    rough, fine = variances(0.04, 3), variances(0.01, 10)
+    assert float(rough[-1]) > 1.7  # the direction with the most noise
+    assert float(rough[0]) < 0.7
+    assert float((fine - 1).abs().max()) < 0.3
