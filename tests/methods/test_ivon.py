@@ -74,7 +74,7 @@ def test_a_prior_is_learned_where_the_bound_is_largest() -> None:
 
 
 def test_noise_and_normalization_layers_are_learned() -> None:
-    method = bayou.IVON(steps=200, samples=16, lr=0.4, local=True, plain_lr=0.04)
+    method = bayou.IVON(steps=350, samples=16, lr=0.4, local=True, plain_lr=0.02)
     posterior = fitted(method, likelihood=bayou.Gaussian(1.0, learn=True))
     assert 0.05 < float(posterior.target.likelihood.log_scale.detach().exp()) < 0.15
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))

@@ -9,21 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.files import StrPath, no_grad_state
+from bayou.core.files import no_grad_state
 from bayou.core.params import Params
-from bayou.core.progress import Show
-from bayou.inference.method import Trained, open_checkpoint
+from bayou.inference.method import FitArguments, P, Trained, open_checkpoint
 from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.network import Network, adapt, forward_inputs, is_constant, layouts, shared_copy
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.training.checkpoints import RunState
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data
 from bayou.training.loop import fit_module
 from bayou.training.newton import finish, passes_for
 from bayou.training.problem import Hooks
 from bayou.training.ranks import reseed_for_rank
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 RANDOM_OR_MOVING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU)
 DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
@@ -41,7 +40,7 @@ def is_random_or_moving(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regularized(Trained):
+class Regularized(Trained[P]):
     """A method that trains one network, with classical regularizers.
 
     Args:
@@ -81,19 +80,18 @@ class Regularized(Trained):
         """Return the objective of a run."""
         return PointModel(self, target, held_out_rows, seed)
 
-    def _run(
-        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
-    ) -> tuple[PointModel, Data, RunState]:
+    def _run(self, arguments: FitArguments) -> tuple[PointModel, Data, RunState]:
         """Train, and return the problem at the end of the run, its data and its state."""
-        seed = as_int_seed(seed)
-        rows, held_out_rows = self.split(as_data(data, self.batch_size), seed)
-        target = self._prior(target.copy(rows.n))
+        seed = arguments.seed
+        progress = arguments.progress
+        rows, held_out_rows = self.split(arguments.data, seed)
+        target = self._prior(arguments.target.copy(rows.n))
         if self._penalized:
             target.require_fixed_priors(type(self).__name__)
         problem = self._problem(target, rows, held_out_rows, seed)
         problem.check_first_batch(rows)
         passes = passes_for(self, rows) if problem.smooth else 0
-        file = open_checkpoint(checkpoint, self, target, rows, seed)
+        file = open_checkpoint(arguments.checkpoint, self, target, rows, seed)
         settings = self
         if passes:  # L-BFGS continues the run
             settings = replace(self, steps=self.total_steps(rows))
@@ -109,31 +107,12 @@ class Regularized(Trained):
         return problem, rows, state
 
 
-class PointMethod(Regularized):
+class PointMethod(Regularized[Empirical]):
     """A method that ends in one point."""
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Empirical:
-        """Maximize the objective over the weights.
-
-        Args:
-            target: network, likelihood and prior.
-            data: the rows, as ``bayou.fit`` takes them.
-            seed: of the initial weights, the order of the rows and the noise.
-            checkpoint: a file from which an interrupted fit continues; None for none.
-            progress: whether and how progress is shown.
-
-        Returns:
-            A posterior of one point.
-        """
-        problem, _, state = self._run(target, data, seed, checkpoint, progress)
+    def _fit(self, arguments: FitArguments) -> Empirical:
+        """Maximize the objective over the weights, and return one point."""
+        problem, _, state = self._run(arguments)
         weights = problem.weights().items()
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in weights}
         posterior = Empirical(problem.target, Network(problem.net.eval()), stack, state.history)
@@ -155,7 +134,7 @@ class PointModel(NetworkProblem):
 
     def __init__(
         self,
-        method: Regularized,
+        method: Regularized[Any],
         target: Target,
         held_out_rows: Data | None = None,
         seed: int = 0,

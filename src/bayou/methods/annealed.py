@@ -15,27 +15,24 @@ from torch import Tensor
 
 from bayou.core import rng
 from bayou.core.constants import LOG_2PI
-from bayou.core.files import StrPath
 from bayou.core.params import Params, flatten, unflatten
-from bayou.core.progress import Show
 from bayou.guides.bayesian import parent_arguments
 from bayou.guides.guide import Guide
 from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
-from bayou.inference.method import Method, identity
+from bayou.inference.method import BatchedMethod, FitArguments, Method, identity
 from bayou.inference.prior_scale import fix_learned_priors, require_normal
 from bayou.inference.restricted import RestrictedMethod
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
 from bayou.kernels.hmc import Density
 from bayou.methods.vi import VI
-from bayou.network.target import Target
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data
 from bayou.training.ranks import current
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 VARIANCE_DRAWS = 1000  # draws of q for its standard deviations, where they have no closed form
 FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
@@ -43,7 +40,7 @@ FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Lap
 
 @final
 @dataclass(frozen=True)
-class Annealed(Method):
+class Annealed(BatchedMethod[Posterior]):
     """Draws of a fitted q annealed to the exact posterior by HMC (annealed importance sampling).
 
         p_β(w) ∝ q(w)^(1−β)·p(w, D)^β,  β from 0 to 1
@@ -150,29 +147,14 @@ class Annealed(Method):
         """
         return None if learns_others else RestrictedMethod(self, tuple(names))
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Find q and return the final states of all chains.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides q, its draws and the noise of the chains.
-            checkpoint: the file of the chains; ``checkpoint``.start is that of the run that finds
-                q.
-            progress: whether, or where, to show a line of progress.
-        """
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Find q and return the final states of all chains."""
         current().note_unshared("the chains of Annealed")
-        seed = as_int_seed(seed)
-        batches = as_data(data, self.batch_size)
-        target = replace(target, n=batches.n)
+        target = arguments.target
+        batches = arguments.data
+        seed = arguments.seed
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
         if not target.free:
             raise ValueError(
                 "every parameter of the network is frozen (requires_grad=False): nothing to sample"

@@ -11,9 +11,7 @@ from typing import Any, Literal, Self, final
 import torch
 from torch import Tensor
 
-from bayou.core.files import StrPath
 from bayou.core.params import Params, stack
-from bayou.core.progress import Show
 from bayou.core.specs import later_field
 from bayou.inference.members import (
     Init,
@@ -24,16 +22,15 @@ from bayou.inference.members import (
     member_target,
     prior_means,
 )
-from bayou.inference.method import Method, identity
+from bayou.inference.method import BatchedMethod, FitArguments, Method, identity
 from bayou.methods.ensemble_run import EnsembleError, EnsembleRun
 from bayou.methods.member_folder import MemberFolder
 from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data
 from bayou.training.jobs import Executor, send
-from bayou.training.seeds import as_int_seed
 
 __all__ = ["Ensemble", "EnsembleError"]
 
@@ -43,7 +40,7 @@ ANCHOR_SPREADS = (0.3, 0.2, 0.0)
 
 @final
 @dataclass(frozen=True)
-class Ensemble(Method):
+class Ensemble(BatchedMethod[Posterior]):
     """Deep ensembles: n runs of a method, each with its own seed and initial weights.
 
         q(w) = 1/n Σ_i q_i(w)
@@ -194,34 +191,21 @@ class Ensemble(Method):
             deviations = (deviations - deviations.mean(0)) * math.sqrt(self.n / (self.n - 1))
         return center + float(self.anchored) * deviations
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Train all members, or those that are not in the checkpoint folder yet.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the seeds of the members.
-            checkpoint: a folder, or with ``parallel="vmap"`` a file.
-            progress: whether, or where, to show a line of progress.
-        """
-        seed = as_int_seed(seed)
-        batches = as_data(data, self.batch_size)
-        target = replace(target, n=batches.n)
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Train all members, or those that are not in the checkpoint folder yet."""
+        target = arguments.target
+        batches = arguments.data
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
         executor = self.parallel if isinstance(self.parallel, Executor) else None
         in_process = replace(self, parallel=None) if executor else self
-        run_identity = _identity(in_process, target, batches, seed)
-        seeds = self._seeds(seed)
+        run_identity = _identity(in_process, target, batches, arguments.seed)
+        seeds = self._seeds(arguments.seed)
         if self.parallel == "vmap":
             file = None if checkpoint is None else Checkpoint(checkpoint, run_identity)
-            return fit_stacked(self.of, target, self.init, batches, seeds, seed, file, progress)
+            return fit_stacked(
+                self.of, target, self.init, batches, seeds, arguments.seed, file, progress
+            )
         folder = None if checkpoint is None else MemberFolder(checkpoint, run_identity)
         if executor is None:
             return EnsembleRun(self, target, batches, seeds, folder).train_all(progress)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal, Self, final
+from typing import Literal, Self, final
 
-from bayou.core.files import StrPath
 from bayou.core.params import match
-from bayou.core.progress import Show
 from bayou.curvature.information import CURVATURE_TYPES, CurvatureType
 from bayou.curvature.joint import JointNormal
 from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.sweep import Plan, make_plan
 from bayou.inference.curvature_passes import CurvaturePasses
 from bayou.inference.data_checks import LAST, check_first_batch, first_inputs, last_layer
-from bayou.inference.method import Method
+from bayou.inference.method import BatchedMethod, FitArguments, Method
 from bayou.inference.prior_scale import rescale_priors
 from bayou.inference.start import starting_point
 from bayou.methods.laplace_run import CURVATURES, LaplaceRun
@@ -29,10 +27,10 @@ from bayou.posteriors.gaussian import (
     check_predictive,
 )
 from bayou.priors import BoundNormal
-from bayou.training.data import Data, Rows, as_data, last_batches
+from bayou.training.data import Data, Rows, last_batches
 from bayou.training.inputs import Batch
 from bayou.training.ranks import current
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 Structure = Literal["full", "diagonal", "kronecker"]
 MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
@@ -43,7 +41,7 @@ MIN_ROWS_WITH_START = 20  # held-out rows, if they are also withheld from the se
 
 @final
 @dataclass(frozen=True)
-class Laplace(Method):
+class Laplace(BatchedMethod[GaussianPosterior]):
     """The Laplace approximation: a Gaussian at a mode w* with the curvature of the log joint there.
 
         q(w) = N(w*, Λ⁻¹),    Λ = Σ_n J_nᵀ·H_n·J_n + prior precision
@@ -153,28 +151,13 @@ class Laplace(Method):
         """Return this method at the network as it is, with the prior of the target."""
         return replace(self, start=None, prior=None)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> GaussianPosterior:
-        """Return the Gaussian at the mode.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the held-out rows, the drawn labels and the run of the start.
-            checkpoint: the file of the run that finds the mode is ``checkpoint``.start, if any.
-            progress: whether, or where, to show a line of progress.
-        """
+    def _fit(self, arguments: FitArguments) -> GaussianPosterior:
+        """Return the Gaussian at the mode."""
         current().note_unshared("the curvature of Laplace")
-        seed = as_int_seed(seed)
-        batches, held_out = self._split(target, as_data(data, self.batch_size), seed)
-        target = replace(target, n=batches.n)
+        seed = arguments.seed
+        progress = arguments.progress
+        batches, held_out = self._split(arguments.target, arguments.data, seed)
+        target = replace(arguments.target, n=batches.n)
         check_predictive(self.predictive, target.likelihood)
         plan, check_batch = self._plan(target, batches)
         learned = [
@@ -183,7 +166,12 @@ class Laplace(Method):
         # the evidence learns these priors, not the start
         target = rescale_priors(target, dict.fromkeys(learned, 1.0))
         point = starting_point(
-            self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
+            self.start,
+            target,
+            batches,
+            seed=seed,
+            checkpoint=arguments.checkpoint,
+            progress=progress,
         )
         passes = CurvaturePasses(self, plan, batches, check_batch, seed, progress)
         return LaplaceRun(self, passes, point, learned).posterior(held_out)

@@ -17,7 +17,7 @@ from bayou.core.files import StrPath
 from bayou.core.params import flatten
 from bayou.core.progress import Progress, Show
 from bayou.inference.chains import ChainRun, DivergenceError, Sampling
-from bayou.inference.method import Method, open_checkpoint
+from bayou.inference.method import BatchedMethod, FitArguments, Method, open_checkpoint
 from bayou.inference.probe import warn_unless_mixed
 from bayou.inference.start import starting_point
 from bayou.kernels import Joint
@@ -25,10 +25,10 @@ from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
-from bayou.training.data import Data, Rows, as_data
+from bayou.training.data import Data, Rows
 from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.ranks import current
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 Chains = Callable[
     [range, StrPath | None, Show], ChainRun
@@ -39,7 +39,7 @@ MODE_MIN_ROWS = 10  # the rows that takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler(Method):
+class Sampler(BatchedMethod[Empirical]):
     """The base class of Markov chain methods.
 
     Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and
@@ -138,32 +138,15 @@ class Sampler(Method):
         batch_size = min(self.batch_size, MAP.batch_size)
         return MAP(steps=steps, lr=MODE_LR, batch_size=batch_size, validation=held_out)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Empirical:
-        """Return the draws of all chains, grouped by chain, in order.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the start, the batches and the noise.
-            checkpoint: a file that the same call continues from.
-            progress: whether, or where, to show a line of progress.
-
-        Raises:
-            DivergenceError: if a chain is not finite.
-        """
+    def _fit(self, arguments: FitArguments) -> Empirical:
+        """Return the draws of all chains, grouped by chain, in order."""
         if not self.shares_rows:
             current().note_unshared(f"the chains of {type(self).__name__}")
-        chains = self._prepare(target, data, as_int_seed(seed), checkpoint, progress)
+        chains = self._prepare(arguments)
         if isinstance(chains, Empirical):
             return chains
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
         if self.parallel is None:
             posterior = chains(range(self.chains), checkpoint, progress).run()
         else:
@@ -222,18 +205,16 @@ class Sampler(Method):
         Raises:
             KeyboardInterrupt: before there was a chain.
         """
-        chains = self._prepare(target, data, as_int_seed(seed), None, progress)
+        chains = self._prepare(self._arguments(target, data, seed, None, progress))
         if isinstance(chains, Empirical):  # Ctrl-C before there was a chain
             raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
         yield from chains(range(self.chains), None, progress).stream()
 
-    def _prepare(
-        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
-    ) -> Chains | Empirical:
+    def _prepare(self, arguments: FitArguments) -> Chains | Empirical:
         """Return the chains at their start, or the start if it was interrupted."""
-        batches = as_data(data, self.batch_size)
+        target = arguments.target
+        batches = arguments.data
         self._plan(batches)  # which checks the settings before the start
-        target = replace(target, n=batches.n)
         target.require_fixed_priors(type(self).__name__)
         if not target.free:
             raise ValueError(
@@ -243,14 +224,14 @@ class Sampler(Method):
             self._start(target, batches),
             target,
             batches,
-            seed=part_seed(seed, "start"),
-            checkpoint=checkpoint,
-            progress=progress,
+            seed=part_seed(arguments.seed, "start"),
+            checkpoint=arguments.checkpoint,
+            progress=arguments.progress,
             points=self.chains,
         )
         if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return point
-        return partial(replace(self, parallel=None)._run, target, batches, seed, point)
+        return partial(replace(self, parallel=None)._run, target, batches, arguments.seed, point)
 
     def _run(
         self,

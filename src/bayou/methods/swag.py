@@ -9,30 +9,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayou.core.files import StrPath
 from bayou.core.params import Params, stack
 from bayou.core.progress import Progress, Show
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.baseline_checks import compare_with_start
-from bayou.inference.method import Method, Trained, open_checkpoint
+from bayou.inference.method import FitArguments, Method, Trained, open_checkpoint
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
 from bayou.network import Network, forward_inputs
-from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data
 from bayou.training.loop import fit_module, move
 from bayou.training.problem import Problem
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 from bayou.training.settings import Schedule, Settings
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class SWAG(Trained):
+class SWAG(Trained[Posterior]):
     """SWAG: a Gaussian fitted to the iterates of SGD at a constant rate.
 
         q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1)))
@@ -96,26 +94,13 @@ class SWAG(Trained):
         """Return this method from the network as it is; gradients are proportional to 1/noise²."""
         return replace(self, lr=self.lr * noise**2, start=None)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Run SGD from the start and return the Gaussian of its iterates.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the batches and the run of the start.
-            checkpoint: a file that the same call continues from.
-            progress: whether, or where, to show a line of progress.
-        """
-        seed = as_int_seed(seed)
-        batches = as_data(data, self.batch_size)
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Run SGD from the start and return the Gaussian of its iterates."""
+        target = arguments.target
+        batches = arguments.data
+        seed = arguments.seed
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
         target.require_fixed_priors("SWAG")
         point = starting_point(
             self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress

@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.files import StrPath
 from bayou.core.params import Params
-from bayou.core.progress import Show
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.data_checks import first_inputs, last_layer
+from bayou.inference.method import FitArguments
 from bayou.inference.point import PointModel, Regularized
 from bayou.network import Network, clear_errors, evaluating
 from bayou.network.target import Target
@@ -38,7 +37,7 @@ DEFAULT_RANK = 8  # of S, where a full one is too large
 
 @final
 @dataclass(frozen=True)
-class VBLL(Regularized):
+class VBLL(Regularized[GaussianPosterior]):
     """Variational Bayesian last layer: q(w) = N(w̄, S) of the last layer, the rest a point.
 
         max  E_q[Σ_n log p(y_n | w·φ_n)] − KL(q ‖ p) + log p(rest)
@@ -92,25 +91,9 @@ class VBLL(Regularized):
         """Return this method with fewer steps: the features are learned already."""
         return replace(self, effort=self.effort / 10)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> GaussianPosterior:
-        """Return the Gaussian over the last layer, and the point of the rest.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the batches.
-            checkpoint: a file that the same call continues from.
-            progress: whether, or where, to show a line of progress.
-        """
-        problem, rows, state = self._run(target, data, seed, checkpoint, progress)
+    def _fit(self, arguments: FitArguments) -> GaussianPosterior:
+        """Return the Gaussian over the last layer, and the point of the rest."""
+        problem, rows, state = self._run(arguments)
         if not isinstance(problem, LastLayerBound):
             raise TypeError(f"VBLL trains a LastLayerBound, got {type(problem).__name__}")
         with torch.no_grad():

@@ -12,14 +12,19 @@ import torch
 from torch import nn
 
 from bayou.core import rng
-from bayou.core.files import StrPath
-from bayou.core.progress import Show, spell
+from bayou.core.progress import spell
 from bayou.guides import Delta, MeanField
 from bayou.guides.bayesian import Bayesian, Rules
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.inference.baseline_checks import compare_with_constant
 from bayou.inference.data_checks import first_inputs, some_inputs
-from bayou.inference.method import Method, Trained, open_checkpoint, prefers_full_batch
+from bayou.inference.method import (
+    FitArguments,
+    Method,
+    Trained,
+    open_checkpoint,
+    prefers_full_batch,
+)
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
 from bayou.methods.evidence_bound import EvidenceBound
@@ -35,7 +40,7 @@ from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
 from bayou.training.problem import Hooks
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 WIDE_FAN_IN = 256  # inputs of a unit, above which the learning rate is divided by their number
 LARGE_NETWORK = 5000  # weights, from which on ``adapt_to_size`` changes the defaults
@@ -46,7 +51,7 @@ LARGE_FALL = 0.1  # nats per row that the objective may fall below its maximum w
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variational(Trained):
+class Variational(Trained[Posterior]):
     """The base class of methods that maximize the ELBO over a family of posteriors.
 
     A network of 5,000 weights or more that was given neither a prior nor a length gets other
@@ -141,44 +146,24 @@ class Variational(Trained):
         """
         return replace(self, effort=factor * self.effort)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Fit q to the posterior of ``target``.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the batches, the draws and the initial guides.
-            checkpoint: a file that the same call continues from; the start is found in its own.
-            progress: whether, or where, to show a line of progress.
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Fit q to the posterior of the target.
 
         Returns:
             A ``Guided`` posterior, or the point of the start if Ctrl-C came before the first step.
         """
-        method, adapted_target = self.adapt_to_size(target)
-        return method._fit(adapted_target, target, data, as_int_seed(seed), checkpoint, progress)
+        method, target = self.adapt_to_size(arguments.target)
+        return method._fit_adapted(target, arguments)
 
-    def _fit(
-        self,
-        target: Target,
-        original_target: Target,
-        data: Any,
-        seed: int,
-        checkpoint: StrPath | None,
-        progress: Show,
-    ) -> Posterior:
+    def _fit_adapted(self, target: Target, arguments: FitArguments) -> Posterior:
         """Fit with exactly these settings; the start is found under the original prior."""
-        batches, held_out = self.split(as_data(data, self.batch_size), seed)
+        seed = arguments.seed
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
+        batches, held_out = self.split(arguments.data, seed)
         target = target.copy(batches.n)
         inputs = first_inputs(target, batches)
-        original_target = original_target.copy(batches.n)
+        original_target = arguments.target.copy(batches.n)
         net = target.net
         start = self._start(original_target, batches)
         if start is not None:
