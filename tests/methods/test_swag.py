@@ -46,8 +46,8 @@ def test_moments_are_those_of_the_iterates_of_gradient_descent() -> None:
     factor = (iterates - running)[-5:]
     covariance = 0.5 * (np.diag(variance) + factor.T @ factor / 4)
     np.testing.assert_allclose(posterior.mean()["weight"].numpy()[0], mean, rtol=1e-10)
-    draws = posterior.sample(50_000, seed=0)["weight"][:, 0].numpy()
-    error = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / 50_000)
+    draws = posterior.sample(10_000, seed=0)["weight"][:, 0].numpy()
+    error = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / 10_000)
     assert np.abs((np.cov(draws.T) - covariance) / error).max() < 4.5
     dense = torch.distributions.MultivariateNormal(
         torch.from_numpy(mean), torch.from_numpy(covariance)

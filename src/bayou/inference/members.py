@@ -199,7 +199,7 @@ class StackedModel(NetworkProblem):
         self.skeleton = self.network.net
         self.likelihood = copy.deepcopy(targets[0].likelihood)
         weights = stack([target.start() for target in targets])
-        noises = [dict(target.likelihood.named_parameters()) for target in targets]
+        noises: list[Params] = [dict(target.likelihood.named_parameters()) for target in targets]
         noise = stack(noises) if noises[0] else {}
         self.names = list(weights)
         self.noise_names = list(noise)

@@ -60,8 +60,9 @@ class Method(Checked, ABC):
         def is_valid(value: object) -> bool:
             if value is None:
                 return True
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            return is_number and low <= value <= high and value not in excluded
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                return False
+            return low <= value <= high and value not in excluded
 
         self._check(names, is_valid, f"in {interval}")
 

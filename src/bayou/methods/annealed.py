@@ -200,6 +200,7 @@ class AnnealingRun(Sampling):
     """
 
     draws_are_independent = True
+    method: Annealed
 
     def __init__(
         self,

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayou.inference.chains import Sampling, check_data, load_batches, mean_over_chains
+from bayou.inference.chains import check_data, load_batches, mean_over_chains
 from bayou.inference.probe import ChainProbe, typical_fall
 from bayou.kernels import Joint
 from bayou.kernels.hmc import Density
+from bayou.methods.mcmc import MarkovChains
 from bayou.training.data import Data, Rows, batches_from, stack_batches
 from bayou.training.graphs import Recorded
 from bayou.training.inputs import Batch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Kernel = Callable[..., Any]
 
 
-class GradientChains(Sampling):
+class GradientChains(MarkovChains):
     """Chains with one minibatch gradient per step.
 
     Args:
@@ -51,8 +52,7 @@ class GradientChains(Sampling):
         seed: int,
         chains: range,
     ) -> None:
-        super().__init__(method, joint, seed, chains)
-        self.data = data
+        super().__init__(method, joint, data, start, seed, chains)
         self.steps = method._plan(data)[0]
         self.sizes = method.step_sizes
         self.temperature = method.temperature

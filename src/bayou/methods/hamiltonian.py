@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.inference.chains import Sampling, load_batches, mean_over_chains
+from bayou.inference.chains import load_batches, mean_over_chains
 from bayou.inference.probe import ChainProbe
 from bayou.kernels import Joint, adaptation, hmc
 from bayou.kernels.adaptation import AdaptationState
 from bayou.kernels.hmc import HamiltonianState, Info
-from bayou.methods.mcmc import Sampler
+from bayou.methods.mcmc import MarkovChains, Sampler
 from bayou.training.data import Data
 from bayou.training.seeds import part_seed
 
 
-class HamiltonianChains(Sampling):
+class HamiltonianChains(MarkovChains):
     """Chains with the log density p(w, D)^(1/T) of all data.
 
     Args:
@@ -45,7 +45,7 @@ class HamiltonianChains(Sampling):
         seed: int,
         chains: range,
     ) -> None:
-        super().__init__(method, joint, seed, chains)
+        super().__init__(method, joint, data, start, seed, chains)
         calls = method._gradients_of_all_rows(data)
         self._density = joint.density(load_batches(joint, data, start), start, calls=calls)
         self.probe = ChainProbe(joint, data, seed, start)

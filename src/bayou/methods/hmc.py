@@ -7,10 +7,10 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from bayou.inference.chains import Sampling
 from bayou.kernels import hmc, nuts
 from bayou.kernels.hmc import HamiltonianState, Info
 from bayou.methods.hamiltonian import HamiltonianChains, HamiltonianSampler
+from bayou.methods.mcmc import MarkovChains
 
 STEP_JITTER = 0.2  # relative, of the step sizes of HMC with a given number of them
 MIN_LENGTH = 0.5  # of a trajectory, in units of the length that is learned
@@ -120,7 +120,7 @@ class HMC(HamiltonianSampler):
     leapfrogs: int | None = field(default=None, kw_only=True)
     most_leapfrogs: int = field(default=200, kw_only=True)
 
-    chains_type: ClassVar[type[Sampling]] = HMCChains
+    chains_type: ClassVar[type[MarkovChains]] = HMCChains
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +176,7 @@ class NUTS(HamiltonianSampler):
     warmup: int = field(default=250, kw_only=True)
     max_depth: int = field(default=8, kw_only=True)
 
-    chains_type: ClassVar[type[Sampling]] = NUTSChains
+    chains_type: ClassVar[type[MarkovChains]] = NUTSChains
 
     def __post_init__(self) -> None:
         super().__post_init__()

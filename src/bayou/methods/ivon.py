@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from bayou.guides import Delta, MeanField
 from bayou.guides.bayesian import Rules
 from bayou.guides.gaussian import Factorized
-from bayou.methods.vi import EvidenceBound, Variational
+from bayou.methods.evidence_bound import EvidenceBound
+from bayou.methods.vi import Variational
 from bayou.network.target import Target
 from bayou.priors import BoundNormal, BoundPart
 from bayou.training.data import Data

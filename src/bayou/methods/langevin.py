@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayou.inference.chains import Sampling
 from bayou.inference.method import prefers_full_batch
 from bayou.inference.restricted import RestrictedMethod
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
 from bayou.kernels import psgld, sghmc, sgld
 from bayou.methods.gradient_chains import GradientChains, Kernel
-from bayou.methods.mcmc import Sampler
+from bayou.methods.mcmc import MarkovChains, Sampler
 from bayou.training.data import Data
 
 __all__ = [
@@ -80,7 +79,7 @@ class GradientSampler(Sampler):
     draws: int | None = None
     compile: bool = field(default=False, compare=False)
 
-    chains_type: ClassVar[type[Sampling]] = GradientChains
+    chains_type: ClassVar[type[MarkovChains]] = GradientChains
     shares_rows: ClassVar[bool] = True
     without_noise: ClassVar[bool] = True
     rate: ClassVar[float]  # N·lr without adaptation of the step size

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from bayou.inference.chains import Sampling
 from bayou.kernels import Joint, hmc, mclmc
 from bayou.kernels.hmc import Density, HamiltonianState, Info
 from bayou.kernels.mclmc import MicrocanonicalState
 from bayou.methods.hamiltonian import HamiltonianChains, HamiltonianSampler
+from bayou.methods.mcmc import MarkovChains
 from bayou.metrics.chains import MIN_DRAWS, ess_mean
 from bayou.training.data import Data, batches_from
 from bayou.training.graphs import Recorded
@@ -55,7 +55,6 @@ class MicrocanonicalChains(HamiltonianChains):
         self.velocity = mclmc.unit(self.normal("direction", 0))
         self.length = torch.full_like(start[:, 0], 2.0 if method.length is None else method.length)
         self.trail: list[Tensor] = []  # some coordinates of a window of the warm-up
-        self.data = data
         self.log_joint: Callable[..., tuple[Tensor, ...]] = joint
         if method.stochastic and (method.compile or start.is_cuda):
             self.log_joint = Recorded(joint, method.compile)
@@ -344,7 +343,7 @@ class MCLMC(HamiltonianSampler):
     stochastic: bool = field(default=False, kw_only=True)
     compile: bool = field(default=False, kw_only=True, compare=False)
 
-    chains_type: ClassVar[type[Sampling]] = MicrocanonicalChains
+    chains_type: ClassVar[type[MarkovChains]] = MicrocanonicalChains
 
     def __post_init__(self) -> None:
         super().__post_init__()

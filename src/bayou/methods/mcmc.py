@@ -18,7 +18,7 @@ from bayou.core.params import flatten
 from bayou.core.progress import Progress, Show
 from bayou.inference.chains import ChainRun, DivergenceError, Sampling
 from bayou.inference.method import BatchedMethod, FitArguments, Method, open_checkpoint
-from bayou.inference.probe import warn_unless_mixed
+from bayou.inference.probe import ChainProbe, warn_unless_mixed
 from bayou.inference.start import starting_point
 from bayou.kernels import Joint
 from bayou.methods.point import MAP
@@ -36,6 +36,32 @@ Chains = Callable[
 MODE_LR = 5e-3  # of the short MAP that chains start at
 MODE_HELD_OUT = 0.2  # the fraction that this MAP holds out, where a noise is learned
 MODE_MIN_ROWS = 10  # the rows that takes
+
+
+class MarkovChains(Sampling):
+    """The chains of a ``Sampler``.
+
+    Args:
+        method: the settings.
+        joint: log p(w, D).
+        data: all rows.
+        start: the initial positions, (C, D).
+        seed: of the noise.
+        chains: the numbers of the chains.
+    """
+
+    method: Sampler
+    probe: ChainProbe
+
+    def __init__(
+        self, method: Sampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> None:
+        super().__init__(method, joint, seed, chains)
+        self.data = data
+
+    def mixing(self, draws: Tensor) -> dict[str, Any]:
+        """Return the entries of ``posterior.mixing`` for these draws, (C, K, D)."""
+        return self.probe.mixing(draws, self.joint.start, self.method.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +117,7 @@ class Sampler(BatchedMethod[Empirical]):
     parallel: Executor | None = field(default=None, compare=False)  # draws do not depend on it
 
     draws_all_weights: ClassVar[bool] = True
-    chains_type: ClassVar[type[Sampling]]
+    chains_type: ClassVar[type[MarkovChains]]
     shares_rows: ClassVar[bool] = False  # whether processes of torchrun share the rows of a batch
     without_noise: ClassVar[bool] = False  # whether temperature 0 is possible
 
