@@ -75,7 +75,7 @@ class Items(Dataset):
         return self.data[0][i], self.data[1][i]
 
 
-def test_a_member_is_the_run_of_its_seed() -> None:
+def test_a_member_is_the_fit_of_its_seed() -> None:
     """With the network's own weights kept, member i is a plain MAP fit whose seed is fold(seed,
     "member", i).
     """
@@ -96,7 +96,7 @@ def test_a_member_is_the_run_of_its_seed() -> None:
     assert {record["member"] for record in posterior.history} == {0.0, 1.0, 2.0}
 
 
-def test_members_start_at_weights_of_their_own() -> None:
+def test_members_start_at_their_own_weights() -> None:
     still = bayou.MAP(steps=1, lr=1e-300)
     net = make_net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -112,10 +112,6 @@ def test_members_start_at_weights_of_their_own() -> None:
     assert torch.equal(halved.stack["0.weight"][1], before["0.weight"] / 2)
     drawn = fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net)
     assert not torch.equal(drawn.stack["0.weight"][0], drawn.stack["0.weight"][1])
-    same(
-        fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net).stack,
-        drawn.stack,
-    )
 
 
 class Adapted(nn.Module):
@@ -204,7 +200,7 @@ def test_fresh_layers_are_not_mistaken_for_trained_ones() -> None:
             initial_weights.check_fresh(net, drawn)
 
 
-def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -> None:
+def test_reset_draws_all_modules_except_frozen_parameters() -> None:
     net = nn.ModuleDict(
         {
             "attention": nn.MultiheadAttention(4, 2),
@@ -304,7 +300,7 @@ def test_bare_parameters_are_shuffled_unless_they_are_constants_or_tables() -> N
     assert float(posterior.stack["positions"].std(0).min()) > 0
 
 
-def test_statistics_and_learned_noise_are_the_members_own() -> None:
+def test_members_have_their_own_statistics_and_noise() -> None:
     """Predictions are the mixture of what each member predicts by itself, with its own batch norm
     and noise.
     """
@@ -402,7 +398,9 @@ def test_clipping_is_per_member() -> None:
         (SHORT, lambda: Counting(), "'calls' changes"),
     ],
 )
-def test_what_cannot_be_stacked_is_an_error(method: Any, net: Any, words: str) -> None:
+def test_methods_and_networks_that_cannot_be_stacked_are_errors(
+    method: Any, net: Any, words: str
+) -> None:
     with pytest.raises(ValueError, match=f"{words}.*parallel=None"):
         fitted(bayou.Ensemble(2, of=method, parallel="vmap"), net and net())
 
@@ -459,7 +457,7 @@ def test_stacked_training_continues_after_ctrl_c_within_an_epoch(
     assert not torch.equal(posterior.stack["0.weight"], whole.stack["0.weight"])
 
 
-def test_the_folder_holds_finished_members_and_nothing_is_trained_twice(
+def test_finished_members_in_the_folder_are_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, folder = bayou.Ensemble(3, of=SHORT), tmp_path / "run"
@@ -497,16 +495,6 @@ def test_folders_of_other_runs_are_errors(tmp_path: Path) -> None:
         fitted(method, checkpoint=tmp_path / "file")
     with pytest.raises(bayou.posteriors.FileError, match="does not exist"):
         fitted(method, checkpoint=tmp_path / "no" / "folder")
-
-
-def test_a_damaged_member_is_an_error(tmp_path: Path) -> None:
-    fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
-    file = tmp_path / "run" / "member-001.bayou"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(
-        bayou.posteriors.FileError, match="member-001.bayou is not a whole bayou file"
-    ):
-        fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
 
 
 def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path: Path) -> None:

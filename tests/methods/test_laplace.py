@@ -103,19 +103,6 @@ def test_the_last_layer_is_the_one_that_is_used_last() -> None:
     assert list(posterior.covariance.shapes) == ["head.weight", "head.bias"]
 
 
-def test_frozen_tensors_stay_points() -> None:
-    model = net()
-    model[0].requires_grad_(False)
-    assert list(fitted(model).covariance.shapes) == ["2.weight", "2.bias"]
-    with pytest.raises(
-        ValueError, match=r"'0\.\*' matches no name; the names are '2\.weight', '2\.bias'"
-    ):
-        fitted(model, where="0.*")
-    model.requires_grad_(False)
-    with pytest.raises(ValueError, match="frozen"):
-        fitted(model)
-
-
 def test_a_last_layer_posterior_is_a_block_of_the_full_precision() -> None:
     full, last = fitted(), fitted(where="last")
     block = torch.linalg.inv(dense(full))[-18:, -18:]
@@ -174,19 +161,6 @@ def test_probit_is_its_formula() -> None:
     torch.testing.assert_close(fitted().predict(x, predictive="probit").mean, p.mean)
     with pytest.raises(ValueError, match="one function"):
         posterior.predict(x, 10)
-
-
-def test_probit_over_positions() -> None:
-    model = nn.Sequential(nn.Conv1d(2, CLASSES, 1)).double()
-    x = rows()[0].reshape(N, 2, 2)
-    y = torch.arange(2 * N).reshape(N, 2) % CLASSES
-    posterior = fitted(
-        model, (x, y), likelihood=bayou.Categorical(class_axis=-2), predictive="probit"
-    )
-    assert posterior.predict(x[:3]).mean.shape == (3, 2, CLASSES)
-    mean, covariance = posterior.function(x[:3])
-    assert mean.shape == (3, CLASSES, 2)
-    assert covariance.shape == (3, 2 * CLASSES, 2 * CLASSES)
 
 
 @pytest.mark.parametrize("predictive", ["linearized", "sampled", "probit"])

@@ -84,14 +84,6 @@ def test_large_noise_of_gradients_is_a_warning(batch_size: int, status: str) -> 
         assert "smaller step_size" in check.text
 
 
-def test_gradients_of_all_rows_report_no_noise() -> None:
-    posterior, _ = sample(
-        MCLMC(chains=2, draws=3, warmup=0, adapt=False, steps=1, step_size=0.01, start=None)
-    )
-    assert "gradient_noise" not in posterior.history[-1]
-    assert "gradient noise" not in posterior.checks
-
-
 @pytest.mark.slow
 def test_adapted_steps_of_minibatches_have_the_variances_of_linear_regression() -> None:
     """At the adapted step size; without the limit on its noise, eigenvalues were 0.65 to 1.1 of the

@@ -219,19 +219,6 @@ def test_a_loader_is_shared_by_all_chains() -> None:
         fitted(bayou.HMC(draws=1, warmup=0), rows=short)
 
 
-@pytest.mark.parametrize("method", [METHODS["SGLD"], METHODS["NUTS"]], ids=["SGLD", "NUTS"])
-def test_frozen_parameters_stay(method: Any) -> None:
-    net = mlp()
-    net[0].weight.requires_grad_(False)
-    p = fitted(method, net)
-    assert p.stack["0.bias"][:, 0].unique().numel() > 3
-    assert list(p.stack) == [name for name, value in net.named_parameters() if value.requires_grad]
-    for parameter in net.parameters():
-        parameter.requires_grad_(False)
-    with pytest.raises(ValueError, match="frozen"):
-        fitted(method, net)
-
-
 @pytest.mark.slow
 def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     """With outputs of 0 and a flat prior on log σ, Σy²/σ² ~ χ²(N): mean N, variance 2N."""
@@ -251,14 +238,6 @@ def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     assert float(predicted.std.mean()) == pytest.approx(
         float(spread.square().mean().sqrt()), rel=0.01
     )
-
-
-def test_a_noise_that_was_frozen_stays() -> None:
-    t = target(mlp(), bayou.Gaussian(0.3, learn=True))
-    t.likelihood.requires_grad_(False)
-    p = METHODS["SGLD"].fit(t, data(), progress=False)
-    assert "likelihood.log_scale" not in p.stack
-    assert float(p.target.likelihood.log_scale) == pytest.approx(np.log(0.3))
 
 
 def test_chains_take_weights_statistics_and_noise_of_their_start() -> None:

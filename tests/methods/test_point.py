@@ -122,23 +122,6 @@ def test_gradient_noise_has_the_given_standard_deviation() -> None:
         assert float(noise.std()) == pytest.approx(expected, rel=4 / (2 * len(noise)) ** 0.5)
 
 
-def test_frozen_parameters_stay_and_have_no_prior() -> None:
-    net = linear(bias=True)
-    net.bias.requires_grad_(False)
-    posterior = bayou.fit(
-        net, regression(), bayou.MAP(steps=20), likelihood=bayou.Gaussian(0.3), progress=False
-    )
-    assert isinstance(posterior, Empirical)
-    assert list(posterior.stack) == ["weight"]
-    alone = torch.distributions.Normal(0.0, 1.0).log_prob(posterior.stack["weight"]).sum()
-    assert posterior.history[-1]["log_prior"] == pytest.approx(float(alone), rel=1e-4)
-    net.weight.requires_grad_(False)
-    with pytest.raises(ValueError, match="frozen"):
-        bayou.fit(
-            net, regression(), method=bayou.MAP(), likelihood=bayou.Gaussian(0.3), progress=False
-        )
-
-
 def test_transposed_convolutions_are_constrained_by_output() -> None:
     net = nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten(), nn.Linear(27, 2)).double()
     x, y = (

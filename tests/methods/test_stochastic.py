@@ -76,9 +76,8 @@ def test_a_draw_is_one_function_of_all_rows() -> None:
     x, _ = make_data(7)
     outputs = posterior.predict(x, samples=9, seed=4).outputs
     assert len(outputs[:, 0, 0].unique()) > 5
-    twice = posterior.predict(torch.cat([x.flip(0), x]), samples=9, seed=4).outputs
-    torch.testing.assert_close(twice[:, :7].flip(1), outputs)
-    torch.testing.assert_close(twice[:, 7:], outputs)
+    reversed_rows = posterior.predict(x.flip(0), samples=9, seed=4).outputs
+    torch.testing.assert_close(reversed_rows.flip(1), outputs)
     sample = posterior.sample(9, seed=4)
     assert sample["dropout.seed"].dtype == torch.int64
     assert len(sample["dropout.seed"].unique()) == 9
@@ -102,13 +101,6 @@ def test_functional_dropout_is_found(options: dict[str, Any]) -> None:
     assert bool(
         ((outputs.mean(0) - plain).abs() < 5 * spread).all()
     )  # the last layer is linear: dropout keeps its mean
-
-
-def test_builtin_dropout_is_found() -> None:
-    call = lambda layer, x: torch.feature_dropout(torch.dropout(x, 0.5, False), 0.5, False)  # noqa: E731
-    posterior = fitted(Wrapped(nn.Identity(), 8, call), bayou.MCDropout(None))
-    outputs = posterior.predict(make_data(3)[0], samples=30, seed=0).outputs
-    assert len(outputs[:, 0, 0].unique()) > 10
 
 
 def test_a_network_without_dropout_is_refused() -> None:

@@ -268,17 +268,6 @@ def test_the_bounds_are_those_of_the_package_of_the_authors(rank: int | None, na
         torch.testing.assert_close(problem.kl(), kl, rtol=1e-6, atol=0)
 
 
-def test_noise_on_the_inputs_is_part_of_steps_only() -> None:
-    x, y = make_data()
-    problem = make_problem(make_net(), (x, y), bayou.Gaussian(NOISE), 0, input_noise=0.5)
-    noisy, plain = (
-        problem.expected_log_likelihood(x, y),
-        problem.eval().expected_log_likelihood(x, y),
-    )
-    assert not torch.allclose(noisy, plain)
-    assert torch.equal(problem.expected_log_likelihood(x, y), plain)
-
-
 def test_at_a_mode_the_default_length_is_a_tenth() -> None:
     rows = as_data(make_data(), None)
     assert VBLL(effort=0.5).at_mode(NOISE, rows).total_steps(rows) == 100
