@@ -166,7 +166,7 @@ def test_a_chain_does_not_depend_on_the_others(name: str) -> None:
     method: Sampler = METHODS[name]
     together = fitted(method, seed=3).by_chain()
     for c in (0, 2):
-        begun = method._prepare(target(mlp()), as_data(data(), method.batch_size), 3, None, False)
+        begun = method._prepare(method._arguments(target(mlp()), data(), 3, None, False))
         assert not isinstance(begun, Empirical)
         alone = begun(range(c, c + 1), None, False).run()
         for tensor, draws in alone.by_chain().items():

@@ -39,9 +39,7 @@ def make_problem(
     net: nn.Module, data: Any, likelihood: Any, rank: int | None, **options: Any
 ) -> LastLayerBound:
     rows = as_data(data, 128)
-    problem = VBLL(rank, **options)._problem(
-        Target.build(net, likelihood, None, rows.n), rows, None, 0
-    )
+    problem = VBLL(rank, **options)._problem(Target.build(net, likelihood, None, rows.n), rows, 0)
     torch.manual_seed(2)
     for parameter in (problem.log_std, problem.mixing):
         parameter.data.copy_(-1 + 0.5 * torch.randn_like(parameter))

@@ -79,6 +79,25 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
     return replace(target.copy(), net=net)
 
 
+def fixed_normal_priors(target: Target) -> dict[str, BoundNormal]:
+    """Return the priors of all tensors, which must be Normal with fixed scales.
+
+    Args:
+        target: has the priors.
+    """
+    priors: dict[str, BoundNormal] = {}
+    learned = target.learned_priors
+    for name in target.free:
+        prior = target.priors[name]
+        if not isinstance(prior, BoundNormal) or name in learned:
+            raise ValueError(
+                "an anchored ensemble needs Normal priors with fixed scales, and that of "
+                f"{name!r} is a {type(prior).__name__}; use prior=Normal(...), or anchored=False"
+            )
+        priors[name] = prior
+    return priors
+
+
 def draw_anchor(target: Target, seed: int) -> Params:
     """Draw the weights of one member from its prior.
 
@@ -87,30 +106,11 @@ def draw_anchor(target: Target, seed: int) -> Params:
         seed: the seed of the member.
     """
     anchor: Params = {}
-    for name in target.free:
-        prior = target.priors[name]
-        if not isinstance(prior, BoundNormal) or any(True for _ in prior.parameters()):
-            raise ValueError(
-                "an anchored ensemble needs Normal priors with fixed scales, and that of "
-                f"{name!r} is a {type(prior).__name__}; use prior=Normal(...), or anchored=False"
-            )
+    for name, prior in fixed_normal_priors(target).items():
         noise_seed = rng.fold(part_seed(seed, "anchor"), name)
         noise = rng.normal(1, prior.shape, prior.mean, noise_seed)[0]
         anchor[name] = prior.mean + prior.log_scale.exp() * noise
     return anchor
-
-
-def prior_means(target: Target) -> Params:
-    """Return the means of Normal priors, each in the shape of its tensor.
-
-    Args:
-        target: has the priors; those that are not Normal are left out.
-    """
-    means: Params = {}
-    for name, prior in target.priors.items():
-        if isinstance(prior, BoundNormal):
-            means[name] = prior.mean.detach().expand(prior.shape)
-    return means
 
 
 def draw_targets(target: Target, y: Tensor, seed: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -74,11 +75,9 @@ class Regularized(Trained[P]):
         """Return the target with the prior of the objective."""
         return target
 
-    def _problem(
-        self, target: Target, data: Data, held_out_rows: Data | None, seed: int
-    ) -> PointModel:
+    def _problem(self, target: Target, data: Data, seed: int) -> PointModel:
         """Return the objective of a run."""
-        return PointModel(self, target, held_out_rows, seed)
+        return PointModel(self, target, seed)
 
     def _run(self, arguments: FitArguments) -> tuple[PointModel, Data, RunState]:
         """Train, and return the problem at the end of the run, its data and its state."""
@@ -88,7 +87,7 @@ class Regularized(Trained[P]):
         target = self._prior(arguments.target.copy(rows.n))
         if self._penalized:
             target.require_fixed_priors(type(self).__name__)
-        problem = self._problem(target, rows, held_out_rows, seed)
+        problem = self._problem(target, rows, seed)
         problem.check_first_batch(rows)
         passes = passes_for(self, rows) if problem.smooth else 0
         file = open_checkpoint(arguments.checkpoint, self, target, rows, seed)
@@ -96,7 +95,7 @@ class Regularized(Trained[P]):
         if passes:  # L-BFGS continues the run
             settings = replace(self, steps=self.total_steps(rows))
         hooks = Hooks(
-            None if held_out_rows is None else problem.held_out_loss,
+            None if held_out_rows is None else partial(problem.held_out_loss, held_out_rows),
             problem.add_gradient_noise if self.gradient_noise else None,
         )
         state = fit_module(
@@ -126,23 +125,15 @@ class PointModel(NetworkProblem):
     Args:
         method: the settings of the run.
         target: network, likelihood and prior.
-        held_out_rows: for the validation loss; None for no validation.
         seed: of the noise on the gradients.
     """
 
     loss_is_stationary = True
 
-    def __init__(
-        self,
-        method: Regularized[Any],
-        target: Target,
-        held_out_rows: Data | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, method: Regularized[Any], target: Target, seed: int = 0) -> None:
         super().__init__(target)
         self.method = method
         self.likelihood = target.likelihood
-        self.held_out_rows = held_out_rows
         self.seed = seed
         self.title = type(method).__name__
         self.net = adapt(shared_copy(target.net, clone=True))
@@ -172,7 +163,7 @@ class PointModel(NetworkProblem):
         A second-order method needs both. With a learned noise, which can vanish, there is no bound.
         """
         method = self.method
-        if self.held_out_rows is not None or method.autocast:
+        if method.validation or method.autocast:
             return False
         if method.adds_noise or method.max_norm is not None:
             return False
@@ -219,15 +210,11 @@ class PointModel(NetworkProblem):
         outputs: Tensor = torch.func.functional_call(self.net, params, inputs)
         return outputs
 
-    def held_out_loss(self) -> float:
-        """Compute the mean negative log-likelihood of the held-out rows."""
-        if self.held_out_rows is None:
-            raise ValueError("this run has no held-out rows")
+    def held_out_loss(self, rows: Data) -> float:
+        """Compute the mean negative log-likelihood of held-out rows."""
         # A stack of one draw, for its size and device; the network has the weights itself.
         stack = {"": next(self.net.parameters()).unsqueeze(0)}
-        return validation_loss(
-            self.target, self.held_out_rows, lambda _, *inputs: self.net(*inputs), stack
-        )
+        return validation_loss(self.target, rows, lambda _, *inputs: self.net(*inputs), stack)
 
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
         """Return the objective of a step, the sum of its terms."""

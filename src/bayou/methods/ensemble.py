@@ -18,9 +18,9 @@ from bayou.inference.members import (
     draw_anchor,
     draw_targets,
     fit_stacked,
+    fixed_normal_priors,
     member_seed,
     member_target,
-    prior_means,
 )
 from bayou.inference.method import BatchedMethod, FitArguments, Method, identity
 from bayou.methods.ensemble_run import EnsembleError, EnsembleRun
@@ -177,8 +177,10 @@ class Ensemble(BatchedMethod[Posterior]):
             return None
         seeds = self._seeds(seed)
         draws = stack([draw_anchor(target, own) for own in seeds])
-        means = prior_means(target)
-        anchors = {name: self._balance(values, means[name]) for name, values in draws.items()}
+        anchors = {
+            name: self._balance(draws[name], prior.mean.detach().expand(prior.shape))
+            for name, prior in fixed_normal_priors(target).items()
+        }
         targets = torch.stack([draw_targets(target, y, own) for own in seeds])
         if targets.is_floating_point():
             targets = self._balance(targets, y)

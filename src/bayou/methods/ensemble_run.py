@@ -11,7 +11,7 @@ import torch
 
 from bayou.core.params import Params, stack
 from bayou.core.progress import Show, stage
-from bayou.inference.members import draw_anchor, draw_targets, member_target
+from bayou.inference.members import draw_anchor, draw_targets, fixed_normal_priors, member_target
 from bayou.methods.member_folder import MemberFolder
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
@@ -163,12 +163,10 @@ def anchor_member(target: Target, data: Data, seed: int, spread: float) -> tuple
         )
     x, y = data.source
     priors: dict[str, Prior] = {}
-    for name, anchor in draw_anchor(target, seed).items():
-        prior = target.priors[name]
-        if not isinstance(prior, BoundNormal):
-            raise TypeError(f"an anchored ensemble needs a Normal prior of {name!r}")
+    anchors = draw_anchor(target, seed)
+    for name, prior in fixed_normal_priors(target).items():
         log_scale = prior.log_scale.detach().expand(prior.shape)
-        mean = torch.lerp(prior.mean.detach().expand(prior.shape), anchor, spread)
+        mean = torch.lerp(prior.mean.detach().expand(prior.shape), anchors[name], spread)
         priors[escape(name)] = DensityPrior(BoundNormal(prior.shape, mean, log_scale))
     targets = draw_targets(target, y, seed)
     if targets.is_floating_point():

@@ -64,7 +64,6 @@ class EvidenceBound(NetworkProblem):
         method: has the number of draws, β and the optimizer.
         target: the likelihood, prior and number of rows N.
         bayesian: the network with its guides.
-        held_out: rows for the validation loss; None without.
         cold: the factor of the KL, N/D or 1.
     """
 
@@ -73,7 +72,6 @@ class EvidenceBound(NetworkProblem):
         method: Variational,
         target: Target,
         bayesian: Bayesian,
-        held_out: Data | None = None,
         cold: float = 1.0,
     ) -> None:
         super().__init__(target)
@@ -82,7 +80,6 @@ class EvidenceBound(NetworkProblem):
         self.likelihood = target.likelihood
         self.baseline = Baseline(like)
         self.method = method
-        self.held_out = held_out
         self.cold = cold
         self.dtype = like.dtype
         self.title = method.title
@@ -144,12 +141,10 @@ class EvidenceBound(NetworkProblem):
         """Return the objective in nats from reported numbers, at the current β."""
         return numbers["log_likelihood"] - self.beta * numbers["kl"]
 
-    def held_out_loss(self) -> float:
+    def held_out_loss(self, rows: Data) -> float:
         """Return the negative log-likelihood of a held-out row, by the same draws at any time."""
-        if self.held_out is None:
-            raise ValueError("this objective has no held-out rows")
         draws = self.bayesian.sample(HELD_OUT_DRAWS, seed=0)
-        return validation_loss(self.target, self.held_out, self.bayesian.call, draws)
+        return validation_loss(self.target, rows, self.bayesian.call, draws)
 
     def name_of(self, name: str) -> str:
         """Return the name of a parameter for messages: its role and the tensors of its guide."""

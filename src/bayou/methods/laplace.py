@@ -160,9 +160,8 @@ class Laplace(BatchedMethod[GaussianPosterior]):
         target = replace(arguments.target, n=batches.n)
         check_predictive(self.predictive, target.likelihood)
         plan, check_batch = self._plan(target, batches)
-        learned = [
-            name for name in plan.wanted if any(True for _ in target.priors[name].parameters())
-        ]
+        learned_priors = target.learned_priors
+        learned = [name for name in plan.wanted if name in learned_priors]
         # the evidence learns these priors, not the start
         target = rescale_priors(target, dict.fromkeys(learned, 1.0))
         point = starting_point(

@@ -111,15 +111,11 @@ class VBLL(Regularized[GaussianPosterior]):
         posterior.stopped = state.stopped
         return posterior
 
-    def _problem(
-        self, target: Target, data: Data, held_out_rows: Data | None, seed: int
-    ) -> LastLayerBound:
+    def _problem(self, target: Target, data: Data, seed: int) -> LastLayerBound:
         """Return the objective of a run."""
         inputs = first_inputs(target, data)
         with clear_errors(inputs):
-            return LastLayerBound(
-                self, target, held_out_rows, seed, last_layer(target, data), inputs
-            )
+            return LastLayerBound(self, target, seed, last_layer(target, data), inputs)
 
 
 class LastLayerBound(PointModel):
@@ -132,7 +128,6 @@ class LastLayerBound(PointModel):
     Args:
         method: the settings.
         target: the likelihood, the priors and the number of rows.
-        held_out_rows: rows for the validation loss; None without.
         seed: of the run.
         names: of the weight and the bias of the last layer.
         inputs: of the network, a batch.
@@ -144,12 +139,11 @@ class LastLayerBound(PointModel):
         self,
         method: VBLL,
         target: Target,
-        held_out_rows: Data | None,
         seed: int,
         names: list[str],
         inputs: tuple[Any, ...],
     ) -> None:
-        super().__init__(method, target, held_out_rows, seed)
+        super().__init__(method, target, seed)
         predictive = method.predictive or ("exact" if self.likelihood.is_gaussian else "sampled")
         self.predictive = check_predictive(predictive, self.likelihood)
         self.last = names
@@ -286,11 +280,9 @@ class LastLayerBound(PointModel):
                 log_likelihood += float(self.expected_log_likelihood(x, y).sum())
         return log_likelihood
 
-    def held_out_loss(self) -> float:
+    def held_out_loss(self, rows: Data) -> float:
         """Return the negative expected log-likelihood of a held-out row."""
-        if self.held_out_rows is None:
-            raise ValueError("this objective has no held-out rows")
-        return -self.total(self.held_out_rows) / self.held_out_rows.n
+        return -self.total(rows) / rows.n
 
     def covariance(self) -> Covariance:
         """Return S as a covariance of the tensors of the layer."""

@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, final
 
 import torch
@@ -175,10 +176,10 @@ class Variational(Trained[Posterior]):
                 return point
             net = network_at(point)
         bayesian = self._initial_guides(net, target, batches, inputs, seed)
-        problem = EvidenceBound(self, target, bayesian, held_out, self.tempering(target))
+        problem = EvidenceBound(self, target, bayesian, self.tempering(target))
         problem.check_first_batch(batches)
         file = open_checkpoint(checkpoint, self, target, batches, seed)
-        hooks = Hooks(None if held_out is None else problem.held_out_loss)
+        hooks = Hooks(None if held_out is None else partial(problem.held_out_loss, held_out))
         state = fit_module(
             problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks
         )
