@@ -241,7 +241,7 @@ class StackedModel(NetworkProblem):
             objective = objective + log_prior
         return -objective.sum() / self.target.n, report
 
-    def outputs(self, *inputs: Any) -> Tensor:
+    def outputs(self, *inputs: object) -> Tensor:
         """Compute the outputs of the first member."""
         weights, _ = self.tensors()
         return self.network.call({name: value[0] for name, value in weights.items()}, *inputs)

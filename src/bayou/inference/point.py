@@ -151,7 +151,7 @@ class PointModel(NetworkProblem):
                 "constrain"
             )
 
-    def outputs(self, *inputs: Any) -> Tensor:
+    def outputs(self, *inputs: object) -> Tensor:
         """Compute the outputs of the network, in its current mode."""
         outputs: Tensor = self.net(*inputs)
         return outputs
@@ -175,7 +175,7 @@ class PointModel(NetworkProblem):
         """Return the free weights by name."""
         return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute −(log p(y | w) + log p(w))/N, for MLE without log p(w), and its terms."""
         log_likelihood = self.target.log_likelihood(self.training_outputs(x, y.device), y)
         report = {"log_likelihood": log_likelihood}
@@ -186,7 +186,7 @@ class PointModel(NetworkProblem):
         terms = {name: value.detach() for name, value in report.items()}
         return -objective / self.target.n, terms
 
-    def training_outputs(self, x: Any, device: torch.device) -> Tensor:
+    def training_outputs(self, x: object, device: torch.device) -> Tensor:
         """Compute the outputs in training mode, with the noise of a step."""
         reseed_for_rank(device)
         inputs = forward_inputs(x)
@@ -265,13 +265,13 @@ def _frozen_entries(model: PointModel) -> list[str]:
     return [f"net.{name}" for name in names if name in persistent]
 
 
-def _remove_frozen(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+def _remove_frozen(model: PointModel, state: dict[str, Any], prefix: str, _: object) -> None:
     """Remove what does not change from the state of a checkpoint."""
     for name in _frozen_entries(model):
         del state[prefix + name]
 
 
-def _ignore_frozen(model: Any, keys: Any) -> None:
+def _ignore_frozen(model: PointModel, keys: Any) -> None:
     """Allow a state without what does not change."""
     frozen = tuple(_frozen_entries(model))
     keys.missing_keys[:] = [name for name in keys.missing_keys if not name.endswith(frozen)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +94,7 @@ class EvidenceBound(NetworkProblem):
         """Return the optimizer of the method."""
         return self.method.optimizer_of(self, steps)
 
-    def outputs(self, *inputs: Any) -> Tensor:
+    def outputs(self, *inputs: object) -> Tensor:
         """Return the outputs of the network at the mean of q."""
         return self.bayesian.call(self.bayesian.mean(), *inputs)
 
@@ -102,7 +102,7 @@ class EvidenceBound(NetworkProblem):
         """Set β for a step."""
         self.beta.fill_(self.cold * self.method.beta_at(step, steps))
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return −ELBO/N of a batch and the terms to report, in nats."""
         rows = len(y) if self.bayesian.per_example else None
         draw = self.bayesian.draw(self.method.samples, examples=rows)
@@ -122,7 +122,7 @@ class EvidenceBound(NetworkProblem):
         numbers = {name: number.detach() for name, number in report.items()}
         return -objective / self.target.n, numbers
 
-    def _drawn_outputs(self, draw: NetworkDraw, x: Any, y: Tensor) -> Tensor:
+    def _drawn_outputs(self, draw: NetworkDraw, x: object, y: Tensor) -> Tensor:
         """Return the outputs of all draws, (S, B, ...).
 
         With ``autocast`` only the products of the network have bfloat16: noise, flows and sums

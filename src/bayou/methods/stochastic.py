@@ -151,7 +151,7 @@ def _versions(inputs: tuple[Any, ...]) -> list[int]:
     return [item._version for item in inputs if isinstance(item, Tensor)]
 
 
-def _repeat_first_row(item: Any) -> Any:
+def _repeat_first_row(item: object) -> object:
     """Return a tensor with its first row once more; other inputs as they are."""
     return torch.cat([item, item[:1]]) if isinstance(item, Tensor) else item
 
@@ -167,10 +167,10 @@ def record_calling_modules(net: nn.Module, calls: Callable[[], int]) -> Iterator
     module_ids: set[int] = set()
     counts: list[int] = []
 
-    def enter(module: nn.Module, args: Any) -> None:
+    def enter(module: nn.Module, args: object) -> None:
         counts.append(calls())
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: object, output: object) -> None:
         if calls() > counts.pop():
             module_ids.add(id(module))
 

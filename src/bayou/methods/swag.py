@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, final
+from typing import Self, final
 
 import torch
 from torch import Tensor, nn
@@ -174,7 +174,7 @@ class Trajectory(Problem):
         steps_and_iterates = torch.zeros(2, dtype=torch.long, device=like.device)
         self.register_buffer("count", steps_and_iterates)
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the model."""
         return self.trained.loss(x, y)
 

@@ -235,7 +235,7 @@ class LastLayerBound(PointModel):
         weight = rows[..., : rows.shape[-1] - bias_columns]
         return dict(zip(self.last, (weight, rows[..., -1]), strict=False))
 
-    def expected_log_likelihood(self, x: Any, y: Tensor) -> Tensor:
+    def expected_log_likelihood(self, x: object, y: Tensor) -> Tensor:
         """Return E_q log p(y_n | f_n), or its bound, of every row.
 
         Args:
@@ -251,7 +251,7 @@ class LastLayerBound(PointModel):
         variance = phi.square() @ std.square().mT + projections.square().sum(-1)
         return self.likelihood.log_prob(outputs, y, variance.reshape(outputs.shape))
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the negative bound of a batch over N, and its terms in nats."""
         log_likelihood = self.target.scale(self.expected_log_likelihood(x, y))
         kl = self.kl()
