@@ -19,65 +19,48 @@ from bayou.inference.method import Method
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
 
-SHORT = bayou.MAP(steps=12, checkpoint_every=3, batch_size=8)
+QUICK: dict[str, Any] = {"steps": 12, "checkpoint_every": 3, "batch_size": 8}
+CHAINS: dict[str, Any] = {"draws": 5, "warmup": 10, "checkpoint_every": 4}
+ANNEALED: dict[str, Any] = {"draws": 4, "temperatures": 5, "leapfrogs": 2}
+SHORT = bayou.MAP(**QUICK)
 METHODS: dict[str, Callable[[], Method]] = {
-    "VI": lambda: bayou.VI(bayou.MeanField(), steps=12, checkpoint_every=3, batch_size=8),
-    "VI, prior by unit": lambda: bayou.VI(
-        bayou.MNF(None), steps=12, checkpoint_every=3, batch_size=8
-    ),
-    "MLE": lambda: bayou.MLE(steps=12, checkpoint_every=3, batch_size=8),
-    "MAP": lambda: bayou.MAP(steps=12, checkpoint_every=3, batch_size=8),
+    "VI": lambda: bayou.VI(bayou.MeanField(), **QUICK),
+    "VI, prior by unit": lambda: bayou.VI(bayou.MNF(None), **QUICK),
+    "MLE": lambda: bayou.MLE(**QUICK),
+    "MAP": lambda: bayou.MAP(**QUICK),
     "MAP, constrained": lambda: bayou.MAP(
-        steps=12,
-        checkpoint_every=3,
-        batch_size=8,
+        **QUICK,
         max_norm=1.0,
         input_noise=0.1,
         gradient_noise=0.1,
     ),
-    "MAP, noise": lambda: bayou.MAP(
-        steps=12, checkpoint_every=3, batch_size=8, weight_noise=0.1, l2=1e-3
-    ),
+    "MAP, noise": lambda: bayou.MAP(**QUICK, weight_noise=0.1, l2=1e-3),
     "TFB": lambda: bayou.methods.TFB(start=SHORT, samples=3),
-    "VBLL": lambda: bayou.methods.VBLL(steps=12, checkpoint_every=3, batch_size=8),
-    "VBLL, low rank": lambda: bayou.methods.VBLL(2, steps=12, checkpoint_every=3, batch_size=8),
-    "VBLL, diagonal": lambda: bayou.methods.VBLL(
-        0, steps=12, checkpoint_every=3, batch_size=8, validation=0.2
-    ),
-    "SWAG": lambda: bayou.SWAG(start=SHORT, steps=12, checkpoint_every=3, batch_size=8),
-    "SWAG, batch norm": lambda: bayou.SWAG(
-        start=SHORT, steps=12, checkpoint_every=3, batch_size=8, draws=4
-    ),
-    "IVON": lambda: bayou.IVON(steps=12, checkpoint_every=3, batch_size=8),
-    "IVON, local": lambda: bayou.IVON(
-        steps=12, checkpoint_every=3, batch_size=8, local=True, samples=2
-    ),
+    "VBLL": lambda: bayou.methods.VBLL(**QUICK),
+    "VBLL, low rank": lambda: bayou.methods.VBLL(2, **QUICK),
+    "VBLL, diagonal": lambda: bayou.methods.VBLL(0, **QUICK, validation=0.2),
+    "SWAG": lambda: bayou.SWAG(start=SHORT, **QUICK),
+    "SWAG, batch norm": lambda: bayou.SWAG(start=SHORT, **QUICK, draws=4),
+    "IVON": lambda: bayou.IVON(**QUICK),
+    "IVON, local": lambda: bayou.IVON(**QUICK, local=True, samples=2),
     "Ensemble": lambda: bayou.Ensemble(3, of=SHORT),
     "Ensemble, vmap": lambda: bayou.Ensemble(3, of=SHORT, parallel="vmap"),
     "Ensemble of VI": lambda: bayou.Ensemble(2, of=METHODS["VI"]()),
     "Ensemble of MCDropout": lambda: bayou.Ensemble(2, of=bayou.MCDropout(SHORT)),
     "MCDropout": lambda: bayou.MCDropout(SHORT),
-    "SGLD": lambda: bayou.SGLD(steps=12, checkpoint_every=3, batch_size=8, draws=5),
-    "PSGLD": lambda: bayou.PSGLD(
-        steps=12, checkpoint_every=3, batch_size=8, draws=3, chains=2, lr=1e-3
-    ),
-    "SGHMC": lambda: bayou.SGHMC(
-        steps=12, checkpoint_every=3, batch_size=8, draws=5, start=SHORT, lr=1e-3
-    ),
+    "SGLD": lambda: bayou.SGLD(**QUICK, draws=5),
+    "PSGLD": lambda: bayou.PSGLD(**QUICK, draws=3, chains=2, lr=1e-3),
+    "SGHMC": lambda: bayou.SGHMC(**QUICK, draws=5, start=SHORT, lr=1e-3),
     "cyclical": lambda: bayou.SGLD(
-        steps=12,
-        checkpoint_every=3,
-        batch_size=8,
+        **QUICK,
         draws=4,
         lr=1e-3,
         schedule=bayou.methods.Cyclical(cycles=2, explore=0.5, noise=False),
     ),
-    "HMC": lambda: bayou.HMC(draws=5, warmup=10, most_leapfrogs=3, checkpoint_every=4),
-    "HMC, leapfrogs": lambda: bayou.HMC(draws=5, warmup=10, leapfrogs=2, checkpoint_every=4),
-    "MCLMC": lambda: bayou.MCLMC(draws=5, warmup=10, steps=2, checkpoint_every=4),
-    "MCLMC, stochastic": lambda: bayou.MCLMC(
-        draws=5, warmup=10, steps=2, checkpoint_every=4, stochastic=True, batch_size=8
-    ),
+    "HMC": lambda: bayou.HMC(**CHAINS, most_leapfrogs=3),
+    "HMC, leapfrogs": lambda: bayou.HMC(**CHAINS, leapfrogs=2),
+    "MCLMC": lambda: bayou.MCLMC(**CHAINS, steps=2),
+    "MCLMC, stochastic": lambda: bayou.MCLMC(**CHAINS, steps=2, stochastic=True, batch_size=8),
     "Laplace, full": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, prior by unit": lambda: bayou.Laplace("full", start=SHORT),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=SHORT),
@@ -85,30 +68,23 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Laplace, last layer": lambda: bayou.Laplace(
         "full", where="last", start=SHORT, prior="evidence"
     ),
-    "Annealed": lambda: bayou.Annealed(
-        METHODS["VI"](), draws=4, temperatures=5, leapfrogs=2, checkpoint_every=2
-    ),
+    "Annealed": lambda: bayou.Annealed(METHODS["VI"](), **ANNEALED, checkpoint_every=2),
     "Annealed, adapted": lambda: bayou.Annealed(
         bayou.VI(steps=2, checkpoint_every=2),
-        draws=4,
-        temperatures=5,
-        leapfrogs=2,
+        **ANNEALED,
         checkpoint_every=2,
         adapt=True,
     ),
     "Annealed, prior by unit": lambda: bayou.Annealed(
         bayou.VI(bayou.MNF(), steps=4, checkpoint_every=4, batch_size=8),
-        draws=4,
-        temperatures=5,
-        leapfrogs=2,
+        **ANNEALED,
         checkpoint_every=2,
     ),
     "Annealed, Laplace": lambda: bayou.Annealed(
-        METHODS["Laplace, kronecker"](), draws=4, temperatures=5, leapfrogs=2
+        METHODS["Laplace, kronecker"](),
+        **ANNEALED,
     ),
-    "NUTS": lambda: bayou.NUTS(
-        draws=5, warmup=10, max_depth=2, checkpoint_every=4, batch_size=16, chains=2
-    ),
+    "NUTS": lambda: bayou.NUTS(**CHAINS, max_depth=2, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS: dict[str, str] = {

@@ -393,39 +393,39 @@ def test_divergence_before_the_first_draw_has_no_posterior() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("method", "options"),
     [
-        (lambda: bayou.SGLD(steps=3, epochs=2), "not both"),
-        (lambda: bayou.SGLD(chains=0), "chains"),
-        (lambda: bayou.SGLD(lr=-1.0), "lr"),
-        (lambda: bayou.SGLD(burn_in=1.5), "burn_in"),
-        (lambda: bayou.SGLD(burn_in=-3), "burn_in"),
-        (lambda: bayou.SGLD(schedule="cosine"), "schedule"),
-        (lambda: bayou.SGLD(schedule=3), "schedule"),  # type: ignore[arg-type]
-        (lambda: bayou.SGLD(start="MAP"), "start"),  # type: ignore[arg-type]
-        (lambda: bayou.SGLD(dispersal="far"), "dispersal"),  # type: ignore[arg-type]
-        (lambda: bayou.SGLD(temperature=-1), "temperature"),
-        (lambda: bayou.HMC(temperature=0), "temperature"),
-        (lambda: bayou.SGHMC(friction=1.5), "friction"),
-        (lambda: bayou.SGHMC(friction=0.0), "friction"),
-        (lambda: bayou.PSGLD(decay=1.0), "decay"),
-        (lambda: bayou.methods.Cyclical(cycles=0), "cycles"),
-        (lambda: bayou.methods.Cyclical(explore=1.0), "explore"),
-        (lambda: bayou.methods.Decaying(b=0), "b > 0"),
-        (lambda: bayou.HMC(accept=1.0), "accept"),
-        (lambda: bayou.HMC(leapfrogs=0), "leapfrogs"),
-        (lambda: bayou.HMC(most_leapfrogs=0), "most_leapfrogs"),
-        (lambda: bayou.HMC(warmup=-1), "warmup"),
-        (lambda: bayou.NUTS(max_depth=0), "max_depth"),
-        (lambda: bayou.MCLMC(steps=0), "steps"),
-        (lambda: bayou.MCLMC(length=-1.0), "length"),
-        (lambda: bayou.MCLMC(energy_error=0.0), "energy_error"),
-        (lambda: bayou.MCLMC(stochastic=True, adjusted=True), "not both"),
+        (bayou.SGLD, {"steps": 3, "epochs": 2}),
+        (bayou.SGLD, {"chains": 0}),
+        (bayou.SGLD, {"lr": -1.0}),
+        (bayou.SGLD, {"burn_in": 1.5}),
+        (bayou.SGLD, {"burn_in": -3}),
+        (bayou.SGLD, {"schedule": "cosine"}),
+        (bayou.SGLD, {"schedule": 3}),
+        (bayou.SGLD, {"start": "MAP"}),
+        (bayou.SGLD, {"dispersal": "far"}),
+        (bayou.SGLD, {"temperature": -1}),
+        (bayou.HMC, {"temperature": 0}),
+        (bayou.SGHMC, {"friction": 1.5}),
+        (bayou.SGHMC, {"friction": 0.0}),
+        (bayou.PSGLD, {"decay": 1.0}),
+        (bayou.methods.Cyclical, {"cycles": 0}),
+        (bayou.methods.Cyclical, {"explore": 1.0}),
+        (bayou.methods.Decaying, {"b": 0}),
+        (bayou.HMC, {"accept": 1.0}),
+        (bayou.HMC, {"leapfrogs": 0}),
+        (bayou.HMC, {"most_leapfrogs": 0}),
+        (bayou.HMC, {"warmup": -1}),
+        (bayou.NUTS, {"max_depth": 0}),
+        (bayou.MCLMC, {"steps": 0}),
+        (bayou.MCLMC, {"length": -1.0}),
+        (bayou.MCLMC, {"energy_error": 0.0}),
+        (bayou.MCLMC, {"stochastic": True, "adjusted": True}),
     ],
 )
-def test_bad_settings_are_errors(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
+def test_bad_settings_are_errors(method: Callable[..., object], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        method(**options)
 
 
 def test_a_prior_scale_to_learn_is_an_error() -> None:

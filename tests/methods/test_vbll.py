@@ -202,35 +202,41 @@ def test_a_frozen_rest_stays_and_an_output_may_be_reshaped() -> None:
     assert posterior.predict(x[:3]).outputs.shape == (100, 3)
 
 
-def test_unsuitable_networks_and_settings_are_errors() -> None:
-    data = x, y = make_data()
-    gaussian: dict[str, Any] = {"likelihood": bayou.Gaussian(NOISE), "progress": False}
-    net = make_net()
-    with pytest.raises(ValueError, match="outputs are those of a linear layer"):
-        bayou.fit(nn.Sequential(net, nn.Tanh()), data, VBLL(steps=1), **gaussian)
-    with pytest.raises(ValueError, match="outputs are those of a linear layer"):
+@pytest.mark.parametrize(
+    ("layers", "options", "words"),
+    [
+        ([nn.Tanh()], {}, "outputs are those of a linear layer"),
+        ([nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 2, 2), nn.Flatten()], {}, "linear layer"),
+        ([], {"prior": bayou.priors.StudentT()}, "Normal prior"),
+        ([], {"likelihood": bayou.HeteroscedasticGaussian()}, "closed form or bound"),
+        ([], {"method": VBLL(steps=1, predictive="probit")}, "probit predictions are for classes"),
+        ([], {"method": bayou.Ensemble(2, of=VBLL(steps=1), parallel="vmap")}, "vmap"),
+    ],
+)
+def test_unsuitable_networks_and_likelihoods_are_errors(
+    layers: list[nn.Module], options: dict[str, Any], words: str
+) -> None:
+    x, y = make_data()
+    outputs = 1 if "likelihood" in options else 2  # a mean and a deviation
+    defaults = {"method": VBLL(steps=1), "likelihood": bayou.Gaussian(NOISE), "progress": False}
+    with pytest.raises(ValueError, match=words):
         bayou.fit(
-            nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3), nn.Flatten()).double(),
-            data,
-            VBLL(steps=1),
-            **gaussian,
+            nn.Sequential(make_net(), *layers).double(), (x, y[:, :outputs]), **(defaults | options)
         )
-    with pytest.raises(ValueError, match="Normal prior"):
-        bayou.fit(net, data, VBLL(steps=1), prior=bayou.priors.StudentT(), **gaussian)
-    pair = {"likelihood": bayou.HeteroscedasticGaussian(), "progress": False}
-    with pytest.raises(ValueError, match="closed form or bound"):
-        bayou.fit(net, (x, y[:, :1]), VBLL(steps=1), **pair)
-    with pytest.raises(ValueError, match="probit predictions are for classes"):
-        bayou.fit(net, data, VBLL(steps=1, predictive="probit"), **gaussian)
+
+
+def test_exact_predictions_of_classes_are_errors() -> None:
+    x, y = make_data()
     with pytest.raises(ValueError, match="exact predictions need Gaussian noise"):
-        bayou.fit(
-            net, (x, y[:, 0].long().abs() % 2), VBLL(steps=1, predictive="exact"), progress=False
-        )
-    with pytest.raises(ValueError, match="vmap"):
-        bayou.fit(net, data, bayou.Ensemble(2, of=VBLL(steps=1), parallel="vmap"), **gaussian)
-    for bad in ({"rank": -1}, {"rank": 1.5}, {"predictive": "mode"}, {"weight_noise": 0.1}):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            VBLL(**bad)  # type: ignore[arg-type]
+        bayou.fit(make_net(), (x, (y[:, 0] > 0).long()), VBLL(predictive="exact"), progress=False)
+
+
+@pytest.mark.parametrize(
+    "options", [{"rank": -1}, {"rank": 1.5}, {"predictive": "mode"}, {"weight_noise": 0.1}]
+)
+def test_bad_settings_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        VBLL(**options)
 
 
 @pytest.mark.peers
