@@ -60,15 +60,6 @@ THEMES = {
         "bayou with scikit-learn, Hugging Face, Lightning, BoTorch, a server.",
     ),
 }
-STYLE = """<style>
-.gallery-grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
-.gallery-card { border: 1px solid var(--color-background-border, #8886); border-radius: .5rem; overflow: hidden; }
-.gallery-card p { margin: 0; padding: .45rem .7rem; line-height: 1.3; }
-.gallery-card p:first-child { padding: 0; background: #fff; }
-.gallery-card img { display: block; width: 100%; aspect-ratio: 3 / 1; object-fit: contain; }
-.gallery-card:focus-within, .gallery-card:hover { border-color: var(--color-brand-primary, #36c); }
-</style>
-"""
 
 
 @dataclass(frozen=True)
@@ -282,7 +273,7 @@ def notebook(example: Example) -> str:
 
 def cards(found: dict[str, Example]) -> str:
     """The index: a grid of cards for each theme."""
-    lines = [STYLE]
+    lines = []
     for theme, (title, text) in THEMES.items():
         lines += [f"## {title}\n\n{text}\n", "::::{container} gallery-grid"]
         for e in (e for e in found.values() if e.theme == theme and e.pictures()):

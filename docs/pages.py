@@ -22,6 +22,8 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
+from bayou.core.specs import args_entries
+
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "experiments" / "results"
 GENERATED = HERE / "_generated"
@@ -194,7 +196,7 @@ def settings(page: Page) -> str:
         cls = getattr(import_module(module), name)
         about = dict[str, str]()
         for base in reversed(cls.__mro__[:-1]):
-            about |= {**described(base), **arguments(base)}
+            about |= arguments(base)
         shared = shared_arguments(cls)
         rows = []
         for field, parameter in inspect.signature(cls).parameters.items():
@@ -229,32 +231,11 @@ def shared_arguments(cls: type) -> set[str]:
 
 
 def arguments(cls: type) -> dict[str, str]:
-    """The section Args of a docstring."""
-    _, found, section = (getdoc(cls) or "").partition("Args:\n")
-    said = dict[str, str]()
-    for line in section.splitlines() if found else []:
-        if line and not line.startswith(" "):
-            break
-        if match := re.match(r" {4}(\w+): (.*)", line):
-            name = match.group(1)
-            said[name] = match.group(2)
-        elif line.strip() and said:
-            said[name] += " " + line.strip()
-    return said
-
-
-def described(cls: type) -> dict[str, str]:
-    """Arguments that a docstring explains in sentences, as in "``where``: patterns of the random
-    tensors".
-    """
-    said = dict[str, str]()
-    for paragraph in (getdoc(cls) or "").partition("Args:\n")[0].split("\n\n"):
-        text = " ".join(paragraph.split())
-        starts = list(re.finditer(r"(?:^|[.;,] )(?:``\w+``, )?``(\w+)``(?: of [^:` ]+)?: ", text))
-        ends = [*(start.start() + 1 for start in starts[1:]), len(text)]
-        for start, end in zip(starts, ends, strict=False):
-            said.setdefault(start.group(1), text[start.end() : end].rstrip(" ;,"))
-    return said
+    """The entries of the section Args of a docstring: the text of each argument."""
+    return {
+        name: " ".join(entry.partition(": ")[2].split())
+        for name, entry in args_entries(getdoc(cls)).items()
+    }
 
 
 def shorten(default: Any) -> str:

@@ -21,7 +21,7 @@ def _run(show: progress.Show, steps: int = 3) -> None:
             bar.update(step + 1, loss=1.5)
 
 
-def test_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     _run(True)
     _run(False)
     assert capsys.readouterr() == ("", "")
@@ -67,12 +67,12 @@ def test_an_error_closes_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
-def test_bad_show() -> None:
+def test_invalid_show_raises() -> None:
     with pytest.raises(ValueError, match="got 'loud'"):
         Progress("fitting", 2, "loud")  # type: ignore[arg-type]
 
 
-def test_a_function_hears_of_it_instead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_function_is_called_instead_of_output(capsys: pytest.CaptureFixture[str]) -> None:
     heard: list[tuple[str, int, int, dict[str, float]]] = []
     _run(lambda title, step, total, fields: heard.append((title, step, total, fields)))
     assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5, "seconds_left": 0.0})
@@ -110,31 +110,6 @@ def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
     assert done[1] < done[-1] < 1  # whether more follows is not known
 
 
-def test_no_line_is_at_100_percent_while_others_follow() -> None:
-    """Ten lines, and then five stages inside the last stage, as in a fit that searches before it
-    trains.
-    """
-    heard: list[tuple[float, str]] = []
-
-    def hear(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        heard.append((numbers["done"], progress.describe(step, total, numbers)))
-
-    def run() -> None:
-        with Progress("fitting", 4, hear) as line:
-            line.update(4)
-
-    with progress.stage(2, 2):
-        for _ in range(10):
-            run()
-        for number in range(1, 6):
-            with progress.stage(number, 5):
-                run()
-        run()
-    assert not any("100 %" in text for _, text in heard)
-    assert all(done < 1 for done, _ in heard)
-    assert heard[-1][1].endswith("99 % of the whole")
-
-
 def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part() -> None:
     """A mode in a stage of its own, then five fits: each of them moves the part that is done."""
     heard: list[float] = []
@@ -156,26 +131,6 @@ def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part() -> None:
     steps = [after - before for before, after in itertools.pairwise(heard)]
     assert min(steps) > 0.01  # they were all at 100 %
     assert heard[-1] < progress.MAX_DONE
-
-
-def test_lines_before_the_stages_of_a_stage_leave_each_of_them_an_equal_part() -> None:
-    heard: list[float] = []
-
-    def run() -> None:
-        with Progress(
-            "fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])
-        ) as line:
-            line.update(4)
-
-    with progress.stage(1, 1):
-        run()
-        for number in (1, 2):
-            with progress.stage(number, 2):
-                run()
-    assert heard[0] == progress.SHARE
-    rest = progress.SHARE * (1 - progress.SHARE)
-    assert heard[1] == pytest.approx(progress.SHARE + progress.SHARE * rest / 2)
-    assert heard[2] == pytest.approx(progress.SHARE + rest / 2 + progress.SHARE * rest / 2)
 
 
 def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(
@@ -214,7 +169,7 @@ def test_the_time_that_is_left_counts_no_preparation_and_every_step(
 @pytest.mark.parametrize(
     ("seconds", "text"), [(6.4, "6 s"), (98, "98 s"), (200, "3 min"), (7200, "2 h")]
 )
-def test_a_line_in_words(seconds: float, text: str) -> None:
+def test_describe_formats_a_line(seconds: float, text: str) -> None:
     numbers = {"loss": 1.5, "kl": 3.0, "seconds_left": seconds, "done": 0.384}
     assert (
         progress.describe(300, 2000, numbers, 1)

@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 import bayou
 from bayou.app.cli.app import app
 from bayou.app.runs.folder import Run
-from bayou.flows._registry import registry
-from bayou.flows.core.transform import Cost
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,18 +26,12 @@ DATA, _, REST = CODE.partition("\nposterior")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The names of the example after it ran as it is written, and the network's weights before the
-    fit.
-    """
+    """Return the names of the example after it ran as it is written."""
     namespace: dict[str, Any] = {"__builtins__": __builtins__}
     torch.manual_seed(0)
-    exec(DATA, namespace)
-    namespace["before"] = {
-        name: value.clone() for name, value in namespace["net"].state_dict().items()
-    }
     file = tmp_path_factory.mktemp("readme") / "sine.bayou"
-    exec("posterior" + REST.replace('"sine.bayou"', repr(str(file))), namespace)
-    return namespace | {"file": file}
+    exec(CODE.replace('"sine.bayou"', repr(str(file))), namespace)
+    return namespace
 
 
 def widths(example: dict[str, Any]) -> Callable[[float], float]:
@@ -78,28 +70,6 @@ def test_the_checks_of_the_example_find_nothing_wrong(example: dict[str, Any]) -
     assert found.status == "ok", str(found)
 
 
-def test_the_network_stays_the_plain_module_it_was(example: dict[str, Any]) -> None:
-    net = example["net"]
-    assert type(net) is torch.nn.Sequential
-    assert all(
-        torch.equal(value, example["before"][name]) for name, value in net.state_dict().items()
-    )
-
-
-def test_the_file_gives_the_same_predictions(example: dict[str, Any]) -> None:
-    again = bayou.load(example["file"], example["net"])
-    x = torch.linspace(-4, 4, 100)[:, None]
-    first, second = (
-        posterior.predict(x, 10, seed=0).mean for posterior in (example["posterior"], again)
-    )
-    assert torch.equal(first, second)
-
-
-def test_ten_lines_of_code_in_a_hundred_and_twenty() -> None:
-    assert len([line for line in CODE.splitlines() if line.strip()]) <= 10
-    assert len(TEXT.splitlines()) <= 120
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", re.findall(r'`"(\w+)"`', TEXT.partition("To compare methods")[2].partition("\n\n")[0])
@@ -134,39 +104,6 @@ def test_every_name_in_the_tables_is_there() -> None:
             found = getattr(found, word)
     for name in ("predict", "sample", "save"):
         assert hasattr(bayou.Posterior, name)
-
-
-def test_the_directions_of_the_flows() -> None:
-    """The columns sampling and scoring of the table, for every flow of the catalogue that it
-    names.
-    """
-    words = {
-        Cost.analytic: "direct",
-        Cost.iterative: "root finding",
-        Cost.autoregressive: "one step per dimension",
-    }
-    said = {}
-    for row in re.findall(
-        r"^\| [^|]*\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$",
-        TEXT.partition("## Flows")[2],
-        re.MULTILINE,
-    ):
-        said[row[0]] = row[1:]
-    names = {
-        "diagonal affine": "diagonal_affine", "act norm": "act_norm", "planar": "planar", "radial": "radial",
-        "NICE": "nice", "mixture of logistics": "flowpp", "IAF": "iaf", "neural autoregressive": "naf", "MAF": "maf",
-        "TAN": "tan", "inverse CDF": "inverse_cdf",
-    }  # fmt: skip
-    for start, name in names.items():
-        sampling, scoring = next(value for key, value in said.items() if key.startswith(start))
-        flow = registry("vector")[name].build(4)
-        assert words[flow.forward_kind] in sampling, name
-        assert words[flow.inverse_kind] in scoring, name
-    flow = eval(
-        "flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))", {"flows": bayou.flows}
-    )
-    assert "flows.Flow(flows.StandardNormal(2), flows.spline_coupling(2))" in TEXT
-    assert flow.sample(3).shape == (3, 2)
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    (bayou .*)$", TEXT, re.MULTILINE))

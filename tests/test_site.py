@@ -53,59 +53,6 @@ def named(label: str) -> set[str]:
     return {name for name, page in pages.PAGES.items() if re.match(page.labels, label)}
 
 
-@pytest.mark.parametrize(
-    ("label", "page"),
-    [
-        ("FFG, by unit", {"ffg"}),
-        ("FFG, annealed", {"annealed"}),
-        ("Annealed, MNF", {"annealed"}),
-        ("MNF twice as long, β = 0.1", {"mnf"}),
-        ("VI(MNF())", {"mnf"}),
-        ("SGLD, cyclical", {"csgld"}),
-        ("Laplace, last layer", {"laplace", "laplace-last"}),
-        ("NodeNoise, 4 components", {"nodenoise"}),
-        ("MC dropout", {"dropout"}),
-        ("ensemble of 5", {"ensemble"}),
-        ("mean field on A (BLoB)", {"ffg"}),
-        ("gradient boosting", set()),
-        ("wine", set()),
-        ("moons that overlap", set()),
-    ],
-)
-def test_a_label_belongs_to_its_method(label: str, page: set[str]) -> None:
-    assert named(label) == page
-
-
-def test_rows_of_a_method_are_those_of_the_committed_table() -> None:
-    """Counted in the file itself, by another rule than the one that makes the pages."""
-    for stem, column, label, name in (
-        ("uci", 2, "MNF", "mnf"),
-        ("defaults", 2, "ivon", "ivon"),
-        ("toy", 1, "NUTS", "nuts"),
-        ("adapters", 2, "TFB", "tfb"),
-        ("truth", 1, "SWAG", "swag"),
-    ):
-        lines = (pages.RESULTS / f"{stem}.md").read_text(encoding="utf-8").splitlines()
-        cells = [line.split("|") for line in lines if line.startswith("|")]
-        expected = [cell for cell in cells if len(cell) > column and cell[column].strip() == label]
-        found = [table for table in pages.rows_of(pages.PAGES[name]) if table.stem == stem]
-        assert sum(len(table.rows) for table in found) == len(expected) > 0
-        assert expected[0][-4].strip() in pages.measured(pages.PAGES[name])
-
-
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_a_page_shows_its_rows(name: str) -> None:
-    rows = sum(len(table.rows) for table in pages.rows_of(pages.PAGES[name]))
-    shown = pages.measured(pages.PAGES[name])
-    if rows:
-        assert shown.startswith(f"{rows} rows of ")
-        assert sum(line.startswith("|") for line in shown.splitlines()) == rows + 2 * shown.count(
-            "|\n| --- "
-        )
-    else:
-        assert "No committed table" in shown
-
-
 def test_no_row_of_a_method_is_lost() -> None:
     """Labels in the columns of methods that no page has: other libraries, baselines and what is not
     a method.
@@ -138,10 +85,6 @@ def test_every_flow_of_the_registry_is_on_a_page_with_its_picture() -> None:
         assert all(f"`{name}`" in pages.catalog_table(maps.split()) for name in maps.split())
 
 
-def test_a_warp_is_drawn(tmp_path: Path) -> None:
-    assert make_warps.draw("normalization", tmp_path).stat().st_size > 1_000
-
-
 def test_every_table_is_shown_with_command_date_and_its_limits() -> None:
     stems = {path.stem for path in pages.RESULTS.glob("*.md")}
     assert set(pages.remarks()) == stems
@@ -170,55 +113,6 @@ def test_the_tree_ends_in_pages_and_code_that_exists() -> None:
     assert html.count("<details>") == html.count("</details>") >= len(leaves)
 
 
-def test_settings_are_those_of_the_class() -> None:
-    text = pages.settings(pages.PAGES["mnf"])
-    assert "| `z_std` | `0.3` | the initial standard deviation of z (default 0.3). |" in text
-    assert "`epochs`" in pages.settings(pages.PAGES["vi"])
-    assert "`epochs`" not in pages.settings(pages.PAGES["swag"])
-
-
-def written_for_readers() -> list[Path]:
-    """Every page that a reader of the results meets."""
-    root = DOCS.parent
-    results = [*(root / "experiments" / "results").glob("*.md"), *(DOCS / "benchmarks").iterdir()]
-    return [
-        *results,
-        *DOCS.glob("*.md"),
-        *(DOCS / "guide").glob("*.md"),
-        root / "README.md",
-        root / "CHANGELOG.md",
-    ]
-
-
-# Words of those who made a table, and distances to HMC that no source confirms.
-INSIDE = re.compile(
-    r"\bthe aims?\b(?! is the posterior)|\baims? (?:were|was|of|for|\.\d)|\(aims?\b|\| aim\b"
-    r"|\bday before\b|\bsessions? (?:before|earlier)\b"
-    r"|\bnot at hand\b|published for 50|published ensemble of 50",
-    re.IGNORECASE,
-)
-
-
-def test_results_are_written_for_readers_who_were_not_there() -> None:
-    pages_of_results = written_for_readers()
-    assert len(pages_of_results) > 60
-    found = {
-        page.name: INSIDE.findall(page.read_text(encoding="utf-8")) for page in pages_of_results
-    }
-    assert not {name: words for name, words in found.items() if words}
-
-
 @pytest.mark.parametrize("page", SOURCES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_no_source_names_an_external_resource(page: Path) -> None:
     assert not RESOURCE.findall(page.read_text(encoding="utf-8"))
-
-
-def test_the_pattern_finds_resources_and_leaves_links_alone() -> None:
-    for bad in ('<img src="https://x.org/a.png">', "![a](https://x.org/a.svg)", '<script src="//cdn.x.org/a.js">',
-                "@import 'https://x.org'", "{image} https://x.org/a.png", "url(https://x.org/f.woff)"):  # fmt: skip
-        assert RESOURCE.search(bad), bad
-    assert not RESOURCE.search(
-        '[paper](https://arxiv.org) <a href="https://x.org">x</a> data: https'
-    )
-    for file in (DOCS / "static").iterdir():
-        assert not RESOURCE.findall(file.read_text(encoding="utf-8"))

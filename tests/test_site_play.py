@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -22,12 +21,12 @@ import bayou
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Empirical
+from tests.test_site_browser import browser
+
+__all__ = ["browser"]
 
 STATIC = Path(__file__).parents[1] / "docs" / "static"
 peers = pytest.mark.peers  # Playwright and a browser
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 LETTERS = "LMPQW"  # those of the button, which its text names
 THE_LETTER_A = [[[0.2, 0.85], [0.5, 0.12], [0.8, 0.85]], [[0.32, 0.6], [0.68, 0.6]]]
 SEVEN = [[[0.2, 0.15], [0.8, 0.15], [0.45, 0.88]]]  # strokes
@@ -54,18 +53,6 @@ def posterior(layers: list[dict[str, Any]]) -> Empirical:
         for part in ("weight", "bias")
     }
     return Empirical(Target.build(net, bayou.Categorical(), None, 1), Network(net), stack)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as play:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        running = play.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield running
-        running.close()
 
 
 @pytest.fixture
@@ -116,16 +103,6 @@ def percentages(text: str) -> list[float]:
 
 
 @peers
-def test_an_example_is_called_what_it_is(opened: Any) -> None:
-    for k in range(10):
-        opened.locator("#pad").press(str(k))
-        text = opened.locator("#digit-says").inner_text()
-        assert f"Fifty networks: {k} with" in text
-        assert f"without a prior: {k} with" in text
-        assert min(percentages(text)) > 90
-
-
-@peers
 def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened: Any) -> None:
     """The numbers that the page shows, for every letter of the button; an A is the exception that
     the text names.
@@ -148,29 +125,6 @@ def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened: Any
         THE_LETTER_A,
     )
     assert "Fifty networks: 4 with" in opened.locator("#digit-says").inner_text()
-
-
-@peers
-def test_the_networks_disagree_about_turned_digits_and_one_network_is_often_sure(
-    opened: Any,
-) -> None:
-    """At 45°, as the text says; most digits on their side are a 4 to most networks, which the text
-    says as well.
-    """
-    intro = opened.locator("#h-digits + p").inner_text()
-    assert "Turn the digit by 45°" in intro
-    assert "most digits turned by 90°, are a 4 to most of the fifty networks" in intro
-    shown: dict[int, list[dict[str, Any]]] = {}
-    for angle in (0, 45, 90):
-        for k in range(10):
-            opened.locator("#pad").press(str(k))
-            opened.locator("#turn").fill(str(angle))
-            shown.setdefault(angle, []).append(opened.evaluate("bayou.judge()"))
-    entropies = {angle: np.mean([p["entropy"] for p in found]) for angle, found in shown.items()}
-    assert min(entropies[45], entropies[90]) > 5 * entropies[0]
-    assert max(max(p["mean"]) for p in shown[45]) < 0.75
-    assert np.mean([max(p["plain"]) > 0.95 for p in shown[45]]) > 0.5
-    assert sum(p["mean"][4] > 0.5 for p in shown[90]) > 5
 
 
 @peers
@@ -206,49 +160,6 @@ def test_one_network_is_sure_far_from_all_points_and_the_average_is_not(opened: 
 
 
 @peers
-def test_one_can_draw_turn_and_clear(opened: Any) -> None:
-    opened.locator("#clear").click()
-    opened.locator("#pad").scroll_into_view_if_needed()
-    box = opened.locator("#pad").bounding_box()
-    opened.mouse.move(box["x"] + 80, box["y"] + 60)
-    opened.mouse.down()
-    opened.mouse.move(box["x"] + 260, box["y"] + 60, steps=8)
-    opened.mouse.move(box["x"] + 150, box["y"] + 300, steps=8)
-    opened.mouse.up()
-    before = opened.locator("#digit-says").inner_text()
-    assert "of 50 votes" in before
-    opened.locator("#turn").fill("90")
-    assert opened.locator("#digit-says").inner_text() != before
-    opened.locator("#clear").click()
-    assert "Nothing" in opened.locator("#digit-says").inner_text()
-    opened.locator("#pad").press("4")
-    assert "4 with" in opened.locator("#digit-says").inner_text()
-
-
-@peers
-def test_points_are_dragged_added_and_removed_within_a_tenth_of_a_second(opened: Any) -> None:
-    for name in ("curve", "plane"):
-        opened.locator(f"#{name}").scroll_into_view_if_needed()
-        box = opened.locator(f"#{name}").bounding_box()
-        count = opened.evaluate(f"bayou.{name}.points.length")
-        opened.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 12)
-        opened.mouse.down()
-        opened.mouse.move(box["x"] + box["width"] * 0.55, box["y"] + 30, steps=5)
-        opened.mouse.up()
-        opened.wait_for_timeout(200)
-        assert opened.evaluate(f"bayou.{name}.points.length") == count + 1
-        x = opened.evaluate(f"bayou.{name}.points.at(-1).x")
-        opened.locator(f"#{name}").press("ArrowRight")
-        assert opened.evaluate(f"bayou.{name}.points.at(-1).x") > x
-        opened.locator(f"#{name}").press("Delete")
-        assert opened.evaluate(f"bayou.{name}.points.length") == count
-        for method in ("one", "plain", "many"):
-            opened.locator(f"#{name}-method").select_option(method)
-            opened.wait_for_timeout(150)
-        opened.locator(f"#{name}-reset").click()
-
-
-@peers
 def test_the_band_is_near_that_of_hmc_and_wider_than_a_point(opened: Any) -> None:
     """Between the points and at them, before they move: first layers are draws of HMC, last layers
     are exact.
@@ -263,17 +174,6 @@ def test_the_band_is_near_that_of_hmc_and_wider_than_a_point(opened: Any) -> Non
     opened.locator("#curve-method").select_option("plain")
     low, _, high = (torch.tensor(b) for b in opened.evaluate("bayou.curve.band.map((b) => [...b])"))
     assert torch.equal(low, high)
-
-
-@peers
-def test_sliders_move_the_flow_and_the_draws(opened: Any) -> None:
-    for name, slider in (("flow", "#flow-step"), ("anneal", "#anneal-beta")):
-        before = opened.locator(f"#{name}").screenshot()
-        opened.locator(slider).fill("1")
-        assert opened.locator(f"#{name}").screenshot() != before
-    assert opened.locator("#anneal-says").inner_text() == "1.00"
-    opened.locator("#flow-kind").select_option("3")
-    assert "of" in opened.locator("#flow-says").inner_text()
 
 
 @peers

@@ -18,6 +18,7 @@ from bayou.flows import (
     Base,
     Categorical,
     Chain,
+    Conditional,
     Dequantize,
     DiagonalNormal,
     DiscretizedLogistic,
@@ -26,6 +27,7 @@ from bayou.flows import (
     IntegerCoupling,
     Inverse,
     InverseCDF,
+    LULinear,
     Map,
     Max,
     ModuloAutoregressive,
@@ -49,7 +51,7 @@ from bayou.flows import (
     transformer_flow,
     wavenet,
 )
-from bayou.flows._registry import Kind, RegisteredMap
+from bayou.flows._registry import Kind, RegisteredMap, autoencoder
 from bayou.flows.models.images import rotation
 from experiments.measure.vae_nets import amortized
 
@@ -92,8 +94,8 @@ def _form(
     return RegisteredMap(lambda _: build(), kind, None if base is None else lambda _: base())
 
 
-_bijective, _surjective, _discrete = (
-    partial(_form, kind) for kind in ("bijective", "surjective", "discrete")
+_bijective, _surjective, _stochastic, _discrete = (
+    partial(_form, kind) for kind in ("bijective", "surjective", "stochastic", "discrete")
 )
 
 VARIANTS: dict[str, RegisteredMap] = {
@@ -108,9 +110,10 @@ VARIANTS: dict[str, RegisteredMap] = {
     "pixelcnn, two layers": _bijective(lambda: pixelcnn((2, 2, 3), width=8, layers=2)),
     "pixelcnn, given": _bijective(lambda: pixelcnn((1, 2, 2), width=8, context_dim=2)),
     "transformer, patches": _bijective(lambda: transformer_flow((1, 4, 4), width=8, patch=2)),
-    # whose ladj is an estimate
+    # images, and whose ladj is an estimate
     "continuous, hutchinson": _bijective(lambda: continuous(3, (4,), trace="hutchinson", steps=2)),
     "residual, roulette": _bijective(lambda: residual(3, 1, (4,), 0.5, "roulette")),
+    "residual images": _bijective(lambda: residual((1, 2, 4), 1, (4,), 0.5)),
     "residual images, roulette": _bijective(lambda: residual((1, 2, 4), 1, (4,), 0.5, "roulette")),
     # images
     "unsqueeze": _bijective(lambda: Inverse(Squeeze((1, 2, 4)))),
@@ -137,6 +140,10 @@ VARIANTS: dict[str, RegisteredMap] = {
     "signs, learned": _surjective(lambda: Inverse(Abs(2, nn.Linear(2, 2))), lambda: Positive(2, 0.3, 1.2)),
     "sort, tied": _surjective(lambda: Sort(2, 2)),
     "unsort": _surjective(lambda: Inverse(Sort(3)), lambda: Ordered(3)),
+    "chain of stochastic maps": _stochastic(
+        lambda: Chain(Inverse(Slice(3, 2)), LULinear(3), autoencoder(3), Slice(4, 2))),
+    "stochastic maps, conditional": _stochastic(
+        lambda: Conditional(Chain(autoencoder(2), Slice(3, 2)), 2)),
     "unmax": _surjective(lambda: Inverse(Max(3))),
     # integers
     "integers of an image": _discrete(

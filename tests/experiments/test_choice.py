@@ -5,17 +5,13 @@ the preset's.
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-import bayou
 from bayou.select.recipes import CANDIDATES
-from experiments import choice, reproduce
-from experiments.choice import DATA, Candidate, Choice, candidates, rows
+from experiments import choice
+from experiments.choice import DATA, candidates, rows
 from experiments.defaults import TABLES, Defaults
 
 
@@ -53,35 +49,3 @@ def test_every_preset_is_one_candidate_and_auto_tries_no_others() -> None:
         "ensemble, members 10",
     } <= labels
     assert len(set(DATA) - set(TABLES) - {"digits-few"}) == 4  # UCI
-
-
-def quick(classes: bool) -> tuple[Candidate, ...]:
-    slow = Candidate("map", "slow", make=lambda config: bayou.MAP(steps=60, lr=0.05))
-    return (slow, Candidate("map", "idle", make=lambda config: bayou.MAP(steps=1, lr=1e-6)))
-
-
-def test_rows_are_made_kept_and_compared_with_the_preset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "candidates", quick)
-    monkeypatch.setattr(Candidate, "present", lambda self, classes: self.label == "slow")
-    told: list[str] = []
-    options: dict[str, Any] = {
-        "data": ["wine", "sine, 120"],
-        "seeds": 1,
-        "samples": 5,
-        "tell": told.append,
-    }
-    page, numbers = reproduce.reproduce("choice", tmp_path, **options)
-    reproduce.reproduce("choice", tmp_path, **options)
-    assert len(told) == 4
-    made = json.loads(numbers.read_text())["rows"]
-    nll = {row["label"]: row["nll"] for row in made if row["data"] == "wine"}
-    worse = nll["map, idle"] - nll["map, slow"]
-    assert worse > 0.1
-    cells = [[cell.strip() for cell in line.split("|")] for line in page.read_text().splitlines()]
-    assert ["", "map", "idle", f"{worse:.3f}", "0 of 1"] in [row[:5] for row in cells]
-    assert ["", "map", "slow", "", ""] in [row[:5] for row in cells]
-    assert [row[-2] for row in cells if row[1:3] == ["wine", "map, slow"]] == ["◂ the preset"]
-    with pytest.raises(ValueError, match="leave out --length"):
-        Choice().fits([], [], None, 3)

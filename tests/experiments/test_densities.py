@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from experiments.densities import POTENTIALS, SAMPLERS, checkerboard, rings, two_moons
+from experiments.densities import POTENTIALS, checkerboard, rings, two_moons
 
 
 def _grid(reach: float, points: int) -> tuple[torch.Tensor, float]:
@@ -25,24 +25,6 @@ def test_log_z_by_quadrature(name: str) -> None:
 
 def test_u1_log_z_is_the_published_number() -> None:
     assert POTENTIALS["u1"].log_z == 1.877502
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_samplers_repeat_and_follow_the_dtype(name: str) -> None:
-    sampler = SAMPLERS[name]
-    before = torch.get_rng_state()
-    x = sampler(100, seed=1, like=torch.zeros((), dtype=torch.float64))
-    assert torch.equal(x, sampler(100, seed=1, like=x))
-    torch.testing.assert_close(
-        x[:50], sampler(50, seed=1, like=x), rtol=1e-12, atol=1e-12
-    )  # its index alone counts
-    assert not torch.equal(x, sampler(100, seed=2, like=x))
-    assert x.shape == (100, 2)
-    assert x.dtype == torch.float64
-    assert sampler(0).shape == (0, 2)
-    assert torch.equal(before, torch.get_rng_state())
-    with pytest.raises(ValueError, match="cannot draw -1"):
-        sampler(-1)
 
 
 def test_two_moons_lie_on_two_half_circles() -> None:
@@ -73,12 +55,3 @@ def test_checkerboard_fills_the_dark_squares() -> None:
     counts = torch.bincount((4 * cell[:, 0] + cell[:, 1]).long(), minlength=16)
     assert ((counts > 0).sum(), counts.sum()) == (8, 8000)
     assert ((counts[counts > 0] - 1000).abs() < 5 * math.sqrt(1000 * 7 / 8)).all()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda: rings(5, count=0), lambda: checkerboard(5, cells=3), lambda: two_moons(5, -1.0)],
-)
-def test_bad_settings(call: object) -> None:
-    with pytest.raises(ValueError, match=r"needs|noise is"):
-        call()  # type: ignore[operator]

@@ -5,7 +5,6 @@ quadrature.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch.distributions import MultivariateNormal
 
 import bayou
 from bayou import priors
-from bayou.network.target import Target
 from experiments.evidence import Evidence, evidence
 
 F64 = torch.float64
@@ -88,30 +86,6 @@ def test_logistic_regression_against_quadrature(prior: bayou.priors.Prior, log_p
     assert abs(found.value - exact) < 4 * found.standard_error
 
 
-@pytest.mark.slow
-def test_few_temperatures_widen_the_weights_and_bias_nothing() -> None:
-    """E[w] = p(D) after any number of moves: the step sizes come from other chains, so that nothing
-    is learned.
-    """
-    net, data = logistic()
-    exact = quadrature(data, normal(2.0))
-    options: dict[str, Any] = {
-        "likelihood": bayou.Bernoulli(),
-        "prior": bayou.Normal(2.0),
-        "progress": False,
-    }
-    few, more = (
-        evidence(net, data, chains=4000, temperatures=t, leapfrogs=4, first=0.05, **options)
-        for t in (3, 12)
-    )
-    for found in (few, more):
-        assert found.standard_error < 0.1
-        assert abs(found.value - exact) < 4 * found.standard_error
-        assert 1 < found.ess < 4000
-    assert few.spread > 1.5 * more.spread
-    assert few.mean < more.mean < exact
-
-
 def test_the_numbers_of_weights() -> None:
     """log 1/C Σw, its error by the delta method and the effective chains, of weights (1, 2, 3,
     6).
@@ -125,59 +99,6 @@ def test_the_numbers_of_weights() -> None:
     assert "lower bound in expectation" in str(found)
 
 
-def test_a_chain_is_a_function_of_the_seed() -> None:
-    net, data = logistic()
-    options: dict[str, Any] = {
-        "likelihood": bayou.Bernoulli(),
-        "chains": 3,
-        "temperatures": 4,
-        "leapfrogs": 2,
-    }
-    torch.manual_seed(1)
-    one = evidence(net, data, seed=3, progress=False, **options)
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    again, other = (evidence(net, data, seed=seed, progress=False, **options) for seed in (3, 4))
-    assert torch.equal(torch.get_rng_state(), state)  # the global stream is left alone
-    assert net.training  # and so is the network
-    assert torch.equal(one.log_weights, again.log_weights)
-    assert not torch.equal(one.log_weights, other.log_weights)
-
-
-def test_a_target_or_a_posterior_has_all_that_is_needed() -> None:
-    net, data = logistic()
-    options: dict[str, Any] = {"chains": 3, "temperatures": 4, "leapfrogs": 2, "progress": False}
-    own: dict[str, Any] = {"likelihood": bayou.Bernoulli(), "prior": bayou.Normal(2.0)}
-    target = Target.build(net, **own, n=12)
-    posterior = bayou.fit(net, data, method=bayou.MAP(steps=1), **own, progress=False)
-    expected = evidence(net, data, **own, **options)
-    for other in (target, replace(target, n=5), posterior):
-        assert evidence(other, data, **options).value == expected.value
-
-
-def test_progress_and_ctrl_c() -> None:
-    net, data = logistic()
-    seen: list[tuple[str, int, int]] = []
-
-    def tell(title: str, step: int, total: int, numbers: dict[str, float]) -> None:
-        seen.append((title, step, total))
-        assert numbers.keys() == {"beta", "log_weight", "seconds_left"}
-
-    def press(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    options: dict[str, Any] = {
-        "likelihood": bayou.Bernoulli(),
-        "chains": 2,
-        "temperatures": 3,
-        "leapfrogs": 1,
-    }
-    evidence(net, data, progress=tell, **options)
-    assert seen[-1] == ("evidence", 3, 3)
-    with pytest.raises(KeyboardInterrupt, match="interrupted at β = .* and has no estimate"):
-        evidence(net, data, progress=press, **options)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -189,18 +110,8 @@ def test_progress_and_ctrl_c() -> None:
         ({"data": (torch.zeros(3, 2), torch.zeros(3, 1))}, "float32|shape|inputs"),
     ],
 )
-def test_errors_say_what_to_do(changes: dict[str, Any], message: str) -> None:
+def test_invalid_evidence_arguments_raise(changes: dict[str, Any], message: str) -> None:
     net, data = logistic()
     given = {"data": data, "likelihood": bayou.Gaussian(0.1), "progress": False} | changes
     with pytest.raises(ValueError, match=message):
         evidence(net, **given)
-
-
-def test_a_target_takes_no_second_likelihood() -> None:
-    net, data = logistic()
-    target = Target.build(net, bayou.Bernoulli(), None, 12)
-    with pytest.raises(ValueError, match="a Target has its likelihood and prior; leave them out"):
-        evidence(target, data, prior=bayou.Normal(1.0))
-    frozen = Target.build(net.requires_grad_(False), bayou.Bernoulli(), None, 12)
-    with pytest.raises(ValueError, match="nothing to integrate over"):
-        evidence(frozen, data)

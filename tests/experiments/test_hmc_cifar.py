@@ -4,57 +4,17 @@ known scores.
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 from bayou.data.files import folders
-from experiments import reproduce, study
-from experiments.hmc_cifar import HMCCifar, images, rows as cifar_rows
-from experiments.hmc_cifar.images import Sizes, Task
-from experiments.hmc_cifar.network import Block, Convolution, FilterResponseNorm, resnet
-from experiments.hmc_cifar.rows import LABELS, Fits
+from experiments.hmc_cifar import images
+from experiments.hmc_cifar.images import Sizes
+from experiments.hmc_cifar.network import Block, FilterResponseNorm, resnet
 from experiments.hmc_cifar.scores import scores, spearman
-
-TINY = Sizes(width=2, blocks=1, train=20, test=20, batch=2, epochs=2, samples=4)
-
-
-def made_task(sizes: Sizes, place: torch.device) -> Task:
-    """Images whose brightness is their class; HMC and people are nearly sure of it."""
-    draw = torch.Generator().manual_seed(0)
-    y = torch.arange(sizes.train + sizes.test) % 10
-    x = 0.3 * torch.randn(len(y), 3, 32, 32, generator=draw) + (y / 5 - 1).view(-1, 1, 1, 1)
-    away = {name: torch.randn(10, 3, 32, 32, generator=draw) for name in images.AWAY}
-    sure = 0.8 * F.one_hot(y, 10).double() + 0.02 * (1 + torch.rand(len(y), 1, generator=draw))
-    sure /= sure.sum(-1, keepdim=True)
-    train, test = slice(sizes.train), slice(sizes.train, None)
-    inputs = {"test": x[test], **away, "corrupted": x[test][:6].repeat(images.STRENGTHS, 1, 1, 1)}
-    return Task((x[train], y[train]), inputs, y[test], sure[test], sure[test])
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> HMCCifar:
-    """The study of a small network and made images."""
-    monkeypatch.setattr(cifar_rows, "read", made_task)
-    return HMCCifar(sizes=TINY)
-
-
-def run(made: HMCCifar, folder: Path, *labels: str) -> tuple[dict[str, dict[str, float]], str]:
-    def work(fit: study.Fit, *args: object, **_: object) -> dict[str, object]:
-        key = {"data": fit.data, "label": fit.label, "seed": fit.seed, "length": fit.length}
-        return key | made.measure(fit, "cpu", None, False)
-
-    page, numbers, *_ = study.run(
-        made, folder, made.fits([], labels, 1, None), work, tell=lambda text: None
-    )
-    return {row["label"]: row for row in json.loads(numbers.read_text())["rows"]}, page.read_text()
 
 
 def test_the_network_has_the_weights_and_the_padding_of_the_reference() -> None:
@@ -82,82 +42,6 @@ def test_the_norm_is_its_formula() -> None:
             torch.testing.assert_close(norm(x)[b, c], expected)
 
 
-def test_a_convolution_of_mapped_weights_is_cast_under_autocast() -> None:
-    conv, weights = Convolution(3, 4, 3), torch.randn(2, 4, 3, 3, 3)
-    x = torch.randn(1, 3, 5, 5)
-
-    def call(weight: Tensor) -> Tensor:
-        return functional_call(conv, {"weight": weight}, (x,))
-
-    with torch.autocast("cpu", torch.bfloat16):
-        assert vmap(call)(weights).dtype == torch.bfloat16
-    assert vmap(call)(weights).dtype == torch.float32
-
-
-@pytest.mark.slow
-def test_every_row_can_be_made(made: HMCCifar, tmp_path: Path) -> None:
-    same = {
-        label for label, other in cifar_rows.OTHERWISE.items() if list(other) == ["prior"]
-    }  # the code of IVON
-    labels = [label for label in LABELS if label not in cifar_rows.MEANS and label not in same]
-    rows, page = run(made, tmp_path, *labels)
-    assert list(rows) == labels
-    assert all(f"| {label} | " in page for label in labels)
-
-
-def test_an_ensemble_is_the_mean_of_files_that_are_made_once(
-    made: HMCCifar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, page = run(made, tmp_path, "HMC", "point", "ensemble of 2")
-    assert rows["ensemble of 2"]["epochs"] == 2 * rows["point"]["epochs"] == 4
-    assert rows["HMC"]["total_variation"] == 0
-    assert rows["HMC"]["agreement"] == 1
-    assert rows["HMC"]["people"] == pytest.approx(1)
-    assert "fashion_information" not in rows["point"]
-    assert "corrupted_information" not in rows["point"]
-    assert (
-        len(set(rows["ensemble of 2"]["corrupted_nll"])) == 1
-    )  # the images of all strengths are the same here
-    assert page.count("| point |") == 2
-    assert "| 1 |\n| HMC |" not in page.partition("Corrupted images")[2]
-    assert (
-        page.index("| HMC |") < page.index("| point | 2 | ") < page.index("| ensemble of 2 | 4 | ")
-    )
-    assert "hmc-cifar10.png" in page
-    assert (tmp_path / "hmc-cifar10.png").exists()
-    folder = tmp_path / "hmc-cifar10"
-    assert not list(folder.glob("*.run*"))
-    fits = Fits(made.sizes, folder, torch.device("cpu"), False)
-    monkeypatch.setattr("bayou.fit", None)
-    parts = [torch.from_numpy(fits.saved("point", seed)["test"]).double().exp() for seed in (0, 1)]
-    truth = fits.task.hmc
-    expected = 0.5 * ((parts[0] + parts[1]) / 2 - truth).abs().sum(-1).mean()
-    assert rows["ensemble of 2"]["total_variation"] == pytest.approx(
-        float(expected), abs=1e-3
-    )  # float16
-
-
-def test_files_without_corrupted_images_leave_their_scores_out(
-    made: HMCCifar, tmp_path: Path
-) -> None:
-    run(made, tmp_path, "point")
-    fits = Fits(made.sizes, tmp_path / "hmc-cifar10", torch.device("cpu"), False)
-    old = {
-        name: value
-        for name, value in fits.saved("point", 0).items()
-        if not name.startswith("corrupted")
-    }
-    cifar_rows.write(fits.file("point", 0), old)
-    (tmp_path / "hmc-cifar10.json").unlink()
-    rows, page = run(made, tmp_path, "point", "DDU", "ensemble of 2")
-    assert all(
-        "corrupted_nll" not in row for row in rows.values()
-    )  # also of a mixture with a file that has them
-    assert "Corrupted images" not in page
-    assert rows["DDU"]["nll"] == rows["point"]["nll"]
-    assert 0 <= rows["DDU"]["fashion_information"] <= 1
-
-
 def test_corruptions_are_deterministic_and_grow() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
     pixels[0] = 128
@@ -183,14 +67,6 @@ def test_ranks_of_equal_values_are_shared() -> None:
     a, b = torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
     assert spearman(a, b) == pytest.approx(0.9486832980505138)  # scipy.stats.spearmanr
     assert spearman(a, -a) == pytest.approx(-1)
-
-
-def test_the_study_is_listed_and_lengths_are_other_rows() -> None:
-    own = reproduce.find("hmc-cifar10")
-    assert [fit.label for fit in own.fits([], [], None, None)] == list(LABELS)
-    assert [fit.length for fit in own.fits([], ["SWAG"], 1, 7)] == [7]
-    with pytest.raises(ValueError, match="hmc-cifar10 has no row 'NUTS'"):
-        own.fits([], ["NUTS"], None, None)
 
 
 @pytest.mark.skipif(

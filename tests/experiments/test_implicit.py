@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import bayou
-from bayou.diagnostics import bound_gap
-from experiments import implicit, reproduce, study
-from experiments.implicit import DENSITIES, FAMILIES, RATES, STEPS, Implicit, fit_density
+from experiments import study
+from experiments.implicit import DENSITIES, Implicit
 
 # An upper end of KL(q ‖ p), in nats, that tells an implicit family from a factorized one, which has
 # .4 or more.
@@ -26,49 +23,9 @@ def test_the_densities_integrate_to_one(name: str) -> None:
     assert float(DENSITIES[name](w).exp().sum()) * 0.04**2 == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("family", [bayou.guides.SIVI, bayou.guides.UIVI])
-@pytest.mark.slow
-def test_a_few_steps_come_nearer_to_a_banana_than_mean_field(family: Any) -> None:
-    fits = [
-        fit_density(spec, DENSITIES["banana"], steps=120, samples=64, lr=1e-2)
-        for spec in (FAMILIES["FFG"], family(draws=50, latent=4, hidden=(64, 64), std=0.3))
-    ]
-    factorized, found = (bound_gap(bnn, draws=500, samples=1000, seed=0).total for bnn in fits)
-    assert (
-        found.lower.value <= found.upper.value < found.bound.value + 4 * found.bound.standard_error
-    )
-    errors = found.upper.standard_error + factorized.upper.standard_error
-    assert found.upper.value < factorized.upper.value - 4 * errors
-
-
 def test_the_rows_of_the_table_are_near_the_densities() -> None:
     rows = study.read(Implicit(), Path(__file__).parents[2] / "experiments" / "results")["rows"]
     found = {(row["data"], row["label"]): row for row in rows if row["label"] != "FFG"}
     assert set(found) == set(itertools.product(DENSITIES, ("SIVI", "UIVI")))
     for (name, _), row in found.items():
         assert row["upper"] < MAX_KL[name] + 2 * row["error"]
-
-
-@pytest.mark.slow
-def test_a_fit_is_near_the_density() -> None:
-    """One of the rows; the conjugate problem tests UIVI."""
-    name = "mixture"
-    bnn = fit_density(FAMILIES["SIVI"], DENSITIES[name], steps=STEPS[name], lr=RATES[name])
-    found = bound_gap(bnn, draws=4000, samples=2000, seed=1).total
-    assert found.upper.value < MAX_KL[name] + 2 * found.upper.standard_error
-
-
-def test_a_table_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implicit, "LATENTS", 50)
-    options: dict[str, Any] = {
-        "length": 2,
-        "samples": 20,
-        "data": ["mixture"],
-        "tell": lambda line: None,
-    }
-    page, _, picture = reproduce.reproduce("implicit", tmp_path, **options)
-    for words in ("| mixture | SIVI |", "| mixture | UIVI |", "| mixture | FFG |", "| 1 | 2 |"):
-        assert words in page.read_text()
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="implicit has no row 'MNF'"):
-        reproduce.reproduce("implicit", tmp_path, only=["MNF"])

@@ -4,19 +4,15 @@ warnings are shown.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from experiments import networks, reproduce
-from experiments.networks import LABELS, METHODS, TASKS, Networks
+from experiments import networks
+from experiments.networks import TASKS
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_networks_take_their_rows_and_no_row_is_learned_and_tested(name: str) -> None:
+def test_training_and_test_rows_of_networks_are_disjoint(name: str) -> None:
     task = TASKS[name]
     (x, y), (x_test, y_test) = task.split(1)
     first, other = (part[0] if isinstance(part, tuple) else part for part in (x, x_test))
@@ -32,47 +28,3 @@ def test_networks_take_their_rows_and_no_row_is_learned_and_tested(name: str) ->
     outputs = networks.plain(net.eval(), x).outputs
     assert outputs.shape[:2] == (1, task.rows)
     assert int(y.max()) < outputs.shape[-1]
-
-
-@pytest.mark.slow
-def test_rows_are_kept_and_a_trained_network_is_given(tmp_path: Path) -> None:
-    told: list[str] = []
-    options: dict[str, Any] = {
-        "data": ["two inputs, categories"],
-        "only": ["plain", "Laplace(start=None)"],
-        "seeds": 1,
-    }
-    page, numbers = reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
-    reproduce.reproduce("networks", tmp_path, tell=told.append, **options)
-    assert len(told) == 2
-    rows = {row["label"]: row for row in json.loads(numbers.read_text())["rows"]}
-    assert rows["plain"]["error"] < 35
-    assert rows["Laplace(start=None)"]["nll"] < rows["plain"]["nll"] + 0.02
-    assert "| two inputs, categories | Laplace(start=None) | " in page.read_text()
-    with pytest.raises(ValueError, match="leave out --length"):
-        reproduce.reproduce("networks", tmp_path, length=3)
-
-
-def test_warnings_and_flags_are_in_the_last_column() -> None:
-    key = {
-        "data": "GRU, waves",
-        "seed": 0,
-        "length": None,
-        "run": 0,
-        "error": 1.0,
-        "nll": 1.0,
-        "ece": 0.1,
-        "seconds": 1,
-    }
-    told = {"said": ["CollapseWarning"], "flags": ["collapse", "constant"]}
-    rows = [key | told | {"label": label} for label in LABELS[:2]]
-    page = Networks().render({"rows": rows, "runs": [{}]})
-    ends = {
-        cells[2].strip(): cells[-2].strip()
-        for text in page.splitlines()
-        if len(cells := text.split("|")) == 10
-    }
-    assert ends.pop("method") == ""
-    assert [ends[label] for label in LABELS[:2]] == 2 * ["CollapseWarning, collapse, constant"]
-    assert LABELS[2] not in ends
-    assert len(Networks().fits([], [], None, None)) == 3 * len(TASKS) * (1 + len(METHODS))

@@ -15,10 +15,9 @@ import torch
 import bayou
 from bayou.app.runs import nets
 from bayou.data import CATALOGUE, load
-from experiments import figures, reproduce, study
+from experiments import reproduce, study
 from experiments.experiment import Budget, Experiment, Row, hold_out
 from experiments.published import EXPERIMENTS
-from experiments.toy import METHODS, Entry
 
 
 @pytest.fixture
@@ -35,7 +34,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Experiment:
     return experiment
 
 
-def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path: Path) -> None:
+def test_table_is_written_and_finished_rows_are_not_run_again(
+    tiny: Experiment, tmp_path: Path
+) -> None:
     told: list[str] = []
     options: dict[str, Any] = {
         "samples": 5,
@@ -69,9 +70,7 @@ def test_a_table_is_written_and_nothing_is_run_twice(tiny: Experiment, tmp_path:
         assert words in table, words
 
 
-def test_rows_and_data_can_be_picked_and_mistakes_are_named(
-    tiny: Experiment, tmp_path: Path
-) -> None:
+def test_selected_rows_and_invalid_selections(tiny: Experiment, tmp_path: Path) -> None:
     told: list[str] = []
     reproduce.reproduce(
         "tiny", tmp_path, only=["FFG"], seeds=1, length=1, samples=3, tell=told.append
@@ -100,7 +99,7 @@ def test_every_row_of_every_experiment_can_be_built(name: str) -> None:
     assert committed.with_suffix(".md").read_text() == experiment.render(found)
 
 
-def test_rows_remember_the_run_that_made_them(tiny: Experiment, tmp_path: Path) -> None:
+def test_rows_name_the_run_that_made_them(tiny: Experiment, tmp_path: Path) -> None:
     """A file of the first kind is read too, a row made again takes the place of the old one, and
     says by what.
     """
@@ -161,97 +160,6 @@ def test_a_failed_fit_keeps_the_rows_of_the_others(
     assert told[0].startswith("failed: bad on moons, seed 0: ")
 
 
-@pytest.mark.slow
-def test_a_failure_in_a_process_of_its_own_is_said(
-    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It knows the experiment by its name only, and there is none."""
-    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, rows=lambda data: tiny.rows(data)[:1]))
-    with pytest.raises(study.StudyError, match="1 of 1 fits failed"):
-        reproduce.reproduce(
-            "tiny",
-            tmp_path,
-            executor="processes:2",
-            seeds=1,
-            length=1,
-            samples=2,
-            tell=lambda text: None,
-        )
-
-
-def test_ctrl_c_makes_no_row_of_an_interrupted_fit(
-    tiny: Experiment,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    plain = bayou.fit
-
-    def cut(*args: Any, **options: Any) -> Any:
-        posterior = plain(*args, **options)
-        posterior.stopped = (
-            "interrupted"
-            if options["method"] == tiny.rows("moons")[1].method(tiny.budget(1))
-            else ""
-        )
-        return posterior
-
-    monkeypatch.setattr(bayou, "fit", cut)
-    with pytest.raises(KeyboardInterrupt):
-        reproduce.reproduce("tiny", tmp_path, seeds=2, length=1, samples=2, tell=lambda text: None)
-    rows = json.loads((tmp_path / "tiny.json").read_text())["rows"]
-    assert [(row["label"], row["seed"]) for row in rows] == [("MAP", 0)]
-    with pytest.raises(SystemExit, match="130"):
-        reproduce.main(["tiny", "--length", "1", "--out", str(tmp_path), "-q"])
-    assert "finished rows are kept" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_images_have_curves_and_a_picture_that_is_drawn_again_from_the_numbers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    rows = (
-        Row("L2", lambda b: bayou.MAP(**b.settings()), "mlp"),
-        Row("MNF", lambda b: bayou.VI(bayou.MeanField(), **b.settings()), "mlp"),
-    )
-    experiment = Experiment(
-        "turning", "Digits", ("digits",), lambda data: rows, lambda data: 2, lambda data: bayou.Categorical(),
-        ("error", "nll"), seeds=2, lr=0.01,
-    )  # fmt: skip
-    monkeypatch.setitem(EXPERIMENTS, "turning", experiment)
-    written = reproduce.reproduce("turning", tmp_path, samples=3, tell=lambda text: None)
-    assert [path.name for path in written] == ["turning.md", "turning.json", "turning.png"]
-    assert (tmp_path / "turning.json").stat().st_size < 20_000
-    found = json.loads((tmp_path / "turning.json").read_text())
-    assert [("curves" in row, row["seed"]) for row in found["rows"]] == [
-        (True, 0),
-        (True, 0),
-        (False, 1),
-        (False, 1),
-    ]
-    curves = found["rows"][0]["curves"]
-    assert len(curves["rotation"]["probabilities"]) == len(curves["rotation"]["degrees"]) == 37
-    assert all(
-        sum(row) == pytest.approx(1, abs=1e-3) for row in curves["rotation"]["probabilities"]
-    )
-    assert len(curves["entropy"]) == 3  # the top of the grid, in and out of distribution
-    for name, values in curves["entropy"].items():
-        if name != "top":
-            assert values == sorted(values)
-            assert values[-1] == 1
-    before = (tmp_path / "turning.png").read_bytes()
-    (tmp_path / "turning.png").unlink()
-    (tmp_path / "turning.md").unlink()
-    reproduce.reproduce("turning", tmp_path, redraw=True)
-    assert (tmp_path / "turning.png").read_bytes() == before
-    assert "](turning.png)" in (tmp_path / "turning.md").read_text()
-    for row in found["rows"]:
-        row.pop("curves", None)
-    (tmp_path / "turning.json").write_text(json.dumps(found))
-    assert len(reproduce.reproduce("turning", tmp_path, redraw=True)) == 2
-    assert "](turning.png)" not in (tmp_path / "turning.md").read_text()
-
-
 def test_settings_are_chosen_without_a_look_at_the_test_rows(
     tiny: Experiment, tmp_path: Path
 ) -> None:
@@ -301,57 +209,3 @@ def test_of_rivals_the_better_on_held_out_rows_is_fitted_to_all(
         assert found[label]["nll"] == found[chosen.label]["nll"]
         assert f"| {label} (1 × {chosen.label}) |" in page
     assert found["one noise"]["nll"] != found["head"]["nll"]
-
-
-def test_the_distribution_of_an_entropy() -> None:
-    top = 2.0
-    entropy = torch.tensor([0.0, 0.5, 1.0, 2.0 + 1e-6])
-    found = figures.distribution(entropy, top)
-    assert len(found) == 41
-    assert [found[i] for i in (0, 9, 10, 19, 20, 39, 40)] == [0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0]
-
-
-def test_the_toy_is_a_command_that_keeps_its_rows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Short methods in the place of two of its own; a picture, a table, a second seed; nothing is
-    run twice.
-    """
-    short = bayou.MAP(steps=50, lr=0.05)
-    monkeypatch.setitem(METHODS, "MAP", Entry(short, "short"))
-    monkeypatch.setitem(
-        METHODS, "Laplace, full", Entry(bayou.Laplace("full", start=short), "short")
-    )
-    words = ["toy", "--only", "MAP", "--only", "Laplace, full", "--samples", "20", "-q"]
-    for options in ((), ("--seeds", "2")):
-        reproduce.main([*words, "--out", str(tmp_path), *options])
-        assert capsys.readouterr().out.count("cubic") == 2
-    rows = json.loads((tmp_path / "toy.json").read_text())["rows"]
-    assert [(row["label"], row["seed"]) for row in rows] == [
-        (n, s) for s in (0, 1) for n in ("Laplace, full", "MAP")
-    ]
-    assert rows[1]["ratio"] == [0.0] * 5
-    assert min(rows[0]["ratio"]) > 0.1
-    assert rows[0]["mean"] != rows[2]["mean"]  # other weights to start from
-    assert len(rows[0]["mean"]) == len(rows[0]["sd"]) == 61
-    page = (tmp_path / "toy.md").read_text()
-    assert "| Laplace, full | " in page
-    assert " ± " in page
-    assert (tmp_path / "toy.png").stat().st_size > 5000
-
-
-def test_mistakes_with_the_toy_are_named(tmp_path: Path) -> None:
-    for options, words in (
-        ({"length": 3}, "length of its own"),
-        ({"only": ["FFG"]}, r"no row 'FFG'; it has 'NUTS'"),
-        ({"data": ["mnist"]}, "no data 'mnist'"),
-        ({"redraw": True}, "no rows to draw"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            reproduce.reproduce("toy", tmp_path, **options)  # type: ignore[arg-type]
-
-
-def test_without_a_name_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    reproduce.main([])
-    listing = capsys.readouterr().out
-    assert [line.split()[0] for line in listing.splitlines()] == list(reproduce.studies())

@@ -4,10 +4,8 @@ page says so.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +17,7 @@ from bayou.kernels import Joint
 from bayou.likelihoods.predictive import Predictive
 from bayou.network import Network
 from bayou.network.target import Target
-from experiments import reproduce, truth, truth_reference
-from experiments.truth import LINES, Truth
+from experiments import truth_reference
 from experiments.truth_reference import PROBLEMS, Lengths, Problem, hamiltonian, reference
 
 SHORT = Lengths(chains=4, temperatures=2, annealing_leapfrogs=1, warmup=4, draws=4, leapfrogs=2)
@@ -72,42 +69,6 @@ def test_the_digits_agree_with_another_run_by_other_code() -> None:
     assert metrics.nll(found.predictive, found.test[1]) == pytest.approx(0.0941, abs=1e-3)
     assert metrics.ece(found.predictive, found.test[1]) == pytest.approx(0.045, abs=2e-3)
     assert metrics.accuracy(found.predictive, found.test[1]) == pytest.approx(1 - 0.0167, abs=1e-3)
-
-
-def test_rows_are_measured_and_the_page_has_the_truth_first(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(truth, "reference", lambda name: reference(name, folder))
-    told: list[str] = []
-    options: dict[str, Any] = {
-        "data": ["digits"],
-        "only": ["MAP", "FFG"],
-        "length": 3,
-        "seeds": 1,
-        "samples": 5,
-    }
-    page, numbers = reproduce.reproduce("truth", tmp_path, tell=told.append, **options)
-    reproduce.reproduce("truth", tmp_path, tell=told.append, **options)
-    assert len(told) == 2
-    rows = {row["label"]: row for row in json.loads(numbers.read_text())["rows"]}
-    assert rows["MAP"]["elbo"] is None
-    assert rows["FFG"]["elbo"] < -1
-    for row in rows.values():
-        assert 0 < row["total_variation"] < 1
-        assert 0 <= row["agreement"] <= 1
-    lines = [text for text in page.read_text().splitlines() if text.startswith("| ")]
-    assert [text.split("|")[1].strip() for text in lines] == ["method", "**HMC**", "MAP", "FFG"]
-    assert lines[2].split("|")[8].strip() == "1.0"  # the cost of MAP in multiples of MAP
-
-
-def test_every_line_has_a_name_of_its_own_and_can_be_made() -> None:
-    for one in PROBLEMS:
-        labels = [line.label for line in LINES if one in line.data]
-        assert len(set(labels)) == len(labels) >= 15
-    for line in LINES:
-        assert isinstance(line.method(Truth().budget(10)), bayou.methods.Method)
-    with pytest.raises(ValueError, match="no row 'Inducer'"):
-        Truth().fits([], ["Inducer"], None, None)
 
 
 def linear_posterior() -> tuple[Target, tuple[Tensor, Tensor], Tensor, Tensor]:

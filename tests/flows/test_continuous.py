@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,55 +25,66 @@ from bayou.flows.fitting.objectives import FlowMatching
 from experiments.measure.time_unet import TimeUNet
 from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained
+from tests.flows.parameters import perturb
 
 A = torch.tensor([[0.3, -1.2], [0.7, -0.5]], dtype=torch.float64)
 
 
-class Linear(nn.Module):
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
-        return z @ A.T
+class Field(nn.Module):
+    """A field without parameters.
 
-
-class Cubic(nn.Module):
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
-        return -(z**3)
-
-
-class Straight(nn.Module):
-    """The field of y = 2 + x/2 along straight lines."""
-
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
-        t = t.unsqueeze(-1)
-        return 2 - (z - 2 * t) / (2 - t)
-
-
-class Mean(nn.Module):
-    """The mean field of N(0, 1) → N(2, .25) along (1 − t)·x0 + t·x1 with any x0 and x1: also y = 2
-    + x/2.
+    Args:
+        velocity: a function of (t, z).
     """
 
+    def __init__(self, velocity: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.velocity = velocity
+
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
-        t = t.unsqueeze(-1)
-        variance = (1 - t) ** 2 + t**2 / 4
-        return 2 + (t / 4 - (1 - t)) / variance * (z - 2 * t)
+        return self.velocity(t, z)
+
+
+LINEAR = Field(lambda _, z: z @ A.T)
+CUBIC = Field(lambda _, z: -(z**3))
+
+
+def mean_velocity(t: Tensor, z: Tensor) -> Tensor:
+    """The mean velocity of (1 − t)·x0 + t·x1, x0 ~ N(0, 1), x1 ~ N(2, .25); its flow is 2 + x/2."""
+    t = t.unsqueeze(-1)
+    variance = (1 - t) ** 2 + t**2 / 4
+    return 2 + (t / 4 - (1 - t)) / variance * (z - 2 * t)
+
+
+class Contraction(nn.Module):
+    """ż = rate·z, with y = x·exp(rate)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.tensor(-4.0))
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return self.rate * z
 
 
 @pytest.mark.parametrize("solver", ["rk4", "dopri5"])
 def test_closed_forms(solver: str) -> None:
     options = {"solver": solver, "steps": 64, "tolerance": 1e-9}
-    y, ladj = Continuous(2, Linear(), **options)(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    y, ladj = Continuous(2, LINEAR, **options)(torch.tensor([1.0, 2.0], dtype=torch.float64))
     assert y.tolist() == pytest.approx([-0.9972043, 1.1478990], abs=1e-7)
     assert ladj.item() == pytest.approx(-0.2, abs=1e-9)
-    cubic = Continuous(1, Cubic(), **options)
+    cubic = Continuous(1, CUBIC, **options)
     y, ladj = cubic(torch.tensor([1.5], dtype=torch.float64))
     assert (y.item(), ladj.item()) == pytest.approx((0.6396021, -2.5571221), abs=2e-6)
     assert cubic.evaluations >= 4 * 16
-    y, ladj = Continuous(1, Mean(), **options)(torch.tensor([0.7], dtype=torch.float64))
+    y, ladj = Continuous(1, Field(mean_velocity), **options)(
+        torch.tensor([0.7], dtype=torch.float64)
+    )
     assert (y.item(), ladj.item()) == pytest.approx((2.35, -math.log(2)), abs=1e-6)
 
 
 def test_hutchinson_is_unbiased_with_the_variance_of_signs() -> None:
-    flow = Continuous(2, Linear(), trace="hutchinson", steps=4)
+    flow = Continuous(2, LINEAR, trace="hutchinson", steps=4)
     assert flow.ladj_kind is Ladj.estimate
     x = torch.tensor([1.0, 2.0], dtype=torch.float64).expand(4096, 2)
     _, ladj = flow(x, seed=0)
@@ -82,7 +94,7 @@ def test_hutchinson_is_unbiased_with_the_variance_of_signs() -> None:
 
 
 def test_adaptive_steps_of_a_row_do_not_depend_on_the_batch() -> None:
-    flow = Continuous(1, Cubic(), solver="dopri5", tolerance=1e-4)
+    flow = Continuous(1, CUBIC, solver="dopri5", tolerance=1e-4)
     x = torch.tensor([[0.1], [8.0], [1.5]], dtype=torch.float64)
     together = flow(x)
     for i in range(3):
@@ -95,12 +107,8 @@ def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
     found = []
     for solver, checkpoint in (("rk4", False), ("rk4", True), ("dopri5", False), ("dopri5", True)):
         torch.manual_seed(0)
-        flow = continuous(
-            2, hidden=(8,), solver=solver, steps=24, tolerance=1e-7, checkpoint=checkpoint
-        ).double()
-        with torch.no_grad():
-            for p in flow.parameters():
-                p.add_(0.1 * torch.randn_like(p))
+        options = {"steps": 24, "tolerance": 1e-7, "checkpoint": checkpoint}
+        flow = perturb(continuous(2, (8,), solver=solver, **options), 0.1)
         y, ladj = flow(torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=torch.float64))
         (y.square().sum() + ladj.sum()).backward()
         found.append(torch.cat([p.grad.flatten() for p in flow.parameters() if p.grad is not None]))
@@ -123,38 +131,26 @@ def test_accuracy_bounds_the_error_of_the_solver_and_check_allows_it() -> None:
     adaptive = continuous(2, hidden=(8,), solver="dopri5", tolerance=1e-5)
     check_trained(adaptive, only=["inverse", "ladj"], train_steps=3).raise_if_failed()
 
-    class Rough(nn.Module):
-        def forward(self, t: Tensor, z: Tensor) -> Tensor:
-            return (12 * z).sin()
-
-    report = check(Continuous(2, Rough(), steps=8), only=["inverse"])
-    assert not report.passed  # too rough for eight steps: the promise is held to
-
-
-@pytest.mark.slow
-def test_it_compiles_to_one_graph() -> None:
-    flow = continuous(2, hidden=(8,), steps=2)
-    check_trained(
-        flow, only=["compile"], train_steps=2, compile_backend="aot_eager"
-    ).raise_if_failed()
+    report = check(Continuous(2, Field(lambda _, z: (12 * z).sin()), steps=8), only=["inverse"])
+    assert not report.passed  # too rough for eight steps
 
 
 def test_halving_a_step_divides_the_error_by_sixteen() -> None:
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     exact = torch.matrix_exp(A) @ x
-    errors = [(Continuous(2, Linear(), steps=n)(x)[0] - exact).norm().item() for n in (8, 16, 32)]
+    errors = [(Continuous(2, LINEAR, steps=n)(x)[0] - exact).norm().item() for n in (8, 16, 32)]
     assert errors[0] / errors[1] == pytest.approx(16, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
 
 
-def test_uneven_steps_are_as_exact_as_their_widest() -> None:
+def test_uneven_steps_are_as_accurate_as_their_widest() -> None:
     x, noise = (
         torch.tensor([1.0, 2.0], dtype=torch.float64),
         torch.rand(5, generator=torch.Generator().manual_seed(0)),
     )
     exact = torch.matrix_exp(A) @ x
     for steps in (16, 32):  # as many widths as there are numbers, again and again
-        flow = Continuous(2, Linear(), steps=steps, checkpoint=steps == 32)
+        flow = Continuous(2, LINEAR, steps=steps, checkpoint=steps == 32)
         with flows.varied_steps(flow, noise.double()):
             y, ladj = flow(x.requires_grad_())
         assert (y - exact).norm() < (1.75 / 0.25 / steps) ** 4
@@ -164,39 +160,33 @@ def test_uneven_steps_are_as_exact_as_their_widest() -> None:
 
 
 def test_a_field_that_explodes_is_an_error() -> None:
-    class Blow(nn.Module):
-        def forward(self, t: Tensor, z: Tensor) -> Tensor:
-            return z.square() * 3
-
+    flow = Continuous(1, Field(lambda _, z: 3 * z.square()), solver="dopri5", tolerance=1e-2)
     with pytest.raises(InversionError, match="row 1 .* stiff or not finite"):
-        Continuous(1, Blow(), solver="dopri5")(torch.tensor([[0.01], [2.0]], dtype=torch.float64))
-    with pytest.raises(ValueError, match="solver must be"):
-        Continuous(1, Blow(), solver="euler")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="trace must be"):
-        Continuous(1, Blow(), trace="none")  # type: ignore[arg-type]
+        flow(torch.tensor([[0.01], [2.0]], dtype=torch.float64))
 
 
-def test_log_density_of_a_flow() -> None:
-    flow = Flow(StandardNormal(1).double(), Continuous(1, Straight(), steps=64))
-    y = torch.tensor([[1.5], [2.5]], dtype=torch.float64)
-    expected = torch.distributions.Normal(2.0, 0.5).log_prob(y).sum(-1)
-    assert torch.allclose(flow.log_prob(y), expected, atol=1e-6)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Continuous(1, CUBIC, solver="euler"), "solver must be"),
+        (lambda: Continuous(1, CUBIC, trace="none"), "trace must be"),
+        (lambda: continuous((1, 2, 2)), "needs a field="),
+        (lambda: flows.fit(Flow(StandardNormal(2), flows.realnvp(2)), torch.zeros(9, 2), matching=True),
+         "a continuous flow, got Chain"),
+        (lambda: flows.fit(Flow(StandardNormal(2), continuous(2)), lambda x: x.sum(-1), matching=True),
+         "matching fits data"),
+        (lambda: TimeUNet((1, 2, 2), (4, 1)), r"at least 2, got \(4, 1\)"),
+        (lambda: TimeUNet((1, 6, 6), channels=(8, 8, 8)), "multiples of 4"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
-    """One step of RK4 across a contraction: twice as many say another density. Fewer rows than 256
-    look it up.
-    """
-
-    class Falling(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rate = nn.Parameter(torch.tensor(-4.0))
-
-        def forward(self, t: Tensor, z: Tensor) -> Tensor:
-            return self.rate * z
-
-    core = Continuous(1, Falling(), steps=1)
+    """One step of RK4 across a contraction gives another density than two steps."""
+    core = Continuous(1, Contraction(), steps=1)
     flow, data = Flow(StandardNormal(1), core), 0.02 * rng.normal(200, (1,), torch.zeros(()), 1)
     with pytest.warns(UserWarning, match="1 steps of RK4 are too few .* build it with steps="):
         found = flows.fit(flow, data, steps=20, lr=1e-3, progress=False)
@@ -208,8 +198,8 @@ def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
 
 
 @pytest.mark.parametrize("solver", ["rk4", "dopri5"])
-def test_steps_vary_while_a_flow_learns_and_are_refined_where_they_are_too_few(solver: str) -> None:
-    core = Continuous(1, Cubic(), steps=2, solver=solver, tolerance=1e-3)
+def test_varied_steps_and_refinement(solver: str) -> None:
+    core = Continuous(1, CUBIC, steps=2, solver=solver, tolerance=1e-3)
     flow, x = (
         flows.Chain(core, flows.DiagonalAffine(1).double()),
         torch.tensor([[3.0]], dtype=torch.float64),
@@ -236,7 +226,7 @@ def test_the_least_loss_of_matching_two_gaussians() -> None:
     """Independent paths cross: πs/2 for s = ½. Paired by transport, they are nearly those of the
     flow itself.
     """
-    flow = Flow(DiagonalNormal(1).double(), Continuous(1, Mean()))
+    flow = Flow(DiagonalNormal(1).double(), Continuous(1, Field(mean_velocity)))
     data = 2 + 0.5 * rng.normal(8000, (1,), torch.zeros((), dtype=torch.float64), 1)
     objective = FlowMatching(flow, data, None, 256, 0.5, 0)
     losses = objective._distance(*objective._paths(objective.held_out_rows, 3))
@@ -256,37 +246,14 @@ def test_a_matched_flow_has_the_density_of_its_data() -> None:
     assert (truth - flow.log_prob(data).detach()).mean().abs() < 0.03  # nats
 
 
-def test_matching_refuses_what_it_cannot_fit() -> None:
-    with pytest.raises(ValueError, match="a continuous flow, got Chain"):
-        flows.fit(Flow(StandardNormal(2), flows.realnvp(2)), torch.zeros(10, 2), matching=True)
-    flow = Flow(StandardNormal(2), continuous(2))
-    with pytest.raises(ValueError, match="matching fits data"):
-        flows.fit(flow, lambda x: x.sum(-1), matching=True)
-
-
 # --- images ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_contract_on_images() -> None:
-    torch.manual_seed(0)
-    flow = continuous((1, 2, 4), field=TimeUNet((1, 2, 4), (4, 8)), steps=4, trace="exact")
-    check_trained(
-        flow, only=["inverse", "ladj", "vmap", "batch"], rows=3, train_steps=2
-    ).raise_if_failed()
-    estimate = continuous((2, 4, 4), field=TimeUNet((2, 4, 4), (4, 8), 3), steps=1, context_dim=3)
-    assert estimate.ladj_kind is Ladj.estimate
-    check_trained(estimate, only=["batch"], rows=2, train_steps=1).raise_if_failed()
 
 
 @torch.no_grad()
 def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
     torch.manual_seed(0)
-    flow = continuous((1, 2, 2), field=TimeUNet((1, 2, 2), (4, 8)), steps=8).double()
-    generator = torch.Generator().manual_seed(1)
-    for p in flow.parameters():
-        p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    x = torch.randn(2, *flow.event_shape, generator=generator, dtype=torch.float64)
+    flow = perturb(continuous((1, 2, 2), field=TimeUNet((1, 2, 2), (4, 8)), steps=8), 0.1)
+    x = torch.randn(2, 1, 2, 2, dtype=torch.float64)
     noise = flow.noise(x, seed=0)
     coarse = flow(x, noise=noise)
     flow.steps = 24
@@ -297,57 +264,22 @@ def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
     assert 8.0**-4 < error <= flow.accuracy  # fast waves of the time cost more than steps⁻⁴
 
 
-def test_a_field_of_small_images_takes_one_row() -> None:
-    torch.manual_seed(0)
-    flow = continuous((1, 2, 2), field=TimeUNet((1, 2, 2), (4, 8)), steps=1)
-    x = torch.randn(2, 1, 2, 2)
-    v = flow.velocity(torch.zeros(2), x)
-    assert torch.allclose(flow.velocity(torch.zeros(1), x[:1]), v[:1], atol=1e-6)
-    assert flow(x[:1], seed=0)[0].shape == (1, 1, 2, 2)
-    with pytest.raises(ValueError, match="needs a field="):
-        continuous((1, 2, 2))
-    with pytest.raises(ValueError, match=r"at least 2, got \(4, 1\)"):
-        TimeUNet((1, 2, 2), (4, 1))
-
-
-def test_fields_of_images_see_time_and_context_and_start_at_zero() -> None:
+def test_fields_of_images_depend_on_time_and_context_and_start_at_zero() -> None:
     torch.manual_seed(0)
     field = TimeUNet((3, 8, 8), (8, 16), context_dim=2)
     z, t, context = torch.randn(4, 3, 8, 8), torch.rand(4), torch.randn(4, 2)
     assert field(t, z, context).abs().max() == 0
-    for p in field.parameters():
-        p.data.add_(0.1 * torch.randn_like(p))
+    perturb(field.float(), 0.1).float()
     v = field(t, z, context)
-    assert v.shape == z.shape
     assert not torch.allclose(v, field(t + 0.3, z, context))
     assert not torch.allclose(v, field(t, z, context + 1))
     assert torch.allclose(v[1], field(t[1], z[1], context[1]), atol=1e-5)
 
 
-def test_fields_of_images_refuse_sides_that_do_not_divide() -> None:
-    with pytest.raises(ValueError, match="multiples of 4"):
-        TimeUNet((1, 6, 6), channels=(8, 8, 8))
-
-
-def test_products_with_the_jacobian_of_a_field_are_those_of_autograd() -> None:
-    torch.manual_seed(0)
-    field = flows.TimeMLP(3, (8, 5), context_dim=2).double()
-    for p in field.parameters():
-        p.data.add_(0.3 * torch.randn_like(p))
-    z, t, context = torch.randn(4, 3).double(), torch.rand(4).double(), torch.randn(4, 2).double()
-    u = torch.randn(6, 4, 3).double()
-    v, pull = field.pullback(t, z, context)
-    expected, pulled = torch.func.vjp(lambda z: field(t, z, context), z)
-    assert torch.allclose(v, expected, atol=1e-12)
-    assert torch.allclose(pull(u), torch.stack([pulled(one)[0] for one in u]), atol=1e-12)
-
-
 @pytest.mark.parametrize("hidden", [(6,), (6, 5), (4, 5, 6)])
 def test_the_trace_of_a_field_of_vectors_is_that_of_its_jacobian(hidden: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    core = continuous(3, hidden, context_dim=2).double()
-    for p in core.parameters():
-        p.data.add_(0.5 * torch.randn_like(p))
+    core = perturb(continuous(3, hidden, context_dim=2), 0.5)
     z, t, context = torch.randn(4, 3).double(), torch.rand(4).double(), torch.randn(4, 2).double()
     assert (core.field.with_trace is None) == (len(hidden) > 2)
     v, trace = core.derivative(context)(t, (z,))

@@ -23,6 +23,7 @@ from bayou.flows import (
 )
 from bayou.flows.fitting.fit import FitResult, fit
 from bayou.training.graphs import Replay
+from tests.flows.test_continuous import Contraction
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -32,13 +33,13 @@ def plain(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr=lr, fused=True)
 
 
-def learned(make: Any, data: Tensor, **options: Any) -> tuple[FitResult, Tensor]:
+def train(make: Any, data: Tensor, **options: Any) -> tuple[FitResult, Tensor]:
     torch.manual_seed(0)
     flow = make().cuda()
-    found = fit(
+    result = fit(
         flow, data, steps=30, check_every=10, batch_size=64, seed=3, progress=False, **options
     )
-    return found, torch.cat([p.detach().flatten() for p in flow.parameters()])
+    return result, torch.cat([p.detach().flatten() for p in flow.parameters()])
 
 
 @pytest.fixture
@@ -47,12 +48,12 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     call = Replay.__call__
 
-    def noted(self: Replay, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
-        found = call(self, x, y, step)
+    def note(self: Replay, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
+        numbers = call(self, x, y, step)
         seen.append(step)
-        return found
+        return numbers
 
-    monkeypatch.setattr(Replay, "__call__", noted)
+    monkeypatch.setattr(Replay, "__call__", note)
     return seen
 
 
@@ -74,11 +75,11 @@ CASES: dict[str, tuple[Any, Tensor, dict[str, Any]]] = {
 
 @needs_cuda
 @pytest.mark.parametrize("name", CASES)
-def test_a_replayed_step_of_a_flow_is_the_step(name: str, replays: list[int]) -> None:
+def test_replayed_steps_equal_single_steps(name: str, replays: list[int]) -> None:
     make, data, options = CASES[name]
-    fast, weights = learned(make, data, **options)
+    fast, weights = train(make, data, **options)
     assert len(replays) == 27
-    slow, expected = learned(make, data, optimizer=plain, **options)
+    slow, expected = train(make, data, optimizer=plain, **options)
     assert len(replays) == 27
     for one, two in zip(fast.history, slow.history, strict=True):
         assert one.loss == pytest.approx(two.loss, rel=1e-3)
@@ -87,8 +88,8 @@ def test_a_replayed_step_of_a_flow_is_the_step(name: str, replays: list[int]) ->
     torch.testing.assert_close(weights, expected, rtol=1e-2, atol=1e-3)
 
 
-class Looks(Transform):
-    """The identity, by code that looks at a number."""
+class Branching(Transform):
+    """The identity, by code that reads a number."""
 
     event_shape = (2,)
 
@@ -104,10 +105,10 @@ class Looks(Transform):
 
 @needs_cuda
 @pytest.mark.parametrize(
-    "make", [Looks, lambda: residual(2, layers=1, hidden=(8,), determinant="roulette")]
+    "make", [Branching, lambda: residual(2, layers=1, hidden=(8,), determinant="roulette")]
 )
-def test_what_cannot_be_recorded_goes_step_by_step(make: Any, replays: list[int]) -> None:
-    found, _ = learned(lambda: Flow(StandardNormal(2), Chain(DiagonalAffine((2,)), make())), ROWS)
+def test_maps_that_cannot_be_recorded_are_run_step_by_step(make: Any, replays: list[int]) -> None:
+    found, _ = train(lambda: Flow(StandardNormal(2), Chain(DiagonalAffine((2,)), make())), ROWS)
     assert not replays
     assert found.steps == 30
 
@@ -142,25 +143,14 @@ def test_a_clock_ends_a_replayed_run(replays: list[int]) -> None:
     assert replays
 
 
-class Falling(nn.Module):
-    """ż = rate·z."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rate = nn.Parameter(torch.tensor(-4.0))
-
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
-        return self.rate * z
-
-
 @needs_cuda
 def test_a_step_is_recorded_again_when_its_solver_takes_more_steps(replays: list[int]) -> None:
-    found = []
+    results = []
     for optimizer in (None, plain):
-        core = Continuous(2, Falling(), steps=1)
+        core = Continuous(2, Contraction(), steps=1)
         with pytest.warns(UserWarning, match="steps of RK4 are too few"):
-            found.append(
-                learned(
+            results.append(
+                train(
                     lambda core=core: Flow(StandardNormal(2), core),
                     0.02 * ROWS,
                     optimizer=optimizer,
@@ -168,6 +158,6 @@ def test_a_step_is_recorded_again_when_its_solver_takes_more_steps(replays: list
             )
         assert core.steps > 1
     assert len(replays) == 27
-    (fast, weights), (slow, expected) = found
+    (fast, weights), (slow, expected) = results
     assert fast.best == pytest.approx(slow.best, rel=1e-3)
     torch.testing.assert_close(weights, expected, rtol=1e-2, atol=1e-3)

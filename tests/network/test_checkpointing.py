@@ -57,7 +57,7 @@ def fit(net, method):
     ],
     ids=["VI", "three draws", "flow", "IVON", "MAP"],
 )
-def test_the_posterior_is_that_of_the_network_without(method, reentrant):
+def test_posterior_of_a_checkpointed_network_is_that_of_the_network_without(method, reentrant):
     expected = fit(Net(None), method).predict(X, 3, seed=0).outputs
     CALLS.clear()
     found = fit(Net(reentrant), method)

@@ -52,6 +52,6 @@ def test_a_conv1d_has_the_prior_of_the_linear_layer_that_it_is() -> None:
     assert float(draws.std()) == pytest.approx(1 / math.sqrt(12), rel=0.02)
 
 
-def test_another_class_of_that_name_is_left_alone() -> None:
+def test_linear_layer_named_conv1d_is_a_linear_layer() -> None:
     other = type("Conv1D", (nn.Linear,), {})(12, 3)
     assert fan_ins(nn.Sequential(other))["0.weight"] == 12

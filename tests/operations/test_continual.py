@@ -66,7 +66,7 @@ def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
 
 
 @pytest.mark.slow
-def test_a_coreset_is_learned_last() -> None:
+def test_coresets_are_fitted_after_all_tasks() -> None:
     tasks = [rows(slice(0, 11)), rows(slice(11, 21))]
     found = bayou.continual(line(), tasks, ONLINE, coreset=3, seed=1, **LINE)
     held = [
@@ -86,7 +86,7 @@ def test_a_coreset_is_learned_last() -> None:
     )
 
 
-def test_centers_are_the_farthest_rows() -> None:
+def test_k_center_selects_the_farthest_rows() -> None:
     x = torch.tensor([0.0, 0.1, 10.0, 5.0, 4.9, 0.0]).unsqueeze(1)
     for seed in range(4):
         found = k_center(x, 3, seed)
@@ -114,7 +114,7 @@ def two_heads() -> list[nn.Module]:
     [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT],
     ids=["MeanField", "Laplace"],
 )
-def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
+def test_heads_are_those_of_their_task(method: bayou.methods.Method) -> None:
     found = bayou.continual(
         two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False
     )
@@ -137,7 +137,7 @@ def test_heads_belong_to_one_task(method: bayou.methods.Method) -> None:
     assert [q.predict(X2, seed=0).mean.shape[-1] for q in found.final] == [2, 3]
 
 
-def test_coresets_of_heads_are_learned_apart() -> None:
+def test_coresets_of_heads_are_fitted_separately() -> None:
     method = bayou.VI(bayou.MeanField(0.1), steps=5, start=None)
     found = bayou.continual(
         two_heads(), TASKS, method, heads=["2.*"], coreset=4, selection="k-center", progress=False
@@ -151,7 +151,7 @@ def test_coresets_of_heads_are_learned_apart() -> None:
     ] == [(4, 4), (4, 4)]
 
 
-def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+def test_interrupted_sequence_continues_from_its_checkpoints(tmp_path: Path) -> None:
     method, file = bayou.VI(bayou.MeanField(0.1), steps=5, start=None), tmp_path / "run"
     nets = two_heads()
     options: dict[str, Any] = {"heads": "2.*", "coreset": 4, "checkpoint": file, "progress": False}
@@ -166,46 +166,37 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
         assert all(torch.equal(value, b.mean()[name]) for name, value in a.mean().items())
 
 
-def test_a_diagonal_laplace_is_a_prior() -> None:
-    posterior = bayou.fit(
-        two_heads()[0], TASKS[0], method=SHORT, prior=bayou.Normal(1.0), progress=False
-    )
-    assert isinstance(posterior, GaussianPosterior)
-    target = bayou.network.target.Target.build(
-        two_heads()[0], bayou.Categorical(), posterior.as_prior(), 40
-    )
-    draws = posterior.sample(3, seed=0)
-    torch.testing.assert_close(target.log_prior(draws), posterior.log_prob(draws))
-    part = bayou.Laplace(structure="diagonal", where="2.*", start=bayou.MAP(steps=3))
-    kept = bayou.fit(
-        two_heads()[0], TASKS[0], method=part, prior=bayou.Normal(0.3), progress=False
-    ).as_prior()
-    assert kept["0.weight"] == bayou.Normal(0.3)
+GOOD = rows(slice(0, 11))
+ONES = torch.ones(5, 3, dtype=F64)
 
 
-def test_what_is_wrong_is_said_before_the_first_task() -> None:
-    good, method = rows(slice(0, 11)), bayou.VI(steps=100_000_000)
-    x = torch.ones(5, 3, dtype=F64)
-    for tasks, options, message in [
+@pytest.mark.parametrize(
+    ("tasks", "options", "message"),
+    [
         ([], {}, "tasks must be a list of data sets"),
-        ([good, (x, x[:, :1])], {}, "task 1: the network cannot take x"),
-        ([good, (good[0], good[1][:, 0])], {}, "task 1: y has shape"),
-        ([good], {"heads": "head.*"}, r"'head\.\*' matches no name"),
-        ([good], {"heads": "*"}, "tasks would share no parameters"),
-        ([good, good], {"coreset": 11}, "task 0 has 11 rows, too few for a coreset of 11"),
-        ([good], {"coreset": 2, "selection": "best"}, "'random' or 'k-center', got 'best'"),
-        ([DataLoader(TensorDataset(*good, good[0]))], {}, "pairs"),
-        ([DataLoader(TensorDataset(*good))], {"coreset": 2}, "split its data yourself"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            bayou.continual(line(), tasks, method, **LINE, **options)  # type: ignore[arg-type]
+        ([GOOD, (ONES, ONES[:, :1])], {}, "task 1: the network cannot take x"),
+        ([GOOD, (GOOD[0], GOOD[1][:, 0])], {}, "task 1: y has shape"),
+        ([GOOD], {"heads": "head.*"}, r"'head\.\*' matches no name"),
+        ([GOOD], {"heads": "*"}, "tasks would share no parameters"),
+        ([GOOD, GOOD], {"coreset": 11}, "task 0 has 11 rows, too few for a coreset of 11"),
+        ([GOOD], {"coreset": 2, "selection": "best"}, "'random' or 'k-center', got 'best'"),
+        ([DataLoader(TensorDataset(*GOOD, GOOD[0]))], {}, "pairs"),
+        ([DataLoader(TensorDataset(*GOOD))], {"coreset": 2}, "split its data yourself"),
+    ],
+)
+def test_invalid_tasks_raise_before_the_first_fit(
+    tasks: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        bayou.continual(line(), tasks, bayou.VI(steps=100_000_000), **LINE, **options)
+
+
+def test_networks_that_do_not_belong_together_raise() -> None:
     with pytest.raises(ValueError, match="1 networks for 2 tasks"):
-        bayou.continual([line()], [good, good], method, **LINE)
-    with pytest.raises(
-        ValueError,
-        match=r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1",
-    ):
-        bayou.continual(two_heads(), TASKS, method, heads="2.weight", progress=False)
+        bayou.continual([line()], [GOOD, GOOD], SHORT, **LINE)
+    message = r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1"
+    with pytest.raises(ValueError, match=message):
+        bayou.continual(two_heads(), TASKS, SHORT, heads="2.weight", progress=False)
 
 
 def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +216,7 @@ def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.final[0] is found.posteriors[-1]
 
 
-def test_heads_of_one_network_begin_apart() -> None:
+def test_heads_of_one_network_start_at_permuted_values() -> None:
     """With one start for all heads a second task is learned by the features of the first, which is
     then forgotten.
     """

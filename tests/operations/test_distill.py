@@ -4,6 +4,7 @@ that it is told by.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,26 +43,21 @@ def distilled(
     return bayou.distill(posterior, student(outputs), EYE, keep=keep, **options)  # type: ignore[arg-type]
 
 
-def test_a_student_of_classes_ends_at_the_mixture_of_the_draws() -> None:
+@pytest.mark.parametrize("likelihood", [Categorical(), bayou.Bernoulli()])
+def test_student_of_classes_is_the_mixture_of_the_draws(likelihood: Likelihood) -> None:
     """min −Σ_c p_teacher·log p_student is p_student = p_teacher; with the two swapped it would be a
     vertex.
     """
-    posterior = teacher(3, Categorical())
+    posterior = teacher(3, likelihood)
     found = distilled(posterior, 3)
     assert isinstance(found, Empirical)
-    weight = posterior.stack["weight"]  # type: ignore[attr-defined]
-    expected = weight.mT.softmax(-1).mean(0)
+    outputs = posterior.stack["weight"].mT  # type: ignore[attr-defined]
+    probability = torch.sigmoid
+    if isinstance(likelihood, Categorical):
+        probability = torch.nn.Softmax(-1)
+    expected = probability(outputs).mean(0)
     torch.testing.assert_close(found.predict(EYE).mean, expected, atol=1e-6, rtol=0)
-    plain = found.to_module()
-    torch.testing.assert_close(plain(EYE).softmax(-1), expected, atol=1e-6, rtol=0)
-
-
-def test_a_student_of_yes_and_no() -> None:
-    posterior = teacher(2, bayou.Bernoulli())
-    expected = posterior.stack["weight"].mT.sigmoid().mean(0)  # type: ignore[attr-defined]
-    torch.testing.assert_close(
-        distilled(posterior, 2).predict(EYE).mean, expected, atol=1e-6, rtol=0
-    )  # type: ignore[attr-defined]
+    torch.testing.assert_close(probability(found.to_module()(EYE)), expected, atol=1e-6, rtol=0)
 
 
 def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None:
@@ -74,7 +70,7 @@ def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None
     )
 
 
-def test_two_variances_are_kept_apart() -> None:
+def test_epistemic_and_aleatoric_variance_are_separate() -> None:
     posterior = teacher(1, Gaussian(0.5), draws=5)
     found = distilled(posterior, 3, "epistemic")
     assert isinstance(found, bayou.operations.Distilled)
@@ -135,33 +131,70 @@ def test_gaussian_losses_are_expectations() -> None:
     torch.testing.assert_close(two_variances_nll(f, all_three), expected + noise)
 
 
-def test_what_does_not_fit_says_so() -> None:
-    classes, numbers = teacher(3, Categorical()), teacher(1, Gaussian(0.5))
-    with pytest.raises(
-        ValueError, match=r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)"
-    ):
-        distilled(classes, 4)
-    with pytest.raises(ValueError, match=r"needs \(B, \*\(3,\)\).*two log-variances"):
-        distilled(numbers, 2, "epistemic")
-    with pytest.raises(ValueError, match="the network cannot take x"):
-        bayou.distill(classes, student(3), torch.ones(5, 7, dtype=F64), progress=False)
-    with pytest.raises(ValueError, match="the network cannot take x"):
-        bayou.distill(classes, nn.Linear(5, 3, dtype=F64), EYE, progress=False)
-    with pytest.raises(ValueError, match="without epistemic uncertainty to keep"):
-        distilled(teacher(3, Categorical(), draws=1), 3, "epistemic")
+CLASSES = teacher(3, Categorical())
+LABELED = (EYE, torch.tensor([0, 1, 2, 0]))
+
+
+def one_function() -> Posterior:
     probit = bayou.Laplace(start=bayou.MAP(steps=3), predictive="probit")
-    one = bayou.fit(student(3), (EYE, torch.arange(4) % 3), method=probit, progress=False)
-    with pytest.raises(ValueError, match="without epistemic uncertainty to keep"):
-        distilled(one, 3, "epistemic")
-    with pytest.raises(ValueError, match="keep must be None or 'epistemic'"):
-        distilled(classes, 3, "all")
-    with pytest.raises(
-        ValueError, match="classes and real numbers, got the likelihood BoundPoisson"
-    ):
-        distilled(teacher(1, bayou.Poisson()), 1)
+    return bayou.fit(student(3), LABELED, method=probit, progress=False)
 
 
-def test_students_are_kept_in_files_and_repeat(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: distilled(CLASSES, 4),
+            r"gives \(2, 4\) for 2 rows, but this teacher needs \(B, \*\(3,\)\)",
+        ),
+        (
+            lambda: distilled(teacher(1, Gaussian(0.5)), 2, "epistemic"),
+            r"needs \(B, \*\(3,\)\).*two log-variances",
+        ),
+        (
+            lambda: bayou.distill(CLASSES, student(3), torch.ones(5, 7, dtype=F64)),
+            "the network cannot take x",
+        ),
+        (
+            lambda: bayou.distill(CLASSES, nn.Linear(5, 3, dtype=F64), EYE),
+            "the network cannot take x",
+        ),
+        (
+            lambda: distilled(teacher(3, Categorical(), draws=1), 3, "epistemic"),
+            "without epistemic uncertainty to keep",
+        ),
+        (lambda: distilled(one_function(), 3, "epistemic"), "without epistemic uncertainty"),
+        (lambda: distilled(CLASSES, 3, "all"), "keep must be None or 'epistemic'"),
+        (
+            lambda: distilled(teacher(1, bayou.Poisson()), 1),
+            "classes and real numbers, got the likelihood BoundPoisson",
+        ),
+        (
+            lambda: bayou.distill(bayou.SGLD(), student(3), LABELED, samples=3),
+            "samples= is for a posterior",
+        ),
+        (
+            lambda: bayou.distill(CLASSES, student(3), EYE, prior=bayou.Normal(1.0)),
+            "are for a chain",
+        ),
+        (
+            lambda: bayou.distill(bayou.VI(), student(3), LABELED),  # type: ignore[arg-type]
+            r"a chain to run such as SGLD\(\), got VI",
+        ),
+        (
+            lambda: bayou.distill(
+                bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), LABELED, net=student(3)
+            ),
+            "the student gives",
+        ),
+    ],
+)
+def test_invalid_arguments_raise(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_students_are_saved_and_repeatable(tmp_path: Path) -> None:
     posterior, net = teacher(3, Categorical()), student(3)
     before = net.weight.clone()
     options = {"lr": 0.05, "batch_size": 2, "keep": "epistemic", "progress": False}
@@ -178,31 +211,12 @@ def test_students_are_kept_in_files_and_repeat(tmp_path: Path) -> None:
     assert torch.equal(again.outputs(EYE), whole.outputs(EYE))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        bayou.VI(steps=3),
-        bayou.Laplace(start=bayou.MAP(steps=3)),
-        bayou.VI(bayou.MNF(), steps=3),
-        bayou.Ensemble(2, bayou.VI(steps=3)),
-    ],
-)
-def test_whatever_made_the_teacher(method: bayou.methods.Method) -> None:
-    x, y = torch.randn(20, 2), torch.randint(3, (20,))
-    posterior = bayou.fit(nn.Linear(2, 3), (x, y), method=method, progress=False)
-    for keep in (None, "epistemic"):
-        found = bayou.distill(
-            posterior, nn.Linear(2, 3), (x, y), keep=keep, samples=5, steps=3, progress=False
-        )  # type: ignore[arg-type]
-        assert found.predict(x).mean.shape == (20, 3)
-
-
 CHAIN = bayou.HMC(chains=64, warmup=20, draws=100, leapfrogs=6, start=None)
 FAST = {"lr": 0.1, "batch_size": 4, "progress": False}
 
 
 @pytest.mark.parametrize("keep", [None, "epistemic"])
-def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
+def test_student_of_a_running_chain_has_its_expectation(keep: str | None) -> None:
     """The student ends, but for the noise of its steps, at the expectation over all draws, which is
     known here.
 
@@ -235,7 +249,7 @@ def test_a_chain_is_distilled_as_it_runs(keep: str | None) -> None:
     assert bool(((found_variance - variance).abs() < 5 * spread).all())
 
 
-def test_numbers_are_distilled_from_a_running_chain() -> None:
+def test_student_of_a_running_chain_of_numbers_has_mean_and_variance() -> None:
     """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a
     weight is 1/5.
     """
@@ -250,7 +264,7 @@ def test_numbers_are_distilled_from_a_running_chain() -> None:
     )
 
 
-def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
+def test_streamed_draws_are_those_of_a_fit() -> None:
     data = (EYE, torch.tensor([0, 1, 2, 0]))
     method = bayou.SGLD(steps=30, draws=3, chains=2, lr=1e-3, start=None)
     net = student(3)
@@ -262,17 +276,3 @@ def test_a_stream_has_the_draws_of_a_fit_and_stores_none() -> None:
         for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)
     ]
     assert torch.equal(torch.stack(drawn, 1).flatten(0, 1), stored)
-
-
-def test_what_belongs_to_a_chain_is_said() -> None:
-    data, posterior = (EYE, torch.tensor([0, 1, 2, 0])), teacher(3, Categorical())
-    with pytest.raises(ValueError, match="samples= is for a posterior"):
-        bayou.distill(bayou.SGLD(), student(3), data, samples=3)
-    with pytest.raises(ValueError, match="are for a chain"):
-        bayou.distill(posterior, student(3), EYE, prior=bayou.Normal(1.0))
-    with pytest.raises(ValueError, match=r"a chain to run such as SGLD\(\), got VI"):
-        bayou.distill(bayou.VI(), student(3), data)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the student gives"):
-        bayou.distill(
-            bayou.SGLD(steps=4, lr=1e-3, draws=2), student(2), data, net=student(3), progress=False
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,21 +62,19 @@ def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-
         assert float((value - want).abs().max()) <= tolerance * scale, name
 
 
-CASES = [(net, name) for net in NETS for name in METHODS]
-QUICK = {
+CASES = [
     ("mlp", "mnf"),
     ("mlp", "last layer"),
     ("mlp", "dropout"),
-    ("mlp", "ensemble of VI"),
     ("conv", "gaussian"),
-}
+    pytest.param("mlp", "ensemble of VI", marks=pytest.mark.slow),
+    pytest.param("conv", "dropout", marks=pytest.mark.slow),
+    pytest.param("conv", "ensemble", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(
-    ("net", "method"),
-    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
-)
-def test_program_is_predict(net: str, method: str) -> None:
+@pytest.mark.parametrize(("net", "method"), CASES)
+def test_programs_predict_as_posteriors(net: str, method: str) -> None:
     posterior = fitted(net, method)
     x, _ = data()
     samples = min(5, posterior.draws or 5)
@@ -90,54 +89,12 @@ def test_program_is_predict(net: str, method: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore:The given buffer is not writable:UserWarning"
 )  # of torch up to 2.11
-def test_file_without_bayou(tmp_path: Path) -> None:
+def test_saved_program_needs_no_bayou(tmp_path: Path) -> None:
     posterior, x = fitted("mlp", "mnf"), data()[0]
     torch.export.save(export(posterior, x[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
     program = torch.export.load(tmp_path / "a.pt2")
     compare(program, posterior.predict(x, 4, seed=0), x)
     assert "bayou" not in str(program.graph_module.code)
-
-
-@pytest.mark.parametrize(
-    "likelihood",
-    [
-        bayou.Gaussian(0.3, learn=True),
-        *(
-            pytest.param(other, marks=pytest.mark.slow)
-            for other in (bayou.HeteroscedasticGaussian(), bayou.Poisson())
-        ),
-    ],
-)
-def test_regression(likelihood: Any) -> None:
-    x, _ = data()
-    net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
-    method = bayou.Ensemble(2, of=START)  # each member has its own noise
-    posterior = bayou.fit(
-        net, (x, x[:, :1].abs().round()), method=method, likelihood=likelihood, progress=False
-    )
-    program = export(posterior, x[:2])
-    compare(program, posterior.predict(x, 2, seed=0), x)
-    assert set(program.module()(x)) == {"outputs", "mean", "std"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "likelihood", [bayou.Gaussian(0.3, learn=True), bayou.HeteroscedasticGaussian()]
-)
-def test_all_that_can_be_said_of_numbers(likelihood: Any) -> None:
-    x, names = (
-        data()[0],
-        ("mean", "epistemic_std", "aleatoric_std", "entropy", "mutual_information"),
-    )
-    net = NETS["mlp"](2 if isinstance(likelihood, bayou.HeteroscedasticGaussian) else 1)
-    posterior = bayou.fit(
-        net, (x, x[:, :1]), method=METHODS["ensemble"], likelihood=likelihood, progress=False
-    )
-    found = export(posterior, x[:2], answers=names).module()(x)
-    p = posterior.predict(x, 3, seed=0)
-    assert tuple(found) == names
-    for name, value in found.items():
-        torch.testing.assert_close(value, getattr(p, name), rtol=1e-5, atol=1e-5)
 
 
 class Two(nn.Module):
@@ -149,16 +106,43 @@ class Two(nn.Module):
         return self.left(x) + self.right(z)
 
 
+def regression() -> bayou.Posterior:
+    """Return an ensemble whose members have their own noise, with a temperature."""
+    x, _ = data()
+    posterior = bayou.fit(
+        NETS["mlp"](1),
+        (x, x[:, :1]),
+        method=METHODS["ensemble"],
+        likelihood=bayou.Gaussian(0.3, learn=True),
+        progress=False,
+    )
+    posterior.temperature = 1.3
+    return posterior
+
+
+def two_inputs() -> bayou.Posterior:
+    x, y = data()
+    return bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
+
+
+def test_programs_of_regressions() -> None:
+    x, _ = data()
+    posterior = regression()
+    program = export(posterior, x[:2])
+    compare(program, posterior.predict(x, 3, seed=0), x)
+    assert set(program.module()(x)) == {"outputs", "mean", "std"}
+
+
 @pytest.mark.skipif(
     torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run"
 )
-def test_several_inputs() -> None:
-    x, y = data()
+def test_programs_of_several_inputs() -> None:
+    x, _ = data()
     pair = (x, x.flip(1))
-    posterior = bayou.fit(Two(), (pair, y), method=bayou.VI(steps=5), progress=False)
+    posterior = two_inputs()
     program = export(posterior, tuple(item[:2] for item in pair), samples=3)
-    want = posterior.predict(pair, 3, seed=0)
-    assert torch.allclose(program.module()(*pair)["mean"], want.mean, atol=1e-6)
+    expected = posterior.predict(pair, 3, seed=0).mean
+    assert torch.allclose(program.module()(*pair)["mean"], expected, atol=1e-6)
 
 
 class Branch(nn.Module):
@@ -170,7 +154,7 @@ class Branch(nn.Module):
         return self.fc(x) if float(x.sum()) > 0 else self.fc(-x)
 
 
-def test_refusals_help() -> None:
+def test_posteriors_without_a_program_raise() -> None:
     x, y = data()
     linearized = bayou.fit(
         NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False
@@ -193,53 +177,44 @@ def test_refusals_help() -> None:
         export(branch, x)
 
 
+ONNX_CASES: dict[str, Callable[[], bayou.Posterior]] = {
+    "vi": lambda: fitted("mlp", "mnf"),
+    "dropout": lambda: fitted("mlp", "dropout"),
+    "conv": lambda: fitted("conv", "gaussian"),
+    "regression": regression,
+    "two inputs": two_inputs,
+}
+
+
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
-@pytest.mark.parametrize("case", ["vi", "dropout", "conv", "regression", "two inputs"])
-def test_an_onnx_file_says_what_predict_says(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ONNX_CASES)
+def test_onnx_files_predict_as_posteriors(case: str, tmp_path: Path) -> None:
     from onnxruntime import InferenceSession
 
-    x, y = data()
-    if case == "regression":  # each member has its own noise
-        gaussian = bayou.Gaussian(0.3, learn=True)
-        posterior = bayou.fit(
-            NETS["mlp"](1),
-            (x, x[:, :1]),
-            method=METHODS["ensemble"],
-            likelihood=gaussian,
-            progress=False,
-        )
-        posterior.temperature = 1.3
-    elif case == "two inputs":
-        posterior = bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
-    else:
-        net, method = {
-            "vi": ("mlp", "mnf"),
-            "dropout": ("mlp", "dropout"),
-            "conv": ("conv", "gaussian"),
-        }[case]
-        posterior = fitted(net, method)
-    given = (x, x.flip(1)) if case == "two inputs" else (x,)
-    example = tuple(item[:2] for item in given) if len(given) > 1 else x[:2]
+    posterior = ONNX_CASES[case]()
+    x, _ = data()
+    inputs = {"x": x}
+    if case == "two inputs":
+        inputs = {"x0": x, "x1": x.flip(1)}
+    example = tuple(item[:2] for item in inputs.values())
     path = export_onnx(posterior, tmp_path / "a.onnx", example, 5, seed=7)
     assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
     session = InferenceSession(path)
     names = ["mean", "std", "epistemic_std", "entropy", "mutual_information"]
-    assert [out.name for out in session.get_outputs()] == names
+    assert [output.name for output in session.get_outputs()] == names
     for rows in (48, 1):
-        some = tuple(item[:rows] for item in given)
-        keys = ["x"] if len(some) == 1 else ["x0", "x1"]
-        found = session.run(None, {key: item.numpy() for key, item in zip(keys, some, strict=True)})
-        p = posterior.predict(
-            some if len(some) > 1 else some[0], min(5, posterior.draws or 5), seed=7
-        )
-        for out, value in zip(session.get_outputs(), found, strict=True):
-            torch.testing.assert_close(
-                torch.from_numpy(value), getattr(p, out.name), rtol=1e-5, atol=1e-5
-            )
+        feed = {name: item[:rows].numpy() for name, item in inputs.items()}
+        batch = tuple(item[:rows] for item in inputs.values())
+        p = posterior.predict(batch, min(5, posterior.draws or 5), seed=7)
+        for name, value in zip(names, session.run(names, feed), strict=True):
+            expected = getattr(p, name)
+            torch.testing.assert_close(torch.from_numpy(value), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_onnx_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_onnx_raises_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"needs onnxscript, .* pip install 'bayou\[onnx\]'"):
         export_onnx(fitted("mlp", "point"), tmp_path / "a.onnx", data()[0])

@@ -86,6 +86,7 @@ POSTERIORS: dict[str, bayou.methods.Method] = {
     "Inducing": bayou.VI(bayou.Inducing(4), steps=3),
     "Laplace, full": bayou.Laplace("full", start=bayou.MAP(steps=3)),
     "Laplace, kronecker": bayou.Laplace("kronecker", start=bayou.MAP(steps=3)),
+    "Laplace, diagonal": bayou.Laplace("diagonal", start=bayou.MAP(steps=3)),
     "SWAG": bayou.SWAG(start=bayou.MAP(steps=3), steps=8, rank=2),
 }
 
@@ -181,7 +182,7 @@ def test_heads_of_a_laplace_with_correlations(structure: Any) -> None:
     assert joined.predict(PHI, seed=0).mean.shape == (21, 2)
 
 
-def test_families_go_on_from_each_other() -> None:
+def test_methods_with_the_joint_prior_of_another_method() -> None:
     """A chain, an MNF and a point with the prior that a full Laplace left, under local noise or
     not.
     """
@@ -195,7 +196,7 @@ def test_families_go_on_from_each_other() -> None:
         assert found.predict(PHI, seed=0).mean.isfinite().all()
 
 
-def test_what_cannot_go_on_says_so() -> None:
+def test_methods_that_cannot_use_a_joint_prior_raise() -> None:
     full, rank = (
         first(POSTERIORS["Laplace, full"]).as_prior(),
         first(POSTERIORS["LowRank"]).as_prior(),
@@ -235,7 +236,7 @@ def test_what_cannot_go_on_says_so() -> None:
         bayou.continual(two_layers(), TASKS, flow, heads="2.*", progress=False)
 
 
-def test_files_of_a_posterior_with_a_joint_prior_want_that_prior_again(tmp_path: Path) -> None:
+def test_files_of_posteriors_with_a_joint_prior_need_that_prior(tmp_path: Path) -> None:
     prior = first(POSTERIORS["Laplace, full"]).as_prior()
     for method in (POSTERIORS["Laplace, full"], POSTERIORS["LowRank"]):
         posterior = bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})

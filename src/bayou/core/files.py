@@ -1,9 +1,8 @@
-"""Files of tensors and JSON: safetensors, JSON and SHA-256 digests in a zip archive.
+"""Files of tensors and JSON: safetensors and JSON in a zip archive that ends with its SHA-256.
 
 Loading runs no code.
 A file is written under a temporary name and renamed, so that it is complete or absent. Its last 64
-bytes are the SHA-256 of all others; the digests of the members in the manifest are for other
-programs.
+bytes are the SHA-256 of all others: a file that was changed is refused.
 """
 
 from __future__ import annotations
@@ -70,10 +69,11 @@ def pack(tensors: dict[str, Tensor], config: dict[str, Any]) -> bytes:
         config: JSON values.
     """
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    config_bytes = json.dumps(config, allow_nan=True).encode()
-    members = {TENSORS: save_tensors(plain), CONFIG: config_bytes}
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
-    members[MANIFEST] = json.dumps({"format": FORMAT, "kind": "bayou", "sha256": digests}).encode()
+    members = {
+        TENSORS: save_tensors(plain),
+        CONFIG: json.dumps(config, allow_nan=True).encode(),
+        MANIFEST: json.dumps({"format": FORMAT, "kind": "bayou"}).encode(),
+    }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
@@ -191,6 +191,9 @@ def remove_leftovers(path: Path) -> None:
     """Remove the temporary files of ``path`` that killed processes left.
 
     A file that is being written is locked; an empty one may be about to be locked.
+
+    Args:
+        path: the file.
     """
     digits = "[0-9a-f]" * (2 * SUFFIX_BYTES)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.{digits}.part"):
@@ -244,6 +247,9 @@ def _lock(stream: IO[bytes], wait: bool) -> None:
 
 def read_bytes(path: StrPath) -> bytes:
     """Return the bytes of a file.
+
+    Args:
+        path: the file.
 
     Raises:
         FileError: for a missing file, a folder, a pipe or a device.
@@ -353,7 +359,7 @@ def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
     """
     tensors: dict[str, Tensor] = {}
 
-    def walk(value: Any, name: str) -> Any:
+    def walk(value: object, name: str) -> Any:
         if isinstance(value, Tensor):
             tensors[name] = value
             return {"tensor": name}
@@ -369,7 +375,7 @@ def split(state: dict[str, Any], prefix: str) -> tuple[dict[str, Tensor], Any]:
     return tensors, walk(state, prefix)
 
 
-def join(tensors: dict[str, Tensor], tree: Any) -> Any:
+def join(tensors: dict[str, Tensor], tree: dict[str, Any]) -> Any:
     """Invert ``split``.
 
     Args:
@@ -392,13 +398,20 @@ def no_grad_state(module: nn.Module) -> dict[str, Tensor]:
 
     Anything else that a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to
     the modules.
+
+    Args:
+        module: the module.
     """
     names = registered_names(module)
     return {name: value.detach() for name, value in module.state_dict().items() if name in names}
 
 
 def registered_names(module: nn.Module) -> set[str]:
-    """Return all names of the parameters and buffers of a module, tied ones too."""
+    """Return all names of the parameters and buffers of a module, tied ones too.
+
+    Args:
+        module: the module.
+    """
     parameters = (name for name, _ in module.named_parameters(remove_duplicate=False))
     buffers = (name for name, _ in module.named_buffers(remove_duplicate=False))
     return {*parameters, *buffers}
@@ -408,6 +421,9 @@ def packed_state(module: nn.Module) -> dict[str, Any]:
     """Return the entries of a ``state_dict`` that quantized layers keep their weights in.
 
     They are neither parameters nor buffers nor extra state.
+
+    Args:
+        module: the module.
     """
     names = registered_names(module)
     entries = module.state_dict().items()

@@ -90,7 +90,11 @@ def stack(draws: Sequence[Params]) -> Params:
 
 
 def shared(value: Tensor) -> bool:
-    """Return whether all draws of a stack share this tensor: an expanded view, with stride 0."""
+    """Return whether all draws of a stack share this tensor: an expanded view, with stride 0.
+
+    Args:
+        value: the tensor, (S, *shape).
+    """
     return len(value) > 1 and value.stride(0) == 0
 
 
@@ -156,7 +160,12 @@ def unflatten(vector: Tensor, like: Params) -> Params:
 
 
 def under(prefix: str, tensors: Params) -> Params:
-    """Return the tensors whose names begin with a prefix, without it."""
+    """Return the tensors whose names begin with a prefix, without it.
+
+    Args:
+        prefix: the prefix, with its dot.
+        tensors: the tensors by name.
+    """
     return {
         name.removeprefix(prefix): value
         for name, value in tensors.items()

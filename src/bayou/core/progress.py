@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any, Literal, Self
 
 Sink = Callable[[str, int, int, dict[str, float]], None]
@@ -53,7 +52,11 @@ def spell(python: str, command: str) -> str:
 
 
 def setting_name(name: str) -> str:
-    """Return a setting as its reader types it: ``batch_size=`` or ``--batch-size``."""
+    """Return a setting as its reader types it: ``batch_size=`` or ``--batch-size``.
+
+    Args:
+        name: the name of the argument.
+    """
     return spell(f"{name}=", f"--{name.replace('_', '-')}")
 
 
@@ -131,8 +134,10 @@ class Progress:
             raise ValueError(f"progress must be True, False, 'plain' or a function, got {show!r}")
         self._stage = _STAGE.get()
         self.title = title
+        self._begin = 0.0
         if self._stage:
             self.title = f"{self._stage.prefix}{title}"
+            self._begin = self._stage.at
         self.total = total
         is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pythonw has no stderr
         self._bar: Any = None
@@ -148,7 +153,6 @@ class Progress:
         self._last = 0.0
         # The step at the start, which is not 0 in a run that is resumed.
         self._first: int | None = None
-        self._begin = self._stage.at if self._stage else 0.0
 
     def __enter__(self) -> Self:
         self._start = time.monotonic()
@@ -165,11 +169,8 @@ class Progress:
 
     def announce(self) -> None:
         """Show the title at once, before the first step is done."""
-        if self._sink is not None:
-            self._sink(self.title, 0, self.total, {})
-        elif self._bar is None and self._interval is not None:
-            sys.stderr.write(f"{self.title} {describe(0, self.total, {})}\n")
-            sys.stderr.flush()
+        if self._bar is None and self._interval is not None:
+            self._show(0, {})
 
     def start_clock(self, total: int) -> None:
         """Count the time of steps from now on.
@@ -191,7 +192,6 @@ class Progress:
             fields: numbers to show.
         """
         now = time.monotonic()
-        stage = self._stage
         if self._first is None:
             self._first = step - 1
         if self._interval is None or (step < self.total and now - self._last < self._interval):
@@ -199,25 +199,26 @@ class Progress:
         self._last = now
         seconds_per_step = (now - self._start) / max(step - self._first, 1)
         fields[LEFT] = seconds_per_step * max(self.total - step, 0)
+        stage = self._stage
         if stage is not None:
             covered = SHARE * (stage.end - self._begin) * min(1.0, step / max(self.total, 1))
             stage.at = max(stage.at, self._begin + covered)
             fields[DONE] = min(stage.at, MAX_DONE)
+        self._show(step, fields)
+
+    def _show(self, step: int, numbers: dict[str, float]) -> None:
+        """Call the function, move the bar or write a line."""
         if self._sink is not None:
-            self._sink(self.title, step, self.total, fields)
-        elif self._bar is not None:
-            text = describe(step, self.total, fields)
+            self._sink(self.title, step, self.total, numbers)
+            return
+        text = describe(step, self.total, numbers)
+        if self._bar is not None:
             self._bar.update(self._task, completed=step, total=self.total, text=text)
         else:
-            sys.stderr.write(f"{self.title} {describe(step, self.total, fields)}\n")
+            sys.stderr.write(f"{self.title} {text}\n")
             sys.stderr.flush()
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -242,7 +243,11 @@ def describe(step: int, total: int, numbers: dict[str, float], most: int | None 
 
 
 def duration(seconds: float) -> str:
-    """Return seconds, minutes or hours, without decimals."""
+    """Return seconds, minutes or hours, without decimals.
+
+    Args:
+        seconds: the duration.
+    """
     if seconds < MAX_SECONDS:
         return f"{seconds:.0f} s"
     if seconds < MAX_SECONDS * 60:

@@ -224,7 +224,11 @@ def permutation(n: int, seed: Seed = None) -> Tensor:
 
 
 def integer(seed: Seed) -> int:
-    """Return an int seed: the seed itself, or one drawn from its stream."""
+    """Return an int seed: the seed itself, or one drawn from its stream.
+
+    Args:
+        seed: an int, a stream, or None for torch's global stream.
+    """
     if _is_number(seed):
         return seed
     generator = _generator(seed, torch.device("cpu"))
@@ -243,7 +247,11 @@ def _streams(device: torch.device) -> list[torch.Generator]:
 
 
 def states(device: torch.device) -> list[Tensor]:
-    """Return the states of the global streams of the CPU and of ``device``."""
+    """Return the states of the global streams of the CPU and of ``device``.
+
+    Args:
+        device: the device.
+    """
     return [stream.get_state() for stream in _streams(device)]
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 # Every object in the JSON has one of these four keys, so that no dict looks like a spec.
 NAMED = "spec"  # a spec
@@ -20,7 +20,11 @@ MIN_SIMILARITY = 0.6  # of a name and the one that is proposed instead
 
 
 def args_entries(doc: str | None) -> dict[str, str]:
-    """Return the entries of the ``Args`` section of a docstring, by name."""
+    """Return the entries of the ``Args`` section of a docstring, by name.
+
+    Args:
+        doc: the docstring.
+    """
     _, _, section = inspect.cleandoc(doc or "").partition("\nArgs:\n")
     entries = re.findall(r"^    (\w+:.*(?:\n {8}.*)*)", section.partition("\n\n")[0], re.MULTILINE)
     return {entry.partition(":")[0]: entry for entry in entries}
@@ -48,7 +52,9 @@ class Checked:
         if doc and added:
             cls.__doc__ = _insert_args(doc, "\n".join(added)) + "\n"
 
-    def _check(self, names: Sequence[str], is_valid: Callable[[Any], bool], condition: str) -> None:
+    def _check(
+        self, names: Sequence[str], is_valid: Callable[[Any], bool], condition: str
+    ) -> None:
         """Raise a ValueError with the condition unless these fields are valid."""
         for name in names:
             value = getattr(self, name)
@@ -60,16 +66,17 @@ class Checked:
     def _check_whole(self, *names: str, least: int = 1) -> None:
         """Raise a ValueError unless these fields are None or whole numbers, at least ``least``."""
 
-        def is_valid(value: Any) -> bool:
-            is_integer = isinstance(value, int) and not isinstance(value, bool)
-            return value is None or (is_integer and value >= least)
+        def is_valid(value: object) -> bool:
+            if value is None:
+                return True
+            return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
         self._check(names, is_valid, f"a whole number of at least {least}")
 
     def _check_positive(self, *names: str) -> None:
         """Raise a ValueError unless these fields are None or positive and finite."""
 
-        def is_valid(value: Any) -> bool:
+        def is_valid(value: object) -> bool:
             return value is None or (_is_number(value) and 0 < value <= sys.float_info.max)
 
         self._check(names, is_valid, "positive and finite")
@@ -77,7 +84,7 @@ class Checked:
     def _check_finite(self, *names: str) -> None:
         """Raise a ValueError unless these fields are finite numbers."""
 
-        def is_valid(value: Any) -> bool:
+        def is_valid(value: object) -> bool:
             return _is_number(value) and abs(value) <= sys.float_info.max
 
         self._check(names, is_valid, "a finite number")
@@ -89,16 +96,17 @@ class Checked:
     def _check_words(self, *names: str) -> None:
         """Raise a ValueError unless these fields are tuples of different words."""
 
-        def is_valid(value: Any) -> bool:
-            has_words = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
-            return has_words and len(set(value)) == len(value)
+        def is_valid(value: object) -> bool:
+            if not isinstance(value, tuple):
+                return False
+            return all(isinstance(word, str) for word in value) and len(set(value)) == len(value)
 
         self._check(names, is_valid, "different words")
 
     def _check_choice(self, name: str, choices: Sequence[str]) -> None:
         """Raise a ValueError unless this field is one of the choices."""
 
-        def is_valid(value: Any) -> bool:
+        def is_valid(value: object) -> bool:
             return isinstance(value, str) and value in choices
 
         self._check([name], is_valid, f"one of {', '.join(choices)}")
@@ -113,7 +121,7 @@ def _insert_args(doc: str, entries: str) -> str:
     return f"{before}{heading}{args}\n{entries}{separator}{rest}"
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     """Return whether this is an int or a float; booleans are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -144,7 +152,7 @@ def later_field(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={LATER: True})
 
 
-def is_written(field: dataclasses.Field[Any], value: Any) -> bool:
+def is_written(field: dataclasses.Field[Any], value: object) -> bool:
     """Return whether the JSON of a spec has this field.
 
     Args:
@@ -155,7 +163,7 @@ def is_written(field: dataclasses.Field[Any], value: Any) -> bool:
     return field.compare and not is_unchanged
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Return a spec as plain JSON values.
 
     A callable becomes a marker with its name: the file can be written, but loading needs the spec

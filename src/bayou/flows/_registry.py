@@ -106,20 +106,9 @@ def _random_order(dim: int) -> Map:
     return Chain(Sort(dim), Inverse(Sort(dim)))
 
 
-def _classes(dim: int) -> Base:
-    """Build a distribution of one-hot rows."""
-    return Categorical(dim, CLASSES)
-
-
-def _integers(dim: int) -> Base:
-    """Build a distribution of unbounded integers."""
-    return DiscretizedLogistic(dim, LEVELS, scale=1.0)
-
-
-def _bounded_integers(dim: int) -> Base:
-    """Build a distribution of integers in 0 .. LEVELS − 1."""
-    return DiscretizedLogistic(dim, LEVELS, bounded=True)
-
+_ONE_HOT_ROWS = partial(Categorical, classes=CLASSES)
+_INTEGERS = partial(DiscretizedLogistic, levels=LEVELS, scale=1.0)
+_BOUNDED_INTEGERS = partial(DiscretizedLogistic, levels=LEVELS, bounded=True)
 
 _VECTORS: dict[str, Builder] = {
     # determinant identities
@@ -200,32 +189,32 @@ _FURTHER_MAPS: dict[str, RegisteredMap] = {
     "random_order": RegisteredMap(_random_order, "stochastic"),
     "autoencoder": RegisteredMap(autoencoder, "stochastic"),
     # integers
-    "whole": RegisteredMap(IntegerIdentity, "discrete", _integers),
+    "whole": RegisteredMap(IntegerIdentity, "discrete", _INTEGERS),
     "integer_coupling": RegisteredMap(
         partial(IntegerCoupling, hidden=(8,), scale=LEVELS / 2),
         "discrete",
-        _integers,
+        _INTEGERS,
     ),
     "integer": RegisteredMap(
         partial(integer, levels=LEVELS, layers=2, hidden=(8,), wrap=True),
         "discrete",
-        _bounded_integers,
+        _BOUNDED_INTEGERS,
     ),
-    "one_hot": RegisteredMap(partial(OneHot, classes=CLASSES), "discrete", _classes),
+    "one_hot": RegisteredMap(partial(OneHot, classes=CLASSES), "discrete", _ONE_HOT_ROWS),
     "modulo_coupling": RegisteredMap(
         partial(ModuloCoupling, classes=CLASSES, hidden=(8,)),
         "discrete",
-        _classes,
+        _ONE_HOT_ROWS,
     ),
     "modulo": RegisteredMap(
         partial(modulo, classes=CLASSES, layers=2, hidden=(8,)),
         "discrete",
-        _classes,
+        _ONE_HOT_ROWS,
     ),
     "modulo_autoregressive": RegisteredMap(
         partial(modulo, classes=CLASSES, layers=2, hidden=(8,), autoregressive=True),
         "discrete",
-        _classes,
+        _ONE_HOT_ROWS,
     ),
 }
 

@@ -16,7 +16,7 @@ from bayou.likelihoods.continuous import (
     LocationScale,
     StudentT,
     Unit,
-    UnitNormal,
+    UnitGaussian,
     UnitStudentT,
 )
 from bayou.likelihoods.discrete import (
@@ -53,7 +53,7 @@ __all__ = [
     "Softmax",
     "StudentT",
     "Unit",
-    "UnitNormal",
+    "UnitGaussian",
     "UnitStudentT",
     "Weighted",
     "entr",

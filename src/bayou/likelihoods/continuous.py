@@ -80,7 +80,7 @@ class Unit(ABC):
 
 
 @final
-class UnitNormal(Unit):
+class UnitGaussian(Unit):
     """The standard normal density N(0, 1)."""
 
     def __init__(self) -> None:
@@ -392,7 +392,7 @@ class BoundHomoscedastic(LocationScale):
 
     @property
     def is_gaussian(self) -> bool:
-        return isinstance(self.unit, UnitNormal)
+        return isinstance(self.unit, UnitGaussian)
 
     @property
     def gaussian_noise(self) -> float | None:
@@ -465,7 +465,7 @@ class BoundHeteroscedastic(LocationScale):
     """
 
     def __init__(self, min_std: float = 0.0, unit: Unit | None = None, axis: int = -1) -> None:
-        super().__init__(unit or UnitNormal())
+        super().__init__(unit or UnitGaussian())
         self.min_std = float(min_std)
         self.axis = axis
 
@@ -529,7 +529,7 @@ class Gaussian(Likelihood):
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHomoscedastic:
         log_scale = torch.tensor(math.log(self.noise), dtype=dtype, device=device)
-        return BoundHomoscedastic(UnitNormal(), log_scale, self.learn, self.units)
+        return BoundHomoscedastic(UnitGaussian(), log_scale, self.learn, self.units)
 
     def in_units(self, scale: Tensor) -> Gaussian:
         return replace(self, units=_multiply_units(self.units, scale))

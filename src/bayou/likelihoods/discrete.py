@@ -18,7 +18,7 @@ from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.rng import Seed
 from bayou.likelihoods.base import BoundLikelihood, Likelihood
-from bayou.likelihoods.continuous import UnitNormal
+from bayou.likelihoods.continuous import UnitGaussian
 from bayou.likelihoods.information import Independent, Information, Scores, Softmax
 from bayou.likelihoods.mixtures import (
     KNOTS,
@@ -558,7 +558,7 @@ class BoundPoisson(BoundLikelihood):
         """
 
         def entropy_of_rows(f: Tensor) -> Tensor:
-            knots = spread_knots(f.exp(), (0.5 * f).exp(), UnitNormal().knots)
+            knots = spread_knots(f.exp(), (0.5 * f).exp(), UnitGaussian().knots)
             largest = int(knots[-1].max().ceil().nan_to_num(MAX_SUMMED_COUNTS))
             stop = min(MAX_SUMMED_COUNTS, largest + 20)
             counts = torch.arange(stop, dtype=f.dtype, device=f.device)

@@ -19,6 +19,9 @@ def is_constant(buffer: Tensor) -> bool:
     """Return whether a buffer is a mask or a quantized weight.
 
     These are bools, and integers below 64 bits, which count nothing.
+
+    Args:
+        buffer: a buffer of a network.
     """
     return not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype == torch.int64)
 
@@ -97,7 +100,11 @@ def _replace_parameters(module: nn.Module) -> None:
 
 
 def release_weights(rnn: nn.RNNBase) -> None:
-    """Release the weights of the last call, which a recurrent layer keeps with their graph."""
+    """Release the weights of the last call, which a recurrent layer keeps with their graph.
+
+    Args:
+        rnn: the recurrent layer, which is changed.
+    """
     rnn._flat_weights = [getattr(rnn, name) for name in rnn._flat_weights_names]
     rnn._flat_weight_refs = [
         None if weight is None else weakref.ref(weight) for weight in rnn._flat_weights
@@ -138,7 +145,11 @@ class Shell:
         self.recurrent = [module for module in self.net.modules() if isinstance(module, nn.RNNBase)]
 
     def fill(self, params: Params) -> None:
-        """Set these tensors, and the current buffers of the network."""
+        """Set these tensors, and the current buffers of the network.
+
+        Args:
+            params: the tensors by name.
+        """
         for mine, original in self.buffer_pairs:
             mine.update(original)
         for name, value in params.items():

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bayou.core import rng
+from bayou.core.interception import Intercept
 from bayou.network.mapping import PlainAttention
 from bayou.training.inputs import rows_of
 
@@ -39,22 +39,17 @@ class DryRun:
     writes: bool = False
 
 
-class SizeRecorder(TorchFunctionMode):
+class SizeRecorder(Intercept):
     """Notes how large the tensors are that operations make."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._record)
         self.sizes: list[int] = []
         self.drawn_size = 0  # the total size of those that depend on a draw, inside vmap
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _record(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an operation, and note the sizes of its outputs."""
+        out = func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.sizes += [tensor.numel() for tensor in tensors]
         self.drawn_size += sum(
@@ -124,11 +119,15 @@ def _takes_channels_last(
 
 
 def channels_last(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return inputs with images (B, C, H, W) in the order of memory B, H, W, C."""
+    """Return inputs with images (B, C, H, W) in the order of memory B, H, W, C.
+
+    Args:
+        inputs: the arguments of a network.
+    """
     return tuple(map(_image_channels_last, inputs))
 
 
-def _image_channels_last(item: Any) -> Any:
+def _image_channels_last(item: object) -> object:
     if not isinstance(item, Tensor) or item.ndim != 4:
         return item
     # A copy has the strides of this format where C = 1, too.
@@ -136,20 +135,34 @@ def _image_channels_last(item: Any) -> Any:
 
 
 def input_format(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the shapes of one row and the dtypes of the inputs."""
+    """Return the shapes of one row and the dtypes of the inputs.
+
+    Args:
+        inputs: the arguments of a network.
+    """
     return tuple(
         (item.shape[1:], item.dtype) if isinstance(item, Tensor) else repr(item) for item in inputs
     )
 
 
 def sample_rows(inputs: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """Return copies of the first row, the last and the middle one: the first ``count`` of these."""
+    """Return copies of the first row, the last and the middle one: the first ``count`` of these.
+
+    Args:
+        inputs: the arguments of a network.
+        count: the number of rows, at most three.
+    """
     numbers = [0, -1, len(inputs[0]) // 2]
     return rows_of(inputs, torch.tensor(numbers[:count], device=inputs[0].device))
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
+    """Return whether two tensors are equal up to rounding.
+
+    Args:
+        a: a tensor.
+        b: another one of its shape.
+    """
     if not a.is_floating_point():
         return torch.equal(a, b)
     if not a.numel():

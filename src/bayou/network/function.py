@@ -65,7 +65,7 @@ class Network:
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_shells": [], "_dry_runs": {}, "_drawn_fractions": {}}
 
-    def call(self, params: Params, *inputs: Any) -> Tensor:
+    def call(self, params: Params, *inputs: object) -> Tensor:
         """Return the outputs with these tensors, one call at a time.
 
         The modules of ``net`` are in the mode (train or eval) that they have.
@@ -104,9 +104,8 @@ class Network:
             inputs: the arguments of the network.
         """
         calls: list[nn.Module] = []
-        net = self._in_training(
-            {name: value.detach().requires_grad_() for name, value in params.items()}
-        )
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        net = self._copy_with(leaves).train()
         for module in net.modules():
             module.register_forward_pre_hook(lambda module, _: calls.append(module))
         with rng.isolated(0, inputs[0].device), torch.enable_grad(), suppress(Exception):
@@ -116,14 +115,13 @@ class Network:
                 out.sum().backward()
             self.recomputes = len(calls) > forward_calls
 
-    def _in_training(self, params: Params) -> nn.Module:
-        """Return a copy in training mode with these tensors and with buffers of its own."""
+    def _copy_with(self, params: Params) -> nn.Module:
+        """Return a copy with these tensors and with buffers of its own."""
         shell = Shell(self.net, self.aliases)
-        shell.net.train()
         shell.fill(params | {name: buffer.clone() for name, buffer in self.buffers().items()})
         return shell.net
 
-    def evaluate(self, params: Params, *inputs: Any) -> Tensor:
+    def evaluate(self, params: Params, *inputs: object) -> Tensor:
         """Return the outputs with these tensors in eval mode.
 
         This is a pure function, which threads may call concurrently: each call uses its own shell
@@ -224,38 +222,21 @@ class Network:
             inputs: the arguments of the network.
         """
         leaves = {name: params[name].detach().requires_grad_(name in names) for name in self.names}
+        net = self._copy_with(leaves)
+        unreached = list(names)
         with rng.isolated(0, inputs[0].device), torch.enable_grad():
-            reached = _reached_names(self.evaluate(leaves, *sample_rows(inputs, 2)), leaves)
-            if not reached.issuperset(names):
-                outputs = self._in_training(leaves)(*inputs)
-                reached |= _reached_names(outputs, leaves)
-                # Checkpointing hides some of the graph.
-                if not reached.issuperset(names) and outputs.requires_grad:
+            for is_training, rows in ((False, sample_rows(inputs, 2)), (True, inputs)):
+                outputs = net.train(is_training)(*rows)
+                if outputs.requires_grad:
                     outputs.sum().backward()
-                    reached |= {name for name, leaf in leaves.items() if leaf.grad is not None}
-        return [name for name in names if name not in reached]
+                unreached = [name for name in unreached if leaves[name].grad is None]
+                if not unreached:
+                    break
+        return unreached
 
     def buffers(self) -> Params:
         """Return the persistent buffers of the network, without constants."""
         return no_grad_state(self.net)
-
-
-def _reached_names(outputs: Tensor, leaves: Params) -> set[str]:
-    """Return the names of the leaves in the autograd graph of the outputs.
-
-    No gradient is computed.
-    """
-    names = {id(leaf): name for name, leaf in leaves.items()}
-    reached: set[str] = set()
-    seen = set()
-    nodes = [outputs.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            reached.add(names.get(id(getattr(node, "variable", None)), ""))
-            nodes += [next_node for next_node, _ in node.next_functions]
-    return reached
 
 
 class _Backward(nn.Module):

@@ -32,7 +32,7 @@ class Output:
 
     select: Select = None
 
-    def __call__(self, net: nn.Module, inputs: Any, out: Any) -> Any:
+    def __call__(self, net: nn.Module, inputs: object, out: Any) -> Any:
         key = DEFAULT_OUTPUT if self.select is None else self.select
         if callable(key):
             return key(out)
@@ -100,13 +100,21 @@ def call_network(net: nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 
 def output_of(net: nn.Module) -> Select:
-    """Return the output that was selected; None for the default."""
+    """Return the output that was selected; None for the default.
+
+    Args:
+        net: the network.
+    """
     hooks = net._forward_hooks.values()
     return next((hook.select for hook in hooks if isinstance(hook, Output)), None)
 
 
 def check_tensor(out: object) -> None:
-    """Raise a ValueError unless a network gave one tensor."""
+    """Raise a ValueError unless a network gave one tensor.
+
+    Args:
+        out: the output of the network.
+    """
     if not isinstance(out, Tensor):
         names = f" of {', '.join(map(str, out))}" if isinstance(out, Mapping) else ""
         raise ValueError(
@@ -221,15 +229,10 @@ def _check_has_rows(x: object, inputs: tuple[Any, ...]) -> None:
     advice = "torch.as_tensor(x, dtype=torch.float32)"
     if isinstance(x, Dataset):
         advice = "DataLoader(x, batch_size=256), whose labels are left out"
-    elif isinstance(x, list | tuple) and _begins_with_rows(inputs):
+    elif isinstance(x, list | tuple) and inputs and isinstance(inputs[0], list | tuple | Mapping):
         description = f"a {type(x).__name__} of batches or rows"
         advice = "the inputs alone, torch.cat([x for x, y in batches])"
     raise ValueError(
         "x must be a tensor whose first axis is the rows, or a tuple or dict of them, got "
         f"{description}; use {advice}"
     )
-
-
-def _begins_with_rows(inputs: tuple[Any, ...]) -> bool:
-    """Return whether the first input is a batch or a row and not an argument."""
-    return bool(inputs) and isinstance(inputs[0], list | tuple | Mapping)

@@ -10,34 +10,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from bayou.core.interception import Intercept
 from bayou.core.params import shared
 
 
-class PlainAttention(TorchFunctionMode):
+class PlainAttention(Intercept):
     """Computes attention in its block by products and a softmax.
 
     These support second derivatives and vmap. Torch's global settings, which apply to all threads,
     do not change. An active mode also disables the fast path of transformer layers.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
-            # With weights it uses products.
-            outputs, _ = func(*args, **(kwargs | {"need_weights": True}))
-            return outputs, None
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
-        return func(*args, **kwargs)
+    def __init__(self) -> None:
+        super().__init__(_compute_attention_plainly)
+
+
+def _compute_attention_plainly(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call an operation, attention by products and a softmax."""
+    if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+        # With weights it uses products.
+        outputs, _ = func(*args, **(kwargs | {"need_weights": True}))
+        return outputs, None
+    if func is F.scaled_dot_product_attention:
+        return _attention(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 def _attention(
@@ -45,8 +45,8 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Compute ``F.scaled_dot_product_attention`` by its plain kernel.
 
@@ -62,7 +62,11 @@ def _attention(
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that the memory of a GPU or of the machine ran out."""
+    """Return whether an error means that the memory of a GPU or of the machine ran out.
+
+    Args:
+        error: the error.
+    """
     is_of_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return is_of_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
@@ -88,7 +92,7 @@ class VmapOrLoop:
         self.axes = axes
         self.loop = loop
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         """Return the stacked values of the function."""
         if not self.loop:
             mapped_args, axes = zip(*map(_without_shared, args, self.axes), strict=True)
@@ -107,7 +111,7 @@ class VmapOrLoop:
                 self.loop = True
         return self._loop(*args)
 
-    def _loop(self, *args: Any) -> Any:
+    def _loop(self, *args: object) -> Any:
         """Call the function with one index after the other."""
         columns = [
             _unbind(arg) if axis == 0 else itertools.repeat(arg)
@@ -129,7 +133,7 @@ class VmapOrLoop:
         return stacked
 
 
-def _without_shared(arg: Any, axis: int | None) -> tuple[Any, Any]:
+def _without_shared(arg: object, axis: int | None) -> tuple[Any, Any]:
     """Return an argument and the axes of its tensors; one that all draws share has none."""
     if axis is None:
         return arg, None
@@ -139,7 +143,7 @@ def _without_shared(arg: Any, axis: int | None) -> tuple[Any, Any]:
     return tree_unflatten(values, tree), tree_unflatten(axes, tree)
 
 
-def _unbind(tree: Any) -> Iterable[Any]:
+def _unbind(tree: object) -> Iterable[Any]:
     """Return a tree of tensors (S, ...) as S trees; a tree without tensors is repeated."""
     leaves, structure = tree_flatten(tree)
     if not leaves:

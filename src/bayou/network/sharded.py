@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 
 def is_sharded(value: Tensor) -> bool:
-    """Return whether this is a DTensor, of which a process may have only a shard."""
+    """Return whether this is a DTensor, of which a process may have only a shard.
+
+    Args:
+        value: a parameter or buffer.
+    """
     return hasattr(value, "device_mesh")
 
 
@@ -64,7 +68,7 @@ def share_sharded(modules: list[Any], memo: dict[int, Any]) -> None:
 def _bind_hook(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that gets this module, as a function, which copies share."""
 
-    def call(_: nn.Module, *arguments: Any) -> Any:
+    def call(_: nn.Module, *arguments: object) -> Any:
         if torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
                 "the backward pass of fully_shard has no rule for vmap and torch.func"

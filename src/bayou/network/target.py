@@ -26,7 +26,15 @@ from bayou.network import (
     layouts,
     shared_copy,
 )
-from bayou.priors import BoundPrior, Coupling, JointPrior, Normal, Prior, check_priors, couplings
+from bayou.priors import (
+    BoundPrior,
+    JointCorrection,
+    JointPrior,
+    Normal,
+    Prior,
+    check_priors,
+    couplings,
+)
 from bayou.training.inputs import digest
 
 PriorRules = Prior | Mapping[str, Prior]
@@ -151,7 +159,7 @@ class Target:
         return bound_priors
 
     @cached_property
-    def couplings(self) -> list[Coupling]:
+    def couplings(self) -> list[JointCorrection]:
         """The terms of joint priors of several tensors, in addition to those of each tensor."""
         specs = self.prior.values() if isinstance(self.prior, Mapping) else [self.prior]
         if not any(isinstance(prior, JointPrior) for prior in specs):

@@ -30,15 +30,27 @@ class Standardization:
     scale: Tensor
 
     def standardize(self, value: Tensor) -> Tensor:
-        """Return (value − shift)/scale."""
+        """Return (value − shift)/scale.
+
+        Args:
+            value: v.
+        """
         return (value - self.shift.to(value)) / self.scale.to(value)
 
     def restore(self, value: Tensor) -> Tensor:
-        """Return shift + scale·value."""
+        """Return shift + scale·value.
+
+        Args:
+            value: z.
+        """
         return self.shift.to(value) + self.scale.to(value) * value
 
     def to(self, like: Tensor) -> Standardization:
-        """Return the same map on the device of a tensor, in its dtype."""
+        """Return the same map on the device of a tensor, in its dtype.
+
+        Args:
+            like: the tensor.
+        """
         return Standardization(self.shift.to(like), self.scale.to(like))
 
     def to_json(self) -> dict[str, Any]:
@@ -46,8 +58,11 @@ class Standardization:
         return {"shift": self.shift.double().tolist(), "scale": self.scale.double().tolist()}
 
     @staticmethod
-    def from_json(value: Any) -> Standardization:
+    def from_json(value: dict[str, Any]) -> Standardization:
         """Return the map that ``to_json`` described.
+
+        Args:
+            value: the plain values.
 
         Raises:
             ValueError: unless all numbers are finite and scales positive.
@@ -115,8 +130,26 @@ class Units:
             return 0.0
         return self.target_size * float(self.output.scale.double().log().mean())
 
+    def convert_inputs(self, net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Standardize the arguments of a network that have units: a forward pre-hook.
+
+        Args:
+            net: the network.
+            inputs: its arguments.
+
+        Returns:
+            The arguments; None, which changes nothing, as long as the units are switched off.
+        """
+        if self.is_active:
+            return self.standardize_inputs(inputs)
+        return None
+
     def standardize_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the network with those that have units standardized."""
+        """Return the arguments of the network with those that have units standardized.
+
+        Args:
+            inputs: the arguments.
+        """
         missing = len(inputs) - len(self.inputs)
         maps = (*self.inputs, *[None] * missing)
         return tuple(
@@ -125,13 +158,33 @@ class Units:
         )
 
     def standardize_targets(self, y: Tensor) -> Tensor:
-        """Return y in standard units."""
+        """Return y in standard units.
+
+        Args:
+            y: the targets.
+        """
         if self.output is None:
             return y
         return self.output.standardize(y)
 
+    def convert_outputs(self, net: nn.Module, inputs: object, outputs: object) -> object:
+        """Return outputs in the units of y once the units are active: a forward hook.
+
+        Args:
+            net: the network.
+            inputs: its arguments.
+            outputs: its outputs for standardized y.
+        """
+        if self.is_active and isinstance(outputs, Tensor):
+            return self.restore_outputs(outputs)
+        return outputs
+
     def restore_outputs(self, outputs: Tensor) -> Tensor:
-        """Return the outputs for standardized y as outputs for y."""
+        """Return the outputs for standardized y as outputs for y.
+
+        Args:
+            outputs: the outputs of the network.
+        """
         if self.output is None:
             return outputs
         if not self.log_variances:
@@ -163,47 +216,17 @@ class Units:
         }
 
     @staticmethod
-    def from_json(value: Any) -> Units:
-        """Return the units that ``to_json`` described."""
+    def from_json(value: dict[str, Any]) -> Units:
+        """Return the units that ``to_json`` described.
+
+        Args:
+            value: the plain values.
+        """
         inputs = [
             None if item is None else Standardization.from_json(item) for item in value["inputs"]
         ]
         output = None if value["output"] is None else Standardization.from_json(value["output"])
         return Units(inputs, output, value["log_variances"], value["axis"], value["target_size"])
-
-
-@final
-@dataclass(frozen=True)
-class InputUnits:
-    """A forward pre-hook that standardizes the inputs of a network once its units are active.
-
-    Args:
-        units: the units of the network.
-    """
-
-    units: Units
-
-    def __call__(self, net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not self.units.is_active:
-            return None
-        return self.units.standardize_inputs(inputs)
-
-
-@final
-@dataclass(frozen=True)
-class OutputUnits:
-    """A forward hook that returns outputs in the units of y once the units are active.
-
-    Args:
-        units: the units of the network.
-    """
-
-    units: Units
-
-    def __call__(self, net: nn.Module, inputs: Any, outputs: Any) -> Any:
-        if not self.units.is_active or not isinstance(outputs, Tensor):
-            return outputs
-        return self.units.restore_outputs(outputs)
 
 
 def with_units(net: NetworkType, units: Units) -> NetworkType:
@@ -219,14 +242,19 @@ def with_units(net: NetworkType, units: Units) -> NetworkType:
     if not any(isinstance(hook, Output) for hook in net._forward_hooks.values()):
         # The units are those of the tensor that the likelihood takes.
         net.register_forward_hook(Output())
-    net.register_forward_pre_hook(InputUnits(units))
-    net.register_forward_hook(OutputUnits(units))
+    net.register_forward_pre_hook(units.convert_inputs)
+    net.register_forward_hook(units.convert_outputs)
     return net
 
 
 def units_of(net: nn.Module) -> Units | None:
-    """Return the units of a network; None if it takes and returns data as they are."""
+    """Return the units of a network; None if it takes and returns data as they are.
+
+    Args:
+        net: the network.
+    """
     for hook in net._forward_hooks.values():
-        if isinstance(hook, OutputUnits):
-            return hook.units
+        units = getattr(hook, "__self__", None)
+        if isinstance(units, Units):
+            return units
     return None

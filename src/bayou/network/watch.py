@@ -8,9 +8,9 @@ from typing import Any, final
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from bayou.core.interception import Intercept
 from bayou.core.params import Params
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -94,7 +94,7 @@ class Call:
 
 
 @final
-class Watch(TorchFunctionMode):
+class Watch(Intercept):
     """Records the calls that take a tensor as weight or bias, and which tensors reach other calls.
 
     ``calls`` are pairs of a call and the names of its weight and bias, ``uses`` counts them by
@@ -110,7 +110,7 @@ class Watch(TorchFunctionMode):
     def __init__(
         self, params: Params, takes_tensors: Callable[[Call], bool], *, copies: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(self._handle)
         self.names = {id(tensor): name for name, tensor in params.items()}
         self.takes_tensors = takes_tensors
         self.keeps_inputs = copies
@@ -120,14 +120,8 @@ class Watch(TorchFunctionMode):
         self.other: set[str] = set()
         self.last: list[str] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _handle(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an operation, and record which tensors it uses."""
         if func in Call.ARGUMENTS and self._record(Call(func, args, kwargs)):
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
@@ -156,6 +150,6 @@ class Watch(TorchFunctionMode):
             self.copies.append((call.x.detach().clone(), call.x))
         return True
 
-    def _names_in(self, tree: Any) -> list[str]:
+    def _names_in(self, tree: object) -> list[str]:
         """Return the names of the tensors in nested arguments."""
         return [self.names[id(leaf)] for leaf in tree_leaves(tree) if id(leaf) in self.names]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Acquired(NamedTuple):
 @torch.no_grad()
 def acquire(
     posterior: Posterior,
-    pool: Any,
+    pool: object,
     n: int,
     score: Score = "bald",
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,11 +38,11 @@ class Calibration(NamedTuple):
 
 def calibrate(
     posterior: Posterior,
-    held: Any,
+    held: object,
     *,
     samples: int | None = None,
     seed: rng.Seed = 0,
-    train: Any = None,
+    train: object = None,
 ) -> Calibration:
     """Calibrate predictions by one number: a temperature of classes, a scale of the noise of y.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,12 @@ from bayou.core import rng
 from bayou.core.params import Params
 from bayou.network import call_network, forward_inputs
 from bayou.operations.prune import Pruning
-from bayou.operations.unit_graph import LAYERS, TRANSPOSED, UnitGraph
+from bayou.operations.unit_graph import LAYERS, TRANSPOSED
 from bayou.posteriors import Posterior
 
 THRESHOLD = math.exp(-3)  # log α = 3 (Molchanov 2017): the variance is 20 times the squared mean
 MAX_ROUNDING_ERRORS = 1000  # times eps: the largest difference of outputs that is rounding
 Shape = tuple[int, ...]
-Hook = Callable[[str, Any, tuple[Any, ...], Tensor], None]
 
 
 @final
@@ -83,7 +82,7 @@ def compress(
     threshold: float = THRESHOLD,
     *,
     bits: bool = False,
-    example_x: Any = None,
+    example_x: object = None,
     samples: int = 256,
     seed: rng.Seed = 0,
 ) -> nn.Module:
@@ -97,8 +96,8 @@ def compress(
     Units are followed through linear layers, convolutions (depthwise ones too), batch norm,
     element-wise functions, pooling and flattening; units that are added are removed together. Other
     grouped convolutions and layers that share their weights have zeros, but keep their units. The
-    smaller network is run once, and layers whose removal changes the outputs keep their units, too.
-    ``compression.whole`` of the network names all layers that do.
+    smaller network is run once, and no units are removed if its outputs are others.
+    ``compression.whole`` of the network names all layers that keep their units.
 
     Args:
         posterior: what to compress: VI with a sparse family, or any other posterior with one mean.
@@ -138,122 +137,96 @@ def compress(
         )
     mean, std = _moments(posterior, samples, seed)
     net = posterior.to_module(mean).requires_grad_(False)
-    rows = _draw_inputs(net) if example_x is None else example_x
-    matrix_norms = () if example_x is None else _find_matrix_norms(net, example_x)
+    calls: list[_LayerCall] = []
+    if example_x is None:
+        rows: object = _draw_inputs(net)
+    else:
+        rows = example_x
+        calls = _layer_calls(net, example_x)
+    matrix_norms = {call.name for call in calls if call.reads_matrix}
 
-    def prune(reasons_to_stay: Mapping[str, str]) -> _Attempt:
-        pruning = Pruning(copy.deepcopy(net), mean, std, matrix_norms)
-        return _attempt_pruning(pruning, reasons_to_stay, threshold, bits, rows)
+    def prune(reason_to_stay: str) -> tuple[Pruning, nn.Module]:
+        """Return a pruned network, and one with the same weights and all units."""
+        pruning = Pruning(copy.deepcopy(net), std, matrix_norms)
+        pruning.prune(threshold, bits, reason_to_stay)
+        unshrunk = copy.deepcopy(pruning.net)
+        pruning.shrink()
+        return pruning, unshrunk
 
-    attempt = _prune_without_changing_outputs(prune)
-    pruning = attempt.pruning
-    before = _sizes(net, pruning.graph, example_x)
+    pruning, unshrunk = prune("")
+    difference, fault = _compare(pruning.net, unshrunk, rows)
+    if fault:
+        pruning, unshrunk = prune(f"without its units {fault}")
+        difference, _ = _compare(pruning.net, unshrunk, rows)
     if bits:
-        attempt.bits.update(pruning.round_biases())
+        pruning.round_biases()
     small = pruning.net
-    after = _sizes(small, pruning.graph, example_x)
     multiply_adds = None
-    if before.multiply_adds is not None and after.multiply_adds is not None:
-        multiply_adds = (before.multiply_adds, after.multiply_adds)
-    small.compression = Compression(  # type: ignore[assignment]
-        layers={name: (shape, after.shapes[name]) for name, shape in before.shapes.items()},
-        numbers=(before.numbers, after.numbers),
-        zeros=pruning.count_zeros(),
-        multiply_adds=multiply_adds,
-        whole=pruning.unchanged_layers(),
-        bits=attempt.bits,
-        bytes=(
-            before.numbers * next(net.parameters()).element_size(),
-            _count_bytes(small, attempt.bits),
-        ),
-        difference=attempt.difference,
-    )
+    if example_x is not None:
+        multiply_adds = (_multiply_adds(calls), _multiply_adds(_layer_calls(small, example_x)))
+    small.compression = _describe(net, pruning, multiply_adds, difference)  # type: ignore[assignment]
     return small.requires_grad_(True)
 
 
-@dataclass
-class _Attempt:
-    """A pruned copy of a network, and how its outputs differ from those with weights at 0.
+def _describe(
+    net: nn.Module,
+    pruning: Pruning,
+    multiply_adds: tuple[int, int] | None,
+    difference: float | None,
+) -> Compression:
+    """Return the sizes of a network and of the one that pruning made of it."""
+    small = pruning.net
+    numbers = _count_numbers(net)
+    return Compression(
+        layers={
+            name: (_weight_shape(net, name), _weight_shape(small, name))
+            for name in (*pruning.layers, *pruning.depthwise)
+        },
+        numbers=(numbers, _count_numbers(small)),
+        zeros=pruning.count_zeros(),
+        multiply_adds=multiply_adds,
+        whole=pruning.unchanged_layers(),
+        bits=pruning.bits,
+        bytes=(
+            numbers * next(net.parameters()).element_size(),
+            _count_bytes(small, pruning.bits),
+        ),
+        difference=difference,
+    )
+
+
+def _compare(net: nn.Module, unshrunk: nn.Module, x: object) -> tuple[float | None, str]:
+    """Compare the outputs of a network with those of the same weights and all units.
 
     Args:
-        pruning: the pruned network.
-        bits: how many bits a number of each rounded tensor needs.
-        pruned_layers: one layer of each group of units of which some were removed.
-        difference: the largest difference of the outputs; None if the network was not run.
-        fault: why the outputs are not those of the network with weights at 0, or empty.
+        net: the network without units.
+        unshrunk: the network with all units.
+        x: the inputs; None if the networks are not run.
+
+    Returns:
+        The largest difference, None without one, and what is wrong if the outputs are not the same.
     """
-
-    pruning: Pruning
-    bits: dict[str, int]
-    pruned_layers: list[str]
-    difference: float | None = None
-    fault: str = ""
-
-
-def _prune_without_changing_outputs(prune: Callable[[Mapping[str, str]], _Attempt]) -> _Attempt:
-    """Prune a network, except for the layers whose removal changes the outputs.
-
-    ``prune`` takes the layers that keep their units, and why.
-    """
-    attempt = prune({})
-    if not attempt.fault:
-        return attempt
-    names = attempt.pruned_layers
-    reasons: dict[str, str] = {}
-    for name in names:  # find the layers that cause it, one at a time
-        fault = prune({other: "not yet" for other in names if other != name}).fault
-        if fault:
-            reasons[name] = f"without its units {fault}"
-    attempt = prune(reasons)
-    if attempt.fault:
-        reason = f"without units of it and of others {attempt.fault}"
-        attempt = prune(dict.fromkeys(names, reason) | reasons)
-    return attempt
-
-
-def _attempt_pruning(
-    pruning: Pruning,
-    reasons_to_stay: Mapping[str, str],
-    threshold: float,
-    round_weights: bool,
-    x: Any,
-) -> _Attempt:
-    """Prune a network and compare its outputs for x with those of the same weights at 0."""
-    groups = {name: layer.units for name, layer in pruning.layers.items()}
-    for name, reason in reasons_to_stay.items():
-        groups[name].reason_to_stay = groups[name].reason_to_stay or reason
-    pruning.zero_weights(threshold)
-    pruning.remove_units()
-    bits = pruning.round_weights() if round_weights else {}
-    pruning.remove_units()
-    last_layers = {
-        group: name for name, group in groups.items() if not bool(pruning.stays[group].all())
-    }
-    attempt = _Attempt(pruning, bits, list(last_layers.values()))
-    zeroed_net = copy.deepcopy(pruning.net)
-    pruning.shrink()
     if x is None:
-        return attempt
-    expected = _evaluate(zeroed_net, x)
+        return None, ""
+    expected = _evaluate(unshrunk, x)
     try:
-        outputs = _evaluate(pruning.net, x)
+        outputs = _evaluate(net, x)
         gap = (outputs - expected).abs().nan_to_num(nan=0.0)  # infinite values must agree
     except RuntimeError as error:
         message = str(error).splitlines()[0]
-        attempt.fault = f"the network raises {type(error).__name__}: {message}"
-        return attempt
+        return None, f"the network raises {type(error).__name__}: {message}"
     has_same_shape = outputs.shape == expected.shape
     if not has_same_shape or not torch.equal(outputs.isfinite(), expected.isfinite()):
         gap = torch.full_like(gap, torch.inf)
-    attempt.difference = float(gap.max()) if gap.numel() else 0.0
+    difference = float(gap.max()) if gap.numel() else 0.0
     largest_output = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())
     rounding = MAX_ROUNDING_ERRORS * torch.finfo(outputs.dtype).eps * (1 + largest_output)
-    if not attempt.difference <= rounding:
-        attempt.fault = f"the outputs differ by {attempt.difference:.2g}"
-    return attempt
+    if difference <= rounding:
+        return difference, ""
+    return difference, f"the outputs differ by {difference:.2g}"
 
 
-def _evaluate(net: nn.Module, x: Any) -> Tensor:
+def _evaluate(net: nn.Module, x: object) -> Tensor:
     """Return the outputs for a copy of x, which the network may change in place."""
     inputs = tuple(item.clone() if isinstance(item, Tensor) else item for item in forward_inputs(x))
     outputs: Tensor = call_network(net, inputs)
@@ -272,33 +245,50 @@ def _draw_inputs(net: nn.Module) -> Tensor | None:
         return None
 
 
-def _run_with_hook(net: nn.Module, classes: Any, hook: Hook, x: Any) -> None:
-    """Run the network on x with ``hook(name, module, inputs, output)`` after some modules.
+class _LayerCall(NamedTuple):
+    """A call of a layer, or of a batch norm: its name and module, and the shapes of its tensors."""
 
-    ``classes``: a class or a tuple of classes of these modules.
-    """
+    name: str
+    module: nn.Module
+    inputs: torch.Size
+    outputs: torch.Size
+
+    @property
+    def reads_matrix(self) -> bool:
+        """Whether this is a batch norm of (N, units)."""
+        return isinstance(self.module, nn.BatchNorm1d) and len(self.inputs) == 2
+
+
+def _layer_calls(net: nn.Module, x: object) -> list[_LayerCall]:
+    """Run the network on x and return the calls of its layers."""
+    calls: list[_LayerCall] = []
+
+    def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        calls.append(_LayerCall(name, module, inputs[0].shape, outputs.shape))
+
     handles = [
-        module.register_forward_hook(partial(hook, name))
+        module.register_forward_hook(partial(record, name))
         for name, module in net.named_modules()
-        if isinstance(module, classes)
+        if isinstance(module, (*LAYERS, nn.BatchNorm1d))
     ]
     try:
         _evaluate(net, x)
     finally:
         for handle in handles:
             handle.remove()
+    return calls
 
 
-def _find_matrix_norms(net: nn.Module, x: Any) -> Collection[str]:
-    """Return the names of the batch norms that read (N, units)."""
-    names: set[str] = set()
-
-    def add_name(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        if inputs[0].ndim == 2:
-            names.add(name)
-
-    _run_with_hook(net, nn.BatchNorm1d, add_name, x)
-    return names
+def _multiply_adds(calls: list[_LayerCall]) -> int:
+    """Return the multiply-adds of linear layers and convolutions for one row."""
+    count = 0
+    for _, module, inputs, outputs in calls:
+        if isinstance(module, LAYERS):
+            # The shape of the tensor in whose every position each weight is used once.
+            shape = inputs if isinstance(module, TRANSPOSED) else outputs
+            units = shape[-1 if isinstance(module, nn.Linear) else 1]
+            count += module.weight.numel() * shape.numel() // (units * outputs[0])
+    return count
 
 
 def _moments(posterior: Posterior, samples: int, seed: rng.Seed) -> tuple[Params, Params]:
@@ -340,27 +330,11 @@ def _count_bits(value: Tensor, width: int | None) -> int:
     return min(dense, sparse) + step
 
 
-class _Sizes(NamedTuple):
-    """The shapes of weights by layer, the count of all numbers, and multiply-adds for a row."""
-
-    shapes: dict[str, Shape]
-    numbers: int
-    multiply_adds: int | None
+def _count_numbers(net: nn.Module) -> int:
+    """Return how many numbers all parameters have."""
+    return sum(value.numel() for value in net.parameters())
 
 
-def _sizes(net: nn.Module, graph: UnitGraph, x: Any) -> _Sizes:
-    """Measure a network; multiply-adds are counted on x, if it is not None."""
-    counts: list[int] = []
-
-    def add_count(name: str, module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        # The tensor in whose every position each weight is used once.
-        tensor = inputs[0] if isinstance(module, TRANSPOSED) else output
-        units = tensor.shape[-1 if isinstance(module, nn.Linear) else 1]
-        counts.append(module.weight.numel() * tensor.numel() // (units * len(output)))
-
-    if x is not None:
-        _run_with_hook(net, LAYERS, add_count, x)
-    names = [*graph.layers, *graph.depthwise]
-    shapes = {name: tuple(net.get_submodule(name).weight.shape) for name in names}  # type: ignore
-    numbers = sum(value.numel() for value in net.parameters())
-    return _Sizes(shapes, numbers, sum(counts) if x is not None else None)
+def _weight_shape(net: nn.Module, name: str) -> Shape:
+    """Return the shape of the weight of a layer."""
+    return tuple(net.get_parameter(f"{name}.weight").shape)

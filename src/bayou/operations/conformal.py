@@ -38,7 +38,7 @@ Groups = Sequence[Any] | Tensor
 class Predicts(Protocol):
     """A posterior, or any other object with ``predict``."""
 
-    def predict(self, x: Any, samples: int | None = None, *, seed: rng.Seed = 0) -> Predictive:
+    def predict(self, x: object, samples: int | None = None, *, seed: rng.Seed = 0) -> Predictive:
         """Predict y for x.
 
         Args:
@@ -139,7 +139,7 @@ class Conformal:
         """The guaranteed coverage."""
         return self.score.level
 
-    def interval(self, x: Any, groups: Groups | None = None) -> tuple[Tensor, Tensor]:
+    def interval(self, x: object, groups: Groups | None = None) -> tuple[Tensor, Tensor]:
         """Return the interval of y; a single point if no y has such a small score.
 
         Args:
@@ -171,7 +171,7 @@ class Conformal:
         return low.to(p.outputs.dtype), high.to(p.outputs.dtype)
 
     def set(
-        self, x: Any, groups: Groups | None = None, *, empty: bool = True, start: int = 0
+        self, x: object, groups: Groups | None = None, *, empty: bool = True, start: int = 0
     ) -> Tensor:
         """Return the set of classes as a mask.
 
@@ -254,7 +254,7 @@ class Conformal:
         device = next(iter(posterior.like().values())).device
         return Conformal(posterior, score, thresholds.to(device), groups, rows, samples, seed)
 
-    def _predictive(self, x: Any) -> Predictive:
+    def _predictive(self, x: object) -> Predictive:
         """Return the predictive of inputs, or the one that was passed."""
         if isinstance(x, Predictive):
             return x
@@ -287,7 +287,7 @@ class Conformal:
 @torch.no_grad()
 def conformal(
     posterior: Predicts,
-    held: Any,
+    held: object,
     level: float = 0.9,
     *,
     score: Kind | None = None,
@@ -295,7 +295,7 @@ def conformal(
     randomized: bool = True,
     samples: int | None = None,
     seed: int = 0,
-    train: Any = None,
+    train: object = None,
 ) -> Conformal:
     """Compute intervals or sets that contain y with probability ``level``, from held-out rows.
 

@@ -60,8 +60,7 @@ class Continual:
         last = self.posteriors[t]
         posteriors = []
         for task in range(t + 1):
-            names = self.heads[task]
-            posteriors.append(_attach_head(self.posteriors[task], last, names) if names else last)
+            posteriors.append(_attach_head(self.posteriors[task], last, self.heads[task]))
         return posteriors
 
 
@@ -123,8 +122,8 @@ def continual(
         Nguyen, Li, Bui, Turner: Variational continual learning, ICLR 2018.
     """
     seed = as_int_seed(seed)
-    method = VI() if method is None else method
-    likelihood = Categorical() if likelihood is None else likelihood
+    method = method or VI()
+    likelihood = likelihood or Categorical()
     if not isinstance(method, Method):
         raise ValueError(f"method must be a Method such as VI(MeanField()), got {method!r}")
     if not isinstance(tasks, Sequence) or not tasks:
@@ -141,7 +140,12 @@ def continual(
         _check_task(Target.build(task_net, likelihood, prior, rows.n), rows, number)
     coresets: list[Rows] = []
     if coreset is not None:
-        data, coresets = _hold_out_coresets(data, coreset, selection, seed)
+        splits = [
+            _split_coreset(rows, coreset, selection, part_seed(seed, "coreset", t), t)
+            for t, rows in enumerate(data)
+        ]
+        data = [rest for rest, _ in splits]
+        coresets = [held_out for _, held_out in splits]
     sequence = _TaskSequence(
         nets, head_names, method, likelihood, prior, seed, checkpoint, progress
     )
@@ -201,7 +205,7 @@ class _TaskSequence:
         net = self.nets[t]
         rules = self.prior
         if body is not None:
-            new_head_prior = Normal(1.0) if self.prior is None else self.prior
+            new_head_prior = self.prior or Normal(1.0)
             net, rules = _continue_from(net, body, head, self.heads[t], new_head_prior)
         target = Target.build(net, self.likelihood, rules, rows.n)
         file = None if self.checkpoint is None else f"{os.fspath(self.checkpoint)}.{name}"
@@ -260,12 +264,10 @@ def _reset_repeated_heads(
     nets: list[nn.Module], heads: list[set[str]], seed: int
 ) -> list[nn.Module]:
     """Return the networks with new heads where a network is that of an earlier task as well."""
-    task_nets = []
+    task_nets = list(nets)
     for t, net in enumerate(nets):
-        is_repeated = net in nets[:t]
-        task_nets.append(
-            _permute_head(net, heads[t], part_seed(seed, "head", t)) if is_repeated else net
-        )
+        if net in nets[:t]:
+            task_nets[t] = _permute_head(net, heads[t], part_seed(seed, "head", t))
     return task_nets
 
 
@@ -341,7 +343,7 @@ def _center(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
 
 def _attach_head(posterior: Posterior, last: Posterior, head: set[str]) -> Posterior:
     """Return the head of a task's posterior with the body of the last, which are independent."""
-    if posterior is last:
+    if posterior is last or not head:
         return last
     exact = last.with_tensors_of(posterior, head)
     if exact is not None:
@@ -354,20 +356,6 @@ def _attach_head(posterior: Posterior, last: Posterior, head: set[str]) -> Poste
     draws = posterior.sample(MAX_COMBINED_DRAWS, seed=1)
     shared_draws = {name: body_draws[name] for name in draws if name in body_draws}
     return Empirical(posterior.target, posterior.network, draws | shared_draws)
-
-
-def _hold_out_coresets(
-    data: list[Data], count: int, selection: Selection, seed: int
-) -> tuple[list[Data], list[Rows]]:
-    """Split the rows of all tasks into those that are fitted and the coresets."""
-    fitted: list[Data] = []
-    coresets: list[Rows] = []
-    for t, rows in enumerate(data):
-        coreset_seed = part_seed(seed, "coreset", t)
-        rest, coreset = _split_coreset(rows, count, selection, coreset_seed, t)
-        fitted.append(rest)
-        coresets.append(coreset)
-    return fitted, coresets
 
 
 def _split_coreset(
@@ -392,7 +380,7 @@ def _split_coreset(
     return rest, coreset
 
 
-def k_center(x: Any, count: int, seed: rng.Seed = 0) -> Tensor:
+def k_center(x: object, count: int, seed: rng.Seed = 0) -> Tensor:
     """Select rows, each the farthest from all before, from a random one on (Gonzalez 1985).
 
     The largest distance of a row to a selected one is at most twice the least possible.

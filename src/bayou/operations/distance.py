@@ -172,7 +172,7 @@ class FeatureDensity(nn.Module):
         return layer_inputs[-1].double()
 
     @torch.no_grad()
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: object) -> Tensor:
         """Return log p(z) of each row, (B,).
 
         Args:
@@ -191,7 +191,7 @@ class FeatureDensity(nn.Module):
 
 @torch.no_grad()
 def feature_density(
-    model: nn.Module | Posterior, data: Any, *, jitter: float = 1e-6
+    model: nn.Module | Posterior, data: object, *, jitter: float = 1e-6
 ) -> FeatureDensity:
     """Fit Gaussian densities to the features z of a trained network, one for each class: DDU.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -53,12 +53,12 @@ TEACHER_ROWS = 1024  # rows per evaluation of the teacher
 def distill(
     posterior: Posterior | Sampler,
     student: nn.Module,
-    data: Any,
+    data: object,
     *,
     net: nn.Module | None = None,
     likelihood: Likelihood | None = None,
     prior: PriorRules | None = None,
-    rows: Any = None,
+    rows: object = None,
     keep: Keep | None = None,
     samples: int | None = None,
     steps: int | None = None,
@@ -160,7 +160,7 @@ class _Lesson:
 
     teacher: Posterior
     queries: Data
-    example_x: Any
+    example_x: object
     settings: Settings
     chain: Iterator[Empirical] | None = None
 
@@ -168,8 +168,8 @@ class _Lesson:
 def _online_lesson(
     method: Sampler,
     target: Target,
-    data: Any,
-    queries: Any,
+    data: object,
+    queries: object,
     settings: Settings,
     seed: int,
     progress: Show,
@@ -184,7 +184,7 @@ def _online_lesson(
 
 def _offline_lesson(
     posterior: Posterior,
-    data: Any,
+    data: object,
     keep: Keep | None,
     samples: int | None,
     settings: Settings,
@@ -233,7 +233,7 @@ def _train_student(
 
 
 def _match_draws_to_steps(
-    method: Sampler, data: Any, settings: Settings
+    method: Sampler, data: object, settings: Settings
 ) -> tuple[Sampler, Settings]:
     """Return a chain with as many draws as steps, if it can, and settings with as many steps."""
     rows = as_data(data, method.batch_size)
@@ -243,7 +243,7 @@ def _match_draws_to_steps(
         if draws is None:
             draws = len(method.draw_density(steps).nonzero()[0])
         method = replace(method, draws=draws)
-        _, draw_steps = method._plan(as_data(data, method.batch_size))
+        _, draw_steps = method._plan(rows)
     draws = len(draw_steps)
     return method, replace(settings, steps=min(settings.steps or draws, draws))
 
@@ -264,7 +264,7 @@ class Distilled:
         self.point = point
 
     @torch.no_grad()
-    def outputs(self, x: Any) -> Tensor:
+    def outputs(self, x: object) -> Tensor:
         """Return the outputs of the network, (B, *out), in one pass.
 
         Args:
@@ -272,7 +272,7 @@ class Distilled:
         """
         return self.point.outputs(self.point.stack, self.point.place(x))[0]
 
-    def concentration(self, x: Any) -> Tensor:
+    def concentration(self, x: object) -> Tensor:
         """Return α of the Dirichlet: a larger sum means less epistemic uncertainty.
 
         Args:
@@ -292,7 +292,7 @@ class Distilled:
         return self.outputs(x).movedim(likelihood.class_axis, -1).exp()
 
     @torch.no_grad()
-    def predict(self, x: Any, samples: int = DEFAULT_DRAWS, *, seed: rng.Seed = 0) -> Predictive:
+    def predict(self, x: object, samples: int = DEFAULT_DRAWS, *, seed: rng.Seed = 0) -> Predictive:
         """Predict y by draws of the kept distribution, with one pass through the network.
 
         Rows are drawn independently: correlations of a posterior's functions between rows are not
@@ -396,7 +396,7 @@ def two_variances_nll(f: Tensor, moments: Tensor) -> Tensor:
 
 
 def _student_loss(
-    teacher: Posterior, x: Any, keep: Keep | None
+    teacher: Posterior, x: object, keep: Keep | None
 ) -> tuple[Loss, Likelihood, torch.Size]:
     """Return the loss of a student, its likelihood, and the shape of its outputs for one row."""
     p = teacher.predict(rows_of(forward_inputs(x), slice(2)), seed=0)
@@ -447,7 +447,7 @@ def _class_statistics(p: Predictive, likelihood: FiniteLikelihood, keep: Keep | 
 
 
 @torch.no_grad()
-def _check_student(net: nn.Module, x: Any, expected: torch.Size) -> None:
+def _check_student(net: nn.Module, x: object, expected: torch.Size) -> None:
     """Raise a ValueError unless the student gives outputs of the shape that its loss needs."""
     inputs = rows_of(place_inputs(x, next(net.parameters())), slice(2))
     with evaluating(net), clear_errors(inputs):
@@ -473,7 +473,7 @@ class _Student(Problem):
         self.compare = loss
         self.n = n
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, Numbers]:
         """Return the mean loss of a batch."""
         value = self.compare(self.net(*forward_inputs(x)), y).mean()
         return value, {"loss": value.detach()}
@@ -505,6 +505,6 @@ class _ChainStudent(_Student):
         if step:
             self.teacher = next(self.chain)
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, Numbers]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, Numbers]:
         """Return the mean loss of a batch for the current draw."""
         return super().loss(x, _teacher_statistics(self.teacher.predict(x, seed=None), self.keep))

@@ -39,7 +39,7 @@ MOMENT_ANSWERS = (*MAIN_ANSWERS, "epistemic_std", "aleatoric_std")  # of every l
 @torch.no_grad()
 def export(
     posterior: Posterior,
-    example_x: Any,
+    example_x: object,
     samples: int = 20,
     *,
     seed: int = 0,
@@ -115,7 +115,7 @@ def export(
 def export_onnx(
     posterior: Posterior,
     path: str | os.PathLike[str],
-    example_x: Any,
+    example_x: object,
     samples: int = 20,
     *,
     seed: int = 0,
@@ -247,7 +247,7 @@ class _PredictionModule(nn.Module):
         axes = {name: None if name in self.single else 0 for name in weights}
         return vmap(lambda draw: self.callers[0].call(draw, *inputs), (axes,))(weights)
 
-    def forward(self, *inputs: Any) -> dict[str, Tensor]:
+    def forward(self, *inputs: object) -> dict[str, Tensor]:
         """Return the answers, as ``Predictive`` gives them."""
         inputs = (*inputs, *self.names)
         f = self._map_network(inputs) if self.mappable else self._repeat_network(inputs)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from types import EllipsisType
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from bayou.core.params import Params
 from bayou.operations.unit_graph import (
     LAYERS,
+    NORMS,
+    BatchNorm,
     Constants,
     DepthwiseLayer,
     UnitGroup,
@@ -27,31 +29,21 @@ class Pruning:
 
     Args:
         net: the network at the posterior mean. Its tensors change.
-        mean: the mean of each tensor by name.
         std: the standard deviation of each tensor by name; 0 for tensors without one.
         matrix_norms: names of the batch norms that are known to read (N, units).
     """
 
-    def __init__(
-        self, net: nn.Module, mean: Params, std: Params, matrix_norms: Collection[str] = ()
-    ) -> None:
+    def __init__(self, net: nn.Module, std: Params, matrix_norms: Collection[str] = ()) -> None:
         self.net = net
         self.std = std
         self.graph = build_unit_graph(net, self._constant_outputs, matrix_norms)
         self.layers = self.graph.layers
         self.depthwise = self.graph.depthwise
-        self.other_weights = _other_weights(net, self.layers)
         self.weight_ratios: dict[str, Tensor] = {}  # in the shape of the weight
-        for name, weight in self._weights().items():
-            value = mean.get(name, weight)
-            spread = std.get(name, torch.zeros_like(value))
-            self.weight_ratios[name] = torch.where(
-                value == 0, 0.0, value.square() / spread.square()
-            )
-        self.ratios = {  # the largest between an output and an input: (outputs, inputs)
-            name: _as_matrix(layer, self.weight_ratios[f"{name}.weight"]).amax(2)
-            for name, layer in self.layers.items()
-        }
+        for name, weight in _weights(net).items():
+            spread = std.get(name, torch.zeros_like(weight))
+            self.weight_ratios[name] = weight.square() / spread.square()
+        self.bits: dict[str, int] = {}  # of a number of each rounded tensor
         reference = next(net.parameters())
         self.dtype = reference.dtype
         self.device = reference.device
@@ -63,25 +55,39 @@ class Pruning:
         """Return a mask of True."""
         return torch.ones(size, dtype=torch.bool, device=self.device)
 
-    def zero_weights(self, threshold: float) -> None:
-        """Set weights with a smaller ratio to 0, also those of layers whose units all stay."""
-        for name, weight in self._weights().items():
-            weight.masked_fill_(self.weight_ratios[name] < threshold, 0.0)
-        for name, ratio in self.ratios.items():
-            self.ratios[name] = ratio.masked_fill(ratio < threshold, 0.0)
+    def prune(self, threshold: float, round_weights: bool, reason_to_stay: str) -> None:
+        """Set weights to 0, and determine which units stay.
 
-    def _weights(self) -> Params:
-        """Return the weights of linear layers and convolutions by name, tied ones once."""
-        weights: Params = {}
-        for name, layer in self.layers.items():
-            weights[f"{name}.weight"] = layer.module.weight
-        return weights | self.other_weights
+        Args:
+            threshold: the ratio below which a weight is set to 0.
+            round_weights: whether to round the other weights, which may set some to 0, too.
+            reason_to_stay: why all units stay, so that weights are set to 0 only; empty if units
+                go.
+        """
+        for layer in self.layers.values():
+            layer.units.reason_to_stay = layer.units.reason_to_stay or reason_to_stay
+        self._zero_weights(threshold)
+        self._remove_units()
+        if round_weights:
+            self._round_weights()
+            self._remove_units()
+
+    def _zero_weights(self, threshold: float) -> None:
+        """Set weights with a smaller ratio to 0, also those of layers whose units all stay."""
+        for name, weight in _weights(self.net).items():
+            weight.masked_fill_(self.weight_ratios[name] < threshold, 0.0)
+
+    def _ratios(self, layer: UnitLayer) -> Tensor:
+        """Return the largest ratio between an output and an input, (outputs, inputs).
+
+        It is 0 without a weight other than 0 between them.
+        """
+        ratio = self.weight_ratios[f"{layer.name}.weight"]
+        return _as_matrix(layer, torch.where(layer.module.weight == 0, 0.0, ratio)).amax(2)
 
     def count_zeros(self) -> int:
         """Return the number of weights at 0."""
-        weights = [layer.module.weight for layer in self.layers.values()]
-        weights += _other_weights(self.net, self.layers).values()
-        return sum(int((weight == 0).sum()) for weight in weights)
+        return sum(int((weight == 0).sum()) for weight in _weights(self.net).values())
 
     def _unit_of_features(self, read: UnitTensor, total: int) -> tuple[UnitGroup, Tensor]:
         """Return the group of the units that are read, and the unit of each of the features."""
@@ -100,18 +106,18 @@ class Pruning:
         weight = _as_matrix(layer, layer.module.weight).sum(2)
         bias = layer.module.bias
         bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
-        if layer.source is None or layer.read is None or not layer.can_absorb_constants:
+        if layer.read is None or not layer.can_absorb_constants:
             return bias
         group, columns = self._unit_of_features(layer.read, layer.inputs)
-        constant = torch.where(self.stays[group], 0.0, constants[layer.source]).nan_to_num()
+        constant = torch.where(self.stays[group], 0.0, constants[layer.read.node]).nan_to_num()
         return bias + weight @ constant[columns]
 
     def _constant_outputs(self, layer: UnitLayer, constants: Constants) -> Tensor:
         """Return the outputs of a layer that read no unit which stays, and NaN for the others."""
-        largest_ratio = torch.where(self._input_mask(layer), self.ratios[layer.name], 0.0).amax(1)
+        largest_ratio = torch.where(self._input_mask(layer), self._ratios(layer), 0.0).amax(1)
         return torch.where(largest_ratio > 0, torch.nan, self._bias(layer, constants))
 
-    def remove_units(self) -> None:
+    def _remove_units(self) -> None:
         """Remove the units that read nothing or that nothing reads, until there are none."""
         while self._remove_units_once():
             pass
@@ -141,62 +147,69 @@ class Pruning:
             group: torch.zeros_like(mask, dtype=self.dtype) for group, mask in self.stays.items()
         }
         needed_ratios = {group: torch.zeros_like(ratio) for group, ratio in read_ratios.items()}
-        for name, layer in self.layers.items():
-            if layer.source is None or layer.read is None:
+        for layer in self.layers.values():
+            if layer.read is None:
                 continue
             stays = self.stays[layer.units][:, None] & self._input_mask(layer)
-            ratio = torch.where(stays, self.ratios[name], 0.0).amax(0)
+            ratio = torch.where(stays, self._ratios(layer), 0.0).amax(0)
             group, columns = self._unit_of_features(layer.read, layer.inputs)
             unit_ratio = torch.zeros_like(read_ratios[group]).scatter_reduce(
                 0, columns, ratio, "amax"
             )
-            constant = constants[layer.source]
+            constant = constants[layer.read.node]
             is_removable = constant.isfinite() if layer.can_absorb_constants else constant == 0
             needed = torch.where(is_removable, 0.0, unit_ratio)
             read_ratios[group] = torch.maximum(read_ratios[group], unit_ratio)
             needed_ratios[group] = torch.maximum(needed_ratios[group], needed)
         return read_ratios, needed_ratios
 
-    def round_weights(self) -> dict[str, int]:
-        """Round the weights of each layer to a grid, and return the bits of a number by name."""
-        bits: dict[str, int] = {}
-        for name, layer in self.layers.items():
-            weight = layer.module.weight
-            stays = _outer_mask(layer, self.stays[layer.units], self._input_mask(layer))
-            is_used = (weight != 0) & stays
-            width = _round_tensor(weight, self.std.get(f"{name}.weight"), is_used, is_used)
-            if width is not None:
-                bits[f"{name}.weight"] = width
-                is_zero = (_as_matrix(layer, weight) == 0).all(2)
-                self.ratios[name] = self.ratios[name].masked_fill(is_zero, 0.0)
-        filter_masks = {
-            f"{name}.weight": self.stays[layer.units] for name, layer in self.depthwise.items()
+    def _round_weights(self) -> None:
+        """Round the weights of each layer to a grid."""
+        masks = {
+            f"{name}.weight": _outer_mask(layer, self.stays[layer.units], self._input_mask(layer))
+            for name, layer in self.layers.items()
         }
-        for name, weight in self.other_weights.items():
+        for name, depthwise in self.depthwise.items():
+            ones = [1] * (depthwise.module.weight.ndim - 1)
+            masks[f"{name}.weight"] = self.stays[depthwise.units].reshape(-1, *ones)
+        for name, weight in _weights(self.net).items():
             is_used = weight != 0
-            if name in filter_masks:
-                is_used &= filter_masks[name].reshape(-1, *[1] * (weight.ndim - 1))
-            width = _round_tensor(weight, self.std.get(name), is_used, is_used)
-            if width is not None:
-                bits[name] = width
-        return bits
+            if name in masks:
+                is_used &= masks[name]
+            self._round_tensor(name, weight, is_used, is_used)
 
-    def round_biases(self) -> dict[str, int]:
-        """Round the biases, with the removed constants in them, and return the bits by name."""
-        layers: list[UnitLayer | DepthwiseLayer] = [
-            *self.layers.values(),
-            *self.depthwise.values(),
-        ]
-        bits: dict[str, int] = {}
-        for layer in layers:
+    def round_biases(self) -> None:
+        """Round the biases, with the removed constants in them."""
+        for layer in self._all_layers():
             bias = layer.module.bias
-            if bias is None:
-                continue
-            name = f"{layer.name}.bias"
-            width = _round_tensor(bias, self.std.get(name), self.stays[layer.units], ...)
-            if width is not None:
-                bits[name] = width
-        return bits
+            if bias is not None:
+                self._round_tensor(f"{layer.name}.bias", bias, self.stays[layer.units], ...)
+
+    def _round_tensor(
+        self, name: str, tensor: Tensor, is_used: Tensor, is_counted: Tensor | EllipsisType
+    ) -> None:
+        """Round a tensor to multiples of Δ = σ, with 1/σ² the mean precision of the used numbers.
+
+        ``bits`` gets the size of a signed whole number that holds each counted number. The tensor
+        is left as it is if a used number has no spread or no number is used.
+
+        Args:
+            name: the name of the tensor.
+            tensor: the numbers, which change.
+            is_used: mask of the numbers that determine Δ.
+            is_counted: mask of the numbers that must fit into the bits.
+        """
+        std = self.std.get(name)
+        if std is None or not bool(is_used.any()) or not bool((std[is_used] > 0).all()):
+            return
+        step = std[is_used].square().reciprocal().mean().rsqrt()
+        steps = (tensor / step).round()
+        tensor.copy_(steps * step)
+        self.bits[name] = int(steps[is_counted].abs().max()).bit_length() + 1
+
+    def _all_layers(self) -> list[UnitLayer | DepthwiseLayer]:
+        """Return the layers and the depthwise convolutions."""
+        return [*self.layers.values(), *self.depthwise.values()]
 
     def shrink(self) -> None:
         """Cut the tensors to the units that stay."""
@@ -207,8 +220,9 @@ class Pruning:
             self._shrink_layer(layer, biases[name])
         for depthwise in self.depthwise.values():
             self._shrink_depthwise(depthwise)
-        for name, tensor in self.graph.norms.items():
-            self._shrink_norm(self.net.get_submodule(name), tensor)
+        for name, module in self.net.named_modules():
+            if isinstance(module, NORMS) and name in self.graph.norms:
+                self._shrink_norm(module, self.graph.norms[name])
 
     def _shrink_layer(self, layer: UnitLayer, bias: Tensor) -> None:
         """Cut the weight and the bias of a linear layer or a convolution."""
@@ -216,10 +230,9 @@ class Pruning:
         outputs = self.stays[layer.units]
         inputs = self._input_mask(layer)
         for axis, stay in zip(layer.axes, (outputs, inputs), strict=True):
-            kept_weight = module.weight.index_select(axis, stay.nonzero()[:, 0])
-            module.weight = _frozen_parameter(kept_weight)
+            module.weight.data = module.weight.index_select(axis, stay.nonzero()[:, 0])
         if module.bias is not None or bool(bias.any()):
-            module.bias = _frozen_parameter(bias[outputs])
+            module.bias = nn.Parameter(bias[outputs])
         if isinstance(module, nn.Linear):
             module.in_features = int(inputs.sum())
             module.out_features = int(outputs.sum())
@@ -231,46 +244,38 @@ class Pruning:
         """Cut the filters of a depthwise convolution."""
         module = layer.module
         stay = self.stays[layer.units]
-        module.weight = _frozen_parameter(module.weight[stay])
-        if module.bias is not None:
-            module.bias = _frozen_parameter(module.bias[stay])
+        for value in module.parameters():
+            value.data = value[stay]
         channels = int(stay.sum())
         module.in_channels = channels
         module.out_channels = channels
         module.groups = channels
 
-    def _shrink_norm(self, norm: Any, tensor: UnitTensor) -> None:
+    def _shrink_norm(self, norm: BatchNorm, tensor: UnitTensor) -> None:
         """Cut the tensors of a batch norm."""
         group, columns = self._unit_of_features(tensor, norm.num_features)
         stay = self.stays[group][columns]
-        for key in ("weight", "bias", "running_mean", "running_var"):
-            value = getattr(norm, key)
-            if isinstance(value, nn.Parameter):
-                setattr(norm, key, _frozen_parameter(value[stay]))
-            elif value is not None:
-                setattr(norm, key, value[stay])
+        for value in (*norm.parameters(), *norm.buffers()):
+            if value.ndim:  # the number of batches has none
+                value.data = value[stay]
         norm.num_features = int(stay.sum())
 
     def unchanged_layers(self) -> dict[str, str]:
         """Return the layers whose units all stay, and why."""
-        layers: list[UnitLayer | DepthwiseLayer] = [
-            *self.layers.values(),
-            *self.depthwise.values(),
-        ]
         reasons = dict(self.graph.unchanged)
-        for layer in layers:
+        for layer in self._all_layers():
             reason = layer.units.reason_to_stay
             if reason not in ("", "the output of the network"):
                 reasons[layer.name] = reason
         return reasons
 
 
-def _other_weights(net: nn.Module, layers: Collection[str]) -> Params:
-    """Return the weights of depthwise convolutions and of layers outside the graph, by name."""
+def _weights(net: nn.Module) -> Params:
+    """Return the weights of linear layers and convolutions by name, tied ones once."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     weights: Params = {}
-    for name, module in net.named_modules():
-        if isinstance(module, LAYERS) and name not in layers and "weight" in module._parameters:
+    for module in net.modules():
+        if isinstance(module, LAYERS) and "weight" in module._parameters:
             weights[names[id(module.weight)]] = module.weight
     return weights
 
@@ -284,41 +289,5 @@ def _as_matrix(layer: UnitLayer, weight: Tensor) -> Tensor:
 
 def _outer_mask(layer: UnitLayer, outputs: Tensor, inputs: Tensor) -> Tensor:
     """Return which numbers of a weight belong to outputs and inputs that stay; it broadcasts."""
-    ndim = layer.module.weight.ndim
-    output_axis, input_axis = layer.axes
-    return outputs.reshape(_column_shape(output_axis, ndim)) & inputs.reshape(
-        _column_shape(input_axis, ndim)
-    )
-
-
-def _column_shape(long_axis: int, ndim: int) -> Sequence[int]:
-    """Return the shape of a tensor with one axis that is not of size 1."""
-    return [-1 if axis == long_axis else 1 for axis in range(ndim)]
-
-
-def _round_tensor(
-    tensor: Tensor, std: Tensor | None, is_used: Tensor, is_counted: Tensor | EllipsisType
-) -> int | None:
-    """Round a tensor to multiples of Δ = σ, with 1/σ² the mean precision of the used numbers.
-
-    Args:
-        tensor: the numbers, which change.
-        std: their standard deviations; None if they are points.
-        is_used: mask of the numbers that determine Δ.
-        is_counted: mask of the numbers that must fit into the bits.
-
-    Returns:
-        The bits of a signed whole number that holds each counted number. None, and no rounding,
-        if a used number has no spread or no number is used.
-    """
-    if std is None or not bool(is_used.any()) or not bool((std[is_used] > 0).all()):
-        return None
-    step = std[is_used].square().reciprocal().mean().rsqrt()
-    steps = (tensor / step).round()
-    tensor.copy_(steps * step)
-    return int(steps[is_counted].abs().max()).bit_length() + 1
-
-
-def _frozen_parameter(value: Tensor) -> nn.Parameter:
-    """Return a parameter that is not trained."""
-    return nn.Parameter(value, requires_grad=False)
+    mask = (outputs[:, None] & inputs).movedim((0, 1), layer.axes)
+    return mask.reshape(*mask.shape, *[1] * (layer.module.weight.ndim - 2))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 # Units on the last axis, on axis 1, or on axis 1 that was flattened with the axes behind it.
 Layout = Literal["last", "channels", "flat"]
 WeightedModule = nn.Linear | _ConvNd
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Constants = dict[fx.Node, Tensor]
 ConstantRule = Callable[[Tensor], Tensor]
 
@@ -23,30 +24,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-ELEMENTWISE = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.CELU,
-    nn.SELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.LogSigmoid,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-)
-MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d)
-MEAN_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
-DROPOUT_CALLS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d}
-ELEMENTWISE_CALLS = {
+ELEMENTWISE = {
     F.relu,
     F.relu6,
     F.leaky_relu,
@@ -63,39 +41,45 @@ ELEMENTWISE_CALLS = {
     F.logsigmoid,
     F.hardtanh,
     F.hardswish,
+    F.hardsigmoid,
     torch.relu,
     torch.tanh,
     torch.sigmoid,
     torch.sin,
-    "relu",
-    "tanh",
-    "sigmoid",
-    "sin",
 }
-MAX_POOL_CALLS = {
+BINARY = {
+    operator.add,
+    operator.iadd,
+    operator.sub,
+    operator.mul,
+    torch.add,
+    torch.sub,
+    torch.mul,
+}
+DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d}
+MAX_POOLS = {
     F.max_pool1d,
     F.max_pool2d,
     F.max_pool3d,
     F.adaptive_max_pool1d,
     F.adaptive_max_pool2d,
 }
-MEAN_POOL_CALLS = {
+MEAN_POOLS = {
     F.avg_pool1d,
     F.avg_pool2d,
     F.avg_pool3d,
     F.adaptive_avg_pool1d,
     F.adaptive_avg_pool2d,
 }
-BINARY_CALLS: dict[Any, Callable[..., Tensor]] = {
-    operator.add: torch.add,
-    operator.iadd: torch.add,
-    torch.add: torch.add,
-    "add": torch.add,
-    operator.sub: torch.sub,
-    torch.sub: torch.sub,
-    operator.mul: torch.mul,
-    torch.mul: torch.mul,
-}
+# The arguments of a mean pool behind the first one; an adaptive one has none of those that count.
+MEAN_POOL_ARGUMENTS = (
+    "kernel_size",
+    "stride",
+    "padding",
+    "ceil_mode",
+    "count_include_pad",
+    "divisor_override",
+)
 
 
 @final
@@ -118,7 +102,11 @@ class UnitGroup:
         return self._parent.root()
 
     def merge(self, group: UnitGroup) -> None:
-        """Merge the units of another group with those of this one."""
+        """Merge the units of another group with those of this one.
+
+        Args:
+            group: the other group.
+        """
         root = self.root()
         merged = group.root()
         if root is not merged:
@@ -131,17 +119,23 @@ class UnitTensor:
     """A tensor of the graph whose units are known.
 
     Args:
+        node: the node of the graph that gives it.
         group: its units.
         layout: the axis that they lie on.
         spatial_axes: the number of axes behind the units.
     """
 
+    node: fx.Node
     group: UnitGroup
     layout: Layout
     spatial_axes: int = 0
 
     def units_of_features(self, total: int) -> Tensor:
-        """Return the unit to which each of ``total`` features belongs, in the tensor's order."""
+        """Return the unit to which each of ``total`` features belongs, in the tensor's order.
+
+        Args:
+            total: the number of features.
+        """
         index = torch.arange(total)
         if self.layout == "last":
             return index % self.group.size
@@ -155,16 +149,15 @@ class UnitLayer:
     Args:
         name: the path of the module in the network.
         module: the layer itself.
-        outputs: its units, before groups are merged.
-        source: the node that it reads, if the units of that node are known.
-        read: the units that it reads.
+        read: the tensor that it reads, if the units of that tensor are known.
     """
 
     name: str
     module: WeightedModule
-    outputs: UnitGroup
-    source: fx.Node | None = None
     read: UnitTensor | None = None
+
+    def __post_init__(self) -> None:
+        self.outputs = UnitGroup(self.module.weight.shape[self.axes[0]])  # before groups are merged
 
     @property
     def units(self) -> UnitGroup:
@@ -208,12 +201,16 @@ class DepthwiseLayer:
         """The group of the units that it reads and returns."""
         return self.tensor.group.root()
 
-    def constant_outputs(self, constant: Tensor) -> Tensor:
+    def constant_outputs(self, constants: Constants) -> Tensor:
         """Return the constant output of each unit, NaN where it varies, from those of the input.
 
         A filter of zeros gives its bias. Another one gives a constant for a constant input without
         zeros around it.
+
+        Args:
+            constants: those of the nodes before it.
         """
+        constant = constants[self.tensor.node]
         weight = self.module.weight.flatten(1)
         bias = self.module.bias
         if bias is None:
@@ -272,13 +269,21 @@ def build_unit_graph(
 
 
 def mark_varying(constant: Tensor) -> Tensor:
-    """Return NaN for numbers other than 0, which are not constant any more; 0 stays 0."""
+    """Return NaN for numbers other than 0, which are not constant any more; 0 stays 0.
+
+    Args:
+        constant: the constants, NaN for units that vary.
+    """
     return torch.where(constant == 0, constant, torch.nan)
 
 
 @final
-class _OpaqueTracer(fx.Tracer):
-    """A tracer that leaves some modules as one node each."""
+class _Tracer(fx.Tracer):
+    """A tracer that leaves some modules as one node each.
+
+    These are modules of torch with parameters or buffers, and ``opaque`` ones. Modules of torch
+    without any, such as ``nn.ReLU``, are traced to the functions that they call.
+    """
 
     def __init__(self, opaque: set[nn.Module]) -> None:
         super().__init__()
@@ -286,25 +291,31 @@ class _OpaqueTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is one node of the graph."""
-        return m in self.opaque or super().is_leaf_module(m, module_qualified_name)
+        if m in self.opaque:
+            return True
+        has_state = any(True for _ in m.parameters()) or any(True for _ in m.buffers())
+        return has_state and super().is_leaf_module(m, module_qualified_name)
 
 
 def trace(net: nn.Module) -> fx.Graph:
     """Trace a network; modules that branch on values are one node each.
 
+    Args:
+        net: the network.
+
     Raises:
         ValueError: if the forward of the network itself cannot be traced.
     """
-    opaque: set[nn.Module] = set()
+    tracer = _Tracer(set())
     graph: fx.Graph | None = None
     problem = ""
     for module in reversed(list(net.modules())):  # children first
-        if module is not net and type(module).__module__.startswith("torch.nn"):
+        if module is not net and tracer.is_leaf_module(module, ""):
             continue
         try:
-            graph = _OpaqueTracer(opaque).trace(module)
+            graph = _Tracer(tracer.opaque).trace(module)
         except Exception as error:
-            opaque.add(module)
+            tracer.opaque.add(module)
             graph = None
             problem = str(error).splitlines()[0] if str(error) else type(error).__name__
     if graph is None:
@@ -313,13 +324,6 @@ def trace(net: nn.Module) -> fx.Graph:
             "move what branches on values into a submodule, which is then left whole"
         )
     return graph
-
-
-class _Step(NamedTuple):
-    """An operation on known units: its effect on constants, and the new layout if it changes."""
-
-    rule: ConstantRule
-    layout: Layout | None = None
 
 
 @final
@@ -347,9 +351,7 @@ class _UnitGraphBuilder:
             if node.op == "call_module":
                 uses.update(id(value) for value in self.modules[str(node.target)].parameters())
             elif node.op == "get_attr":
-                uses.update(
-                    id(value) for name, value in net.named_parameters() if name == node.target
-                )
+                uses[id(operator.attrgetter(str(node.target))(net))] += 1
         # A parameter that is used once counts two: by its name and by the call of its module.
         return {key for key, count in uses.items() if count > 2}
 
@@ -371,28 +373,28 @@ class _UnitGraphBuilder:
                 group = self.tensors[source].group.root()
                 group.reason_to_stay = group.reason_to_stay or reason
 
-    def _reject_module(self, node: fx.Node, reason: str) -> None:
-        """Leave a module unchanged, with all units that it reads."""
-        name = str(node.target)
-        self.graph.unchanged[name] = reason
-        self._keep_inputs(node, f"read by {name}")
+    def _propagate(
+        self,
+        node: fx.Node,
+        tensor: UnitTensor,
+        rule: ConstantRule,
+        layout: Layout | None = None,
+    ) -> None:
+        """Record that a node has the units of a tensor.
 
-    def _reject_call(self, node: fx.Node, call: str) -> None:
-        """Leave all units that a function reads."""
-        self._keep_inputs(node, f"read by {call}")
-
-    def _propagate(self, node: fx.Node, step: _Step) -> None:
-        """Record that a node has the units of its first argument."""
-        source = _source(node)
-        tensor = self.tensors[source]
-        if step.layout is None:
-            self.tensors[node] = UnitTensor(tensor.group, tensor.layout, tensor.spatial_axes)
-        else:
-            self.tensors[node] = UnitTensor(tensor.group, step.layout)
+        Args:
+            node: the node.
+            tensor: its first argument.
+            rule: gives its constants by those of the tensor.
+            layout: the axis of its units, if that is another one than in the tensor.
+        """
+        self.tensors[node] = replace(tensor, node=node)
+        if layout is not None:
+            self.tensors[node] = UnitTensor(node, tensor.group, layout)
 
         def apply_rule(constants: Constants) -> Tensor:
-            constant = constants[source]
-            return torch.where(constant.isnan(), torch.nan, step.rule(constant))
+            constant = constants[tensor.node]
+            return torch.where(constant.isnan(), torch.nan, rule(constant.clone()))
 
         self.graph.rules.append((node, apply_rule))
 
@@ -402,27 +404,30 @@ class _UnitGraphBuilder:
         if node.args and isinstance(node.args[0], fx.Node):
             tensor = self.tensors.get(node.args[0])
         name = str(node.target)
-        if isinstance(module, LAYERS):
-            self._visit_weighted_module(node, module, tensor)
-            return
         has_one_input = len(node.args) == 1 and not node.kwargs
-        if tensor is None or not has_one_input or _changes_shared_input(node, module):
-            if any(True for _ in module.parameters()):
-                self.graph.unchanged[name] = f"{type(module).__name__} is not followed"
-            self._keep_inputs(node, f"read by {name}")
-            return
-        if isinstance(module, NORMS) and self._is_norm_of_units(name, module, tensor):
+        if isinstance(module, LAYERS):
+            self._visit_layer(node, module, tensor)
+        elif tensor is None or not has_one_input:
+            self._reject_module(node, module)
+        elif isinstance(module, NORMS) and self._is_norm_of_units(name, module, tensor):
             self.graph.norms[name] = tensor
-            self._propagate(node, _Step(lambda constant: _normalize(module, constant)))
-            return
-        step = _module_step(module, tensor)
-        if step is not None:
-            self._propagate(node, step)
-            return
-        hint = ""
-        if isinstance(module, nn.BatchNorm1d):
-            hint = ", but for (N, units): pass an example_x of such"
-        self._reject_module(node, f"{type(module).__name__} is not followed{hint}")
+            self._propagate(node, tensor, lambda constant: _normalize(module, constant))
+        elif isinstance(module, nn.PReLU) and module.num_parameters == 1:
+            self._propagate(node, tensor, module)
+        elif isinstance(module, nn.BatchNorm1d):
+            reason = "is not followed, but for (N, units): pass an example_x of such"
+            self._reject_module(node, module, reason)
+        else:
+            self._reject_module(node, module)
+
+    def _reject_module(
+        self, node: fx.Node, module: nn.Module, reason: str = "is not followed"
+    ) -> None:
+        """Leave a module unchanged, with all units that it reads."""
+        name = str(node.target)
+        if any(True for _ in module.parameters()):
+            self.graph.unchanged[name] = f"{type(module).__name__} {reason}"
+        self._keep_inputs(node, f"read by {name}")
 
     def _has_only_own_parameters(self, module: nn.Module) -> bool:
         """Return whether the weight is a parameter that no other module uses."""
@@ -430,7 +435,7 @@ class _UnitGraphBuilder:
             return False
         return not any(id(value) in self.shared_parameters for value in module.parameters())
 
-    def _visit_weighted_module(
+    def _visit_layer(
         self, node: fx.Node, module: WeightedModule, tensor: UnitTensor | None
     ) -> None:
         """Record a linear layer or a convolution, or why its units stay."""
@@ -446,139 +451,107 @@ class _UnitGraphBuilder:
         elif is_plain and getattr(module, "groups", 1) == 1:
             self._add_layer(node, name, module, tensor)
         else:
-            self._reject_module(
-                node, f"{type(module).__name__} with groups, tied or reparametrized weights"
-            )
+            self._reject_module(node, module, "with groups, tied or reparametrized weights")
 
     def _add_layer(
         self, node: fx.Node, name: str, module: WeightedModule, tensor: UnitTensor | None
     ) -> None:
         """Record a linear layer or a convolution without groups, whose outputs are new units."""
-        if isinstance(module, nn.Linear):
-            layer = UnitLayer(name, module, UnitGroup(module.out_features))
-            layout: Layout = "last"
-        else:
-            layer = UnitLayer(name, module, UnitGroup(module.out_channels))
-            layout = "channels"
+        layout: Layout = "last" if isinstance(module, nn.Linear) else "channels"
+        layer = UnitLayer(name, module)
         if (
             tensor is not None
             and (tensor.layout == "channels") == (layout == "channels")
-            and _input_width(module) % tensor.group.size == 0
+            and layer.inputs % tensor.group.size == 0
         ):
-            layer.source = _source(node)
             layer.read = tensor
         else:
             self._keep_inputs(node, f"read by {name} on another axis")
-        self.tensors[node] = UnitTensor(layer.outputs, layout, module.weight.ndim - 2)
+        self.tensors[node] = UnitTensor(node, layer.outputs, layout, module.weight.ndim - 2)
         self.graph.layers[name] = layer
         self.graph.rules.append((node, lambda constants: self.constant_outputs(layer, constants)))
 
     def _add_depthwise(self, node: fx.Node, layer: DepthwiseLayer) -> None:
         """Record a depthwise convolution, whose outputs are the units that it reads."""
-        source = _source(node)
-        self.tensors[node] = layer.tensor
+        self.tensors[node] = replace(layer.tensor, node=node)
         self.graph.depthwise[layer.name] = layer
-        self.graph.rules.append((node, lambda constants: layer.constant_outputs(constants[source])))
+        self.graph.rules.append((node, layer.constant_outputs))
 
-    def _is_norm_of_units(self, name: str, module: Any, tensor: UnitTensor) -> bool:
+    def _is_norm_of_units(self, name: str, module: BatchNorm, tensor: UnitTensor) -> bool:
         """Return whether a batch norm has numbers of its own for these units."""
         if module.affine and not self._has_only_own_parameters(module):
             return False
         if tensor.layout == "channels":
-            return bool(module.num_features == tensor.group.size)
+            return module.num_features == tensor.group.size
         reads_matrix = tensor.layout == "flat" or name in self.matrix_norms
         is_multiple = module.num_features % tensor.group.size == 0
         return reads_matrix and isinstance(module, nn.BatchNorm1d) and is_multiple
 
     def _visit_call(self, node: fx.Node) -> None:
         """Record the units of the result of a function or a method."""
-        target: Any = node.target
-        known_sources = [source for source in node.all_input_nodes if source in self.tensors]
-        if not known_sources or _asks_row_count(node):
+        sources = [source for source in node.all_input_nodes if source in self.tensors]
+        if not sources or _is_row_count(node):
             return
-        call = f"{getattr(target, '__name__', target)}()"
+        function = _called_function(node)
+        tensor = self.tensors[sources[0]]
+        has_channels = tensor.layout == "channels"
         if _changes_shared_input(node):
-            self._reject_call(node, f"{call} in place")
-            return
-        if target in BINARY_CALLS and len(node.args) == 2 and not node.kwargs:
-            self._visit_binary_call(node, BINARY_CALLS[target])
-            return
-        step: _Step | None = None
-        if node.args and node.args[0] is known_sources[0]:
-            step = _call_step(node, self.tensors[known_sources[0]])
-        if step is None:
-            self._reject_call(node, call)
+            self._reject_call(node, " in place")
+        elif function in BINARY and len(node.args) == 2 and not node.kwargs:
+            self._visit_binary_call(node, function)
+        elif not node.args or node.args[0] is not sources[0]:
+            self._reject_call(node)
+        elif _is_flattening(node):
+            self._propagate(node, tensor, _keep_constant, "flat" if has_channels else None)
+        elif len(node.all_input_nodes) > 1:
+            self._reject_call(node)
+        elif function in ELEMENTWISE:
+            self._propagate(
+                node, tensor, lambda constant: function(constant, *node.args[1:], **node.kwargs)
+            )
+        elif function in DROPOUTS:
+            is_off = node.kwargs.get("training") is False
+            self._propagate(node, tensor, _keep_constant if is_off else mark_varying)
+        elif function in MAX_POOLS and has_channels:
+            self._propagate(node, tensor, _keep_constant)
+        elif function in MEAN_POOLS and has_channels:
+            rule = mark_varying if _changes_constant(node) else _keep_constant
+            self._propagate(node, tensor, rule)
+        elif has_channels and _is_mean_over_space(node, tensor.spatial_axes):
+            self._propagate(node, tensor, _keep_constant, "last")
         else:
-            self._propagate(node, step)
+            self._reject_call(node)
+
+    def _reject_call(self, node: fx.Node, reason: str = "") -> None:
+        """Keep all units that a function reads."""
+        name = getattr(node.target, "__name__", node.target)
+        self._keep_inputs(node, f"read by {name}(){reason}")
 
     def _visit_binary_call(self, node: fx.Node, function: Callable[..., Tensor]) -> None:
         """Record a sum, difference or product of tensors with the same units, or of numbers."""
-        operands: tuple[Any, ...] = node.args
-        tensors: list[UnitTensor] = []
-        if all(isinstance(operand, fx.Node | int | float) for operand in operands):
-            tensors = [self.tensors[operand] for operand in operands if operand in self.tensors]
-        numbers = [operand for operand in operands if isinstance(operand, int | float)]
+        sources = [operand for operand in node.args if isinstance(operand, fx.Node)]
+        tensors = [self.tensors[source] for source in sources if source in self.tensors]
+        numbers = [operand for operand in node.args if isinstance(operand, int | float)]
         shapes = {(tensor.group.size, tensor.layout, tensor.spatial_axes) for tensor in tensors}
         if len(shapes) != 1 or len(tensors) + len(numbers) < 2:
-            self._reject_call(node, f"{function.__name__}() with what has other units")
+            self._reject_call(node, " with what has other units")
             return
         for tensor in tensors[1:]:
             tensors[0].group.merge(tensor.group)
-        self.tensors[node] = tensors[0]
+        self.tensors[node] = replace(tensors[0], node=node)
 
         def apply_rule(constants: Constants) -> Tensor:
-            return function(
-                *(
-                    constants[operand] if isinstance(operand, fx.Node) else torch.as_tensor(operand)
-                    for operand in operands
-                )
-            )
+            return function(*fx.map_arg(node.args, lambda source: constants[source].clone()))
 
         self.graph.rules.append((node, apply_rule))
 
 
-def _module_step(module: nn.Module, tensor: UnitTensor) -> _Step | None:
-    """Return the step of a module without weights; None for modules that are not known."""
-    if isinstance(module, ELEMENTWISE):
-        return _Step(lambda constant: module(constant.clone()))
-    if isinstance(module, nn.PReLU) and module.num_parameters == 1:
-        return _Step(lambda constant: module(constant.clone()))
-    if isinstance(module, IDENTITIES):
-        return _Step(_keep_constant)
-    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
-        return _flatten_step(tensor)
-    if tensor.layout != "channels":
-        return None
-    if isinstance(module, MAX_POOLS) and not getattr(module, "return_indices", False):
-        return _Step(_keep_constant)
-    if isinstance(module, MEAN_POOLS):
-        return _Step(mark_varying if _changes_constant_means(module) else _keep_constant)
-    return None
-
-
-def _call_step(node: fx.Node, tensor: UnitTensor) -> _Step | None:
-    """Return the step of a function of the units in its first argument; None if not known."""
-    target: Any = node.target
-    if len(node.all_input_nodes) > 1:
-        return _flatten_step(tensor) if _is_flattening(node) else None
-    if target in ELEMENTWISE_CALLS:
-        function = getattr(torch, target) if isinstance(target, str) else target
-        return _Step(lambda constant: function(constant.clone(), *node.args[1:], **node.kwargs))
-    if target in DROPOUT_CALLS:
-        is_off = node.kwargs.get("training") is False
-        return _Step(_keep_constant if is_off else mark_varying)
-    if _is_flattening(node):
-        return _flatten_step(tensor)
-    if tensor.layout != "channels":
-        return None
-    if target in MAX_POOL_CALLS and not node.kwargs.get("return_indices"):
-        return _Step(_keep_constant)
-    if target in MEAN_POOL_CALLS:
-        is_adaptive = "adaptive" in target.__name__
-        return _Step(_keep_constant if is_adaptive else mark_varying)
-    if _is_mean_over_space(node, tensor.spatial_axes):
-        return _Step(_keep_constant, "last")
-    return None
+def _called_function(node: fx.Node) -> Callable[..., Any]:
+    """Return the function that a node calls; for a method the function of torch, if there is one."""
+    if not isinstance(node.target, str):
+        return node.target
+    method: Callable[..., Any] = getattr(Tensor, node.target)
+    return getattr(torch, node.target, method)
 
 
 def _keep_constant(constant: Tensor) -> Tensor:
@@ -586,66 +559,48 @@ def _keep_constant(constant: Tensor) -> Tensor:
     return constant
 
 
-def _flatten_step(tensor: UnitTensor) -> _Step:
-    """Return the step that flattens all axes but the first."""
-    return _Step(_keep_constant, "flat" if tensor.layout == "channels" else None)
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """Return the node that is the first argument."""
-    source = node.args[0]
-    if not isinstance(source, fx.Node):
-        raise TypeError(f"the first argument of {node} is not a tensor of the graph")
-    return source
-
-
 def _has_no_padding(module: _ConvNd) -> bool:
     """Return whether a convolution pads nothing; padding may be a word."""
     return set(module.padding) <= {0}
-
-
-def _input_width(module: WeightedModule) -> int:
-    """Return the number of features or channels that a layer reads."""
-    return module.in_features if isinstance(module, nn.Linear) else module.in_channels
 
 
 def _is_depthwise(module: _ConvNd, tensor: UnitTensor) -> bool:
     """Return whether a convolution has one filter for each of these units."""
     if tensor.layout != "channels":
         return False
-    return bool(module.groups == module.in_channels == module.out_channels == tensor.group.size)
+    return module.groups == module.in_channels == module.out_channels == tensor.group.size
 
 
-def _changes_shared_input(node: fx.Node, module: nn.Module | None = None) -> bool:
+def _changes_shared_input(node: fx.Node) -> bool:
     """Return whether an operation in place has an input that another node reads as well."""
-    is_in_place = (
-        node.target is operator.iadd
-        or getattr(module, "inplace", False)
-        or node.kwargs.get("inplace", False)
-        or (node.target is F.relu and node.args[1:] == (True,))
-    )
+    is_in_place = node.target is operator.iadd or node.kwargs.get("inplace", False)
     return bool(is_in_place) and isinstance(node.args[0], fx.Node) and len(node.args[0].users) > 1
 
 
-def _changes_constant_means(module: nn.Module) -> bool:
-    """Return whether the mean of a constant over a window is another number.
+def _changes_constant(node: fx.Node) -> bool:
+    """Return whether a mean over windows of a constant is another number.
 
     It is if zeros are padded, or if the divisor is an argument.
     """
-    padding = getattr(module, "padding", 0)  # adaptive pooling has none
-    is_padded = any(padding) if isinstance(padding, tuple) else padding
-    return bool(is_padded) or getattr(module, "divisor_override", None) is not None
+    options = _named_arguments(node, MEAN_POOL_ARGUMENTS)
+    padding = options.get("padding", 0)
+    is_padded = any(padding) if isinstance(padding, tuple | list) else padding
+    return bool(is_padded) or options.get("divisor_override") is not None
 
 
-def _normalize(module: Any, constant: Tensor) -> Tensor:
+def _normalize(module: BatchNorm, constant: Tensor) -> Tensor:
     """Apply a batch norm in eval mode to constants; NaN without running statistics of them."""
-    if module.running_mean is None or len(module.running_mean) != len(constant):
+    mean = module.running_mean
+    variance = module.running_var
+    if mean is None or variance is None or len(mean) != len(constant):
         return torch.full_like(constant, torch.nan)
-    out = (constant - module.running_mean) * (module.running_var + module.eps).rsqrt()
-    return out * module.weight + module.bias if module.affine else out
+    out = (constant - mean) * (variance + module.eps).rsqrt()
+    if module.affine:
+        out = out * module.weight + module.bias
+    return out
 
 
-def _asks_row_count(node: fx.Node) -> bool:
+def _is_row_count(node: fx.Node) -> bool:
     """Return whether a node is x.size(0) or x.shape[0]."""
     if node.op == "call_method" and node.target == "size":
         return node.args[1:] == (0,)
@@ -656,20 +611,21 @@ def _asks_row_count(node: fx.Node) -> bool:
 
 def _is_flattening(node: fx.Node) -> bool:
     """Return whether a node is flatten(x, 1), x.flatten(1) or x.view(x.size(0), -1)."""
-    if node.target in (torch.flatten, "flatten"):
+    function = _called_function(node)
+    if function is torch.flatten:
         options = _named_arguments(node, ("start_dim", "end_dim"))
         return (options.get("start_dim", 0), options.get("end_dim", -1)) == (1, -1)
-    if node.target not in ("view", "reshape", torch.reshape) or node.kwargs:
+    if function not in (Tensor.view, torch.reshape) or node.kwargs:
         return False
-    sizes: Any = node.args[1:]
+    sizes = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
-        sizes = sizes[0]
-    return len(sizes) == 2 and isinstance(sizes[0], fx.Node) and sizes[1] == -1
+        sizes = tuple(sizes[0])
+    return len(sizes) == 2 and isinstance(sizes[0], fx.Node) and bool(sizes[1] == -1)
 
 
 def _is_mean_over_space(node: fx.Node, spatial_axes: int) -> bool:
     """Return whether a node is a mean over all axes behind the units, as x.mean((2, 3))."""
-    if node.target not in (torch.mean, "mean"):
+    if _called_function(node) is not torch.mean:
         return False
     options = _named_arguments(node, ("dim", "keepdim"))
     axes = options.get("dim")

@@ -15,7 +15,14 @@ from bayou.priors.densities import (
     ScaleMixture,
     StudentT,
 )
-from bayou.priors.joint import BoundPart, Coupling, JointDensity, JointPrior, couplings, joint_rules
+from bayou.priors.joint import (
+    BoundPart,
+    JointCorrection,
+    JointDensity,
+    JointPrior,
+    couplings,
+    joint_rules,
+)
 from bayou.priors.normal import BoundNormal, BoundUnitNormal, Normal, UnitNormal
 
 __all__ = [
@@ -27,8 +34,8 @@ __all__ = [
     "BoundScaleMixture",
     "BoundStudentT",
     "BoundUnitNormal",
-    "Coupling",
     "DensityPrior",
+    "JointCorrection",
     "JointDensity",
     "JointPrior",
     "LogUniform",

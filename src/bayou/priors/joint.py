@@ -39,7 +39,7 @@ class JointDensity(Protocol):
 class BoundPart(BoundNormal):
     """One tensor of a joint density, as N(mean, std²).
 
-    ``Coupling`` adds the difference to the joint log-density.
+    ``JointCorrection`` adds the difference to the joint log-density.
 
     Args:
         shape: the shape of the tensor.
@@ -66,7 +66,8 @@ class BoundPart(BoundNormal):
 class JointPrior(Prior):
     """The prior of one tensor of a joint density.
 
-    By itself it is N(w; mean, std²); ``Coupling`` adds log p(w_1 .. w_k) − Σ_i log N(w_i; ..).
+    By itself it is N(w; mean, std²); ``JointCorrection`` adds
+    log p(w_1 .. w_k) − Σ_i log N(w_i; ..).
 
     Args:
         density: the joint density of all its tensors.
@@ -87,7 +88,7 @@ class JointPrior(Prior):
         return self  # the identity of the density relates its tensors
 
 
-class Coupling:
+class JointCorrection:
     """The term log p(w_1 .. w_k) − Σ_i log N(w_i; mean_i, std_i²) of a joint density.
 
     Args:
@@ -116,7 +117,7 @@ class Coupling:
         return self.density.log_prob({name: params[name] for name in self.parts}) - sum(marginals)
 
 
-def couplings(priors: Mapping[str, BoundPrior]) -> list[Coupling]:
+def couplings(priors: Mapping[str, BoundPrior]) -> list[JointCorrection]:
     """Return the coupling of every joint density among the priors.
 
     Args:
@@ -126,7 +127,7 @@ def couplings(priors: Mapping[str, BoundPrior]) -> list[Coupling]:
     for name, prior in priors.items():
         if isinstance(prior, BoundPart):
             groups.setdefault(id(prior.density), {})[name] = prior
-    return [Coupling(next(iter(parts.values())).density, parts) for parts in groups.values()]
+    return [JointCorrection(next(iter(parts.values())).density, parts) for parts in groups.values()]
 
 
 def joint_rules(

@@ -12,9 +12,19 @@ from torch import Tensor, nn
 
 from bayou.flows.continuous_time.fields import Pull, TimeMLP
 from bayou.flows.continuous_time.ode import Field, State, dopri5, rk4
-from bayou.flows.contractive.residual import pullback
+from bayou.flows.contractive.residual import pullback, unit_events
 from bayou.flows.core.arguments import as_event, check_size
-from bayou.flows.core.transform import Cost, Ladj, Pair, Rows, Symmetric, Transform, sum_event
+from bayou.flows.core.transform import (
+    Cost,
+    Ladj,
+    Pair,
+    Rows,
+    Symmetric,
+    Transform,
+    batch_shape,
+    broadcast_context,
+    sum_event,
+)
 
 Trace = Literal["exact", "hutchinson"]
 Solver = Literal["rk4", "dopri5"]
@@ -106,9 +116,7 @@ class Continuous(Symmetric, Transform):
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         """Draw the probe ε = ±1 (*batch, *event)."""
-        uniform = rows.uniform(*self.event_shape)  # type: ignore[arg-type]
-        probe = torch.where(uniform < 0.5, -1.0, 1.0).to(rows.like)
-        return (probe,)
+        return (rows.signs(*self.event_shape),)  # type: ignore[arg-type]
 
     def _both(
         self,
@@ -118,11 +126,8 @@ class Continuous(Symmetric, Transform):
         probe: Tensor | None = None,
     ) -> Pair:
         start, stop = (1.0, 0.0) if inverse else (0.0, 1.0)
-        batch = z.shape[: z.ndim - len(self.event_shape)]
-        if context is not None:
-            event = z.shape[z.ndim - len(self.event_shape) :]
-            batch = torch.broadcast_shapes(batch, context.shape[:-1])
-            z = z.expand(*batch, *event)
+        z, context = broadcast_context(z, context, len(self.event_shape))
+        batch = batch_shape(z, self.event_shape)
         if 0 in batch:
             return z, z.new_zeros(batch)
         state = (z, z.new_zeros(batch))
@@ -156,35 +161,21 @@ class Continuous(Symmetric, Transform):
             probe: ε = ±1 (..., \*event) for an estimate of the trace; exact by default.
         """
         dims = len(self.event_shape)
-        if probe is not None:
-
-            def estimate(t: Tensor, state: State) -> State:
-                v, pull = self._pullback(t, state[0], context)
-                return v, sum_event(pull(probe) * probe, dims)
-
-            return estimate
-
+        inputs = () if context is None else (context,)
         # v and its trace in closed form
         with_trace: Callable[..., State] | None = getattr(self.field, "with_trace", None)
-        if with_trace is not None:
 
-            def closed_form(t: Tensor, state: State) -> State:
-                if context is None:
-                    return with_trace(t, state[0])
-                return with_trace(t, state[0], context)
-
-            return closed_form
-
-        def exact(t: Tensor, state: State) -> State:
+        def v_and_trace(t: Tensor, state: State) -> State:
             z = state[0]
+            if probe is None and with_trace is not None:
+                return with_trace(t, z, *inputs)
             v, pull = self._pullback(t, z, context)
-            event = z.shape[z.ndim - dims :]
-            size = math.prod(event)
-            basis = torch.eye(size, dtype=z.dtype, device=z.device)
-            basis = basis.reshape(size, *[1] * (z.ndim - dims), *event).expand(size, *z.shape)
+            if probe is not None:
+                return v, sum_event(pull(probe) * probe, dims)
+            basis = unit_events(z, self.event_shape)
             return v, sum_event((pull(basis) * basis).sum(0), dims)
 
-        return exact
+        return v_and_trace
 
     def _pullback(self, t: Tensor, z: Tensor, context: Tensor | None) -> tuple[Tensor, Pull]:
         """Return v(t, z), and u ↦ uᵀ ∂v/∂z.

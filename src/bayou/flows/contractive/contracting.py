@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp
-from torch.nn.functional import conv2d, linear, pixel_shuffle, pixel_unshuffle, sigmoid, softplus
+from torch.nn.functional import conv2d, linear, sigmoid, softplus
 
 from bayou.flows.core.arguments import promote
 from bayou.flows.core.implicit import with_derivatives
@@ -30,11 +29,13 @@ INITIAL_BIAS_STD = 0.2
 INITIAL_LAST_NORM = 0.1  # of the last layer, as a fraction of L
 # Of hidden layers, as a fraction of L; at 1 the slope of min(1, L/‖W‖) is discontinuous.
 INITIAL_NORM = 0.999
+OUTER_KERNEL = 3  # of the first and the last convolution of a network
 FREQUENCIES = 16  # per axis in the norm of a convolution: 4 % above the norm of a 3×3 kernel
 
 PullbackStep = Tensor | Callable[[Tensor], Tensor]  # slopes, or the transpose of a linear layer
 
 
+@dataclass
 class FrozenLayer(ABC):
     """A layer as a function of explicit tensors, with products with its Jacobian."""
 
@@ -48,11 +49,17 @@ class FrozenLayer(ABC):
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that the layer is a function of."""
-        return []
+        return [getattr(self, name) for name in self._tensor_names()]
 
-    def with_tensors(self, values: Iterator[Tensor]) -> FrozenLayer:
-        """Return the layer with the next values as its ``tensors``."""
-        return self
+    def with_tensors(self, values: Iterable[Tensor]) -> FrozenLayer:
+        """Return the layer with the next values as its ``tensors``.
+
+        An iterator is advanced by as many values as the layer has tensors.
+        """
+        return replace(self, **dict(zip(self._tensor_names(), values, strict=False)))
+
+    def _tensor_names(self) -> list[str]:
+        return [field.name for field in fields(self) if torch.is_tensor(getattr(self, field.name))]
 
 
 @dataclass
@@ -73,12 +80,6 @@ class FrozenSwish(FrozenLayer):
         s = sigmoid(beta * x)
         y = x * s / MAX_SWISH_SLOPE
         return y, torch.addcmul(s / MAX_SWISH_SLOPE, beta * y, 1 - s)
-
-    def tensors(self) -> list[Tensor]:
-        return [self.raw]
-
-    def with_tensors(self, values: Iterator[Tensor]) -> FrozenSwish:
-        return FrozenSwish(next(values))
 
 
 class FrozenTanh(FrozenLayer):
@@ -114,12 +115,6 @@ class FrozenLinear(FrozenLayer):
         """Return uᵀ ∂/∂x."""
         return u @ self.weight
 
-    def tensors(self) -> list[Tensor]:
-        return [self.weight, self.bias]
-
-    def with_tensors(self, values: Iterator[Tensor]) -> FrozenLinear:
-        return FrozenLinear(next(values), next(values))
-
 
 @dataclass
 class FrozenConvolution(FrozenLayer):
@@ -148,17 +143,6 @@ class FrozenConvolution(FrozenLayer):
     def transpose(self, u: Tensor) -> Tensor:
         """Return uᵀ ∂/∂x."""
         return _convolve(u, self.flipped, None)
-
-    def tensors(self) -> list[Tensor]:
-        if self.bias is None:
-            return [self.weight]
-        return [self.weight, self.bias]
-
-    def with_tensors(self, values: Iterator[Tensor]) -> FrozenConvolution:
-        weight = next(values)
-        if self.bias is None:
-            return FrozenConvolution(weight, None)
-        return FrozenConvolution(weight, next(values))
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -198,28 +182,36 @@ def freeze(layer: nn.Module) -> FrozenLayer:
     Raises:
         TypeError: for another layer.
     """
-    if isinstance(layer, (Contracting, ContractingConv, LipSwish)):
+    if isinstance(layer, Freezable):
         return layer.freeze()
     if isinstance(layer, nn.Linear):
         return FrozenLinear(layer.weight, layer.bias)
     if isinstance(layer, nn.Tanh):
         return FrozenTanh()
     if isinstance(layer, nn.PixelUnshuffle):
-        factor = layer.downscale_factor
-        return FrozenRearrangement(
-            apply=partial(pixel_unshuffle, downscale_factor=factor),
-            undo=partial(pixel_shuffle, upscale_factor=factor),
-        )
+        return FrozenRearrangement(layer, nn.PixelShuffle(layer.downscale_factor))
     if isinstance(layer, nn.PixelShuffle):
-        factor = layer.upscale_factor
-        return FrozenRearrangement(
-            apply=partial(pixel_shuffle, upscale_factor=factor),
-            undo=partial(pixel_unshuffle, downscale_factor=factor),
-        )
+        return FrozenRearrangement(layer, nn.PixelUnshuffle(layer.upscale_factor))
     raise TypeError(f"a contractive network has no layers of {type(layer).__name__}")
 
 
-class LipSwish(nn.Module):
+class Freezable(nn.Module, ABC):
+    """A layer or network that is computed from its current weights in every call."""
+
+    @abstractmethod
+    def freeze(self) -> FrozenLayer:
+        """Return the module as a function, with its norms computed once for many calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the module.
+
+        Args:
+            x: its inputs.
+        """
+        return self.freeze()(x)
+
+
+class LipSwish(Freezable):
     """The activation x·sigmoid(β·x)/1.1, with slopes in [−1, 1] and a learned β > 0.
 
     Chen et al. 2019.
@@ -236,19 +228,10 @@ class LipSwish(nn.Module):
         self.raw = nn.Parameter(torch.tensor(raw))
 
     def freeze(self) -> FrozenSwish:
-        """Return the activation as a function of its current parameter."""
         return FrozenSwish(self.raw)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the activation.
 
-        Args:
-            x: inputs, of any shape.
-        """
-        return self.freeze()(x)
-
-
-class Contracting(nn.Linear):
+class Contracting(Freezable, nn.Linear):
     """A linear layer x·Wᵀ·min(1, L/‖W‖) + b, whose Lipschitz constant is L at most.
 
     ‖W‖ is the Schatten norm (Σ σ^258)^(1/258), an upper bound of the largest singular value σ,
@@ -278,19 +261,10 @@ class Contracting(nn.Linear):
         return schatten(self.weight)
 
     def freeze(self) -> FrozenLinear:
-        """Return the layer as a function, with its norm computed once for many calls."""
         return FrozenLinear(_scale_weight(self.weight, self.bound(), self.lipschitz), self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the outputs of the layer.
 
-        Args:
-            x: inputs, (..., in_features).
-        """
-        return self.freeze()(x)
-
-
-class ContractingConv(nn.Conv2d):
+class ContractingConv(Freezable, nn.Conv2d):
     """A convolution with the kernel K·min(1, L/‖K‖), whose Lipschitz constant is L at most.
 
     It pads images with zeros to preserve their size. ‖K‖ bounds the norm of the convolution for
@@ -336,37 +310,19 @@ class ContractingConv(nn.Conv2d):
         return schatten(waves).amax() / math.cos(math.pi * half / self.grid) ** 2
 
     def freeze(self) -> FrozenConvolution:
-        """Return the layer as a function, with its norm computed once for many calls."""
         weight = _scale_weight(self.weight, self.bound(), self.lipschitz)
         return FrozenConvolution(weight, self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the outputs of the layer.
 
-        Args:
-            x: images, (..., in_channels, height, width).
-        """
-        return self.freeze()(x)
-
-
-class ContractingNet(nn.Sequential):
+class ContractingNet(Freezable, nn.Sequential):
     """A sequence of layers that computes their norms once per pass."""
 
     def freeze(self) -> FrozenNet:
-        """Return the network as a function, with its current weights."""
         return FrozenNet([freeze(layer) for layer in self])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the outputs of the network.
-
-        Args:
-            x: inputs of its first layer.
-        """
-        return self.freeze()(x)
 
 
 @dataclass
-class FrozenNet:
+class FrozenNet(FrozenLayer):
     """A network as a function of explicit tensors, with products with its Jacobian.
 
     Args:
@@ -381,16 +337,10 @@ class FrozenNet:
         return x
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that the network is a function of."""
         return [tensor for layer in self.layers for tensor in layer.tensors()]
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> FrozenNet:
-        """Return the network with other values of its ``tensors``.
-
-        Args:
-            tensors: the values, in the same order.
-        """
-        values = iter(tensors)
+    def with_tensors(self, values: Iterable[Tensor]) -> FrozenNet:
+        values = iter(values)
         return FrozenNet([layer.with_tensors(values) for layer in self.layers])
 
     def pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
@@ -535,18 +485,13 @@ def contracting_mlp(dim: int, hidden: Sequence[int], lipschitz: float) -> Contra
         hidden: the widths of the hidden layers.
         lipschitz: the largest Lipschitz constant of the network; that of each layer is the same.
     """
-    widths = [dim, *hidden, dim]
     layer_lipschitz = lipschitz ** (1 / (len(hidden) + 1))
-    weighted: list[Contracting | ContractingConv] = []
-    modules: list[nn.Module] = []
-    for fan_in, fan_out in pairwise(widths):
-        if modules:
-            modules.append(LipSwish(INITIAL_BETA))
-        layer = Contracting(fan_in, fan_out, layer_lipschitz)
-        weighted.append(layer)
-        modules.append(layer)
-    _initialize(weighted, orthogonal=True)
-    return ContractingNet(*modules)
+    layers = [
+        Contracting(fan_in, fan_out, layer_lipschitz)
+        for fan_in, fan_out in pairwise([dim, *hidden, dim])
+    ]
+    _initialize(layers, orthogonal=True)
+    return ContractingNet(*_with_activations(layers))
 
 
 def contracting_cnn(
@@ -554,7 +499,6 @@ def contracting_cnn(
     hidden: Sequence[int],
     lipschitz: float,
     squeeze: int = 1,
-    kernel: int = 3,
 ) -> ContractingNet:
     """Build a contractive network of images: hidden 1×1 convolutions between two convolutions.
 
@@ -563,21 +507,25 @@ def contracting_cnn(
         hidden: the channels of the hidden layers.
         lipschitz: the largest Lipschitz constant of the network; that of each layer is the same.
         squeeze: the network takes blocks of ``squeeze``² pixels as channels; 1 by default.
-        kernel: the size of the first and the last kernel; 3 by default.
     """
     width = channels * squeeze**2
-    widths = [width, *hidden, width]
     layer_lipschitz = lipschitz ** (1 / (len(hidden) + 1))
-    weighted: list[Contracting | ContractingConv] = []
-    modules: list[nn.Module] = []
-    for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
-        if i > 0:
-            modules.append(LipSwish(INITIAL_BETA))
+    layers: list[ContractingConv] = []
+    for i, (fan_in, fan_out) in enumerate(pairwise([width, *hidden, width])):
         is_outer = i in (0, len(hidden))
-        layer = ContractingConv(fan_in, fan_out, kernel if is_outer else 1, layer_lipschitz)
-        weighted.append(layer)
-        modules.append(layer)
-    _initialize(weighted, orthogonal=False)
+        layers.append(
+            ContractingConv(fan_in, fan_out, OUTER_KERNEL if is_outer else 1, layer_lipschitz)
+        )
+    _initialize(layers, orthogonal=False)
+    modules = _with_activations(layers)
     if squeeze > 1:
         modules = [nn.PixelUnshuffle(squeeze), *modules, nn.PixelShuffle(squeeze)]
     return ContractingNet(*modules)
+
+
+def _with_activations(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the layers with an activation between every two of them."""
+    modules = [layers[0]]
+    for layer in layers[1:]:
+        modules += [LipSwish(INITIAL_BETA), layer]
+    return modules

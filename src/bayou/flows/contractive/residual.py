@@ -14,6 +14,7 @@ from torch.func import functional_call, vjp, vmap
 
 from bayou.core import rng
 from bayou.flows.contractive.contracting import (
+    ContractingNet,
     FrozenNet,
     Pullback,
     contracting_cnn,
@@ -24,11 +25,13 @@ from bayou.flows.core.compose import Chain
 from bayou.flows.core.implicit import Equation, attach_solution, with_derivatives
 from bayou.flows.core.transform import (
     Cost,
+    Event,
     InversionError,
     Ladj,
     Pair,
     Rows,
     Transform,
+    batch_shape,
     is_recorded,
     read_flag,
     sum_event,
@@ -57,8 +60,8 @@ class Residual(Transform):
 
     Args:
         event: the size of a vector, or the shape of an event.
-        g: a network from events to events with Lipschitz constant at most ``lipschitz``; if it has
-            a method ``freeze()``, as those of ``residual``, its norms are computed once per pass.
+        g: a network from events to events with Lipschitz constant at most ``lipschitz``. Of the
+            networks of ``residual``, norms are computed once per pass.
         lipschitz: L.
         determinant: "exact" computes the whole Jacobian, "roulette" estimates the series; by
             default exact up to 16 dimensions.
@@ -130,8 +133,7 @@ class Residual(Transform):
 
     def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
         """Draw a probe ±1 (*batch, *event), and uniform numbers (*batch,) for the terms."""
-        uniform = rows.uniform(*self.event_shape)  # type: ignore[arg-type]
-        probe = torch.where(uniform < 0.5, -1.0, 1.0).to(rows.like)
+        probe = rows.signs(*self.event_shape)  # type: ignore[arg-type]
         terms = rows.fold("terms").uniform()
         if not terms.is_meta and not is_recorded(terms):
             terms = terms.cpu()  # Python sorts the rows by it
@@ -139,10 +141,9 @@ class Residual(Transform):
 
     def _freeze(self) -> Net:
         """Return g with norms computed once, for one pass, as a function of explicit tensors."""
-        if not hasattr(self.g, "freeze"):
-            return ModuleNet(self.g, dict(self.g.named_parameters()))
-        net: Net = self.g.freeze()  # type: ignore[operator]
-        return net
+        if isinstance(self.g, ContractingNet):
+            return self.g.freeze()
+        return ModuleNet(self.g, dict(self.g.named_parameters()))
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Tensor) -> Pair:
         if not x.numel():
@@ -276,13 +277,8 @@ class Residual(Transform):
 
     def _jacobian(self, g: Net, x: Tensor) -> Pair:
         """Return g(x), and ∂g/∂x of every row: (..., D, D)."""
-        dims = len(self.event_shape)
-        event = x.shape[x.ndim - dims :]
-        size = math.prod(event)
         value, pull = g.pullback(x)
-        basis = torch.eye(size, dtype=x.dtype, device=x.device)
-        basis = basis.reshape(size, *[1] * (x.ndim - dims), *event)
-        return value, self._flatten(pull(basis.expand(size, *x.shape))).movedim(0, -2)
+        return value, self._flatten(pull(unit_events(x, self.event_shape))).movedim(0, -2)
 
     def _value_and_ladj(self, g: Net, x: Tensor, *noise: Tensor) -> Pair:
         """Return g(x) and log det(I + J)."""
@@ -301,11 +297,12 @@ class Residual(Transform):
             u: uniform numbers (...) that set the number of terms.
         """
         dims = len(self.event_shape)
-        shape = torch.broadcast_shapes(x.shape, probe.shape)
-        batch = shape[: len(shape) - dims]
-        event = shape[len(shape) - dims :]
-        x = x.expand(shape).reshape(-1, *event)
-        probe = probe.expand(shape).reshape(-1, *event)
+        x, probe = torch.broadcast_tensors(x, probe)
+        shape = x.shape
+        batch = shape[:-dims]
+        event = shape[-dims:]
+        x = x.reshape(-1, *event)
+        probe = probe.reshape(-1, *event)
         # P(N ≥ k) = L^(k − 1): N = 1 + ⌊log u / log L⌋
         log_u = u.clamp_min(torch.finfo(u.dtype).tiny).log()
         count = (1 + (log_u / math.log(self.lipschitz)).floor()).expand(batch).flatten()
@@ -497,6 +494,22 @@ def pullback(g: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Pull]:
     value_and_product: Any = vjp(g, x)
     value, product = value_and_product
     return value, AutogradPullback(g, x, product)
+
+
+def unit_events(x: Tensor, event: Event) -> Tensor:
+    """Return the D unit vectors of the space of events, for every row.
+
+    Args:
+        x: rows (..., *event), with D entries of the event.
+        event: the shape of an event.
+
+    Returns:
+        Unit vectors (D, ..., *event).
+    """
+    batch = batch_shape(x, event)
+    sizes = x.shape[len(batch) :]
+    basis = torch.eye(sizes.numel(), dtype=x.dtype, device=x.device)
+    return basis.reshape(-1, *[1] * len(batch), *sizes).expand(-1, *x.shape)
 
 
 def _plus_eye(jacobian: Tensor) -> Tensor:

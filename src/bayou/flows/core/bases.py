@@ -16,7 +16,7 @@ from bayou.core.constants import LOG_2PI
 from bayou.flows.core.arguments import as_event, check_size, promote
 from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.roots import solve_increasing
-from bayou.flows.core.transform import clamp_inside, sum_event, wrap_angle
+from bayou.flows.core.transform import Rows, clamp_inside, sum_event, wrap_angle
 
 if TYPE_CHECKING:
     from bayou.flows.core.flow import Flow
@@ -122,6 +122,34 @@ class Base(nn.Module, ABC):
         )
 
 
+class NoiseBase(Base):
+    """A base whose draw i is a function of the noise of row i.
+
+    A subclass implements ``_draw`` and ``log_prob``.
+
+    Args:
+        event: the size of a vector, or the shape of an event.
+    """
+
+    def draw(
+        self,
+        n: int,
+        batch: Sequence[int] = (),
+        seed: rng.Seed = None,
+        start: int = 0,
+    ) -> Tensor:
+        return self._draw(Rows((n,), self.anchor, seed, start), tuple(batch))
+
+    @abstractmethod
+    def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
+        """Return draws (n, *batch, *event_shape).
+
+        Args:
+            rows: the source of the noise of the n draws.
+            batch: the batch shape.
+        """
+
+
 def _normal_log_prob(eps: Tensor, event_dims: int) -> Tensor:
     """Return log N(eps; 0, I), summed over the event."""
     return -0.5 * sum_event(eps.square() + LOG_2PI, event_dims)
@@ -138,7 +166,7 @@ def normal_cdf(x: Tensor) -> Tensor:
     return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
 
 
-class StandardNormal(Base):
+class StandardNormal(NoiseBase):
     """The standard normal distribution N(0, I).
 
     Args:
@@ -151,20 +179,14 @@ class StandardNormal(Base):
         (torch.Size([5, 3]), torch.Size([5]))
     """
 
-    def draw(
-        self,
-        n: int,
-        batch: Sequence[int] = (),
-        seed: rng.Seed = None,
-        start: int = 0,
-    ) -> Tensor:
-        return rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
+    def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
+        return rows.normal(*batch, *self.event_shape)
 
     def log_prob(self, x: Tensor) -> Tensor:
         return _normal_log_prob(x, len(self.event_shape))
 
 
-class DiagonalNormal(Base):
+class DiagonalNormal(NoiseBase):
     """A normal distribution N(mean, diag(std²)) with learned mean and std.
 
     Args:
@@ -183,14 +205,8 @@ class DiagonalNormal(Base):
         self.mean = nn.Parameter(torch.full(self.event_shape, float(mean)))
         self.log_std = nn.Parameter(torch.full(self.event_shape, math.log(std)))
 
-    def draw(
-        self,
-        n: int,
-        batch: Sequence[int] = (),
-        seed: rng.Seed = None,
-        start: int = 0,
-    ) -> Tensor:
-        eps = rng.normal(n, (*batch, *self.event_shape), self.anchor, seed, start)
+    def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
+        eps = rows.normal(*batch, *self.event_shape)
         return self.mean + self.log_std.exp() * eps
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -199,7 +215,7 @@ class DiagonalNormal(Base):
         return _normal_log_prob(eps, dims) - sum_event(self.log_std, dims)
 
 
-class Uniform(Base):
+class Uniform(NoiseBase):
     """The uniform distribution on the box [low, high]; the log-density is −∞ outside.
 
     Args:
@@ -215,14 +231,8 @@ class Uniform(Base):
         self.low = float(low)
         self.high = float(high)
 
-    def draw(
-        self,
-        n: int,
-        batch: Sequence[int] = (),
-        seed: rng.Seed = None,
-        start: int = 0,
-    ) -> Tensor:
-        u = rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start)
+    def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
+        u = rows.uniform(*batch, *self.event_shape)
         return clamp_inside(self.low + (self.high - self.low) * u, (self.low, self.high))
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -231,7 +241,7 @@ class Uniform(Base):
         return sum_event(log_density, len(self.event_shape))
 
 
-class VonMises(Base):
+class VonMises(NoiseBase):
     """Independent von Mises distributions of angles in [−π, π), with learned μ and κ.
 
     log p(x) = Σ κ·cos(x − μ) − log 2π·I₀(κ). A draw is μ + F⁻¹(u; κ) modulo 2π, with the CDF
@@ -259,14 +269,8 @@ class VonMises(Base):
         """κ, in a dtype that Bessel functions support."""
         return MAX_KAPPA * promote(self.logit).sigmoid()
 
-    def draw(
-        self,
-        n: int,
-        batch: Sequence[int] = (),
-        seed: rng.Seed = None,
-        start: int = 0,
-    ) -> Tensor:
-        u = promote(rng.uniform(n, (*batch, *self.event_shape), self.anchor, seed, start))
+    def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
+        u = promote(rows.uniform(*batch, *self.event_shape))
         kappa = self.kappa
         coefficients = _sine_coefficients(kappa)
         end = torch.full_like(u, math.pi)
@@ -312,7 +316,7 @@ def _von_mises_log_density(t: Tensor, kappa: Tensor) -> Tensor:
     return kappa * (t.cos() - 1) - torch.log(2 * math.pi * torch.special.i0e(kappa))
 
 
-class GaussianMixture(Base):
+class GaussianMixture(NoiseBase):
     """A mixture of normal distributions, Σ_k π_k N(mean_k, diag(std_k²)), with several modes.
 
     Means, stds and weights are learned. A draw is mean_k + std_k·ε, which is differentiable in
@@ -339,17 +343,9 @@ class GaussianMixture(Base):
         self.log_std = nn.Parameter(torch.zeros(components, dim))
         self.logits = nn.Parameter(torch.zeros(components))
 
-    def draw(
-        self,
-        n: int,
-        batch: Sequence[int] = (),
-        seed: rng.Seed = None,
-        start: int = 0,
-    ) -> Tensor:
-        batch = tuple(batch)
-        dim = self.event_shape[0]
-        eps = rng.normal(n, (*batch, dim), self.anchor, rng.fold(seed, "noise"), start)
-        u = rng.uniform(n, (*batch, 1), self.anchor, rng.fold(seed, "component"), start)
+    def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
+        eps = rows.fold("noise").normal(*batch, *self.event_shape)
+        u = rows.fold("component").uniform(*batch, 1)
         edges = self.logits.detach().softmax(-1).cumsum(-1)[:-1]
         k = (u >= edges).sum(-1)  # (n, *batch)
         x = self.mean[k] + self.log_std[k].exp() * eps

@@ -21,6 +21,7 @@ from bayou.flows.core.transform import (
     Pair,
     Rows,
     Transform,
+    batch_shape,
     common_event,
     read_flag,
 )
@@ -74,6 +75,21 @@ class Composite(Map):
         self.opposite = opposite
         self.ladj_kind = label.kind
 
+    def _describe_links(self, links: list[Map]) -> None:
+        """Set the properties of maps that are applied one after another, but for the context."""
+        event = _join_events(links)
+        self.forward_kind = max(link.forward_kind for link in links)
+        self.inverse_kind = max(link.inverse_kind for link in links)
+        self.domain = links[0].domain
+        self.codomain = links[-1].codomain
+        self.takes_noise = any(link.takes_noise for link in links)
+        self.accuracy = sum(link.accuracy for link in links)
+        self.whole_in = links[0].whole_in
+        self.whole_out = links[-1].whole_out
+        label = reduce(or_, (link.label for link in links))
+        opposite = reduce(or_, (link.opposite for link in links))
+        self._describe(links[0].event_in, event, label, opposite)
+
 
 class MapChain(Composite):
     """A composition y = f_T(... f_1(x)) of maps whose events agree; its term is the sum.
@@ -91,7 +107,7 @@ class MapChain(Composite):
         links: list[Map] = []
         for transform in transforms:
             links += transform.transforms if isinstance(transform, MapChain) else [transform]
-        event = _join_events(links)
+        self._describe_links(links)
         contexts = {link.context_dim for link in links if link.context_dim > 0}
         if len(contexts) > 1:
             raise ValueError(
@@ -100,17 +116,6 @@ class MapChain(Composite):
             )
         self.transforms: Modules[Any] = nn.ModuleList(links)  # type: ignore[assignment]
         self.context_dim = max(contexts, default=0)
-        self.forward_kind = max(link.forward_kind for link in links)
-        self.inverse_kind = max(link.inverse_kind for link in links)
-        self.domain = links[0].domain
-        self.codomain = links[-1].codomain
-        self.takes_noise = any(link.takes_noise for link in links)
-        self.accuracy = sum(link.accuracy for link in links)
-        self.whole_in = links[0].whole_in
-        self.whole_out = links[-1].whole_out
-        label = reduce(or_, (link.label for link in links))
-        opposite = reduce(or_, (link.opposite for link in links))
-        self._describe(links[0].event_in, event, label, opposite)
         self._no_noise: tuple[tuple[()], ...] = ((),) * len(links)
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
@@ -270,15 +275,7 @@ class MapConditional(Composite):
         self._directions = (Direction(transform, "_forward"), Direction(transform, "_inverse"))
         self.hypernet = mlp(context_dim, hidden, sum(s.numel() for s in self.shapes.values()))
         self.context_dim = context_dim
-        self.takes_noise = transform.takes_noise
-        self.accuracy = transform.accuracy
-        self.whole_in = transform.whole_in
-        self.whole_out = transform.whole_out
-        self.forward_kind = transform.forward_kind
-        self.inverse_kind = transform.inverse_kind
-        self.domain = transform.domain
-        self.codomain = transform.codomain
-        self._describe(transform.event_in, transform.event_out, transform.label, transform.opposite)
+        self._describe_links([transform])
 
     def _forward(self, x: Tensor, context: Tensor | None, *noise: Any) -> Pair:
         return self._call(self._directions[0], x, context, noise, self.event_in, self.event_out)
@@ -318,9 +315,9 @@ class MapConditional(Composite):
         output_event: Event,
     ) -> Pair:
         """Return the result of a direction, row by row under vmap."""
-        context_batch = context.shape[:-1]  # type: ignore[union-attr]
-        batch = torch.broadcast_shapes(x.shape[: x.ndim - len(input_event)], context_batch)
-        event = x.shape[x.ndim - len(input_event) :]
+        x_batch = batch_shape(x, input_event)
+        batch = torch.broadcast_shapes(x_batch, context.shape[:-1])  # type: ignore[union-attr]
+        event = x.shape[len(x_batch) :]
         if 0 in batch:  # some operations do not support vmap over an empty axis
             shape = event if None in output_event else output_event
             return x.new_zeros(*batch, *shape), x.new_zeros(batch)

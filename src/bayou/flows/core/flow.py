@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.flows.core.bases import Base
-from bayou.flows.core.transform import Event, Label, Ladj, Map, Transform, common_event
+from bayou.flows.core.transform import Event, Label, Ladj, Map, Pair, Transform, common_event
 
 
 class Flow(nn.Module):
@@ -130,7 +130,7 @@ class Flow(nn.Module):
         context: Tensor | None = None,
         seed: rng.Seed = None,
         start: int = 0,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Pair:
         r"""Draw samples with their log-densities, differentiable and without inversion.
 
         Args:

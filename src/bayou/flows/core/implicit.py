@@ -158,42 +158,13 @@ def refuse_second_derivative(value: Tensor, message: str, *sources: Tensor) -> T
         message: of the ``SecondDerivativeError`` that the second derivative raises.
         sources: the tensors.
     """
-    if torch.compiler.is_compiling():  # compilers refuse second derivatives themselves
-        return value
-    refuse: Any = _WithoutSecondDerivative.apply
-    result: Tensor = refuse(value, message, *sources)
-    return result
 
+    def pull(_: Tensor, gradient: Tensor, *theta: Tensor) -> tuple[Tensor, ...]:
+        _, *sources = theta
+        gradient = gradient + _zero_without_derivative(message, sources)
+        return gradient, *(torch.zeros_like(source) for source in sources)
 
-class _WithoutSecondDerivative(torch.autograd.Function):
-    """The identity, whose gradient depends on the sources by zeros that have no derivative."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor, message: str, *sources: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.message, *sources = inputs
-        ctx.save_for_backward(*sources)
-        ctx.save_for_forward(*sources)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        sources = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            gradient = gradient + _zero_without_derivative(ctx.message, sources)
-        return gradient, None, *(None for _ in sources)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, *_: Any) -> Tensor | None:
-        if tangent is None:
-            return None
-        sources = [unpack_dual(saved).primal for saved in ctx.saved_tensors]
-        with _set_fwd_grad_enabled(True):
-            return tangent + _zero_without_derivative(ctx.message, sources)
+    return with_derivatives(value, pull, value, *sources)
 
 
 def _zero_without_derivative(message: str, sources: Sequence[Tensor]) -> Tensor:

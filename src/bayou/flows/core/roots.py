@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from bayou.flows.core.implicit import Equation, attach_solution
-from bayou.flows.core.transform import InversionError, read_flag
+from bayou.flows.core.transform import InversionError, Pair, read_flag
 
 MAX_ITERATIONS = 200
 UNROLLED_ITERATIONS = 60  # where convergence cannot be tested (compile, vmap)
 STEP_TOLERANCE = 4  # of a converged Newton step, in units of the last place
 
-Residual = Callable[..., tuple[Tensor, Tensor]]  # (x, *theta) → (residual, slope)
+Residual = Callable[..., Pair]  # (x, *theta) → (residual, slope)
 
 
 def solve_increasing(f: Residual, low: Tensor, high: Tensor, *theta: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class _IncreasingEquation(Equation):
 
     f: Residual
 
-    def linearize(self, x: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
+    def linearize(self, x: Tensor, *theta: Tensor) -> Pair:
         return self.f(x, *theta)
 
     def solve(self, derivative: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
@@ -69,7 +69,7 @@ class _IncreasingEquation(Equation):
 
 
 def _solve_bracketed(
-    f: Callable[[Tensor], tuple[Tensor, Tensor]],
+    f: Callable[[Tensor], Pair],
     low: Tensor,
     high: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +125,7 @@ def _tanh_residual(
     slope: Tensor,
     offset: Tensor,
     target: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """Return x + scale·tanh(slope·x + offset) − target, and its slope in x.
 
     The slope is a sum of positive terms.

@@ -159,6 +159,17 @@ class Rows:
         """
         return self._draw(rng.uniform, event)
 
+    def signs(self, *event: int) -> Tensor:
+        r"""Draw signs, −1 or 1 with equal probabilities.
+
+        Args:
+            event: the sizes of the axes of one row.
+
+        Returns:
+            Noise (\*batch, \*event).
+        """
+        return torch.where(self.uniform(*event) < 0.5, -1.0, 1.0).to(self.like)
+
     def _draw(self, sampler: Callable[..., Tensor], event: tuple[int, ...]) -> Tensor:
         flat = sampler(math.prod(self.batch), event, self.like, self.seed, self.start)
         return flat.reshape((*self.batch, *event))
@@ -319,7 +330,7 @@ class Map(nn.Module, ABC):
             return ()
         event = self.event_out if inverse else self.event_in
         direction = "inverse" if inverse else "forward"
-        batch = x.shape[: x.ndim - len(event)]
+        batch = batch_shape(x, event)
         if context is not None:
             batch = torch.broadcast_shapes(batch, context.shape[:-1])
         rows = Rows(tuple(batch), x, rng.fold(seed, direction), start)
@@ -371,8 +382,7 @@ class Map(nn.Module, ABC):
         check_tensor(x, event, dtype, f"{name} input")
         self.check_values(x, inverse)
         if self.context_dim > 0:
-            batch = x.shape[: x.ndim - len(event)]
-            self._check_context(context, tuple(batch), dtype)
+            self._check_context(context, tuple(batch_shape(x, event)), dtype)
         elif context is not None:
             raise ValueError(
                 f"{name} takes no context but got one of shape {tuple(context.shape)}; "
@@ -585,6 +595,37 @@ def embed_angles(x: Tensor) -> Tensor:
         Cosine and sine of every angle, in pairs: (..., 2·D).
     """
     return torch.stack([x.cos(), x.sin()], -1).flatten(-2)
+
+
+def batch_shape(x: Tensor, event: Event) -> torch.Size:
+    """Return the shape of x without the axes of its event.
+
+    Args:
+        x: (..., *event).
+        event: the shape of an event, of which only the number of axes is used.
+    """
+    return x.shape[: x.ndim - len(event)]
+
+
+def broadcast_context(
+    x: Tensor,
+    context: Tensor | None,
+    dims: int = 1,
+) -> tuple[Tensor, Tensor | None]:
+    """Expand x and its context to a common batch shape.
+
+    Args:
+        x: rows (..., *event).
+        context: contexts (..., context_dim), or None.
+        dims: the number of axes of the event; 1 by default.
+
+    Returns:
+        x (*batch, *event) and the context (*batch, context_dim), or None.
+    """
+    if context is None or x.shape[:-dims] == context.shape[:-1]:
+        return x, context
+    batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
+    return x.expand(*batch, *x.shape[-dims:]), context.expand(*batch, -1)
 
 
 def sum_event(x: Tensor, event_dims: int) -> Tensor:

@@ -17,9 +17,9 @@ from torch.nn.functional import one_hot
 from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.compose import Chain, Inverse, MapChain
 from bayou.flows.core.nets import mlp, zero_init
-from bayou.flows.core.transform import Cost, Event, Map, Pair, Symmetric
+from bayou.flows.core.transform import Cost, Event, Map, Pair, Symmetric, broadcast_context
 from bayou.flows.layers.conditioners import MADE, Conditioner, CoordinateSteps, MaskedLinear, Order
-from bayou.flows.layers.coupling import Mask, broadcast_context, coupling_mask
+from bayou.flows.layers.coupling import Mask, coupling_mask
 
 IMAGE_AXES = 3  # (C, H, W)
 

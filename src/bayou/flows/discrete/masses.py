@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, one_hot
 
-from bayou.core import rng
 from bayou.core.modules import Modules
 from bayou.flows.core.arguments import as_event, check_size
-from bayou.flows.core.bases import Base
+from bayou.flows.core.bases import NoiseBase
 from bayou.flows.core.flow import Flow
+from bayou.flows.core.transform import Rows
 from bayou.flows.discrete import codec
 from bayou.flows.layers.conditioners import Conditioner
 
@@ -129,7 +129,7 @@ def quincunx(event: Sequence[int], levels: int) -> Tensor:
     return group.expand(channels, height, width).clone()
 
 
-class DiscreteBase(Base):
+class DiscreteBase(NoiseBase):
     r"""A distribution of integers, log p(x) = Σ_d log p(x_d | x_{<d}), which a codec can use.
 
     A ``conditioner`` computes the parameters (..., D, P) of all D symbols from preceding ones: a
@@ -315,30 +315,14 @@ class DiscreteBase(Base):
         return codec.decompress(flow, data, context)
 
     @torch.no_grad()
-    def draw(
-        self,
-        n: int,
-        batch: Sequence[int] = (),
-        seed: rng.Seed = None,
-        start: int = 0,
-    ) -> Tensor:
-        """Draw events, which have no gradient.
-
-        Args:
-            n: the number of draws for every element of the batch.
-            batch: the batch shape; () by default.
-            seed: an int, a generator, or None for torch's generator.
-            start: the index of the first draw; 0 by default. Draw i depends on (seed, start + i).
-
-        Returns:
-            Draws (n, *batch, *event_shape).
-        """
-        u = rng.uniform(n, (*batch, self.symbols, 2), self.anchor, seed, start)
+    def _draw(self, rows: Rows, batch: tuple[int, ...]) -> Tensor:
+        """Return draws (n, *batch, *event_shape), which have no gradient."""
+        u = rows.uniform(*batch, self.symbols, 2)
 
         def choose(members: list[int], params: Tensor) -> Tensor:
             return self.pick(u[..., members, :], params)
 
-        return self.as_event(self.unroll((n, *batch), choose))
+        return self.as_event(self.unroll((*rows.batch, *batch), choose))
 
 
 def logistic_log_mass(

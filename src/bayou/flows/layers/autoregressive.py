@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayou.flows.core.transform import ANGLES, Cost, Transform
+from bayou.flows.core.transform import ANGLES, Cost, Pair, Transform, broadcast_context
 from bayou.flows.layers.conditioners import Conditioner
-from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Elementwise
 
 
@@ -57,12 +56,12 @@ class Autoregressive(Transform):
         self.forward_kind = conditioner.pass_cost
         self.inverse_kind = max(Cost.autoregressive, elementwise.inverse_kind)
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         x, context = broadcast_context(x.flatten(-len(self.event_shape)), context)
         y, log_slope = self.elementwise.forward(x, self.conditioner(x, context))
         return y.reshape(*y.shape[:-1], *self.event_shape), log_slope.sum(-1)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         y, context = broadcast_context(y.flatten(-len(self.event_shape)), context)
         steps = self.conditioner.steps(y, context)
         columns: list[Tensor] = [y] * self.conditioner.dim

@@ -7,7 +7,7 @@ Every function returns a transform from base to data, to be joined with a base d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bayou.flows.core.arguments import check_size
 from bayou.flows.core.compose import Chain, Inverse
@@ -151,9 +151,7 @@ def gated_resampled(
         Louizos & Welling 2017, Multiplicative Normalizing Flows for Variational Bayesian Neural
         Networks.
     """
-    check_size(layers, "the number of layers")
-    couplings = [ResampledGate(dim, hidden, context_dim) for _ in range(layers)]
-    return Chain(*couplings)
+    return _chain_layers(layers, lambda _: ResampledGate(dim, hidden, context_dim))
 
 
 def flowpp(
@@ -269,14 +267,14 @@ def iaf(
         Kingma, Salimans, Jozefowicz, Chen, Sutskever & Welling 2016, Improving Variational
         Inference with Inverse Autoregressive Flow.
     """
-    check_size(layers, "the number of layers")
     g = elementwise or Affine()
-    maps: list[Transform] = []
-    for i in range(layers):
-        order = _layer_order(dim, i)
+
+    def build(layer: int) -> Autoregressive:
+        order = _layer_order(dim, layer)
         net = MADE(dim, g.params, hidden, order, residual, context_dim, g.circular)
-        maps.append(Autoregressive(g, net))
-    return Chain(*maps)
+        return Autoregressive(g, net)
+
+    return _chain_layers(layers, build)
 
 
 def maf(
@@ -460,13 +458,12 @@ def tan(dim: int, layers: int = 2, hidden: int = 32, context_dim: int = 0) -> Ch
         Oliva, Dubey, Zaheer, Poczos, Salakhutdinov, Xing & Schneider 2018, Transformation
         Autoregressive Networks.
     """
-    check_size(layers, "the number of layers")
-    maps: list[Transform] = []
-    for i in range(layers):
-        maps.append(LULinear(dim))
-        net = Recurrent(dim, 2, hidden, _layer_order(dim, i), context_dim)
-        maps.append(Autoregressive(Affine(), net))
-    return Chain(*maps)
+
+    def build(layer: int) -> Chain:
+        net = Recurrent(dim, 2, hidden, _layer_order(dim, layer), context_dim)
+        return Chain(LULinear(dim), Autoregressive(Affine(), net))
+
+    return _chain_layers(layers, build)
 
 
 def planar(dim: int, layers: int = 8) -> Planar:
@@ -517,9 +514,7 @@ def radial(dim: int, layers: int = 8) -> Chain:
     References:
         Rezende & Mohamed 2015, Variational Inference with Normalizing Flows.
     """
-    check_size(layers, "the number of layers")
-    maps = [Radial(dim) for _ in range(layers)]
-    return Chain(*maps)
+    return _chain_layers(layers, lambda _: Radial(dim))
 
 
 def sylvester(
@@ -585,14 +580,18 @@ def glow(dim: int, layers: int = 4, hidden: Hidden = (64, 64), context_dim: int 
     References:
         Kingma & Dhariwal 2018, Glow: Generative Flow with Invertible 1×1 Convolutions.
     """
+
+    def build(layer: int) -> Chain:
+        coupling = Coupling(dim, Affine(), "half", layer % 2 == 1, hidden, context_dim)
+        return Chain(coupling, LULinear(dim), ActNorm(dim))
+
+    return _chain_layers(layers, build)
+
+
+def _chain_layers(layers: int, build: Callable[[int], Transform]) -> Chain:
+    """Chain the maps that a function builds from the index of a layer."""
     check_size(layers, "the number of layers")
-    maps: list[Transform] = []
-    for i in range(layers):
-        flip = i % 2 == 1
-        maps.append(Coupling(dim, Affine(), "half", flip, hidden, context_dim))
-        maps.append(LULinear(dim))
-        maps.append(ActNorm(dim))
-    return Chain(*maps)
+    return Chain(*(build(layer) for layer in range(layers)))
 
 
 def _chain_couplings(
@@ -604,12 +603,11 @@ def _chain_couplings(
     mask: Mask = "half",
 ) -> Chain:
     """Chain couplings that exchange the kept and the changed coordinates from layer to layer."""
-    check_size(layers, "the number of layers")
-    couplings: list[Transform] = []
-    for i in range(layers):
-        flip = i % 2 == 1
-        couplings.append(Coupling(dim, elementwise, mask, flip, hidden, context_dim))
-    return Chain(*couplings)
+
+    def build(layer: int) -> Coupling:
+        return Coupling(dim, elementwise, mask, layer % 2 == 1, hidden, context_dim)
+
+    return _chain_layers(layers, build)
 
 
 def _layer_order(dim: int, layer: int) -> range | None:

@@ -10,7 +10,7 @@ from torch.distributions import Distribution, Normal
 
 from bayou.flows.core.arguments import as_event, promote
 from bayou.flows.core.bases import normal_cdf
-from bayou.flows.core.transform import Transform, clamp_inside, sum_event
+from bayou.flows.core.transform import Pair, Transform, clamp_inside, sum_event
 
 
 class _AccurateNormal(Normal):
@@ -73,13 +73,13 @@ class InverseCDF(Transform):
             return 0.0
         return torch.finfo(dtype).eps / 2
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         distribution = self._distribution()
         u = clamp_inside(x, self.domain).clamp_min(self._smallest_input(x.dtype))
         y = distribution.icdf(u)
         return y, -sum_event(distribution.log_prob(y), len(self.event_shape))
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         distribution = self._distribution()
         log_prob = sum_event(distribution.log_prob(y), len(self.event_shape))
         return clamp_inside(distribution.cdf(y), self.domain), log_prob

@@ -18,6 +18,7 @@ from bayou.core.modules import Modules
 from bayou.flows.core.arguments import check_size
 from bayou.flows.core.nets import zero_init
 from bayou.flows.core.transform import Cost, embed_angles
+from bayou.flows.layers.linear import is_permutation
 
 Order = Sequence[int] | Tensor | None
 
@@ -65,7 +66,7 @@ class Conditioner(nn.Module, ABC):
         index = torch.arange(dim)
         if order is not None:
             index = torch.as_tensor(order, dtype=torch.long)
-        if index.shape != (dim,) or not torch.equal(index.sort().values, torch.arange(dim)):
+        if not is_permutation(index, dim):
             raise ValueError(f"order must hold each of 0..{dim - 1} once, got {index.tolist()}")
         self.register_buffer("order", index)
         self.coordinates = tuple(index.tolist())

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from bayou.core import rng
 from bayou.flows.core.arguments import check_size
 from bayou.flows.core.nets import mlp
-from bayou.flows.core.transform import ANGLES, Ladj, Pair, Rows, Symmetric, Transform, embed_angles
+from bayou.flows.core.transform import (
+    ANGLES,
+    Ladj,
+    Pair,
+    Rows,
+    Symmetric,
+    Transform,
+    broadcast_context,
+    embed_angles,
+)
 from bayou.flows.layers.elementwise import Elementwise, Gate
 
 Mask = Literal["half", "alternate"] | Tensor | Sequence[bool]
@@ -67,27 +76,6 @@ def _read_mask(dim: int, mask: Mask) -> Tensor:
             f"{tuple(kept.shape)}; use mask.bool()"
         )
     return kept
-
-
-def broadcast_context(
-    x: Tensor,
-    context: Tensor | None,
-    dims: int = 1,
-) -> tuple[Tensor, Tensor | None]:
-    """Expand x and its context to a common batch shape.
-
-    Args:
-        x: rows (..., *event).
-        context: contexts (..., context_dim), or None.
-        dims: the number of axes of the event; 1 by default.
-
-    Returns:
-        x (*batch, *event) and the context (*batch, context_dim), or None.
-    """
-    if context is None or x.shape[:-dims] == context.shape[:-1]:
-        return x, context
-    batch = torch.broadcast_shapes(x.shape[:-dims], context.shape[:-1])
-    return x.expand(*batch, *x.shape[-dims:]), context.expand(*batch, -1)
 
 
 def _join_context(x: Tensor, context: Tensor | None) -> Tensor:
@@ -153,45 +141,39 @@ class Coupling(Symmetric, Transform):
         self.register_buffer("order", order)
         self.register_buffer("back", order.argsort())
         # Halves and alternate coordinates are split and joined by slices, which is faster than
-        # indexing.
-        self._keeps_first = bool(kept[: self.kept].all())
-        self._keeps_last = bool(kept[-self.kept :].all())
-        is_odd = torch.arange(dim) % 2 == 1
-        self._keeps_odd = bool((kept == is_odd).all())
-        self._alternates = self._keeps_odd or bool((kept != is_odd).all())
+        # indexing. The group with coordinate 0 comes first.
+        self._keeps_first = bool(kept[0])
+        is_first = kept == kept[0]
+        coordinates = torch.arange(dim)
+        self._alternates = torch.equal(is_first, coordinates % 2 == 0)
+        self._is_half = torch.equal(is_first, coordinates < is_first.sum())
         if elementwise.circular:
             self.domain = self.codomain = ANGLES
         inputs = self.kept * (1 + elementwise.circular) + context_dim
         self.conditioner = conditioner or mlp(inputs, hidden, self.changed * elementwise.params)
 
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, x: Tensor) -> Pair:
         """Return the kept and the remaining coordinates of x."""
         if self._alternates:
-            even = x[..., ::2]
-            odd = x[..., 1::2]
-            if self._keeps_odd:
-                return odd, even
-            return even, odd
-        if self._keeps_last:
-            rest, kept = x.split([self.changed, self.kept], -1)
+            first, second = x[..., ::2], x[..., 1::2]
+        elif self._is_half:
+            size = self.kept if self._keeps_first else self.changed
+            first, second = x[..., :size], x[..., size:]
+        else:
+            kept, rest = x[..., self.order].split([self.kept, self.changed], -1)
             return kept, rest
-        if not self._keeps_first:
-            x = x[..., self.order]
-        kept, rest = x.split([self.kept, self.changed], -1)
-        return kept, rest
+        if self._keeps_first:
+            return first, second
+        return second, first
 
     def _join(self, kept: Tensor, rest: Tensor) -> Tensor:
         """Return the vector with these kept and remaining coordinates."""
+        first, second = (kept, rest) if self._keeps_first else (rest, kept)
         if self._alternates:
-            if self._keeps_odd:
-                return _interleave(rest, kept)
-            return _interleave(kept, rest)
-        if self._keeps_last:
-            return torch.cat([rest, kept], -1)
-        x = torch.cat([kept, rest], -1)
-        if self._keeps_first:
-            return x
-        return x[..., self.back]
+            return _interleave(first, second)
+        if self._is_half:
+            return torch.cat([first, second], -1)
+        return torch.cat([kept, rest], -1)[..., self.back]
 
     def _both(self, x: Tensor, context: Tensor | None, inverse: bool) -> Pair:
         x, context = broadcast_context(x, context)

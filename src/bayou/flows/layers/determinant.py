@@ -91,23 +91,6 @@ class _Stack(Symmetric, Transform):
         """Invert all maps at y (B, n, D), with parameters (B, K, P)."""
 
 
-@dataclass
-class _PlanarMap:
-    """The parameters of one planar map, for B contexts.
-
-    Attributes:
-        w: (B, D, 1).
-        u: û (B, 1, D), with ûᵀw > −1.
-        b: (B, 1, 1).
-        determinant_at_zero: 1 + ûᵀw (B, 1, 1).
-    """
-
-    w: Tensor
-    u: Tensor
-    b: Tensor
-    determinant_at_zero: Tensor
-
-
 class Planar(_Stack):
     """A stack of planar flows, y = x + û·tanh(wᵀx + b).
 
@@ -149,42 +132,36 @@ class Planar(_Stack):
         super().__init__(dim, context_dim, torch.cat([w, u, torch.zeros(layers, 1)], -1))
 
     @staticmethod
-    def _maps(p: Tensor, dim: int) -> tuple[list[_PlanarMap], Tensor]:
-        """Return the parameters of every map, and 1 + ûᵀw of all maps (B, 1, K)."""
+    def _maps(p: Tensor, dim: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+        """Return the parameters of every map, and 1 + ûᵀw of all maps (B, 1, K).
+
+        Those of a map are w (B, D, 1), û (B, 1, D), b (B, 1, 1) and ûᵀw (B, 1, 1).
+        """
         w, u, b = p.split([dim, dim, 1], -1)
         inner = (u * w).sum(-1, keepdim=True)
         one_plus = F.softplus(inner)
         u = u + (one_plus - 1 - inner) * w / w.square().sum(-1, keepdim=True)
-        maps = [
-            _PlanarMap(*parameters)
-            for parameters in zip(
-                w.unsqueeze(-1).unbind(1),
-                u.unsqueeze(-2).unbind(1),
-                b.unsqueeze(-1).unbind(1),
-                one_plus.unsqueeze(-1).unbind(1),
-                strict=True,
-            )
-        ]
-        return maps, one_plus.mT
+        columns = (w.unsqueeze(-1), u.unsqueeze(-2), b.unsqueeze(-1), one_plus.unsqueeze(-1) - 1)
+        maps = zip(*(column.unbind(1) for column in columns), strict=True)
+        return list(maps), one_plus.mT
 
     def _map_to_data(self, x: Tensor, p: Tensor) -> Pair:
         maps, one_plus = self._maps(p, x.shape[-1])
         activations = []
-        for planar in maps:
-            h = torch.tanh(torch.baddbmm(planar.b, x, planar.w))  # (B, n, 1)
+        for w, u, b, _ in maps:
+            h = torch.tanh(torch.baddbmm(b, x, w))  # (B, n, 1)
             activations.append(h)
-            x = torch.baddbmm(x, h, planar.u)
+            x = torch.baddbmm(x, h, u)
         return x, tanh_ladj(torch.cat(activations, -1), one_plus).sum(-1)
 
     def _map_to_base(self, y: Tensor, p: Tensor) -> Pair:
         maps, one_plus = self._maps(p, y.shape[-1])
         activations: list[Tensor] = []
-        for planar in reversed(maps):
-            scale = planar.determinant_at_zero - 1
-            alpha = solve_tanh(scale, torch.ones_like(planar.b), planar.b, y @ planar.w)
-            h = torch.tanh(alpha + planar.b)
+        for w, u, b, scale in reversed(maps):
+            alpha = solve_tanh(scale, torch.ones_like(b), b, y @ w)
+            h = torch.tanh(alpha + b)
             activations.insert(0, h)
-            y = y - h * planar.u
+            y = y - h * u
         return y, -tanh_ladj(torch.cat(activations, -1), one_plus).sum(-1)
 
 
@@ -246,7 +223,7 @@ class _SylvesterMaps:
     """The parameters of K Sylvester maps, for B contexts.
 
     Attributes:
-        q: Q (B, K, D, rank); None for the triangular form.
+        q: Q (B, K, D, rank).
         r: R (B, K, rank, rank).
         r_tilde: R̃ (B, K, rank, rank).
         b: (B, K, rank).
@@ -254,20 +231,12 @@ class _SylvesterMaps:
         inward: (R̃·Qᵀ)ᵀ (B, K, D, rank).
     """
 
-    q: Tensor | None
+    q: Tensor
     r: Tensor
     r_tilde: Tensor
     b: Tensor
     outward: Tensor
     inward: Tensor
-
-    def project(self, y: Tensor, k: int) -> Tensor:
-        """Return Qᵀy of map k, for rows y (B, n, D)."""
-        if self.q is not None:
-            return y @ self.q[:, k]
-        if k % 2:
-            return y.flip(-1)
-        return y
 
     def ladj(self, activations: list[Tensor]) -> Tensor:
         """Return Σ_i log(1 + (1 − h_i²)·R_ii·R̃_ii) over all maps: (B, n).
@@ -335,10 +304,13 @@ class Sylvester(_Stack):
         self.rank = rank
         self.sizes = sizes
 
-    def _q(self, frame: Tensor, dim: int) -> Tensor | None:
-        """Return Q (B, K, D, rank) with orthonormal columns; None for the triangular form."""
+    def _q(self, frame: Tensor, dim: int) -> Tensor:
+        """Return Q (B, K, D, rank) with orthonormal columns."""
         if self.form == "triangular":
-            return None
+            identity = torch.eye(dim, dtype=frame.dtype, device=frame.device)
+            identities = identity.expand(1, frame.shape[1], dim, dim).clone()
+            identities[:, 1::2] = identity.flip(-1)
+            return identities
         frame = frame.unflatten(-1, (dim, -1))
         if self.form == "householder":
             return multiply_reflections(frame)
@@ -354,13 +326,7 @@ class Sylvester(_Stack):
         q = self._q(frame, dim)
         r = triangles.triu(1) + torch.diag_embed(raw_diagonal.tanh())
         r_tilde = triangles.mT.triu(1) + torch.diag_embed(raw_tilde_diagonal.tanh())
-        if q is not None:
-            return _SylvesterMaps(q, r, r_tilde, b, outward=(q @ r).mT, inward=q @ r_tilde.mT)
-        is_reversed = torch.arange(r.shape[1], device=r.device) % 2 == 1
-        is_reversed = is_reversed.reshape(-1, 1, 1)
-        outward = torch.where(is_reversed, r.mT.flip(-1), r.mT)
-        inward = torch.where(is_reversed, r_tilde.mT.flip(-2), r_tilde.mT)
-        return _SylvesterMaps(None, r, r_tilde, b, outward, inward)
+        return _SylvesterMaps(q, r, r_tilde, b, outward=(q @ r).mT, inward=q @ r_tilde.mT)
 
     def _map_to_data(self, x: Tensor, p: Tensor) -> Pair:
         maps = self._maps(p, x.shape[-1])
@@ -380,7 +346,7 @@ class Sylvester(_Stack):
         maps = self._maps(p, y.shape[-1])
         activations: list[Tensor] = []
         for k in reversed(range(maps.r.shape[1])):
-            target = maps.project(y, k)
+            target = y @ maps.q[:, k]
             h = _solve_sylvester(target, maps.r[:, k], maps.r_tilde[:, k], maps.b[:, k])
             activations.insert(0, h)
             y = y - h @ maps.outward[:, k]

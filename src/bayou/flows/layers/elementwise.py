@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bayou.flows.core.arguments import promote
 from bayou.flows.core.roots import solve_increasing
-from bayou.flows.core.transform import Cost, wrap_angle
+from bayou.flows.core.transform import Cost, Pair, wrap_angle
 
 UNIT_SOFTPLUS = math.log(math.e - 1)  # softplus of it is 1
 MIN_WIDTH = 1e-3  # of a bin of a spline, as a fraction of the box
@@ -44,7 +44,7 @@ class Elementwise(ABC):
         """The number of parameters per coordinate."""
 
     @abstractmethod
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, p: Tensor) -> Pair:
         """Return y and the log-slope log ∂y/∂x.
 
         Args:
@@ -53,7 +53,7 @@ class Elementwise(ABC):
         """
 
     @abstractmethod
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def inverse(self, y: Tensor, p: Tensor) -> Pair:
         """Return x and the log-slope of the inverse, log ∂x/∂y.
 
         Args:
@@ -61,7 +61,7 @@ class Elementwise(ABC):
             p: parameters (..., params).
         """
 
-    def either(self, x: Tensor, p: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+    def either(self, x: Tensor, p: Tensor, inverse: bool) -> Pair:
         """Return the result of ``inverse`` or of ``forward``.
 
         Args:
@@ -74,16 +74,21 @@ class Elementwise(ABC):
         return self.forward(x, p)
 
 
+def _limit(raw: Tensor, bound: float) -> Tensor:
+    """Return bound·tanh(raw/bound), which is about raw near 0 and at most the bound."""
+    return bound * torch.tanh(raw / bound)
+
+
 @dataclass(frozen=True)
 class Additive(Elementwise):
     """A shift, y = x + p (Dinh et al. 2015, NICE)."""
 
     params = 1
 
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, p: Tensor) -> Pair:
         return x + p[..., 0], torch.zeros_like(x)
 
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def inverse(self, y: Tensor, p: Tensor) -> Pair:
         return y - p[..., 0], torch.zeros_like(y)
 
 
@@ -102,13 +107,13 @@ class Affine(Elementwise):
     params = 2
 
     def _log_scale(self, p: Tensor) -> Tensor:
-        return self.bound * torch.tanh(p[..., 1] / self.bound)
+        return _limit(p[..., 1], self.bound)
 
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, p: Tensor) -> Pair:
         log_scale = self._log_scale(p)
         return torch.addcmul(p[..., 0], x, log_scale.exp()), log_scale
 
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def inverse(self, y: Tensor, p: Tensor) -> Pair:
         log_scale = -self._log_scale(p)
         return (y - p[..., 0]) * log_scale.exp(), log_scale
 
@@ -153,13 +158,13 @@ class Gate(Elementwise):
 
     def _logit(self, p: Tensor) -> Tensor:
         """Return logit γ."""
-        return self.bound * torch.tanh(p[..., 1] / self.bound) + self.bias
+        return _limit(p[..., 1], self.bound) + self.bias
 
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, p: Tensor) -> Pair:
         logit = self._logit(p)
         return p[..., 0] + logit.sigmoid() * (x - p[..., 0]), F.logsigmoid(logit)
 
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def inverse(self, y: Tensor, p: Tensor) -> Pair:
         log_gate = F.logsigmoid(self._logit(p))
         return p[..., 0] + (y - p[..., 0]) * (-log_gate).exp(), -log_gate
 
@@ -226,7 +231,7 @@ class Spline(Elementwise):
             return math.inf
         return self.bound
 
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, p: Tensor) -> Pair:
         if self.circular:
             x = wrap_angle(x)
         is_inside = x.abs() < self._limit
@@ -244,7 +249,7 @@ class Spline(Elementwise):
             y = wrap_angle(y + p[..., -1])
         return torch.where(is_inside, y, x), torch.where(is_inside, log_slope, 0.0)
 
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def inverse(self, y: Tensor, p: Tensor) -> Pair:
         if self.circular:
             y = wrap_angle(y - p[..., -1])
         is_inside = y.abs() < self._limit
@@ -258,7 +263,7 @@ class Spline(Elementwise):
         x = bin_.image_start + t * bin_.image_length
         return torch.where(is_inside, x, y), torch.where(is_inside, -log_slope, 0.0)
 
-    def _lengths(self, p: Tensor) -> tuple[Tensor, Tensor]:
+    def _lengths(self, p: Tensor) -> Pair:
         """Return the widths and the heights of the bins: (..., bins), summing to 2·bound each."""
         box = 2 * self.bound
         raw_widths = p[..., : self.bins]
@@ -313,7 +318,7 @@ def _clamp_fraction(t: Tensor) -> Tensor:
     return t + (t.clamp(0, 1) - t).detach()
 
 
-def _solve_bin(bin_: _Bin, slope: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_bin(bin_: _Bin, slope: Tensor, y: Tensor) -> Pair:
     """Return the fraction t of its width at which a bin has the value y, and 1 − t.
 
     With θ the fraction of the height below y and φ = 1 − θ, z = t/(1 − t) solves
@@ -340,7 +345,7 @@ def _log_slope(bin_: _Bin, slope: Tensor, t: Tensor, rest: Tensor, denominator: 
     return torch.log(numerator / (denominator * denominator))
 
 
-def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def _logit_mixture(x: Tensor, p: Tensor, offsets: Tensor) -> Pair:
     """Return logit Σ_j w_j·sigmoid(a_j·x + b_j) and its log-slope, all in log space.
 
     Args:
@@ -365,12 +370,12 @@ def _mixture_params(p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
     components; large changes of location and scale are left to the affine map.
     """
     raw_w, raw_a, raw_b = p.chunk(3, -1)
-    log_a = LOG_SCALE_BOUND * torch.tanh(raw_a / LOG_SCALE_BOUND)
-    b = OFFSET_BOUND * torch.tanh(raw_b / OFFSET_BOUND) + offsets
+    log_a = _limit(raw_a, LOG_SCALE_BOUND)
+    b = _limit(raw_b, OFFSET_BOUND) + offsets
     return raw_w.log_softmax(-1), log_a, log_a.exp(), b
 
 
-def _invert_logit_mixture(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def _invert_logit_mixture(y: Tensor, p: Tensor, offsets: Tensor) -> Pair:
     """Return the x with ``_logit_mixture`` equal to y, and the log-slope of the inverse.
 
     The root is bracketed by min_j a_j·x + b_j ≤ logit of the mixture ≤ max_j a_j·x + b_j.
@@ -382,7 +387,7 @@ def _invert_logit_mixture(y: Tensor, p: Tensor, offsets: Tensor) -> tuple[Tensor
     _, _, a, b = _mixture_params(p.detach(), offsets)
     ends = (y.detach().unsqueeze(-1) - b) / a
 
-    def residual(x: Tensor, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def residual(x: Tensor, y: Tensor, p: Tensor) -> Pair:
         value, log_slope = _logit_mixture(x, p, offsets)
         return value - y, log_slope.exp()
 
@@ -422,7 +427,7 @@ class DeepSigmoid(Elementwise):
         """The number of parameters: two of the affine map, three of every sigmoid."""
         return 2 + 3 * self.units * self.depth
 
-    def forward(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, p: Tensor) -> Pair:
         log_slopes = []
         for map_params in p[..., 2:].chunk(self.depth, -1):
             offsets = _initial_offsets(self.units, map_params)
@@ -431,7 +436,7 @@ class DeepSigmoid(Elementwise):
         y, log_slope = Affine().forward(x, p)
         return y, sum(log_slopes, log_slope)
 
-    def inverse(self, y: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def inverse(self, y: Tensor, p: Tensor) -> Pair:
         x, log_slope = Affine().inverse(y, p)
         log_slopes = [log_slope]
         for map_params in reversed(p[..., 2:].chunk(self.depth, -1)):

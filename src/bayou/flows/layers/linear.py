@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.flows.core.arguments import as_event, check_size, promote
-from bayou.flows.core.transform import Transform
+from bayou.flows.core.transform import Pair, Transform, batch_shape
 
 
 class DiagonalAffine(Transform):
@@ -34,15 +34,15 @@ class DiagonalAffine(Transform):
         self.shift = nn.Parameter(torch.zeros(shape))
 
     def _ladj(self, x: Tensor) -> Tensor:
-        first = x.ndim - len(self.event_shape)
+        batch = batch_shape(x, self.event_shape)
         # entries with the same scale: see ``ActNorm``
-        repeats = x.shape[first:].numel() // self.log_scale.numel()
-        return (repeats * self.log_scale.sum()).expand(x.shape[:first])
+        repeats = x.shape[len(batch) :].numel() // self.log_scale.numel()
+        return (repeats * self.log_scale.sum()).expand(batch)
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return x * self.log_scale.exp() + self.shift, self._ladj(x)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         return (y - self.shift) * (-self.log_scale).exp(), -self._ladj(y)
 
 
@@ -58,7 +58,7 @@ class _TriangularFactors(nn.Module):
         self.upper = nn.Parameter(torch.zeros(dim, dim))
         self.log_diagonal = nn.Parameter(torch.zeros(dim))
 
-    def factors(self) -> tuple[Tensor, Tensor]:
+    def factors(self) -> Pair:
         """Return L and U."""
         identity = torch.eye(
             self.lower.shape[-1],
@@ -110,10 +110,10 @@ class LULinear(Transform):
     def _ladj(self, x: Tensor) -> Tensor:
         return self.weight.log_determinant().expand(x.shape[:-1])
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return self.weight.multiply(x) + self.shift, self._ladj(x)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         return self.weight.solve(y - self.shift), -self._ladj(y)
 
 
@@ -138,10 +138,10 @@ class Conv1x1(Transform):
         pixels = x.shape[-1] * x.shape[-2]
         return (self.weight.log_determinant() * pixels).expand(x.shape[:-3])
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return self.weight.multiply(x.movedim(-3, -1)).movedim(-1, -3), self._ladj(x)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         return self.weight.solve(y.movedim(-3, -1)).movedim(-1, -3), -self._ladj(y)
 
 
@@ -199,18 +199,16 @@ class Householder(Transform):
     def __init__(self, dim: int, reflections: int | None = None, seed: rng.Seed = None) -> None:
         super().__init__()
         self.event_shape = (check_size(dim, "Householder"),)
-        if reflections is None:
-            reflections = dim
-        check_size(reflections, "the number of reflections")
-        self.vectors = nn.Parameter(rng.normal(reflections, (dim,), torch.zeros(()), seed))
+        count = check_size(dim if reflections is None else reflections, "the number of reflections")
+        self.vectors = nn.Parameter(rng.normal(count, (dim,), torch.zeros(()), seed))
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         y = x @ multiply_reflections(self.vectors.mT).mT
-        return y, x.new_zeros(()).expand(x.shape[:-1])
+        return y, x.new_zeros(x.shape[:-1])
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         x = y @ multiply_reflections(self.vectors.mT)
-        return x, y.new_zeros(()).expand(y.shape[:-1])
+        return x, y.new_zeros(y.shape[:-1])
 
 
 class Permutation(Transform):
@@ -228,21 +226,27 @@ class Permutation(Transform):
     def __init__(self, order: Sequence[int] | Tensor) -> None:
         super().__init__()
         index = torch.as_tensor(order, dtype=torch.long)
-        if (
-            index.ndim != 1
-            or not torch.equal(index.sort().values, torch.arange(len(index)))
-            or len(index) == 0
-        ):
+        if index.numel() == 0 or not is_permutation(index, index.numel()):
             raise ValueError(f"Permutation needs each of 0..D-1 once, got {index.tolist()}")
         self.event_shape = (len(index),)
         self.register_buffer("order", index)
         self.register_buffer("back", index.argsort())
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return x[..., self.order], x.new_zeros(()).expand(x.shape[:-1])
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+        return x[..., self.order], x.new_zeros(x.shape[:-1])
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return y[..., self.back], y.new_zeros(()).expand(y.shape[:-1])
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
+        return y[..., self.back], y.new_zeros(y.shape[:-1])
+
+
+def is_permutation(index: Tensor, size: int) -> bool:
+    """Return whether an index is a vector with each of 0 .. size − 1 once.
+
+    Args:
+        index: whole numbers.
+        size: the number of entries.
+    """
+    return index.shape == (size,) and torch.equal(index.sort().values, torch.arange(size))
 
 
 def reverse(dim: int) -> Permutation:

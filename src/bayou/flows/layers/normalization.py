@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from bayou.flows.core.arguments import check_size
-from bayou.flows.core.transform import Transform
+from bayou.flows.core.transform import Pair, Transform
 from bayou.flows.layers.linear import DiagonalAffine
 
 MIN_STD = 1e-6  # of a coordinate in the batch that initializes ``ActNorm``
 
 
-def _mean_and_variance(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _mean_and_variance(x: Tensor, name: str) -> Pair:
     """Return mean and variance of each coordinate over all batch dimensions."""
     rows = x.detach().reshape(-1, x.shape[-1])
     if len(rows) < 2:
@@ -70,12 +70,12 @@ class ActNorm(DiagonalAffine):
         self.initialized.fill_(True)
         self._needs_statistics = False
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         if self.training and self._needs_statistics:
             self._initialize(x, inverse=False)
         return super()._forward(x, context)
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         if self.training and self._needs_statistics:
             self._initialize(y, inverse=True)
         return super()._inverse(y, context)
@@ -117,7 +117,7 @@ class BatchNorm(Transform):
     def _log_slope(self, variance: Tensor) -> Tensor:
         return self.log_scale - 0.5 * torch.log(variance + self.eps)
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         mean = self.running_mean
         variance = self.running_var
         if self.training:
@@ -129,7 +129,7 @@ class BatchNorm(Transform):
         y = (x - mean) * log_slope.exp() + self.shift
         return y, log_slope.sum(-1).expand(x.shape[:-1])
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         log_slope = self._log_slope(self.running_var)
         x = (y - self.shift) * (-log_slope).exp() + self.running_mean
         return x, -log_slope.sum(-1).expand(y.shape[:-1])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from bayou.flows.core.arguments import check_size
-from bayou.flows.core.transform import Map
+from bayou.flows.core.transform import Map, Pair
 
 Shape = tuple[int, int, int]
 
@@ -83,10 +83,10 @@ class Squeeze(Map):
         self.event_in: tuple[int, ...] = shape
         self.event_out: tuple[int, ...] = (4 * shape[0], *halve_size(shape, "Squeeze"))
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         return squeeze_blocks(x), x.new_zeros(x.shape[:-3])
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y: Tensor, context: Tensor | None) -> Pair:
         blocks = y.unflatten(-3, (y.shape[-3] // 4, 2, 2))  # (..., C, 2, 2, h, w)
         x = blocks.movedim((-4, -3), (-3, -1))  # (..., C, h, 2, w, 2)
         return x.flatten(-2).flatten(-3, -2), y.new_zeros(y.shape[:-3])

@@ -26,11 +26,11 @@ from bayou.flows.core.transform import (
     Pair,
     Symmetric,
     Transform,
+    broadcast_context,
     clamp_inside,
     read_flag,
     sum_event,
 )
-from bayou.flows.layers.coupling import broadcast_context
 from bayou.flows.layers.elementwise import Affine, BoundedAffine, Elementwise, logistic_mixture
 from bayou.flows.layers.linear import Conv1x1
 from bayou.flows.layers.normalization import ActNorm

@@ -20,7 +20,16 @@ from torch.special import erfcx, ndtri
 from bayou.core.constants import LOG_2PI
 from bayou.flows.core.arguments import as_event, check_size, promote
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Ladj, Map, Pair, Rows, clamp_inside, read_flag, sum_event
+from bayou.flows.core.transform import (
+    Ladj,
+    Map,
+    Pair,
+    Rows,
+    batch_shape,
+    clamp_inside,
+    read_flag,
+    sum_event,
+)
 from bayou.flows.surjections.conditional import (
     ConditionalDistribution,
     ConditionalFlow,
@@ -182,7 +191,7 @@ class Sort(Surjection):
 
     def _log_orders(self, x: Tensor) -> Tensor:
         """Return log n! for every row."""
-        return x.new_full(x.shape[: x.ndim - len(self.event_in)], math.lgamma(self.event_in[0] + 1))
+        return x.new_full(batch_shape(x, self.event_in), math.lgamma(self.event_in[0] + 1))
 
 
 def _permute_entries(x: Tensor, order: Tensor) -> Tensor:

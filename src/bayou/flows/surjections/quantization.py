@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid, one_hot, softplus
 
 from bayou.flows.core.arguments import as_event, check_size
 from bayou.flows.core.flow import Flow
-from bayou.flows.core.transform import Pair, Rows, clamp_inside
+from bayou.flows.core.transform import Pair, Rows, batch_shape, clamp_inside
 from bayou.flows.surjections.conditional import (
     ConditionalFlow,
     Surjection,
@@ -87,7 +87,7 @@ class Dequantize(Surjection):
         scaled = x if self.levels is None else self.levels * x
         y = scaled.floor()
         if self.q is None:
-            log_q = x.new_zeros(x.shape[: x.ndim - len(self.event_in)])
+            log_q = x.new_zeros(batch_shape(x, self.event_in))
         else:
             log_q = self.q.log_prob(clamp_inside(scaled - y, (0.0, 1.0)), y, len(self.event_out))
         return y, log_q + self._scale
@@ -95,7 +95,7 @@ class Dequantize(Surjection):
     def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
         if self.q is None:
             u = noise
-            log_q = y.new_zeros(y.shape[: y.ndim - len(self.event_in)])
+            log_q = y.new_zeros(batch_shape(y, self.event_in))
         else:
             u, log_q = self.q.draw(noise, y, len(self.event_out))
         # y + u must not be rounded to the next integer.
