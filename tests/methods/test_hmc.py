@@ -77,7 +77,7 @@ def test_learned_length_has_more_independent_draws_than_twenty_steps() -> None:
         draws = posterior.by_chain()["weight"][:, :, 0]
         ess[leapfrogs] = float(measures.ess_mean(draws).min())
         if leapfrogs is None:
-            check_moments(draws, np.zeros(2), covariance, least=200)
+            check_moments(draws, np.zeros(2), covariance, min_ess=200)
             lengths = [record["length"] for record in posterior.history]
             assert 1.5 < lengths[-1] < 4  # a quarter of the period is 2.2 in units of the mass
             assert len(set(lengths[99:])) == 1  # fixed after the warm-up
