@@ -23,7 +23,8 @@ import torch
 import bayou
 from bayou import metrics
 from bayou.app.cli.process import workers
-from bayou.app.runs.folder import read_json, write_text
+from bayou.app.runs.json_files import read_json
+from bayou.core.files import write_text
 from bayou.core.progress import Show
 
 Found = dict[str, Any]  # what NAME.json holds

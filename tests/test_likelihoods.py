@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given, strategies as st
 from torch import Tensor
 
 from bayou.likelihoods import (
@@ -151,14 +150,10 @@ def test_draws_have_the_moments_and_depend_on_their_index_alone(name: str) -> No
 
 
 @case
-def test_log_prob_goes_through_vmap_and_compile(name: str) -> None:
-    torch.compiler.reset()  # every case is a recompilation of one method, and torch limits their number
+def test_log_prob_in_vmap_and_float32(name: str) -> None:
     likelihood, f, y, _ = bound(name)
     expected = likelihood.log_prob(f, y)
     torch.testing.assert_close(torch.vmap(likelihood.log_prob, in_dims=(0, None))(f, y), expected)
-    torch.testing.assert_close(
-        torch.compile(likelihood.log_prob, fullgraph=True, backend="eager")(f, y), expected
-    )
     leaf = f.clone().requires_grad_()
     (grad,) = torch.autograd.grad(likelihood.log_prob(leaf, y).sum(), [leaf])
     assert grad.isfinite().all()
@@ -169,6 +164,14 @@ def test_log_prob_goes_through_vmap_and_compile(name: str) -> None:
     )
     assert f32.dtype == torch.float32
     torch.testing.assert_close(f32.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["student", "heteroscedastic with a floor", "categorical image"])
+def test_log_prob_compiles_to_one_graph(name: str) -> None:
+    torch.compiler.reset()  # every case is a recompilation of one method, whose number is limited
+    likelihood, f, y, _ = bound(name)
+    compiled = torch.compile(likelihood.log_prob, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(f, y), likelihood.log_prob(f, y))
 
 
 NODES, MASSES = (torch.tensor(part) for part in np.polynomial.hermite_e.hermegauss(80))
@@ -222,16 +225,16 @@ def test_the_bound_of_two_classes_has_known_values() -> None:
     assert float(margin @ MASSES / MASSES.sum()) == pytest.approx(-0.226910, abs=1e-6)
 
 
-@pytest.mark.parametrize("df", [1.05, 2, 4, 7.3, 30, 200, 1e4])
+@pytest.mark.parametrize("df", [1.05, 4, 200])
 def test_the_student_cdf_is_scipys_to_the_far_tail(df: float) -> None:
     unit = UnitStudentT(df)
-    z = torch.cat([-torch.logspace(-8, 6, 200, dtype=F64), torch.linspace(-6, 6, 301, dtype=F64)])
+    z = torch.cat([-torch.logspace(-8, 6, 100, dtype=F64), torch.linspace(-6, 6, 101, dtype=F64)])
     expected = scipy.stats.t.cdf(z.numpy(), df)
     seen = expected > 1e-270
     np.testing.assert_allclose(unit.cdf(z).numpy()[seen], expected[seen], rtol=1e-9)
     assert unit.entropy == pytest.approx(scipy.stats.t.entropy(df), rel=1e-9)
     p = Predictive(StudentT(df, 1.0).bind(dtype=F64), torch.zeros(1, 1, 1, dtype=F64))
-    for q in (1e-9, 0.05, 0.4, 0.5, 0.8, 0.999):
+    for q in (1e-9, 0.4, 0.999):
         assert p.quantile(q).item() == pytest.approx(scipy.stats.t.ppf(q, df), rel=1e-8, abs=1e-12)
 
 
@@ -265,7 +268,7 @@ def test_the_poisson_entropy_is_scipys_on_both_sides_of_50() -> None:
     )
 
 
-@given(st.floats(-1e4, 1e4))
+@pytest.mark.parametrize("logit", [-1e4, -100.0, 1e4])
 def test_extreme_logits_stay_finite(logit: float) -> None:
     f = torch.tensor([[logit, 0.0, -logit]])
     for y in range(3):
@@ -291,14 +294,6 @@ def test_a_learned_scale_receives_the_analytic_gradient(spec: Gaussian | Student
     assert not list(dataclasses.replace(spec, learn=False).bind().parameters())
 
 
-def test_the_noise_that_fits_best_is_the_residual_rms() -> None:
-    f, y = noise(6, 2), noise(6, 2, seed=1)
-    rms = (y - f).square().mean().sqrt()
-    likelihood = Gaussian(rms.item(), learn=True).bind(dtype=F64)
-    (grad,) = torch.autograd.grad(likelihood.log_prob(f, y).sum(), [likelihood.log_scale])
-    assert abs(grad) < 1e-12
-
-
 @case
 def test_specs_are_plain_values(name: str) -> None:
     spec = CASES[name][0]
@@ -309,10 +304,8 @@ def test_specs_are_plain_values(name: str) -> None:
     ("make", "message"),
     [
         (lambda: Gaussian(0.0), "noise must be positive and finite, got 0.0"),
-        (lambda: Gaussian(math.inf), "noise"),
         (lambda: StudentT(df=1.0), "must exceed 1"),
         (lambda: HeteroscedasticStudentT(1.0), "HeteroscedasticStudentT df must exceed 1"),
-        (lambda: StudentT(scale=-1), "scale"),
         (lambda: HeteroscedasticGaussian(-1.0), "min_std"),
         (lambda: Categorical(class_axis=1), "counts from the end"),
     ],
@@ -328,13 +321,11 @@ def test_invalid_specs_are_errors(make: Callable[[], Likelihood], message: str) 
         (Gaussian(), (6, 1), torch.zeros(6), r"need \(6, 1\); use y.unsqueeze\(-1\)"),
         (Gaussian(), (6,), torch.zeros(6, 1), r"use y.squeeze\(-1\)"),
         (Gaussian(), (6,), torch.tensor([math.nan] * 6), "finite"),
-        (Gaussian(), (2,), torch.zeros(2, dtype=torch.complex64), "real"),
         (HeteroscedasticGaussian(), (6, 3), torch.zeros(6, 1), "even"),
         (HeteroscedasticGaussian(), (6, 4), torch.zeros(6, 4), r"need \(6, 2\)"),
         (Categorical(), (6,), torch.zeros(6, dtype=torch.long), "no batch axis"),
         (Categorical(), (6, 3), torch.zeros(6), r"class indices .* classes pass y.long\(\)"),
         (Categorical(), (6, 1), torch.rand(6, 1), r"for numbers pass likelihood=bayou.Gaussian\("),
-        (Categorical(), (6,), torch.rand(6), r"likelihood=bayou.Gaussian\("),
         (Categorical(), (3, 3), torch.eye(3), r"one-hot vectors pass y.argmax\(-1\)"),
         (Categorical(), (3, 3), torch.eye(3, dtype=torch.long), "not one-hot"),
         (
@@ -346,7 +337,6 @@ def test_invalid_specs_are_errors(make: Callable[[], Likelihood], message: str) 
         (Categorical(), (2, 3), torch.tensor([-100, 0]), "got -100"),
         (Categorical(), (6, 3, 4, 5), torch.zeros(6, 4, 5, dtype=torch.long), r"class_axis=-3"),
         (Bernoulli(), (2,), torch.tensor([0.0, 0.5]), "must be 0 or 1"),
-        (Poisson(), (2,), torch.tensor([0, -1]), "counts"),
         (Poisson(), (2,), torch.tensor([0, 1.5]), "counts"),
     ],
 )
@@ -357,15 +347,29 @@ def test_invalid_targets_are_errors(
         spec.bind().validate(f_shape, y)
 
 
-def test_log_prob_never_broadcasts_a_batch_against_itself() -> None:
-    """f (B, 1) - y (B,) would be (B, B): the classical silent bug of regression."""
-    with pytest.raises(ValueError, match=r"need \(6, 1\)"):
-        Gaussian().bind().log_prob(torch.zeros(6, 1), torch.zeros(6))
-
-
 def test_booleans_and_empty_batches_are_valid() -> None:
     Bernoulli().bind().validate((2,), torch.tensor([True, False]))
     Categorical().bind().validate((0, 3), torch.zeros(0, dtype=torch.long))
     assert Categorical().bind().log_prob(
         torch.zeros(4, 0, 3), torch.zeros(0, dtype=torch.long)
     ).shape == (4, 0)
+
+
+def test_a_likelihood_needs_a_density_and_a_cdf_only() -> None:
+    """An exponential y with the rate exp(f): moments, draws and quantiles follow."""
+
+    class Exponential(BoundLikelihood):
+        def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+            return torch.where(y > 0, f - f.exp() * y, -math.inf)
+
+        def cdf(self, f: Tensor, y: Tensor) -> Tensor:
+            return -torch.expm1(-f.exp() * y.clamp_min(0.0))
+
+    likelihood, f = Exponential(), torch.tensor([[0.0, 1.5]], dtype=F64)
+    draws = likelihood.sample(f[0], 4000, seed=0)
+    torch.testing.assert_close(likelihood.sample(f[0], 9, seed=0), draws[:9])
+    mean = (-f[0]).exp()
+    assert ((draws.mean(0) - mean).abs() < 5 * mean / math.sqrt(4000)).all()
+    p = Predictive(likelihood, f)
+    torch.testing.assert_close(p.mean, mean, rtol=0.1, atol=0)
+    torch.testing.assert_close(p.quantile(0.3), -mean * math.log(0.7))

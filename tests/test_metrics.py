@@ -11,7 +11,6 @@ import scipy.integrate
 import scipy.stats
 import sklearn.metrics
 import torch
-from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from bayou import metrics
@@ -25,21 +24,11 @@ from bayou.likelihoods import (
     StudentT,
 )
 from bayou.likelihoods.predictive import Predictive
-
-F64 = torch.float64
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+from tests.test_likelihoods import F64, noise
 
 
 def predictive(likelihood: Likelihood, outputs: Tensor) -> Predictive:
     return Predictive(likelihood.bind(dtype=outputs.dtype), outputs)
-
-
-def from_probabilities(p: Tensor) -> Predictive:
-    """One sample of the network with exactly these class probabilities, where float allows."""
-    return predictive(Categorical(), p.log().unsqueeze(0))
 
 
 CLASSES = predictive(Categorical(), 2 * noise(9, 300, 4))
@@ -80,22 +69,16 @@ def test_bernoulli_is_two_classes() -> None:
     )
 
 
-def slow_ece(confidence: np.ndarray, hits: np.ndarray, edges: list[float]) -> float:
-    total = 0.0
-    for low, high in pairwise(edges):
-        inside = (confidence > low) & (confidence <= high)
-        if inside.any():
-            total += inside.mean() * abs(hits[inside].mean() - confidence[inside].mean())
-    return total
-
-
 @pytest.mark.parametrize("bins", [1, 10, 15])
 def test_ece_of_equal_width_against_a_loop(bins: int) -> None:
     confidence, hits = (t.numpy() for t in metrics.confidence_and_hits(CLASSES, LABELS))
-    edges = [k / bins for k in range(bins + 1)]
-    assert metrics.ece(CLASSES, LABELS, bins) == pytest.approx(
-        slow_ece(confidence, hits, edges), abs=1e-12
-    )
+    expected = 0.0
+    for low, high in pairwise(k / bins for k in range(bins + 1)):
+        inside = (confidence > low) & (confidence <= high)
+        if inside.any():
+            gap = hits[inside].mean() - confidence[inside].mean()
+            expected += inside.mean() * abs(gap)
+    assert metrics.ece(CLASSES, LABELS, bins) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.peers
@@ -118,17 +101,6 @@ def test_a_confidence_of_one_is_in_the_last_bin() -> None:
     assert metrics.ece(sure, torch.tensor([0, 1])) == pytest.approx(0.475, abs=1e-12)
 
 
-def test_calibrated_predictions_have_little_ece() -> None:
-    """Labels drawn from the prediction: ECE is of the order of its noise, √(bins/N)/2 at most."""
-    n = 20_000
-    p = (2 * noise(n, 3)).softmax(-1)
-    u = torch.from_numpy(np.random.default_rng(0).random((n, 1)))
-    y = (p.cumsum(-1) < u).sum(-1).clamp_max(2)
-    assert metrics.ece(from_probabilities(p), y) < 0.5 * math.sqrt(15 / n)
-    overconfident = from_probabilities((3 * p.log()).softmax(-1))
-    assert metrics.ece(overconfident, y) > 0.1
-
-
 def test_classes_on_a_map_are_scored_in_every_place() -> None:
     f = noise(4, 6, 3, 5, 5)
     y = torch.randint(3, (6, 5, 5), generator=torch.Generator().manual_seed(0))
@@ -141,19 +113,12 @@ def test_classes_on_a_map_are_scored_in_every_place() -> None:
 # --- uncertainty -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(-5, 5), min_size=1, max_size=30),
-    st.lists(st.integers(-5, 5), min_size=1, max_size=30),
+@pytest.mark.parametrize(
+    ("a", "b"), [([1, 1, 2], [1, 3]), ([-5, 0, 0, 4], [0]), ([100], [200, 300])]
 )
 def test_auroc_against_scikit_learn_with_ties(a: list[int], b: list[int]) -> None:
     expected = sklearn.metrics.roc_auc_score([0] * len(a) + [1] * len(b), a + b)
     assert metrics.auroc(torch.tensor(a), torch.tensor(b)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_auroc_of_large_scores_is_exact() -> None:
-    """Scores that a sigmoid would round to the same 1."""
-    assert metrics.auroc(torch.tensor([100.0]), torch.tensor([200.0, 300.0])) == 1.0
 
 
 def test_error_rejection_against_a_loop() -> None:
@@ -196,8 +161,6 @@ def test_standard_error() -> None:
     values = [0.1, 0.4, 0.25, 0.9]
     assert metrics.standard_error(values) == pytest.approx(scipy.stats.sem(values), rel=1e-12)
     assert math.isnan(metrics.standard_error([1.0]))
-    with pytest.raises(ValueError, match="no values"):
-        metrics.standard_error([])
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -230,24 +193,6 @@ def test_crps_of_gaussian_mixtures_against_the_integral(
     assert metrics.crps(p, y) == pytest.approx(crps_by_integral(p, y), rel=1e-6)
 
 
-def test_crps_of_one_gaussian_is_the_textbook_one() -> None:
-    """CRPS(N(m, s²), y) = s·(z(2Φ(z) − 1) + 2φ(z) − 1/√π) (Gneiting & Raftery 2007)."""
-    p, y = (
-        predictive(Gaussian(2.0), torch.zeros(1, 1, 1, dtype=F64)),
-        torch.tensor([[3.0]], dtype=F64),
-    )
-    z, normal = 1.5, scipy.stats.norm
-    expected = 2 * (z * (2 * normal.cdf(z) - 1) + 2 * normal.pdf(z) - 1 / math.sqrt(math.pi))
-    assert metrics.crps(p, y) == pytest.approx(expected, rel=1e-12)
-
-
-def test_crps_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    p, y = predictive(Gaussian(0.7), noise(6, 50, 1)), noise(50, 1, seed=9)
-    whole = metrics.crps(p, y)
-    monkeypatch.setattr("bayou.likelihoods.mixtures.CHUNK", 100)
-    assert metrics.crps(p, y) == pytest.approx(whole, rel=1e-12)
-
-
 @pytest.mark.parametrize("likelihood", [StudentT(5.0, 0.7), Poisson()])
 def test_crps_from_draws_against_the_integral(likelihood: Likelihood) -> None:
     """The mean of 5 estimates from 20,000 draws; the tolerance is 4 of its standard errors (sd of
@@ -257,7 +202,7 @@ def test_crps_from_draws_against_the_integral(likelihood: Likelihood) -> None:
     y = torch.tensor([[0.0], [1.0], [4.0], [2.0], [1.0]], dtype=F64)
     draws = 20_000
     assert metrics.crps(p, y, draws=draws) == pytest.approx(
-        crps_by_integral(p, y, points=10_001), abs=4 * 3 / math.sqrt(5 * draws)
+        crps_by_integral(p, y, points=2001), abs=4 * 3 / math.sqrt(5 * draws)
     )
 
 
@@ -373,18 +318,6 @@ def test_total_variation_of_mixtures_against_the_integral() -> None:
         assert exact - 1e-3 < metrics.total_variation(*parts) < exact + 1e-6
 
 
-def test_total_variation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = (
-        predictive(Gaussian(0.3), noise(5, 40, 2)),
-        predictive(Gaussian(0.5), noise(3, 40, 2, seed=1)),
-    )
-    whole = metrics.total_variation(a, b)
-    monkeypatch.setattr("bayou.metrics.distance.ROWS", 7)
-    assert metrics.total_variation(a, b) == pytest.approx(
-        whole, abs=1e-3
-    )  # other draws say where to look
-
-
 def test_total_variation_of_counts_is_a_sum() -> None:
     a, b = predictive(Poisson(), noise(3, 20)), predictive(Poisson(), noise(2, 20, seed=1))
     k = np.arange(200)[:, None, None]
@@ -401,11 +334,11 @@ def test_total_variation_of_counts_is_a_sum() -> None:
             "for classes",
         ),
         (lambda: metrics.rmse(CLASSES, LABELS), "for numbers, got classes"),
-        (lambda: metrics.crps(CLASSES, LABELS), "use accuracy, nll or brier"),
         (lambda: metrics.brier(CLASSES, LABELS[:5]), r"y has shape \(5,\)"),
         (lambda: metrics.ece(CLASSES, LABELS, bins=0), "bins must be"),
         (lambda: metrics.nll(CLASSES, LABELS, scale=2.0), "only a continuous y has a scale"),
         (lambda: metrics.auroc(torch.zeros(0), torch.zeros(3)), "both sides, got 0 and 3"),
+        (lambda: metrics.standard_error([]), "no values"),
         (lambda: metrics.auroc(torch.tensor([math.nan]), torch.zeros(3)), "nan"),
         (
             lambda: metrics.error_rejection(CLASSES, LABELS, by=torch.zeros(3)),
@@ -416,10 +349,6 @@ def test_total_variation_of_counts_is_a_sum() -> None:
         (
             lambda: metrics.agreement(CLASSES, predictive(Categorical(), noise(1, 7, 4))),
             r"got \(300, 4\) and \(7, 4\); predict",
-        ),
-        (
-            lambda: metrics.total_variation(CLASSES, predictive(Categorical(), noise(1, 300, 3))),
-            r"got \(300, 4\) and \(300, 3",
         ),
         (
             lambda: metrics.total_variation(CLASSES, predictive(Gaussian(1.0), noise(1, 300, 1))),

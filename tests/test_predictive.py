@@ -8,7 +8,6 @@ import scipy.integrate
 import scipy.optimize
 import scipy.stats
 import torch
-from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from bayou.likelihoods import (
@@ -16,33 +15,15 @@ from bayou.likelihoods import (
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
-    HeteroscedasticStudentT,
     Likelihood,
     Poisson,
     StudentT,
     mixtures,
 )
 from bayou.likelihoods.predictive import Predictive
+from tests.test_likelihoods import CASES as ALL_CASES, F64, noise
 
-F64 = torch.float64
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-# (spec, outputs (S, B, *out), the shape of one y)
-CASES: dict[str, tuple[Likelihood, Tensor, tuple[int, ...]]] = {
-    "gaussian": (Gaussian(0.3), noise(20, 7, 2), (7, 2)),
-    "gaussian flat": (Gaussian(0.3), noise(20, 7), (7,)),
-    "student": (StudentT(4.0, 0.3), noise(20, 7, 2), (7, 2)),
-    "heteroscedastic": (HeteroscedasticGaussian(), noise(20, 7, 4), (7, 2)),
-    "heteroscedastic student": (HeteroscedasticStudentT(4.0), noise(20, 7, 4), (7, 2)),
-    "categorical": (Categorical(), 2 * noise(20, 7, 5), (7,)),
-    "categorical image": (Categorical(-3), 2 * noise(20, 7, 5, 2, 3), (7, 2, 3)),
-    "bernoulli": (Bernoulli(), 2 * noise(20, 7, 2), (7, 2)),
-    "poisson": (Poisson(), 1 + noise(20, 7, 2), (7, 2)),
-}
+CASES = {name: (spec, f, tuple(y.shape)) for name, (spec, f, y, _) in ALL_CASES.items()}
 case = pytest.mark.parametrize("name", CASES)
 
 
@@ -58,19 +39,19 @@ def test_shapes_dtypes_and_the_law_of_total_variance(name: str) -> None:
         moment = (*event, 5) if name.startswith("categorical") else event
         for value in (p.mean, p.std, p.epistemic_std, p.aleatoric_std):
             assert (tuple(value.shape), value.dtype) == (moment, dtype)
-        assert p.means.shape == (20, *moment)
+        assert p.means.shape == (4, *moment)
         torch.testing.assert_close(p.mean, p.means.mean(0))
         torch.testing.assert_close(p.epistemic_std, p.means.std(0, correction=0))
         torch.testing.assert_close(
             p.std.square(), p.epistemic_std.square() + p.aleatoric_std.square()
         )
         for value in (p.entropy, p.mutual_information):
-            assert (tuple(value.shape), value.dtype) == ((7,), dtype)
+            assert (tuple(value.shape), value.dtype) == ((6,), dtype)
             assert value.isfinite().all()
         assert p.quantile([0.2, 0.5]).shape == (2, *event)
         y = p.sample(3, seed=0)
         assert y.shape == (3, *event)
-        assert (p.log_prob(y[0]).shape, p.log_prob(y[0]).dtype) == ((7,), dtype)
+        assert (p.log_prob(y[0]).shape, p.log_prob(y[0]).dtype) == ((6,), dtype)
 
 
 @case
@@ -92,8 +73,12 @@ def test_draws_of_y_have_the_mean_the_std_and_the_quantiles(name: str) -> None:
 def test_the_expected_log_score_is_minus_the_entropy(name: str) -> None:
     """H[y] = −E log p(y), exactly so for one coordinate: entropy, sample and log_prob agree."""
     spec, outputs, event = CASES[name]
-    if name == "categorical image" or "heteroscedastic" in name:
-        outputs = outputs[..., :1, :1] if name == "categorical image" else outputs[..., ::2]
+    if name == "categorical image":
+        outputs = outputs[..., :1, :1]
+    elif name == "categorical sequence":
+        outputs = outputs[:, :, :1]
+    elif "heteroscedastic" in name:
+        outputs = outputs[..., ::2]
     elif len(event) > 1:
         outputs = outputs[..., :1]
     p, n = Predictive(spec.bind(dtype=F64), outputs), 600
@@ -106,10 +91,11 @@ def test_information_is_positive_zero_without_disagreement_and_bounded(name: str
     p = made(name)
     coordinates = math.prod(CASES[name][2][1:])
     assert (p.mutual_information > 0).all()
-    assert (p.mutual_information <= coordinates * math.log(20) + 1e-9).all()
+    torch.testing.assert_close(p.aleatoric_entropy + p.mutual_information, p.entropy)
+    assert (p.mutual_information <= coordinates * math.log(4) + 1e-9).all()
     if name.startswith(("categorical", "bernoulli", "poisson")):
         assert (p.mutual_information <= p.entropy).all()
-    agreed = Predictive(p.likelihood, p.outputs[:1].expand(20, *p.outputs.shape[1:]))
+    agreed = Predictive(p.likelihood, p.outputs[:1].expand(4, *p.outputs.shape[1:]))
     assert (agreed.mutual_information < 1e-7 * coordinates).all()
     assert (agreed.epistemic_std < 1e-12).all()
 
@@ -148,25 +134,7 @@ def test_log_prob_survives_where_every_probability_underflows() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(-50, 50), st.floats(-4, 3)), min_size=1, max_size=6),
-    st.one_of(st.floats(0.001, 0.999), st.sampled_from([1e-9, 0.5, 1 - 1e-9])),
-)
-def test_quantiles_of_a_gaussian_mixture_invert_its_cdf(
-    components: list[tuple[float, float]], q: float
-) -> None:
-    f = torch.tensor(components, dtype=F64)[:, None]
-    p = Predictive(HeteroscedasticGaussian().bind(), f)
-    y = p.quantile(q).item()
-    means, stds = f[:, 0, 0].numpy(), np.exp(0.5 * f[:, 0, 1].numpy())
-    if q <= 0.5:
-        assert scipy.stats.norm.cdf(y, means, stds).mean() == pytest.approx(q, rel=1e-9)
-    else:
-        assert scipy.stats.norm.sf(y, means, stds).mean() == pytest.approx(1 - q, rel=1e-9)
-
-
-@pytest.mark.parametrize("q", [1e-6, 0.05, 0.3, 0.5, 0.95])
+@pytest.mark.parametrize("q", [1e-6, 0.3, 0.5, 0.95])
 def test_quantiles_are_scipys_roots(q: float) -> None:
     f = 2 * noise(15, 4)
     for spec, family in ((Gaussian(0.5), scipy.stats.norm), (StudentT(3.0, 0.5), scipy.stats.t)):
@@ -228,7 +196,7 @@ def test_the_entropy_of_a_poisson_mixture_is_the_sum(rates: list[float]) -> None
     assert p.entropy.item() == pytest.approx(scipy.special.entr(pmf).sum(), abs=3e-5)
 
 
-@case
+@pytest.mark.parametrize("name", ["gaussian", "categorical image", "poisson"])
 def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = made(name)
     y = p.sample(1, seed=0)[0]
@@ -315,13 +283,3 @@ def test_what_is_traced_is_computed_without_a_look_at_values_and_the_same(
     for one, other in zip(after, before, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     assert p.likelihood.traceable == ("entropy", "mutual_information")
-
-
-def test_the_entropy_has_an_aleatoric_and_an_epistemic_part() -> None:
-    f = torch.randn(5, 7, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    p = Predictive(Gaussian(0.3).bind(dtype=f.dtype), f)
-    assert torch.allclose(p.aleatoric_entropy + p.mutual_information, p.entropy, rtol=0, atol=1e-12)
-    exact = 0.5 * math.log(2 * math.pi * math.e * 0.3**2)
-    assert torch.allclose(
-        p.aleatoric_entropy, torch.full((7,), exact, dtype=f.dtype), rtol=0, atol=1e-12
-    )

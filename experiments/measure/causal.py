@@ -54,7 +54,7 @@ from bayou.flows import (
     pixelcnn,
     transformer_flow,
 )
-from bayou.flows.fitting.fit import Check
+from bayou.flows.fitting.fit import HistoryRow
 from experiments.measure.parallel import keep, kept, made, spread
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -173,7 +173,7 @@ def train(
         torch.optim.AdamW, betas=(0.9, 0.98), weight_decay=1e-3, fused=True, capturable=cuda
     )
 
-    def say(check: Check) -> None:
+    def say(check: HistoryRow) -> None:
         print(
             f"  {row}: step {check.step}: held out {check.score / scale / math.log(2):.4f}",
             flush=True,

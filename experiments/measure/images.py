@@ -37,7 +37,7 @@ from torch import Tensor
 from bayou import flows
 from bayou.core import rng
 from bayou.data import load
-from bayou.flows.fitting.fit import Check
+from bayou.flows.fitting.fit import HistoryRow
 from experiments.measure.images_speed import memory, speed
 from experiments.measure.parallel import keep, kept, made, spread
 
@@ -134,7 +134,7 @@ def train(flow: flows.Flow, x: Tensor, row: Row, seed: int) -> dict[str, Any]:
     curve: list[list[float]] = []
     begun = time.monotonic()
 
-    def note(check: Check) -> None:
+    def note(check: HistoryRow) -> None:
         curve.append(
             [round(time.monotonic() - begun, 1), check.step, round(check.score / scale, 4)]
         )

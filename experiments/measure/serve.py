@@ -1,5 +1,4 @@
-"""``bayou serve`` beside the server it had before and a bare FastAPI handler: speed, attacks,
-memory.
+"""The speed of ``bayou serve``, of the server it had before and of a bare FastAPI handler.
 
     python -m experiments.measure.serve --out experiments/results/serve.md
 
@@ -162,57 +161,6 @@ def head(*lines: str) -> bytes:
     return "".join(f"{line}\r\n" for line in ("POST /predict HTTP/1.1", *lines, "")).encode()
 
 
-def attacks(row: dict[str, float]) -> dict[str, bytes]:
-    good, host = json.dumps({"rows": [row]}).encode(), "Host: localhost"
-
-    def sized(body: bytes, *lines: str) -> bytes:
-        return head(host, f"Content-Length: {len(body)}", *lines) + body
-
-    keys = [{f"k{n}_{k}": 1 for k in range(20)} for n in range(2000)]
-    length = f"Content-Length: {len(good)}"
-    return {
-        "9 MiB": sized(b" " * 9 * 2**20),
-        "a claim of 10 GB": head(host, "Content-Length: 10000000000") + b"{",
-        "20,000 rows": sized(json.dumps({"rows": [{}] * 20_000}).encode()),
-        "two Content-Lengths": head(host, length, "Content-Length: 5") + good,
-        "the same Content-Length twice": head(host, length, length) + good,
-        "Content-Length and chunks": head(host, length, "Transfer-Encoding: chunked")
-        + b"0\r\n\r\n",
-        "`Content-Length :`": head(host, length.replace(":", " :")) + good,
-        "a head of 1 MiB": head(host, "X: " + "a" * 2**20),
-        "no JSON": sized(b"{"),
-        "100,000 brackets": sized(b"[" * 100_000),
-        "NaN": sized(b'{"rows": [{"age": NaN}]}'),
-        "an integer of 100,000 digits": sized(b'{"rows": [{"age": 1%s}]}' % (b"0" * 100_000)),
-        "text/plain": sized(good, "Content-Type: text/plain"),
-        "a body that stops (limit: 1 s)": head(host, length) + b"{",
-        "a head that stops (limit: 1 s)": b"POST /pre",
-        "2,000 rows × 20 keys of their own": sized(json.dumps({"rows": keys}).encode()),
-    }
-
-
-def attack(port: int, data: bytes, patience: float = 5.0) -> str:
-    """The status of the answer and how long it took."""
-    start, found = time.perf_counter(), b""
-    with socket.create_connection(("127.0.0.1", port), timeout=patience) as connection:
-        try:
-            with contextlib.suppress(ConnectionError):  # it may be refused before all is sent
-                connection.sendall(data)
-            found = connection.recv(2**16)
-            word = found.split()[1].decode() if found else "closed"
-        except TimeoutError:
-            return f"no answer in {patience:g} s"
-        except ConnectionError:
-            word = "closed"
-    return f"{word}, {time.perf_counter() - start:.2f} s"
-
-
-def resident(process: int) -> float:
-    """MiB that a process has in memory."""
-    text = Path(f"/proc/{process}/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
-
-
 def speed(run: Path, old: Path, row: dict[str, float], seconds: float, rounds: int) -> list[str]:
     lines = [
         "| posterior | clients | server | requests/s | × before | p50, ms | p99, ms |",
@@ -242,62 +190,14 @@ def speed(run: Path, old: Path, row: dict[str, float], seconds: float, rounds: i
     return lines
 
 
-def safety(run: Path, old: Path, row: dict[str, float], bad: int) -> list[str]:
-    lines = ["| attack | before | bayou serve |", "|---|---|---|"]
-    serve = [
-        sys.executable,
-        "-m",
-        "bayou",
-        "serve",
-        str(run),
-        "--method",
-        "map",
-        "--port",
-        "0",
-        "-q",
-    ]
-    cases = attacks(row)
-    with started(serve, old) as (
-        _,
-        port,
-    ):  # ended before the other starts: it computes the last attack for minutes
-        before = {name: attack(port, data) for name, data in cases.items()}
-    with started([*serve, "--read-timeout", "1"], ROOT) as (process, port):
-        for name, data in cases.items():
-            lines.append(f"| {name} | {before[name]} | {attack(port, data)} |")
-            print(lines[-1], flush=True)
-        body = json.dumps({"rows": [row]}).encode()
-        good = head("Host: localhost", f"Content-Length: {len(body)}") + body
-        with contextlib.ExitStack() as stack:
-            for n in range(300):
-                slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                slow.sendall(good[: 10 + n % 200])
-            lines.append(f"| a request beside 300 that stop |  | {attack(port, good)} |")
-            print(lines[-1], flush=True)
-        kinds = [data for name, data in cases.items() if len(data) < 2**17 and "limit" not in name]
-        memory = {0: resident(process)}
-        for n in range(bad):
-            attack(port, kinds[n % len(kinds)])
-            if n + 1 in (bad // 10, bad // 2, bad):
-                memory[n + 1] = resident(process)
-    words = ", ".join(f"{size:.0f} MiB after {n:,}" for n, size in memory.items())
-    return [
-        *lines,
-        "",
-        f"Resident memory over bad requests (small ones of the table, in turn): {words}.",
-    ]
-
-
-def main(
-    seconds: float = 2.0, rounds: int = 3, steps: int = 60, bad: int = 10_000, before: str = BEFORE
-) -> str:
+def main(seconds: float = 2.0, rounds: int = 3, steps: int = 60, before: str = BEFORE) -> str:
     with tempfile.TemporaryDirectory() as folder, worktree(before) as old:
         row, run = train(Path(folder), steps)[0], Path(folder, "run")
         lines = speed(run, old, row, seconds, rounds)
         name = platform.processor() or platform.machine()
         lines += ["", f"torch {torch.__version__}, {name}, {os.cpu_count()} cores, load average "]
         lines[-1] += f"{os.getloadavg()[0]:.0f}, {rounds} rounds of {seconds:g} s each, float32."
-        return "\n".join([*lines, "", *safety(run, old, row, bad), ""])
+        return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
@@ -307,7 +207,6 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--bad", type=int, default=10_000)
     parser.add_argument("--before", metavar="COMMIT", default=BEFORE)
     parser.add_argument("--out", metavar="FILE.md")
     parser.add_argument("--bare", nargs=2, help=argparse.SUPPRESS)

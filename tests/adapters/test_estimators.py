@@ -26,17 +26,16 @@ from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
 from bayou.app.runs.config import Config
 from bayou.select.settings import TRAINING
 
-QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5}
+# Neither a given prior nor, in a regression, a given noise is searched for.
+NOISE = bayou.Gaussian(0.115)
+QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5, "prior": 1.0}
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
-QUICKEST = QUICK | {
-    "steps": 8,
-    "lr": 0.15,
-}  # MNF fits five times, to select the layers that are random
-pytestmark = pytest.mark.usefixtures("short_searches")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([BayesClassifier("map", **QUICKER), BayesRegressor("map", **QUICKER)])
+@parametrize_with_checks(
+    [BayesClassifier("map", **QUICKER), BayesRegressor("map", likelihood=NOISE, **QUICKER)]
+)
 def test_sklearn_compatible(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -45,7 +44,7 @@ def test_sklearn_compatible(estimator: Any, check: Any) -> None:
 @pytest.mark.filterwarnings(
     "ignore::bayou.inference.baseline_checks.WorseThanModeWarning"
 )  # after so few steps, of some ten rows
-@parametrize_with_checks([BayesClassifier("mnf", **QUICKEST), BayesRegressor("laplace", **QUICKER)])
+@parametrize_with_checks([BayesRegressor("laplace", likelihood=NOISE, **QUICKER)])
 def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -73,15 +72,13 @@ def line(n: int = 80, noise: float = 20.0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def regressor(short_searches: None) -> BayesRegressor:
+def regressor() -> BayesRegressor:
     x, y = line()
-    return BayesRegressor("ffg", hidden=(20,), steps=200, lr=1e-2, random_state=0).fit(x, y)
+    settings = QUICK | {"hidden": (20,), "steps": 200, "lr": 1e-2, "samples": 100}
+    return BayesRegressor("ffg", likelihood=NOISE, **settings, random_state=0).fit(x, y)
 
 
 def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
-    """Mean, standard deviation, interval and density of y itself, though the network saw
-    standardized targets.
-    """
     x, y = line()
     new = line(400)[0][80:]
     truth = 1000 + 300 * new[:, 0]
@@ -93,20 +90,13 @@ def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
     assert upper - lower == pytest.approx(2 * 1.645 * std, rel=0.05)  # close to a Gaussian
     p = regressor.predictive(x)
     assert p.mean.numpy() == pytest.approx(regressor.predict(x))
-    by_hand = np.exp(p.log_prob(torch.as_tensor(y)).numpy())
-    sampled = p.likelihood.location_log_scale(p.outputs)
-    each = (
-        torch.distributions.Normal(sampled[0], sampled[1].exp())
-        .log_prob(torch.as_tensor(y))
-        .exp()
-        .mean(0)
-    )
-    assert by_hand == pytest.approx(each.numpy(), rel=1e-6)
+    location, log_scale = p.likelihood.location_log_scale(p.outputs)
+    densities = torch.distributions.Normal(location, log_scale.exp()).log_prob(torch.as_tensor(y))
+    log_prob = p.log_prob(torch.as_tensor(y))
+    torch.testing.assert_close(log_prob.exp(), densities.exp().mean(0), rtol=1e-6, atol=0)
     lower, upper = regressor.predict_interval(x, level=0.9)
-    covered = ((y > lower) & (y < upper)).mean()
-    assert (
-        abs(covered - 0.9) < 3 * (0.9 * 0.1 / len(y)) ** 0.5
-    )  # as many as promised, in the units of y
+    coverage = ((y > lower) & (y < upper)).mean()
+    assert abs(coverage - 0.9) < 3 * (0.9 * 0.1 / len(y)) ** 0.5
     assert regressor.score(x, y) > 0.95
 
 
@@ -145,12 +135,10 @@ def test_counts_stay_counts() -> None:
 
 def test_without_standardizing() -> None:
     x, y = line()
-    model = BayesRegressor("map", standardize=False, **QUICK | {"steps": 20}, random_state=0).fit(
-        x, y
-    )
+    model = BayesRegressor("map", standardize=False, likelihood=NOISE, **QUICKER).fit(x, y)
     assert model.y_mean_ == 0
     assert model.x_scale_ == 1
-    model = BayesRegressor("map", **QUICK, random_state=0).fit(
+    model = BayesRegressor("map", likelihood=NOISE, **QUICKER).fit(
         np.hstack([x, np.full_like(x, 7.0)]), y
     )
     assert model.x_scale_[1] == 1  # a constant column
@@ -172,7 +160,7 @@ def test_classes_may_be_words() -> None:
 
 def test_same_seed_same_model() -> None:
     X, y = load_iris(return_X_y=True)
-    first = BayesClassifier("ffg", **QUICK, random_state=3).fit(X, y)
+    first = BayesClassifier("ensemble", members=2, **QUICKER, random_state=3).fit(X, y)
     again = clone(first).fit(X, y)
     other = clone(first).set_params(random_state=4).fit(X, y)
     assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
@@ -182,7 +170,9 @@ def test_same_seed_same_model() -> None:
 @pytest.mark.slow
 def test_pipeline_grid_search_and_cross_validation() -> None:
     x, y = line()
-    model = make_pipeline(PolynomialFeatures(2), BayesRegressor("map", **QUICK, random_state=0))
+    model = make_pipeline(
+        PolynomialFeatures(2), BayesRegressor("map", likelihood=NOISE, **QUICK, random_state=0)
+    )
     assert cross_val_score(model, x, y, cv=2).min() > 0.5
     grid = {
         "bayesregressor__prior": [1e-3, 1.0],
@@ -207,9 +197,8 @@ def test_networks(net: Any, tmp_path: Path) -> None:
     X = np.random.default_rng(0).standard_normal((40, 256))
     y = X[:, 0] > 0
     shape = (1, 16, 16) if net == "lenet" else None
-    model = BayesClassifier(
-        "ffg", net=net, input_shape=shape, steps=30, samples=7, random_state=0
-    ).fit(X, y)
+    settings = {"steps": 30, "samples": 7, "prior": 1.0, "random_state": 0}
+    model = BayesClassifier("map", net=net, input_shape=shape, **settings).fit(X, y)
     path = tmp_path / "model.bayou"
     model.save(path)
     if callable(net):
@@ -233,9 +222,8 @@ def test_networks(net: Any, tmp_path: Path) -> None:
 def test_files_hold_everything(method: Any, tmp_path: Path) -> None:
     x, y = line()
     steps = 20 if isinstance(method, str) else None
-    model = BayesRegressor(
-        method, steps=steps, prior=bayou.Normal(0.7), random_state=0, samples=9
-    ).fit(x, y)
+    settings = {"prior": bayou.Normal(0.7), "likelihood": NOISE, "samples": 9, "random_state": 0}
+    model = BayesRegressor(method, steps=steps, **settings).fit(x, y)
     model.save(tmp_path / "a.bayou")
     again = BayesRegressor.load(tmp_path / "a.bayou")
     for one, two in zip(
@@ -313,25 +301,68 @@ def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.Monkey
 
 def test_the_activation_is_in_the_file(tmp_path: Path) -> None:
     x, y = np.linspace(-1, 1, 20)[:, None], np.linspace(-1, 1, 20) ** 2
-    for activation in ("Tanh", "ReLU"):
-        path = tmp_path / f"{activation}.bayou"
-        model = BayesRegressor("map", activation=activation, steps=5, random_state=0).fit(x, y)
-        model.save(path)
-        assert np.array_equal(BayesRegressor.load(path).predict(x), model.predict(x))
+    model = BayesRegressor("map", activation="Tanh", likelihood=NOISE, prior=1.0, steps=5).fit(x, y)
+    model.save(tmp_path / "a.bayou")
+    assert np.array_equal(BayesRegressor.load(tmp_path / "a.bayou").predict(x), model.predict(x))
     with pytest.raises(ValueError, match="such as 'SiLU' or 'ReLU', got 'relu'"):
         BayesRegressor("map", activation="relu").fit(x, y)
 
 
-@pytest.mark.usefixtures("short_search")
-def test_an_estimator_is_saved_with_a_recipe_as_its_method(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(40, 2))
-    y = x[:, 0] + 0.1 * generator.normal(size=40)
-    recipe = bayou.select.by_name("map", effort=0.1)
-    model = BayesRegressor(recipe, random_state=0).fit(x, y)
+def test_a_recipe_as_the_method_is_saved(tmp_path: Path) -> None:
+    x, y = line(40)
+    settings = {"likelihood": NOISE, "prior": 1.0, "random_state": 0}
+    recipe = bayou.select.by_name("map", steps=20)
+    model = BayesRegressor(recipe, **settings).fit(x, y)
     model.save(tmp_path / "model.bayou")
     again = BayesRegressor.load(tmp_path / "model.bayou")
     assert again.method == recipe
     assert np.array_equal(again.predict(x), model.predict(x))
-    by_name = BayesRegressor("map", effort=0.1, random_state=0).fit(x, y)
+    by_name = BayesRegressor("map", steps=20, **settings).fit(x, y)
     assert np.array_equal(by_name.predict(x), model.predict(x))
+
+
+def test_conformal_intervals_are_those_of_the_held_out_rows(tmp_path: Path) -> None:
+    """The fit is the same as one on the other rows."""
+    x = np.linspace(-1, 1, 120)[:, None]
+    new = np.linspace(-1, 1, 11)[:, None]
+    y = 50 + 7 * x[:, 0] + np.random.default_rng(0).normal(size=120)
+    settings = QUICKER | {"likelihood": NOISE, "random_state": 0}
+    model = BayesRegressor("map", conformal=0.25, **settings).fit(x, y)
+    assert model.held_x_.shape == (30, 1)
+    is_fitted = ~np.isin(x[:, 0], model.held_x_[:, 0])
+    assert is_fitted.sum() == 90
+    other = BayesRegressor("map", **settings).fit(x[is_fitted], y[is_fitted])
+    np.testing.assert_array_equal(other.predict(x), model.predict(x))
+    with pytest.raises(ValueError, match="no rows were held out .*: fit with conformal=0.2"):
+        other.predict_interval(x, conformal=True)
+
+    low, high = model.predict_interval(new, 0.8, conformal=True)
+    lower, upper = model.predict_interval(x[~is_fitted], 0.8)
+    errors = np.sort(np.maximum(lower - y[~is_fitted], y[~is_fitted] - upper))
+    margin = errors[25 - 1]  # ⌈31·.8⌉
+    plain_low, plain_high = model.predict_interval(new, 0.8)
+    np.testing.assert_allclose(low, plain_low - margin, rtol=1e-9)
+    np.testing.assert_allclose(high, plain_high + margin, rtol=1e-9)
+    model.save(tmp_path / "m.bayou")
+    again = BayesRegressor.load(tmp_path / "m.bayou").predict_interval(new, 0.8, conformal=True)
+    np.testing.assert_array_equal((low, high), again)
+    with pytest.raises(ValueError, match="30 held-out rows are too few for level=0.99; it needs"):
+        model.predict_interval(new, 0.99, conformal=True)
+    assert not hasattr(model.set_params(conformal=None).fit(x, y), "held_x_")
+
+
+def test_conformal_sets(tmp_path: Path) -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    model = BayesClassifier("map", conformal=0.4, random_state=0, **QUICKER).fit(X, names)
+    mask = model.predict_set(X, 0.9)
+    assert (mask.shape, mask.dtype) == ((150, 3), np.dtype(bool))
+    rows = [np.flatnonzero((row == X).all(1))[0] for row in model.held_x_]
+    is_held_out = np.isin(np.arange(150), rows)
+    assert mask[is_held_out, y[is_held_out]].mean() >= 0.9  # ⌈61·.9⌉ of 60 at least
+    assert model.predict_set(X, 0.9, score="aps", empty=False).any(1).all()
+    model.save(tmp_path / "m.bayou")
+    np.testing.assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(X), mask)
+    for fraction in (1.5, True, 3):
+        with pytest.raises(ValueError, match="conformal must be a fraction"):
+            BayesClassifier("map", conformal=fraction).fit(X, y)

@@ -308,13 +308,3 @@ def test_bad_input_of_an_adapter_is_a_sentence(
         bayou.fit(
             net, DataLoader(changed, batch_size=8), bayou.VI(bayou.MeanField(), epochs=1), **options
         )
-
-
-def test_the_last_layer_of_a_trained_network() -> None:
-    net, batch = vit()
-    rows = [{name: value[i] for name, value in batch.items()} for i in range(24)]
-    method = bayou.Laplace(where="last", start=None)
-    posterior = bayou.fit(net, DataLoader(rows, batch_size=8), method=method, progress=False)
-    assert posterior.predict({"pixel_values": batch["pixel_values"]}).mutual_information.shape == (
-        24,
-    )

@@ -189,7 +189,7 @@ def test_pictures_are_small_and_nothing_is_left_over() -> None:
 
 
 def test_claims_name_scripts() -> None:
-    assert set(CLAIMS) <= set(EXAMPLES)
+    assert CLAIMS.keys() <= EXAMPLES.keys()
 
 
 SCRIPT = """# %% [markdown]
@@ -215,7 +215,7 @@ def test_a_result_is_stale_when_the_code_changes_not_the_text(tmp_path: Path) ->
     path.write_text(SCRIPT)
     example = make_gallery.Example(path, tmp_path)
     assert example.is_stale()
-    assert make_gallery.run(example) == ""
+    make_gallery.execute(example)
     example = make_gallery.Example(path, tmp_path)
     assert not example.is_stale()
     assert example.pictures() == {"three-1.png": "A line that goes up"}
@@ -231,15 +231,14 @@ def test_a_result_is_stale_when_the_code_changes_not_the_text(tmp_path: Path) ->
     assert make_gallery.Example(path, tmp_path).is_stale()
 
 
-def test_a_script_that_warns_or_fails_is_reported(tmp_path: Path) -> None:
+def test_warnings_and_errors_of_a_script_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "start" / "three.py"
     path.parent.mkdir()
-    for line, said in (
-        ("import warnings; warnings.warn('careful')", "careful"),
-        ("1 / 0", "ZeroDivisionError"),
-    ):
-        path.write_text(SCRIPT + line + "\n")
-        assert said in make_gallery.run(make_gallery.Example(path, tmp_path))
+    path.write_text(SCRIPT + "import warnings; warnings.warn('careful')\n1 / 0\n")
+    report = make_gallery.run(make_gallery.Example(path, tmp_path))
+    assert "careful" in report
+    assert "ZeroDivisionError" in report
+    assert make_gallery.Example(path, tmp_path).is_stale()
 
 
 def test_scripts_that_pages_name_exist() -> None:

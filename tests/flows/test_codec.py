@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import random
-import re
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bayou import flows
-from bayou.core import rng
 from bayou.flows import (
     MADE,
     Categorical,
@@ -44,13 +40,11 @@ from bayou.flows import (
 )
 from bayou.flows.discrete import codec, rans
 from bayou.flows.discrete.bijections import cnn
+from tests.flows.parameters import perturb
 
 
-def shaken(flow: Flow, size: float = 0.3) -> Flow:
-    with torch.no_grad():
-        for key, p in flow.named_parameters():
-            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
-    return flow.eval()
+def perturbed(name: str, scale: float = 0.3) -> Flow:
+    return perturb(FLOWS[name](), scale).float()
 
 
 def ideal(flow: Flow, y: Tensor) -> float:
@@ -109,31 +103,19 @@ def data(flow: Flow, rows: int) -> Tensor:
     return y if levels is None else y.clamp(0, levels - 1)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 530])
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [(name, rows) for name in FLOWS for rows in (0, 1, 100)] + [("integers", 2100)],
+)
 def test_decoding_is_exact_and_the_length_is_the_negative_log_probability(
-    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+    name: str, rows: int
 ) -> None:
-    flow = shaken(FLOWS[name]())
+    flow = perturbed(name)
     y = data(flow, rows)
-    monkeypatch.setitem(codec.BATCH_ROWS, 2, 512)
     stream = flow.compress(y)
     assert torch.equal(flow.decompress(stream), y)
     # header and states; parameters are rounded to 2^-12, and the masses to 2^-28
     assert 8 * len(stream) <= 1.0005 * ideal(flow, y) + 8 * 40
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_symbols() -> None:
-    """3.62 bits each: within 64 bits and .05 % without the header, within .1 % with it."""
-    flow = Flow(DiscretizedLogistic(100, 20, mean=0.3, scale=1.667), IntegerIdentity(100))
-    y = flow.sample(1000, seed=0)
-    bits, stream = ideal(flow, y), flow.compress(y)
-    assert bits == pytest.approx(362_394, rel=5e-3)
-    header = 3 + 1 + 4 + 8 + 4
-    assert 8 * (len(stream) - header) <= bits + 64 + 0.0005 * bits
-    assert 8 * len(stream) <= 1.001 * bits
-    assert torch.equal(flow.decompress(stream), y)
 
 
 def test_a_symbol_of_probability_zero_is_coded() -> None:
@@ -169,7 +151,7 @@ def test_lanes(lanes: int) -> None:
 
 
 def test_the_shape_the_dtype_and_the_seeds_are_kept() -> None:
-    flow = shaken(FLOWS["integers"]())
+    flow = perturbed("integers")
     y, before = data(flow, 12).reshape(3, 1, 4, 5), torch.get_rng_state()
     again = flow.decompress(flow.compress(y))
     assert (again.shape, again.dtype) == (y.shape, y.dtype)
@@ -184,7 +166,7 @@ def test_the_shape_the_dtype_and_the_seeds_are_kept() -> None:
 
 
 def test_another_number_of_threads_reads_it() -> None:
-    flow, threads = shaken(FLOWS["one after another"](), 0.1), torch.get_num_threads()
+    flow, threads = perturbed("one after another", 0.1), torch.get_num_threads()
     y = data(flow, 100)
     try:
         torch.set_num_threads(1)
@@ -212,7 +194,7 @@ CONDITIONAL: dict[str, Callable[[], Flow]] = {
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_with_a_context(name: str) -> None:
-    flow = shaken(CONDITIONAL[name](), 0.8)
+    flow = perturb(CONDITIONAL[name](), 0.8).float()
     context = torch.eye(3).repeat(7, 1)
     y = flow.sample(1, context, seed=0)[0]
     assert (flow.log_prob(y[0], torch.eye(3)).diff().abs() > 1e-3).any()
@@ -227,25 +209,20 @@ def test_with_a_context(name: str) -> None:
         flow.compress(y, [0, 1, 2])  # type: ignore[arg-type]
 
 
-def test_a_stream_of_a_gpu_is_decoded_in_the_same_batches_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    flow = shaken(FLOWS["pixel after pixel"]())
+def test_a_stream_of_a_gpu_is_decoded_on_a_cpu() -> None:
+    """Up to 1,024 rows it differs from one of a CPU by its version alone."""
+    flow = perturbed("pixel after pixel")
     y = data(flow, 20)
-    monkeypatch.setattr(codec, "BATCH_ROWS", {2: 7, 3: 11})
-    streams = [flow.compress(y)]
-    monkeypatch.setitem(codec.VERSION, "cpu", 3)
-    streams.append(flow.compress(y))
-    assert [stream[3] for stream in streams] == [2, 3]
-    assert streams[0][8:] != streams[1][8:]
-    assert all(torch.equal(flow.decompress(stream), y) for stream in streams)
+    body = flow.compress(y)[8:]
+    stream = codec.MAGIC + bytes([codec.VERSION["cuda"]]) + codec._crc(body, 3) + body
+    assert torch.equal(flow.decompress(stream), y)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    flow = shaken(FLOWS["classes"]())
+    flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
     for i in range(len(stream)):
         for bit in (0, 7):
@@ -256,7 +233,7 @@ def test_every_flipped_bit_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda s: s[:-1], "damaged or truncated"),
         (lambda s: s + b"\0", "damaged or truncated"),
@@ -266,10 +243,10 @@ def test_every_flipped_bit_is_noticed() -> None:
         (lambda s: s[:3] + b"\x07" + s[4:], "version 7, this bayou reads 2 to 3"),
     ],
 )
-def test_foreign_and_damaged_streams(change: Callable[[bytes], bytes], says: str) -> None:
-    flow = shaken(FLOWS["classes"]())
+def test_foreign_and_damaged_streams(change: Callable[[bytes], bytes], message: str) -> None:
+    flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
-    with pytest.raises(CodecError, match=says):
+    with pytest.raises(CodecError, match=message):
         flow.decompress(change(stream))
 
 
@@ -279,26 +256,26 @@ def sealed(flow: Flow, body: bytes, version: int = 2) -> bytes:
 
 
 FORGERIES = {
-    "lanes": lambda stream: (8, (1 << 40, 0, 5)),  # 8 TiB of states
-    "no lanes": lambda stream: (8, (0, 0, 5)),
-    "states": lambda stream: (8, (1, 0, 1 << 40)),
-    "axes": lambda stream: (0, (1 << 40,)),
-    "rows": lambda stream: (0, (1, 1 << 45, 0, 26)),
-    "rows by columns": lambda stream: (0, (2, 1 << 31, 1 << 31, 0, 26)),
-    "none of many": lambda stream: (0, (2, 0, 1 << 62, 0, 26)),
-    "symbols": lambda stream: (0, (1, 20, 0, 1 << 50)),
-    "least symbol": lambda stream: (0, (1, 20, 1 << 61, 26)),
-    "other symbols": lambda stream: (0, (1, 20, 2, 26)),
+    "lanes": (8, (1 << 40, 0, 5)),  # 8 TiB of states
+    "no lanes": (8, (0, 0, 5)),
+    "states": (8, (1, 0, 1 << 40)),
+    "axes": (0, (1 << 40,)),
+    "rows": (0, (1, 1 << 45, 0, 26)),
+    "rows by columns": (0, (2, 1 << 31, 1 << 31, 0, 26)),
+    "none of many": (0, (2, 0, 1 << 62, 0, 26)),
+    "symbols": (0, (1, 20, 0, 1 << 50)),
+    "least symbol": (0, (1, 20, 1 << 61, 26)),
+    "other symbols": (0, (1, 20, 2, 26)),
 }
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_stream_with_invalid_sizes_is_an_error(name: str) -> None:
-    flow = shaken(FLOWS["classes"]())
+    flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
     head = rans.read_varints(stream, 20, 4)[1]
-    where, numbers = FORGERIES[name](stream)
-    kept = stream[8:20] if where == 0 else stream[8:head]
+    header_end, numbers = FORGERIES[name]
+    kept = stream[8:20] if header_end == 0 else stream[8:head]
     forged = sealed(flow, kept + b"".join(map(rans.varint, numbers)) + stream[head:])
     tracemalloc.start()
     with pytest.raises(CodecError, match="checksum of the stream is correct, but"):
@@ -313,7 +290,7 @@ def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
     """Bytes changed, cut, doubled or run together behind the digest of the model, under a checksum
     that fits.
     """
-    flow = shaken(FLOWS[name]())
+    flow = perturbed(name)
     y = data(flow, 7)
     body, generator, refused = flow.compress(y)[8:], random.Random(0), 0
     for _ in range(100):
@@ -332,14 +309,14 @@ def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
     assert refused > 50
 
 
-@pytest.mark.parametrize("what", [10**12, None, "text", [1, 2]])
-def test_only_bytes_are_a_stream(what: Any) -> None:
+@pytest.mark.parametrize("stream", [10**12, "text"])
+def test_only_bytes_are_a_stream(stream: Any) -> None:
     with pytest.raises(CodecError, match="decompress takes the bytes"):
-        FLOWS["classes"]().decompress(what)
+        FLOWS["classes"]().decompress(stream)
 
 
 def test_another_model_is_refused() -> None:
-    flow = shaken(FLOWS["classes"]())
+    flow = perturbed("classes")
     y = data(flow, 20)
     stream, other = flow.compress(y), copy.deepcopy(flow)
     with torch.no_grad():
@@ -347,12 +324,12 @@ def test_another_model_is_refused() -> None:
     with pytest.raises(CodecError, match="written by another model.*load the weights"):
         other.decompress(stream)
     with pytest.raises(CodecError, match="written by another model"):
-        shaken(FLOWS["modulo"]()).decompress(stream)
+        perturbed("modulo").decompress(stream)
     assert torch.equal(copy.deepcopy(flow).decompress(stream), y)
 
 
 def test_a_machine_that_computes_differently_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    flow = shaken(FLOWS["integers"]())
+    flow = perturbed("integers")
     stream = flow.compress(data(flow, 50))
     below = DiscretizedLogistic.below
     monkeypatch.setattr(
@@ -417,17 +394,3 @@ def test_a_chain_checks_what_its_last_map_checks() -> None:
         chain.inverse(torch.tensor([0.0, 4.0]))
     with pytest.raises(ValueError, match="takes 0 to 3, got 1 to 4"):
         Inverse(IntegerIdentity(2, 4)).forward(torch.tensor([1.0, 4.0]))
-
-
-def test_the_code_of_the_flows_page_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flows" / "discrete.md").read_text(
-        encoding="utf-8"
-    )
-    (block,) = (
-        code
-        for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-        if "flow.compress(y)" in code
-    )
-    names = {"torch": torch, **vars(flows)}
-    exec(compile(block, "flows.md", "exec"), names)
-    assert len(names["data"]) > 300

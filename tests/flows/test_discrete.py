@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext
-from itertools import permutations, product
+from itertools import product
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from bayou.core import rng
 from bayou.flows import (
     MADE,
     Categorical,
-    Chain,
     DiscretizedLogistic,
     Flow,
     Groups,
@@ -37,25 +36,12 @@ from bayou.flows import (
 from bayou.flows.discrete.bijections import cnn, straight_through, units
 from bayou.flows.discrete.masses import DiscreteBase
 from tests.conformance.flow_properties import check
-
-
-def shaken(module: nn.Module, size: float = 0.5) -> nn.Module:
-    """Random parameters, in float64."""
-    module.double()
-    with torch.no_grad():
-        for key, p in module.named_parameters():
-            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
-    return module.eval()
+from tests.flows.parameters import perturb
 
 
 def every(classes: int, dim: int) -> Tensor:
     """All of K^D: (K^D, D)."""
     return torch.tensor(list(product(range(classes), repeat=dim)), dtype=torch.float64)
-
-
-def entropy(p: Tensor) -> float:
-    p = p[p > 0]
-    return -(p * p.log2()).sum().item()
 
 
 # --- golden numbers --------------------------------------------------------------------------------------------------
@@ -64,21 +50,6 @@ def entropy(p: Tensor) -> float:
 def test_units() -> None:
     assert (len(units(27)), len(units(256))) == (18, 128)
     assert all(u * pow(u, -1, 27) % 27 == 1 for u in units(27))
-
-
-def test_what_a_permutation_of_masses_cannot_reach() -> None:
-    """(.4, .3, .2, .1) on 2×2, put in any of its 24 orders: the marginals cost .0058 bits more than
-    the entropy.
-    """
-    mass = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-    reached = []
-    for order in permutations(range(4)):
-        square = mass[list(order)].reshape(2, 2)
-        reached.append(entropy(square.sum(0)) + entropy(square.sum(1)))
-    assert min(reached) - entropy(mass) == pytest.approx(0.0058, abs=5e-5)
-    data = mass.reshape(2, 2)
-    found = entropy(data.sum(0)) + entropy(data.sum(1)) - entropy(mass)
-    assert found == pytest.approx(0.0058, abs=5e-5)
 
 
 def xor_rows() -> Tensor:
@@ -99,9 +70,6 @@ def test_xor_is_found_by_straight_through_gradients(autoregressive: bool) -> Non
         nn.init.normal_(flow.base.table, std=0.1)  # a base that is even has no gradient
         fit(flow, y, steps=150, lr=0.1, validation=0, progress=False, patience=None)
     assert -flow.log_prob(y).mean().item() / math.log(2) == pytest.approx(1.4689956, abs=2e-4)
-    assert entropy(torch.tensor([0.45, 0.05, 0.05, 0.45]).double()) == pytest.approx(
-        1.4689956, abs=1e-7
-    )
 
 
 def logistic_mass(x: int, mean: str, scale: str) -> float:
@@ -128,25 +96,11 @@ def test_the_tails_are_accurate(x: int, mean: str, scale: str) -> None:
     )
 
 
-def test_no_floor_of_26_bits() -> None:
-    base = DiscretizedLogistic(1, mean=0.12, scale=1.0).double()
-    bits = -base.log_prob(torch.tensor([85.0], dtype=torch.float64)).item() / math.log(2)
-    assert bits == pytest.approx(122.4, abs=0.05)
-    assert -math.log2(2.0**-bits + 1e-8) == pytest.approx(26.6, abs=0.05)
-
-
 # --- masses ----------------------------------------------------------------------------------------------------------
 
 
-class Square(nn.Module):
-    """A network of a group of a (1, 2, 2) event: (n, 2, 2, 2) → (n, P, 2, 2)."""
-
-    def __init__(self, params: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, params, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x)
+def small_groups() -> Groups:
+    return Groups(quincunx((1, 2, 2), 1), [cnn(2, (4,), 6)])
 
 
 BASES: dict[str, tuple[Callable[[], DiscreteBase], int]] = {
@@ -154,8 +108,7 @@ BASES: dict[str, tuple[Callable[[], DiscreteBase], int]] = {
     "logistics": (lambda: DiscretizedLogistic((3, 1), 4, components=3, bounded=True), 4),
     "logistic, autoregressive": (lambda: DiscretizedLogistic(3, 4, 2, MADE(3, 6, (8,)), bounded=True), 4),
     "logistic, backwards": (lambda: DiscretizedLogistic(3, 4, 1, MADE(3, 3, (8,), [2, 0, 1]), bounded=True), 4),
-    "logistic, grouped": (
-        lambda: DiscretizedLogistic((1, 2, 2), 3, 2, Groups(quincunx((1, 2, 2), 1), [Square(6)]), bounded=True), 3),
+    "logistic, grouped": (lambda: DiscretizedLogistic((1, 2, 2), 3, 2, small_groups(), bounded=True), 3),
     "classes": (lambda: Categorical(3, 4), 4),
     "classes, autoregressive": (lambda: Categorical(3, 4, OneHotMADE(3, 4, 4, (8,))), 4),
     "classes, backwards": (lambda: Categorical(3, 4, OneHotMADE(3, 4, 4, (8,), [1, 2, 0])), 4),
@@ -166,7 +119,7 @@ each_base = pytest.mark.parametrize("name", BASES)
 @each_base
 def test_masses_sum_to_one(name: str) -> None:
     build, levels = BASES[name]
-    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    base = perturb(build(), 0.5)
     symbols = every(levels, base.symbols)
     log_p = base.log_prob(base.as_event(symbols))
     assert log_p.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
@@ -176,7 +129,7 @@ def test_masses_sum_to_one(name: str) -> None:
 @each_base
 def test_draws_have_the_masses(name: str) -> None:
     build, levels = BASES[name]
-    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    base = perturb(build(), 0.5)
     n, symbols = 20_000, every(levels, base.symbols)
     drawn = base.as_symbols(base.draw(n, seed=0))
     codes = levels ** torch.arange(base.symbols).flip(0).double()
@@ -190,7 +143,7 @@ def test_draws_have_the_masses(name: str) -> None:
 @each_base
 def test_stages_equal_the_whole_pass(name: str) -> None:
     build, levels = BASES[name]
-    base: DiscreteBase = shaken(build())  # type: ignore[assignment]
+    base = perturb(build(), 0.5)
     symbols = every(levels, base.symbols)
     whole, seen = base.params(base.as_event(symbols)).expand(len(symbols), base.symbols, -1), []
 
@@ -200,7 +153,7 @@ def test_stages_equal_the_whole_pass(name: str) -> None:
         tables = [t.detach().numpy() for t in base.tables(params.flatten(0, -2))]
         below = base.below(k.flatten().long().numpy(), *tables)
         above = base.below(k.flatten().long().numpy() + 1, *tables)
-        rows = k if not isinstance(base, Categorical) else base.see(k)
+        rows = k if not isinstance(base, Categorical) else base.encode_symbols(k)
         mass = base.log_mass(rows, params).exp().flatten()
         inner = (k.flatten() > 0) & (
             k.flatten() < levels - 1
@@ -214,7 +167,7 @@ def test_stages_equal_the_whole_pass(name: str) -> None:
 
 
 def test_an_unbounded_mixture_sums_to_one() -> None:
-    base: DiscretizedLogistic = shaken(DiscretizedLogistic(1, 16, components=3))  # type: ignore[assignment]
+    base = perturb(DiscretizedLogistic(1, 16, components=3), 0.5)
     x = torch.arange(-600.0, 600.0, dtype=torch.float64).unsqueeze(-1)
     assert base.log_prob(x).exp().sum().item() == pytest.approx(1.0, abs=1e-12)
     assert base.log_prob(torch.full((1,), 20.0).double()).isfinite()
@@ -276,7 +229,7 @@ def test_check_knows_whole_numbers() -> None:
     ],
 )
 def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Map]) -> None:
-    chain: Map = shaken(build())  # type: ignore[assignment]
+    chain = perturb(build(), 0.5)
     y = every(classes, dim)
     x = chain.inverse(y)[0].argmax(-1).double()
     assert len(x.unique(dim=0)) == classes**dim
@@ -285,7 +238,7 @@ def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Ma
 
 
 def test_numbers_that_go_round_are_permuted() -> None:
-    chain: Map = shaken(integer(3, 6, layers=3, hidden=(8,), wrap=True), 2.0)  # type: ignore[assignment]
+    chain = perturb(integer(3, 6, layers=3, hidden=(8,), wrap=True), 2.0)
     y = every(6, 3)
     x = chain.inverse(y)[0]
     assert (x.min(), x.max(), len(x.unique(dim=0))) == (0, 5, 6**3)
@@ -294,7 +247,7 @@ def test_numbers_that_go_round_are_permuted() -> None:
 
 
 def test_modulo_is_mu_plus_sigma_x() -> None:
-    coupling: ModuloCoupling = shaken(ModuloCoupling(2, 27, hidden=(8,)), 2.0)  # type: ignore[assignment]
+    coupling = perturb(ModuloCoupling(2, 27, hidden=(8,)), 2.0)
     y = every(27, 2)
     x = OneHot(2, 27).inverse(y)[0]
     logits = coupling.conditioner(x[:, :1].flatten(-2)).reshape(-1, 27 + 18)
@@ -325,7 +278,7 @@ def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
         flow = Flow(
             DiscretizedLogistic(2, 64, components=3), integer(2, 64, layers=1, hidden=(32,))
         )
-        fit(flow, y, steps=300, lr=0.02, progress=False, patience=None)
+        fit(flow, y, steps=150, lr=0.03, progress=False, patience=None)
     bits = -flow.log_prob(y).mean().item() / math.log(2)
     assert bits < 6 + 3.2 < 12 - 2
 
@@ -333,13 +286,14 @@ def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
 def test_a_group_sees_the_groups_before_it_only() -> None:
     event = (1, 4, 4)
     groups = quincunx(event, 2)
-    base = shaken(DiscretizedLogistic(event, 8, 1, Groups(groups, [cnn(2, (8,), 3)]), bounded=True))
+    groups_net = Groups(groups, [cnn(2, (8,), 3)])
+    base = perturb(DiscretizedLogistic(event, 8, 1, groups_net, bounded=True), 0.5)
     x = torch.randint(0, 8, event, generator=torch.Generator().manual_seed(0)).double()
-    before = base.params(x)  # type: ignore[operator]
+    before = base.params(x)
     for d in range(16):
         moved = x.flatten().clone()
         moved[d] += 1e3
-        same = (base.params(moved.reshape(event)) == before).all(-1)  # type: ignore[operator]
+        same = (base.params(moved.reshape(event)) == before).all(-1)
         assert same[groups.flatten() <= groups.flatten()[d]].all()
     assert not same.all()
 
@@ -348,7 +302,7 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("call", "message"),
     [
         (
             lambda: OneHot(2, 27).inverse(torch.tensor([3.0, 27.0])),
@@ -372,7 +326,6 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
             'mask must be "half", "alternate" or 16 booleans',
         ),
         (lambda: IntegerCoupling((4, 4)), r"takes vectors or images \(C, H, W\), got \(4, 4\)"),
-        (lambda: IntegerCoupling((1, 1, 1)), "at least 2 dimensions"),
         (lambda: IntegerCoupling(1), "at least 2 dimensions, got 1"),
         (lambda: Categorical(2, 1), "classes of Categorical: .* at least 2, got 1"),
         (lambda: Categorical(2, 3, OneHotMADE(2, 3, 4)), "build it with dim=2, params=3"),
@@ -383,23 +336,15 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
         ),
         (lambda: ModuloAutoregressive(OneHotMADE(2, 3, 3), 3), "build it with params=5"),
         (lambda: integer(2, 0), "number of levels: expected a whole number of at least 1, got 0"),
-        (lambda: IntegerIdentity(2, 0), "number of levels: expected"),
         (lambda: integer(2, 16, layers=0), "number of layers: expected"),
         (lambda: IntegerCoupling(2, scale=0.0), "must be positive, got 0.0; half of the levels"),
         (lambda: modulo(2, 1), "needs 2 classes and a positive temperature, got 1"),
-        (lambda: modulo(2, 3, layers=0), "number of layers: expected"),
         (
             lambda: registry("nice"),
             "no kind 'nice' of maps; the kinds are vector, bijective, surjective",
         ),  # type: ignore[arg-type]
     ],
 )
-def test_bad_input(wrong: Callable[[], object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        wrong()
-
-
-def test_validation_happens_once_in_the_public_methods() -> None:
-    flow = Flow(Categorical(2, 3), Chain(modulo(2, 3, layers=1)))
-    with pytest.raises(ValueError, match="takes 0 to 2, got 0 to 5"):
-        flow.log_prob(torch.tensor([0.0, 5.0]))
+def test_bad_input(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

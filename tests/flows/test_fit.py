@@ -22,8 +22,8 @@ from bayou.flows import (
     StandardNormal,
     realnvp,
 )
-from bayou.flows.core.transform import Ladj, Transform
-from bayou.flows.fitting.fit import Check, fit
+from bayou.flows.core.transform import Ladj
+from bayou.flows.fitting.fit import HistoryRow, fit
 from bayou.flows.fitting.objectives import elbo
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_maximum_likelihood_learns_the_dependence_on_the_context() -> None:
     context = rng.normal(n, (1,), LIKE, seed=2)
     data = torch.cat([context, -context], -1) + 0.1 * rng.normal(n, (2,), LIKE, seed=3)
     flow = coupling_flow(context_dim=1)
-    result = fit(flow, data, context=context, steps=300, lr=0.02)
+    result = fit(flow, data, context=context, steps=150, lr=0.02)
     # The entropy of the noise is the best there is; ignoring the context costs ½ log 101 ≈ 2.3 nats
     # a coordinate.
     floor = 2 * 0.5 * math.log(2 * math.pi * math.e * 0.01)
@@ -117,7 +117,7 @@ def test_conditional_reverse_kl() -> None:
         return normal_log_density(x - c)
 
     result = fit(
-        coupling_flow(context_dim=1), log_density, context=context, steps=300, samples=8, lr=0.02
+        coupling_flow(context_dim=1), log_density, context=context, steps=150, samples=8, lr=0.02
     )
     assert result.bound is not None
     assert result.standard_error is not None
@@ -158,10 +158,10 @@ def test_early_stopping_restores_the_best_parameters() -> None:
 
 
 def test_interrupt_returns_the_best_parameters_so_far() -> None:
-    seen: list[tuple[Check, list[Tensor]]] = []
+    seen: list[tuple[HistoryRow, list[Tensor]]] = []
     flow = coupling_flow()
 
-    def callback(row: Check) -> None:
+    def callback(row: HistoryRow) -> None:
         seen.append((row, parameters(flow)))
         if row.step >= 50:
             raise KeyboardInterrupt
@@ -190,46 +190,37 @@ def test_interrupt_inside_the_density() -> None:
 
 
 class Poisoned(DiagonalAffine):
-    """Gives NaN from its n-th training pass on, in the value or in the gradient."""
+    """Gives NaN in its value, or an infinite gradient, from its n-th training pass on."""
 
-    def __init__(self, after: int, where: str) -> None:
+    def __init__(self, after: int, fault: str) -> None:
         super().__init__(2)
-        self.after, self.where, self.passes = after, where, 0
+        self.after, self.fault, self.passes = after, fault, 0
 
     def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         self.passes += self.training
         if self.passes > self.after:
-            zero = torch.zeros_like(self.shift)
-            y = y * (math.nan if self.where == "value" else 1) + (
-                zero * self.shift.detach().abs() + zero * self.shift
-            )
-            y = (
-                y + (0 * (self.shift - self.shift.detach())).sqrt()
-                if self.where == "gradient"
-                else y
-            )
+            zero = self.shift - self.shift.detach()
+            y = y * math.nan if self.fault == "value" else y + zero.sqrt()
         return super()._inverse(y, context)
 
 
 @pytest.mark.parametrize(
-    ("where", "message"),
+    ("fault", "message"),
     [
         ("value", r"step 8: log q is nan at row \d+ .* lower lr"),
         ("gradient", r"step 8: the gradient of '.*shift' has"),
     ],
 )
-def test_nan_keeps_the_last_good_parameters(where: str, message: str) -> None:
+def test_nan_keeps_the_last_good_parameters(fault: str, message: str) -> None:
     data = correlated(100)[0]
-    healthy, poisoned = (
-        Flow(StandardNormal(2), Poisoned(after, where)).double() for after in (999, 7)
+    reference, poisoned = (
+        Flow(StandardNormal(2), Poisoned(after, fault)).double() for after in (999, 7)
     )
-    fit(healthy, data, steps=7, validation=0, schedule="constant")
     kept: list[list[Tensor]] = []
-    # Six updates were followed by a finite loss; the seventh was not.
     fit(
-        reference := Flow(StandardNormal(2), Poisoned(999, where)).double(),
+        reference,
         data,
-        steps=6,
+        steps=7,
         validation=0,
         schedule="constant",
         check_every=1,
@@ -237,8 +228,9 @@ def test_nan_keeps_the_last_good_parameters(where: str, message: str) -> None:
     )
     with pytest.raises(FloatingPointError, match=message):
         fit(poisoned, data, steps=20, validation=0, schedule="constant")
-    assert same(parameters(poisoned), kept[-1])
-    assert not same(parameters(poisoned), parameters(healthy))
+    # Six updates were followed by a finite loss; the seventh was not.
+    assert same(parameters(poisoned), kept[5])
+    assert not same(parameters(poisoned), kept[6])
     assert all(p.grad is None for p in poisoned.parameters())
 
 
@@ -281,7 +273,7 @@ def test_seeds_repeat_bit_for_bit_and_leave_the_global_stream_alone(
 ) -> None:
     def run(seed: rng.Seed) -> tuple[object, list[Tensor]]:
         flow = coupling_flow()
-        result = fit(flow, target, steps=30, seed=seed)
+        result = fit(flow, target, steps=10, seed=seed)
         return (result.history, result.best, result.bound), parameters(flow)
 
     before = torch.get_rng_state()
@@ -349,7 +341,7 @@ def test_warmup_tempers_the_density(
     monkeypatch.setattr(
         "bayou.flows.fitting.fit.time", SimpleNamespace(monotonic=lambda: next(ticks))
     )
-    rows: list[Check] = []
+    rows: list[HistoryRow] = []
     fit(gaussian_flow(), lambda x: normal_log_density(x) - 100, **length, warmup=0.5, check_every=1,
         callback=rows.append, lr=1e-6, patience=None)  # fmt: skip
     assert rows[0].loss < 5  # β = 0.01 of a constant 100
@@ -375,22 +367,17 @@ GOOD = torch.zeros(20, 2)
     ("target", "settings", "message"),
     [
         (torch.zeros(20, 3), {}, r"the data has shape \(20, 3\)"),
-        (torch.zeros(2), {}, r"expected \(rows, 2\)"),
         (torch.zeros(4, 5, 2), {}, r"expected \(rows, 2\)"),
         (torch.zeros(20, 2, dtype=torch.long), {}, "floating point, got torch.int64"),
         (torch.full((20, 2), math.nan), {}, "40 NaN or infinite values"),
         (torch.zeros(0, 2), {}, "no rows"),
         (torch.zeros(3, 2), {}, "validation=0.1 of 3 rows holds out 0"),
-        (torch.zeros(1, 2), {"validation": 0.9}, "holds out 1 and trains on 0"),
         (GOOD.numpy(), {}, "target is ndarray; pass data as a tensor"),
         (GOOD, {"context": torch.zeros(20, 1)}, "takes no context"),
         (lambda x: x, {}, r"returned shape \(256, 2\).*expected \(256,\)"),
-        (lambda x: x.sum(), {}, r"returned shape \(\)"),
         (lambda x: 0.0, {}, "returned float"),
         (lambda x: x.detach().sum(-1), {}, "is not differentiable in x"),
         (GOOD, {"steps": 0}, "steps must be a whole number"),
-        (GOOD, {"batch_size": 2.5}, "batch_size must be a whole number"),
-        (GOOD, {"patience": 0}, "patience must be"),
         (GOOD, {"lr": -1.0}, "lr must be positive"),
         (GOOD, {"clip": 0.0}, "pass None"),
         (GOOD, {"validation": 1.0}, r"fraction in \[0, 1\)"),
@@ -404,15 +391,15 @@ def test_bad_input(target: Tensor, settings: dict[str, object], message: str) ->
         fit(coupling_flow().float(), target, **{"steps": 2, **settings})  # type: ignore[arg-type]
 
 
-def test_bad_contexts_and_flows() -> None:
-    flow = coupling_flow(context_dim=1)
-    with pytest.raises(ValueError, match=r"conditional; pass context= of shape \(rows, 1\)"):
-        fit(flow, GOOD)
-    with pytest.raises(ValueError, match="20 rows but the context has shape"):
-        fit(flow, GOOD, context=torch.zeros(19, 1))
-    with pytest.raises(ValueError, match="got Chain; wrap"):
-        fit(realnvp(2), GOOD)  # type: ignore[arg-type]
-    frozen = gaussian_flow().requires_grad_(False)
-    with pytest.raises(ValueError, match="nothing to fit"):
-        fit(frozen, GOOD)
-    assert isinstance(frozen.transform, Transform)
+@pytest.mark.parametrize(
+    ("flow", "context", "message"),
+    [
+        (coupling_flow(context_dim=1), None, r"conditional; pass context= of shape \(rows, 1\)"),
+        (coupling_flow(context_dim=1), torch.zeros(19, 1), "20 rows but the context has shape"),
+        (realnvp(2), None, "got Chain; wrap"),
+        (gaussian_flow().requires_grad_(False), None, "nothing to fit"),
+    ],
+)
+def test_bad_contexts_and_flows(flow: Flow, context: Tensor | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(flow, GOOD, context=context)

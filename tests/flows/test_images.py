@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from bayou.flows import (
     ActNorm,
     Affine,
     BoundedAffine,
-    Chain,
     Conv1x1,
     Dequantize,
     DiagonalNormal,
@@ -42,6 +40,7 @@ from bayou.flows import (
     split_channels,
 )
 from bayou.flows.models.images import rotation
+from tests.flows.parameters import perturb
 
 NET = partial(conv_net, hidden=4)
 
@@ -52,30 +51,8 @@ def built(make: Callable[[], Any], seed: int = 0) -> Any:
         return make()
 
 
-def shaken(module: nn.Module, size: float = 0.1) -> Any:
-    """In float64 and eval mode, with random parameters: a flow that starts at the identity hides
-    mistakes.
-    """
-    module.double().eval()
-    with torch.no_grad():
-        for key, p in module.named_parameters():
-            p.add_(size * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
-    return module
-
-
 def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
     return torch.randint(0, levels, (n, *shape), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.slow
-def test_a_chain_to_whole_numbers_compiles_in_one_graph() -> None:
-    flow, y = built(model).eval(), pixels(3, 1, 4, 4).float()
-    noise = flow.transform.noise(y, inverse=True, seed=0)
-    run = torch.compile(
-        lambda y, noise: flow.transform.inverse(y, noise=noise), fullgraph=True, backend="eager"
-    )
-    for got, expected in zip(run(y, noise), flow.transform.inverse(y, noise=noise), strict=True):
-        assert torch.allclose(got, expected, atol=1e-5)
 
 
 # --- whole models ----------------------------------------------------------------------------------------------------
@@ -95,7 +72,7 @@ def test_a_chain_to_whole_numbers_compiles_in_one_graph() -> None:
 )
 def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[], Map]) -> None:
     """log p(y) = log N(z; 0, I) − log|det ∂y/∂z|, z the noise of the base and of every split."""
-    chain = shaken(built(make))
+    chain = perturb(built(make), 0.1).eval()
     flow = Flow(StandardNormal(chain.event_in).double(), chain)
     x = flow.base.draw(1, seed=0)[0]
     noise, structure = tree_flatten(chain.noise(x, seed=0))
@@ -126,7 +103,9 @@ def test_a_squeeze_is_pixel_unshuffle() -> None:
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_checkerboard_keeps_every_second_pixel(flip: bool) -> None:
-    coupling = shaken(built(lambda: ImageCoupling((2, 4, 6), Affine(), "checkerboard", flip, NET)))
+    coupling = perturb(
+        built(lambda: ImageCoupling((2, 4, 6), Affine(), "checkerboard", flip, NET)), 0.1
+    )
     x = rng.normal(3, (2, 4, 6), torch.zeros((), dtype=torch.float64), 0)
     even = (torch.arange(4)[:, None] + torch.arange(6)) % 2 == 0
     assert torch.equal(coupling(x)[0] == x, (even != flip).expand_as(x))
@@ -184,7 +163,7 @@ def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(
         optimizer.step()
         return float(conditioner(x).detach().abs().mean())
 
-    assert moved(512) < 1.5 * moved(64)
+    assert moved(256) < 1.5 * moved(64)
 
 
 # --- bits ------------------------------------------------------------------------------------------------------------
@@ -199,7 +178,7 @@ def test_a_uniform_model_scores_eight_bits() -> None:
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
-    flow = shaken(
+    flow = perturb(
         built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 16, "variational")), 0.05
     )
     y = pixels(5, 1, 4, 4, levels=16)
@@ -215,13 +194,13 @@ def test_variational_dequantization_starts_uniform_and_closes_its_gap() -> None:
     """
     q = built(lambda: dequantizer((1, 2, 2), 2, steps=4, hidden=8)).double()
     flow = Flow(DiagonalNormal((1, 2, 2), 0.5, 0.25).double(), Dequantize((1, 2, 2), q=q))
-    y = torch.zeros(256, 1, 2, 2, dtype=torch.float64)
-    u, log_q = q.draw(rng.uniform(256, (1, 2, 2), y, 0), y, 3)
-    assert torch.allclose(log_q, torch.zeros(256).double(), atol=1e-9)
+    y = torch.zeros(64, 1, 2, 2, dtype=torch.float64)
+    u, log_q = q.draw(rng.uniform(64, (1, 2, 2), y, 0), y, 3)
+    assert torch.allclose(log_q, torch.zeros(64).double(), atol=1e-9)
     assert (u.min() > 0) & (u.max() < 1)
 
     def bound() -> float:
-        return flow.log_prob(y.repeat(16, 1, 1, 1), seed=1).mean().item() / 4
+        return flow.log_prob(y.repeat(64, 1, 1, 1), seed=1).mean().item() / 4
 
     assert bound() == pytest.approx(-0.1993108, abs=0.01)
     optimizer = torch.optim.Adam(q.parameters(), 1e-2)
@@ -250,41 +229,18 @@ def test_bits_per_dim_does_not_initialize_act_norm() -> None:
     assert all(torch.equal(value, before[key]) for key, value in flow.state_dict().items())
 
 
-def test_samples_are_images_and_learning_gains_bits() -> None:
-    from bayou.data import load
-
-    data = load("digits")
-    y = (16 * data.preprocessor.pixels(data.train[0])).round()  # type: ignore[attr-defined]
-    flow = built(lambda: image_flow(glow_image((1, 8, 8), levels=2, steps=2, hidden=16), 17))
-    optimizer = torch.optim.Adam(flow.parameters(), 1e-2)
-    losses = []
-    for step in range(20):
-        rows = y[rng.permutation(len(y), step)[:64]]
-        loss = -flow.log_prob(rows, seed=step).mean() / (64 * math.log(2))
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] - 0.5
-    assert losses[-1] < math.log2(17)
-    flow.eval()
-    drawn = flow.sample(20, seed=0)
-    assert drawn.shape == (20, 1, 8, 8)
+def test_samples_are_images_and_depend_on_their_index() -> None:
+    flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 17))
+    flow.log_prob(pixels(20, 1, 4, 4, levels=17).float())  # act norm takes its statistics
+    drawn = flow.eval().sample(20, seed=0)
+    assert drawn.shape == (20, 1, 4, 4)
     assert torch.equal(drawn, drawn.round())
     assert torch.equal(flow.sample(5, seed=0, start=3), drawn[3:8])
 
 
-CLASSES: dict[str, Callable[[], Map]] = {
-    "glow": lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=3),
-    "flow++": lambda: flowpp_image(
-        (1, 4, 4), levels=1, steps=2, hidden=4, blocks=1, components=2, context_dim=3
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_densities_and_draws_by_class(name: str) -> None:
-    flow = shaken(image_flow(built(CLASSES[name]), 8), 0.2)
+def test_densities_and_draws_by_class() -> None:
+    chain = built(lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=3))
+    flow = perturb(image_flow(chain, 8), 0.2).eval()
     y, classes = pixels(4, 1, 4, 4, levels=8).double(), torch.eye(3).double()
     by_class = flow.log_prob(y[:, None].expand(-1, 3, -1, -1, -1), classes, seed=0)  # (4, 3)
     assert (by_class.std(1) > 1e-3).all()
@@ -334,18 +290,15 @@ def model() -> Flow:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("call", "message"),
     [
         (lambda: Squeeze((1, 7, 8)), r"even height and width, got 7×8 of \(1, 7, 8\); pad or crop"),
         (lambda: Squeeze((8, 8)), r"images \(channels, height, width\), got \(8, 8\)"),
-        (lambda: Squeeze((1, 4, 4))(torch.zeros(1, 4, 6)), r"must be \(\.\.\., 1, 4, 4\)"),
         (lambda: glow_image((1, 28, 28), levels=3), "even height and width, got 7×7"),
-        (lambda: glow_image((1, 28, 28), levels=0), "number of levels"),
         (lambda: ImageCoupling((1, 4, 4), Affine()), "needs two"),
         (lambda: ImageCoupling((1, 3, 4), Affine(), "checkerboard"), "a checkerboard needs an even height"),
         (lambda: ImageCoupling((2, 4, 4), Affine(), "half"), "mask must be"),  # type: ignore[arg-type]
         (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "multiple of the number of heads, got 6 and 4"),
-        (lambda: flowpp_image((1, 4, 4), hidden=0), "CNN of a coupling: expected a whole number"),
         (lambda: glow_image((1, 4, 4), 1, context_dim=-1), "context_dim=-1; pass at most one"),
         (lambda: ImageCoupling((2, 4, 4), Affine(), context=1, context_dim=2), "pass at most one"),
         (lambda: bits_per_dim(given(), pixels(2, 1, 4, 4), context=torch.zeros(5, 3)), "2 images and contexts"),
@@ -355,23 +308,17 @@ def model() -> Flow:
         (lambda: Sigmoid((1, 1, 1)).inverse(torch.full((1, 1, 1), 255.0)), r"lie in \(0, 1\), got 255 to 255"),
         (lambda: image_flow(Sigmoid((1, 2, 2)), 256, "normal"), "dequantize must be"),  # type: ignore[arg-type]
         (lambda: small().log_prob(pixels(1, 1, 4, 4)), r"must be floating point, got torch.int64; use x.float\(\)"),
-        (lambda: small().log_prob(torch.full((1, 4, 4), 0.5)), "whole numbers as data, got 0.5"),
-        (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), 0.5)), "whole numbers as data, got 0.5"),
-        (lambda: model().log_prob(torch.full((1, 4, 4), 0.5)), "whole numbers as data, got 0.5"),
         (lambda: bits_per_dim(model(), torch.full((1, 1, 4, 4), 256)), "takes 0 to 255, got 256"),
         (lambda: fit(model(), torch.full((8, 1, 4, 4), 256.0), progress=False), "takes 0 to 255, got 256"),
         (lambda: glow_image((1, 4, 4), 2, 1, 4).inverse(torch.full((1, 4, 4), 2.0)), "got 2 to 2; divide pixels"),
-        (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), 256)), "takes 0 to 255, got 256"),
-        (lambda: bits_per_dim(small(), torch.full((1, 1, 4, 4), -1)), "takes 0 to 255, got -1"),
         (lambda: bits_per_dim(small(), pixels(1, 4, 4)), r"tensor \(rows, 1, 4, 4\), got \(1, 4, 4\)"),
         (lambda: bits_per_dim(Flow(StandardNormal((1, 4, 4)), Sigmoid((1, 4, 4))), pixels(1, 1, 4, 4)),
          "density of real numbers"),
-        (lambda: Chain(Squeeze((1, 4, 4)), Squeeze((1, 4, 4))), "events of a chain do not match"),
     ],
 )  # fmt: skip
-def test_bad_input(wrong: Callable[[], object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        wrong()
+def test_bad_input(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_the_inverse_of_a_bounded_affine_map_expands_little() -> None:

@@ -1,161 +1,210 @@
-"""The page of a run: one file, with what the numbers say."""
+"""The page of a run: its sections, tables and charts."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
-from bayou.app.report.tables import stages
+from bayou.app.report.charts import Axes, tick_labels, ticks
+from bayou.app.report.page import RunReport
+from bayou.app.report.results import Results, average
+from bayou.app.report.sections import calibration, training
+from bayou.app.report.tables import format_number, stages
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run
+from tests.report.results import score_method
 
-QUICK = {"steps": 12, "samples": 6, "members": 2}
+SECTIONS = (
+    *("Conclusion", "Scores", "Checks", "Training", "Reliability", "Error and rejection"),
+    *("Predictions for a rotated digit", "Uncertainty in and out of distribution"),
+    *("Test data, cumulative", "Out-of-distribution data, cumulative"),
+    *("Log-likelihood", "KL to the prior", "constant (baseline)", "linear (baseline)"),
+    *("accuracy, %", "Brier", "AUROC, H", "AUROC, MI", "±"),
+    *("prefers-color-scheme: dark", "@media print"),
+)
+
+
+def without_images(page: str) -> str:
+    return re.sub(r"data:[^\"]*", "", page)
 
 
 def test_the_report_is_one_self_contained_page(digits: Run) -> None:
     page = (digits.folder / "report.html").read_text()
-    for words in ("Scores", "Predictions for a rotated digit", "Uncertainty in and out of distribution",
-                  "accuracy, %", "Brier", "AUROC, H", "AUROC, MI", "Test data, cumulative",
-                  "Out-of-distribution data, cumulative", "Reliability",
-                  "Error and rejection", "Training", "Log-likelihood",
-                  "KL to the prior", "±", "prefers-color-scheme: dark",
-                  "Checks", "constant (baseline)", "linear (baseline)", "Conclusion",
-                  "@media print", digits.config.command()):  # fmt: skip
-        assert words in page, words
+    assert [words for words in (*SECTIONS, digits.config.command()) if words not in page] == []
     assert page.index("Conclusion") < page.index("Scores")
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<script" not in page
-    assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower().replace("finance", "")
+    assert "nan" not in without_images(page).lower().replace("finance", "")
 
 
-def test_a_regression_has_bands_for_any_inputs(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("short_search")
+def test_bands_of_a_regression_with_several_inputs(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text(
-        "a,b,price\n"
-        + "".join(f"{i % 7},{i % 5},{i % 7 + 2 * (i % 5) + i / 60}\n" for i in range(60))
-    )
-    run = Run.create(tmp_path / "run", Config(str(path), ("ffg",), target="price", **QUICK))  # type: ignore[arg-type]
+    rows = [f"{i % 7},{i % 5},{i % 7 + 2 * (i % 5) + i / 60}" for i in range(60)]
+    path.write_text("\n".join(["a,b,price", *rows]))
+    config = Config(str(path), ("ffg",), target="price", steps=12, samples=6)
+    run = Run.create(tmp_path / "run", config)
     (result,) = run.work()
-    shown = result["observed"]
-    assert shown["y_label"] == "price"
-    assert shown["mean"] == sorted(shown["mean"])
-    data, (posterior, _, _) = run.load_data(), run.posterior()
-    p = posterior.predict(data.test[0], samples=result["samples"], seed=0)
-    order = p.mean[:, 0].argsort()
-    for name, expected in zip(
-        ("low", "high"), p.interval(0.9), strict=True
-    ):  # the level of the coverage in the table
-        torch.testing.assert_close(
-            torch.tensor(shown[name]),
-            data.preprocessor.original(expected[order, 0]),
-            atol=1e-4,
-            rtol=0,
-        )
-    width = torch.tensor(shown["epistemic_high"]) - torch.tensor(shown["epistemic_low"])
-    torch.testing.assert_close(
-        width, 2 * 1.64485 * data.y_scale * p.epistemic_std[order, 0], atol=1e-4, rtol=1e-4
-    )
-    assert shown["points"]["of"] == 12
-    seen = data.preprocessor.original(data.test[1][:, 0]).sort().values
-    torch.testing.assert_close(torch.tensor(sorted(shown["points"]["y"])), seen, atol=1e-4, rtol=0)
+    bands = {name: torch.tensor(values) for name, values in result["observed"].items()
+             if name in ("mean", "low", "high", "epistemic_low", "epistemic_high")}  # fmt: skip
+    data = run.load_data()
+    predictive = run.posterior()[0].predict(data.test[0], samples=result["samples"], seed=0)
+    order = predictive.mean[:, 0].argsort()
+    low, high = predictive.interval(0.9)
+    close = {"atol": 1e-4, "rtol": 1e-4}
+    for name, values in {"mean": predictive.mean, "low": low, "high": high}.items():
+        expected = data.preprocessor.original(values[order, 0])
+        torch.testing.assert_close(bands[name], expected, **close)
+    width = 2 * 1.64485 * data.y_scale * predictive.epistemic_std[order, 0]
+    torch.testing.assert_close(bands["epistemic_high"] - bands["epistemic_low"], width, **close)
+    observed = data.preprocessor.original(data.test[1][:, 0]).sort().values
+    points = torch.tensor(sorted(result["observed"]["points"]["y"]))
+    torch.testing.assert_close(points, observed, **close)
+
     page = (run.folder / "report.html").read_text()
     assert "Predictions for test data" in page
     assert "12 of 12 test rows" in page
     assert ">price</text>" in page
-    (first, *_, last) = stages(run.report().results).table.rows  # type: ignore[union-attr]
-    tried = result["selection"][0]
-    best = min(trial["mse"] for trial in tried["trials"])
-    assert [cell.text for cell in first[:4]] == [
-        "FFG",
-        tried["stage"],
-        str(len(tried["trials"])),
-        f"mse {best:.4g}",
-    ]
-    assert (last[1].text, last[-1].text) == (
-        "evaluation on the test data",
-        f"{result['seconds_to_evaluate']:.1f}",
-    )
-    assert sum(stage["seconds"] for stage in result["selection"]) <= result["seconds"]
+    section = stages(run.report().results)
+    assert section is not None
+    assert section.table is not None
+    (first, *_, last) = section.table.rows
+    stage = result["selection"][0]
+    score = min(trial["mse"] for trial in stage["trials"])
+    expected_cells = ["FFG", stage["stage"], str(len(stage["trials"])), f"mse {score:.4g}"]
+    assert [cell.text for cell in first[:4]] == expected_cells
+    assert last[1].text == "evaluation on the test data"
+    assert last[-1].text == f"{result['seconds_to_evaluate']:.1f}"
 
 
 def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
-    """A null in a file is no reason for a traceback, and no number either."""
-    from bayou.app.report.page import RunReport
-
     results = json.loads(json.dumps(digits.results()))
-    broken = results[-1]
-    broken["metrics"]["nll"] = None
-    broken["error_rejection"]["error"][3] = None
-    broken["history"][0]["kl"] = None
+    results[-1]["metrics"]["nll"] = None
+    results[-1]["error_rejection"]["error"][3] = None
+    results[-1]["history"][0]["kl"] = None
     page = RunReport(results, {"data": "digits"}).html()
     assert "not finite" in page
-    assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower()
+    assert "nan" not in without_images(page).lower()
+
+
+def make_result(**values: Any) -> dict[str, Any]:
+    return {"label": "A", "seed": 0, "task": "classification", "metrics": {}} | values
 
 
 def test_members_of_an_ensemble_are_separate_lines() -> None:
-    from bayou.app.report.sections import _history
-
-    rows = [{"step": step, "log_likelihood": 1.0} for _ in range(2) for step in (0, 50, 99)]
-    x, y = _history(rows, "log_likelihood", 2.0)
-    assert x == [0, 50, 99, 99, 0, 50, 99]
-    assert [value != value for value in y] == [False] * 3 + [True] + [False] * 3
+    history = [{"step": step, "elbo": 1.0 + step} for _ in range(2) for step in (0, 50, 99)]
+    section = training(Results([make_result(history=history)], {}, {}))
+    assert section is not None
+    lines = [m for m in section.figures[0].chart.marks if m.css.startswith("line")]
+    assert len(lines) == 2
 
 
 def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
-    from bayou.app.report.results import Results
-    from bayou.app.report.sections import calibration
-
-    found = {
+    bins = {
         "count": [1, 0, 5, 2, 20],
         "confidence": [0.1, 0.0, 0.4, 0.6, 0.9],
         "accuracy": [1.0, 0.0, 0.4, 0.5, 1.0],
     }
-    result = {
-        "label": "A",
-        "seed": 0,
-        "task": "classification",
-        "metrics": {},
-        "reliability": found,
-    }
-    section = calibration(Results([result], {}, {}))
+    section = calibration(Results([make_result(reliability=bins)], {}, {}))
     assert section is not None
     assert sum(mark.css.startswith("dot") for mark in section.figures[0].chart.marks) == 2
     assert section.about["left_out"] == 3
 
 
-def test_ticks_of_an_axis_are_readable_and_fit() -> None:
-    from bayou.app.report.charts import Axes, tick_labels, ticks
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (ticks(0, 16e6), "0 2.5M 5.0M 7.5M 10.0M 12.5M 15.0M"),
+        (ticks(0, 25_000), "0 5k 10k 15k 20k 25k"),
+        (ticks(-3, 3), "−3 −2 −1 0 1 2 3"),
+        ([0.0, 1e-5, 2e-5], "0 1e−5 2e−5"),
+        ([1e15, 2e15], "1e15 2e15"),
+    ],
+)
+def test_labels_of_ticks(values: list[float], labels: str) -> None:
+    assert " ".join(tick_labels(values)) == labels
 
-    assert tick_labels(ticks(0, 16e6)) == [
-        "0",
-        "2.5M",
-        "5.0M",
-        "7.5M",
-        "10.0M",
-        "12.5M",
-        "15.0M",
-    ]  # it was 1.5e+04k
-    assert tick_labels(ticks(0, 25_000)) == ["0", "5k", "10k", "15k", "20k", "25k"]
-    assert tick_labels(ticks(-3, 3)) == ["−3", "−2", "−1", "0", "1", "2", "3"]
-    assert tick_labels([0.0, 1e-5, 2e-5]) == ["0", "1e−5", "2e−5"]
-    assert tick_labels([1e15, 2e15]) == ["1e15", "2e15"]
-    near = tick_labels(ticks(1e6, 1e6 + 200))
-    assert len(set(near)) == len(near)
+
+def test_the_margin_of_an_axis_has_space_for_its_labels() -> None:
+    labels = tick_labels(ticks(1e6, 1e6 + 200))
+    assert len(set(labels)) == len(labels)
     axes = Axes(y_range=(1e6, 1e6 + 200))
-    assert axes.left >= 20 + 6 * max(map(len, near))  # the name of the axis, and the longest label
+    assert axes.left >= 20 + 6 * max(map(len, labels))
     assert axes.px(axes.x_range[0]) == axes.left
     assert Axes().left == 50
 
 
-def test_numbers_of_a_table_are_readable() -> None:
-    from bayou.app.report.tables import format_number
+@pytest.mark.parametrize(
+    ("value", "error", "texts"),
+    [
+        (1.26e6, 3e4, ("1.26M", "30k")),
+        (-3.4e9, 0.0, ("−3.4bn", "")),
+        (61_234.5, 120.0, ("61,234", "120")),
+        (0.29601, 0.0229, ("0.2960", "0.0229")),
+        (3.2e-7, 1e-8, ("3.2e−7", "1e−8")),
+        (float("inf"), 0.0, ("not finite", "")),
+    ],
+)
+def test_numbers_of_a_table(value: float, error: float, texts: tuple[str, str]) -> None:
+    assert format_number(value, 4, error) == texts
 
-    assert format_number(1.26e6, 4, 3e4) == ("1.26 million", "0.03 million")
-    assert format_number(-3.4e9, 4) == ("-3.40 billion", "")
-    assert format_number(61_234.5, 4, 120.0) == ("61,234", "120")
-    assert format_number(0.29601, 4, 0.0229) == ("0.2960", "0.0229")
-    assert format_number(3.2e-7, 4, 1e-8) == ("3.20 × 10⁻⁷", "1.00 × 10⁻⁸")
-    assert format_number(2.5e16, 4) == ("2.50 × 10¹⁶", "")
+
+def test_standard_errors_of_means_over_rows_seeds_and_splits() -> None:
+    assert average([(0, 1.0, 0.3)]) == pytest.approx((1.0, 0.3))
+    over_seeds = average([(0, 1.0, 0.3), (0, 1.8, 0.3)])
+    assert over_seeds == pytest.approx((1.4, 0.5))  # √(0.3² + 0.4²)
+    splits_have_equal_weights = average([(0, 1.0, 0.3), (0, 1.8, 0.3), (1, 2.0, 0.1)])
+    assert splits_have_equal_weights == pytest.approx(
+        ((1.4 + 2.0) / 2, ((0.5**2 + 0.1**2) / 2) ** 0.5)
+    )
+    over_splits = average([(0, 1.0, 0.1), (1, 2.0, 0.1)])
+    assert over_splits.error == pytest.approx(0.5)  # s/√2 = |a − b|/2 of two
+
+
+def test_every_method_is_compared_with_map() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, noise = torch.randn(2, 400, generator=generator).double()
+    noise = noise - noise.mean()
+    results = [
+        score_method("MAP", rows),
+        score_method("MNF", rows + 0.2 + 0.1 * noise),
+        score_method("FFG", rows + 0.001 + noise),
+        score_method("SWAG", rows - 0.001 + noise),
+        score_method("Laplace", rows - 0.2 + 0.1 * noise),
+    ]
+    error = 0.1 * float(noise.std()) / 20
+    assert Results(results, {}, {}).difference("MNF") == pytest.approx((0.2, error))
+    page = RunReport(results, {"data": "d"}).html()
+    cell = f'<td class="warning">+0.200 <span class="se">± {error:.3f}</span></td>'
+    assert page.count(cell) == 2  # in the scores and in the pairs
+    assert f'<th scope="row">MNF minus MAP</th>{cell}<td>–</td><td>worse</td>' in page
+    assert "<td>not significantly different</td>" in page
+    assert Results(results[1:], {}, {}).reference == "MNF"
+    assert "NLL minus MNF" in RunReport(results[1:], {"data": "d"}).html()
+
+
+def test_chains_that_have_not_mixed_are_marked() -> None:
+    rows = torch.arange(50.0).double()
+    good = {
+        **{"draws": 300, "chains": 2, "mixed": True, "lost": False},
+        **{"r_hat": 1.012, "r_hat_median": 1.0, "ess": 210.0, "ess_median": 400.0},
+    }
+    bad = good | {"r_hat": 1.73, "ess": 4.0, "mixed": False}
+    results = [
+        score_method("NUTS", rows, mixing=good),
+        score_method("SGLD", rows, mixing=good),
+        score_method("SGLD", rows, mixing=bad, seed=1),
+        score_method("MAP", rows),
+    ]
+    page = RunReport(results, {"data": "d"}).html()
+    table = page[page.index("Mixing of the chains") :]
+    assert '<th scope="row">NUTS</th><td>mixed</td><td>1.012</td>' in table
+    assert '<th scope="row" class="failed">SGLD</th><td class="failed">not mixed</td>' in table
+    assert "<td>1.730</td>" in table  # of the worst seed
+    assert "<td>4</td><td>400</td><td>2 × 300</td>" in table
+    assert "Mixing of the chains" not in RunReport(results[-1:], {"data": "d"}).html()

@@ -56,8 +56,9 @@ def write_table(path: Path, rows: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [DEFAULT_METHOD, "mnf"])
-@pytest.mark.parametrize("rows", [25, 250])
+@pytest.mark.parametrize(
+    ("method", "rows"), [(DEFAULT_METHOD, 25), (DEFAULT_METHOD, 250), ("mnf", 250)]
+)
 def test_a_table_is_fitted_without_a_warning(method: str, rows: int, tmp_path: Path) -> None:
     """The intervals contain 90 % of 1,000 fresh rows, up to the noise of so few training rows."""
     write_table(tmp_path / "table.csv", rows, 0)

@@ -15,18 +15,16 @@ from bayou.data import load
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 17, 16)])
-def test_every_network_gives_its_outputs_or_says_why_not(name: str, shape: tuple[int, ...]) -> None:
-    net, x = NETS[name], torch.zeros(2, *shape)
-    if net.smallest is None or (len(shape) == 3 and min(shape[1:]) >= net.smallest):
-        built = build(name, shape, 7)
-        assert isinstance(built, nn.Module)
-        assert built.eval()(x).shape == (2, 7)
-        assert all(p.requires_grad for p in built.parameters())
+@pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (3, 32, 32), (1, 17, 16)])
+def test_every_network_is_built_or_refused(name: str, shape: tuple[int, ...]) -> None:
+    smallest = NETS[name].smallest
+    if smallest is None or (len(shape) == 3 and min(shape[1:]) >= smallest):
+        net = build(name, shape, 7)
+        assert net.eval()(torch.zeros(2, *shape)).shape == (2, 7)
+        assert all(parameter.requires_grad for parameter in net.parameters())
     else:
-        with pytest.raises(
-            ValueError, match="use mlp" if len(shape) == 1 else "these fit: linear, mlp"
-        ):
+        message = "use mlp" if len(shape) == 1 else "these fit: linear, mlp"
+        with pytest.raises(ValueError, match=message):
             build(name, shape, 7)
 
 
@@ -52,12 +50,10 @@ def test_sizes_are_those_of_the_papers(name: str, shape: tuple[int, ...], parame
     assert count(build(name, shape, 10)) == parameters
 
 
-def test_dropout_is_where_it_should_be() -> None:
-    rates = [
-        m.p for m in build("lenet-dropout", (1, 28, 28), 10).modules() if isinstance(m, nn.Dropout)
-    ]
-    assert rates == [0.25, 0.25, 0.5]
-    assert not [m for m in build("lenet", (1, 28, 28), 10).modules() if isinstance(m, nn.Dropout)]
+def test_rates_of_dropout() -> None:
+    for name, rates in (("lenet-dropout", [0.25, 0.25, 0.5]), ("lenet", [])):
+        layers = build(name, (1, 28, 28), 10).modules()
+        assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == rates
 
 
 def test_images_are_moved_while_training_and_only_then() -> None:
@@ -96,55 +92,44 @@ def test_first_weights_follow_from_the_seed_and_leave_the_stream_alone() -> None
 
 
 def test_the_network_of_the_hmc_reference_has_its_names() -> None:
-    assert list(build("tanh-20", (1,), 1).state_dict()) == [
-        "0.weight",
-        "0.bias",
-        "2.weight",
-        "2.bias",
-    ]
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(build("tanh-20", (1,), 1).state_dict()) == names
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("digits", "digits"), ("cubic", "tanh-20"), ("moons", "silu-50"), ("two-bumps", "silu-50")],
+    ("name", "shape", "rows", "task", "expected"),
+    [
+        ("digits", (1, 8, 8), 1438, "classification", "digits"),
+        ("cubic", (1,), 20, "regression", "tanh-20"),
+        ("moons", (2,), 400, "classification", "silu-50"),
+        ("houses", (4,), 1999, "regression", "silu-50"),
+        ("houses", (4,), 5000, "regression", "mlp"),
+        ("houses", (4,), 5001, "regression", "mlp-128"),
+        ("houses", (4,), 5001, "classification", "mlp"),
+        ("photos", (3, 32, 32), 5001, "classification", "lenet-cifar"),
+        ("photos", (1, 28, 28), 5001, "classification", "lenet"),
+    ],
 )
-def test_default_networks(name: str, expected: str) -> None:
-    data = load(name)
+def test_default_networks(
+    name: str, shape: tuple[int, ...], rows: int, task: str, expected: str
+) -> None:
+    data: Any = SimpleNamespace(name=name, input_shape=shape, n=rows, task=task)
     assert default_net(data) == expected
-    assert build(expected, data.input_shape, data.output_size)(data.test[0][:3]).shape == (
-        3,
-        data.output_size,
-    )
 
 
 @pytest.mark.parametrize(
-    ("rows", "task", "expected"),
-    [(1999, "regression", "silu-50"), (5000, "regression", "mlp"), (5001, "regression", "mlp-128"),
-     (5001, "classification", "mlp")],
-)  # fmt: skip
-def test_default_networks_of_tables(rows: int, task: str, expected: str) -> None:
-    fake: Any = SimpleNamespace(name="houses", input_shape=(4,), n=rows, task=task)
-    assert default_net(fake) == expected
-
-
-def test_default_networks_of_images() -> None:
-    class Fake:
-        name = "photos"
-        input_shape: tuple[int, ...] = (3, 32, 32)
-
-    fake: Any = Fake()
-    assert default_net(fake) == "lenet-cifar"
-    fake.input_shape = (1, 28, 28)
-    assert default_net(fake) == "lenet"
-
-
-def test_errors_help() -> None:
-    with pytest.raises(ValueError, match="did you mean 'lenet'"):
-        build("lennet", (1, 28, 28), 10)
-    with pytest.raises(ValueError, match="at least 16×16, got 1×8×8"):
-        build("lenet", (1, 8, 8), 10)
-    with pytest.raises(ValueError, match="0 outputs"):
-        build("mlp", (3,), 0)
+    ("name", "shape", "outputs", "message"),
+    [
+        ("lennet", (1, 28, 28), 10, "did you mean 'lenet'"),
+        ("lenet", (1, 8, 8), 10, "at least 16×16, got 1×8×8"),
+        ("mlp", (3,), 0, "0 outputs"),
+    ],
+)
+def test_unusable_networks_are_errors(
+    name: str, shape: tuple[int, ...], outputs: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, shape, outputs)
 
 
 def test_every_network_describes_itself_in_a_line() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, make_dataclass
 from typing import Any, Self
 
@@ -410,6 +410,16 @@ def moments(values: np.ndarray, standardize: bool) -> tuple[np.ndarray, np.ndarr
     scale = values.std(0)
     is_constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(values).max(0)
     return mean, np.where(is_constant, 1.0, scale)
+
+
+def join_batches(batches: Iterable[tuple[Tensor, ...]]) -> tuple[np.ndarray, ...]:
+    """Return the tensors of all batches, joined along their rows.
+
+    Args:
+        batches: at least one; the same number of tensors each.
+    """
+    columns = zip(*batches, strict=True)
+    return tuple(torch.cat(column).cpu().numpy() for column in columns)
 
 
 def plain(value: Any) -> Any:

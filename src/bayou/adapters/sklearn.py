@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, final
 
 # First: it names missing packages.
-from bayou.adapters.estimator import MAX_BATCH_ROWS, BayesEstimator, moments
+from bayou.adapters.estimator import MAX_BATCH_ROWS, BayesEstimator, join_batches, moments
 
 # isort: split
 import numpy as np
@@ -78,12 +78,13 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
             A mask, bool (N, C).
         """
         guarantee = self._conformal(level, score)
-        masks: list[np.ndarray] = []
+        masks: list[tuple[Tensor]] = []
         start = 0
         for p in self._predictives(X):
-            masks.append(guarantee.set(p, empty=empty, start=start).cpu().numpy())
-            start += len(masks[-1])
-        return np.concatenate(masks)
+            masks.append((guarantee.set(p, empty=empty, start=start),))
+            start += len(masks[-1][0])
+        (mask,) = join_batches(masks)
+        return mask
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return class probabilities in the order of ``classes_``: (N, C).
@@ -91,7 +92,8 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         Args:
             X: inputs (N, features).
         """
-        return np.concatenate([p.mean.cpu().numpy() for p in self._predictives(X)])
+        (probabilities,) = join_batches((p.mean,) for p in self._predictives(X))
+        return probabilities
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the most probable class of every row: (N,).
@@ -116,8 +118,8 @@ class BayesClassifier(ClassifierMixin, BayesEstimator):  # type: ignore[misc]
         levels = torch.tensor(
             [0.5 - level / 2, 0.5 + level / 2], dtype=self._dtype, device=self.device
         )
-        ends = [p.means.quantile(levels, dim=0).cpu().numpy() for p in self._predictives(X)]
-        lower, upper = np.concatenate(ends, axis=1)
+        quantiles = (p.means.quantile(levels, dim=0) for p in self._predictives(X))
+        lower, upper = join_batches((lower, upper) for lower, upper in quantiles)
         return lower, upper
 
 
@@ -199,14 +201,10 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
         Returns:
             E[y], (N,) or (N, D), or E[y] and √Var[y].
         """
-        means: list[np.ndarray] = []
-        stds: list[np.ndarray] = []
-        for p in self._predictives(X):
-            means.append(p.mean.cpu().numpy())
-            if return_std:
-                stds.append(p.std.cpu().numpy())
-        mean = np.concatenate(means)
-        return (mean, np.concatenate(stds)) if return_std else mean
+        if return_std:
+            return join_batches((p.mean, p.std) for p in self._predictives(X))
+        (mean,) = join_batches((p.mean,) for p in self._predictives(X))
+        return mean
 
     def predict_interval(
         self, X: ArrayLike, level: float = 0.9, *, conformal: bool = False, score: str = "cqr"
@@ -224,20 +222,11 @@ class BayesRegressor(RegressorMixin, BayesEstimator):  # type: ignore[misc]
             Lower and upper end, (N,) or (N, D) each.
         """
         check_level(level)
-        lower_ends: list[np.ndarray] = []
-        upper_ends: list[np.ndarray] = []
         if not conformal:
-            for p in self._predictives(X):
-                lower, upper = p.interval(level)
-                lower_ends.append(lower.cpu().numpy())
-                upper_ends.append(upper.cpu().numpy())
-            return np.concatenate(lower_ends), np.concatenate(upper_ends)
+            low, high = join_batches(p.interval(level) for p in self._predictives(X))
+            return low, high
         guarantee = self._conformal(level, score)
         x = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
-        for batch in x.split(MAX_BATCH_ROWS):
-            lower, upper = guarantee.interval(batch)
-            lower_ends.append(lower.double().cpu().numpy())
-            upper_ends.append(upper.double().cpu().numpy())
-        low = np.concatenate(lower_ends) * self.y_scale_ + self.y_mean_
-        high = np.concatenate(upper_ends) * self.y_scale_ + self.y_mean_
+        ends = join_batches(guarantee.interval(batch) for batch in x.split(MAX_BATCH_ROWS))
+        low, high = (end.astype(np.float64) * self.y_scale_ + self.y_mean_ for end in ends)
         return (low[:, 0], high[:, 0]) if self.flat_ else (low, high)

@@ -6,7 +6,7 @@ It needs the standard library only, so that listing is fast.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from bayou.core.specs import nearest
 
@@ -219,10 +219,11 @@ def _images(
     summary: str,
     files: tuple[File, ...],
     classes: tuple[str, ...] = (),
-    **settings: Any,
+    instead: tuple[tuple[File, ...], ...] = (),
+    ood: tuple[str, ...] = (),
 ) -> Entry:
     """Return an entry of images from files."""
-    return Entry(name, "classification", "images", summary, files, classes=classes, **settings)
+    return Entry(name, "classification", "images", summary, files, instead, ood, classes)
 
 
 def _uci(name: str, folder: str, summary: str, splits: int = 20) -> Entry:
@@ -236,10 +237,10 @@ def _toy(
     ood: str,
     summary: str,
     classes: tuple[str, ...] = (),
-    **settings: Any,
+    splits: int | None = None,
 ) -> Entry:
     """Return an entry of data that need no files."""
-    return Entry(name, task, "made", summary, ood=(ood,), classes=classes, **settings)
+    return Entry(name, task, "made", summary, ood=(ood,), classes=classes, splits=splits)
 
 
 _ENTRIES = (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,7 @@ class Column:
     decimal_comma: bool = False
 
     @staticmethod
-    def of(values: Any) -> Column:
+    def of(values: object) -> Column:
         """Return the column of any sequence.
 
         Args:
@@ -157,6 +157,15 @@ class Column:
             return self.cells[row]
         return label(float(self.cells[row]))
 
+    def describe_first(self, flags: Flags) -> str:
+        """Return the first flagged cell for a message: ``row 14: 'oops'``.
+
+        Args:
+            flags: (N,), at least one of them set.
+        """
+        row = int(flags.argmax())
+        return f"row {row + 1}: {quote(self.text(row))}"
+
     def take(self, rows: NDArray[np.int64]) -> Column:
         """Return the column of some rows.
 
@@ -165,7 +174,7 @@ class Column:
         """
         if isinstance(self.cells, list):
             return Column([self.cells[i] for i in rows.tolist()], self.decimal_comma)
-        return Column(self.cells[rows], self.decimal_comma)
+        return Column(self.cells[rows])
 
     @cached_property
     def _numbers(self) -> tuple[Numbers, Flags]:

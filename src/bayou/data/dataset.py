@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from bayou.data.catalogue import Task
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from bayou.data.preprocess import Preprocessor
@@ -51,7 +52,7 @@ class DataSet:
         preprocessor: Preprocessor,
         train: Pair,
         test: Pair,
-        ood: Any,
+        ood: NDArray[Any] | Tensor | None,
         ood_name: str | None,
         notes: list[str],
     ) -> DataSet:

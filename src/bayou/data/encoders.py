@@ -97,10 +97,13 @@ class Number(Checked):
         values = self.values(column)
         is_missing = np.isnan(values)
         if column.bad.any():
-            notes.append(describe_text_cells(self.name, column))
-        sentinels = self.describe_sentinels(column)
-        if sentinels:
-            notes.append(sentinels)
+            notes.append(
+                f"Column {self.name!r}: {int(column.bad.sum())} cells are not numbers "
+                f"({column.describe_first(column.bad)}); they count as missing."
+            )
+        is_sentinel = is_missing & ~np.isnan(column.values)
+        if is_sentinel.any():
+            notes.append(self._describe_sentinels(column, is_sentinel))
         if is_missing.any() and not self.indicator:
             notes.append(
                 f"Column {self.name!r}: {int(is_missing.sum())} missing values, none of them in "
@@ -143,18 +146,9 @@ class Number(Checked):
         """
         return inside_range(column.values, self.floor, self.ceiling)
 
-    def describe_sentinels(self, column: Column) -> str:
-        """Return a note about the values that count as missing although they are numbers.
-
-        It is empty without any.
-
-        Args:
-            column: the cells of all rows.
-        """
-        is_sentinel = np.isnan(self.values(column)) & ~np.isnan(column.values)
+    def _describe_sentinels(self, column: Column, is_sentinel: NDArray[np.bool_]) -> str:
+        """Return a note about the values that count as missing although they are numbers."""
         count = int(is_sentinel.sum())
-        if not count:
-            return ""
         row = int(is_sentinel.argmax())
         subject = "1 value is" if count == 1 else f"{count:,} values are"
         return (
@@ -176,20 +170,6 @@ def inside_range(values: NDArray[np.float64], floor: float, ceiling: float) -> N
     """
     with np.errstate(invalid="ignore"):
         return np.where((values < floor) | (values > ceiling), np.nan, values)
-
-
-def describe_text_cells(name: str, column: Column) -> str:
-    """Return a note about cells that are not numbers.
-
-    Args:
-        name: of the column.
-        column: with at least one such cell.
-    """
-    row = int(column.bad.argmax())
-    return (
-        f"Column {name!r}: {int(column.bad.sum())} cells are not numbers (row {row + 1}: "
-        f"{quote(column.text(row))}); they count as missing."
-    )
 
 
 def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
@@ -226,6 +206,14 @@ class Category(Checked):
     def features(self) -> tuple[str, ...]:
         """Names of the inputs that it becomes."""
         return tuple(f"{self.name}={level}" for level in self.levels)
+
+    def distance(self, column: Column) -> NDArray[np.float64]:
+        """Return 0 for every row: categories have no range.
+
+        Args:
+            column: the cells of all rows.
+        """
+        return np.zeros(len(column))
 
     def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
         """Return the inputs of the network, one array for each.

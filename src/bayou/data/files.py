@@ -85,20 +85,11 @@ def require(entry: Entry, root: str | Path | None = None) -> dict[str, Path]:
     Raises:
         DataError: a file is missing or damaged.
     """
-    alternatives = (entry.files, *entry.instead)
-    missing_by_alternative = []
-    for files in alternatives:
-        paths = {file: locate(file, root) for file in files}
-        missing = [file.path for file, path in paths.items() if path is None]
-        if not missing:
-            return {
-                file.path: _check_file(file, path)
-                for file, path in paths.items()
-                if path is not None
-            }
-        missing_by_alternative.append((len(missing) - len(files), missing))
-    # The alternative of which most files are there.
-    _, missing = min(missing_by_alternative, key=lambda pair: pair[0])
+    for files in (entry.files, *entry.instead):
+        paths = {file: path for file in files if (path := locate(file, root)) is not None}
+        if len(paths) == len(files):
+            return {file.path: _check_file(file, path) for file, path in paths.items()}
+    missing = [file.path for file in entry.files if locate(file, root) is None]
     searched = ", ".join(str(folder) for folder in folders(root))
     advice = ""
     if all(file.urls for file in entry.files):

@@ -80,7 +80,11 @@ class Preprocessor(Checked, ABC):
         """A name for every number of an input; empty for images."""
 
     @abstractmethod
-    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+    def describe(self) -> dict[str, Any]:
+        """Return what new rows must have, as plain values."""
+
+    @abstractmethod
+    def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new rows as network inputs.
 
         Args:
@@ -88,7 +92,7 @@ class Preprocessor(Checked, ABC):
             need_target: leave out rows without a target; a missing target column is an error.
         """
 
-    def transform(self, source: Any) -> Tensor:
+    def transform(self, source: object) -> Tensor:
         """Return the inputs of new rows, float32 (N, *shape).
 
         Args:
@@ -143,10 +147,7 @@ class Preprocessor(Checked, ABC):
     def _encode_numbers(self, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Standardize the targets of a regression."""
         if column.bad.any():
-            row = int(column.bad.argmax())
-            raise DataError(
-                f"the target of row {row + 1} is {quote(column.text(row))}, which is not a number"
-            )
+            raise DataError(f"the target must be a number, got {column.describe_first(column.bad)}")
         scaled = (column.values - self.y_mean) / self.y_scale
         return scaled.astype(np.float32)[:, None], ~column.missing
 
@@ -212,6 +213,10 @@ class TablePreprocessor(Preprocessor):
         """A name for every number of an input."""
         return tuple(name for column in self.columns for name in column.features)
 
+    def describe(self) -> dict[str, Any]:
+        """Return the names of the columns and of the target."""
+        return {"columns": [column.name for column in self.columns], "target": self.target}
+
     def encode(self, table: RawTable, notes: list[str]) -> Matrix:
         """Return the inputs of every row: float32 (N, features).
 
@@ -224,7 +229,7 @@ class TablePreprocessor(Preprocessor):
             inputs += encoder.encode(table.columns[encoder.name], notes)
         return np.stack(inputs, axis=1).astype(np.float32)
 
-    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+    def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new rows as network inputs.
 
         Args:
@@ -307,9 +312,7 @@ class TablePreprocessor(Preprocessor):
     def _distance(self, table: RawTable) -> NDArray[np.float64]:
         """Return the distance of each row from the range of the training rows."""
         distances = [np.zeros(table.rows)]
-        for encoder in self.columns:
-            if isinstance(encoder, Number):
-                distances.append(encoder.distance(table.columns[encoder.name]))
+        distances += [encoder.distance(table.columns[encoder.name]) for encoder in self.columns]
         largest: NDArray[np.float64] = np.max(distances, axis=0)
         return largest
 
@@ -396,6 +399,10 @@ class ImagePreprocessor(Preprocessor):
         """Nothing: pixels have no names."""
         return ()
 
+    def describe(self) -> dict[str, Any]:
+        """Return the shape of an image and the largest pixel."""
+        return {"shape": self.shape, "white": self.white}
+
     def encode(self, images: NDArray[Any]) -> Matrix:
         """Return pixels as network inputs.
 
@@ -444,7 +451,7 @@ class ImagePreprocessor(Preprocessor):
         view = (-1, 1, 1)
         return x * x.new_tensor(self.scale).view(view) + x.new_tensor(self.mean).view(view)
 
-    def rows(self, source: Any, *, need_target: bool = False) -> PreparedRows:
+    def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new images as network inputs.
 
         Args:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bayou.data.catalogue import TABLE_SUFFIXES, DataError
 from bayou.data.columns import Column, are_exact, has_decimal_commas, number, quote
@@ -68,7 +69,7 @@ def quote_names(names: Iterable[str]) -> str:
     return ", ".join(quoted)
 
 
-def read(source: Any, known: Collection[str] = ()) -> RawTable:
+def read(source: object, known: Collection[str] = ()) -> RawTable:
     """Read a table from a path or from columns.
 
     Args:
@@ -80,7 +81,8 @@ def read(source: Any, known: Collection[str] = ()) -> RawTable:
     if isinstance(source, str | Path):
         return read_file(Path(source), known)
     if hasattr(source, "columns") and hasattr(source, "to_numpy"):
-        source = {str(name): source[name].to_numpy() for name in source.columns}
+        frame: Any = source
+        source = {str(name): frame[name].to_numpy() for name in frame.columns}
     if not isinstance(source, Mapping):
         raise DataError(
             "rows must be a path, a mapping of columns or a data frame, got "
@@ -412,7 +414,7 @@ def _is_exact_in_float64(column: Any) -> bool:
     return pa.types.is_integer(column.type) and are_exact(pc.min_max(column).as_py().values())
 
 
-def arrays(path: Path) -> dict[str, Any]:
+def arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an NPZ file; nothing in it is executed.
 
     Args:
@@ -462,7 +464,7 @@ def _npz_table(path: Path) -> RawTable:
     return npz_rows(path.name, by_name[key], columns)
 
 
-def npz_rows(name: str, x: Any, more_columns: Mapping[str, Any]) -> RawTable:
+def npz_rows(name: str, x: NDArray[Any], more_columns: Mapping[str, Any]) -> RawTable:
     """Return a table of the columns x1, x2, ... of a matrix and further columns.
 
     Args:

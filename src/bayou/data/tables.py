@@ -19,7 +19,6 @@ from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import (
     Category,
     Number,
-    describe_text_cells,
     inside_range,
     mean_and_std,
 )
@@ -134,11 +133,7 @@ def table_dataset(
     used = {target_name, *(column.name for column in columns)}
     dropped = tuple(name for name in all_names if name not in used)
     preprocessor = replace(preprocessor, columns=columns, dropped=dropped)
-    encoding_notes: list[str] = []
-    x = preprocessor.encode(table, encoding_notes)
-    # Those about the training rows are there already.
-    known_notes = set(notes)
-    notes += [note for note in encoding_notes if note not in known_notes]
+    x = preprocessor.encode(table, notes)
     y, _ = preprocessor.targets(target)
 
     train_pair: Pair = (x[train_rows], y[train_rows])
@@ -268,11 +263,6 @@ def _fit_number(name: str, column: Column, rows: Index, notes: list[str]) -> Num
         notes.append(f"Column {name!r} is constant in training; dropped.")
         return None
     encoder = Number.fit(name, train, floor, ceiling)
-    if column.bad.any():
-        notes.append(describe_text_cells(name, column))
-    sentinels = encoder.describe_sentinels(column)
-    if sentinels:
-        notes.append(sentinels)
     if is_missing.any():
         notes.append(
             f"Column {name!r}: {int(is_missing.sum())} of {len(train)} training values are "
@@ -371,11 +361,10 @@ def _decide_task(target: Column, name: str, task: Task | None, notes: list[str])
     if task not in (None, "classification", "regression"):
         raise DataError(f"task must be classification or regression, got {task!r}")
     is_missing = np.isnan(target.values)
-    row = int(is_missing.argmax())
     if task == "regression" and is_missing.any():
         raise DataError(
-            f"the target {name!r} is {quote(target.text(row))} in row {row + 1}, which is not a "
-            "number; --task classification?"
+            f"the target {name!r} must be a number, got {target.describe_first(is_missing)}; "
+            "--task classification?"
         )
     if task is not None:
         return task
@@ -384,7 +373,7 @@ def _decide_task(target: Column, name: str, task: Task | None, notes: list[str])
     if is_missing.any():
         if is_missing.mean() < MAX_TEXT_SHARE and distinct_count >= MIN_DISTINCT_NUMBERS:
             raise DataError(
-                f"the target {name!r} is numeric, but row {row + 1} has {quote(target.text(row))} "
+                f"the target {name!r} must be a number, got {target.describe_first(is_missing)} "
                 f"({int(is_missing.sum())} such rows); correct these cells, or leave them blank"
             )
         return "classification"
@@ -485,15 +474,16 @@ def _load_npz(path: Path, options: Options) -> DataSet:
             f"{key!r} has {len(x)} rows, but {target!r} has shape {y.shape}; one target for each "
             "row is needed"
         )
-    x_test = arrays.get(f"{key}_test")
-    y_test = arrays.get(f"{target}_test")
+    test_arrays = None
+    if f"{key}_test" in arrays and f"{target}_test" in arrays:
+        test_arrays = (arrays[f"{key}_test"], arrays[f"{target}_test"])
     x_ood = arrays.get(f"{key}_ood")
-    has_test = x_test is not None and y_test is not None
     if x.ndim > 2:
-        test_arrays = (x_test, y_test) if has_test else None
         return _image_dataset(path.name, x, y, test_arrays, x_ood, options)
     table = reading.npz_rows(path.name, x, {target: y})
-    test = reading.npz_rows(path.name, x_test, {target: y_test}) if has_test else None
+    test = None
+    if test_arrays is not None:
+        test = reading.npz_rows(path.name, test_arrays[0], {target: test_arrays[1]})
     ood = None if x_ood is None else reading.npz_rows(path.name, x_ood, {})
     return table_dataset(table, replace(options, target=target), test, ood)
 
@@ -502,7 +492,7 @@ def _image_dataset(
     name: str,
     x: NDArray[Any],
     y: NDArray[Any],
-    test: tuple[Any, Any] | None,
+    test: tuple[NDArray[Any], NDArray[Any]] | None,
     ood: NDArray[Any] | None,
     options: Options,
 ) -> DataSet:

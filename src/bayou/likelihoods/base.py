@@ -24,10 +24,10 @@ DRAWS_PER_BLOCK = 128  # of these at a time
 class BoundLikelihood(nn.Module, ABC):
     """p(y | f) with its parameters. Everything but ``log_prob`` is per coordinate of y.
 
-    Sample axes are kept. A new likelihood implements ``pointwise`` and ``sample``. Moments,
-    entropies and quantiles without a closed form are averages over 2,048 seeded draws of y,
-    accurate to about 2 % of a standard deviation (1/√2048), without gradients; with a ``cdf``,
-    quantiles are roots, accurate to rounding.
+    Sample axes are kept. A new likelihood implements ``pointwise``, and ``sample`` or ``cdf``.
+    Moments, entropies and quantiles without a closed form are averages over 2,048 seeded draws of
+    y, accurate to about 2 % of a standard deviation (1/√2048), without gradients; with a ``cdf``,
+    quantiles are roots, accurate to rounding, and draws are quantiles of uniform noise.
 
     Attributes:
         support: the values of y. Classes have no order; counts and real numbers have scores such
@@ -47,9 +47,10 @@ class BoundLikelihood(nn.Module, ABC):
             y: targets, (B, *event).
         """
 
-    @abstractmethod
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
-        """Draw y.
+        """Draw y, by default as quantiles of uniform noise.
+
+        A draw depends on the seed and its index alone.
 
         Args:
             f: outputs, (..., B, *out).
@@ -60,6 +61,18 @@ class BoundLikelihood(nn.Module, ABC):
         Returns:
             Draws (n, *target_shape), or (*target_shape).
         """
+        if not self.overrides("cdf"):
+            raise NotImplementedError(f"{type(self).__name__} needs a `sample` or a `cdf`")
+        u = self.draw_noise(rng.uniform, f, n, seed)
+        start = torch.zeros_like(u)
+
+        def mass(y: Tensor) -> Tensor:
+            return self.cdf(f, y)
+
+        if self.support == "counts":
+            return invert(mass, u, *widen(mass, u, start - 1, start, counts=True))
+        low, high = widen(mass, u, start - 1, start + 1)
+        return invert(mass, u, low, high, lambda y: self.pointwise(f, y).exp())
 
     def draw_noise(
         self, draw: Callable[..., Tensor], f: Tensor, n: int | None, seed: Seed
@@ -286,9 +299,7 @@ class BoundLikelihood(nn.Module, ABC):
         Args:
             f: outputs, (S, B, *out).
         """
-        return by_rows(
-            lambda f: -self._mixture_log_probs(f)[1].mean(0), f, max(MONTE_CARLO_DRAWS, len(f))
-        )
+        return self._by_rows(lambda f: -self._mixture_log_probs(f)[1].mean(0), f)
 
     def mixture_information(self, f: Tensor) -> Tensor:
         """Compute H[y_i] − 1/S Σ_s H[y_i | f_s] ≥ 0: (B, *event).
@@ -305,7 +316,7 @@ class BoundLikelihood(nn.Module, ABC):
             component, mixture = self._mixture_log_probs(f)
             return (component - mixture).mean(0).clamp_min(0.0)
 
-        return by_rows(mean_log_ratio, f, max(MONTE_CARLO_DRAWS, len(f)))
+        return self._by_rows(mean_log_ratio, f)
 
     def mixture_quantile(self, f: Tensor, q: float) -> Tensor:
         """Compute the smallest y_i with 1/S Σ_s P(Y_i ≤ y_i | f_s) ≥ q: (B, *event).
@@ -315,11 +326,7 @@ class BoundLikelihood(nn.Module, ABC):
             q: the level, between 0 and 1.
         """
         if not self.overrides("cdf"):
-            return by_rows(
-                lambda f: _empirical_quantile(self._mixture_draws(f), q),
-                f,
-                max(MONTE_CARLO_DRAWS, len(f)),
-            )
+            return self._by_rows(lambda f: _empirical_quantile(self._mixture_draws(f), q), f)
 
         def mass(y: Tensor) -> Tensor:
             return average(lambda f: self.cdf(f, y), f)
@@ -427,6 +434,10 @@ class BoundLikelihood(nn.Module, ABC):
 
         return torch.cat([sample_expectation(sample) for sample in f.split(1)])
 
+    def _by_rows(self, function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
+        """Compute a function of draws of the mixture, a few rows at a time."""
+        return by_rows(function, f, max(MONTE_CARLO_DRAWS, len(f)))
+
     def _mixture_draws(self, f: Tensor) -> Tensor:
         """Draw as many y from every component: (k, S, B, *event), k·S ≥ MONTE_CARLO_DRAWS."""
         return self.sample(f, -(-MONTE_CARLO_DRAWS // len(f)), rng.fold(0, "mixture"))
@@ -469,7 +480,8 @@ def _empirical_quantile(draws: Tensor, q: float) -> Tensor:
 class Likelihood(Checked, ABC):
     """The spec of a likelihood: frozen, with plain values that a file can hold."""
 
-    @abstractmethod
+    bound: ClassVar[type[BoundLikelihood]]  # of a likelihood without parameters
+
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundLikelihood:
@@ -479,6 +491,7 @@ class Likelihood(Checked, ABC):
             dtype: the dtype of the parameters; None is torch's default.
             device: the device of the parameters; None is torch's default.
         """
+        return self.bound()
 
     def outputs(self, targets: int) -> int:
         """Return the number of outputs of a network for this many coordinates of y.

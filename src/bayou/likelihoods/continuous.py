@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ class Unit(ABC):
         information: E[(∂log p/∂z)²], that of its location.
         scale_information: E[(1 + z·∂log p/∂z)²], that of its log-scale.
         knots: ends of cells on which it is smooth, which span its mass.
+        is_gaussian: whether it is the standard normal density.
     """
 
     variance: float
@@ -37,6 +38,7 @@ class Unit(ABC):
     information: float
     scale_information: float
     knots: tuple[float, ...]
+    is_gaussian = False
 
     @abstractmethod
     def log_density(self, z: Tensor) -> Tensor:
@@ -79,17 +81,23 @@ class Unit(ABC):
         return None
 
 
+def _symmetric_knots(positive: tuple[float, ...]) -> tuple[float, ...]:
+    """Return knots with their negatives and 0, in order."""
+    return (*(-z for z in reversed(positive)), 0.0, *positive)
+
+
 @final
 class UnitGaussian(Unit):
     """The standard normal density N(0, 1)."""
 
+    is_gaussian = True
+
     def __init__(self) -> None:
-        half = (0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0)
         self.variance = 1.0
         self.information = 1.0
         self.scale_information = 2.0
         self.entropy = 0.5 * (LOG_2PI + 1)
-        self.knots = (*(-z for z in reversed(half)), 0.0, *half)
+        self.knots = _symmetric_knots((0.75, 1.5, 2.25, 3.0, 3.75, 4.5, 5.5, 7.0, 9.0))
 
     def log_density(self, z: Tensor) -> Tensor:
         return -0.5 * z.square() - 0.5 * LOG_2PI
@@ -156,8 +164,8 @@ class UnitStudentT(Unit):
             (v + 1) / 2 * (digammas[0] - digammas[1]) + 0.5 * math.log(v) + self._log_beta
         )
         reach = math.ceil(36 / v)  # beyond 2^reach some e^−25 of the mass is left
-        half = (0.5, 1.0, 1.5, *(2.0 * 2 ** (k / 2) for k in range(max(2 * reach, 6))))
-        self.knots = (*(-z for z in reversed(half)), 0.0, *half)
+        tail = (2.0 * 2 ** (k / 2) for k in range(max(2 * reach, 6)))
+        self.knots = _symmetric_knots((0.5, 1.0, 1.5, *tail))
 
     def log_density(self, z: Tensor) -> Tensor:
         v = self.df
@@ -343,7 +351,12 @@ class BoundHomoscedastic(LocationScale):
         self.register_buffer("log_units", log_units, persistent=False)
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        return f, self.log_scale + self.log_units
+        return f, self._log_scales
+
+    @property
+    def _log_scales(self) -> Tensor:
+        """The log of the scale of y: one number, or one for each coordinate of its last axis."""
+        return self.log_scale + self.log_units
 
     def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         """Compute log p at E[(y − F)²] in place of (y − f)².
@@ -356,7 +369,7 @@ class BoundHomoscedastic(LocationScale):
             y: targets.
         """
         square = (y.to(f.dtype) - f).square() + variance
-        log_scale = self.log_scale + self.log_units
+        log_scale = self._log_scales
         z = square.clamp_min(torch.finfo(f.dtype).tiny).sqrt() * torch.exp(-log_scale)
         return self.unit.log_density(z) - log_scale
 
@@ -369,7 +382,7 @@ class BoundHomoscedastic(LocationScale):
         """
         if not self.is_gaussian:
             return super().marginal(f, variance)
-        log_scale = (self.log_scale + self.log_units).detach()
+        log_scale = self._log_scales.detach()
         return BoundMarginal(self.unit), torch.stack((f, log_scale.expand_as(f), variance), -1)
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
@@ -381,7 +394,7 @@ class BoundHomoscedastic(LocationScale):
             f: outputs, (B, *out).
             seed: not used, since it is in closed form.
         """
-        precision = torch.exp(-2 * (self.log_scale + self.log_units).detach())
+        precision = torch.exp(-2 * self._log_scales.detach())
         return Independent((self.unit.information * precision).expand_as(f))
 
     def temper(self, f: Tensor, temperature: float) -> tuple[BoundLikelihood, Tensor]:
@@ -392,13 +405,13 @@ class BoundHomoscedastic(LocationScale):
 
     @property
     def is_gaussian(self) -> bool:
-        return isinstance(self.unit, UnitGaussian)
+        return self.unit.is_gaussian
 
     @property
     def gaussian_noise(self) -> float | None:
         if not self.is_gaussian or self.log_units.numel() > 1:
             return None
-        return math.exp(float((self.log_scale + self.log_units).detach()))
+        return math.exp(float(self._log_scales.detach()))
 
     def per_sample(
         self, outputs: Tensor, parameters: Mapping[str, Tensor]
@@ -501,9 +514,60 @@ class BoundHeteroscedastic(LocationScale):
         return Independent(torch.cat((location_information, scale_information), self.axis))
 
 
+class _Homoscedastic(Likelihood):
+    """Noise of one scale, in ``units`` that may differ between the coordinates of y."""
+
+    learn: bool
+    units: float | tuple[float, ...]
+
+    @abstractmethod
+    def _unit_and_scale(self) -> tuple[Unit, float]:
+        """Return the density of unit scale, and the scale."""
+
+    def _check_units(self) -> None:
+        """Raise a ValueError unless the units are one or more positive, finite numbers."""
+        values = self.units if isinstance(self.units, tuple) else (self.units,)
+        is_valid = len(values) > 0 and all(
+            isinstance(value, int | float) and 0 < value < math.inf for value in values
+        )
+        if not is_valid:
+            raise ValueError(
+                f"{type(self).__name__} units must be a positive, finite number or a tuple of "
+                f"them, got {self.units!r:.60}"
+            )
+
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundHomoscedastic:
+        unit, scale = self._unit_and_scale()
+        log_scale = torch.tensor(math.log(scale), dtype=dtype, device=device)
+        return BoundHomoscedastic(unit, log_scale, self.learn, self.units)
+
+    def in_units(self, scale: Tensor) -> Self:
+        product = torch.as_tensor(self.units, dtype=torch.float64) * scale.double().cpu()
+        units = float(product) if product.numel() == 1 else tuple(product.tolist())
+        return replace(self, units=units)  # type: ignore[type-var]
+
+
+class _Heteroscedastic(Likelihood):
+    """Noise whose scale depends on x: means, then log-variances on one axis of f."""
+
+    axis: int
+
+    def outputs(self, targets: int) -> int:
+        return 2 * targets
+
+    def in_units(self, scale: Tensor) -> Self | None:
+        return self
+
+    @property
+    def log_variance_axis(self) -> int:
+        return self.axis
+
+
 @final
 @dataclass(frozen=True)
-class Gaussian(Likelihood):
+class Gaussian(_Homoscedastic):
     """Gaussian noise of one scale: p(y | f) = N(y; f, noise²), for f and y (B, *out).
 
     Args:
@@ -523,21 +587,15 @@ class Gaussian(Likelihood):
 
     def __post_init__(self) -> None:
         self._check_positive("noise")
-        _check_units(self)
+        self._check_units()
 
-    def bind(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> BoundHomoscedastic:
-        log_scale = torch.tensor(math.log(self.noise), dtype=dtype, device=device)
-        return BoundHomoscedastic(UnitGaussian(), log_scale, self.learn, self.units)
-
-    def in_units(self, scale: Tensor) -> Gaussian:
-        return replace(self, units=_multiply_units(self.units, scale))
+    def _unit_and_scale(self) -> tuple[Unit, float]:
+        return UnitGaussian(), self.noise
 
 
 @final
 @dataclass(frozen=True)
-class StudentT(Likelihood):
+class StudentT(_Homoscedastic):
     """Student-t noise of one scale, for regression with outliers.
 
     p(y | f) = t((y − f)/scale; df)/scale, t(z; df) ∝ (1 + z²/df)^(−(df + 1)/2), for f and y
@@ -561,22 +619,16 @@ class StudentT(Likelihood):
 
     def __post_init__(self) -> None:
         self._check_positive("df", "scale")
-        _check_df("StudentT", self.df)
-        _check_units(self)
+        _check_df(self, self.df)
+        self._check_units()
 
-    def bind(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> BoundHomoscedastic:
-        log_scale = torch.tensor(math.log(self.scale), dtype=dtype, device=device)
-        return BoundHomoscedastic(UnitStudentT(self.df), log_scale, self.learn, self.units)
-
-    def in_units(self, scale: Tensor) -> StudentT:
-        return replace(self, units=_multiply_units(self.units, scale))
+    def _unit_and_scale(self) -> tuple[Unit, float]:
+        return UnitStudentT(self.df), self.scale
 
 
 @final
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(Likelihood):
+class HeteroscedasticGaussian(_Heteroscedastic):
     """Gaussian noise whose variance depends on x (Nix & Weigend 1994).
 
     p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis: f (B, 2·D), y (B, D).
@@ -605,9 +657,6 @@ class HeteroscedasticGaussian(Likelihood):
             "a negative whole number, from the end",
         )
 
-    def outputs(self, targets: int) -> int:
-        return 2 * targets
-
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHeteroscedastic:
@@ -620,14 +669,10 @@ class HeteroscedasticGaussian(Likelihood):
             return None
         return replace(self, min_std=self.min_std * float(scale))
 
-    @property
-    def log_variance_axis(self) -> int:
-        return self.axis
-
 
 @final
 @dataclass(frozen=True)
-class HeteroscedasticStudentT(Likelihood):
+class HeteroscedasticStudentT(_Heteroscedastic):
     """Student-t noise whose scale depends on x.
 
     p(y | f) = t((y − m)/σ; df)/σ, σ² = exp(s), f = (m, s) on the last axis: f (B, 2·D), y (B, D).
@@ -638,50 +683,20 @@ class HeteroscedasticStudentT(Likelihood):
     """
 
     df: float = 4.0
+    axis = -1
 
     def __post_init__(self) -> None:
         self._check_positive("df")
-        _check_df(type(self).__name__, self.df)
-
-    def outputs(self, targets: int) -> int:
-        return 2 * targets
+        _check_df(self, self.df)
 
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHeteroscedastic:
         return BoundHeteroscedastic(unit=UnitStudentT(self.df))
 
-    def in_units(self, scale: Tensor) -> HeteroscedasticStudentT:
-        return self
 
-    @property
-    def log_variance_axis(self) -> int:
-        return -1
-
-
-def _check_df(name: str, df: float) -> None:
+def _check_df(likelihood: Likelihood, df: float) -> None:
     """Raise a ValueError unless E[y] exists."""
     if df <= 1:
+        name = type(likelihood).__name__
         raise ValueError(f"{name} df must exceed 1 (E[y] does not exist otherwise), got {df}")
-
-
-def _check_units(likelihood: Gaussian | StudentT) -> None:
-    """Raise a ValueError unless the units are one or more positive, finite numbers."""
-    units = likelihood.units
-    values = units if isinstance(units, tuple) else (units,)
-    is_valid = len(values) > 0 and all(
-        isinstance(value, int | float) and 0 < value < math.inf for value in values
-    )
-    if not is_valid:
-        raise ValueError(
-            f"{type(likelihood).__name__} units must be a positive, finite number or a tuple of "
-            f"them, got {units!r:.60}"
-        )
-
-
-def _multiply_units(units: float | tuple[float, ...], scale: Tensor) -> float | tuple[float, ...]:
-    """Return units·scale, as one number where there is only one."""
-    product = torch.as_tensor(units, dtype=torch.float64) * scale.double().cpu()
-    if product.numel() == 1:
-        return float(product)
-    return tuple(product.tolist())

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import final
 
 import torch
@@ -27,9 +26,7 @@ from bayou.likelihoods.mixtures import (
     density,
     entr,
     entropy_integral,
-    invert,
     spread_knots,
-    widen,
 )
 
 MAX_SUMMED_COUNTS = 1024  # in an entropy; larger ones are integrated
@@ -469,10 +466,7 @@ class Bernoulli(Likelihood):
         >>> posterior = bayou.fit(net, (x, y), likelihood=bayou.Bernoulli())
     """
 
-    def bind(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> BoundBernoulli:
-        return BoundBernoulli()
+    bound = BoundBernoulli
 
 
 @final
@@ -530,21 +524,6 @@ class BoundPoisson(BoundLikelihood):
         y = y.to(f.dtype).floor()
         return torch.where(y < 0, 0.0, torch.special.gammaincc(y.clamp_min(0.0) + 1, f.exp()))
 
-    def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
-        """Draw counts in the dtype of f.
-
-        It inverts the cdf, so that a draw depends on its index alone.
-
-        Args:
-            f: log-rates, (..., B, *out).
-            n: the number of draws; None draws one for each f.
-            seed: the seed; None uses torch's global stream.
-        """
-        u = self.draw_noise(rng.uniform, f, n, seed)
-        cdf = partial(self.cdf, f)
-        low, high = widen(cdf, u, torch.full_like(u, -1.0), torch.zeros_like(u), counts=True)
-        return invert(cdf, u, low, high)
-
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         return Independent(f.exp())
 
@@ -582,7 +561,4 @@ class Poisson(Likelihood):
         >>> posterior = bayou.fit(net, (x, counts), likelihood=bayou.likelihoods.Poisson())
     """
 
-    def bind(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> BoundPoisson:
-        return BoundPoisson()
+    bound = BoundPoisson

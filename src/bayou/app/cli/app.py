@@ -16,9 +16,13 @@ from bayou import __version__
 from bayou.app.cli.listing import list_entries
 from bayou.app.cli.options import (
     DataArgument,
+    Force,
+    Level,
+    Method,
     Quiet,
     RunArgument,
     Samples,
+    Seed,
     Workers,
     run_config,
     run_options,
@@ -124,13 +128,11 @@ def predict(
     out: Annotated[Path, typer.Option(help="where to write the predictions")] = Path(
         "predictions.csv"
     ),
-    method: Annotated[
-        str | None, typer.Option(help="which method of the run; by default the first")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
+    method: Method = None,
+    seed: Seed = None,
     samples: Samples = None,
-    level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
-    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+    level: Level = 0.9,
+    force: Force = False,
     conformal: Annotated[
         Path | None,
         typer.Option(help="labeled rows not used in training, for conformal intervals or sets"),
@@ -161,22 +163,17 @@ def serve(
     host: Annotated[
         str, typer.Option(help="address to listen on; 0.0.0.0 for all addresses")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port; 0 for any free port")] = 8000,
-    method: Annotated[
-        str | None, typer.Option(help="which method of the run; by default the first")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="which seed of the run")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 for any free port")] = 8000,
+    method: Method = None,
+    seed: Seed = None,
     samples: Samples = None,
-    level: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
+    level: Level = 0.9,
     max_rows: Annotated[int, typer.Option(help="maximum rows per request")] = 10_000,
     max_bytes: Annotated[int, typer.Option(help="maximum bytes per request")] = 2**23,
     max_waiting: Annotated[
         int, typer.Option(help="maximum waiting rows; more are answered with 503")
     ] = 100_000,
-    read_timeout: Annotated[
-        float, typer.Option(help="seconds for the client to send headers, and then a body")
-    ] = 15.0,
-    timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 504")] = 30.0,
+    timeout: Annotated[float, typer.Option(help="seconds to compute a response, else 503")] = 30.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="do not log requests")] = False,
 ) -> None:
     """Serve predictions over HTTP: POST /predict with JSON rows returns what `bayou predict`
@@ -192,7 +189,7 @@ def serve(
         raise ValueError(sentence) from error
     from bayou.app.runs.service import Service
 
-    limits = Limits(max_bytes, max_waiting, read_timeout, timeout)
+    limits = Limits(max_bytes, max_waiting, timeout)
     service = Service.of(
         run, method=method, seed=seed, samples=samples, level=level, max_rows=max_rows
     )
@@ -238,7 +235,7 @@ def report(
         Path | None,
         typer.Option(help="where to write the page; by default RUN/report.html or comparison.html"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+    force: Force = False,
 ) -> None:
     """Write the report of a run again, or one page that compares runs, paired over their common
     test rows.

@@ -23,6 +23,10 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")
 Samples = Annotated[
     int | None, typer.Option(help="networks averaged for a prediction; by default as in the run")
 ]
+Method = Annotated[str | None, typer.Option(help="which method of the run; by default the first")]
+Seed = Annotated[int | None, typer.Option(help="which seed of the run")]
+Level = Annotated[float, typer.Option(help="probability of the intervals")]
+Force = Annotated[bool, typer.Option("--force", help="write over an existing file")]
 Workers = Annotated[
     str | None,
     typer.Option(help="parallel fits: processes, processes:N, or module:function of yours"),

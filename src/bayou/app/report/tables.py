@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from bayou.app.report.charts import short
 from bayou.app.report.results import Average, Cell, Head, ReportTable, Result, Results, Section
 from bayou.diagnostics.checks import SURE
 from bayou.posteriors.checks import describe_flag
@@ -30,10 +31,8 @@ METRICS: dict[str, tuple[str, str, int, float]] = {
 HINTS = {"higher": "higher is better", "lower": "lower is better"}
 KEY_NUMBERS_OF_CLASSES = ("accuracy", "nll", "ece")
 KEY_NUMBERS_OF_REGRESSION = ("rmse", "nll", "coverage")
-MILLIONS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 MIN_SHORTENED = 1e3  # differences with fewer decimals
-MAX_IN_WORDS = 1e15  # larger numbers are powers of ten
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+MAX_PLAIN = 1e6  # larger numbers have a unit
 MAX_PAIRED = 4  # methods of which all pairs are shown; more are paired with the reference only
 
 
@@ -368,7 +367,7 @@ def checks(results: Results) -> Section | None:
 
 
 def format_number(value: float, digits: int, error: float = 0.0) -> tuple[str, str]:
-    """Return a number and its error, if any, as text: 0.296, 61,234, 1.26 million.
+    """Return a number and its error, if any, as text: 0.296, 61,234, 1.26M.
 
     Args:
         value: the number.
@@ -379,17 +378,7 @@ def format_number(value: float, digits: int, error: float = 0.0) -> tuple[str, s
         return "not finite", ""
     size = abs(value)
     is_small = 0 < size < 10.0**-digits and error < 10.0**-digits
-    if is_small or size >= MAX_IN_WORDS:
-        return _power_of_ten(value), _power_of_ten(error) if error > 0 else ""
-    for divisor, name in MILLIONS:
-        if divisor <= size:
-            error_text = f"{error / divisor:.2f} {name}" if error > 0 else ""
-            return f"{value / divisor:.2f} {name}", error_text
+    if is_small or size >= MAX_PLAIN:
+        return short(value), short(error) if error > 0 else ""
     decimals = min(digits, max(0, 5 - len(str(int(size)))))
     return f"{value:,.{decimals}f}", f"{error:,.{decimals}f}" if error > 0 else ""
-
-
-def _power_of_ten(value: float) -> str:
-    """Return a very large or very small number to three digits, such as 3.20 × 10⁻⁷."""
-    mantissa, _, power = f"{value:.2e}".partition("e")
-    return f"{mantissa} × 10{str(int(power)).translate(SUPERSCRIPTS)}"

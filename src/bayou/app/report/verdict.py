@@ -15,7 +15,6 @@ from bayou.posteriors.checks import concern
 SET_ASIDE_SHARE = 0.2  # of the predictions, the least certain, in the first sentence
 NOMINAL_COVERAGE = 0.9
 AUROCS = ("auroc_entropy", "auroc_mutual_information", "auroc_std", "auroc_epistemic_std")
-ORDINALS = ("the best", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
 def best_label(results: Results) -> str | None:
@@ -144,20 +143,12 @@ def _weakness(results: Results, best: str) -> str:
     values = _finite_means(results, name)
     leader = min(values, key=lambda label: _loss(name, values[label]))
     scores = f"{_score(name, values[best])}, {leader} {_score(name, values[leader])}"
-    position = f"{_ordinal(rank, len(values))} of {len(values)} methods"
+    rank_name = "last" if rank == len(values) else f"number {rank}"
+    position = f"{rank_name} of {len(values)} methods"
     if name in AUROCS:
         ood = results.facts.get("ood") or "out-of-distribution data"
         return f", but in telling {ood} from test data it is {position} (AUROC {scores})"
     return f", but by {_short_title(name)} it is {position} ({scores})"
-
-
-def _ordinal(rank: int, count: int) -> str:
-    """Return a rank in words."""
-    if rank == count:
-        return "last"
-    if rank <= len(ORDINALS):
-        return ORDINALS[rank - 1]
-    return f"number {rank}"
 
 
 def _linear_advantage(results: Results, best: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.json_files import check_output
 from bayou.core.files import StrPath, write_text
 
 if TYPE_CHECKING:
@@ -40,10 +41,8 @@ def write_report(
     name, page = next(iter(reports.items()))
     is_comparison = len(reports) > 1
     path = Path(out or ("comparison.html" if is_comparison else f"{name}/report.html"))
-    if (path.exists() or path.is_symlink()) and not force and (is_comparison or out is not None):
-        raise RunError(
-            f"{path} already exists; choose another --out, or use --force to overwrite it"
-        )
+    if is_comparison or out is not None:
+        check_output(path, force)
     if is_comparison:
         page = _compare(reports)
     write_text(path, page.html(), through_links=False)

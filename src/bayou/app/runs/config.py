@@ -26,7 +26,6 @@ from bayou.select.settings import (
 )
 
 FORMAT = 1
-DIGEST = "digest"  # the key of a saved file's SHA-256; optional in a config written by hand
 DATA = "Data"  # a section of --help, as those of ``Training``
 MODEL = "Model"  # a section of --help
 MAX_SEEDS = 1000  # and splits: a run lists every job
@@ -196,7 +195,7 @@ class Config(Training):
         known = {field.name: field for field in fields(Config)}
         settings: dict[str, Any] = {}
         for key, value in values.items():
-            if key not in ("bayou", DIGEST):
+            if key not in ("bayou", "digest"):  # the format, and a key of older files
                 settings[key] = tuple(value) if isinstance(value, list) else value
         unknown = [key for key in settings if key not in known]
         if unknown:

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 import bayou
 from bayou.app.runs.folder import Run, RunError
-from bayou.app.runs.predictions import network_dtype, sample_count
+from bayou.app.runs.predictions import sample_count
 from bayou.core.files import StrPath
 from bayou.data import CATALOGUE
-from bayou.data.preprocess import Preprocessor
 from bayou.posteriors.checks import describe_flag
 
 if TYPE_CHECKING:
     from bayou.diagnostics.baselines import Baseline
-
-
-@dataclass(frozen=True)
-class _TestRows:
-    """The rows that methods are evaluated on, before a conversion to the dtype of a network."""
-
-    x: Tensor
-    y: Tensor
-    ood: Tensor | None
-    notes: list[str]
-
-    def convert(self, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Return the test rows and the out-of-distribution inputs in a dtype."""
-        y = self.y.to(dtype) if self.y.is_floating_point() else self.y
-        ood = None if self.ood is None else self.ood.to(dtype)
-        return (self.x.to(dtype), y), ood
 
 
 def evaluate_run(
@@ -72,17 +53,12 @@ def evaluate_run(
             "omit it"
         )
     table: list[dict[str, Any]] = []
-    notes: list[str] = []
-    test_rows = None
+    test, ood, notes = _load_test_rows(run, source)
+    scale = run.preprocessor().y_scale
     baselines = _fit_baselines(run)
     for job in jobs:
-        posterior, preprocessor, _ = run.posterior(job.method, job.seed)
-        if test_rows is None:
-            test_rows = _load_test_rows(run, source, preprocessor)
-            notes += test_rows.notes
+        posterior, _, _ = run.posterior(job.method, job.seed)
         notes += [note for note in run.describe_interruption(job, posterior) if note not in notes]
-        test, ood = test_rows.convert(network_dtype(posterior))
-        scale = preprocessor.y_scale
         options = prediction_options(posterior, sample_count(posterior, samples, run), job.seed)
         predictive, _, scores = score(posterior, test, ood, scale, options)
         checks = bayou.diagnostics.check(
@@ -94,15 +70,17 @@ def evaluate_run(
     return table, notes
 
 
-def _load_test_rows(run: Run, source: str | None, preprocessor: Preprocessor) -> _TestRows:
-    """Return the rows of a file, or the test rows of the run."""
+def _load_test_rows(
+    run: Run, source: str | None
+) -> tuple[tuple[Tensor, Tensor], Tensor | None, list[str]]:
+    """Return x and y, out-of-distribution inputs and notes: of a file, or of the test data."""
     if source is None:
         data = run.load_data()
-        return _TestRows(*data.test, data.ood, [])
-    rows = preprocessor.rows(source, need_target=True)
+        return data.test, data.ood, []
+    rows = run.preprocessor().rows(source, need_target=True)
     if rows.y is None:
         raise RunError(f"{source} has no target to evaluate on")
-    return _TestRows(rows.x, rows.y, None, rows.notes)
+    return run.convert(rows.x, rows.y), None, rows.notes
 
 
 def _fit_baselines(run: Run) -> dict[str, Baseline]:

@@ -253,27 +253,20 @@ class Execution:
         numbers = {
             "seconds": result["seconds"],
             "flags": [check for check in result.get("checks", []) if check["status"] != "ok"],
-            "difference_from_map": self._difference_from_map(job),
+            "difference_from_map": self._difference_from_map(job, result),
         }
         mixing = result.get("mixing", {})
         numbers |= {name: mixing[name] for name in mixing if name in MIXING_NUMBERS}
         return result["metrics"] | numbers
 
-    def _difference_from_map(self, job: Job) -> Average | None:
+    def _difference_from_map(self, job: Job, result: dict[str, Any]) -> Average | None:
         """Return the NLL of a job minus that of MAP with its seed and split; None without MAP."""
-        from bayou.app.report.results import Average, mean_difference
+        from bayou.app.report.results import Results
 
-        if job.method == "map" or "map" not in self.run.config.methods:
-            return None
-        result = self.run.result(job)
         map_result = self.run.result(replace(job, method="map"))
-        if result is None or map_result is None:
+        if map_result is None:
             return None
-        rows = result.get("rows")
-        map_rows = map_result.get("rows")
-        if not rows or not map_rows or None in (*rows, *map_rows):
-            return None
-        return Average(*mean_difference(rows, map_rows))
+        return Results([result, map_result], {}, {}).difference(result["label"])
 
 
 def fit_job(

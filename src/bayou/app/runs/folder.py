@@ -33,7 +33,6 @@ from bayou.data.preprocess import Preprocessor
 from bayou.likelihoods import Likelihood
 from bayou.posteriors import Posterior
 from bayou.select.named import find
-from bayou.select.settings import ConfigError
 from bayou.training.jobs import Executor, PendingResult, send
 
 # Diagnostics and reports are imported by the methods that use them: a prediction needs neither.
@@ -151,13 +150,19 @@ class Run:
             config = replace(config, split=split)
         settings = {name: getattr(config, name) for name in config.settings(DATA)}
         data = load(config.data, **settings)
-        dtype = DTYPES[config.precision]
+        ood = None if data.ood is None else data.ood.to(DTYPES[config.precision])
+        train = self.convert(*data.train)
+        return replace(data, train=train, test=self.convert(*data.test), ood=ood)
 
-        def convert(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            return x.to(dtype), y.to(dtype) if y.is_floating_point() else y
+    def convert(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows in the precision of the config.
 
-        ood = None if data.ood is None else data.ood.to(dtype)
-        return replace(data, train=convert(*data.train), test=convert(*data.test), ood=ood)
+        Args:
+            x: inputs.
+            y: targets; classes stay as they are.
+        """
+        dtype = DTYPES[self.config.precision]
+        return x.to(dtype), y.to(dtype) if y.is_floating_point() else y
 
     def build_net(self, shape: tuple[int, ...], outputs: int, net: str, job: Job) -> nn.Module:
         """Build the network of a job, on the device of the config.
@@ -408,13 +413,16 @@ class Run:
             run = Run(self.folder, replace(self.config, device="cpu"))
         net = run.build_net(tuple(facts["input_shape"]), facts["output_size"], facts["net"], job)
         posterior = bayou.load(self.job_folder(job) / "posterior.bayou", net)
+        return posterior, self.preprocessor(), job
+
+    def preprocessor(self) -> Preprocessor:
+        """Return the preprocessor for new rows."""
         try:
-            preprocessor = Preprocessor.from_json(facts["preprocessor"])
+            return Preprocessor.from_json(self.facts()["preprocessor"])
         except DataError as error:
             raise RunError(
                 f"{self.folder / 'data.json'}: {error}; restore it, or run again"
             ) from None
-        return posterior, preprocessor, job
 
     def describe_missing(self, method: str | None, seed: int | None = None) -> str:
         """Return the error message for a posterior that does not exist.
@@ -483,13 +491,4 @@ def fit_in_worker(folder: Path, job: Job, net: str) -> None:
     )
 
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "Interrupted",
-    "Job",
-    "Run",
-    "RunError",
-    "read_json",
-    "write_text",
-]
+__all__ = ["Interrupted", "Job", "Run", "RunError"]

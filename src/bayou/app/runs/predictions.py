@@ -15,6 +15,7 @@ from torch import Tensor
 
 import bayou
 from bayou.app.runs.folder import Run, RunError
+from bayou.app.runs.json_files import check_output
 from bayou.core.files import StrPath, write_text
 from bayou.core.progress import spell
 from bayou.data.preprocess import PreparedRows, Preprocessor
@@ -72,7 +73,9 @@ def write_predictions(
         RunError: ``out`` exists, or the run has no such posterior.
     """
     path = Path(out)
-    _check_output(path, source, force)
+    if path.exists() and path.resolve() == Path(source).resolve():
+        raise RunError(f"{path} is the input file; choose another --out")
+    check_output(path, force)
     check_level(level)
     run = Run.open(folder)
     posterior, preprocessor, job = run.posterior(method, seed)
@@ -91,16 +94,6 @@ def write_predictions(
         notes += _describe_distance(rows.distance)
     _write_csv(path, table)
     return notes
-
-
-def _check_output(path: Path, source: StrPath, force: bool) -> None:
-    """Raise a RunError if the output would replace the input, or a file without ``force``."""
-    if path.exists() and path.resolve() == Path(source).resolve():
-        raise RunError(f"{path} is the input file; choose another --out")
-    if (path.exists() or path.is_symlink()) and not force:
-        raise RunError(
-            f"{path} already exists; choose another --out, or use --force to overwrite it"
-        )
 
 
 def _predict_columns(
@@ -289,17 +282,13 @@ def _calibrate(
     samples: int,
 ) -> Conformal:
     """Return the conformal guarantee by rows of a file, which must not be training rows."""
-    dtype = network_dtype(posterior)
-    y = held_out_rows.y
-    if y is None:
+    if held_out_rows.y is None:
         raise RunError("conformal rows need the target column")
-    if y.is_floating_point():
-        y = y.to(dtype)
     try:
         train = run.load_data().train
     except ValueError:  # no longer available
         train = None
-    rows = (held_out_rows.x.to(dtype), y)
+    rows = run.convert(held_out_rows.x, held_out_rows.y)
     return bayou.operations.conformal(posterior, rows, level, samples=samples, seed=0, train=train)
 
 

@@ -62,16 +62,6 @@ class Case:
         """Return whether a direction is computed by iteration, up to a tolerance."""
         return Cost.iterative in (self.transform.forward_kind, self.transform.inverse_kind)
 
-    def input_event(self, direction: str) -> tuple[int, ...]:
-        """Return the shape of an input event of a direction.
-
-        Args:
-            direction: "forward" or "inverse".
-        """
-        if self.is_bijective or direction == "forward":
-            return self.event
-        return self.transform.event_out  # type: ignore[return-value]
-
     @property
     def reference(self) -> Tensor:
         """Return a scalar 0 in float64 on the device of the map."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -69,90 +70,87 @@ def batch(case: Case) -> Iterator[Result]:
     """
     for name, f, x, context, _ in case.passes(BATCH_ROWS):
         run = partial(f, seed=case.seed)
-        pair = run(x, context)
-        yield _check_rows(case, name, run, x, context, pair)
-        yield _check_shapes(case, name, run, x, context, pair)
+        direction = _BatchedDirection(case, name, run, x, context, run(x, context))
+        yield direction.check_rows()
+        yield direction.check_shapes()
         if context is not None:
-            yield _check_context(case, name, run, x, context)
+            yield direction.check_context(context)
 
 
-def _check_rows(
-    case: Case,
-    name: str,
-    run: Callable[..., Pair],
-    x: Tensor,
-    context: Tensor | None,
-    pair: Pair,
-) -> Result:
-    """Compare each row alone with its result in the batch."""
-    y, log_det = pair
-    gap = 0.0
-    for i in range(len(x)):
-        row_pair = run(x[i], None if context is None else context[i], start=i)
-        gap = max(gap, pair_distance(row_pair, (y[i], log_det[i])))
-    limit = case.tolerance("equal")
-    return Result.of(f"batch {name} rows", gap, limit, "each row alone and in the batch")
+@dataclass(frozen=True)
+class _BatchedDirection:
+    """A direction of a map, and its results for a batch with one axis.
 
+    Args:
+        case: the map.
+        name: of the direction.
+        run: computes (y, ladj) of (x, context) with the noise of the case, from row ``start`` on.
+        x: the inputs, (n, *event).
+        context: (n, context_dim), or None.
+        pair: (y, ladj) of the batch.
+    """
 
-def _check_shapes(
-    case: Case,
-    name: str,
-    run: Callable[..., Pair],
-    x: Tensor,
-    context: Tensor | None,
-    pair: Pair,
-) -> Result:
-    """Compare batches of several axes with one of a single axis."""
-    problems = []
-    for shape in BATCH_SHAPES:
-        problem = _find_shape_problem(case, name, run, x, context, pair, shape)
-        if problem is not None:
-            problems.append(f"batch {shape} {problem}")
-    return Result(f"batch {name} shapes", not problems, note="; ".join(problems))
+    case: Case
+    name: str
+    run: Callable[..., Pair]
+    x: Tensor
+    context: Tensor | None
+    pair: Pair
 
+    def _compare(self, row: str, gap: float, note: str) -> Result:
+        """Return a row that passes if results are equal up to rounding."""
+        return Result.of(f"batch {self.name} {row}", gap, self.case.tolerance("equal"), note)
 
-def _find_shape_problem(
-    case: Case,
-    name: str,
-    run: Callable[..., Pair],
-    x: Tensor,
-    context: Tensor | None,
-    pair: Pair,
-    shape: tuple[int, ...],
-) -> str | None:
-    """Return what is wrong with the result of a batch of this shape, or None."""
-    n = math.prod(shape)
-    input_event = case.input_event(name)
-    output_event = case.input_event("inverse" if name == "forward" else "forward")
-    if context is not None:
-        context = context[:n].reshape(*shape, context.shape[-1])
-    try:
-        y, log_det = run(x[:n].reshape(*shape, *input_event), context)
-    except Exception as error:  # the other shapes are still measured
-        return f"raised {type(error).__name__}: {error}"
-    if y.shape != (*shape, *output_event) or log_det.shape != shape:
-        return f"gave y {tuple(y.shape)}, ladj {tuple(log_det.shape)}"
-    rows = (y.reshape(n, *output_event), log_det.reshape(n))
-    if pair_distance(rows, (pair[0][:n], pair[1][:n])) > case.tolerance("equal"):
-        return "gave other values"
-    return None
+    def check_rows(self) -> Result:
+        """Compare each row alone with its result in the batch."""
+        y, log_det = self.pair
+        gap = 0.0
+        for i in range(len(self.x)):
+            context = None if self.context is None else self.context[i]
+            row_pair = self.run(self.x[i], context, start=i)
+            gap = max(gap, pair_distance(row_pair, (y[i], log_det[i])))
+        return self._compare("rows", gap, "each row alone and in the batch")
 
+    def check_shapes(self) -> Result:
+        """Compare batches of several axes with one of a single axis."""
+        problems = []
+        for shape in BATCH_SHAPES:
+            problem = self._find_shape_problem(shape)
+            if problem is not None:
+                problems.append(f"batch {shape} {problem}")
+        return Result(f"batch {self.name} shapes", not problems, note="; ".join(problems))
 
-def _check_context(
-    case: Case,
-    name: str,
-    run: Callable[..., Pair],
-    x: Tensor,
-    context: Tensor,
-) -> Result:
-    """Compare the broadcast of (2, 1) events with 3 contexts with every combination."""
-    pair = run(x[:2, None], context[:3])
-    grid = [run(x[i], context[j], start=3 * i + j) for i in range(2) for j in range(3)]
-    y = torch.stack([y for y, _ in grid])
-    log_det = torch.stack([log_det for _, log_det in grid])
-    expected = (y.reshape(2, 3, *y.shape[1:]), log_det.reshape(2, 3, *log_det.shape[1:]))
-    gap = pair_distance(pair, expected)
-    return Result.of(f"batch {name} context", gap, case.tolerance("equal"), "broadcast")
+    def _find_shape_problem(self, shape: tuple[int, ...]) -> str | None:
+        """Return what is wrong with the result of a batch of this shape, or None."""
+        n = math.prod(shape)
+        y, log_det = (tensor[:n].reshape(*shape, *tensor.shape[1:]) for tensor in self.pair)
+        x = self.x[:n].reshape(*shape, *self.x.shape[1:])
+        context = self.context
+        if context is not None:
+            context = context[:n].reshape(*shape, context.shape[-1])
+        try:
+            pair = self.run(x, context)
+        except Exception as error:  # the other shapes are still measured
+            return f"raised {type(error).__name__}: {error}"
+        if pair[0].shape != y.shape or pair[1].shape != log_det.shape:
+            return f"gave y {tuple(pair[0].shape)}, ladj {tuple(pair[1].shape)}"
+        if pair_distance(pair, (y, log_det)) > self.case.tolerance("equal"):
+            return "gave other values"
+        return None
+
+    def check_context(self, context: Tensor) -> Result:
+        """Compare the broadcast of (2, 1) events with 3 contexts with every combination.
+
+        Args:
+            context: of all rows.
+        """
+        pairs = [
+            self.run(self.x[i], context[j], start=3 * i + j) for i in range(2) for j in range(3)
+        ]
+        y, log_det = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+        expected = (y.unflatten(0, (2, 3)), log_det.unflatten(0, (2, 3)))
+        gap = pair_distance(self.run(self.x[:2, None], context[:3]), expected)
+        return self._compare("context", gap, "broadcast")
 
 
 PROPERTIES: dict[str, Property] = {

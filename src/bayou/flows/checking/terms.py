@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.flows.checking.case import Case, Noise, distance
+from bayou.flows.checking.case import Case, distance
 from bayou.flows.checking.report import Result
 from bayou.flows.core.bases import Base, DiagonalNormal, StandardNormal
-from bayou.flows.core.compose import Direction
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj
 
@@ -82,47 +80,25 @@ def _check_estimate(case: Case) -> Iterator[Result]:
     """
     weights = rng.normal(1, (case.rows,), case.reference, rng.fold(case.seed, "weights"))[0]
     for name, f, x, context, noise in case.passes():
-        yield from _check_estimate_of(case, name, f, x, context, noise, weights)
-
-
-def _check_estimate_of(
-    case: Case,
-    name: str,
-    f: Direction,
-    x: Tensor,
-    context: Tensor | None,
-    noise: Noise,
-    weights: Tensor,
-) -> Iterator[Result]:
-    """Compare an estimate of a direction, at x, with the Jacobian."""
-    limit = case.tolerances["standard errors"]
-    x.requires_grad_()
-    leaves = [x, *(p for p in f.parameters() if p.requires_grad)]
-    log_det = _log_det(f(x, context, noise=noise)[0], x, create_graph=True)
-    log_det_gradient = gradient(weights @ log_det, leaves, retain_graph=True)
-    estimates = []
-    estimate_gradients = []
-    for group in range(GROUPS):
+        x.requires_grad_()
+        leaves = [x, *(p for p in f.parameters() if p.requires_grad)]
+        log_det = _log_det(f(x, context, noise=noise)[0], x, create_graph=True)
+        log_det_gradient = gradient(weights @ log_det, leaves, retain_graph=True)
         copies = x.expand(GROUP_SIZE, *x.shape)
-        start = group * GROUP_SIZE * case.rows
-        estimate = f(copies, context, seed=case.seed, start=start)[1]  # (GROUP_SIZE, rows)
-        estimates.append(estimate.detach())
-        estimate_gradients.append(gradient(weights @ estimate.mean(0), leaves, retain_graph=True))
-    yield from _compare_mean(
-        f"ladj {name}",
-        torch.cat(estimates),
-        log_det.detach(),
-        limit,
-        case.tolerances["estimate"],
-    )
-    gradient_scale = max(1.0, log_det_gradient.norm().item())
-    yield from _compare_mean(
-        f"ladj {name} gradient",
-        torch.stack(estimate_gradients),
-        log_det_gradient,
-        limit,
-        case.tolerances["estimate gradient"] * gradient_scale,
-    )
+        estimates = []
+        estimate_gradients = []
+        for group in range(GROUPS):
+            start = group * GROUP_SIZE * case.rows
+            estimate = f(copies, context, seed=case.seed, start=start)[1]  # (GROUP_SIZE, rows)
+            estimates.append(estimate.detach())
+            loss = weights @ estimate.mean(0)
+            estimate_gradients.append(gradient(loss, leaves, retain_graph=True))
+        max_error = case.tolerances["estimate"]
+        draws = torch.cat(estimates)
+        yield from _compare_mean(case, f"ladj {name}", draws, log_det.detach(), max_error)
+        max_error = case.tolerances["estimate gradient"] * max(1.0, log_det_gradient.norm().item())
+        draws = torch.stack(estimate_gradients)
+        yield from _compare_mean(case, f"ladj {name} gradient", draws, log_det_gradient, max_error)
 
 
 def gradient(loss: Tensor, leaves: list[Tensor], retain_graph: bool = False) -> Tensor:
@@ -144,18 +120,15 @@ def gradient(loss: Tensor, leaves: list[Tensor], retain_graph: bool = False) -> 
 
 
 def _compare_mean(
-    name: str,
-    draws: Tensor,
-    expected: Tensor,
-    limit: float,
-    max_error: float,
+    case: Case, name: str, draws: Tensor, expected: Tensor, max_error: float
 ) -> Iterator[Result]:
     """Compare the mean of draws (n, D) with ``expected`` (D,).
 
-    The difference is at most ``limit`` standard errors, and these are at most ``max_error``.
+    The difference is at most some standard errors, and these are at most ``max_error``.
     """
     error = draws.std(0) / math.sqrt(len(draws))
     gap = _in_standard_errors(draws.mean(0) - expected, error)
+    limit = case.tolerances["standard errors"]
     yield Result.of(name, gap, limit, "standard errors of the mean")
     yield Result.of(f"{name} error", error.max().item(), max_error, "largest standard error")
 
@@ -181,18 +154,16 @@ def _check_bound(case: Case) -> Iterator[Result]:
         return
     flow = Flow(_perturb_base(case.base, case.seed), f)
     context = case.single_context()
-    pilot = flow.sample(PILOT_DRAWS, context, seed=rng.fold(case.seed, "pilot"))
-    proposal = Proposal.of(pilot)
+    proposal = Proposal(flow.sample(PILOT_DRAWS, context, seed=rng.fold(case.seed, "pilot")))
     seed = rng.fold(case.seed, "draws")
     y, forward_log_prob = flow.sample_and_log_prob(TEST_DRAWS, context, seed=seed)
-    z = proposal.draw(TEST_DRAWS, rng.fold(case.seed, "proposal"))
+    z = proposal.draw(TEST_DRAWS)
     is_inside = f.in_image(z)
     z_inside = torch.where(is_inside.reshape(-1, *[1] * (z.ndim - 1)), z, y)
     inverse_log_prob = flow.log_prob(z_inside, context, seed=rng.fold(case.seed, "back"))
     inverse_log_prob = inverse_log_prob.where(is_inside, -torch.inf)
-    function_seed = rng.fold(case.seed, "functions")
-    y_functions = proposal.functions(y, function_seed)  # (TEST_DRAWS, ψ)
-    z_functions = proposal.functions(z, function_seed)
+    y_functions = proposal.functions(y)  # (TEST_DRAWS, ψ)
+    z_functions = proposal.functions(z)
     y_weight = proposal.log_prob(y).exp()
     z_weight = inverse_log_prob.exp()
     yield _compare_draws(case, "inverse", y_weight, z_weight, y_functions, z_functions)
@@ -251,52 +222,40 @@ def _check_opposite(case: Case) -> Iterator[Result]:
     yield Result.of("ladj opposite", distance(end[1], start[1]), limit)
 
 
-@dataclass(frozen=True)
 class Proposal:
-    """A distribution close to that of y.
+    """A distribution close to that of y, and bounded test functions of y.
 
-    It is a Gaussian, or uniform on the most frequent values if y is discrete.
+    It is a Gaussian, or uniform on the most frequent values if y is discrete. Its draws are those
+    of torch's generator, which ``check`` isolates.
 
     Args:
-        mean: of flattened events, (D,).
-        scale: a Cholesky factor of the covariance, (D, D); the covariance if y is discrete.
-        atoms: the most frequent values (n, D) of a discrete y; None for a continuous one.
-        event: the shape of y.
+        y: draws of y, (n, *event).
     """
 
-    mean: Tensor
-    scale: Tensor
-    atoms: Tensor | None
-    event: tuple[int, ...]
-
-    @classmethod
-    def of(cls, y: Tensor) -> Proposal:
-        """Compute the proposal from draws of y, (n, *event).
-
-        Args:
-            y: draws of y.
-        """
+    def __init__(self, y: Tensor) -> None:
         flat = y.flatten(1)
-        mean = flat.mean(0)
-        covariance = flat.T.cov().reshape(flat.shape[1], -1)
+        self.event = y.shape[1:]
+        self.mean = flat.mean(0)
+        self.std = flat.std(0).clamp_min(MIN_SCALE)
+        self.waves = torch.randn(TEST_FUNCTIONS, len(self.mean)).to(y)
+        self.phases = 2 * math.pi * torch.rand(TEST_FUNCTIONS).to(y)
         values, counts = flat.unique(dim=0, return_counts=True)
+        self.atoms: Tensor | None = None
         if len(values) < len(flat) // 2:
-            atoms = values[counts.argsort(descending=True)[:MAX_ATOMS]]
-            return cls(mean, covariance, atoms, y.shape[1:])
-        return cls(mean, torch.linalg.cholesky(covariance), None, y.shape[1:])
+            self.atoms = values[counts.argsort(descending=True)[:MAX_ATOMS]]
+        else:
+            covariance = flat.T.cov().reshape(flat.shape[1], -1)
+            self.normal = torch.distributions.MultivariateNormal(self.mean, covariance)
 
-    def draw(self, n: int, seed: rng.Seed) -> Tensor:
+    def draw(self, n: int) -> Tensor:
         """Draw n events: (n, *event).
 
         Args:
             n: the number of events.
-            seed: of the noise.
         """
         if self.atoms is None:
-            flat = self.mean + rng.normal(n, self.mean.shape, self.mean, seed) @ self.scale.T
-        else:
-            flat = self.atoms[(rng.uniform(n, (), self.mean, seed) * len(self.atoms)).long()]
-        return flat.reshape(n, *self.event)
+            return self.normal.sample((n,)).reshape(n, *self.event)
+        return self.atoms[torch.randint(len(self.atoms), (n,))].reshape(n, *self.event)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Compute the log-density of events (n, *event), or their log-mass: (n,).
@@ -306,20 +265,16 @@ class Proposal:
         """
         flat = y.flatten(1)
         if self.atoms is None:
-            normal = torch.distributions.MultivariateNormal(self.mean, scale_tril=self.scale)
-            return normal.log_prob(flat)
+            return self.normal.log_prob(flat)
         is_atom = (flat.unsqueeze(1) == self.atoms).all(-1).any(-1)
         return y.new_full(is_atom.shape, -math.log(len(self.atoms))).where(is_atom, -math.inf)
 
-    def functions(self, y: Tensor, seed: rng.Seed) -> Tensor:
-        """Evaluate bounded test functions of y, 1 and random cosines: (n, 1 + TEST_FUNCTIONS).
+    def functions(self, y: Tensor) -> Tensor:
+        """Evaluate the test functions, 1 and random cosines: (n, 1 + TEST_FUNCTIONS).
 
         Args:
             y: events (n, *event).
-            seed: of the cosines.
         """
-        standardized = (y.flatten(1) - self.mean) / self.scale.diagonal().abs().clamp_min(MIN_SCALE)
-        waves = rng.normal(TEST_FUNCTIONS, self.mean.shape, self.mean, rng.fold(seed, "wave"))
-        uniform = rng.uniform(TEST_FUNCTIONS, (), self.mean, rng.fold(seed, "phase"))
-        cosines = (standardized @ waves.T + 2 * math.pi * uniform).cos()
+        standardized = (y.flatten(1) - self.mean) / self.std
+        cosines = (standardized @ self.waves.T + self.phases).cos()
         return torch.cat([torch.ones_like(standardized[:, :1]), cosines], -1)

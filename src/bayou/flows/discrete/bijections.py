@@ -151,9 +151,11 @@ class IntegerCoupling(Symmetric, DiscreteMap):
         """Add the shift, or subtract it."""
         kept = self.kept.to(x)
         dims = len(self.event_in)
-        inputs = x * kept / self.scale
-        if context is not None:
-            inputs = self._append_context(inputs, context)
+        inputs, context = broadcast_context(x * kept / self.scale, context, dims)
+        if context is not None:  # constant entries or channels
+            pixels = context.reshape(*context.shape, *[1] * (dims - 1))
+            pixels = pixels.expand(*context.shape, *self.event_in[1:])
+            inputs = torch.cat([inputs, pixels], -dims)
         t = self.net(inputs.reshape(-1, *inputs.shape[-dims:]))
         t = t.reshape(*inputs.shape[:-dims], *self.event_in)
         t = self.scale * t * (1 - kept)
@@ -163,15 +165,6 @@ class IntegerCoupling(Symmetric, DiscreteMap):
         if self.levels is not None:
             y = y.remainder(self.levels)
         return y, term
-
-    def _append_context(self, inputs: Tensor, context: Tensor) -> Tensor:
-        """Concatenate a context (..., C) to inputs (..., *event), as C constant channels."""
-        dims = len(self.event_in)
-        inputs, rows = broadcast_context(inputs, context, dims)
-        if rows is None:  # not possible: it is None only for no context
-            return inputs
-        pixels = rows.reshape(*rows.shape, *[1] * (dims - 1))
-        return torch.cat([inputs, pixels.expand(*rows.shape, *self.event_in[1:])], -dims)
 
 
 def _event_mask(shape: tuple[int, ...], mask: Mask | None, flip: bool) -> Tensor:
@@ -311,7 +304,7 @@ class Modulo(nn.Module):
 
     σ is one of the U units of K, the numbers with an inverse. y_j = Σ μ_m σ_u x_k over all
     m + u·k ≡ j is multilinear in the one-hot μ, σ and x, so that the straight-through gradient of a
-    softmax applies (Tran et al. 2019). Without gradients the integers are computed directly.
+    softmax applies (Tran et al. 2019).
 
     Args:
         classes: K, at least 2.
@@ -321,8 +314,6 @@ class Modulo(nn.Module):
     Raises:
         ValueError: if there are fewer than 2 classes, or the temperature is not positive.
     """
-
-    numbers: Tensor  # the units and their inverses, (2, U)
 
     def __init__(self, classes: int, scale: bool = True, temperature: float = 1.0) -> None:
         super().__init__()
@@ -337,7 +328,6 @@ class Modulo(nn.Module):
         factors = torch.tensor(units(classes) if scale else [1])
         self.params = classes + (len(factors) if len(factors) > 1 else 0)
         inverses = torch.tensor([pow(unit, -1, classes) for unit in factors.tolist()])
-        self.register_buffer("numbers", torch.stack([factors, inverses]), persistent=False)
         # (a, k) ↦ the one-hot row of the result, (A·K, K)
         self._register_table("plus", k[:, None] + k)
         self._register_table("minus", k - k[:, None])
@@ -362,23 +352,6 @@ class Modulo(nn.Module):
             logits: of μ and σ, (..., K + U), or (..., K) if σ is 1.
             inverse: whether to compute x from y.
         """
-        if torch.is_grad_enabled() and (x.requires_grad or logits.requires_grad):
-            return self._map_rows(x, logits, inverse)
-        return self._map_indices(x, logits, inverse)
-
-    def _map_indices(self, x: Tensor, logits: Tensor, inverse: bool) -> Tensor:
-        """Compute the map with integers, without gradients."""
-        k = x.argmax(-1)
-        shift = logits[..., : self.classes].argmax(-1)
-        factors = self.numbers[int(inverse)]
-        factor = factors[:1]
-        if self.params > self.classes:
-            factor = factors[logits[..., self.classes :].argmax(-1)]
-        k = factor * (k - shift) if inverse else factor * k + shift
-        return one_hot(k % self.classes, self.classes).to(x)
-
-    def _map_rows(self, x: Tensor, logits: Tensor, inverse: bool) -> Tensor:
-        """Compute the map with one-hot rows and straight-through gradients."""
         shift_table = "minus" if inverse else "plus"
         steps = [(shift_table, self._select_largest(logits[..., : self.classes]))]
         if self.params > self.classes:

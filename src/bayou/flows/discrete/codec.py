@@ -58,8 +58,7 @@ MAX_SYMBOLS = 1 << 20  # different symbols of a stream
 MAX_BATCH_AXES = 32
 MAX_NUMBERS = 1 << 31  # of the data
 MAX_MAGNITUDE = 1 << 53  # of the least symbol
-SEARCH_PARTS = np.arange(16)[:, None]
-FEW_SLOTS = 128  # fewer are searched in 16 parts, more in 4
+SEARCH_PARTS = np.arange(8)[:, None]
 
 
 @torch.no_grad()
@@ -81,7 +80,10 @@ def compress(flow: Flow, y: Tensor, context: Tensor | None = None) -> bytes:
     model = CodingModel(flow, context)
     version = VERSION[model.device.type]
     rows, batch_shape = model.rows(y)
-    batches = model.symbol_batches(rows, BATCH_ROWS[version])
+    batch_rows = BATCH_ROWS[version]
+    batches = [
+        model.symbols(batch, i * batch_rows) for i, batch in enumerate(rows.split(batch_rows))
+    ]
     low, high = model.symbol_range(batches)
     slots = [np.zeros((2, 0), np.int64)]
     for symbols in batches:
@@ -284,17 +286,6 @@ class CodingModel:
                 f"{tuple(self.context.shape[:-1])}; pass one each"
             ) from None
 
-    def symbol_batches(self, rows: Tensor, batch_rows: int) -> list[Tensor]:
-        """Return the symbols (n, D) of batches of rows.
-
-        Args:
-            rows: data (N, *event).
-            batch_rows: the largest number of rows of a batch.
-        """
-        return [
-            self.symbols(batch, i * batch_rows) for i, batch in enumerate(rows.split(batch_rows))
-        ]
-
     def symbols(self, y: Tensor, first: int) -> Tensor:
         """Return the symbols (n, D) of the base for rows y, the first of which is row ``first``.
 
@@ -400,8 +391,7 @@ class Edges:
     def find(self, rows: slice, slot: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the symbols k with E(k) ≤ slot < E(k + 1), with E(k) and E(k + 1) − E(k).
 
-        The search divides the range of every symbol into equal parts: 16 for few slots, so that
-        there are few calls, and 4 for many, so that there are few evaluations.
+        The search divides the range of every symbol into eight parts at a time.
 
         Args:
             rows: the rows of ``params`` that the slots belong to.
@@ -410,10 +400,9 @@ class Edges:
         tables = [table[:, rows] for table in self.tables]
         k = np.full(slot.shape, self.low)
         size = self.high - self.low + 1
-        parts = SEARCH_PARTS if slot.size < FEW_SLOTS else SEARCH_PARTS[:4]
         while size > 1:
-            size = -(-size // len(parts))
-            k += size * (self(k + size * parts[1:], tables) <= slot).sum(0)
+            size = -(-size // len(SEARCH_PARTS))
+            k += size * (self(k + size * SEARCH_PARTS[1:], tables) <= slot).sum(0)
         start, end = self(k + SEARCH_PARTS[:2], tables)
         return k, start, end - start
 

@@ -166,17 +166,13 @@ class DiscreteBase(NoiseBase):
         if conditioner is None:
             self.table = nn.Parameter(torch.zeros(symbols, len(first)))
         elif isinstance(conditioner, Conditioner):
-            self._check_conditioner(conditioner)
-
-    def _check_conditioner(self, conditioner: Conditioner) -> None:
-        """Raise a ValueError unless a conditioner has parameters of all symbols."""
-        params = len(self.first)
-        if (conditioner.dim, conditioner.out) != (self.symbols, params):
-            raise ValueError(
-                f"{type(self).__name__} has {self.symbols} symbols of {params} parameters, its "
-                f"conditioner gives {conditioner.dim} of {conditioner.out}; build it with "
-                f"dim={self.symbols}, params={params}"
-            )
+            sizes = (symbols, len(first))
+            if (conditioner.dim, conditioner.out) != sizes:
+                raise ValueError(
+                    f"{type(self).__name__} has {symbols} symbols of {len(first)} parameters, its "
+                    f"conditioner gives {conditioner.dim} of {conditioner.out}; build it with "
+                    f"dim={symbols}, params={len(first)}"
+                )
 
     @abstractmethod
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
@@ -217,7 +213,7 @@ class DiscreteBase(NoiseBase):
         """
 
     @abstractmethod
-    def see(self, symbols: Tensor) -> Tensor:
+    def encode_symbols(self, symbols: Tensor) -> Tensor:
         """Return the input of the conditioner for these symbols.
 
         Args:
@@ -255,7 +251,7 @@ class DiscreteBase(NoiseBase):
         """Return the input of the conditioner for events, in the shape that it takes."""
         if not isinstance(self.conditioner, Groups):
             x = x.flatten(-len(self.event_shape))
-        return self.see(x)
+        return self.encode_symbols(x)
 
     def unroll(self, batch: Sequence[int], choose: Choose) -> Tensor:
         """Choose symbols stage by stage, so that parameters depend on the ones before.
@@ -274,13 +270,15 @@ class DiscreteBase(NoiseBase):
             return choose(list(range(self.symbols)), params)
         if isinstance(self.conditioner, Groups):
             for g, members in enumerate(self.conditioner.members):
-                params = self.conditioner.group(self.see(self.as_event(x)), g)[..., members, :]
+                params = self.conditioner.group(self.encode_symbols(self.as_event(x)), g)[
+                    ..., members, :
+                ]
                 x[..., members] = choose(members, self.first + params)
             return x
-        steps = self.conditioner.steps(self.see(x))
+        steps = self.conditioner.steps(self.encode_symbols(x))
         for d in self.conditioner.coordinates:
             x[..., d : d + 1] = choose([d], (self.first + steps.params()).unsqueeze(-2))
-            steps.push(self.see(x[..., d]))
+            steps.push(self.encode_symbols(x[..., d]))
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -446,7 +444,7 @@ class DiscretizedLogistic(DiscreteBase):
         x = (mean + logits / steep).squeeze(-1).round()
         return x if self.window is None else x.clamp(*self.window)
 
-    def see(self, symbols: Tensor) -> Tensor:
+    def encode_symbols(self, symbols: Tensor) -> Tensor:
         """Return the symbols in units of L/2, around their initial mean."""
         return (symbols - self.center) / self.unit
 
@@ -508,7 +506,7 @@ class Categorical(DiscreteBase):
 
     def as_event(self, symbols: Tensor) -> Tensor:
         """Return one-hot rows (..., D, K) of class indices."""
-        return self.see(symbols)
+        return self.encode_symbols(symbols)
 
     def log_mass(self, x: Tensor, params: Tensor) -> Tensor:
         """Compute log p of one-hot rows (..., K) from logits (..., K)."""
@@ -527,6 +525,6 @@ class Categorical(DiscreteBase):
         """Draw class indices from uniform noise (..., 2), of which the first number is used."""
         return (u[..., :1] >= params.softmax(-1).cumsum(-1)[..., :-1]).sum(-1).to(u)
 
-    def see(self, symbols: Tensor) -> Tensor:
+    def encode_symbols(self, symbols: Tensor) -> Tensor:
         """Return one-hot rows (..., K) of class indices (...)."""
         return one_hot(symbols.long(), self.classes).to(self.anchor)

@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
 from bayou.core.progress import Show
+from bayou.flows.continuous_time.continuous import Continuous
 from bayou.flows.core.flow import Flow
 from bayou.flows.core.transform import Ladj
 from bayou.flows.fitting.objectives import (
@@ -42,7 +43,7 @@ CHECKS_PER_RUN = 50
 RATE_WARMUP = 0.02  # fraction of a run over which the learning rate rises
 
 
-class Check(NamedTuple):
+class HistoryRow(NamedTuple):
     """One row of the history of a fit.
 
     Args:
@@ -81,7 +82,7 @@ class FitResult:
 
     objective: Literal["maximum likelihood", "flow matching", "reverse KL"]
     measure: str
-    history: tuple[Check, ...]
+    history: tuple[HistoryRow, ...]
     best: float
     best_step: int
     steps: int
@@ -154,7 +155,7 @@ class FitOptions(TypedDict, total=False):
     warmup: float
     seed: rng.Seed
     progress: Show
-    callback: Callable[[Check], object] | None
+    callback: Callable[[HistoryRow], object] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,7 @@ class FlowSettings(Settings):
     batch_size: int = 256
     lr: float = 5e-3
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
-    schedule: Any = "cosine"
+    schedule: Schedule = "cosine"
     clip: float | None = 5.0
     validation: float = 0.1
     patience: int | None = 15
@@ -178,7 +179,7 @@ class FlowSettings(Settings):
     samples: int = 256
     seed: rng.Seed = 0
     progress: Show = True
-    callback: Callable[[Check], object] | None = None
+    callback: Callable[[HistoryRow], object] | None = None
 
     def __post_init__(self) -> None:
         self._check_whole("steps", "batch_size", "samples", "patience", "check_every")
@@ -285,6 +286,11 @@ def _make_objective(
         raise ValueError(
             f"matching fits data, got {type(target).__name__}; pass a tensor (rows, *event)"
         )
+    if matching and not isinstance(flow.transform, Continuous):
+        raise ValueError(
+            "matching fits a continuous flow, "
+            f"got {type(flow.transform).__name__}; use continuous()"
+        )
     if isinstance(target, Tensor):
         likelihood_or_matching = FlowMatching if matching else MaximumLikelihood
         return likelihood_or_matching(
@@ -340,7 +346,7 @@ class FlowProblem(Problem):
         self.usual_rate = settings.rate
         self.parameters_now = self.flow.state_dict()  # shares memory with the flow
         self.last_good = {name: value.clone() for name, value in self.parameters_now.items()}
-        self.history: list[Check] = []
+        self.history: list[HistoryRow] = []
         self.best_score = math.inf
         self.best_step = 0
         self.attempt = 0
@@ -350,10 +356,10 @@ class FlowProblem(Problem):
             self.optimizer, objective.anchor.device
         )
         self.norm: Tensor = objective.anchor.new_zeros(())
-        self.inputs: tuple[Any, ...] = ()
+        self.inputs: tuple[Tensor, ...] = ()
 
     @property
-    def elapsed(self) -> float:
+    def elapsed_fraction(self) -> float:
         """The fraction of the time limit that has passed; 0 without one."""
         if self.max_seconds is None:
             return 0.0
@@ -370,7 +376,7 @@ class FlowProblem(Problem):
         Its warm-up counts steps, since the first one may take long.
         """
         warmup = min(1.0, self.attempt / TIMED_WARMUP_STEPS + 0.01)
-        return self.usual_rate(max(done, self.elapsed)) * warmup
+        return self.usual_rate(max(done, self.elapsed_fraction)) * warmup
 
     @torch.enable_grad()
     def fit(self, seed: int) -> FitResult:
@@ -415,7 +421,7 @@ class FlowProblem(Problem):
         return self.optimizer
 
     def before_step(self, step: int, steps: int) -> None:
-        done = max((step + 1) / steps, self.elapsed)
+        done = max((step + 1) / steps, self.elapsed_fraction)
         warmup = self.settings.warmup
         self.flow_objective.warmed = min(1.0, done / warmup) if warmup else 1.0
         self.attempt = step + 1
@@ -427,7 +433,7 @@ class FlowProblem(Problem):
         for recorded_input, value in zip(self.inputs, inputs, strict=True):
             recorded_input.copy_(value, non_blocking=True)  # a graph reads from fixed memory
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.flow_objective.value(*self.inputs)
         return loss, {"loss": loss.detach()}
 
@@ -448,7 +454,7 @@ class FlowProblem(Problem):
         numbers["loss"] = self.loss_sum / self.loss_count
         if self.max_seconds is not None and self.attempt % SYNC_EVERY == 0:
             float(self.loss_sum)  # wait for the device: its time counts
-        return self.elapsed >= 1.0
+        return self.elapsed_fraction >= 1.0
 
     def _score(self) -> float:
         """Return the score; the steps of a solver may have changed with it."""
@@ -467,7 +473,7 @@ class FlowProblem(Problem):
             self.best_score = score
             self.best_step = self.attempt
         rate = float(self.optimizer.param_groups[0]["lr"])
-        self.history.append(Check(self.attempt, record["loss"], score, rate, float(self.norm)))
+        self.history.append(HistoryRow(self.attempt, record["loss"], score, rate, float(self.norm)))
         self.loss_sum = torch.zeros_like(self.loss_sum)
         self.loss_count = 0
         if self.settings.callback is not None:

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ LogDensity = Callable[..., Tensor]
 Name = Literal["maximum likelihood", "flow matching", "reverse KL"]
 
 MAX_VALIDATION_ROWS = 4096  # enough for 0.02 nats
-MIN_SCORED_ROWS = 1024  # rows that are scored at a time, or a batch if it is larger
 SCORE_DRAWS = 4096  # draws for the score of reverse KL, with the same noise at every evaluation
 # Largest change of the loss, in nats per dimension, by twice as many solver steps.
 MAX_SOLVER_ERROR = 0.005
@@ -66,11 +65,11 @@ class Objective(ABC):
         self.context = None if context is None else context.to(self.anchor)
 
     @abstractmethod
-    def inputs(self, step: int) -> tuple[Any, ...]:
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
         """Return the inputs of a step: rows and noise."""
 
     @abstractmethod
-    def value(self, *inputs: Any) -> Tensor:
+    def value(self, *inputs: Tensor) -> Tensor:
         """Return the loss, a scalar.
 
         Raises:
@@ -120,6 +119,8 @@ class MaximumLikelihood(Objective):
     """
 
     name: Name = "maximum likelihood"
+    loss_name = "NLL"
+    min_scored_rows = 1024  # rows that are scored at a time, or a batch if it is larger
 
     def __init__(
         self,
@@ -145,16 +146,22 @@ class MaximumLikelihood(Objective):
             order = rng.permutation(rows, rng.fold(seed, "split"))
         self.held_out_rows = order[:held_out]
         self.rows = order[held_out:]
-        self.measure = "held-out NLL" if held_out else "training NLL"
+        self.measure = f"{'held-out' if held_out else 'training'} {self.loss_name}"
         batch_size_used = min(batch_size, len(self.rows))
         self.batches = _batches(len(self.rows), batch_size_used, rng.fold(seed, "batches"))
-        self.rows_per_score = max(batch_size, MIN_SCORED_ROWS)
-        self.recordable = _is_recordable(flow.modules())
+        self.batch_size = batch_size
+        self.recordable = all(
+            getattr(module, "recordable", True) for module in self._modules_in_a_step()
+        )
+
+    def _modules_in_a_step(self) -> Iterable[nn.Module]:
+        """Return the modules that compute the loss."""
+        return self.flow.modules()
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
         return self.rows[next(self.batches)].to(self.data.device), *self._solver_widths(step)
 
-    def value(self, rows: Tensor, *widths: Tensor) -> Tensor:
+    def value(self, rows: Tensor, *widths: Tensor) -> Tensor:  # type: ignore[override]
         with varied_steps(self.flow, *widths):
             return -self._log_prob(rows).mean()
 
@@ -162,9 +169,10 @@ class MaximumLikelihood(Objective):
         rows = self._scored_rows().to(self.data.device)
         seed = rng.fold(self.seed, "score")
         self.refine(lambda: -self._log_prob(rows[:SOLVER_CHECK_ROWS], seed).mean())
+        chunk_rows = max(self.batch_size, self.min_scored_rows)
         log_probs = [
-            self._log_prob(chunk, seed, i * self.rows_per_score)
-            for i, chunk in enumerate(rows.split(self.rows_per_score))
+            self._log_prob(chunk, seed, i * chunk_rows)
+            for i, chunk in enumerate(rows.split(chunk_rows))
         ]
         return -torch.cat(log_probs).mean().item()
 
@@ -179,13 +187,7 @@ class MaximumLikelihood(Objective):
         x = self.data[rows]
         context = None if self.context is None else self.context[rows]
         log_prob = self.flow.log_prob(x, context, seed=seed, start=start)
-        is_bad = ~log_prob.isfinite()
-        if read_flag(is_bad.any()):
-            i = int(is_bad.nonzero()[0])
-            raise FloatingPointError(
-                f"log q is {log_prob[i].item()} at row {int(rows[i])} of the data, "
-                f"x = {_format_values(x[i])} ({int(is_bad.sum())} of {len(rows)} rows); {REMEDY}"
-            )
+        _check_finite(log_prob, x, "log q", rows)
         return log_prob
 
 
@@ -205,28 +207,11 @@ class FlowMatching(MaximumLikelihood):
     """
 
     name: Name = "flow matching"
+    loss_name = "matching loss"
 
-    def __init__(
-        self,
-        flow: Flow,
-        data: Tensor,
-        context: Tensor | None,
-        batch_size: int,
-        validation: float,
-        seed: int,
-    ) -> None:
-        if not isinstance(flow.transform, Continuous):
-            raise ValueError(
-                "matching fits a continuous flow, "
-                f"got {type(flow.transform).__name__}; use continuous()"
-            )
-        super().__init__(flow, data, context, batch_size, validation, seed)
+    def _modules_in_a_step(self) -> Iterable[nn.Module]:
         # No solver runs, so that one that cannot be recorded does not matter.
-        self.recordable = _is_recordable(
-            module for module in flow.modules() if not isinstance(module, Continuous)
-        )
-        self.pairs_per_score = batch_size
-        self.measure = self.measure.replace("NLL", "matching loss")
+        return (module for module in self.flow.modules() if module is not self.flow.transform)
 
     def inputs(self, step: int) -> tuple[Tensor, ...]:
         return self._paths(self.rows[next(self.batches)], rng.fold(self.seed, "step", step))
@@ -235,7 +220,7 @@ class FlowMatching(MaximumLikelihood):
         return self._distance(rows, start, t).mean()
 
     def score(self) -> float:
-        chunks = self._scored_rows().split(self.pairs_per_score)
+        chunks = self._scored_rows().split(self.batch_size)
         distances = [
             self._distance(*self._paths(chunk, rng.fold(self.seed, "score", i)))
             for i, chunk in enumerate(chunks)
@@ -295,15 +280,16 @@ class ReverseKL(Objective):
             rows = len(self.context)
             self.batches = _batches(rows, min(batch_size, rows), rng.fold(seed, "batches"))
 
-    def inputs(self, step: int) -> tuple[int]:
-        return (step,)
+    def inputs(self, step: int) -> tuple[Tensor, ...]:
+        self.step = step
+        return ()
 
-    def value(self, step: int) -> Tensor:
+    def value(self) -> Tensor:  # type: ignore[override]
         context = None
         if self.context is not None:
             context = self.context[next(self.batches).to(self.context.device)]
-        with varied_steps(self.flow, *self._solver_widths(step)):
-            step_seed = rng.fold(self.seed, "step", step)
+        with varied_steps(self.flow, *self._solver_widths(self.step)):
+            step_seed = rng.fold(self.seed, "step", self.step)
             log_q, log_p = log_ratio(self.flow, self.log_density, self.samples, context, step_seed)
         return (log_q - max(0.01, self.warmed) * log_p).mean()
 
@@ -397,15 +383,13 @@ def _batches(rows: int, size: int, seed: rng.Seed) -> Iterator[Tensor]:
         order = order[size:]
 
 
-def _is_recordable(modules: Iterable[nn.Module]) -> bool:
-    """Return whether all modules perform the same operations in every pass."""
-    return all(getattr(module, "recordable", True) for module in modules)
+def _check_finite(value: Tensor, x: Tensor, name: str, rows: Tensor | None = None) -> None:
+    """Raise a FloatingPointError that names the first draw where value (n, ...) is not finite.
 
-
-def _check_finite(value: Tensor, x: Tensor, name: str) -> None:
-    """Raise a FloatingPointError that names the first draw where value (n, ...) is not finite."""
+    With ``rows``, (n,), x are these rows of the data instead of draws.
+    """
     is_bad = ~value.isfinite()
-    if not is_bad.any():
+    if not read_flag(is_bad.any()):
         return
     position = tuple(is_bad.nonzero()[0].tolist())
     number = value[position].item()
@@ -418,10 +402,14 @@ def _check_finite(value: Tensor, x: Tensor, name: str) -> None:
                 "or a p with soft edges"
             )
     index = position[0] if len(position) == 1 else position
-    count = f"{int(is_bad.sum())} of {is_bad.numel()} samples"
+    subject = f"sample {index}"
+    unit = "samples"
+    if rows is not None:
+        subject = f"row {int(rows[index])} of the data"
+        unit = "rows"
     raise FloatingPointError(
-        f"{name} is {number} at sample {index}, x = {_format_values(x[position])} ({count}); "
-        f"{remedy}"
+        f"{name} is {number} at {subject}, x = {_format_values(x[position])} "
+        f"({int(is_bad.sum())} of {is_bad.numel()} {unit}); {remedy}"
     )
 
 

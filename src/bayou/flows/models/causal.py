@@ -490,25 +490,26 @@ class _PixelCNNCache:
 
 
 def causal_flow(
+    conditioner: Callable[..., Causal],
     layers: int,
     elementwise: Elementwise | None,
-    build: Callable[[int, bool], Causal],
+    **options: object,
 ) -> Chain:
     """Build inverted autoregressive layers of alternating order.
 
     Densities take one pass of each network, draws one step per position.
 
     Args:
+        conditioner: a class of causal networks.
         layers: the number of layers.
         elementwise: the map of a coordinate; ``Affine()`` for None.
-        build: returns a network from the number of parameters per coordinate and whether the order
-            is reversed.
+        options: of the networks, besides ``params`` and ``reverse``.
     """
     g = elementwise or Affine()
     maps = []
     for i in range(check_size(layers, "the number of layers")):
-        is_reversed = i % 2 == 1
-        maps.append(Inverse(Autoregressive(g, build(g.params, is_reversed))))
+        net = conditioner(params=g.params, reverse=i % 2 == 1, **options)
+        maps.append(Inverse(Autoregressive(g, net)))
     return Chain(*maps)
 
 
@@ -548,10 +549,15 @@ def wavenet(
         van den Oord et al. 2016, WaveNet: A Generative Model for Raw Audio.
     """
 
-    def build(params: int, reverse: bool) -> Causal:
-        return WaveNet(shape, params, width, depth, reverse, context_dim)
-
-    return causal_flow(layers, elementwise, build)
+    return causal_flow(
+        WaveNet,
+        layers,
+        elementwise,
+        event=shape,
+        width=width,
+        depth=depth,
+        context_dim=context_dim,
+    )
 
 
 def pixelcnn(
@@ -592,7 +598,13 @@ def pixelcnn(
         van den Oord et al. 2016, Conditional Image Generation with PixelCNN Decoders.
     """
 
-    def build(params: int, reverse: bool) -> Causal:
-        return PixelCNN(shape, params, width, depth, kernel, reverse, context_dim)
-
-    return causal_flow(layers, elementwise, build)
+    return causal_flow(
+        PixelCNN,
+        layers,
+        elementwise,
+        event=shape,
+        width=width,
+        depth=depth,
+        kernel=kernel,
+        context_dim=context_dim,
+    )

@@ -29,16 +29,23 @@ class Decoder(ConditionalDistribution):
     Args:
         event: the shape of x, a size or several.
         net: a network (N, D) → (N, params, \*event), or to the same numbers in another shape.
+        levels: the number of levels L of pixels 0 .. L − 1, 256 by default.
 
     Shapes: z (..., D), x (..., \*event), θ (..., params, \*event), log p (...).
     """
 
     params = 1
 
-    def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        event: int | Sequence[int],
+        net: Callable[[Tensor], Tensor],
+        levels: int = 256,
+    ) -> None:
         super().__init__()
         self.event = as_event(event, "the event")
         self.net = net
+        self.levels: int = check_size(levels, "the levels of pixels", 2)
 
     def noise(self, rows: Rows, *copies: int) -> Tensor:
         return open_uniform(rows, *copies, *self.event)
@@ -110,7 +117,8 @@ class BernoulliDecoder(Decoder):
         torch.Size([10, 1, 8, 8])
     """
 
-    levels = 2
+    def __init__(self, event: int | Sequence[int], net: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(event, net, levels=2)
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:
         (logit,) = self._unbind_params(theta)
@@ -149,15 +157,6 @@ class LogisticDecoder(Decoder):
 
     params = 2
 
-    def __init__(
-        self,
-        event: int | Sequence[int],
-        net: Callable[[Tensor], Tensor],
-        levels: int = 256,
-    ) -> None:
-        super().__init__(event, net)
-        self.levels: int = check_size(levels, "the levels of pixels", 2)
-
     def _location_scale(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return m and s."""
         raw_location, raw_scale = self._unbind_params(theta)
@@ -194,15 +193,10 @@ class CategoricalDecoder(Decoder):
     Shapes: z (..., D), x (..., \*event), log p (...).
     """
 
-    def __init__(
-        self,
-        event: int | Sequence[int],
-        net: Callable[[Tensor], Tensor],
-        levels: int = 256,
-    ) -> None:
-        super().__init__(event, net)
-        self.levels: int = check_size(levels, "the levels of pixels", 2)
-        self.params = levels
+    @property
+    def params(self) -> int:  # type: ignore[override]
+        """The number of logits of a pixel."""
+        return self.levels
 
     def _log_mass(self, x: Tensor, theta: Tensor) -> Tensor:
         axis = -1 - len(self.event)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayou.flows.core.nets import zero_init
 from bayou.flows.layers.squeeze import squeeze_blocks
+from bayou.flows.models.transformer import attend
 
 Shape = tuple[int, int, int]  # channels, height, width
 # From the shape of the input and the number of output channels to a network.
@@ -262,9 +263,5 @@ class GatedAttention(_NormalizedResidual):
         pixels = x.flatten(2).mT + self.place  # (N, H·W, C)
         qkv = self.read(pixels).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (N, heads, H·W, C/heads)
-        if x.is_cuda:
-            attended = F.scaled_dot_product_attention(q, k, v)
-        else:  # the fused kernel does not support vmap on a CPU
-            attended = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
-        attended = attended.transpose(1, 2).flatten(2)
+        attended = attend(q, k, v, causal=False).transpose(1, 2).flatten(2)
         return self._add(x, F.glu(self.write(attended), -1).mT.unflatten(-1, x.shape[2:]))

@@ -112,19 +112,16 @@ class ImageCoupling(Symmetric, Transform):
         self.inverse_kind = elementwise.inverse_kind
         self.is_checkerboard = mask == "checkerboard"
         self.flip = flip
+        channels = shape[0]
+        size = shape[1:]
         if self.is_checkerboard:
+            channels = 4 * shape[0]
             size = halve_size(shape, "a checkerboard")
-            self.first_channels = 2 * shape[0]
-            second_channels = 2 * shape[0]
-        else:
-            size = shape[1:]
-            self.first_channels = shape[0] // 2
-            second_channels = shape[0] - self.first_channels
-        kept_channels = self.first_channels
-        self.changed_channels = second_channels
-        if flip:
-            kept_channels = second_channels
-            self.changed_channels = self.first_channels
+        self.first_channels = channels // 2
+        self.changed_channels = self.first_channels
+        if not flip:
+            self.changed_channels = channels - self.first_channels
+        kept_channels = channels - self.changed_channels
         self.context_shape = (context, *size) if context else (context_dim, 1, 1)
         self.context_dim = math.prod(self.context_shape)
         inputs = kept_channels + context + context_dim
@@ -532,16 +529,14 @@ def image_flow(
     """
     shape = image_shape(chain.event_out, "image_flow")  # type: ignore[arg-type]
     q: ConditionalFlow | Flow | None = None
-    if isinstance(dequantize, str):
-        if dequantize not in ("uniform", "variational"):
-            raise ValueError(
-                'dequantize must be "uniform", "variational" or a flow onto (0, 1), got '
-                f"{dequantize!r}"
-            )
-        if dequantize == "variational":
-            q = dequantizer(shape, levels)
-    else:
+    if dequantize == "variational":
+        q = dequantizer(shape, levels)
+    elif not isinstance(dequantize, str):
         q = dequantize
+    elif dequantize != "uniform":
+        raise ValueError(
+            f'dequantize must be "uniform", "variational" or a flow onto (0, 1), got {dequantize!r}'
+        )
     base = StandardNormal(chain.event_in)  # type: ignore[arg-type]
     return Flow(base, Chain(chain, Dequantize(shape, levels, q)))
 

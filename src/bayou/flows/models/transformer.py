@@ -41,46 +41,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-class KeyValues:
-    """The keys and values of the positions so far, (N, heads, t, d) each.
-
-    Args:
-        positions: the number of all positions.
-    """
-
-    def __init__(self, positions: int) -> None:
-        self.positions = positions
-        self.length = 0
-        self.pair: list[Tensor] = []
-
-    def add(self, *key_value: Tensor) -> list[Tensor]:
-        """Append the key and the value of the next position, and return all.
-
-        Args:
-            key_value: both, (N, heads, 1, d).
-        """
-        if torch.is_grad_enabled():  # autograd needs the earlier tensors unchanged
-            if self.pair:
-                pairs = zip(self.pair, key_value, strict=True)
-                self.pair = [torch.cat(tensors, 2) for tensors in pairs]
-            else:
-                self.pair = list(key_value)
-            return self.pair
-        if not self.pair:
-            self.pair = [
-                tensor.new_zeros(*tensor.shape[:2], self.positions, tensor.shape[-1])
-                for tensor in key_value
-            ]
-        for store, tensor in zip(self.pair, key_value, strict=True):
-            store[:, :, self.length] = tensor.squeeze(2)
-        self.length += 1
-        return [store[:, :, : self.length] for store in self.pair]
-
-
 class _TransformerBlock(nn.Module):
     """A layer h ← h + attention(norm(h)), then h ← h + mlp(norm(h)).
 
-    It maps (N, T, width), or with a cache the next position (N, 1, width).
+    It maps (N, T, width), or with a cache the next position (N, 1, width). The cache is empty at
+    first and then has the keys and the values of the positions so far, (N, heads, t, d) each.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -96,13 +61,16 @@ class _TransformerBlock(nn.Module):
             nn.Linear(4 * width, width),
         )
 
-    def forward(self, h: Tensor, cache: KeyValues | None = None) -> Tensor:
+    def forward(self, h: Tensor, cache: list[Tensor] | None = None) -> Tensor:
         q, k, v = (
             tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for tensor in self.read(self.norm(h)).chunk(3, -1)
         )
+        if cache:
+            k = torch.cat([cache[0], k], 2)
+            v = torch.cat([cache[1], v], 2)
         if cache is not None:
-            k, v = cache.add(k, v)
+            cache[:] = k, v
         attended = attend(q, k, v, causal=cache is None)
         h = h + self.write(attended.transpose(1, 2).flatten(2))
         out: Tensor = h + self.mlp(self.norm_mlp(h))
@@ -182,7 +150,7 @@ class CausalTransformer(Causal):
     def start_features(self, embeddings: Tensor) -> NextFeatures:
         position_embeddings = iter(embeddings.unbind(1))
         tokens: list[Tensor] = []  # the last ones, up to the largest delay
-        caches = [KeyValues(self.positions) for _ in self.blocks]
+        caches: list[list[Tensor]] = [[] for _ in self.blocks]
 
         def next_features(token: Tensor) -> Tensor:
             if not tokens:
@@ -240,7 +208,14 @@ def transformer_flow(
         Zhai et al. 2024, Normalizing Flows are Capable Generative Models.
     """
 
-    def build(params: int, reverse: bool) -> Causal:
-        return CausalTransformer(shape, params, width, depth, heads, patch, reverse, context_dim)
-
-    return causal_flow(layers, elementwise, build)
+    return causal_flow(
+        CausalTransformer,
+        layers,
+        elementwise,
+        event=shape,
+        width=width,
+        depth=depth,
+        heads=heads,
+        patch=patch,
+        context_dim=context_dim,
+    )

@@ -27,7 +27,6 @@ VAE_FIT_DEFAULTS: FitOptions = {
     "patience": None,
     "warmup": 0.1,
 }
-MIN_SCORED_ROWS = 256  # rows that are scored at a time, or a batch if it is larger
 SAMPLES_PER_BLOCK = 500  # importance samples per row whose noise is drawn at once
 
 
@@ -344,6 +343,8 @@ class NegativeElbo(MaximumLikelihood):
         seed: the seed of the split, the batches and the noise.
     """
 
+    min_scored_rows = 256
+
     def __init__(
         self,
         vae: VAE,
@@ -364,7 +365,6 @@ class NegativeElbo(MaximumLikelihood):
         if held_out is not None:
             self.data = torch.cat([self.data, held_out.detach().to(self.anchor)])
             self.held_out_rows = torch.arange(len(data), len(self.data))
-        self.rows_per_score = max(batch_size, MIN_SCORED_ROWS)
         scored = "held-out" if len(self.held_out_rows) > 0 else "training"
         self.measure = f"−ELBO of {scored} rows"
 
