@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import bayou
 from bayou import metrics
-from bayou.methods.hmc import HamiltonianSampler
+from bayou.methods.hamiltonian import HamiltonianSampler
 from bayou.posteriors import Empirical
 from experiments import toy, truth_reference
 

@@ -17,7 +17,8 @@ import bayou
 from bayou.inference import baseline_checks
 from bayou.inference.baseline_checks import constant_nll
 from bayou.likelihoods import Categorical
-from bayou.methods.laplace import MIN_HELD_OUT_ROWS, SCALES
+from bayou.methods.laplace import MIN_HELD_OUT_ROWS
+from bayou.methods.laplace_run import SCALES
 from bayou.network.target import Target
 from bayou.training.data import BatchRange, as_data, last_batches
 

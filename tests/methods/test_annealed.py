@@ -85,7 +85,9 @@ def test_the_evidence_and_the_posterior_are_those_of_the_regression(name: str) -
     the posterior.
     """
     evidence, mean, covariance = exact()
-    posterior = fitted(Annealed(FAMILIES[name](), draws=200, temperatures=50, leapfrogs=5))
+    adapt = name == "MeanField"  # the mass is that of the further chains
+    method = Annealed(FAMILIES[name](), draws=200, temperatures=50, leapfrogs=5, adapt=adapt)
+    posterior = fitted(method)
     assert isinstance(posterior, Empirical)
     assert posterior.draws == 200
     mixing = posterior.mixing
@@ -93,7 +95,7 @@ def test_the_evidence_and_the_posterior_are_those_of_the_regression(name: str) -
     assert abs(mixing["log_evidence"] - evidence) < 4 * mixing["log_evidence_error"] + 1e-4
     assert mixing["elbo"] <= mixing["log_evidence"] + 1e-9
     assert mixing["elbo"] - evidence < 4 * mixing["elbo_error"] + 1e-4
-    assert mixing["ess"] > 80, "the way is short enough for weights that are nearly even"
+    assert mixing["ess"] > 80
     draws = posterior.sample(200, seed=0)["weight"][:, 0]
     error = torch.linalg.solve_triangular(
         torch.linalg.cholesky(covariance), (draws - mean).mT, upper=False
@@ -102,14 +104,6 @@ def test_the_evidence_and_the_posterior_are_those_of_the_regression(name: str) -
     assert (error @ error.mT / 200 - torch.eye(3, dtype=torch.float64)).abs().max() < 5 * math.sqrt(
         2 / 200
     )
-
-
-def test_the_evidence_stays_where_the_mass_follows_the_pilots() -> None:
-    found = fitted(
-        Annealed(FAMILIES["MeanField"](), draws=200, temperatures=50, leapfrogs=5, adapt=True)
-    ).mixing  # type: ignore[attr-defined]
-    assert abs(found["log_evidence"] - exact()[0]) < 4 * found["log_evidence_error"]
-    assert found["ess"] > 80
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,7 @@ def test_with_one_temperature_the_bound_is_the_elbo_of_the_family(name: str) -> 
 @pytest.mark.parametrize(
     "options", [{}, {"flow": "iaf"}, {"flow": None, "components": 3}, {"auxiliary": "paper"}]
 )
-def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_gives(
+def test_coordinates_of_mnf_have_the_density_by_the_inverse_flow(
     options: dict[str, Any],
 ) -> None:
     """log q(W, z) by the coordinates, and by log q(z) through the inverse and log N(W; zM, σ²)."""
@@ -155,7 +149,7 @@ def test_coordinates_of_mnf_have_the_densities_that_the_inverse_of_its_flow_give
 
 
 @pytest.mark.slow
-def test_more_temperatures_are_a_better_bound_and_too_few_are_said_to_be() -> None:
+def test_more_temperatures_are_a_better_bound() -> None:
     method = bayou.VI(bayou.MeanField(), steps=200, lr=1e-2)  # which has not arrived
     found = [
         fitted(Annealed(method, draws=200, temperatures=count, leapfrogs=5))
@@ -170,7 +164,7 @@ def test_more_temperatures_are_a_better_bound_and_too_few_are_said_to_be() -> No
     ]
 
 
-def test_what_was_learned_stays_and_what_is_frozen_stays(tmp_path: Path) -> None:
+def test_learned_noise_and_prior_and_frozen_weights_stay(tmp_path: Path) -> None:
     """The noise and the prior of VI are those of the draws, in a file too; a frozen bias is the
     network's.
     """
@@ -202,15 +196,6 @@ def test_what_was_learned_stays_and_what_is_frozen_stays(tmp_path: Path) -> None
     )
 
 
-def test_the_acceptance_rate_is_that_of_the_whole_way() -> None:
-    posterior = fitted(
-        Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, log_every=1)
-    )
-    rates = [record["accept"] for record in posterior.history]
-    assert posterior.mixing["accept"] == pytest.approx(sum(rates) / 6)  # type: ignore[attr-defined]
-    assert len({round(rate, 6) for rate in rates}) > 1
-
-
 @pytest.mark.parametrize(
     ("of", "words"),
     [
@@ -225,14 +210,12 @@ def test_the_acceptance_rate_is_that_of_the_whole_way() -> None:
         (bayou.Ensemble, "whose posterior has a density"),
     ],
 )
-def test_families_without_a_density_are_refused_before_any_work(
-    of: Callable[[], Method], words: str
-) -> None:
+def test_families_without_a_density_are_errors(of: Callable[[], Method], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Annealed(of())
 
 
-def test_a_learned_prior_that_cannot_be_kept_is_refused_before_any_work() -> None:
+def test_learned_priors_must_be_normal() -> None:
     with pytest.raises(ValueError, match="only be kept where it is Normal"):
         fitted(Annealed(bayou.VI(steps=10**9)), prior=bayou.priors.ScaleMixture(learn=True))
 
@@ -240,12 +223,12 @@ def test_a_learned_prior_that_cannot_be_kept_is_refused_before_any_work() -> Non
 @pytest.mark.parametrize(
     "options", [{"draws": 1}, {"temperatures": 0}, {"leapfrogs": 0}, {"accept": 1.0}]
 )
-def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
+def test_bad_settings_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Annealed(**options)
 
 
-def test_a_flow_whose_density_is_an_estimate_is_refused() -> None:
+def test_flows_with_estimated_densities_are_errors() -> None:
     def estimated(dim: int) -> flows.Map:
         return flows.registry("vector")["residual"].build(dim, determinant="roulette")
 
@@ -255,7 +238,7 @@ def test_a_flow_whose_density_is_an_estimate_is_refused() -> None:
         fitted(Annealed(bayou.VI(bayou.MNF(estimated), steps=2), draws=2, temperatures=2))
 
 
-def test_ctrl_c_returns_the_family_and_the_same_call_goes_on(
+def test_ctrl_c_returns_the_family_and_the_same_call_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, checkpoint_every=2)

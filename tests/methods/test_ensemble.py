@@ -1,4 +1,4 @@
-"""Ensembles: members are runs of their own, whether trained one by one or stacked."""
+"""Ensembles: members one by one, stacked or anchored, their initial weights and their folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import bayou
 from bayou.core import rng
 from bayou.inference import initial_weights, members
+from bayou.inference.members import draw_anchor, draw_targets, member_seed
+from bayou.inference.modes import Modes
 from bayou.inference.point import PointModel
 from bayou.network.target import Target
-from bayou.posteriors import Empirical, Guided, Mixture
-from bayou.posteriors.guided import Bayesian
+from bayou.posteriors import Empirical, Mixture
 
 F64 = torch.float64
 ROWS = 24
 SHORT = bayou.MAP(steps=12, batch_size=8, lr=0.01, checkpoint_every=3)
+NOISE = 0.4
+PRIOR = 0.8
 
 
 def make_net(*extra: nn.Module) -> nn.Sequential:
@@ -72,10 +75,7 @@ class Items(Dataset):
         return self.data[0][i], self.data[1][i]
 
 
-# --- what a member is ------------------------------------------------------------------------------------------------
-
-
-def test_a_member_is_the_run_of_its_seed() -> None:
+def test_a_member_is_the_fit_of_its_seed() -> None:
     """With the network's own weights kept, member i is a plain MAP fit whose seed is fold(seed,
     "member", i).
     """
@@ -96,7 +96,7 @@ def test_a_member_is_the_run_of_its_seed() -> None:
     assert {record["member"] for record in posterior.history} == {0.0, 1.0, 2.0}
 
 
-def test_members_start_at_weights_of_their_own() -> None:
+def test_members_start_at_their_own_weights() -> None:
     still = bayou.MAP(steps=1, lr=1e-300)
     net = make_net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -112,10 +112,6 @@ def test_members_start_at_weights_of_their_own() -> None:
     assert torch.equal(halved.stack["0.weight"][1], before["0.weight"] / 2)
     drawn = fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net)
     assert not torch.equal(drawn.stack["0.weight"][0], drawn.stack["0.weight"][1])
-    same(
-        fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net).stack,
-        drawn.stack,
-    )
 
 
 class Adapted(nn.Module):
@@ -163,7 +159,7 @@ WORN = {
 
 
 @pytest.mark.parametrize("kind", WORN)
-def test_weights_that_were_trained_loaded_or_set_are_not_replaced_unasked(kind: str) -> None:
+def test_trained_weights_are_not_reset_by_default(kind: str) -> None:
     still = bayou.MAP(steps=1, lr=1e-300)
     with pytest.raises(
         ValueError,
@@ -175,7 +171,7 @@ def test_weights_that_were_trained_loaded_or_set_are_not_replaced_unasked(kind: 
             fitted(bayou.Ensemble(2, of=still, parallel="vmap"), worn(kind))
 
 
-def test_an_adapter_keeps_its_zeros_where_its_members_are_told_to_start_at_them() -> None:
+def test_init_keep_keeps_the_zeros_of_an_adapter() -> None:
     still = bayou.MAP(steps=1, lr=1e-300)
     kept = fitted(bayou.Ensemble(2, of=still, init="keep"), Adapted())
     assert bool((kept.stack["b.weight"].abs() < 1e-200).all())
@@ -183,7 +179,7 @@ def test_an_adapter_keeps_its_zeros_where_its_members_are_told_to_start_at_them(
     assert bool((drawn.stack["b.weight"].abs() > 1e-200).all())
 
 
-def test_fresh_networks_of_every_kind_are_not_taken_for_trained_ones() -> None:
+def test_fresh_layers_are_not_mistaken_for_trained_ones() -> None:
     kinds = [
         lambda: nn.Linear(3, 40),
         lambda: nn.Linear(1, 1),
@@ -196,7 +192,7 @@ def test_fresh_networks_of_every_kind_are_not_taken_for_trained_ones() -> None:
         lambda: nn.Bilinear(2, 3, 4),
         lambda: nn.PReLU(3),
     ]
-    for seed in range(40):
+    for seed in range(8):
         for make in kinds:
             torch.manual_seed(seed)
             net, drawn = make(), make()
@@ -204,15 +200,7 @@ def test_fresh_networks_of_every_kind_are_not_taken_for_trained_ones() -> None:
             initial_weights.check_fresh(net, drawn)
 
 
-def test_a_file_of_the_default_start_is_that_of_a_reset(tmp_path: Path) -> None:
-    """Its name was "reset" in files of before."""
-    fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
-    fitted(bayou.Ensemble(2, of=SHORT, init="reset"), checkpoint=tmp_path / "run")
-    with pytest.raises(bayou.posteriors.FileError):
-        fitted(bayou.Ensemble(2, of=SHORT, init="keep"), checkpoint=tmp_path / "run")
-
-
-def test_reset_reaches_every_module_parts_first_and_leaves_frozen_parameters() -> None:
+def test_reset_draws_all_modules_except_frozen_parameters() -> None:
     net = nn.ModuleDict(
         {
             "attention": nn.MultiheadAttention(4, 2),
@@ -284,7 +272,7 @@ def test_members_of_a_last_layer_share_the_rest() -> None:
     assert float(known.std(0).min()) > 0
 
 
-def test_weights_that_nothing_resets_are_an_error() -> None:
+def test_weights_without_reset_parameters_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"'scale' \(of a Bare\).*init='keep'"):
         fitted(bayou.Ensemble(2, of=SHORT), Bare())
     fitted(bayou.Ensemble(2, of=SHORT, init="keep"), Bare())
@@ -293,7 +281,7 @@ def test_weights_that_nothing_resets_are_an_error() -> None:
         fitted(bayou.Ensemble(2, of=SHORT), normed)
 
 
-def test_positional_parameters_are_drawn_anew_and_constants_kept() -> None:
+def test_bare_parameters_are_shuffled_unless_they_are_constants_or_tables() -> None:
     """Positions beside layers that can be reset: members start at other draws of the same
     values.
     """
@@ -312,41 +300,7 @@ def test_positional_parameters_are_drawn_anew_and_constants_kept() -> None:
     assert float(posterior.stack["positions"].std(0).min()) > 0
 
 
-@pytest.mark.parametrize(
-    ("values", "independent"),
-    [
-        (lambda: torch.randn(50, 16), True),
-        (lambda: torch.rand(50), True),
-        (lambda: torch.ones(50), False),
-        (lambda: torch.eye(10), False),
-        (lambda: torch.linspace(0, 3, 50).sin(), False),
-        (lambda: torch.randn(50, 16).cumsum(0), False),
-        (lambda: torch.randn(4), False),
-    ],
-)
-def test_independent_entries_are_told_from_tables(
-    values: Callable[[], Tensor], independent: bool
-) -> None:
-    torch.manual_seed(0)
-    assert initial_weights.look_independent(values()) is independent
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"n": 0},
-        {"of": bayou.MAP},
-        {"of": bayou.Ensemble()},
-        {"parallel": "threads"},
-        {"init": "zero"},
-    ],
-)
-def test_settings_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="nsemble"):
-        bayou.Ensemble(**options)
-
-
-def test_statistics_and_learned_noise_are_the_members_own() -> None:
+def test_members_have_their_own_statistics_and_noise() -> None:
     """Predictions are the mixture of what each member predicts by itself, with its own batch norm
     and noise.
     """
@@ -376,27 +330,6 @@ def test_statistics_and_learned_noise_are_the_members_own() -> None:
         p.mean, torch.stack([member.mean for member in one]).mean(0), rtol=1e-12, atol=1e-12
     )
     assert len({member.target.likelihood.log_scale.item() for member in alone}) == 3
-
-
-def test_members_that_are_distributions_make_a_mixture() -> None:
-    vi = bayou.VI(bayou.MeanField(), steps=6, batch_size=8)
-    posterior = fitted(bayou.Ensemble(2, of=vi, init="keep"))
-    assert isinstance(posterior, Mixture)
-    assert posterior.draws is None
-    x, _ = make_data(5)
-    sample = posterior.sample(6, seed=1)
-    outputs = posterior.predict(x, samples=6, seed=1).outputs
-    for draw, member in enumerate(sample["member"].tolist()):
-        component = posterior.components[member]
-        assert isinstance(component, Guided)
-        weights = {name: value[draw] for name, value in sample.items() if name != "member"}
-        torch.testing.assert_close(
-            outputs[draw], component.call(weights, x), rtol=1e-12, atol=1e-12
-        )
-    assert sorted(sample["member"].tolist()) == [0, 0, 0, 1, 1, 1]
-
-
-# --- stacked training ------------------------------------------------------------------------------------------------
 
 
 LONG = {"steps": 15, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7 and 3
@@ -467,9 +400,17 @@ def test_clipping_is_per_member() -> None:
         (SHORT, lambda: Counting(), "'calls' changes"),
     ],
 )
-def test_what_cannot_be_stacked_says_so(method: Any, net: Any, words: str) -> None:
+def test_methods_and_networks_that_cannot_be_stacked_are_errors(
+    method: Any, net: Any, words: str
+) -> None:
     with pytest.raises(ValueError, match=f"{words}.*parallel=None"):
         fitted(bayou.Ensemble(2, of=method, parallel="vmap"), net and net())
+
+
+def test_a_loader_cannot_be_stacked() -> None:
+    loader = DataLoader(TensorDataset(*make_data()), batch_size=8)
+    with pytest.raises(ValueError, match="DataLoader.*parallel=None"):
+        fitted(bayou.Ensemble(2, of=SHORT, parallel="vmap"), data=loader)
 
 
 class Recurrent(nn.Module):
@@ -492,13 +433,7 @@ class Counting(nn.Module):
         return self.out(x)
 
 
-def test_stacked_training_refuses_loaders() -> None:
-    method = bayou.Ensemble(2, of=SHORT, parallel="vmap")
-    with pytest.raises(ValueError, match="DataLoader.*parallel=None"):
-        fitted(method, data=DataLoader(TensorDataset(*make_data()), batch_size=8))
-
-
-def test_stacked_members_drop_units_of_their_own() -> None:
+def test_stacked_members_have_their_own_dropout() -> None:
     """From the same weights and on full batches, dropout is all that can tell members apart."""
     method = bayou.Ensemble(3, of=bayou.MLE(steps=3), parallel="vmap", init="keep")
     for extra, different in (((), 1), ((nn.Dropout(0.5),), 3)):
@@ -509,7 +444,7 @@ def test_stacked_members_drop_units_of_their_own() -> None:
         )
 
 
-def test_ctrl_c_stops_stacked_training_and_the_same_call_goes_on_in_the_middle_of_an_epoch(
+def test_stacked_training_continues_after_ctrl_c_within_an_epoch(
     tmp_path: Path,
 ) -> None:
     method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), parallel="vmap")
@@ -524,10 +459,7 @@ def test_ctrl_c_stops_stacked_training_and_the_same_call_goes_on_in_the_middle_o
     assert not torch.equal(posterior.stack["0.weight"], whole.stack["0.weight"])
 
 
-# --- the checkpoint folder -------------------------------------------------------------------------------------------
-
-
-def test_the_folder_holds_finished_members_and_nothing_is_trained_twice(
+def test_finished_members_in_the_folder_are_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, folder = bayou.Ensemble(3, of=SHORT), tmp_path / "run"
@@ -546,7 +478,7 @@ def test_the_folder_holds_finished_members_and_nothing_is_trained_twice(
     assert again.stopped == "finished"
 
 
-def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_folders_of_other_runs_are_errors(tmp_path: Path) -> None:
     method, folder = bayou.Ensemble(2, of=SHORT), tmp_path / "run"
     fitted(method, checkpoint=folder)
     for other, options in (
@@ -567,17 +499,7 @@ def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         fitted(method, checkpoint=tmp_path / "no" / "folder")
 
 
-def test_a_damaged_member_is_an_error(tmp_path: Path) -> None:
-    fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
-    file = tmp_path / "run" / "member-001.bayou"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(
-        bayou.posteriors.FileError, match="member-001.bayou is not a whole bayou file"
-    ):
-        fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run")
-
-
-def test_members_with_functions_in_them_come_back_from_their_runs(tmp_path: Path) -> None:
+def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path: Path) -> None:
     """A posterior with a density as its prior cannot be loaded without it; its run can be finished
     again at once.
     """
@@ -609,9 +531,6 @@ def test_ctrl_c_returns_the_finished_members(tmp_path: Path) -> None:
     assert not torch.equal(first.stack["0.weight"], whole.stack["0.weight"][:1])
 
 
-# --- members that fail -----------------------------------------------------------------------------------------------
-
-
 def spoiled(*bad: int) -> Callable[[nn.Module], None]:
     """An init that gives some of the members weights that are no numbers."""
     count = iter(range(100))
@@ -624,7 +543,7 @@ def spoiled(*bad: int) -> Callable[[nn.Module], None]:
     return init
 
 
-def test_a_member_that_fails_does_not_take_the_others_along(tmp_path: Path) -> None:
+def test_members_that_fail_are_named_and_the_others_kept(tmp_path: Path) -> None:
     whole = fitted(bayou.Ensemble(3, of=SHORT))
     with pytest.raises(
         bayou.methods.EnsembleError,
@@ -644,42 +563,6 @@ def test_a_member_that_fails_does_not_take_the_others_along(tmp_path: Path) -> N
     assert raised.value.posterior is None
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.02, 3.0])
-def test_the_elbo_of_a_mixture_is_that_of_its_members_less_what_they_share(shift: float) -> None:
-    """ELBO[1/2 (q_1 + q_2)] − mean of ELBO[q_c] is their Jensen–Shannon divergence, from 0 to log
-    2.
-    """
-    data, parts = make_data(), []
-    for sign in (-1, 1):
-        net = nn.Linear(2, 1, bias=False).to(F64)
-        nn.init.constant_(net.weight, 0.5 + sign * shift)
-        target = Target.build(net, bayou.Gaussian(1.0), bayou.Normal(1.0), ROWS)
-        parts.append(Guided(target, Bayesian(net, bayou.MeanField(std=0.02), target.prior)))
-    each = [bayou.elbo(part, data, samples=50, seed=c) for c, part in enumerate(parts)]
-    value, error = (
-        sum(getattr(one, name) for one in each) / 2 for name in ("value", "standard_error")
-    )
-    (x, y), count = data, 2000
-    w = torch.cat([part.sample(count, seed=c)["weight"] for c, part in enumerate(parts)])
-    with torch.no_grad():
-        own, other = (
-            part.bayesian.log_prob({"weight": w}).unflatten(0, (2, count)) for part in parts
-        )
-    log_q = torch.logaddexp(own, other) - math.log(2)
-    divergence = float((torch.stack([own[0], other[1]]) - log_q).mean())
-    assert divergence == pytest.approx(
-        {0.0: 0.0, 3.0: math.log(2)}.get(shift, divergence), abs=1e-6
-    )
-    log_joint = -0.5 * (
-        (x @ w.mT - y).square().sum((1, 2)) + w.square().sum((1, 2)) + 26 * math.log(2 * math.pi)
-    )
-    exact = log_joint.unflatten(0, (2, count)) - log_q
-    tolerance = 4 * (error + float(exact.std(1).mean()) / (2 * count) ** 0.5)
-    assert float(exact.mean()) == pytest.approx(value + divergence, abs=tolerance)
-    with pytest.raises(ValueError, match="of an ensemble, a component"):
-        bayou.elbo(Mixture(parts), data)  # type: ignore[arg-type]
-
-
 def test_a_mixture_needs_posteriors_of_the_same_tensors() -> None:
     data = torch.randn(6, 2), torch.randint(2, (6,))
     nets = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
@@ -688,3 +571,95 @@ def test_a_mixture_needs_posteriors_of_the_same_tensors() -> None:
         Mixture([one, two])
     with pytest.raises(ValueError, match="at least one posterior"):
         Mixture([])
+    with pytest.raises(ValueError, match="of an ensemble, a component"):
+        bayou.elbo(Mixture([one, one]), data)  # type: ignore[arg-type]
+
+
+def linear(rows: int = 12) -> tuple[Target, tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 3, generator=generator, dtype=F64)
+    y = x[:, :1] + NOISE * torch.randn(rows, 1, generator=generator, dtype=F64)
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1, bias=False, dtype=F64)
+    return Target.build(net, bayou.Gaussian(NOISE), bayou.Normal(PRIOR), rows), (x, y)
+
+
+@pytest.mark.parametrize(("count", "spread"), [(4000, 1.0), (3, 0.5)])
+def test_anchored_members_of_a_linear_model_are_draws_of_its_posterior(
+    count: int, spread: float
+) -> None:
+    """Their mean is that of the posterior for any number; of many, so is their covariance."""
+    target, (x, y) = linear()
+    randomized = bayou.Ensemble(count, anchored=spread).randomize(target, y, 0)
+    masks = torch.ones(count, len(y), dtype=torch.bool)
+    modes = Modes(target, (x, y), masks, [{}] * count, 1e-14, None, *randomized)
+    weights = modes.run(300)["weight"].squeeze(1)
+    covariance = torch.linalg.inv(x.T @ x / NOISE**2 + torch.eye(3, dtype=F64) / PRIOR**2)
+    mean = (covariance @ x.T @ y / NOISE**2).squeeze(1)
+    torch.testing.assert_close(weights.mean(0), mean, atol=1e-4, rtol=0)
+    assert float((weights - mean).abs().max()) > 0.01
+    if spread == 1:
+        scale = torch.outer(covariance.diagonal(), covariance.diagonal()).sqrt()
+        errors = (weights.T.cov() - covariance) / scale
+        assert float(errors.abs().max()) < 5 * math.sqrt(2 / count)
+
+
+def test_an_anchored_member_is_the_mode_around_its_anchor() -> None:
+    target, (x, y) = linear()
+    method = bayou.Ensemble(2, of=bayou.MAP(steps=200, lr=0.05), init="keep", anchored=True)
+    posterior = method.fit(target, (x, y), seed=3, progress=False)
+    weights = posterior.sample(2, seed=0)["weight"]
+    precision = x.T @ x / NOISE**2 + torch.eye(3, dtype=F64) / PRIOR**2
+    expected = []
+    for member in range(2):
+        seed = member_seed(3, member)
+        anchor = draw_anchor(target, seed)["weight"].T / PRIOR**2
+        expected.append(
+            torch.linalg.solve(precision, x.T @ draw_targets(target, y, seed) / NOISE**2 + anchor).T
+        )
+    distance = torch.cdist(weights.flatten(1), torch.stack(expected).flatten(1)).amin(0)
+    assert float(distance.max()) < 1e-2
+    assert float((expected[0] - expected[1]).norm()) > 0.05
+    assert (
+        float(posterior.target.priors["weight"].mean.abs().max()) == 0.0
+    )  # that of the posterior is not moved
+
+
+def test_classes_have_anchors_and_keep_their_labels() -> None:
+    target = Target.build(nn.Linear(2, 2), bayou.Categorical(), bayou.Normal(1.0), 6)
+    labels = torch.arange(6) % 2
+    randomized = bayou.Ensemble(2, anchored=True).randomize(target, labels, 0)
+    assert randomized is not None
+    anchors, targets = randomized
+    assert torch.equal(targets, torch.stack([labels, labels]))
+    assert not torch.equal(anchors["weight"][0], anchors["weight"][1])
+    assert bayou.Ensemble(2).randomize(target, labels, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 0}, "n must be"),
+        ({"of": bayou.MAP}, "of must be a method"),
+        ({"of": bayou.Ensemble()}, "an ensemble of ensembles"),
+        ({"parallel": "threads"}, "parallel must be"),
+        ({"init": "zero"}, "init must be"),
+        ({"of": bayou.MLE(), "anchored": True}, r"anchored=True is for MAP\(\)"),
+        ({"anchored": 1.5}, "anchored must be True, False or between 0 and 1"),
+    ],
+)
+def test_bad_settings_are_errors(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        bayou.Ensemble(**options)
+
+
+def test_anchors_need_a_known_noise_and_tensors() -> None:
+    target, (x, y) = linear()
+    method = bayou.Ensemble(2, of=bayou.MAP(steps=2), init="keep", anchored=True)
+    learned = Target.build(
+        target.net, bayou.Gaussian(NOISE, learn=True), bayou.Normal(PRIOR), len(y)
+    )
+    with pytest.raises(ValueError, match="whose size must be known"):
+        method.fit(learned, (x, y), progress=False)
+    with pytest.raises(ValueError, match=r"needs tensors \(x, y\)"):
+        method.fit(target, DataLoader(TensorDataset(x, y), 4), progress=False)

@@ -1,12 +1,11 @@
-"""Samplers as methods: the log joint of all chains, what is kept, what is sampled, how a run
-ends.
-"""
+"""Markov chains: their log joint, their start, what is sampled, and how a run ends."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.kernels import Joint
-from bayou.methods.langevin import Constant
 from bayou.methods.mcmc import Sampler
 from bayou.network import Network
 from bayou.network.target import Target
@@ -64,9 +62,6 @@ def fitted(
 def positions(j: Joint, chains: int = 3) -> Tensor:
     noise = torch.randn(chains, len(j.start), generator=torch.Generator().manual_seed(1), dtype=F64)
     return j.start + 0.3 * noise
-
-
-# --- the log joint of all chains ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loop", [False, True])
@@ -125,7 +120,7 @@ def test_all_data_in_batches_are_all_data_at_once(learn: bool, loop: bool) -> No
             torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-9)
 
 
-def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
+def test_a_network_without_vmap_is_evaluated_chain_by_chain() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -150,8 +145,6 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one() -> None:
         assert fitted(method, net).stack["rnn.weight_hh_l0"].isfinite().all()
 
 
-# --- chains ---------------------------------------------------------------------------------------------------------
-
 METHODS = {
     "SGLD": bayou.SGLD(chains=3, steps=12, draws=4, batch_size=8),
     "PSGLD": bayou.PSGLD(chains=3, steps=12, draws=4, batch_size=8, dispersal="prior"),
@@ -167,19 +160,13 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("PSGLD", "SGHMC")))
-        for name in METHODS
-    ],
-)
-def test_chains_together_are_chains_one_by_one(name: str) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_a_chain_does_not_depend_on_the_others(name: str) -> None:
     """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
     method: Sampler = METHODS[name]
     together = fitted(method, seed=3).by_chain()
     for c in (0, 2):
-        begun = method._prepare(target(mlp()), as_data(data(), method.batch_size), 3, None, False)
+        begun = method._prepare(method._arguments(target(mlp()), data(), 3, None, False))
         assert not isinstance(begun, Empirical)
         alone = begun(range(c, c + 1), None, False).run()
         for tensor, draws in alone.by_chain().items():
@@ -208,7 +195,7 @@ def test_an_ensemble_starts_one_chain_at_each_member() -> None:
         fitted(bayou.MCLMC(chains=2, draws=1, warmup=0, start=members))
 
 
-def test_draws_lie_chain_by_chain_and_in_order() -> None:
+def test_draws_are_grouped_by_chain_in_order() -> None:
     """A chain that forgets nothing between two draws: its neighbors in the stack are its own."""
     with pytest.warns(bayou.MixingWarning, match="R-hat"):
         p = fitted(
@@ -232,36 +219,6 @@ def test_a_loader_is_shared_by_all_chains() -> None:
         fitted(bayou.HMC(draws=1, warmup=0), rows=short)
 
 
-def test_several_inputs_and_batches_of_their_own() -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 1, dtype=F64), nn.Linear(3, 1, dtype=F64)
-
-        def forward(self, x: Tensor, z: Tensor) -> Tensor:
-            return self.a(x) + self.b(z)
-
-    x, y = data()
-    p = fitted(bayou.SGLD(chains=2, steps=8, draws=2, batch_size=8), Sum(), ((x, x.square()), y))
-    assert p.predict((x, x)).outputs.shape == (4, N, 1)
-
-
-# --- what is sampled ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", [METHODS["SGLD"], METHODS["NUTS"]], ids=["SGLD", "NUTS"])
-def test_frozen_parameters_stay(method: Any) -> None:
-    net = mlp()
-    net[0].weight.requires_grad_(False)
-    p = fitted(method, net)
-    assert p.stack["0.bias"][:, 0].unique().numel() > 3
-    assert list(p.stack) == [name for name, value in net.named_parameters() if value.requires_grad]
-    for parameter in net.parameters():
-        parameter.requires_grad_(False)
-    with pytest.raises(ValueError, match="frozen"):
-        fitted(method, net)
-
-
 @pytest.mark.slow
 def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     """With outputs of 0 and a flat prior on log σ, Σy²/σ² ~ χ²(N): mean N, variance 2N."""
@@ -283,15 +240,7 @@ def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     )
 
 
-def test_a_noise_that_was_frozen_stays() -> None:
-    t = target(mlp(), bayou.Gaussian(0.3, learn=True))
-    t.likelihood.requires_grad_(False)
-    p = METHODS["SGLD"].fit(t, data(), progress=False)
-    assert "likelihood.log_scale" not in p.stack
-    assert float(p.target.likelihood.log_scale) == pytest.approx(np.log(0.3))
-
-
-def test_a_start_brings_its_weights_its_statistics_and_its_noise() -> None:
+def test_chains_take_weights_statistics_and_noise_of_their_start() -> None:
     """Batch norm runs on the statistics of the start; without one, on those of the network, even in
     train mode.
     """
@@ -331,92 +280,21 @@ def test_chains_begin_around_a_point_or_at_the_prior() -> None:
     assert float(prior.stack["0.bias"].std()) == pytest.approx(0.1, rel=0.1)
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
-
-
-def test_which_steps_are_kept() -> None:
-    assert bayou.SGLD(draws=5)._draw_steps(20) == [11, 13, 15, 17, 19]
-    assert bayou.SGLD(draws=4, burn_in=0)._draw_steps(20) == [4, 9, 14, 19]
-    assert bayou.SGLD(draws=3, burn_in=2)._draw_steps(20) == [7, 13, 19]
-    assert bayou.SGLD(burn_in=0.9)._draw_steps(40) == [36, 37, 38, 39]  # fewer than 100: all
-    cyclical = bayou.SGLD(
-        schedule=bayou.methods.Cyclical(cycles=2, explore=0.5), draws=4
-    )._draw_steps(20)
-    assert cyclical == [7, 9, 17, 19]
-    for steps, draws in ((100, 37), (50, 25), (1000, 100)):
-        for schedule in (
-            Constant(),
-            bayou.methods.Decaying(b=5, gamma=1.0),
-            bayou.methods.Cyclical(cycles=3),
-        ):
-            kept = bayou.SGLD(
-                schedule=schedule, draws=min(draws, steps // 10), burn_in=0
-            )._draw_steps(steps)
-            assert len(set(kept)) == len(kept) == min(draws, steps // 10)
-            assert kept == sorted(kept)
-            assert 0 <= kept[0] <= kept[-1] < steps
-    with pytest.raises(ValueError, match="10 steps for 11 draws"):
-        bayou.SGLD(draws=11)._draw_steps(20)
-
-
-def test_draws_of_falling_steps_lie_evenly_in_the_time_of_the_diffusion() -> None:
-    schedule = bayou.methods.Decaying(b=100, gamma=0.8)
-    h = np.array([schedule.factor(t, 5000) for t in range(5000)])
-    assert h[0] == 1
-    assert h[900] == pytest.approx(0.1**0.8)
-    kept = bayou.SGLD(schedule=schedule, draws=50, burn_in=0)._draw_steps(5000)
-    time = np.cumsum(h)[kept]
-    np.testing.assert_allclose(np.diff(time), time[-1] / 50, atol=2 * h[kept].max())
-
-
-def test_the_cosine_of_a_cycle() -> None:
-    schedule = bayou.methods.Cyclical(cycles=4, explore=0.5, noise=False)
-    assert [schedule.factor(t, 80) for t in (0, 20, 60)] == [1, 1, 1]
-    assert schedule.factor(10, 80) == pytest.approx(0.5)
-    assert schedule.factor(19, 80) < 0.01
-    assert [schedule.noisy(t, 80) for t in (0, 9, 10, 19, 20)] == [False, False, True, True, False]
-
-
-def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble() -> None:
-    """The end of each cycle of w ← w + ½·h·∇log p(w, D), whatever the seed."""
-    x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
-    y, net = torch.sin(2 * x), nn.Linear(1, 1, dtype=torch.float64)
-    method = bayou.SGLD(
-        temperature=0,
-        schedule=bayou.methods.Cyclical(3),
-        draws=3,
-        steps=30,
-        chains=1,
-        lr=0.02,
-        start=None,
-        dispersal=0.0,
-    )
-    found = [
-        bayou.fit(net, (x, y), method, seed=seed, progress=False, likelihood=bayou.Gaussian(1.0))
-        for seed in (0, 1)
-    ]
-    w, snapshots = torch.cat([net.weight.flatten(), net.bias]).detach(), []
-    for step in range(30):
-        residual = y - w[0] * x - w[1]
-        gradient = torch.cat([(residual * x).sum().reshape(1), residual.sum().reshape(1)]) - w
-        w = w + 0.5 * 0.02 * method.step_sizes.factor(step, 30) * gradient
-        snapshots += [w] if step % 10 == 9 else []
-    for posterior in found:
-        draws = posterior.stack
-        assert draws is not None
-        torch.testing.assert_close(
-            torch.cat((draws["weight"].flatten(1), draws["bias"]), 1), torch.stack(snapshots)
-        )
-
-
-def test_epochs_count_batches() -> None:
-    rows = as_data(data(), 8)
-    assert bayou.SGLD(epochs=4, draws=2, batch_size=8)._plan(rows) == (12, [8, 11])
-    assert bayou.SGLD()._plan(rows)[0] == 10_000
+def test_the_history_of_a_run() -> None:
+    p = fitted(bayou.NUTS(chains=2, draws=10, warmup=10, log_every=5, max_depth=3))
+    assert [record["step"] for record in p.history] == [0, 5, 10, 15, 19]
+    assert {"log_joint", "accept", "step_size", "leapfrogs", "divergences", "seconds"} <= p.history[
+        0
+    ].keys()
+    exact = target(mlp())
+    last = {k: v[:, -1] for k, v in p.by_chain().items()}
+    each = [{name: value[c] for name, value in last.items()} for c in range(2)]
+    values = [float(exact.log_joint(w, *data())) for w in each]
+    assert p.history[-1]["log_joint"] == pytest.approx(np.mean(values))
 
 
 @pytest.mark.parametrize("method", [bayou.SGLD(), bayou.VI(), bayou.IVON(), bayou.Annealed()])
-def test_from_a_mode_few_rows_are_taken_whole_in_fewer_steps(method: Any) -> None:
+def test_at_a_mode_few_rows_are_one_batch_in_fewer_steps(method: Any) -> None:
     def plan(rows: int, own: Any) -> tuple[int | None, int]:
         x = torch.zeros(rows, 1)
         data = as_data((x, x), own.batch_size)
@@ -429,46 +307,6 @@ def test_from_a_mode_few_rows_are_taken_whole_in_fewer_steps(method: Any) -> Non
     assert plan(513, method) == (long, 128)
     if not isinstance(method, bayou.Annealed):
         assert plan(512, replace(method, steps=70)) == (70, 128)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [bayou.SGLD, *(pytest.param(m, marks=pytest.mark.slow) for m in (bayou.PSGLD, bayou.SGHMC))],
-)
-def test_a_step_over_all_rows_is_that_of_their_one_batch(
-    method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes = []
-    plain = Joint.__call__
-    monkeypatch.setattr(
-        Joint, "__call__", lambda *args, **options: passes.append(1) or plain(*args, **options)
-    )
-    method = method(chains=2, steps=600, burn_in=0, draws=5, lr=1e-4, batch_size=N)
-    whole = fitted(method, rows=data())
-    assert len(passes) == 6  # the log joints of draws and start: no step is one
-    each = fitted(method, rows=DataLoader(TensorDataset(*data()), N))
-    assert len(passes) == 612
-    for name, value in each.stack.items():
-        torch.testing.assert_close(whole.stack[name], value)
-
-
-def test_the_history_of_a_run() -> None:
-    p = fitted(bayou.NUTS(chains=2, draws=10, warmup=10, log_every=5, max_depth=3))
-    assert [record["step"] for record in p.history] == [0, 5, 10, 15, 19]
-    assert {"log_joint", "accept", "step_size", "leapfrogs", "divergences", "seconds"} <= p.history[
-        0
-    ].keys()
-    exact = target(mlp())
-    last = {k: v[:, -1] for k, v in p.by_chain().items()}
-    each = [{name: value[c] for name, value in last.items()} for c in range(2)]
-    values = [float(exact.log_joint(w, *data())) for w in each]
-    assert p.history[-1]["log_joint"] == pytest.approx(np.mean(values))
-    q = fitted(bayou.SGLD(steps=10, draws=1, batch_size=8, lr=1e-4, schedule="decaying"))
-    assert {"log_joint", "lr", "seconds"} <= q.history[0].keys()
-    assert q.history[0]["lr"] == 1e-4
-
-
-# --- how a run ends -------------------------------------------------------------------------------------------------
 
 
 class Pressing(nn.Linear):
@@ -485,7 +323,7 @@ class Pressing(nn.Linear):
         return super().forward(x)
 
 
-def test_ctrl_c_returns_the_draws_so_far_and_a_second_call_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_returns_the_draws_so_far_and_the_same_call_continues(tmp_path: Path) -> None:
     method = bayou.SGLD(chains=2, steps=20, draws=8, burn_in=4, batch_size=8, lr=4e-4)
     torch.manual_seed(0)
     net = Pressing(-1)
@@ -504,7 +342,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_a_second_call_goes_on(tmp_path: Pat
     assert torch.equal(finished.stack["weight"], whole.stack["weight"])
 
 
-def test_ctrl_c_before_the_first_draw_stays_a_ctrl_c(tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_draw_is_raised(tmp_path: Path) -> None:
     method = bayou.SGLD(chains=2, steps=20, draws=5, burn_in=10, batch_size=8, lr=4e-4)
     with pytest.raises(KeyboardInterrupt, match=r"before its first draw \(step 12\)"):
         fitted(method, Pressing(6), checkpoint=tmp_path / "run")
@@ -522,7 +360,7 @@ class Square(nn.Module):
         return self.w.square() * x
 
 
-def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
+def test_divergence_error_names_the_chain_and_has_the_draws_of_others() -> None:
     x = torch.ones(4, 1, dtype=F64)
     method = bayou.SGLD(chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0)
     with pytest.raises(
@@ -546,7 +384,7 @@ def test_a_chain_that_runs_away_is_named_and_the_others_are_kept() -> None:
         assert any(torch.equal(found, before[c]) for c in others)
 
 
-def test_a_run_that_is_lost_at_once_has_nothing_to_keep() -> None:
+def test_divergence_before_the_first_draw_has_no_posterior() -> None:
     with pytest.raises(bayou.methods.DivergenceError) as caught:
         fitted(bayou.SGLD(steps=200, draws=2, lr=10.0))
     assert caught.value.posterior is None
@@ -554,36 +392,42 @@ def test_a_run_that_is_lost_at_once_has_nothing_to_keep() -> None:
         fitted(bayou.NUTS(draws=2, warmup=2, dispersal=1e200))
 
 
-def test_settings_are_checked_at_once() -> None:
-    for make, words in (
-        (lambda: bayou.SGLD(steps=3, epochs=2), "not both"),
-        (lambda: bayou.SGLD(chains=0), "chains"),
-        (lambda: bayou.SGLD(lr=-1.0), "lr"),
-        (lambda: bayou.SGLD(burn_in=1.5), "burn_in"),
-        (lambda: bayou.SGLD(burn_in=-3), "burn_in"),
-        (lambda: bayou.SGLD(schedule="cosine"), "schedule"),
-        (lambda: bayou.SGLD(schedule=3), "schedule"),  # type: ignore[arg-type]
-        (lambda: bayou.SGLD(start="MAP"), "start"),  # type: ignore[arg-type]
-        (lambda: bayou.SGLD(dispersal="far"), "dispersal"),  # type: ignore[arg-type]
-        (lambda: bayou.SGLD(temperature=-1), "temperature"),
-        (lambda: bayou.HMC(temperature=0), "temperature"),
-        (lambda: bayou.SGHMC(friction=1.5), "friction"),
-        (lambda: bayou.SGHMC(friction=0.0), "0 < friction"),
-        (lambda: bayou.PSGLD(decay=1.0), "decay"),
-        (lambda: bayou.methods.Cyclical(cycles=0), "cycles"),
-        (lambda: bayou.methods.Cyclical(explore=1.0), "explore"),
-        (lambda: bayou.methods.Decaying(b=0), "b > 0"),
-        (lambda: bayou.HMC(accept=1.0), "accept"),
-        (lambda: bayou.HMC(leapfrogs=0), "leapfrogs"),
-        (lambda: bayou.HMC(most_leapfrogs=0), "most_leapfrogs"),
-        (lambda: bayou.HMC(warmup=-1), "warmup"),
-        (lambda: bayou.NUTS(max_depth=0), "max_depth"),
-        (lambda: bayou.MCLMC(steps=0), "steps"),
-        (lambda: bayou.MCLMC(length=-1.0), "length"),
-        (lambda: bayou.MCLMC(energy_error=0.0), "energy_error"),
-        (lambda: bayou.MCLMC(stochastic=True, adjusted=True), "not both"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            make()
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (bayou.SGLD, {"steps": 3, "epochs": 2}),
+        (bayou.SGLD, {"chains": 0}),
+        (bayou.SGLD, {"lr": -1.0}),
+        (bayou.SGLD, {"burn_in": 1.5}),
+        (bayou.SGLD, {"burn_in": -3}),
+        (bayou.SGLD, {"schedule": "cosine"}),
+        (bayou.SGLD, {"schedule": 3}),
+        (bayou.SGLD, {"start": "MAP"}),
+        (bayou.SGLD, {"dispersal": "far"}),
+        (bayou.SGLD, {"temperature": -1}),
+        (bayou.HMC, {"temperature": 0}),
+        (bayou.SGHMC, {"friction": 1.5}),
+        (bayou.SGHMC, {"friction": 0.0}),
+        (bayou.PSGLD, {"decay": 1.0}),
+        (bayou.methods.Cyclical, {"cycles": 0}),
+        (bayou.methods.Cyclical, {"explore": 1.0}),
+        (bayou.methods.Decaying, {"b": 0}),
+        (bayou.HMC, {"accept": 1.0}),
+        (bayou.HMC, {"leapfrogs": 0}),
+        (bayou.HMC, {"most_leapfrogs": 0}),
+        (bayou.HMC, {"warmup": -1}),
+        (bayou.NUTS, {"max_depth": 0}),
+        (bayou.MCLMC, {"steps": 0}),
+        (bayou.MCLMC, {"length": -1.0}),
+        (bayou.MCLMC, {"energy_error": 0.0}),
+        (bayou.MCLMC, {"stochastic": True, "adjusted": True}),
+    ],
+)
+def test_bad_settings_are_errors(method: Callable[..., object], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        method(**options)
+
+
+def test_a_prior_scale_to_learn_is_an_error() -> None:
     with pytest.raises(ValueError, match="SGLD cannot learn a prior"):
         fitted(bayou.SGLD(steps=2, draws=1), prior=bayou.Normal(1.0, learn=True))

@@ -1,11 +1,13 @@
-"""MC dropout: what it reaches, what it refuses, and what a draw depends on."""
+"""MC dropout: against the sum over all masks, and which dropout it finds."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,8 @@ from bayou.posteriors.masked import Masks
 
 F64 = torch.float64
 SHORT = bayou.MAP(steps=6, batch_size=8, lr=0.01)
+DRAWS = 1000
+SIGMAS = 4.5  # a bound that a right answer misses once in 150,000 times
 
 
 @pytest.fixture(autouse=True)
@@ -66,18 +70,14 @@ class Wrapped(nn.Module):
         return self.last(self.call(self.layer, self.first(x)).flatten(1))
 
 
-# --- dropout ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_draw_is_one_function_whatever_the_batch_and_the_chunk() -> None:
+def test_a_draw_is_one_function_of_all_rows() -> None:
     net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1))
     posterior = fitted(net, bayou.MCDropout(SHORT))
     x, _ = make_data(7)
     outputs = posterior.predict(x, samples=9, seed=4).outputs
     assert len(outputs[:, 0, 0].unique()) > 5
-    twice = posterior.predict(torch.cat([x.flip(0), x]), samples=9, seed=4).outputs
-    torch.testing.assert_close(twice[:, :7].flip(1), outputs)
-    torch.testing.assert_close(twice[:, 7:], outputs)
+    reversed_rows = posterior.predict(x.flip(0), samples=9, seed=4).outputs
+    torch.testing.assert_close(reversed_rows.flip(1), outputs)
     sample = posterior.sample(9, seed=4)
     assert sample["dropout.seed"].dtype == torch.int64
     assert len(sample["dropout.seed"].unique()) == 9
@@ -88,7 +88,7 @@ def test_a_draw_is_one_function_whatever_the_batch_and_the_chunk() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"inplace": True}])
-def test_functions_are_reached_too(options: dict[str, Any]) -> None:
+def test_functional_dropout_is_found(options: dict[str, Any]) -> None:
     posterior = fitted(Functional(**options), bayou.MCDropout(None))
     x, _ = make_data(4)
     before = x.clone()
@@ -101,13 +101,6 @@ def test_functions_are_reached_too(options: dict[str, Any]) -> None:
     assert bool(
         ((outputs.mean(0) - plain).abs() < 5 * spread).all()
     )  # the last layer is linear: dropout keeps its mean
-
-
-def test_builtin_functions_are_reached_too() -> None:
-    call = lambda layer, x: torch.feature_dropout(torch.dropout(x, 0.5, False), 0.5, False)  # noqa: E731
-    posterior = fitted(Wrapped(nn.Identity(), 8, call), bayou.MCDropout(None))
-    outputs = posterior.predict(make_data(3)[0], samples=30, seed=0).outputs
-    assert len(outputs[:, 0, 0].unique()) > 10
 
 
 def test_a_network_without_dropout_is_refused() -> None:
@@ -171,7 +164,7 @@ def first_of(layer: nn.Module, x: Tensor) -> Tensor:
         ),
     ],
 )
-def test_dropout_out_of_reach_is_named(layer: Any, call: Any, words: str) -> None:
+def test_inaccessible_dropout_is_an_error_with_its_name(layer: Any, call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=f"no dropout in eval mode: {words}"):
         fitted(Wrapped(layer(), call=call), bayou.MCDropout(SHORT))
     both = nn.Sequential(nn.Dropout(0.5), Wrapped(layer(), call=call))
@@ -181,7 +174,7 @@ def test_dropout_out_of_reach_is_named(layer: Any, call: Any, words: str) -> Non
     assert len(posterior.predict(make_data(3)[0], samples=20, seed=0).outputs[:, 0, 0].unique()) > 1
 
 
-def test_rates_that_are_used_by_a_part_or_not_at_all_are_no_error() -> None:
+def test_unused_rates_are_no_error() -> None:
     net = Wrapped(nn.Dropout(0.5), dropout_rate=0.5)  # the parent keeps the rate that its part has
     fitted(net, bayou.MCDropout(None))
     single = nn.Sequential(
@@ -191,15 +184,17 @@ def test_rates_that_are_used_by_a_part_or_not_at_all_are_no_error() -> None:
     fitted(single, bayou.MCDropout(None))
 
 
-def test_transformer_drops_its_attention_too(tmp_path: Path) -> None:
+def test_dropout_of_attention_is_found(tmp_path: Path) -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
     net = Wrapped(layer, call=lambda layer, x: layer(x.unsqueeze(1)))
-    posterior = fitted(net, bayou.MCDropout(SHORT))
+    posterior = fitted(net, bayou.MCDropout(SHORT, p=0.3))
     x = make_data(3)[0]
     outputs = posterior.predict(x, samples=20, seed=0).outputs
     assert len(outputs[:, 0, 0].unique()) > 10
     posterior.save(tmp_path / "p.bayou")
     again = bayou.load(tmp_path / "p.bayou", net)
+    assert isinstance(again, Masked)
+    assert again.p == 0.3
     assert torch.equal(again.predict(x, samples=20, seed=0).outputs, outputs)
 
 
@@ -229,7 +224,7 @@ def attend(layer: nn.MultiheadAttention, need_weights: bool) -> tuple[Tensor, Te
 
 
 @pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION.keys())
-def test_attention_with_masks_is_that_of_torch_where_nothing_is_dropped(
+def test_attention_with_masks_of_ones_is_that_of_torch(
     options: dict[str, Any],
 ) -> None:
     torch.manual_seed(0)
@@ -271,7 +266,7 @@ def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate() -> N
         layer(x[0], x[0], x[0])
 
 
-def test_rows_must_come_first() -> None:
+def test_dropout_before_the_rows_are_first_is_an_error() -> None:
     call = lambda layer, x: layer(x.unsqueeze(0))[0]  # noqa: E731
     with pytest.raises(ValueError, match=r"dropout call 0 sees \(1, 20, 4\).*batch_first"):
         fitted(
@@ -289,21 +284,139 @@ def test_settings_of_dropout_are_checked(options: dict[str, Any]) -> None:
         bayou.MCDropout(**options)
 
 
-def test_rate_masks_noise_and_statistics_survive_a_file(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Dropout(0.1), nn.Linear(6, 1))
-    posterior = fitted(
-        net, bayou.MCDropout(SHORT, p=0.7), likelihood=bayou.Gaussian(0.3, learn=True)
+def frozen(*layers: nn.Module) -> nn.Sequential:
+    """A network with weights that stand for trained ones."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        net = nn.Sequential(*layers).to(F64)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.normal_()
+        return net
+
+
+def numbers(net: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in net.state_dict().items()}
+
+
+def pretrained(net: nn.Module, method: bayou.methods.Method, rows: int = 6) -> Any:
+    """The posterior of a network as it is, which must not be touched."""
+    before, modes = numbers(net), [module.training for module in net.modules()]
+    posterior = bayou.fit(
+        net, make_data(rows), method=method, likelihood=bayou.Gaussian(0.1), progress=False
     )
+    for name, value in net.state_dict().items():
+        assert value.numpy().tobytes() == before[name].tobytes(), name
+    assert [module.training for module in net.modules()] == modes
+    for name, parameter in net.named_parameters():
+        assert torch.equal(posterior.template()[name], parameter)
+    assert posterior.stopped == "finished"
+    return posterior
+
+
+def moments_agree(
+    outputs: np.ndarray, values: np.ndarray, weights: np.ndarray, effective: float
+) -> None:
+    """Mean and variance of (draws, rows) against values (outcomes, rows) with probabilities, within
+    their errors.
+    """
+    mean = weights @ values
+    central = values - mean
+    variance, fourth = weights @ central**2, weights @ central**4
+    assert (variance > 1e-3).all()
+    np.testing.assert_array_less(
+        abs(outputs.mean(0) - mean), SIGMAS * np.sqrt(variance / effective)
+    )
+    error = np.sqrt((fourth - variance**2) / effective)
+    np.testing.assert_array_less(
+        abs(outputs.var(0) - variance), SIGMAS * error + variance / effective
+    )
+
+
+def nearest(outputs: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Which outcome each draw is, all rows at once; an error if it is none."""
+    distance = abs(outputs[:, None] - values[None]).max(2)
+    assert distance.min(1).max() < 1e-12
+    return distance.argmin(1)
+
+
+def dropout_network() -> nn.Sequential:
+    return frozen(nn.Dropout(0.2), nn.Linear(2, 4), nn.Tanh(), nn.Dropout(0.4), nn.Linear(4, 1))
+
+
+def by_hand(x: np.ndarray, rates: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs for all 2⁶ masks over two inputs and four hidden units, (64, rows), and their
+    probabilities.
+    """
+    w = numbers(dropout_network())
+    values, weights = [], []
+    for mask in itertools.product((0.0, 1.0), repeat=6):
+        rate = np.repeat(rates, (2, 4))
+        keep = np.array(mask)
+        gain = keep / (1 - rate)
+        hidden = np.tanh((x * gain[:2]) @ w["1.weight"].T + w["1.bias"])
+        values.append(((hidden * gain[2:]) @ w["4.weight"].T + w["4.bias"])[:, 0])
+        weights.append(np.prod(np.where(keep == 1, 1 - rate, rate)))
+    return np.stack(values), np.array(weights)
+
+
+@pytest.mark.parametrize("rate", [None, 0.6])
+def test_mc_dropout_is_the_sum_over_all_masks(rate: float | None) -> None:
+    """Every draw is the network with one mask, as often as its probability (Gal & Ghahramani)."""
+    posterior = pretrained(dropout_network(), bayou.MCDropout(start=None, p=rate))
     assert isinstance(posterior, Masked)
-    x, y = make_data(5)
-    p = posterior.predict(x, samples=8, seed=2)
-    posterior.save(tmp_path / "p.bayou")
-    loaded = bayou.load(tmp_path / "p.bayou", net)
-    assert isinstance(loaded, Masked)
-    assert loaded.p == 0.7
-    again = loaded.predict(x, samples=8, seed=2)
-    assert torch.equal(again.outputs, p.outputs)
-    assert torch.equal(again.log_prob(y), p.log_prob(y))
-    assert loaded.target.likelihood.log_scale.item() != pytest.approx(
-        torch.tensor(0.3).log().item(), abs=1e-4
+    x, _ = make_data(5)
+    rates = (0.2, 0.4) if rate is None else (rate, rate)
+    values, weights = by_hand(x.numpy(), rates)
+    outputs = posterior.predict(x, samples=DRAWS, seed=0).outputs[..., 0].numpy()
+    which = nearest(outputs, values)
+    moments_agree(outputs, values, weights, DRAWS)
+    dead = (
+        np.arange(64) % 16 == 0
+    )  # without any hidden unit the inputs do not matter: four masks, one outcome
+    which[dead[which]] = 0
+    weights = (
+        np.where(dead, np.arange(64) == 0, 1) * weights
+        + (np.arange(64) == 0) * weights[dead][1:].sum()
     )
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    frequency = np.bincount(which, minlength=64) / DRAWS
+    np.testing.assert_array_less(
+        abs(frequency - weights), SIGMAS * np.sqrt(weights * (1 - weights) / DRAWS) + 1 / DRAWS
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "outcomes"),
+    [
+        (nn.Dropout(0.5), (4,), 16),
+        (nn.Dropout1d(0.5), (3, 2), 8),
+        (nn.Dropout2d(0.5), (3, 2, 2), 8),
+        (nn.Dropout3d(0.5), (3, 1, 2, 2), 8),
+    ],
+)
+def test_every_dropout_layer_has_the_outcomes_that_torch_has(
+    layer: nn.Module, shape: tuple[int, ...], outcomes: int
+) -> None:
+    """Torch's own layer in training mode, many times on one row, against the draws of the
+    posterior.
+    """
+    count = int(np.prod(shape))
+    net = nn.Sequential(
+        nn.Unflatten(1, shape), layer, nn.Flatten(), nn.Linear(count, count, bias=False, dtype=F64)
+    )
+    with torch.no_grad():
+        net[3].weight.copy_(torch.eye(count))
+    x = torch.randn(2, count, generator=torch.Generator().manual_seed(0), dtype=F64)
+    likelihood, method = bayou.Gaussian(0.1), bayou.MCDropout(start=None)
+    posterior = bayou.fit(net, (x, x), method=method, likelihood=likelihood, progress=False)
+
+    def distinct(outputs: Tensor) -> Tensor:
+        return outputs.mul(1e9).round().unique(dim=0)
+
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        theirs = distinct(torch.stack([net.train()(x[:1])[0] for _ in range(800)]))
+    ours = distinct(posterior.predict(x[:1], samples=800, seed=0).outputs[:, 0])
+    assert len(theirs) == outcomes
+    assert torch.equal(ours, theirs)

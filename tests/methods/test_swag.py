@@ -22,7 +22,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return x, x.sum(1, keepdim=True)
 
 
-def test_the_moments_of_the_path_of_gradient_descent() -> None:
+def test_moments_are_those_of_the_iterates_of_gradient_descent() -> None:
     """Full batches make SGD a recursion that numpy repeats: v ← μ·v + g, w ← w − lr·v."""
     x, y = data()
     net = nn.Linear(2, 1, bias=False, dtype=F64)
@@ -46,8 +46,8 @@ def test_the_moments_of_the_path_of_gradient_descent() -> None:
     factor = (iterates - running)[-5:]
     covariance = 0.5 * (np.diag(variance) + factor.T @ factor / 4)
     np.testing.assert_allclose(posterior.mean()["weight"].numpy()[0], mean, rtol=1e-10)
-    draws = posterior.sample(50_000, seed=0)["weight"][:, 0].numpy()
-    error = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / 50_000)
+    draws = posterior.sample(10_000, seed=0)["weight"][:, 0].numpy()
+    error = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / 10_000)
     assert np.abs((np.cov(draws.T) - covariance) / error).max() < 4.5
     dense = torch.distributions.MultivariateNormal(
         torch.from_numpy(mean), torch.from_numpy(covariance)
@@ -58,7 +58,6 @@ def test_the_moments_of_the_path_of_gradient_descent() -> None:
     )
 
 
-@pytest.mark.slow
 def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = {"a": torch.Size([2, 3]), "b": torch.Size([]), "c": torch.Size([4])}
@@ -72,24 +71,15 @@ def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
     dense = torch.distributions.MultivariateNormal(
         torch.zeros(11, dtype=F64), std.square().diag() + factor.mT @ factor
     )
-    draws = covariance.sample(20_000, seed=1)
-    flat = torch.cat([draws[name].reshape(20_000, -1) for name in shapes], 1)
-    torch.testing.assert_close(
-        covariance.log_prob(draws)[:9], dense.log_prob(flat[:9]), rtol=1e-10, atol=0
-    )
-    one = {name: value[0] for name, value in draws.items()}
-    torch.testing.assert_close(
-        covariance.log_prob(one), dense.log_prob(flat[0]), rtol=1e-10, atol=0
-    )
+    draws = covariance.sample(9, seed=1)
+    flat = torch.cat([draws[name].reshape(9, -1) for name in shapes], 1)
+    torch.testing.assert_close(covariance.log_prob(draws), dense.log_prob(flat), rtol=1e-10, atol=0)
     rows = torch.randn(2, 11, generator=generator, dtype=F64)
     jacobian = dict(zip(shapes, rows.split([6, 1, 4], 1), strict=True))
     spread = covariance.spread(
         {name: value.reshape(2, *shapes[name]) for name, value in jacobian.items()}
     )
     torch.testing.assert_close(spread @ spread.mT, rows @ dense.covariance_matrix @ rows.mT)
-    found, exact = torch.cov(flat.mT), dense.covariance_matrix
-    error = torch.sqrt((exact.diagonal().outer(exact.diagonal()) + exact.square()) / 20_000)
-    assert float(((found - exact) / error).abs().max()) < 5
 
 
 def test_batch_norm_gets_the_statistics_of_every_draw() -> None:

@@ -42,9 +42,7 @@ def fitted(
 @pytest.mark.parametrize(
     ("outputs", "rank"), [(3, 2), (2, 3)]
 )  # of B with full column rank, and without
-def test_the_point_is_the_same_function_and_the_spread_is_isotropic_in_the_columns_of_b(
-    outputs: int, rank: int
-) -> None:
+def test_the_spread_is_isotropic_in_the_columns_of_b(outputs: int, rank: int) -> None:
     net, _, posterior = fitted(outputs, rank)
     std, mean = posterior.history[-1]["std"], posterior.mean()
     before = (net.lora_B @ net.lora_A).detach()
@@ -70,9 +68,7 @@ def test_the_point_is_the_same_function_and_the_spread_is_isotropic_in_the_colum
     torch.testing.assert_close(covariance, expected, rtol=0, atol=5 * std**2 * math.sqrt(2 / 16000))
 
 
-def test_the_largest_std_that_the_anchor_rows_tolerate_has_a_closed_form_in_a_linear_model() -> (
-    None
-):
+def test_the_std_of_a_linear_model_has_a_closed_form() -> None:
     """f ~ N(f̂, σ²·|x|²·u·uᵀ) with one output: y ~ N(f̂, noise² + σ²·|x|²), whose NLL may rise by
     the tolerance.
     """
@@ -94,7 +90,7 @@ def test_the_largest_std_that_the_anchor_rows_tolerate_has_a_closed_form_in_a_li
     )
 
 
-def test_rows_of_a_start_are_not_anchors_and_a_convolution_has_adapters_too() -> None:
+def test_a_convolution_has_adapters_and_anchors_are_held_out() -> None:
     class Convolution(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -119,7 +115,7 @@ def test_rows_of_a_start_are_not_anchors_and_a_convolution_has_adapters_too() ->
     assert posterior.history[-1]["step"] > posterior.history[-2]["step"]
 
 
-def test_what_is_no_trained_adapter_is_an_error() -> None:
+def test_networks_without_trained_adapters_are_errors() -> None:
     data = torch.randn(10, 4, dtype=torch.float64), torch.randn(10, 3, dtype=torch.float64)
     options = {"likelihood": bayou.Gaussian(NOISE), "progress": False}
     with pytest.raises(ValueError, match=r"'lora_A' and 'lora_B'.*got weight, bias; give names="):
@@ -130,7 +126,7 @@ def test_what_is_no_trained_adapter_is_an_error() -> None:
     nn.init.zeros_(net.lora_B)
     with pytest.raises(ValueError, match="'lora_B' is zero, as before training"):
         bayou.fit(net, data, TFB(start=None), **options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="TFB validation must be between 0 and 1, got 1"):
+    with pytest.raises(ValueError, match=r"TFB validation must be in \(0, 1\), got 1"):
         TFB(validation=1)
     nan = (data[0], data[1] * 1e200)
     nn.init.ones_(net.lora_B)

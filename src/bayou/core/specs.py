@@ -52,9 +52,7 @@ class Checked:
         if doc and added:
             cls.__doc__ = _insert_args(doc, "\n".join(added)) + "\n"
 
-    def _check(
-        self, names: Sequence[str], is_valid: Callable[[Any], bool], condition: str
-    ) -> None:
+    def _check(self, names: Sequence[str], is_valid: Callable[[Any], bool], condition: str) -> None:
         """Raise a ValueError with the condition unless these fields are valid."""
         for name in names:
             value = getattr(self, name)

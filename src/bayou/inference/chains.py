@@ -16,7 +16,6 @@ from bayou.core import rng
 from bayou.core.files import join, making, read_file, split
 from bayou.core.progress import Progress, Show
 from bayou.inference.data_checks import check_first_batch
-from bayou.inference.probe import ChainProbe
 from bayou.kernels import Joint
 from bayou.posteriors.empirical import Empirical
 from bayou.training.checkpoints import Checkpoint, check_fractions
@@ -56,16 +55,15 @@ class Sampling(ABC):
     """The chains of one run, C of them, with the kernel that moves them.
 
     Args:
-        method: the settings, with a ``temperature``.
+        method: the settings.
         joint: the log joint density of weights and data.
         seed: of the run; the noise of a chain depends on it and on the number of the chain.
         chains: the numbers of the chains.
     """
 
-    probe: ChainProbe
     draws_are_independent = False  # if they are, the posterior is not divided into chains
 
-    def __init__(self, method: Any, joint: Joint, seed: int, chains: range) -> None:
+    def __init__(self, method: RunSettings, joint: Joint, seed: int, chains: range) -> None:
         self.method = method
         self.joint = joint
         self.seed = seed
@@ -77,9 +75,9 @@ class Sampling(ABC):
         seed = part_seed(self.seed, name, step)
         return rng.normal(len(self.chains), position.shape[1:], position, seed, self.chains.start)
 
+    @abstractmethod
     def mixing(self, draws: Tensor) -> dict[str, Any]:
         """Return the entries of ``posterior.mixing`` for these draws, (C, K, D)."""
-        return self.probe.mixing(draws, self.joint.start, self.method.temperature)
 
     @property
     def width(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -42,6 +42,7 @@ SETTINGS_OF_SINGLE_RUNS = (
     "validation",
     "compile",
     "autocast",
+    "optimizer",  # it may mix the members; the default is elementwise
 )
 
 
@@ -78,6 +79,25 @@ def member_target(target: Target, init: Init, seed: int) -> Target:
     return replace(target.copy(), net=net)
 
 
+def fixed_normal_priors(target: Target) -> dict[str, BoundNormal]:
+    """Return the priors of all tensors, which must be Normal with fixed scales.
+
+    Args:
+        target: has the priors.
+    """
+    priors: dict[str, BoundNormal] = {}
+    learned = target.learned_priors
+    for name in target.free:
+        prior = target.priors[name]
+        if not isinstance(prior, BoundNormal) or name in learned:
+            raise ValueError(
+                "an anchored ensemble needs Normal priors with fixed scales, and that of "
+                f"{name!r} is a {type(prior).__name__}; use prior=Normal(...), or anchored=False"
+            )
+        priors[name] = prior
+    return priors
+
+
 def draw_anchor(target: Target, seed: int) -> Params:
     """Draw the weights of one member from its prior.
 
@@ -86,30 +106,11 @@ def draw_anchor(target: Target, seed: int) -> Params:
         seed: the seed of the member.
     """
     anchor: Params = {}
-    for name in target.free:
-        prior = target.priors[name]
-        if not isinstance(prior, BoundNormal) or any(True for _ in prior.parameters()):
-            raise ValueError(
-                "an anchored ensemble needs Normal priors with fixed scales, and that of "
-                f"{name!r} is a {type(prior).__name__}; use prior=Normal(...), or anchored=False"
-            )
+    for name, prior in fixed_normal_priors(target).items():
         noise_seed = rng.fold(part_seed(seed, "anchor"), name)
         noise = rng.normal(1, prior.shape, prior.mean, noise_seed)[0]
         anchor[name] = prior.mean + prior.log_scale.exp() * noise
     return anchor
-
-
-def prior_means(target: Target) -> Params:
-    """Return the means of Normal priors, each in the shape of its tensor.
-
-    Args:
-        target: has the priors; those that are not Normal are left out.
-    """
-    means: Params = {}
-    for name, prior in target.priors.items():
-        if isinstance(prior, BoundNormal):
-            means[name] = prior.mean.detach().expand(prior.shape)
-    return means
 
 
 def draw_targets(target: Target, y: Tensor, seed: int) -> Tensor:
@@ -199,15 +200,12 @@ class StackedModel(NetworkProblem):
         self.skeleton = self.network.net
         self.likelihood = copy.deepcopy(targets[0].likelihood)
         weights = stack([target.start() for target in targets])
-        noises = []
-        for target in targets:
-            parameters = target.likelihood.named_parameters()
-            noises.append({name: parameter.detach() for name, parameter in parameters})
+        noises: list[Params] = [dict(target.likelihood.named_parameters()) for target in targets]
         noise = stack(noises) if noises[0] else {}
         self.names = list(weights)
-        self.noise_names = list(noises[0])
+        self.noise_names = list(noise)
         self.weights = nn.ParameterList([nn.Parameter(value) for value in weights.values()])
-        self.noise = nn.ParameterList([nn.Parameter(value) for value in noise.values()])
+        self.noise = nn.ParameterList([nn.Parameter(value.detach()) for value in noise.values()])
         self.likelihood.requires_grad_(False)
 
     def tensors(self) -> tuple[Params, Params]:
@@ -244,7 +242,7 @@ class StackedModel(NetworkProblem):
             objective = objective + log_prior
         return -objective.sum() / self.target.n, report
 
-    def outputs(self, *inputs: Any) -> Tensor:
+    def outputs(self, *inputs: object) -> Tensor:
         """Compute the outputs of the first member."""
         weights, _ = self.tensors()
         return self.network.call({name: value[0] for name, value in weights.items()}, *inputs)
@@ -265,91 +263,19 @@ class StackedModel(NetworkProblem):
             gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
 
 
-@dataclass(frozen=True)
-class VmapEnsemble:
-    """K members of a point method, trained as one.
+def fit_stacked(
+    method: Method,
+    target: Target,
+    init: Init,
+    data: Data,
+    seeds: list[int],
+    seed: int,
+    checkpoint: Checkpoint | None,
+    progress: Show,
+) -> Empirical:
+    """Train the members of an ensemble as one network with stacked weights.
 
-    Args:
-        method: the settings of every member.
-        targets: of the members, each at its initial weights.
-        rows: the data of every member.
-        seeds: of the members.
-    """
-
-    method: PointMethod
-    targets: list[Target]
-    rows: Rows
-    seeds: list[int]
-
-    def fit(self, seed: int, checkpoint: Checkpoint | None, progress: Show) -> Empirical:
-        """Train all members; each ends at the point of a separate run, up to rounding.
-
-        Args:
-            seed: of the run.
-            checkpoint: its file; None for none.
-            progress: whether and how progress is shown.
-
-        Returns:
-            One point for each member.
-        """
-        method = self.method
-        target = self.targets[0]
-        if method._penalized:
-            target.require_fixed_priors(type(method).__name__)
-        model = StackedModel(method, self.targets)
-        model.check_first_batch(self.rows)
-        steps = method.total_steps(self.rows)
-        data = StackedRows(self.rows, self.seeds, steps, model.check_batch)
-        self._check_vmap(model, next(data.epoch(seed)))
-        settings = replace(method, clip=None, epochs=None, steps=steps)
-        hooks = Hooks(after_gradients=None if method.clip is None else model.clip_members)
-        state = fit_module(
-            model, data, settings, seed=seed, checkpoint=checkpoint, progress=progress, hooks=hooks
-        )
-        weights, noise = model.tensors()
-        first_noise = {name: value[0] for name, value in noise.items()}
-        target.likelihood.load_state_dict(target.likelihood.state_dict() | first_noise)
-        tensors = weights | {f"{NOISE}{name}": value for name, value in noise.items()}
-        points = {name: value.detach().clone() for name, value in tensors.items()}
-        posterior = Empirical(target, model.network, points, state.history)
-        posterior.stopped = state.stopped
-        return posterior
-
-    def _check_vmap(self, model: StackedModel, batch: Batch) -> None:
-        """Raise a ValueError if the network has operations that vmap does not support.
-
-        One loss and its gradient are computed and discarded.
-        """
-        parameter = model.weights[0]
-        model.train()
-        buffers = dict(model.network.net.named_buffers())
-        try:
-            with rng.isolated(0, parameter.device):
-                value, _ = model.loss(*move(batch, parameter))
-                value.backward()
-        except (RuntimeError, NotImplementedError) as error:
-            raise no_vmap(f"the network cannot be mapped over stacked weights: {error}") from error
-        model.zero_grad(set_to_none=True)
-        for name, value in model.network.net.named_buffers():
-            if value is not buffers.get(name):
-                raise no_vmap(
-                    f"the buffer {name!r} changes in a forward pass, which is shared by all members"
-                )
-
-
-def no_vmap(reason: str) -> ValueError:
-    """Return the error for what cannot be trained with stacked weights.
-
-    Args:
-        reason: the beginning of its message.
-    """
-    return ValueError(f"{reason}; train the members one after another: Ensemble(parallel=None)")
-
-
-def vmap_ensemble(
-    method: Method, target: Target, init: Init, data: Data, seeds: list[int]
-) -> VmapEnsemble:
-    """Return the members of a point method as one run.
+    Each ends at the point of a separate run, up to rounding.
 
     Args:
         method: of every member.
@@ -357,15 +283,46 @@ def vmap_ensemble(
         init: where the members start, see ``member_target``.
         data: the rows.
         seeds: of the members.
+        seed: of the run.
+        checkpoint: its file; None for none.
+        progress: whether and how progress is shown.
+
+    Returns:
+        One point for each member.
 
     Raises:
         ValueError: with the reason, if that is not possible.
     """
+    method, data = _check_settings(method, target, data)
+    targets = [method._prior(member_target(target, init, member)) for member in seeds]
+    first = targets[0]
+    if method._penalized:
+        first.require_fixed_priors(type(method).__name__)
+    model = StackedModel(method, targets)
+    model.check_first_batch(data)
+    steps = method.total_steps(data)
+    rows = StackedRows(data, seeds, steps, model.check_batch)
+    _check_vmap(model, next(rows.epoch(seed)))
+    settings = replace(method, clip=None, epochs=None, steps=steps)
+    hooks = Hooks(after_gradients=None if method.clip is None else model.clip_members)
+    state = fit_module(
+        model, rows, settings, seed=seed, checkpoint=checkpoint, progress=progress, hooks=hooks
+    )
+    weights, noise = model.tensors()
+    first_noise = {name: value[0] for name, value in noise.items()}
+    first.likelihood.load_state_dict(first.likelihood.state_dict() | first_noise)
+    tensors = weights | {f"{NOISE}{name}": value for name, value in noise.items()}
+    points = {name: value.detach().clone() for name, value in tensors.items()}
+    posterior = Empirical(replace(first, net=target.net), model.network, points, state.history)
+    posterior.stopped = state.stopped
+    return posterior
+
+
+def _check_settings(method: Method, target: Target, data: Data) -> tuple[PointMethod, Rows]:
+    """Raise a ValueError if members cannot be trained with stacked weights."""
     if not isinstance(method, PointMethod):
         raise no_vmap(f"parallel='vmap' is for MLE and MAP, got {type(method).__name__}")
     unavailable = [name for name in SETTINGS_OF_SINGLE_RUNS if getattr(method, name)]
-    if method.optimizer is not None:
-        unavailable.append("optimizer")  # it may mix the members; the default is elementwise
     if unavailable:
         raise no_vmap(
             f"{type(method).__name__}({unavailable[0]}=...) is not available with parallel='vmap'"
@@ -381,5 +338,35 @@ def vmap_ensemble(
                 f"{name!r} ({type(module).__name__}) has running statistics, which stacked weights "
                 "cannot update"
             )
-    targets = [method._prior(member_target(target, init, seed)) for seed in seeds]
-    return VmapEnsemble(method, targets, data, seeds)
+    return method, data
+
+
+def _check_vmap(model: StackedModel, batch: Batch) -> None:
+    """Raise a ValueError if the network has operations that vmap does not support.
+
+    One loss and its gradient are computed and discarded.
+    """
+    parameter = model.weights[0]
+    model.train()
+    buffers = dict(model.network.net.named_buffers())
+    try:
+        with rng.isolated(0, parameter.device):
+            value, _ = model.loss(*move(batch, parameter))
+            value.backward()
+    except (RuntimeError, NotImplementedError) as error:
+        raise no_vmap(f"the network cannot be mapped over stacked weights: {error}") from error
+    model.zero_grad(set_to_none=True)
+    for name, value in model.network.net.named_buffers():
+        if value is not buffers.get(name):
+            raise no_vmap(
+                f"the buffer {name!r} changes in a forward pass, which is shared by all members"
+            )
+
+
+def no_vmap(reason: str) -> ValueError:
+    """Return the error for what cannot be trained with stacked weights.
+
+    Args:
+        reason: the beginning of its message.
+    """
+    return ValueError(f"{reason}; train the members one after another: Ensemble(parallel=None)")

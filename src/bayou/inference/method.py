@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
@@ -16,10 +16,12 @@ from bayou.core.progress import Show
 from bayou.core.specs import Checked, to_json
 from bayou.network.target import Target
 from bayou.posteriors.posterior import Posterior
-from bayou.training.data import Data, Rows
+from bayou.training.checkpoints import Checkpoint
+from bayou.training.data import Data, Rows, as_data
 from bayou.training.seeds import as_int_seed
 from bayou.training.settings import Settings
 
+P = TypeVar("P", bound=Posterior)
 MAX_FULL_BATCHES = 4  # up to which a method that starts at a mode takes all rows in every step
 
 
@@ -41,6 +43,29 @@ class Method(Checked, ABC):
                 f"trained network, got {start!r}"
             )
 
+    def _check_interval(self, interval: str, *names: str) -> None:
+        """Raise a ValueError unless these fields are None or numbers in an interval.
+
+        Args:
+            interval: for example "[0, 1)", without 1.
+            names: of the fields.
+        """
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        excluded = set()
+        if interval.startswith("("):
+            excluded.add(low)
+        if interval.endswith(")"):
+            excluded.add(high)
+
+        def is_valid(value: object) -> bool:
+            if value is None:
+                return True
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                return False
+            return low <= value <= high and value not in excluded
+
+        self._check(names, is_valid, f"in {interval}")
+
     @abstractmethod
     def fit(
         self,
@@ -57,7 +82,9 @@ class Method(Checked, ABC):
             target: network, likelihood and prior.
             data: the rows: tensors (x, y), a Dataset or a DataLoader.
             seed: of everything random in the fit; 0 by default.
-            checkpoint: a file from which an interrupted fit continues; None (the default) for none.
+            checkpoint: a file from which an interrupted fit continues, for an ensemble a folder;
+                None (the default) for none. The run of a ``start`` has the file
+                ``checkpoint``.start.
             progress: whether and how progress is shown.
         """
 
@@ -162,8 +189,65 @@ class Method(Checked, ABC):
         return None
 
 
+@dataclass(frozen=True)
+class FitArguments:
+    """The arguments of ``Method.fit``, as methods use them.
+
+    Args:
+        target: network, likelihood and prior, with the number of rows.
+        data: the rows in batches.
+        seed: of everything random in the fit.
+        checkpoint: a file from which an interrupted fit continues; None for none.
+        progress: whether and how progress is shown.
+    """
+
+    target: Target
+    data: Data
+    seed: int
+    checkpoint: StrPath | None
+    progress: Show
+
+
+class BatchedMethod(Method, Generic[P]):
+    """A method that takes the rows in batches. A subclass implements ``_fit``."""
+
+    def fit(
+        self,
+        target: Target,
+        data: Any,
+        *,
+        seed: int = 0,
+        checkpoint: StrPath | None = None,
+        progress: Show = True,
+    ) -> P:
+        """Compute the posterior of a target given data.
+
+        Args:
+            target: network, likelihood and prior.
+            data: the rows: tensors (x, y), a Dataset or a DataLoader.
+            seed: of everything random in the fit; 0 by default.
+            checkpoint: a file from which an interrupted fit continues, for an ensemble a folder;
+                None (the default) for none. The run of a ``start`` has the file
+                ``checkpoint``.start.
+            progress: whether and how progress is shown.
+        """
+        return self._fit(self._arguments(target, data, seed, checkpoint, progress))
+
+    def _arguments(
+        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
+    ) -> FitArguments:
+        """Return the arguments with the rows in batches."""
+        seed = as_int_seed(seed)
+        batches = as_data(data, self.batch_size)
+        return FitArguments(replace(target, n=batches.n), batches, seed, checkpoint, progress)
+
+    @abstractmethod
+    def _fit(self, arguments: FitArguments) -> P:
+        """Compute the posterior."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Trained(Settings, Method):
+class Trained(Settings, BatchedMethod[P]):
     """A gradient-based method with the settings of ``training.Settings``."""
 
     def held_out_index(self, data: Data, seed: int) -> Tensor | None:
@@ -182,6 +266,23 @@ def prefers_full_batch(data: Data, batch_size: int) -> bool:
         batch_size: rows of a batch.
     """
     return data.n <= MAX_FULL_BATCHES * batch_size and data.targets() is not None
+
+
+def open_checkpoint(
+    path: StrPath | None, method: Checked, target: Target, data: Data, seed: int
+) -> Checkpoint | None:
+    """Return the checkpoint of a run; None without a file.
+
+    Args:
+        path: the file; None for none.
+        method: with all settings.
+        target: network, likelihood and prior.
+        data: the rows.
+        seed: of the fit.
+    """
+    if path is None:
+        return None
+    return Checkpoint(path, identity(method, target, data, seed))
 
 
 def identity(method: Checked, target: Target, data: Data, seed: int) -> dict[str, Any]:

@@ -77,24 +77,19 @@ class Modes:
         flat_start: Tensor,
     ) -> None:
         """Set the means and precisions of the prior of each problem, (K, D)."""
-        precisions = []
-        means = []
-        for prior in require_normal(self.target.priors, self.names).values():
+        means: Params = {}
+        precisions: Params = {}
+        for name, prior in require_normal(self.target.priors, self.names).items():
+            means[name] = prior.mean.detach().expand(1, *prior.shape)
             precision = torch.exp(-2 * prior.log_scale.detach())
-            precisions.append(precision.expand(prior.shape).flatten())
-            means.append(prior.mean.detach().expand(prior.shape).flatten())
-        self.means = torch.cat(means).expand_as(flat_start)
-        if anchors is not None:
-            self.means = self._flatten(anchors).to(flat_start)
-        multipliers = []
+            precisions[name] = precision.expand(1, *prior.shape)
+        self.means = self._flatten(means if anchors is None else anchors)
+        self.means = self.means.to(flat_start).expand_as(flat_start)
+        rows = []
         for factor in factors:
-            by_tensor = []
-            for name, shape in zip(self.names, self.shapes, strict=True):
-                multiplier = flat_start.new_ones(shape) * factor.get(name, 1.0)
-                by_tensor.append(multiplier.flatten())
-            multipliers.append(torch.cat(by_tensor))
-        self.precisions = torch.stack(multipliers)
-        self.precisions *= torch.cat(precisions)
+            row = {name: value * factor.get(name, 1.0) for name, value in precisions.items()}
+            rows.append(self._flatten(row))
+        self.precisions = torch.cat(rows)
 
     def run(self, passes: int, report: Callable[[int], None] | None = None) -> Params:
         """Optimize, and return the weights of each problem: a stack (K, ...).

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ class NetworkProblem(Problem):
         self.priors = target.priors
 
     @abstractmethod
-    def outputs(self, *inputs: Any) -> Tensor:
+    def outputs(self, *inputs: object) -> Tensor:
         """Compute the outputs of the network without sampling noise."""
 
     def check_first_batch(self, data: Data) -> None:

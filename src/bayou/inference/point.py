@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bayou.core import rng
-from bayou.core.files import StrPath, no_grad_state
+from bayou.core.files import no_grad_state
 from bayou.core.params import Params
-from bayou.core.progress import Show
-from bayou.inference.method import Trained, identity
+from bayou.inference.method import FitArguments, P, Trained, open_checkpoint
 from bayou.inference.network_problem import NetworkProblem, validation_loss
 from bayou.network import Network, adapt, forward_inputs, is_constant, layouts, shared_copy
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
-from bayou.training.checkpoints import Checkpoint, RunState
-from bayou.training.data import Data, as_data
+from bayou.training.checkpoints import RunState
+from bayou.training.data import Data
 from bayou.training.loop import fit_module
 from bayou.training.newton import finish, passes_for
 from bayou.training.problem import Hooks
 from bayou.training.ranks import reseed_for_rank
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 RANDOM_OR_MOVING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU)
 DECAY = 0.55  # of the gradient noise (Neelakantan 2015)
@@ -42,7 +41,7 @@ def is_random_or_moving(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regularized(Trained):
+class Regularized(Trained[P]):
     """A method that trains one network, with classical regularizers.
 
     Args:
@@ -63,12 +62,7 @@ class Regularized(Trained):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("max_norm")
-        for name in ("input_noise", "weight_noise", "gradient_noise"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(
-                    f"{type(self).__name__} {name} must not be negative, got {value!r}"
-                )
+        self._check_interval("[0, inf)", "input_noise", "weight_noise", "gradient_noise")
 
     _penalized: ClassVar[bool] = True  # whether log p(w) is part of the objective
 
@@ -81,32 +75,27 @@ class Regularized(Trained):
         """Return the target with the prior of the objective."""
         return target
 
-    def _problem(
-        self, target: Target, data: Data, held_out_rows: Data | None, seed: int
-    ) -> PointModel:
+    def _problem(self, target: Target, data: Data, seed: int) -> PointModel:
         """Return the objective of a run."""
-        return PointModel(self, target, held_out_rows, seed)
+        return PointModel(self, target, seed)
 
-    def _run(
-        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
-    ) -> tuple[PointModel, Data, RunState]:
+    def _run(self, arguments: FitArguments) -> tuple[PointModel, Data, RunState]:
         """Train, and return the problem at the end of the run, its data and its state."""
-        seed = as_int_seed(seed)
-        rows, held_out_rows = self.split(as_data(data, self.batch_size), seed)
-        target = self._prior(target.copy(rows.n))
+        seed = arguments.seed
+        progress = arguments.progress
+        rows, held_out_rows = self.split(arguments.data, seed)
+        target = self._prior(arguments.target.copy(rows.n))
         if self._penalized:
             target.require_fixed_priors(type(self).__name__)
-        problem = self._problem(target, rows, held_out_rows, seed)
+        problem = self._problem(target, rows, seed)
         problem.check_first_batch(rows)
         passes = passes_for(self, rows) if problem.smooth else 0
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, rows, seed))
+        file = open_checkpoint(arguments.checkpoint, self, target, rows, seed)
         settings = self
         if passes:  # L-BFGS continues the run
             settings = replace(self, steps=self.total_steps(rows))
         hooks = Hooks(
-            None if held_out_rows is None else problem.held_out_loss,
+            None if held_out_rows is None else partial(problem.held_out_loss, held_out_rows),
             problem.add_gradient_noise if self.gradient_noise else None,
         )
         state = fit_module(
@@ -117,31 +106,12 @@ class Regularized(Trained):
         return problem, rows, state
 
 
-class PointMethod(Regularized):
+class PointMethod(Regularized[Empirical]):
     """A method that ends in one point."""
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Empirical:
-        """Maximize the objective over the weights.
-
-        Args:
-            target: network, likelihood and prior.
-            data: the rows, as ``bayou.fit`` takes them.
-            seed: of the initial weights, the order of the rows and the noise.
-            checkpoint: a file from which an interrupted fit continues; None for none.
-            progress: whether and how progress is shown.
-
-        Returns:
-            A posterior of one point.
-        """
-        problem, _, state = self._run(target, data, seed, checkpoint, progress)
+    def _fit(self, arguments: FitArguments) -> Empirical:
+        """Maximize the objective over the weights, and return one point."""
+        problem, _, state = self._run(arguments)
         weights = problem.weights().items()
         stack = {name: value.detach().unsqueeze(0).clone() for name, value in weights}
         posterior = Empirical(problem.target, Network(problem.net.eval()), stack, state.history)
@@ -155,23 +125,15 @@ class PointModel(NetworkProblem):
     Args:
         method: the settings of the run.
         target: network, likelihood and prior.
-        held_out_rows: for the validation loss; None for no validation.
         seed: of the noise on the gradients.
     """
 
     loss_is_stationary = True
 
-    def __init__(
-        self,
-        method: Regularized,
-        target: Target,
-        held_out_rows: Data | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, method: Regularized[Any], target: Target, seed: int = 0) -> None:
         super().__init__(target)
         self.method = method
         self.likelihood = target.likelihood
-        self.held_out_rows = held_out_rows
         self.seed = seed
         self.title = type(method).__name__
         self.net = adapt(shared_copy(target.net, clone=True))
@@ -189,7 +151,7 @@ class PointModel(NetworkProblem):
                 "constrain"
             )
 
-    def outputs(self, *inputs: Any) -> Tensor:
+    def outputs(self, *inputs: object) -> Tensor:
         """Compute the outputs of the network, in its current mode."""
         outputs: Tensor = self.net(*inputs)
         return outputs
@@ -201,7 +163,7 @@ class PointModel(NetworkProblem):
         A second-order method needs both. With a learned noise, which can vanish, there is no bound.
         """
         method = self.method
-        if self.held_out_rows is not None or method.autocast:
+        if method.validation or method.autocast:
             return False
         if method.adds_noise or method.max_norm is not None:
             return False
@@ -213,7 +175,7 @@ class PointModel(NetworkProblem):
         """Return the free weights by name."""
         return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute −(log p(y | w) + log p(w))/N, for MLE without log p(w), and its terms."""
         log_likelihood = self.target.log_likelihood(self.training_outputs(x, y.device), y)
         report = {"log_likelihood": log_likelihood}
@@ -224,7 +186,7 @@ class PointModel(NetworkProblem):
         terms = {name: value.detach() for name, value in report.items()}
         return -objective / self.target.n, terms
 
-    def training_outputs(self, x: Any, device: torch.device) -> Tensor:
+    def training_outputs(self, x: object, device: torch.device) -> Tensor:
         """Compute the outputs in training mode, with the noise of a step."""
         reseed_for_rank(device)
         inputs = forward_inputs(x)
@@ -248,15 +210,11 @@ class PointModel(NetworkProblem):
         outputs: Tensor = torch.func.functional_call(self.net, params, inputs)
         return outputs
 
-    def held_out_loss(self) -> float:
-        """Compute the mean negative log-likelihood of the held-out rows."""
-        if self.held_out_rows is None:
-            raise ValueError("this run has no held-out rows")
+    def held_out_loss(self, rows: Data) -> float:
+        """Compute the mean negative log-likelihood of held-out rows."""
         # A stack of one draw, for its size and device; the network has the weights itself.
         stack = {"": next(self.net.parameters()).unsqueeze(0)}
-        return validation_loss(
-            self.target, self.held_out_rows, lambda _, *inputs: self.net(*inputs), stack
-        )
+        return validation_loss(self.target, rows, lambda _, *inputs: self.net(*inputs), stack)
 
     def objective(self, numbers: dict[str, Tensor]) -> Tensor:
         """Return the objective of a step, the sum of its terms."""
@@ -307,13 +265,13 @@ def _frozen_entries(model: PointModel) -> list[str]:
     return [f"net.{name}" for name in names if name in persistent]
 
 
-def _remove_frozen(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+def _remove_frozen(model: PointModel, state: dict[str, Any], prefix: str, _: object) -> None:
     """Remove what does not change from the state of a checkpoint."""
     for name in _frozen_entries(model):
         del state[prefix + name]
 
 
-def _ignore_frozen(model: Any, keys: Any) -> None:
+def _ignore_frozen(model: PointModel, keys: Any) -> None:
     """Allow a state without what does not change."""
     frozen = tuple(_frozen_entries(model))
     keys.missing_keys[:] = [name for name in keys.missing_keys if not name.endswith(frozen)]

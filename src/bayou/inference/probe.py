@@ -70,17 +70,14 @@ class ChainProbe:
             The value, (C,), its gradient, (C, D), and its spread from batch to batch, (C,).
         """
         values: list[Tensor] = []
-        shares: list[float] = []
+        value = w.new_zeros(len(w))
         gradient = torch.zeros_like(w)
         for x, y in self.batches:
             batch_value, batch_gradient = self.joint(w, x, y)
             share = len(y) / self.rows
+            value = value + batch_value * share
             gradient = gradient + batch_gradient * share
             values.append(batch_value)
-            shares.append(share)
-        value = torch.zeros_like(values[0])
-        for batch_value, share in zip(values, shares, strict=True):
-            value = value + batch_value * share
         if len(values) > 1:
             return value, gradient, torch.stack(values).std(0)
         spread = 0.0 if self.rows == self.n else math.inf

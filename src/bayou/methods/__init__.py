@@ -8,7 +8,8 @@ from bayou.inference.probe import MixingWarning
 from bayou.methods.annealed import Annealed
 from bayou.methods.ensemble import Ensemble, EnsembleError
 from bayou.methods.hmc import HMC, NUTS
-from bayou.methods.ivon import IVON, IVONOptimizer
+from bayou.methods.ivon import IVON
+from bayou.methods.ivon_optimizer import IVONOptimizer
 from bayou.methods.langevin import PSGLD, SGHMC, SGLD, Cyclical, Decaying
 from bayou.methods.laplace import Laplace
 from bayou.methods.mclmc import MCLMC

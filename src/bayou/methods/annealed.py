@@ -14,35 +14,26 @@ import torch
 from torch import Tensor
 
 from bayou.core import rng
-from bayou.core.constants import LOG_2PI
-from bayou.core.files import StrPath
-from bayou.core.params import Params, flatten, unflatten
-from bayou.core.progress import Show
-from bayou.guides.guide import Guide
 from bayou.inference.chains import ChainRun, Sampling, load_batches, mean_over_chains
-from bayou.inference.method import Method, identity
+from bayou.inference.method import BatchedMethod, FitArguments, Method, identity
 from bayou.inference.prior_scale import fix_learned_priors, require_normal
 from bayou.inference.restricted import RestrictedMethod
 from bayou.kernels import Joint
 from bayou.kernels.annealing import Annealing, estimate_log_ratio, pilot_chains
-from bayou.kernels.hmc import Density
+from bayou.methods.annealed_family import FAMILIES, InitialFamily
 from bayou.methods.vi import VI
-from bayou.network.target import Target
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.guided import Guided
 from bayou.posteriors.posterior import Posterior
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data
 from bayou.training.ranks import current
-from bayou.training.seeds import as_int_seed, part_seed
-
-VARIANCE_DRAWS = 1000  # draws of q for its standard deviations, where they have no closed form
-FAMILIES = "VI with MeanField, LowRank, JointFlow, Inducing or MNF, IVON, or Laplace with where='*'"
+from bayou.training.seeds import part_seed
 
 
 @final
 @dataclass(frozen=True)
-class Annealed(Method):
+class Annealed(BatchedMethod[Posterior]):
     """Draws of a fitted q annealed to the exact posterior by HMC (annealed importance sampling).
 
         p_β(w) ∝ q(w)^(1−β)·p(w, D)^β,  β from 0 to 1
@@ -113,8 +104,7 @@ class Annealed(Method):
             "temperatures", "leapfrogs", "log_every", "checkpoint_every", "batch_size"
         )
         self._check_whole("draws", least=2)
-        if not 0 < self.accept < 1:
-            raise ValueError(f"Annealed needs 0 < accept < 1, got {self.accept!r}")
+        self._check_interval("(0, 1)", "accept")
         without = self.of.without_density if isinstance(self.of, Method) else repr(self.of)
         if without is not None:
             raise ValueError(
@@ -150,29 +140,14 @@ class Annealed(Method):
         """
         return None if learns_others else RestrictedMethod(self, tuple(names))
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Find q and return the final states of all chains.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides q, its draws and the noise of the chains.
-            checkpoint: the file of the chains; ``checkpoint``.start is that of the run that finds
-                q.
-            progress: whether, or where, to show a line of progress.
-        """
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Find q and return the final states of all chains."""
         current().note_unshared("the chains of Annealed")
-        seed = as_int_seed(seed)
-        batches = as_data(data, self.batch_size)
-        target = replace(target, n=batches.n)
+        target = arguments.target
+        batches = arguments.data
+        seed = arguments.seed
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
         if not target.free:
             raise ValueError(
                 "every parameter of the network is frozen (requires_grad=False): nothing to sample"
@@ -218,6 +193,7 @@ class AnnealingRun(Sampling):
     """
 
     draws_are_independent = True
+    method: Annealed
 
     def __init__(
         self,
@@ -335,118 +311,3 @@ def beta_schedule(fraction: float) -> float:
         fraction: between 0 and 1.
     """
     return 1 - (1 - fraction) ** 2
-
-
-class InitialFamily:
-    """q over coordinates v of its tensors, (n, K): the weights themselves, or their noise.
-
-    Args:
-        posterior: q.
-        joint: has the names and shapes of the tensors.
-
-    Raises:
-        ValueError: if q has no exact density.
-    """
-
-    def __init__(self, posterior: Guided | GaussianPosterior, joint: Joint) -> None:
-        self.posterior = posterior
-        self.like = joint.like
-        self.guides = list[Guide]()
-        if isinstance(posterior, Guided):
-            self.guides = list(posterior.bayesian.eval().guides)
-        self.moments: tuple[Tensor, Tensor] | None = None  # mean and std of a factorized q
-        if self.guides and all(guide.factorized for guide in self.guides):
-            self.moments = self._flatten(posterior.mean()), self._flatten(posterior.std())
-        self.sizes = [coordinates.shape[1] for coordinates in self._draw_by_guide(2, 0)]
-        if self.moments is None:
-            self._unfold(self.draw(2, 0))  # raises before any work if there is no density
-
-    def _flatten(self, params: Params, batch_axes: int = 0) -> Tensor:
-        """Return the tensors as one vector."""
-        return flatten({name: params[name] for name in self.like}, batch_axes)
-
-    def draw(self, n: int, seed: int) -> Tensor:
-        """Draw from q: (n, K).
-
-        Args:
-            n: the number of draws.
-            seed: of the draws.
-        """
-        return torch.cat(self._draw_by_guide(n, seed), 1)
-
-    def _draw_by_guide(self, n: int, seed: int) -> list[Tensor]:
-        """Draw the coordinates of every guide, or all at once if they are the weights."""
-        if self.moments is not None or not self.guides:
-            return [self._flatten(self.posterior.sample(n, seed), 1).detach()]
-        params = Params()
-        coordinates = list[Tensor]()
-        for guide in self.guides:
-            guide_seed = rng.fold(seed, *guide.names)
-            tensors, v = guide.coordinates(n, guide_seed, **guide.parent_arguments(params, n))
-            params |= tensors
-            coordinates.append(v.detach())
-        return coordinates
-
-    def variance(self, seed: int) -> Tensor:
-        """Return Var[v] of each coordinate: (K,).
-
-        Args:
-            seed: of the draws, where the variance has no closed form.
-        """
-        if self.moments is None:
-            return self.draw(VARIANCE_DRAWS, seed).var(0)
-        return self.moments[1].square()
-
-    def weights(self, v: Tensor) -> Tensor:
-        """Return the tensors at v, as flat vectors (n, D).
-
-        Args:
-            v: coordinates (n, K).
-        """
-        return v if self.moments is not None else self._unfold(v)[0].detach()
-
-    def terms(self, v: Tensor, log_joint: Density) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return log q(v), its gradient, log p(w, D)·r(z | w)/q(w, z), and its gradient.
-
-        Args:
-            v: coordinates (n, K).
-            log_joint: log p(w, D) and its gradient.
-
-        Returns:
-            (n,), (n, K), (n,) and (n, K).
-        """
-        if self.moments is not None:
-            mean, std = self.moments
-            u = (v - mean) / std
-            log_q = -0.5 * (u.square().sum(-1) + LOG_2PI * len(mean)) - std.log().sum()
-            log_q_gradient = -u / std
-            value, gradient = log_joint(v)
-            return log_q, log_q_gradient, value - log_q, gradient - log_q_gradient
-        with torch.enable_grad():
-            v = v.detach().requires_grad_()
-            w, log_q, correction = self._unfold(v)
-            value, gradient = log_joint(w.detach())
-            (log_q_gradient,) = torch.autograd.grad(log_q.sum(), v, retain_graph=True)
-            log_ratio = torch.linalg.vecdot(w, gradient) + correction
-            (ratio_gradient,) = torch.autograd.grad(log_ratio.sum(), v)
-        return log_q.detach(), log_q_gradient, value + correction.detach(), ratio_gradient
-
-    def _unfold(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return w (n, D), log q(v) and the terms added to log p(w, D), (n,) each."""
-        if not self.guides:
-            log_q = self.posterior.log_prob(unflatten(v, self.like))
-            return v, log_q, -log_q
-        params = Params()
-        log_q = v.new_zeros(len(v))
-        correction = v.new_zeros(len(v))
-        for guide, coordinates in zip(self.guides, v.split(self.sizes, 1), strict=True):
-            unfolded = guide.unfold(coordinates, params)
-            if unfolded is None:
-                raise ValueError(
-                    f"{self.posterior!r} has no density that is known exactly; "
-                    f"Annealed takes {FAMILIES}"
-                )
-            params |= unfolded.params
-            log_q = log_q + unfolded.log_q
-            correction = correction + unfolded.extra
-        return self._flatten(params, 1), log_q, correction

@@ -3,67 +3,44 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayou.core.files import FileError, StrPath
 from bayou.core.params import Params, stack
-from bayou.core.progress import Show, stage
 from bayou.core.specs import later_field
 from bayou.inference.members import (
     Init,
     draw_anchor,
     draw_targets,
+    fit_stacked,
+    fixed_normal_priors,
     member_seed,
     member_target,
-    prior_means,
-    vmap_ensemble,
 )
-from bayou.inference.method import Method, identity
+from bayou.inference.method import BatchedMethod, FitArguments, Method, identity
+from bayou.methods.ensemble_run import EnsembleError, EnsembleRun
+from bayou.methods.member_folder import MemberFolder
 from bayou.methods.point import MAP
 from bayou.network.target import Target
-from bayou.posteriors import load
-from bayou.posteriors.empirical import Empirical
-from bayou.posteriors.mixture import Mixture
-from bayou.posteriors.posterior import NOISE, Posterior
-from bayou.priors import BoundNormal, DensityPrior, Prior
+from bayou.posteriors.posterior import Posterior
 from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, Rows, as_data
-from bayou.training.jobs import Executor, send, wait_for
-from bayou.training.seeds import as_int_seed
+from bayou.training.data import Data
+from bayou.training.jobs import Executor, send
+
+__all__ = ["Ensemble", "EnsembleError"]
 
 # deviations for the name "ensemble", of which held-out rows select the widest within chance
 ANCHOR_SPREADS = (0.3, 0.2, 0.0)
-# errors of one member; a ValueError concerns the call and ends it
-MEMBER_ERRORS = (ArithmeticError, RuntimeError, MemoryError)
-
-
-class EnsembleError(RuntimeError):
-    """Members failed or are missing.
-
-    Args:
-        message: which members, and why.
-        failures: member → why.
-        posterior: the other members, None without any.
-    """
-
-    def __init__(self, message: str, failures: dict[int, str], posterior: Posterior | None) -> None:
-        super().__init__(message)
-        self.failures = failures
-        self.posterior = posterior
 
 
 @final
 @dataclass(frozen=True)
-class Ensemble(Method):
+class Ensemble(BatchedMethod[Posterior]):
     """Deep ensembles: n runs of a method, each with its own seed and initial weights.
 
         q(w) = 1/n Σ_i q_i(w)
@@ -200,8 +177,10 @@ class Ensemble(Method):
             return None
         seeds = self._seeds(seed)
         draws = stack([draw_anchor(target, own) for own in seeds])
-        means = prior_means(target)
-        anchors = {name: self._balance(values, means[name]) for name, values in draws.items()}
+        anchors = {
+            name: self._balance(draws[name], prior.mean.detach().expand(prior.shape))
+            for name, prior in fixed_normal_priors(target).items()
+        }
         targets = torch.stack([draw_targets(target, y, own) for own in seeds])
         if targets.is_floating_point():
             targets = self._balance(targets, y)
@@ -214,127 +193,33 @@ class Ensemble(Method):
             deviations = (deviations - deviations.mean(0)) * math.sqrt(self.n / (self.n - 1))
         return center + float(self.anchored) * deviations
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Train all members, or those that are not in the checkpoint folder yet.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the seeds of the members.
-            checkpoint: a folder, or with ``parallel="vmap"`` a file.
-            progress: whether, or where, to show a line of progress.
-        """
-        seed = as_int_seed(seed)
-        batches = as_data(data, self.batch_size)
-        target = replace(target, n=batches.n)
-        in_process = replace(self, parallel=None) if isinstance(self.parallel, Executor) else self
-        run_identity = _identity(in_process, target, batches, seed)
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Train all members, or those that are not in the checkpoint folder yet."""
+        target = arguments.target
+        batches = arguments.data
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
+        executor = self.parallel if isinstance(self.parallel, Executor) else None
+        in_process = replace(self, parallel=None) if executor else self
+        run_identity = _identity(in_process, target, batches, arguments.seed)
+        seeds = self._seeds(arguments.seed)
         if self.parallel == "vmap":
-            run = vmap_ensemble(self.of, target, self.init, batches, self._seeds(seed))
             file = None if checkpoint is None else Checkpoint(checkpoint, run_identity)
-            posterior = run.fit(seed, file, progress)
-            posterior.target = replace(posterior.target, net=target.net)
-            return posterior
+            return fit_stacked(
+                self.of, target, self.init, batches, seeds, arguments.seed, file, progress
+            )
         folder = None if checkpoint is None else MemberFolder(checkpoint, run_identity)
-        seeds = self._seeds(seed)
-        if not isinstance(self.parallel, Executor):
-            return self._train_all(target, batches, seeds, folder, progress, [])
+        if executor is None:
+            return EnsembleRun(self, target, batches, seeds, folder).train_all(progress)
         with TemporaryDirectory() as temporary:  # for members that are not kept
             folder = folder or MemberFolder(Path(temporary) / "members", run_identity)
-            jobs = [
-                send(self.parallel, train_member, in_process, m, target, batches, s, folder)
-                for m, s in enumerate(seeds)
-            ]
+            run = EnsembleRun(in_process, target, batches, seeds, folder)
+            jobs = [send(executor, run.train_in_worker, member) for member in range(self.n)]
             try:
-                return self._train_all(target, batches, seeds, folder, progress, jobs)
+                return run.train_all(progress, jobs)
             finally:
                 for job in jobs:
                     job.cancel()
-
-    def _train_all(
-        self,
-        target: Target,
-        data: Data,
-        seeds: list[int],
-        folder: MemberFolder | None,
-        progress: Show,
-        jobs: list[Any],
-    ) -> Posterior:
-        """Train the members, or wait for the jobs that do, and combine them."""
-        members = dict[int, Posterior]()
-        failures = dict[int, str]()
-        cause = None
-        stopped = "finished"
-        try:
-            for member, seed in enumerate(seeds):
-                try:
-                    if jobs:
-                        # its file is in the folder then; otherwise the member is trained here
-                        wait_for(jobs[member])
-                    posterior = self._member(member, target, data, seed, folder, progress)
-                except NotImplementedError:
-                    raise
-                except MEMBER_ERRORS as error:
-                    failures[member] = f"{type(error).__name__}: {error}"
-                    cause = error
-                    continue
-                if posterior.stopped == "interrupted":
-                    stopped = "interrupted"
-                    members = members or {member: posterior}
-                    break
-                members[member] = posterior
-        except KeyboardInterrupt:
-            if not members:
-                raise
-            stopped = "interrupted"
-        ensemble = combine(members, target, stopped) if members else None
-        if failures or ensemble is None:
-            reasons = "; ".join(f"member {member}: {why}" for member, why in failures.items())
-            place = "" if folder is None else f" and in the folder {folder.path}"
-            raise EnsembleError(
-                f"{len(failures)} of {self.n} members did not finish. {reasons}. "
-                f"The finished ones are in this error's posterior{place}",
-                failures,
-                ensemble,
-            ) from cause
-        return ensemble
-
-    def _member(
-        self,
-        member: int,
-        target: Target,
-        data: Data,
-        seed: int,
-        folder: MemberFolder | None,
-        progress: Show,
-    ) -> Posterior:
-        """Return one member, from its file or trained."""
-        saved = None if folder is None else folder.load(member, target.net)
-        if folder is not None and saved is not None:
-            folder.remove_run(member)
-            return saved
-        file = None if folder is None else folder.run_path(member)
-        own_target = member_target(target, self.init, seed)
-        rows = data
-        if self.anchored:
-            own_target, rows = anchor_member(own_target, data, seed, float(self.anchored))
-        with stage(member + 1, self.n, unit="member"):
-            posterior = self.of.fit(own_target, rows, seed=seed, checkpoint=file, progress=progress)
-        # the buffers of this network were not reset
-        posterior.target = replace(posterior.target, net=target.net)
-        if self.anchored:
-            posterior.target = replace(posterior.target, prior=target.prior)
-        if folder is not None and posterior.stopped != "interrupted":
-            folder.save(member, posterior, target.net)
-        return posterior
 
 
 def _identity(ensemble: Ensemble, target: Target, data: Data, seed: int) -> dict[str, Any]:
@@ -344,198 +229,3 @@ def _identity(ensemble: Ensemble, target: Target, data: Data, seed: int) -> dict
     fields["init"] = fields["init"] or "reset"  # None only adds a check
     fields["of"]["fields"].pop("checkpoint_every", None)
     return run_identity
-
-
-def train_member(
-    ensemble: Ensemble, member: int, target: Target, data: Data, seed: int, folder: MemberFolder
-) -> None:
-    """Train a member in a worker: its file is in the folder then.
-
-    Args:
-        ensemble: the settings.
-        member: its number.
-        target: of the ensemble.
-        data: all rows.
-        seed: of the member.
-        folder: the checkpoint.
-    """
-    ensemble._member(member, target, data, seed, folder, False)
-
-
-def anchor_member(target: Target, data: Data, seed: int, spread: float) -> tuple[Target, Data]:
-    """Return the target with a prior around the anchor of a member, and the data with its targets.
-
-    Args:
-        target: of the member, with its own network.
-        data: rows of tensors.
-        seed: the seed of the member.
-        spread: the factor of the deviations of anchor and targets.
-    """
-    if not isinstance(data, Rows) or not isinstance(data.source, tuple):
-        raise ValueError(
-            "an anchored ensemble needs tensors (x, y), to add noise to y, got "
-            f"{type(data).__name__}; give tensors, or anchored=False"
-        )
-    x, y = data.source
-    priors: dict[str, Prior] = {}
-    for name, anchor in draw_anchor(target, seed).items():
-        prior = target.priors[name]
-        if not isinstance(prior, BoundNormal):
-            raise TypeError(f"an anchored ensemble needs a Normal prior of {name!r}")
-        log_scale = prior.log_scale.detach().expand(prior.shape)
-        mean = torch.lerp(prior.mean.detach().expand(prior.shape), anchor, spread)
-        priors[escape(name)] = DensityPrior(BoundNormal(prior.shape, mean, log_scale))
-    targets = draw_targets(target, y, seed)
-    if targets.is_floating_point():
-        targets = torch.lerp(y, targets, spread)
-    rows = Rows((x, targets), data.index, data.batch_size)
-    return replace(target, prior=priors), rows
-
-
-class MemberFolder:
-    """The checkpoint of an ensemble: a file that identifies the run, and files of its members.
-
-    Args:
-        path: the folder, which is created.
-        run_identity: must be that of an earlier run in the folder.
-
-    Raises:
-        FileError: for a folder that cannot be written, or of another run.
-    """
-
-    def __init__(self, path: StrPath, run_identity: dict[str, Any]) -> None:
-        self.path = Path(path)
-        if not self.path.parent.is_dir():
-            raise FileError(
-                f"cannot write {path}: the folder {self.path.parent} does not exist; "
-                "create it first"
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise FileError(
-                f"{path} is a file; the checkpoint of an ensemble is a folder: pass another name"
-            )
-        self.path.mkdir(exist_ok=True)
-        identity_file = Checkpoint(self.path / "ensemble.run", run_identity)
-        if identity_file.read() is None:
-            if any(self.path.glob("member-*")):
-                raise FileError(
-                    f"{path} contains members without ensemble.run, so that their run is unknown; "
-                    "use another folder"
-                )
-            identity_file.write({}, {})
-
-    def posterior_path(self, member: int) -> Path:
-        """Return the file of a finished member.
-
-        Args:
-            member: its number.
-        """
-        return self.path / f"member-{member:03d}.bayou"
-
-    def run_path(self, member: int) -> Path:
-        """Return the checkpoint of an unfinished member; a method may add suffixes.
-
-        Args:
-            member: its number.
-        """
-        return self.path / f"member-{member:03d}.run"
-
-    def run_files(self, member: int) -> Iterator[Path]:
-        """Return the files of the run of a member.
-
-        Args:
-            member: its number.
-        """
-        return self.path.glob(f"{self.run_path(member).name}*")
-
-    def remove_run(self, member: int) -> None:
-        """Remove the run of a finished member.
-
-        Args:
-            member: its number.
-        """
-        for path in self.run_files(member):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-    def load(self, member: int, net: nn.Module) -> Posterior | None:
-        """Load a finished member.
-
-        Args:
-            member: its number.
-            net: the network.
-
-        Returns:
-            None if it is unfinished, or if only its run can restore it (files cannot store
-            functions).
-        """
-        if not self.posterior_path(member).exists():
-            return None
-        try:
-            return load(self.posterior_path(member), net)
-        except FileError:
-            if any(self.run_files(member)):
-                return None
-            raise
-
-    def save(self, member: int, posterior: Posterior, net: nn.Module) -> None:
-        """Save a finished member and remove its run, unless only that can restore the member.
-
-        Args:
-            member: its number.
-            posterior: of the member.
-            net: the network.
-        """
-        posterior.save(self.posterior_path(member))
-        try:
-            load(self.posterior_path(member), net)
-        except FileError:
-            return
-        self.remove_run(member)
-
-
-def combine(members: dict[int, Posterior], target: Target, stopped: str = "finished") -> Posterior:
-    """Combine members in one posterior: single points as a stack, others as a mixture.
-
-    Args:
-        members: by number.
-        target: has the network of the posterior.
-        stopped: why the run ended.
-    """
-    numbers = sorted(members)
-    posteriors = [members[number] for number in numbers]
-    history = [
-        {"member": float(number), **record}
-        for number in numbers
-        for record in members[number].history
-    ]
-    points = [p for p in posteriors if isinstance(p, Empirical) and p.draws == 1]
-    all_are_points = len(points) == len(posteriors)
-    posterior: Posterior
-    if all_are_points and len({frozenset(point.stack) for point in points}) == 1:
-        own_target = replace(points[0].target, net=target.net)
-        tensors = stack([_point_tensors(point, points) for point in points])
-        posterior = Empirical(own_target, points[0].network, tensors, history)
-    else:
-        posterior = Mixture(posteriors, history)
-    posterior.stopped = stopped
-    return posterior
-
-
-def _point_tensors(point: Empirical, points: list[Empirical]) -> Params:
-    """Return weights, buffers that differ between members, and learned noise of one member."""
-    first_buffers = points[0].network.buffers()
-    buffers = {
-        name: value
-        for name, value in point.network.buffers().items()
-        if any(not torch.equal(p.network.buffers()[name], first_buffers[name]) for p in points)
-    }
-    noise = {
-        f"{NOISE}{name}": value.detach()
-        for name, value in point.target.likelihood.named_parameters()
-    }
-    weights = {name: value[0] for name, value in point.stack.items()}
-    rest = {name: value for name, value in (buffers | noise).items() if name not in weights}
-    return weights | rest

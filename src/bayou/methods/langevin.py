@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayou.inference.chains import Sampling, check_data, load_batches, mean_over_chains
 from bayou.inference.method import prefers_full_batch
-from bayou.inference.probe import ChainProbe, typical_fall
 from bayou.inference.restricted import RestrictedMethod
 from bayou.inference.step_sizes import SCHEDULES, Constant, Cyclical, Decaying, StepSizes
-from bayou.kernels import Joint, psgld, sghmc, sgld
-from bayou.kernels.hmc import Density
-from bayou.methods.mcmc import Sampler
-from bayou.training.data import Data, Rows, batches_from, stack_batches
-from bayou.training.graphs import Recorded
-from bayou.training.inputs import Batch
-from bayou.training.loop import move
-from bayou.training.ranks import current
-from bayou.training.seeds import part_seed
+from bayou.kernels import psgld, sghmc, sgld
+from bayou.methods.gradient_chains import GradientChains, Kernel
+from bayou.methods.mcmc import MarkovChains, Sampler
+from bayou.training.data import Data
 
 __all__ = [
     "PSGLD",
@@ -39,8 +30,6 @@ __all__ = [
     "GradientSampler",
     "StepSizes",
 ]
-
-Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +79,7 @@ class GradientSampler(Sampler):
     draws: int | None = None
     compile: bool = field(default=False, compare=False)
 
+    chains_type: ClassVar[type[MarkovChains]] = GradientChains
     shares_rows: ClassVar[bool] = True
     without_noise: ClassVar[bool] = True
     rate: ClassVar[float]  # N·lr without adaptation of the step size
@@ -103,19 +93,17 @@ class GradientSampler(Sampler):
                 f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}"
             )
         self._check_whole("epochs", "steps", "draws")
-        self._check_positive("lr")
-        self._check_positive("effort")
+        self._check_positive("lr", "effort")
         if isinstance(self.schedule, str):
             self._check_choice("schedule", list(SCHEDULES))
         elif not isinstance(self.schedule, StepSizes):
             raise ValueError(
                 f"{name} schedule must be a name or Cyclical() and the like, got {self.schedule!r}"
             )
-        if self.burn_in is not None and not _is_burn_in(self.burn_in):
-            raise ValueError(
-                f"{name} burn_in must be a number of steps or a fraction below 1, "
-                f"got {self.burn_in!r}"
-            )
+        if isinstance(self.burn_in, int):
+            self._check_whole("burn_in", least=0)
+        else:  # a fraction of the steps
+            self._check_interval("[0, 1)", "burn_in")
 
     def at_mode(self, noise: float, data: Data) -> Self:
         """Return this method from the network as it is, with a shorter burn-in."""
@@ -156,8 +144,12 @@ class GradientSampler(Sampler):
             steps = max(1, round(self.effort * max(10_000, 20 * data.batches)))
         return steps, self._draw_steps(steps)
 
-    def _draw_density(self, steps: int) -> NDArray[np.float64]:
-        """Return the density of the draws over the steps; 0 before the end of the burn-in."""
+    def draw_density(self, steps: int) -> NDArray[np.float64]:
+        """Return the density of the draws over the steps; 0 before the end of the burn-in.
+
+        Args:
+            steps: the number of steps.
+        """
         sizes = self.step_sizes
         burn_in = self._burn_in
         first = burn_in if isinstance(burn_in, int) else int(burn_in * steps)
@@ -168,7 +160,7 @@ class GradientSampler(Sampler):
 
         No step is kept twice: where the draws are denser than the steps, adjacent ones are kept.
         """
-        density = self._draw_density(steps)
+        density = self.draw_density(steps)
         usable = np.flatnonzero(density)
         draws = 100 if self.draws is None else self.draws
         if draws > len(usable):
@@ -205,248 +197,6 @@ class GradientSampler(Sampler):
     def _mode_steps(self, data: Data) -> int:
         """Return the number of steps towards the mode before the chains start."""
         return self._plan(data)[0] if self.lr is None else 0
-
-    def _sampling(
-        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
-    ) -> GradientChains:
-        """Return the chains at their start (C, D)."""
-        return GradientChains(self, joint, data, start, seed, chains, self._plan(data)[0])
-
-
-def _is_burn_in(value: float) -> bool:
-    """Return whether a value is a number of steps or a fraction of them."""
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, int):
-        return value >= 0
-    return isinstance(value, float) and 0 <= value < 1
-
-
-class GradientChains(Sampling):
-    """Chains with one minibatch gradient per step.
-
-    Args:
-        method: the settings.
-        joint: log p(w, D).
-        data: all rows.
-        start: the initial positions, (C, D).
-        seed: of the batches and the noise.
-        chains: the numbers of the chains.
-        steps: the number of steps of the run.
-    """
-
-    def __init__(
-        self,
-        method: GradientSampler,
-        joint: Joint,
-        data: Data,
-        start: Tensor,
-        seed: int,
-        chains: range,
-        steps: int,
-    ) -> None:
-        super().__init__(method, joint, seed, chains)
-        self.data = data
-        self.steps = steps
-        self.sizes = method.step_sizes
-        self.temperature = method.temperature
-        init, self.kernel = method._kernel(data.n)
-        self.current = init(start)
-        self.state_type = type(self.current)
-        self.has_own_batches = isinstance(data, Rows) and data.batches > 1
-        self.check = check_data(joint, data, start)
-        self.probe = ChainProbe(joint, data, seed, start)
-        self.density: Density | None = None  # of all rows, where one batch has them
-        if data.batches == 1 and data.targets() is not None and current().size == 1:
-            self.density = joint.density(load_batches(joint, data, start), start, calls=steps)
-        self._batches: Iterator[tuple[Batch, float]] | None = None
-        self.minibatch_joint: Kernel = partial(joint, per_chain=self.has_own_batches)
-        if method.compile or start.is_cuda:
-            self.minibatch_joint = Recorded(self.minibatch_joint, method.compile)
-        self.log_joint = start.new_full((len(chains),), math.nan)
-        self.lr: float | Tensor = method.rate / data.n if method.lr is None else method.lr
-        self.h: float | Tensor = self.lr  # of the last step
-        # the first step that was not finite, -1 for none
-        self.lost_at = torch.full((len(chains),), -1, device=start.device)
-        burn_in = int(np.flatnonzero(method._draw_density(steps))[0])
-        self.warm_up: WarmUp | None = None
-        if method.lr is None and burn_in >= method.least_warm:
-            self.warm_up = WarmUp(self, data, burn_in)
-
-    @property
-    def position(self) -> Tensor:
-        """Return the positions of the chains: (C, D)."""
-        position: Tensor = self.current.position
-        return position
-
-    def advance(self, step: int) -> None:
-        """Take one step of all chains."""
-        if self.warm_up is not None and step in self.warm_up.tuning_steps:
-            self.warm_up.retune(step)
-        if self.density is None:
-            log_joint, gradient = self._minibatch_gradient(step)
-        else:
-            log_joint, gradient = self.density(self.position)
-        noise = self.normal("noise", step)
-        self.h = self.lr * self.sizes.factor(step, self.steps)
-        temperature = self.temperature if self.sizes.noisy(step, self.steps) else 0.0
-        kernel = self.kernel if self.warm_up is None else self.warm_up.kernel(step)
-        state = kernel(self.current, gradient, noise, self.h, temperature)
-        if self.warm_up is not None and step < self.warm_up.end:
-            self.current = self.warm_up.rescue_divergent(state, log_joint)
-            self.log_joint = log_joint
-            return
-        is_finite = (state.position.sum(-1) + log_joint).isfinite()
-        self.lost_at = torch.where(~is_finite & (self.lost_at < 0), step, self.lost_at)
-        self.current = state
-        self.log_joint = log_joint
-
-    def _minibatch_gradient(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the log joint and its gradient by the batches of a step."""
-        if self._batches is None:
-            self._batches = self._stream(step)
-        (x, y), fraction = next(self._batches)
-        log_joint, gradient = current().mean(self.minibatch_joint(self.position, x, y), fraction)
-        return log_joint, gradient
-
-    def _stream(self, step: int) -> Iterator[tuple[Batch, float]]:
-        """Yield the batches from a step on, with their fraction of the rows of all processes.
-
-        They are (C, M, ...) where each chain has its own.
-        """
-        like = self.position
-        streams = len(self.chains) if self.has_own_batches else 1
-
-        def seeds(epoch: int) -> list[int]:
-            if not self.has_own_batches:
-                return [part_seed(self.seed, "epoch", epoch)]
-            return [part_seed(self.seed, "epoch", epoch, chain) for chain in self.chains]
-
-        for batches in batches_from(step, [self.data] * streams, seeds, self.check):
-            rows, fractions = zip(*map(current().rows, batches), strict=True)
-            batch = stack_batches(rows) if self.has_own_batches else rows[0]
-            yield move(batch, like), fractions[0]
-
-    def record(self) -> dict[str, float]:
-        """Return numbers of the last step."""
-        h = mean_over_chains(self.h) if isinstance(self.h, Tensor) else self.h
-        return {"log_joint": mean_over_chains(self.log_joint), "lr": h}
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for the next step."""
-        state = {"now": tuple(self.current), "log_joint": self.log_joint}
-        if self.warm_up is None:
-            return state
-        return state | {"warm": self.warm_up.state(), "lr": self.lr}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a ``state``."""
-        self.current = self.state_type(*state["now"])
-        self.log_joint = state["log_joint"]
-        if self.warm_up is not None:
-            self.lr = state["lr"]
-            self.warm_up.load(state["warm"])
-
-    def lost(self) -> tuple[int, int] | None:
-        """Return (chain, step) of the first that was not finite, by index; None if all are."""
-        lost = [(step, chain) for chain, step in enumerate(self.lost_at.tolist()) if step >= 0]
-        return min(lost)[::-1] if lost else None
-
-
-class WarmUp:
-    """The step sizes of chains in the burn-in: see ``GradientSampler``.
-
-    Args:
-        chains: have the step sizes.
-        data: all rows.
-        end: the number of steps of the burn-in.
-    """
-
-    def __init__(self, chains: GradientChains, data: Data, end: int) -> None:
-        method = chains.method
-        self.chains = chains
-        self.end = end
-        self.half = end // 2
-        more = {self.end // 8, self.end // 4, self.end} if self.end >= 64 else set()
-        self.tuning_steps = frozenset({0, self.half} | more)
-        self.kernels = method._warm_kernels(data.n)
-        noise_limit = math.inf
-        if data.batches > 1:
-            rows = data.n / data.batches
-            noise_limit = method._damping * rows / (data.n - rows)
-        self.stability_fraction = chains.sizes.peak * min(0.5, noise_limit)
-        like = chains.position
-        self.backoff = torch.ones_like(like[:, :1])
-        self.min_log_joint = torch.full_like(like[:, 0], -math.inf)
-        self.last_tuned = chains.current
-
-    def kernel(self, step: int) -> Kernel:
-        """Return the kernel of a step.
-
-        Args:
-            step: the number of the step.
-        """
-        return self.kernels[step >= self.half]
-
-    def retune(self, step: int) -> None:
-        """Set each chain's step size to stability_fraction / λ and remember its state.
-
-        A chain that diverges later returns to this state (``rescue_divergent``).
-
-        Args:
-            step: the number of the step.
-        """
-        chains = self.chains
-        preconditioner = None
-        if step >= self.half:
-            preconditioner = chains.method._preconditioner(chains.current)
-        first_chain = chains.chains.start
-        curvature = chains.probe.curvature(chains.position, first_chain, preconditioner)
-        curvature = curvature.unsqueeze(-1)
-        is_usable = curvature.isfinite() & (curvature > 0)
-        step_size = self.backoff * self.stability_fraction / curvature
-        chains.lr = torch.where(is_usable, step_size, chains.lr)
-        log_joint, _, spread = chains.probe(chains.position)
-        fall = chains.temperature * typical_fall(chains.position.shape[1]) + spread
-        self.min_log_joint = log_joint - 10 * fall
-        self.last_tuned = chains.current
-
-    def rescue_divergent(self, state: Any, log_joint: Tensor) -> Any:
-        """Return the state after a step, with divergent chains where they were last tuned.
-
-        These have half the step from then on.
-
-        Args:
-            state: after a step.
-            log_joint: before the step, (C,).
-        """
-        is_finite = (state.position.sum(-1) + log_joint).isfinite()
-        diverges = ~(is_finite & (log_joint >= self.min_log_joint)).unsqueeze(-1)
-        self.backoff = torch.where(diverges, 0.5 * self.backoff, self.backoff)
-        self.chains.lr = torch.where(diverges, 0.5 * self.chains.lr, self.chains.lr)
-        values = [
-            torch.where(diverges, earlier, later) if isinstance(later, Tensor) else later
-            for earlier, later in zip(self.last_tuned, state, strict=True)
-        ]
-        return type(state)(*values)
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for the next step."""
-        return {
-            "shrink": self.backoff,
-            "floor": self.min_log_joint,
-            "good": tuple(self.last_tuned),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a ``state``.
-
-        Args:
-            state: of a checkpoint.
-        """
-        self.backoff = state["shrink"]
-        self.min_log_joint = state["floor"]
-        self.last_tuned = self.chains.state_type(*state["good"])
 
 
 @final
@@ -538,8 +288,7 @@ class PSGLD(GradientSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_positive("floor")
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"PSGLD needs 0 <= decay < 1, got {self.decay!r}")
+        self._check_interval("[0, 1)", "decay")
 
     def _kernel(self, n: int) -> tuple[Kernel, Kernel]:
         """Return ``init`` and ``step`` for n data."""
@@ -586,8 +335,7 @@ class SGHMC(GradientSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.friction <= 1:
-            raise ValueError(f"SGHMC needs 0 < friction <= 1, got {self.friction!r}")
+        self._check_interval("(0, 1]", "friction")
 
     @property
     def _damping(self) -> float:

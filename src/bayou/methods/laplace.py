@@ -4,60 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Final, Literal, Self, final
+from typing import Literal, Self, final
 
-import torch
-from torch import Tensor
-
-from bayou.core.files import StrPath
-from bayou.core.params import Params, match
-from bayou.core.progress import Progress, Show
-from bayou.curvature.evidence import Evidence, Hyper
+from bayou.core.params import match
 from bayou.curvature.information import CURVATURE_TYPES, CurvatureType
-from bayou.curvature.joint import JointNormal, add_past_curvature
-from bayou.curvature.kronecker import KroneckerCurvature
-from bayou.curvature.structures import (
-    MAX_FULL_WEIGHTS,
-    Curvature,
-    DiagonalCurvature,
-    FullCurvature,
-)
+from bayou.curvature.joint import JointNormal
+from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.sweep import Plan, make_plan
-from bayou.inference.baseline_checks import compare_with_mode
-from bayou.inference.curvature_passes import CurvaturePasses, DataPass
+from bayou.inference.curvature_passes import CurvaturePasses
 from bayou.inference.data_checks import LAST, check_first_batch, first_inputs, last_layer
-from bayou.inference.method import Method
-from bayou.inference.prior_scale import rescale_priors, select_within_chance
+from bayou.inference.method import BatchedMethod, FitArguments, Method
+from bayou.inference.prior_scale import rescale_priors
 from bayou.inference.start import starting_point
-from bayou.likelihoods.discrete import FiniteLikelihood
-from bayou.likelihoods.predictive import Predictive
+from bayou.methods.laplace_run import CURVATURES, LaplaceRun
 from bayou.methods.point import MAP
 from bayou.network import Network, evaluating
 from bayou.network.target import Target
-from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import (
-    CLOSED,
     PREDICTIVES,
     GaussianPosterior,
     PredictiveKind,
     check_predictive,
 )
-from bayou.priors import BoundNormal, BoundUnitNormal
-from bayou.training.data import Data, Rows, as_data, last_batches
+from bayou.priors import BoundNormal
+from bayou.training.data import Data, Rows, last_batches
 from bayou.training.inputs import Batch
-from bayou.training.loop import move
 from bayou.training.ranks import current
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 Structure = Literal["full", "diagonal", "kronecker"]
-CURVATURES: Final[dict[str, type[Curvature]]] = {
-    "full": FullCurvature,
-    "diagonal": DiagonalCurvature,
-    "kronecker": KroneckerCurvature,
-}
-# candidates for the prior scale, compared on held-out data
-SCALES = tuple(10 ** (2 * k / 3) for k in range(-4, 4))
-SCALE_DRAWS = 20  # functions that predict for each candidate
 MIN_HELD_OUT_ROWS = 10  # for the selection of the prior scale
 MAX_HELD_OUT_ROWS = 1000  # if ``validation`` was not given
 MAX_EXACT_OUTPUTS = 100  # each costs a backward pass
@@ -66,7 +41,7 @@ MIN_ROWS_WITH_START = 20  # held-out rows, if they are also withheld from the se
 
 @final
 @dataclass(frozen=True)
-class Laplace(Method):
+class Laplace(BatchedMethod[GaussianPosterior]):
     """The Laplace approximation: a Gaussian at a mode w* with the curvature of the log joint there.
 
         q(w) = N(w*, Λ⁻¹),    Λ = Σ_n J_nᵀ·H_n·J_n + prior precision
@@ -151,8 +126,7 @@ class Laplace(Method):
                 f"Laplace where must be a pattern or a tuple of patterns, got {self.where!r}"
             )
         self._check_start()
-        if not 0 < self.validation < 1:
-            raise ValueError(f"Laplace needs 0 < validation < 1, got {self.validation!r}")
+        self._check_interval("(0, 1)", "validation")
 
     @property
     def _patterns(self) -> tuple[str, ...]:
@@ -177,40 +151,29 @@ class Laplace(Method):
         """Return this method at the network as it is, with the prior of the target."""
         return replace(self, start=None, prior=None)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> GaussianPosterior:
-        """Return the Gaussian at the mode.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the held-out rows, the drawn labels and the run of the start.
-            checkpoint: the file of the run that finds the mode is ``checkpoint``.start, if any.
-            progress: whether, or where, to show a line of progress.
-        """
+    def _fit(self, arguments: FitArguments) -> GaussianPosterior:
+        """Return the Gaussian at the mode."""
         current().note_unshared("the curvature of Laplace")
-        seed = as_int_seed(seed)
-        batches, held_out = self._split(target, as_data(data, self.batch_size), seed)
-        target = replace(target, n=batches.n)
+        seed = arguments.seed
+        progress = arguments.progress
+        batches, held_out = self._split(arguments.target, arguments.data, seed)
+        target = replace(arguments.target, n=batches.n)
         check_predictive(self.predictive, target.likelihood)
         plan, check_batch = self._plan(target, batches)
-        learned = [
-            name for name in plan.wanted if any(True for _ in target.priors[name].parameters())
-        ]
+        learned_priors = target.learned_priors
+        learned = [name for name in plan.wanted if name in learned_priors]
         # the evidence learns these priors, not the start
         target = rescale_priors(target, dict.fromkeys(learned, 1.0))
         point = starting_point(
-            self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
+            self.start,
+            target,
+            batches,
+            seed=seed,
+            checkpoint=arguments.checkpoint,
+            progress=progress,
         )
-        run = LaplaceRun(self, CurvaturePasses(self, plan, batches, check_batch, seed, progress))
-        return run.posterior(point, learned, held_out)
+        passes = CurvaturePasses(self, plan, batches, check_batch, seed, progress)
+        return LaplaceRun(self, passes, point, learned).posterior(held_out)
 
     def _split(self, target: Target, data: Data, seed: int) -> tuple[Data, Data | None]:
         """Split off rows for the selection of the prior scale, if it needs them."""
@@ -281,14 +244,13 @@ class Laplace(Method):
         """Raise a ValueError unless joint priors come from this Laplace on earlier tasks."""
         for coupling in target.couplings:
             density = coupling.density
+            structure = type(density).__name__
+            can_continue = False
             if isinstance(density, JointNormal):
                 structure = density.covariance.kind
                 has_base = all(name in density.base for name in coupling.parts)
-            else:
-                structure = type(density).__name__
-                has_base = False
-            is_supported = self.structure in ("full", "kronecker") and has_base
-            if structure != self.structure or not is_supported:
+                can_continue = self.structure in ("full", "kronecker") and has_base
+            if structure != self.structure or not can_continue:
                 raise ValueError(
                     f"Laplace({self.structure!r}) cannot continue from a joint prior of kind "
                     f"{structure!r}: use the "
@@ -323,240 +285,3 @@ class Laplace(Method):
                 "its inputs, so it cannot learn one by output unit; use learn='in' or learn=True, "
                 "or structure='diagonal' or 'full'"
             )
-
-
-@dataclass(frozen=True)
-class LaplaceRun:
-    """One fit of a ``Laplace``, which gives the Gaussian at any point.
-
-    Args:
-        method: the settings.
-        passes: computes the curvature of the data at a point.
-    """
-
-    method: Laplace
-    passes: CurvaturePasses
-
-    def posterior(
-        self, point: Empirical, learned: list[str], held_out: Data | None
-    ) -> GaussianPosterior:
-        """Return the Gaussian at a point, with the requested prior and noise.
-
-        Args:
-            point: a mode.
-            learned: the names of the tensors whose prior scale maximizes the evidence.
-            held_out: rows that select the scale of all priors; None without.
-        """
-        target = replace(point.target, n=self.passes.data.n)
-        params = {name: point.stack[name][0] for name in point.network.names}
-        with evaluating(point.network.net):
-            data_pass = self.passes.at(point, params)
-        evidence = self._evidence(target, params, data_pass)
-        history = list(point.history)
-        family = GaussiansAtPoint(
-            self.method, target, point.network, params, evidence.curvature, history
-        )
-        # an unfinished start may have no maximum
-        may_maximize = point.stopped != "interrupted"
-        hyper = self._maximize(evidence, target, params, learned, may_maximize)
-        if held_out is not None:
-            hyper = self._select_scale(family, hyper, evidence, held_out, history)
-        posterior = family.posterior(hyper)
-        record = self._evidence_record(evidence, hyper, target, params)
-        posterior.log_evidence = record["log_evidence"]
-        interrupted = data_pass.interrupted
-        if not interrupted and point.stopped != "interrupted":
-            rows = self.passes.data if held_out is None else held_out
-            seed = part_seed(self.passes.seed, "draws")
-            try:
-                record |= compare_with_mode(posterior, rows, learned=held_out is None, seed=seed)
-            except KeyboardInterrupt:  # only the comparison is skipped
-                interrupted = True
-        posterior.history = [*history, {"step": _next_step(history), **record}]
-        posterior.stopped = "interrupted" if interrupted else point.stopped or "finished"
-        return posterior
-
-    def _evidence(self, target: Target, params: Params, data_pass: DataPass) -> Evidence:
-        """Return the evidence at a point as a function of the prior precisions and the noise."""
-        shapes = {name: params[name].shape for name in params if name in self.passes.plan.wanted}
-        priors = _normal_priors(target)
-        precision = {
-            name: torch.exp(-2 * priors[name].log_scale.detach().double()) for name in shapes
-        }
-        tensors = data_pass.tensors
-        earlier_tasks = _joint_normals(target)
-        for density in earlier_tasks:
-            precision |= {name: density.base[name].double() for name in density.names}
-        for density in earlier_tasks:
-            tensors = add_past_curvature(shapes, tensors, density)
-        return Evidence(
-            CURVATURES[self.method.structure](shapes, tensors, precision),
-            {name: params[name] - priors[name].mean for name in shapes},
-            data_pass.log_likelihood,
-            data_pass.residual,
-            target.likelihood.gaussian_noise or 1.0,
-            data_pass.count,
-        )
-
-    def _maximize(
-        self,
-        evidence: Evidence,
-        target: Target,
-        params: Params,
-        learned: list[str],
-        may_maximize: bool,
-    ) -> Hyper:
-        """Return the prior precisions and the noise of largest evidence, or those of the target."""
-        curvature = evidence.curvature
-        hyper = Hyper.ones(curvature.shapes, next(iter(params.values())))
-        groups = self._groups(curvature, learned)
-        likelihood = target.likelihood
-        has_learned_noise = likelihood.gaussian_noise is not None and any(
-            True for _ in likelihood.parameters()
-        )
-        learns_noise = self.method.prior == "evidence" and has_learned_noise
-        if not may_maximize or not (groups or learns_noise):
-            return hyper
-        units = {
-            name: list(prior.axes.values())
-            for name, prior in _normal_priors(target).items()
-            if name in learned and isinstance(prior, BoundUnitNormal)
-        }
-        return evidence.maximize(groups, learns_noise, units=units)
-
-    def _groups(self, curvature: Curvature, learned: list[str]) -> list[list[str]]:
-        """Return groups of tensors whose prior precisions share a learned factor."""
-        if self.method.prior == "evidence":
-            return [list(curvature.shapes)]
-        if self.method.prior is not None:
-            return []
-        for tie in curvature.ties:
-            if 0 < sum(name in learned for name in tie) < len(tie):
-                raise ValueError(
-                    f"{' and '.join(tie)} share a scale in a Kronecker structure, so learn=True "
-                    "must be set for both or neither"
-                )
-        return [tie for tie in curvature.ties if tie[0] in learned]
-
-    def _evidence_record(
-        self, evidence: Evidence, hyper: Hyper, target: Target, params: Params
-    ) -> dict[str, float]:
-        """Return the log evidence and its terms, for the history."""
-        record = {name: float(value) for name, value in evidence.parts(hyper).items()}
-        if _joint_normals(target):  # not a Normal for each tensor
-            random = {name: params[name] for name in evidence.curvature.shapes}
-            log_prior = float(target.log_prior(random))
-            record["log_evidence"] += log_prior - record["log_prior"]
-            record["log_prior"] = log_prior
-        return record
-
-    def _select_scale(
-        self,
-        family: GaussiansAtPoint,
-        hyper: Hyper,
-        evidence: Evidence,
-        held_out: Data,
-        history: list[dict[str, float]],
-    ) -> Hyper:
-        """Select the scale of the prior by held-out data.
-
-        For classes it is the one with the highest evidence among those within chance.
-        """
-        like = next(iter(hyper.multipliers.values()))
-        step = _next_step(history)
-        scores: list[tuple[Hyper, Tensor]] = []
-        guess_nll = like.new_zeros(0)
-        with Progress("prior scales", len(SCALES), self.passes.progress) as progress:
-            for number, scale in enumerate(SCALES):
-                multipliers = {name: value / scale**2 for name, value in hyper.multipliers.items()}
-                candidate = Hyper(multipliers, hyper.noise)
-                try:
-                    posterior = family.posterior(candidate)
-                except ValueError:  # a prior so wide that the precision is singular
-                    continue
-                nll, guess_nll = self._held_out_nll(posterior, held_out, like)
-                scores.append((candidate, nll))
-                mean = float(nll.mean())
-                history.append({"step": step, "prior_scale": scale, "validation": mean})
-                progress.update(number + 1, nll=mean)
-        if not scores:
-            family.posterior(hyper)  # raises the reason
-        if isinstance(family.target.likelihood, FiniteLikelihood):
-            log_evidence = [float(evidence.parts(hyper)["log_evidence"]) for hyper, _ in scores]
-            index = select_within_chance([nll for _, nll in scores], guess_nll, log_evidence)
-            return scores[index][0]
-        return min(scores, key=lambda score: float(score[1].mean()))[0]
-
-    def _held_out_nll(
-        self, posterior: GaussianPosterior, held_out: Data, like: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return −log p of all held-out rows, and of zero outputs for them, (M,) each."""
-        seed = part_seed(self.passes.seed, "draws")
-        samples = None if posterior.predictive in CLOSED else SCALE_DRAWS
-        nll = []
-        guess_nll = []
-        for batch in held_out.epoch():
-            x, y = move(batch, like)
-            predictive = posterior.predict(x, samples, seed=seed)
-            zeros = torch.zeros_like(predictive.outputs[:1])
-            guess = Predictive(predictive.likelihood, zeros)
-            nll.append(-predictive.log_prob(y).double())
-            guess_nll.append(-guess.log_prob(y).double())
-        return torch.cat(nll), torch.cat(guess_nll)
-
-
-@dataclass(frozen=True)
-class GaussiansAtPoint:
-    """The Gaussian posteriors at one point, as a function of the prior precisions and the noise.
-
-    Args:
-        method: the temperature and the kind of predictions.
-        target: has the priors and the noise that ``Hyper`` multiplies.
-        network: the network at the point.
-        params: the tensors of the point.
-        curvature: of the data and the priors.
-        history: of the posteriors.
-    """
-
-    method: Laplace
-    target: Target
-    network: Network
-    params: Params
-    curvature: Curvature
-    history: list[dict[str, float]]
-
-    def posterior(self, hyper: Hyper) -> GaussianPosterior:
-        """Return the Gaussian for these multipliers; a ValueError if its precision is singular."""
-        coldness = 1 / self.method.temperature
-        covariance = self.curvature.covariance(
-            {name: coldness * value for name, value in hyper.multipliers.items()},
-            coldness * hyper.scale,
-            next(iter(self.params.values())),
-        )
-        changes = {
-            name: value for name, value in hyper.multipliers.items() if bool((value != 1.0).any())
-        }
-        return GaussianPosterior(
-            rescale_priors(self.target, changes, float(hyper.noise)),
-            self.network,
-            self.params,
-            covariance,
-            self.history,
-            predictive=self.method.predictive,
-        )
-
-
-def _normal_priors(target: Target) -> dict[str, BoundNormal]:
-    """Return the Normal priors of a target, by tensor."""
-    return {name: prior for name, prior in target.priors.items() if isinstance(prior, BoundNormal)}
-
-
-def _joint_normals(target: Target) -> list[JointNormal]:
-    """Return the posteriors of earlier tasks that are priors of a target."""
-    densities = [coupling.density for coupling in target.couplings]
-    return [density for density in densities if isinstance(density, JointNormal)]
-
-
-def _next_step(history: list[dict[str, float]]) -> float:
-    """Return the step after the last record."""
-    return history[-1]["step"] + 1 if history else 0.0

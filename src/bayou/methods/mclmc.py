@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from bayou.kernels import Joint, hmc, mclmc
 from bayou.kernels.hmc import Density, HamiltonianState, Info
 from bayou.kernels.mclmc import MicrocanonicalState
-from bayou.methods.hmc import HamiltonianChains, HamiltonianSampler
+from bayou.methods.hamiltonian import HamiltonianChains, HamiltonianSampler
+from bayou.methods.mcmc import MarkovChains
 from bayou.metrics.chains import MIN_DRAWS, ess_mean
 from bayou.training.data import Data, batches_from
 from bayou.training.graphs import Recorded
@@ -29,166 +30,6 @@ MAX_NOISE_RATIO = 1.0
 LENGTHS_PER_ESS = 0.4  # L in units of the path between two independent draws (Robnik et al. 2023)
 
 
-@final
-@dataclass(frozen=True)
-class MCLMC(HamiltonianSampler):
-    """Microcanonical Langevin Monte Carlo: a direction of constant speed that follows the gradient.
-
-        dw/dt = u,   du/dt = (I − u·uᵀ)·∇log p(w, D)/(D − 1),   ‖u‖ = 1
-
-    Each of ``steps`` steps refreshes the direction u partially, so that it is new after the
-    decoherence length L (``bayou.kernels.mclmc``). Without a Metropolis test the draws have a bias
-    that grows with the energy error: the warm-up finds the step size whose variance per dimension,
-    Var(ΔE)/D, is ``energy_error``. ``start=Ensemble(chains)`` starts one chain at each member
-    (MILE, Sommer et al. 2025). ``step_size`` is ε/√D, the distance that a coordinate moves.
-
-    With ``stochastic`` each step has a new minibatch of ``batch_size`` rows, its log likelihood
-    scaled to all N. Noise of the gradient that is equal in all directions is a further refreshment.
-    Any other makes the directions with more noise too wide and the others too narrow: a bias that
-    falls with ``step_size`` and is no part of ``energy_error``. With λ the largest variance of a
-    scaled gradient, the warm-up therefore limits h = ``step_size`` to h²·λ ≤ 0.1, and an L that is
-    not given so that noise of refreshments is at least as large. ``history`` has h²·λ as
-    ``gradient_noise``, and ``posterior.checks`` warns where it is large.
-
-    Args:
-        adjusted: each draw is a whole trajectory of length L with a Metropolis test: exact, with
-            the step size adapted to the acceptance rate ``accept``; False by default.
-        steps: steps between two draws, with two gradients each; unused if ``adjusted``; 10 by
-            default.
-        length: L/√D in coordinates scaled by the adapted standard deviations. None (default): 2 if
-            ``adjusted``, else from the effective sample size in the warm-up.
-        energy_error: the target of Var(ΔE)/D; unused if ``adjusted``; 0.02 by default. 5e-4, as
-            published, is for long chains.
-        stochastic: gradients of minibatches, three in a step; not with ``adjusted``; False by
-            default.
-        compile: use torch.compile for these; False by default. On a GPU each is one CUDA graph in
-            any case.
-        draws: how many draws of each chain to keep; 1,000 by default.
-        warmup: transitions before the first draw; 1,000 by default.
-        chains: the number of parallel chains; 4 by default.
-
-    Returns:
-        ``fit`` returns an ``Empirical`` posterior of chains · draws functions, with diagnostics in
-        ``posterior.mixing``.
-
-    Raises:
-        DivergenceError: if a chain is not finite.
-        ValueError: for fewer than two weights, where a direction cannot turn.
-
-    >>> import bayou, torch
-    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
-    >>> net, likelihood = torch.nn.Linear(1, 1), bayou.Gaussian(0.1)
-    >>> method = bayou.MCLMC(draws=5, warmup=5, chains=2)
-    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
-    >>> posterior.draws
-    10
-
-    Paper: Robnik et al. 2023, https://arxiv.org/abs/2212.08549.
-    """
-
-    adjusted: bool = field(default=False, kw_only=True)
-    steps: int = field(default=10, kw_only=True)
-    length: float | None = field(default=None, kw_only=True)
-    energy_error: float = field(default=0.02, kw_only=True)
-    stochastic: bool = field(default=False, kw_only=True)
-    compile: bool = field(default=False, kw_only=True, compare=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_whole("steps")
-        self._check_positive("energy_error")
-        if self.length is not None:
-            self._check_positive("length")
-        if self.stochastic and self.adjusted:
-            raise ValueError(
-                "a Metropolis test needs the gradients of all rows: "
-                "stochastic or adjusted, not both"
-            )
-
-    @property
-    def _max_leapfrogs(self) -> int:
-        """Return the number of gradients of one transition."""
-        return (mclmc.GRADIENTS + self.stochastic) * self.steps
-
-    def _gradients_of_all_rows(self, data: Data) -> int:
-        """Return the largest number of gradients with all rows, which may be traced."""
-        return 0 if self.stochastic else super()._gradients_of_all_rows(data)
-
-    def _sampling(
-        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
-    ) -> MicrocanonicalChains:
-        """Return the chains at their start (C, D)."""
-        return MicrocanonicalChains(self, joint, data, start, seed, chains)
-
-    def _transition(
-        self, chains: HamiltonianChains, step: int, step_size: Tensor, inverse_mass: Tensor
-    ) -> tuple[HamiltonianState, Info]:
-        """Make the steps between two draws."""
-        if not isinstance(chains, MicrocanonicalChains):
-            raise TypeError(f"MCLMC needs MicrocanonicalChains, got {type(chains).__name__}")
-        scales = inverse_mass.sqrt()
-        if self.adjusted:
-            state, info = self._adjusted_transition(chains, step, step_size, scales)
-        else:
-            state, info = self._unadjusted_transition(chains, step, step_size, scales)
-        chains.velocity = state.velocity
-        return HamiltonianState(*state[:3]), info
-
-    def _adjusted_transition(
-        self, chains: MicrocanonicalChains, step: int, step_size: Tensor, scales: Tensor
-    ) -> tuple[MicrocanonicalState, Info]:
-        """Make a trajectory with a Metropolis test.
-
-        A random number of steps avoids periodic trajectories; in the warm-up they can be much
-        shorter than L.
-        """
-        state = MicrocanonicalState(*chains.current, chains.velocity)
-        root_dimension = state.position.shape[-1] ** 0.5
-        u = chains.uniform(step, "accept", count=2)
-        steps = (2 * u[:, 1] * chains.length / step_size).ceil().clamp(1, 10 * self.steps)
-        noise = chains.normal("velocity", step)
-        return mclmc.adjusted_step(
-            state, chains.density, noise, u[:, 0], root_dimension * step_size, scales, steps
-        )
-
-    def _unadjusted_transition(
-        self, chains: MicrocanonicalChains, step: int, step_size: Tensor, scales: Tensor
-    ) -> tuple[MicrocanonicalState, Info]:
-        """Make ``steps`` steps, on one minibatch each if ``stochastic``.
-
-        Dual averaging drives a quantity that falls with the step size to ``accept``: the info has
-        one that is equal to it at the target of the energy error.
-        """
-        state = MicrocanonicalState(*chains.current, chains.velocity)
-        root_dimension = state.position.shape[-1] ** 0.5
-        length = chains.length
-        if self.stochastic and self.adapt:
-            step_size = torch.minimum(step_size, chains.max_step_size())
-            length = chains.limit_length(step_size)
-        densities = self.steps if self.stochastic else 1
-        error = torch.zeros_like(step_size)
-        is_divergent = torch.zeros_like(step_size, dtype=torch.bool)
-        for number in range(densities):
-            density: Density = chains.density
-            if self.stochastic:
-                density = chains.minibatch(step * densities + number)
-                state = MicrocanonicalState(*hmc.init(state.position, density), state.velocity)
-            state, density_error, diverges = mclmc.step(
-                state,
-                density,
-                chains.noise(step, number),
-                root_dimension * step_size,
-                scales,
-                root_dimension * length,
-                self.steps // densities,
-            )
-            error = error + density_error / densities
-            is_divergent = is_divergent | diverges
-        quality = self.accept ** (error / self.energy_error)
-        gradients = torch.full_like(error, self._max_leapfrogs)
-        return state, Info(quality, is_divergent, gradients)
-
-
 class MicrocanonicalChains(HamiltonianChains):
     """Chains with directions (C, D) and decoherence lengths L/√D (C,).
 
@@ -201,23 +42,89 @@ class MicrocanonicalChains(HamiltonianChains):
         chains: the numbers of the chains.
     """
 
+    method: MCLMC
+
     def __init__(
         self, method: MCLMC, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
     ) -> None:
         if start.shape[-1] < 2:
             raise ValueError(f"MCLMC needs two weights or more, got {start.shape[-1]}; use HMC()")
         super().__init__(method, joint, data, start, seed, chains)
+        self.root_dimension = start.shape[-1] ** 0.5
         self.learns_length = method.length is None and not method.adjusted
         self.velocity = mclmc.unit(self.normal("direction", 0))
         self.length = torch.full_like(start[:, 0], 2.0 if method.length is None else method.length)
         self.trail: list[Tensor] = []  # some coordinates of a window of the warm-up
-        self.data = data
         self.log_joint: Callable[..., tuple[Tensor, ...]] = joint
         if method.stochastic and (method.compile or start.is_cuda):
             self.log_joint = Recorded(joint, method.compile)
         self._batches: Iterator[tuple[Batch, ...]] | None = None
         # λ (C,), of the scaled gradient in its noisiest direction
         self.gradient_variance: Tensor | None = None
+
+    def transition(
+        self, step: int, step_size: Tensor, inverse_mass: Tensor
+    ) -> tuple[HamiltonianState, Info]:
+        """Return the chains after the steps between two draws."""
+        scales = inverse_mass.sqrt()
+        state = MicrocanonicalState(*self.current, self.velocity)
+        if self.method.adjusted:
+            state, info = self._adjusted_transition(state, step, step_size, scales)
+        else:
+            state, info = self._unadjusted_transition(state, step, step_size, scales)
+        self.velocity = state.velocity
+        return HamiltonianState(*state[:3]), info
+
+    def _adjusted_transition(
+        self, state: MicrocanonicalState, step: int, step_size: Tensor, scales: Tensor
+    ) -> tuple[MicrocanonicalState, Info]:
+        """Make a trajectory with a Metropolis test.
+
+        A random number of steps avoids periodic trajectories; in the warm-up they can be much
+        shorter than L.
+        """
+        u = self.uniform(step, "accept", count=2)
+        max_steps = 10 * self.method.steps
+        steps = (2 * u[:, 1] * self.length / step_size).ceil().clamp(1, max_steps)
+        noise = self.normal("velocity", step)
+        distance = self.root_dimension * step_size
+        return mclmc.adjusted_step(state, self.density, noise, u[:, 0], distance, scales, steps)
+
+    def _unadjusted_transition(
+        self, state: MicrocanonicalState, step: int, step_size: Tensor, scales: Tensor
+    ) -> tuple[MicrocanonicalState, Info]:
+        """Make ``steps`` steps, on one minibatch each if ``stochastic``.
+
+        Dual averaging drives a quantity that falls with the step size to ``accept``: the info has
+        one that is equal to it at the target of the energy error.
+        """
+        method = self.method
+        length = self.length
+        if method.stochastic and method.adapt:
+            step_size = torch.minimum(step_size, self.max_step_size())
+            length = self.limit_length(step_size)
+        densities = method.steps if method.stochastic else 1
+        error = torch.zeros_like(step_size)
+        is_divergent = torch.zeros_like(step_size, dtype=torch.bool)
+        density: Density = self.density
+        for number in range(densities):
+            if method.stochastic:
+                density = self.minibatch(step * densities + number)
+                state = MicrocanonicalState(*hmc.init(state.position, density), state.velocity)
+            state, density_error, diverges = mclmc.step(
+                state,
+                density,
+                self.noise(step, number),
+                self.root_dimension * step_size,
+                scales,
+                self.root_dimension * length,
+                method.steps // densities,
+            )
+            error = error + density_error / densities
+            is_divergent = is_divergent | diverges
+        quality = method.accept ** (error / method.energy_error)
+        gradients = torch.full_like(error, method._max_leapfrogs)
+        return state, Info(quality, is_divergent, gradients)
 
     def noise(self, step: int, first: int) -> Callable[[int], Tensor]:
         """Return the noise of the refreshments in a transition, by their numbers.
@@ -370,3 +277,89 @@ class MicrocanonicalChains(HamiltonianChains):
         self.length = state["length"]
         self.trail = list(state["trail"])
         self.gradient_variance = state["gradient_variance"]
+
+
+@final
+@dataclass(frozen=True)
+class MCLMC(HamiltonianSampler):
+    """Microcanonical Langevin Monte Carlo: a direction of constant speed that follows the gradient.
+
+        dw/dt = u,   du/dt = (I − u·uᵀ)·∇log p(w, D)/(D − 1),   ‖u‖ = 1
+
+    Each of ``steps`` steps refreshes the direction u partially, so that it is new after the
+    decoherence length L (``bayou.kernels.mclmc``). Without a Metropolis test the draws have a bias
+    that grows with the energy error: the warm-up finds the step size whose variance per dimension,
+    Var(ΔE)/D, is ``energy_error``. ``start=Ensemble(chains)`` starts one chain at each member
+    (MILE, Sommer et al. 2025). ``step_size`` is ε/√D, the distance that a coordinate moves.
+
+    With ``stochastic`` each step has a new minibatch of ``batch_size`` rows, its log likelihood
+    scaled to all N. Noise of the gradient that is equal in all directions is a further refreshment.
+    Any other makes the directions with more noise too wide and the others too narrow: a bias that
+    falls with ``step_size`` and is no part of ``energy_error``. With λ the largest variance of a
+    scaled gradient, the warm-up therefore limits h = ``step_size`` to h²·λ ≤ 0.1, and an L that is
+    not given so that noise of refreshments is at least as large. ``history`` has h²·λ as
+    ``gradient_noise``, and ``posterior.checks`` warns where it is large.
+
+    Args:
+        adjusted: each draw is a whole trajectory of length L with a Metropolis test: exact, with
+            the step size adapted to the acceptance rate ``accept``; False by default.
+        steps: steps between two draws, with two gradients each; unused if ``adjusted``; 10 by
+            default.
+        length: L/√D in coordinates scaled by the adapted standard deviations. None (default): 2 if
+            ``adjusted``, else from the effective sample size in the warm-up.
+        energy_error: the target of Var(ΔE)/D; unused if ``adjusted``; 0.02 by default. 5e-4, as
+            published, is for long chains.
+        stochastic: gradients of minibatches, three in a step; not with ``adjusted``; False by
+            default.
+        compile: use torch.compile for these; False by default. On a GPU each is one CUDA graph in
+            any case.
+        draws: how many draws of each chain to keep; 1,000 by default.
+        warmup: transitions before the first draw; 1,000 by default.
+        chains: the number of parallel chains; 4 by default.
+
+    Returns:
+        ``fit`` returns an ``Empirical`` posterior of chains · draws functions, with diagnostics in
+        ``posterior.mixing``.
+
+    Raises:
+        DivergenceError: if a chain is not finite.
+        ValueError: for fewer than two weights, where a direction cannot turn.
+
+    >>> import bayou, torch
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> net, likelihood = torch.nn.Linear(1, 1), bayou.Gaussian(0.1)
+    >>> method = bayou.MCLMC(draws=5, warmup=5, chains=2)
+    >>> posterior = bayou.fit(net, (x, 2 * x), method, likelihood=likelihood, progress=False)
+    >>> posterior.draws
+    10
+
+    Paper: Robnik et al. 2023, https://arxiv.org/abs/2212.08549.
+    """
+
+    adjusted: bool = field(default=False, kw_only=True)
+    steps: int = field(default=10, kw_only=True)
+    length: float | None = field(default=None, kw_only=True)
+    energy_error: float = field(default=0.02, kw_only=True)
+    stochastic: bool = field(default=False, kw_only=True)
+    compile: bool = field(default=False, kw_only=True, compare=False)
+
+    chains_type: ClassVar[type[MarkovChains]] = MicrocanonicalChains
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_whole("steps")
+        self._check_positive("energy_error", "length")
+        if self.stochastic and self.adjusted:
+            raise ValueError(
+                "a Metropolis test needs the gradients of all rows: "
+                "stochastic or adjusted, not both"
+            )
+
+    @property
+    def _max_leapfrogs(self) -> int:
+        """Return the number of gradients of one transition."""
+        return (mclmc.GRADIENTS + self.stochastic) * self.steps
+
+    def _gradients_of_all_rows(self, data: Data) -> int:
+        """Return the largest number of gradients with all rows, which may be traced."""
+        return 0 if self.stochastic else super()._gradients_of_all_rows(data)

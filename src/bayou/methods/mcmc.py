@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,19 +17,18 @@ from bayou.core.files import StrPath
 from bayou.core.params import flatten
 from bayou.core.progress import Progress, Show
 from bayou.inference.chains import ChainRun, DivergenceError, Sampling
-from bayou.inference.method import Method, identity
-from bayou.inference.probe import warn_unless_mixed
+from bayou.inference.method import BatchedMethod, FitArguments, Method, open_checkpoint
+from bayou.inference.probe import ChainProbe, warn_unless_mixed
 from bayou.inference.start import starting_point
 from bayou.kernels import Joint
 from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.posterior import NOISE
-from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, Rows, as_data
+from bayou.training.data import Data, Rows
 from bayou.training.jobs import Executor, send, wait_for
 from bayou.training.ranks import current
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 Chains = Callable[
     [range, StrPath | None, Show], ChainRun
@@ -40,8 +38,34 @@ MODE_HELD_OUT = 0.2  # the fraction that this MAP holds out, where a noise is le
 MODE_MIN_ROWS = 10  # the rows that takes
 
 
+class MarkovChains(Sampling):
+    """The chains of a ``Sampler``.
+
+    Args:
+        method: the settings.
+        joint: log p(w, D).
+        data: all rows.
+        start: the initial positions, (C, D).
+        seed: of the noise.
+        chains: the numbers of the chains.
+    """
+
+    method: Sampler
+    probe: ChainProbe
+
+    def __init__(
+        self, method: Sampler, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
+    ) -> None:
+        super().__init__(method, joint, seed, chains)
+        self.data = data
+
+    def mixing(self, draws: Tensor) -> dict[str, Any]:
+        """Return the entries of ``posterior.mixing`` for these draws, (C, K, D)."""
+        return self.probe.mixing(draws, self.joint.start, self.method.temperature)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sampler(Method):
+class Sampler(BatchedMethod[Empirical]):
     """The base class of Markov chain methods.
 
     Where a noise is learned, the short MAP of ``start="mode"`` holds out a fifth of the rows and
@@ -93,6 +117,7 @@ class Sampler(Method):
     parallel: Executor | None = field(default=None, compare=False)  # draws do not depend on it
 
     draws_all_weights: ClassVar[bool] = True
+    chains_type: ClassVar[type[MarkovChains]]
     shares_rows: ClassVar[bool] = False  # whether processes of torchrun share the rows of a batch
     without_noise: ClassVar[bool] = False  # whether temperature 0 is possible
 
@@ -105,27 +130,14 @@ class Sampler(Method):
             raise ValueError(
                 f"{name} start must be 'mode', None or a method such as MAP(), got {self.start!r}"
             )
-        self._check(
-            ("parallel",),
-            lambda value: value is None or isinstance(value, Executor),
-            "an executor or None",
-        )
-        is_number = isinstance(self.dispersal, int | float)
-        if self.dispersal != "prior" and not (is_number and 0 <= self.dispersal < math.inf):
-            raise ValueError(
-                f"{name} dispersal must be 'prior' or a finite standard deviation, "
-                f"got {self.dispersal!r}"
-            )
+        if self.parallel is not None and not isinstance(self.parallel, Executor):
+            raise ValueError(f"{name} parallel must be an executor or None, got {self.parallel!r}")
+        if self.dispersal != "prior":
+            self._check_interval("[0, inf)", "dispersal")
 
     def at_mode(self, noise: float, data: Data) -> Self:
         """Return this method from the network as it is."""
         return replace(self, start=None)
-
-    @abstractmethod
-    def _sampling(
-        self, joint: Joint, data: Data, start: Tensor, seed: int, chains: range
-    ) -> Sampling:
-        """Return the chains at their start (C, D)."""
 
     @abstractmethod
     def _plan(self, data: Data) -> tuple[int, list[int]]:
@@ -152,32 +164,15 @@ class Sampler(Method):
         batch_size = min(self.batch_size, MAP.batch_size)
         return MAP(steps=steps, lr=MODE_LR, batch_size=batch_size, validation=held_out)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Empirical:
-        """Return the draws of all chains, grouped by chain, in order.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the start, the batches and the noise.
-            checkpoint: a file that the same call continues from.
-            progress: whether, or where, to show a line of progress.
-
-        Raises:
-            DivergenceError: if a chain is not finite.
-        """
+    def _fit(self, arguments: FitArguments) -> Empirical:
+        """Return the draws of all chains, grouped by chain, in order."""
         if not self.shares_rows:
             current().note_unshared(f"the chains of {type(self).__name__}")
-        chains = self._prepare(target, data, as_int_seed(seed), checkpoint, progress)
+        chains = self._prepare(arguments)
         if isinstance(chains, Empirical):
             return chains
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
         if self.parallel is None:
             posterior = chains(range(self.chains), checkpoint, progress).run()
         else:
@@ -236,18 +231,16 @@ class Sampler(Method):
         Raises:
             KeyboardInterrupt: before there was a chain.
         """
-        chains = self._prepare(target, data, as_int_seed(seed), None, progress)
+        chains = self._prepare(self._arguments(target, data, seed, None, progress))
         if isinstance(chains, Empirical):  # Ctrl-C before there was a chain
             raise KeyboardInterrupt(f"{type(self).__name__} was interrupted before its first draw")
         yield from chains(range(self.chains), None, progress).stream()
 
-    def _prepare(
-        self, target: Target, data: Any, seed: int, checkpoint: StrPath | None, progress: Show
-    ) -> Chains | Empirical:
+    def _prepare(self, arguments: FitArguments) -> Chains | Empirical:
         """Return the chains at their start, or the start if it was interrupted."""
-        batches = as_data(data, self.batch_size)
+        target = arguments.target
+        batches = arguments.data
         self._plan(batches)  # which checks the settings before the start
-        target = replace(target, n=batches.n)
         target.require_fixed_priors(type(self).__name__)
         if not target.free:
             raise ValueError(
@@ -257,14 +250,14 @@ class Sampler(Method):
             self._start(target, batches),
             target,
             batches,
-            seed=part_seed(seed, "start"),
-            checkpoint=checkpoint,
-            progress=progress,
+            seed=part_seed(arguments.seed, "start"),
+            checkpoint=arguments.checkpoint,
+            progress=arguments.progress,
             points=self.chains,
         )
         if point.stopped == "interrupted":  # Ctrl-C during the start: return that point
             return point
-        return partial(replace(self, parallel=None)._run, target, batches, seed, point)
+        return partial(replace(self, parallel=None)._run, target, batches, arguments.seed, point)
 
     def _run(
         self,
@@ -277,9 +270,7 @@ class Sampler(Method):
         progress: Show,
     ) -> ChainRun:
         """Return the run of some of the chains before their first step."""
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, data, seed))
+        file = open_checkpoint(checkpoint, self, target, data, seed)
         # the user's prior, the learned noise
         target = replace(target, likelihood=point.target.likelihood)
         weights = {
@@ -287,7 +278,7 @@ class Sampler(Method):
         }
         joint = Joint(target, point.network, weights)
         positions = self._initial_positions(joint, point, seed, chains)
-        make = partial(self._sampling, joint, data, positions, seed, chains)
+        make = partial(self.chains_type, self, joint, data, positions, seed, chains)
         return ChainRun(self, make, seed, positions.device, *self._plan(data), file, progress)
 
     def _initial_positions(

@@ -10,18 +10,15 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from bayou.core.files import StrPath
 from bayou.core.params import Params
-from bayou.core.progress import Show
 from bayou.inference.data_checks import check_inputs_unchanged, first_inputs
-from bayou.inference.method import Method
+from bayou.inference.method import BatchedMethod, FitArguments, Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
 from bayou.network import Network, clear_errors, evaluating
 from bayou.network.target import Target
 from bayou.posteriors.masked import Masked, Masks
-from bayou.training.data import Data, as_data
-from bayou.training.seeds import as_int_seed
+from bayou.training.data import Data
 
 Dropout = nn.modules.dropout._DropoutNd
 DEFAULT_BATCH_SIZE = 128
@@ -29,7 +26,7 @@ DEFAULT_BATCH_SIZE = 128
 
 @final
 @dataclass(frozen=True)
-class MCDropout(Method):
+class MCDropout(BatchedMethod[Masked]):
     """MC dropout: units are dropped at random when predicting as when training.
 
         p(y | x, D) ≈ 1/S Σ_s p(y | f(x; w ∘ mask_s))
@@ -72,8 +69,7 @@ class MCDropout(Method):
 
     def __post_init__(self) -> None:
         self._check_start()
-        if self.p is not None and (not isinstance(self.p, int | float) or not 0 < self.p < 1):
-            raise ValueError(f"MCDropout p must be None or a rate between 0 and 1, got {self.p!r}")
+        self._check_interval("(0, 1)", "p")
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
@@ -84,29 +80,16 @@ class MCDropout(Method):
         """Return this method at the network as it is."""
         return replace(self, start=None)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Masked:
-        """Train the network, if ``start`` is given, and keep its dropout on.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: of the run of the start.
-            checkpoint: a file of the run of the start.
-            progress: whether, or where, to show a line of progress.
-        """
-        batches = as_data(data, self.batch_size)
-        seed = as_int_seed(seed)
-        self.check_target(target, batches)
+    def _fit(self, arguments: FitArguments) -> Masked:
+        """Train the network, if ``start`` is given, and keep its dropout on."""
+        self.check_target(arguments.target, arguments.data)
         point = starting_point(
-            self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
+            self.start,
+            arguments.target,
+            arguments.data,
+            seed=arguments.seed,
+            checkpoint=arguments.checkpoint,
+            progress=arguments.progress,
         )
         weights = {name: value[0] for name, value in point.stack.items()}
         posterior = Masked(point.target, point.network, weights, point.history, p=self.p)
@@ -168,7 +151,7 @@ def _versions(inputs: tuple[Any, ...]) -> list[int]:
     return [item._version for item in inputs if isinstance(item, Tensor)]
 
 
-def _repeat_first_row(item: Any) -> Any:
+def _repeat_first_row(item: object) -> object:
     """Return a tensor with its first row once more; other inputs as they are."""
     return torch.cat([item, item[:1]]) if isinstance(item, Tensor) else item
 
@@ -184,10 +167,10 @@ def record_calling_modules(net: nn.Module, calls: Callable[[], int]) -> Iterator
     module_ids: set[int] = set()
     counts: list[int] = []
 
-    def enter(module: nn.Module, args: Any) -> None:
+    def enter(module: nn.Module, args: object) -> None:
         counts.append(calls())
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: object, output: object) -> None:
         if calls() > counts.pop():
             module_ids.add(id(module))
 

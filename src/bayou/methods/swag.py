@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, final
+from typing import Self, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayou.core.files import StrPath
 from bayou.core.params import Params, stack
 from bayou.core.progress import Progress, Show
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.baseline_checks import compare_with_start
-from bayou.inference.method import Method, Trained, identity
+from bayou.inference.method import FitArguments, Method, Trained, open_checkpoint
 from bayou.inference.point import PointModel
 from bayou.inference.start import network_at, starting_point
 from bayou.methods.point import MAP
 from bayou.network import Network, forward_inputs
-from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.training.checkpoints import Checkpoint
-from bayou.training.data import Data, as_data
+from bayou.training.data import Data
 from bayou.training.loop import fit_module, move
 from bayou.training.problem import Problem
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 from bayou.training.settings import Schedule, Settings
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class SWAG(Trained):
+class SWAG(Trained[Posterior]):
     """SWAG: a Gaussian fitted to the iterates of SGD at a constant rate.
 
         q(w) = N(w̄, ½·(diag(var) + D·Dᵀ/(K − 1)))
@@ -86,8 +83,7 @@ class SWAG(Trained):
         self._check_start()
         self._check_whole("every", "draws")
         self._check_whole("rank", least=2)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"SWAG momentum must lie in [0, 1), got {self.momentum!r}")
+        self._check_interval("[0, 1)", "momentum")
         if self.validation or self.patience:
             raise ValueError(
                 "SWAG averages iterates and cannot select the best one; "
@@ -98,26 +94,13 @@ class SWAG(Trained):
         """Return this method from the network as it is; gradients are proportional to 1/noise²."""
         return replace(self, lr=self.lr * noise**2, start=None)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Run SGD from the start and return the Gaussian of its iterates.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the batches and the run of the start.
-            checkpoint: a file that the same call continues from.
-            progress: whether, or where, to show a line of progress.
-        """
-        seed = as_int_seed(seed)
-        batches = as_data(data, self.batch_size)
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Run SGD from the start and return the Gaussian of its iterates."""
+        target = arguments.target
+        batches = arguments.data
+        seed = arguments.seed
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
         target.require_fixed_priors("SWAG")
         point = starting_point(
             self.start, target, batches, seed=seed, checkpoint=checkpoint, progress=progress
@@ -130,9 +113,7 @@ class SWAG(Trained):
         model = PointModel(MAP(autocast=self.autocast), replace(target, net=network_at(point)))
         trajectory = Trajectory(model, self, every)
         model.check_first_batch(batches)
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, batches, seed))
+        file = open_checkpoint(checkpoint, self, target, batches, seed)
         state = fit_module(trajectory, batches, self, seed=seed, checkpoint=file, progress=progress)
         if trajectory.iterates < 2:
             raise ValueError(
@@ -182,20 +163,18 @@ class Trajectory(Problem):
         self.trained = trained
         self.method = method
         self.every = every
-        self.names = [
-            name for name, parameter in trained.net.named_parameters() if parameter.requires_grad
-        ]
         weights = trained.weights()
+        self.names = list(weights)
         like = weights[self.names[0]]
         for number, name in enumerate(self.names):
-            for moment in ("first", "second"):
-                self.register_buffer(f"{moment}{number}", torch.zeros_like(weights[name].detach()))
-            deviations = like.new_zeros(method.rank, *weights[name].shape)
-            self.register_buffer(f"deviations{number}", deviations)
+            zeros = torch.zeros_like(weights[name].detach())
+            self.register_buffer(f"first{number}", zeros)
+            self.register_buffer(f"second{number}", zeros.clone())
+            self.register_buffer(f"deviations{number}", like.new_zeros(method.rank, *zeros.shape))
         steps_and_iterates = torch.zeros(2, dtype=torch.long, device=like.device)
         self.register_buffer("count", steps_and_iterates)
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the model."""
         return self.trained.loss(x, y)
 
@@ -278,7 +257,7 @@ def draw_with_statistics(
     norms = {
         name: module
         for name, module in network.net.named_modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
+        if _has_running_statistics(module)
     }
     network.net.eval()
     for module in norms.values():

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from bayou.core.files import StrPath
 from bayou.core.params import Params
-from bayou.core.progress import Show
 from bayou.curvature.covariance import Diagonal
-from bayou.inference.method import Method
+from bayou.inference.method import BatchedMethod, FitArguments, Method
 from bayou.inference.start import starting_point
 from bayou.methods.point import MAP
 from bayou.network.target import Target
 from bayou.posteriors.empirical import Empirical
 from bayou.posteriors.gaussian import GaussianPosterior
 from bayou.posteriors.posterior import Posterior
-from bayou.training.data import Data, Rows, as_data
+from bayou.training.data import Data, Rows
 from bayou.training.loop import move
-from bayou.training.seeds import as_int_seed, part_seed
+from bayou.training.seeds import part_seed
 
 MAX_LOG_STD = 30.0  # log₂ σ is searched in ±MAX_LOG_STD
 LOG_STD_PRECISION = 0.014  # of log₂ σ: 1 % of σ
@@ -31,7 +29,7 @@ MIN_SINGULAR_VALUE = 1e-4
 
 @final
 @dataclass(frozen=True)
-class TFB(Method):
+class TFB(BatchedMethod[Posterior]):
     """Training-free Bayesianization of low-rank adapters: the largest noise that rows tolerate.
 
         q(B·A) = B·A + σ·U·Z,    Z standard normal,    B = U·diag(d)·Vᵀ
@@ -73,34 +71,24 @@ class TFB(Method):
         self._check_start()
         self._check_positive("tolerance")
         self._check_whole("samples", "batch_size")
-        self._check(("validation",), lambda value: 0 < value < 1, "between 0 and 1")
+        self._check_interval("(0, 1)", "validation")
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Train the adapters, if ``start`` is given, and find σ.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the anchor rows, the draws and the run of the start.
-            checkpoint: a file of the run of the start.
-            progress: whether, or where, to show a line of progress.
-        """
-        seed = as_int_seed(seed)
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Train the adapters, if ``start`` is given, and find σ."""
+        target = arguments.target
+        seed = arguments.seed
         pairs = self._pairs(target)
-        rows = as_data(data, self.batch_size)
-        anchors: Data = rows
+        rows = arguments.data
+        anchors = rows
         if self.start is not None and isinstance(rows, Rows):
             rows, anchors = rows.split(self.validation, part_seed(seed, "validation"))
         point = starting_point(
-            self.start, target, rows, seed=seed, checkpoint=checkpoint, progress=progress
+            self.start,
+            target,
+            rows,
+            seed=seed,
+            checkpoint=arguments.checkpoint,
+            progress=arguments.progress,
         )
         if point.stopped == "interrupted":
             return point

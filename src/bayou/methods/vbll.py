@@ -9,18 +9,16 @@ from typing import Any, Self, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bayou.core import rng
-from bayou.core.files import StrPath
 from bayou.core.params import Params
-from bayou.core.progress import Show
 from bayou.curvature.covariance import Covariance, Diagonal, Full
 from bayou.curvature.structures import MAX_FULL_WEIGHTS
 from bayou.curvature.swag import LowRankPlusDiagonal
 from bayou.inference.data_checks import first_inputs, last_layer
+from bayou.inference.method import FitArguments
 from bayou.inference.point import PointModel, Regularized
-from bayou.network import Call, Network, clear_errors, evaluating
+from bayou.network import Network, clear_errors, evaluating
 from bayou.network.target import Target
 from bayou.posteriors.gaussian import (
     PREDICTIVES,
@@ -39,7 +37,7 @@ DEFAULT_RANK = 8  # of S, where a full one is too large
 
 @final
 @dataclass(frozen=True)
-class VBLL(Regularized):
+class VBLL(Regularized[GaussianPosterior]):
     """Variational Bayesian last layer: q(w) = N(w̄, S) of the last layer, the rest a point.
 
         max  E_q[Σ_n log p(y_n | w·φ_n)] − KL(q ‖ p) + log p(rest)
@@ -93,29 +91,14 @@ class VBLL(Regularized):
         """Return this method with fewer steps: the features are learned already."""
         return replace(self, effort=self.effort / 10)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> GaussianPosterior:
-        """Return the Gaussian over the last layer, and the point of the rest.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the batches.
-            checkpoint: a file that the same call continues from.
-            progress: whether, or where, to show a line of progress.
-        """
-        problem, rows, state = self._run(target, data, seed, checkpoint, progress)
+    def _fit(self, arguments: FitArguments) -> GaussianPosterior:
+        """Return the Gaussian over the last layer, and the point of the rest."""
+        problem, rows, state = self._run(arguments)
         if not isinstance(problem, LastLayerBound):
             raise TypeError(f"VBLL trains a LastLayerBound, got {type(problem).__name__}")
         with torch.no_grad():
             bound = problem.total(rows) - float(problem.kl())
+            problem.hook.remove()
             posterior = GaussianPosterior(
                 problem.target,
                 Network(problem.net.eval()),
@@ -128,11 +111,11 @@ class VBLL(Regularized):
         posterior.stopped = state.stopped
         return posterior
 
-    def _problem(self, target: Target, data: Data, held: Data | None, seed: int) -> LastLayerBound:
+    def _problem(self, target: Target, data: Data, seed: int) -> LastLayerBound:
         """Return the objective of a run."""
         inputs = first_inputs(target, data)
         with clear_errors(inputs):
-            return LastLayerBound(self, target, held, seed, last_layer(target, data), inputs)
+            return LastLayerBound(self, target, seed, last_layer(target, data), inputs)
 
 
 class LastLayerBound(PointModel):
@@ -145,7 +128,6 @@ class LastLayerBound(PointModel):
     Args:
         method: the settings.
         target: the likelihood, the priors and the number of rows.
-        held: rows for the validation loss; None without.
         seed: of the run.
         names: of the weight and the bias of the last layer.
         inputs: of the network, a batch.
@@ -157,17 +139,21 @@ class LastLayerBound(PointModel):
         self,
         method: VBLL,
         target: Target,
-        held: Data | None,
         seed: int,
         names: list[str],
         inputs: tuple[Any, ...],
     ) -> None:
-        super().__init__(method, target, held, seed)
+        super().__init__(method, target, seed)
         predictive = method.predictive or ("exact" if self.likelihood.is_gaussian else "sampled")
         self.predictive = check_predictive(predictive, self.likelihood)
         self.last = names
         weight = self.weights()[names[0]]
-        self._check_last_layer(weight, inputs)
+        layer = self.net.get_submodule(names[0].rpartition(".")[0])
+        self.features: list[Tensor] = []  # the inputs of the last layer in a forward pass
+        self.hook = layer.register_forward_pre_hook(
+            lambda _, arguments: self.features.append(arguments[0])
+        )
+        self._check_last_layer(layer, inputs)
         if target.couplings or not all(
             isinstance(target.priors[name], BoundNormal) for name in names
         ):
@@ -186,17 +172,19 @@ class LastLayerBound(PointModel):
         self.mixing = nn.Parameter(noise * scale)
 
     @torch.no_grad()
-    def _check_last_layer(self, weight: Tensor, inputs: tuple[Any, ...]) -> None:
+    def _check_last_layer(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Raise a ValueError unless the outputs of the network are those of the last layer."""
-        names = self.last
-        biases = [self.weights()[name] for name in names[1:]]
-        with evaluating(self.net), Features(weight) as features:
+        with evaluating(self.net):
             outputs = self.net(*inputs).flatten()
-        ends = [F.linear(x, weight, *biases).flatten() for x in features.inputs]
-        if len(ends) != 1 or ends[0].shape != outputs.shape or not torch.allclose(ends[0], outputs):
+            is_last = isinstance(layer, nn.Linear) and len(self.features) == 1
+            if is_last:
+                layer_outputs = layer(self.features[0]).flatten()
+                is_last = layer_outputs.shape == outputs.shape
+                is_last = is_last and torch.allclose(layer_outputs, outputs)
+        if not is_last:
             raise ValueError(
                 "VBLL needs a network whose outputs are those of a linear layer, got "
-                f"{type(self.target.net).__name__}, where {' and '.join(names)} come last; "
+                f"{type(self.target.net).__name__}, where {' and '.join(self.last)} come last; "
                 "use Laplace(where='last'), or VI"
             )
 
@@ -247,24 +235,23 @@ class LastLayerBound(PointModel):
         weight = rows[..., : rows.shape[-1] - bias_columns]
         return dict(zip(self.last, (weight, rows[..., -1]), strict=False))
 
-    def expected_log_likelihood(self, x: Any, y: Tensor) -> Tensor:
+    def expected_log_likelihood(self, x: object, y: Tensor) -> Tensor:
         """Return E_q log p(y_n | f_n), or its bound, of every row.
 
         Args:
             x: inputs.
             y: targets.
         """
-        features = Features(self.weights()[self.last[0]])
-        with features:  # torch.compile does not support "as"
-            outputs = self.training_outputs(x, y.device)
+        self.features.clear()
+        outputs = self.training_outputs(x, y.device)
         std, columns = self.factors()
-        phi = features.inputs[0].to(std)
+        phi = self.features.pop().to(std)
         phi = F.pad(phi, (0, std.shape[1] - phi.shape[-1]), value=1.0)  # of a bias
         projections = torch.einsum("...d,kde->...ke", phi, columns)
         variance = phi.square() @ std.square().mT + projections.square().sum(-1)
         return self.likelihood.log_prob(outputs, y, variance.reshape(outputs.shape))
 
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, x: object, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the negative bound of a batch over N, and its terms in nats."""
         log_likelihood = self.target.scale(self.expected_log_likelihood(x, y))
         kl = self.kl()
@@ -293,11 +280,9 @@ class LastLayerBound(PointModel):
                 log_likelihood += float(self.expected_log_likelihood(x, y).sum())
         return log_likelihood
 
-    def held_out_loss(self) -> float:
+    def held_out_loss(self, rows: Data) -> float:
         """Return the negative expected log-likelihood of a held-out row."""
-        if self.held_out_rows is None:
-            raise ValueError("this objective has no held-out rows")
-        return -self.total(self.held_out_rows) / self.held_out_rows.n
+        return -self.total(rows) / rows.n
 
     def covariance(self) -> Covariance:
         """Return S as a covariance of the tensors of the layer."""
@@ -315,24 +300,3 @@ class LastLayerBound(PointModel):
         tensors = {f"std.{name}": value for name, value in stds.items()}
         tensors |= {f"factor.{name}": value for name, value in factors.items()}
         return LowRankPlusDiagonal(shapes, tensors)
-
-
-class Features(TorchFunctionMode):
-    """A recorder of the ``inputs`` of linear calls with a weight.
-
-    Args:
-        weight: the tensor itself, not a copy.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = weight
-        self.inputs: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and record its input."""
-        if func is F.linear:
-            call = Call(func, args, kwargs or {})
-            if call.weight is self.weight:
-                self.inputs.append(call.x)
-        return func(*args, **(kwargs or {}))

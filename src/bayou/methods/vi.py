@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou.core import rng
-from bayou.core.files import StrPath
-from bayou.core.progress import Show, spell
+from bayou.core.progress import spell
 from bayou.guides import Delta, MeanField
 from bayou.guides.guide import Guide, GuideSpec
 from bayou.guides.rules import Rules
 from bayou.inference.baseline_checks import compare_with_constant
 from bayou.inference.data_checks import first_inputs, some_inputs
-from bayou.inference.method import Method, Trained, identity, prefers_full_batch
-from bayou.inference.network_problem import NetworkProblem, validation_loss
+from bayou.inference.method import (
+    FitArguments,
+    Method,
+    Trained,
+    open_checkpoint,
+    prefers_full_batch,
+)
 from bayou.inference.start import network_at, starting_point
 from bayou.likelihoods import BoundLikelihood
+from bayou.methods.evidence_bound import EvidenceBound
 from bayou.methods.point import MAP
-from bayou.network import clear_errors, forward_inputs
+from bayou.network import clear_errors
 from bayou.network.layout import fan_ins
 from bayou.network.target import Target
 from bayou.posteriors.guided import Bayesian, Guided
-from bayou.posteriors.network_draw import NetworkDraw
 from bayou.posteriors.posterior import Posterior
 from bayou.priors import Normal
-from bayou.training.checkpoints import Checkpoint
 from bayou.training.convergence import ConvergenceWarning, fall_from_maximum
 from bayou.training.data import Data, as_data
 from bayou.training.loop import fit_module
 from bayou.training.newton import passes_for
 from bayou.training.problem import Hooks
-from bayou.training.ranks import current, reseed_for_rank
-from bayou.training.seeds import as_int_seed, part_seed
-from bayou.training.settings import Settings
+from bayou.training.seeds import part_seed
 
 WIDE_FAN_IN = 256  # inputs of a unit, above which the learning rate is divided by their number
 LARGE_NETWORK = 5000  # weights, from which on ``adapt_to_size`` changes the defaults
 BY_UNIT = Normal("fan_in", gain=1.4, learn="units")  # the default prior of a large network
 MIN_COLLAPSE_STEPS = 1000  # shorter runs are not checked for a collapse
-HELD_OUT_DRAWS = 8  # for the validation loss
 LENGTH_FROM_MODE = 0.3  # fraction of the default number of steps for a run that starts at a mode
 LARGE_FALL = 0.1  # nats per row that the objective may fall below its maximum without a warning
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variational(Trained):
+class Variational(Trained[Posterior]):
     """The base class of methods that maximize the ELBO over a family of posteriors.
 
     A network of 5,000 weights or more that was given neither a prior nor a length gets other
@@ -147,44 +147,24 @@ class Variational(Trained):
         """
         return replace(self, effort=factor * self.effort)
 
-    def fit(
-        self,
-        target: Target,
-        data: Any,
-        *,
-        seed: int = 0,
-        checkpoint: StrPath | None = None,
-        progress: Show = True,
-    ) -> Posterior:
-        """Fit q to the posterior of ``target``.
-
-        Args:
-            target: the network, likelihood and prior.
-            data: tensors (x, y), a Dataset or a DataLoader.
-            seed: decides the batches, the draws and the initial guides.
-            checkpoint: a file that the same call continues from; the start is found in its own.
-            progress: whether, or where, to show a line of progress.
+    def _fit(self, arguments: FitArguments) -> Posterior:
+        """Fit q to the posterior of the target.
 
         Returns:
             A ``Guided`` posterior, or the point of the start if Ctrl-C came before the first step.
         """
-        method, adapted_target = self.adapt_to_size(target)
-        return method._fit(adapted_target, target, data, as_int_seed(seed), checkpoint, progress)
+        method, target = self.adapt_to_size(arguments.target)
+        return method._fit_adapted(target, arguments)
 
-    def _fit(
-        self,
-        target: Target,
-        original_target: Target,
-        data: Any,
-        seed: int,
-        checkpoint: StrPath | None,
-        progress: Show,
-    ) -> Posterior:
+    def _fit_adapted(self, target: Target, arguments: FitArguments) -> Posterior:
         """Fit with exactly these settings; the start is found under the original prior."""
-        batches, held_out = self.split(as_data(data, self.batch_size), seed)
+        seed = arguments.seed
+        checkpoint = arguments.checkpoint
+        progress = arguments.progress
+        batches, held_out = self.split(arguments.data, seed)
         target = target.copy(batches.n)
         inputs = first_inputs(target, batches)
-        original_target = original_target.copy(batches.n)
+        original_target = arguments.target.copy(batches.n)
         net = target.net
         start = self._start(original_target, batches)
         if start is not None:
@@ -196,12 +176,10 @@ class Variational(Trained):
                 return point
             net = network_at(point)
         bayesian = self._initial_guides(net, target, batches, inputs, seed)
-        problem = EvidenceBound(self, target, bayesian, held_out, self.tempering(target))
+        problem = EvidenceBound(self, target, bayesian, self.tempering(target))
         problem.check_first_batch(batches)
-        file = None
-        if checkpoint is not None:
-            file = Checkpoint(checkpoint, identity(self, target, batches, seed))
-        hooks = Hooks(None if held_out is None else problem.held_out_loss)
+        file = open_checkpoint(checkpoint, self, target, batches, seed)
+        hooks = Hooks(None if held_out is None else partial(problem.held_out_loss, held_out))
         state = fit_module(
             problem, batches, self, seed=seed, checkpoint=file, progress=progress, hooks=hooks
         )
@@ -346,11 +324,8 @@ class VI(Variational):
         super().__post_init__()
         self._check_whole("samples")
         self._check_positive("scale_lr")
-        if not 0 <= self.beta < math.inf or not 0 <= self.warmup <= 1:
-            raise ValueError(
-                "VI needs a finite beta >= 0 and 0 <= warmup <= 1, "
-                f"got beta={self.beta}, warmup={self.warmup}"
-            )
+        self._check_interval("[0, inf)", "beta")
+        self._check_interval("[0, 1]", "warmup")
         if not self.specs or not all(isinstance(spec, GuideSpec) for spec in self.specs):
             raise ValueError(
                 "VI guide must be a family such as MNF() or patterns → families, "
@@ -426,171 +401,6 @@ class VI(Variational):
             return f"VI({type(self.guide).__name__})"
         families = [f"{name}: {type(spec).__name__}" for name, spec in self.guide.items()]
         return f"VI({', '.join(families)})"
-
-
-class Baseline(nn.Module):
-    """A running mean of the reward, for REINFORCE with one draw per step.
-
-    Its buffers are part of every checkpoint.
-
-    Args:
-        like: a tensor whose dtype and device the buffers have.
-        decay: the weight of the past in an update, 0.9 by default.
-    """
-
-    total: Tensor
-    weight: Tensor
-
-    def __init__(self, like: Tensor, decay: float = 0.9) -> None:
-        super().__init__()
-        self.decay = decay
-        self.register_buffer("total", torch.zeros((), dtype=like.dtype, device=like.device))
-        self.register_buffer("weight", torch.zeros((), dtype=like.dtype, device=like.device))
-
-    @property
-    def value(self) -> Tensor:
-        """Return the mean so far; 0 before there is one."""
-        return self.total / self.weight.clamp_min(1 - self.decay)
-
-    @torch.no_grad()
-    def observe(self, reward: Tensor | None) -> None:
-        """Update with the reward of a finished step.
-
-        Args:
-            reward: a scalar; None for a step without discrete gains.
-        """
-        if reward is not None:
-            self.total.mul_(self.decay).add_(reward, alpha=1 - self.decay)
-            self.weight.mul_(self.decay).add_(1 - self.decay)
-
-
-class EvidenceBound(NetworkProblem):
-    """The objective −ELBO/N of one batch, with the log-likelihood and the KL in nats.
-
-    Args:
-        method: has the number of draws, β and the optimizer.
-        target: the likelihood, prior and number of rows N.
-        bayesian: the network with its guides.
-        held_out: rows for the validation loss; None without.
-        cold: the factor of the KL, N/D or 1.
-    """
-
-    def __init__(
-        self,
-        method: Variational,
-        target: Target,
-        bayesian: Bayesian,
-        held_out: Data | None = None,
-        cold: float = 1.0,
-    ) -> None:
-        super().__init__(target)
-        like = next(bayesian.parameters())
-        self.bayesian = bayesian
-        self.likelihood = target.likelihood
-        self.baseline = Baseline(like)
-        self.method = method
-        self.held_out = held_out
-        self.cold = cold
-        self.dtype = like.dtype
-        self.title = method.title
-        self.draws_of_rank = current().draws_of_rank(method.samples)
-        self.beta = torch.ones((), dtype=like.dtype, device=like.device)
-        # every mean has a scale; a flow has many more parameters
-        means = sum(value.numel() for value in bayesian.mean().values())
-        parameters = sum(p.numel() for p in self.parameters() if p.requires_grad)
-        self.dimension = min(2 * means, parameters)
-
-    def make_optimizer(self, settings: Settings, steps: int) -> torch.optim.Optimizer:
-        """Return the optimizer of the method."""
-        return self.method.optimizer_of(self, steps)
-
-    def outputs(self, *inputs: Any) -> Tensor:
-        """Return the outputs of the network at the mean of q."""
-        return self.bayesian.call(self.bayesian.mean(), *inputs)
-
-    def before_step(self, step: int, steps: int) -> None:
-        """Set β for a step."""
-        self.beta.fill_(self.cold * self.method.beta_at(step, steps))
-
-    def loss(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return −ELBO/N of a batch and the terms to report, in nats."""
-        rows = len(y) if self.bayesian.per_example else None
-        draw = self.bayesian.draw(self.method.samples, examples=rows)
-        if self.draws_of_rank is not None:
-            draw = draw.subset(self.draws_of_rank)
-        reseed_for_rank(y.device)
-        log_probs = self.likelihood.log_prob(self._drawn_outputs(draw, x, y), y)  # (S, B)
-        log_likelihood = self.target.scale(log_probs).mean()
-        kl = draw.kl
-        objective = log_likelihood - self.beta * kl
-        report = {"elbo": log_likelihood - kl, "log_likelihood": log_likelihood, "kl": kl}
-        scores = [tensor.score for tensor in draw.draws if tensor.score is not None]
-        if scores:
-            for score in scores:
-                objective = objective + self._reinforce(log_probs.detach(), score)
-            report["reward"] = log_probs.mean()
-        numbers = {name: number.detach() for name, number in report.items()}
-        return -objective / self.target.n, numbers
-
-    def _drawn_outputs(self, draw: NetworkDraw, x: Any, y: Tensor) -> Tensor:
-        """Return the outputs of all draws, (S, B, ...).
-
-        With ``autocast`` only the products of the network have bfloat16: noise, flows and sums
-        keep their precision.
-        """
-        if not self.method.autocast:
-            return draw(*forward_inputs(x))
-        with torch.autocast(y.device.type, torch.bfloat16):
-            return draw(*forward_inputs(x)).to(self.dtype)
-
-    def after_step(self, numbers: dict[str, Tensor]) -> None:
-        """Update the running mean of the reward."""
-        self.baseline.observe(numbers.pop("reward", None))
-
-    def objective(self, numbers: dict[str, Tensor]) -> Tensor:
-        """Return the objective in nats from reported numbers, at the current β."""
-        return numbers["log_likelihood"] - self.beta * numbers["kl"]
-
-    def held_out_loss(self) -> float:
-        """Return the negative log-likelihood of a held-out row, by the same draws at any time."""
-        if self.held_out is None:
-            raise ValueError("this objective has no held-out rows")
-        draws = self.bayesian.sample(HELD_OUT_DRAWS, seed=0)
-        return validation_loss(self.target, self.held_out, self.bayesian.call, draws)
-
-    def name_of(self, name: str) -> str:
-        """Return the name of a parameter for messages: its role and the tensors of its guide."""
-        parts = name.split(".")
-        if parts[:2] != ["bayesian", "guides"]:
-            return repr(name)
-        return f"{'.'.join(parts[3:])} of {', '.join(self.bayesian.guides[int(parts[2])].names)!r}"
-
-    def _reinforce(self, log_probs: Tensor, score: Tensor) -> Tensor:
-        """Return zero, with the gradient of E[log-likelihood] in the rates of discrete gains.
-
-        The baseline of a draw is the mean of the *other* draws (its own reward would bias it), or a
-        running mean where there is no other.
-
-        Args:
-            log_probs: log p(y | f) of all draws and rows, (S, B).
-            score: log q of the gains: (S,), or one for every draw and row.
-        """
-        is_per_row = score.numel() == log_probs.numel() and log_probs.numel() > len(log_probs)
-        if is_per_row and self.bayesian.rows_independent:
-            reward = log_probs
-        else:
-            reward = log_probs.mean(1)
-            score = score.reshape(len(log_probs), -1).sum(1)
-        advantage = self._advantage(reward)
-        score = score.reshape(reward.shape)
-        return (advantage * (score - score.detach())).mean() * self.target.n
-
-    def _advantage(self, reward: Tensor) -> Tensor:
-        """Return the rewards of draws less their baselines."""
-        count = reward.numel()
-        if count > 1:
-            return (reward - reward.mean()) * (count / (count - 1))
-        return reward - self.baseline.value
 
 
 def parameter_groups(module: nn.Module, lr: float, scale_lr: float) -> list[dict[str, Any]]:

@@ -241,7 +241,7 @@ def _match_draws_to_steps(
     if isinstance(method, GradientSampler):  # every step of the chain is a draw
         draws = settings.steps
         if draws is None:
-            draws = len(method._draw_density(steps).nonzero()[0])
+            draws = len(method.draw_density(steps).nonzero()[0])
         method = replace(method, draws=draws)
         _, draw_steps = method._plan(rows)
     draws = len(draw_steps)

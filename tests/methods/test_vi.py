@@ -1,17 +1,119 @@
-"""Score-function gradients of rates of dropout: unbiased, and with less variance by a baseline."""
+"""VI: the defaults of large networks, and score-function gradients of the rates of dropout."""
+
+from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bayou
-from bayou.methods import vi
+from bayou.likelihoods import Categorical
+from bayou.methods.vi import BY_UNIT, Variational
+from bayou.network.target import Target
+from bayou.posteriors import Guided
+from bayou.training.convergence import cell_width
 from tests.training.runs import make_objective, small
 
 ONE = torch.ones((), dtype=torch.float64)
+
+
+def rows(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Three classes."""
+    x = torch.randn(n, 8, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+def deep(width: int = 50) -> nn.Module:
+    torch.manual_seed(0)
+    hidden = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), *hidden, nn.Linear(width, 3))
+
+
+@pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so short
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [bayou.VI(effort=0.25), bayou.IVON(effort=0.25)])
+def test_a_large_network_with_few_rows_learns(method: Variational) -> None:
+    data, test = rows(200, 1), rows(500, 2)
+    found = bayou.fit(deep(), data, method=method, progress=False)
+    assert isinstance(found, Guided)
+    assert float(-found.predict(test[0], seed=0).log_prob(test[1]).mean()) < 0.7  # a constant: 1.04
+    bound = bayou.elbo(found, data, 20, seed=0)
+    assert bound.value > -200 * 1.0  # what no constant has: −N·1.04
+    assert found.target.prior == BY_UNIT
+    assert found.history[-1]["warmup"] == 0.4
+    assert bound.value == pytest.approx(bound.log_likelihood - bound.kl)
+
+
+@pytest.mark.parametrize(
+    ("net", "prior", "options"),
+    [
+        (deep(40), None, {}),
+        (deep(), bayou.Normal(1.0), {}),
+        (deep(), None, {"steps": 3000}),
+        (deep(), None, {"epochs": 100}),
+        (deep(), None, {"schedule": "cosine"}),
+    ],
+)
+def test_small_networks_and_given_settings_are_not_adapted(
+    net: nn.Module, prior: bayou.priors.Prior | None, options: dict[str, Any]
+) -> None:
+    target = Target.build(net, Categorical(), prior, 200)
+    for method in (bayou.VI(**options), bayou.IVON(**options)):
+        same, still = method.adapt_to_size(target)
+        assert same is method
+        assert still is target
+
+
+def test_given_settings_of_a_large_network_stay() -> None:
+    target = Target.build(deep(), Categorical(), None, 200)
+    method, changed = bayou.VI(lr=0.002, warmup=0.1, start=bayou.MAP(steps=2)).adapt_to_size(target)
+    assert (method.lr, method.scale_lr, method.warmup, method.start) == (
+        0.002,
+        0.01,
+        0.1,
+        bayou.MAP(steps=2),
+    )
+    assert changed.prior == BY_UNIT
+    assert bayou.VI(cold=True, samples=3).adapt_to_size(target)[0].cold
+
+
+def test_wide_layers_have_a_smaller_learning_rate() -> None:
+    wide = nn.Sequential(nn.Linear(10, 800), nn.ReLU(), nn.Linear(800, 10))
+    for net, lr in ((deep(), 0.01), (wide, 0.0032)):
+        method, _ = bayou.VI().adapt_to_size(Target.build(net, Categorical(), None, 200))
+        assert method.lr == pytest.approx(lr)
+        assert method.scale_lr == 0.01
+    wide[2].requires_grad_(False)
+    assert bayou.VI().adapt_to_size(Target.build(wide, Categorical(), None, 200))[0].lr == 0.01
+
+
+def test_frozen_weights_are_not_counted() -> None:
+    net = deep()
+    net[2].requires_grad_(False)
+    target = Target.build(net, Categorical(), None, 200)
+    assert bayou.VI().adapt_to_size(target)[1] is target
+
+
+@pytest.mark.parametrize("batches", [1, 3, 7, 50, 199, 1000])
+def test_the_warm_up_ends_before_the_first_test_of_convergence(
+    batches: int,
+) -> None:
+    plan = max(2000, 10 * batches)
+    width, turn = cell_width(plan, batches), bayou.VI().turn(plan)
+    cells = turn // width
+    first = (cells - 2 * (cells // 5)) * width
+    assert first >= bayou.VI().large_network_settings(64)["warmup"] * plan
+
+
+def test_the_start_of_a_large_network_has_the_original_prior() -> None:
+    start = bayou.MAP(steps=2)  # which cannot learn a prior
+    for method in (bayou.VI(start=start, effort=0.002), bayou.IVON(start=start, effort=0.002)):
+        found = bayou.fit(deep(), rows(50, 1), method=method, progress=False)
+        assert found.target.prior == BY_UNIT
 
 
 def enumerated(monkeypatch, loss, bayesian, x, y, masks):
@@ -112,7 +214,7 @@ def test_the_score_function_gradient_is_unbiased_with_a_mask_per_example(
     )  # rows are independent, so a mask for each is the same on average
 
 
-def test_masks_per_example_and_per_draw_go_together(monkeypatch):
+def test_masks_per_example_and_per_draw_are_unbiased_together(monkeypatch):
     net = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
     rules = {
         "0.weight": bayou.Dropout(0.3, per="unit", rate="reinforce"),
@@ -172,19 +274,6 @@ def test_the_baseline_lowers_the_variance(monkeypatch):
 
     assert variance(1, True) < 0.5 * variance(1, False)
     assert variance(2, False) < 0.5 * variance(1, False)
-
-
-def test_the_running_baseline_follows_the_reward_and_starts_at_the_first_one():
-    baseline = vi.Baseline(torch.zeros((), dtype=torch.float64))
-    assert float(baseline.value) == 0
-    baseline.observe(torch.tensor(-3.0, dtype=torch.float64))
-    assert float(baseline.value) == pytest.approx(-3)
-    for _ in range(200):
-        baseline.observe(torch.tensor(5.0, dtype=torch.float64))
-    assert float(baseline.value) == pytest.approx(5)
-    before = float(baseline.value)
-    baseline.observe(None)  # a family without discrete choices
-    assert float(baseline.value) == before
 
 
 def test_a_learned_rate_moves_and_the_reward_is_not_in_the_history():
