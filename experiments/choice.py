@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from bayou.inference.method import Method
 from bayou.select import Recipe, Training
 from bayou.select.named import find
 from bayou.select.noise_and_prior import GAIN_OF_CLASSES, GAIN_OF_NUMBERS
-from bayou.select.recipes import CANDIDATES
+from bayou.select.recipes import CANDIDATES, NamedMethod
 from experiments import study
 from experiments.defaults import COLUMNS, DIGITS, HEADS, LIMITS, TABLES, Arrays
 from experiments.study import Fit, Found
@@ -61,7 +61,7 @@ def _full(config: Training) -> Method | Recipe:
 
 def _laplace(structure: Any, config: Training, **options: Any) -> Method | Recipe:
     """As the preset has it, with another structure."""
-    recipe = find("laplace-last").make(config)
+    recipe = cast(NamedMethod, find("laplace-last").make(config))
     laplace = bayou.Laplace(structure, start=recipe.start, prior="evidence", **options)
     return replace(recipe, method=laplace)
 
@@ -105,7 +105,7 @@ def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
 
     def make(name: str, value: Any) -> Callable[[Training], Method | Recipe]:
         def made(config: Training) -> Method | Recipe:
-            recipe = find(method).make(config)
+            recipe = cast(NamedMethod, find(method).make(config))
             return replace(recipe, method=replace(recipe.method, **{name: value}))
 
         return made

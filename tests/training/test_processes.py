@@ -243,19 +243,51 @@ def test_a_sharded_parameter_to_train_raises(one_process):
             call()
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "advice"),
-    [(None, "with bayou.fit"), ("fit.run", "start all of them again to continue from fit.run")],
-)
-def test_the_error_of_a_lost_process_names_the_checkpoint(checkpoint, advice, monkeypatch):
+@pytest.fixture
+def three(monkeypatch):
+    """This process as rank 0 of three on this machine, of which rank 1 has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    monkeypatch.setattr(
+        sharing, "_PROCESSES", {0: (here, 0), 1: (here, ended.pid), 2: (here, os.getpid())}
+    )
+    monkeypatch.setattr(sharing, "_STORES", [dist.HashStore()])
+
     def fail(*args):
         raise RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:1234")
 
     monkeypatch.setattr(dist, "all_reduce", fail)
-    words = f"^one of the 3 processes has ended, .*; {advice}.*Connection closed by peer"
-    with pytest.raises(LostRankError, match=words) as error:
-        Ranks(0, 3, checkpoint=checkpoint).mean([torch.ones(1)], 1.0)
-    assert error.value.__suppress_context__
+    return ended
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
+def test_the_error_names_the_rank_that_ended_and_the_checkpoint(three, tmp_path):
+    file = tmp_path / "fit.run"
+    words = "rank 1 of the 3 processes has ended, so that their fit cannot continue"
+    with pytest.raises(LostRankError, match=f"^{words}; with bayou.fit") as error:
+        Ranks(0, 3).mean([torch.ones(1)], 1.0)
+    assert error.value.__suppress_context__  # one sentence, without that of the backend
+    with pytest.raises(
+        LostRankError, match=f"^{words}; the checkpoint .*fit.run was not written yet"
+    ):
+        Ranks(0, 3, checkpoint=file).mean([torch.ones(1)], 1.0)
+    file.touch()
+    with pytest.raises(
+        LostRankError, match=f"^{words}; start all of them again to continue from .*fit.run$"
+    ):
+        Ranks(2, 3, checkpoint=file).differing({"data": "0a"}, torch.device("cpu"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes of POSIX")
+def test_an_error_without_a_lost_rank_stays_as_it_is(three, monkeypatch):
+    monkeypatch.setattr(sharing, "LOST_SECONDS", 0.1)
+    monkeypatch.setitem(sharing._PROCESSES, 1, (socket.gethostname(), os.getpid()))
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        Ranks(0, 3).mean([torch.ones(1)], 1.0)
+    monkeypatch.setitem(sharing._PROCESSES, 1, ("elsewhere", 1))
+    with pytest.raises(LostRankError, match="rank 1 of the 3 processes has ended"):
+        Ranks(0, 3).mean([torch.ones(1)], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -329,11 +361,9 @@ def test_torchrun_restarts_a_killed_process_and_the_run_resumes(tmp_path):
 def test_the_other_processes_end_with_an_error_if_one_is_killed(tmp_path):
     statuses, errors = run_processes(tmp_path, "--die", "8", size=3)
     assert statuses[1] < 0
-    words = "LostRankError: one of the 3 processes has ended, so that their fit cannot continue;"
+    words = "LostRankError: rank 1 of the 3 processes has ended, so that their fit cannot continue;"
     for rank in (0, 2):
         assert statuses[rank] == 1
         assert errors[rank].count("Traceback") == 1, errors[rank]
-        assert (
-            f"{words} start all of them again to continue from {tmp_path / 'vi.run'}"
-            in errors[rank]
-        )
+        advice = f"start all of them again to continue from the checkpoint {tmp_path / 'vi.run'}"
+        assert errors[rank].strip().splitlines()[-1].endswith(f"{words} {advice}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,12 @@ from bayou.core.files import StrPath
 from bayou.core.progress import BayouWarning
 from bayou.training.inputs import Batch, rows_of
 from bayou.training.seeds import part_seed
+
+# The time to find out which process has ended: after its connections it may need some to end
+# itself.
+LOST_SECONDS = 10.0
+POLL_SECONDS = 0.02  # between two looks at the other processes
+LOST_KEY = "bayou/lost"  # the key of the ended processes in the store of all processes
 
 
 class LostRankError(RuntimeError):
@@ -74,20 +83,34 @@ class Ranks:
         """Reduce a tensor over the processes, by default to its sum.
 
         Raises:
-            LostRankError: if the processes lost their connection: one of them has ended.
+            LostRankError: if a process has ended, with its number.
         """
         if operation is None:
             operation = dist.ReduceOp.SUM
         try:
             dist.all_reduce(tensor, operation)
-        except RuntimeError as error:
-            advice = "with bayou.fit(..., checkpoint=FILE) the next start would continue it"
-            if self.checkpoint is not None:
-                advice = f"start all of them again to continue from {self.checkpoint}"
-            raise LostRankError(
-                f"one of the {self.size} processes has ended, so that their fit cannot continue; "
-                f"{advice} (rank {self.rank}: {error})"
-            ) from None
+        except RuntimeError:
+            lost = find_lost_ranks(self.rank)
+            if not lost:
+                raise
+            raise LostRankError(self._describe_loss(lost)) from None
+
+    def _describe_loss(self, lost: str) -> str:
+        """Return the text of the error for processes that have ended, with what to do."""
+        ended = (
+            f"rank {lost} of the {self.size} processes has ended, so that their fit cannot continue"
+        )
+        if self.checkpoint is None:
+            return f"{ended}; with bayou.fit(..., checkpoint=FILE) the next start would continue it"
+        if Path(self.checkpoint).exists():
+            return (
+                f"{ended}; start all of them again to continue from the checkpoint "
+                f"{self.checkpoint}"
+            )
+        return (
+            f"{ended}; the checkpoint {self.checkpoint} was not written yet: start all of them "
+            "again"
+        )
 
     def rows(self, batch: Batch) -> tuple[Batch, float]:
         """Return the rows of this process and their share of the batch.
@@ -192,6 +215,64 @@ class Ranks:
         return [name for name, same in zip(codes, is_same, strict=True) if not same]
 
 
+_PROCESSES: dict[int, tuple[str, int]] = {}  # rank → machine and process id
+_STORES: list[Any] = []  # the store of the processes, if ``sharing`` has made it
+
+
+def find_lost_ranks(rank: int) -> str:
+    """Return the ranks of processes that have ended, separated by commas.
+
+    Args:
+        rank: that of this process.
+
+    Returns:
+        The ranks; empty if no process that can be observed from here has ended.
+    """
+    machine = socket.gethostname()
+    others = {other: process for other, process in _PROCESSES.items() if other != rank}
+    deadline = time.monotonic() + LOST_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(RuntimeError, IndexError):  # the store may have ended with its process
+            if _STORES[0].check([LOST_KEY]):
+                return str(_STORES[0].get(LOST_KEY).decode())
+        ended = [
+            other
+            for other, (host, process) in others.items()
+            if host == machine and _has_ended(process)
+        ]
+        if ended:
+            lost = ", ".join(map(str, ended))
+            with suppress(RuntimeError, IndexError):  # others may see this process end, too
+                _STORES[0].set(LOST_KEY, lost)
+            return lost
+        time.sleep(POLL_SECONDS)
+    on_other_machines = [str(other) for other, (host, _) in others.items() if host != machine]
+    return " or ".join(on_other_machines)
+
+
+def _has_ended(process: int) -> bool:
+    """Return whether a process of this machine has ended; False where this cannot be known."""
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(process, 0)
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return True
+    except OSError:  # of another user, or a system without /proc
+        return False
+    return state in ("Z", "X")  # it waits for its parent only
+
+
+def _exchange_processes(size: int) -> None:
+    """Tell all processes the machine and the id of each."""
+    if "cpu" not in str(dist.get_backend_config()):
+        return
+    processes: list[Any] = [None] * size
+    dist.all_gather_object(processes, (socket.gethostname(), os.getpid()))
+    _PROCESSES.update(enumerate(processes))
+
+
 ALONE = Ranks()
 _RANKS: ContextVar[Ranks | None] = ContextVar("ranks", default=None)
 
@@ -238,7 +319,10 @@ def _ranks_of_torchrun(draws: bool) -> Ranks:
         _connect_processes()
     if not dist.is_initialized():
         return ALONE
-    return Ranks(dist.get_rank(), dist.get_world_size(), draws=draws)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), draws=draws)
+    if ranks.size > 1 and not _PROCESSES:
+        _exchange_processes(ranks.size)
+    return ranks
 
 
 def _connect_processes() -> None:
@@ -251,6 +335,7 @@ def _connect_processes() -> None:
     if torch.cuda.is_available() and dist.is_nccl_available():
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    _STORES[:] = [store]
     atexit.register(dist.destroy_process_group)
 
 
