@@ -31,7 +31,7 @@ COMMAND = re.compile(r"^`((?:bayou|python) [^`]+)`(?:, (\d{4}-\d\d-\d\d))?")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
-# --- tables of experiments/results ------------------------------------------------------------------------------------
+# --- tables of experiments/results --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-# --- methods ---------------------------------------------------------------------------------------------------------
+# --- methods ------------------------------------------------------------------------------------
 
 # The columns that name what a row is about.
 LABELS = {"method", "family", "candidate", "posterior", "row", "curvature", "classes", "preset, as it is", "permuted",
@@ -262,7 +262,7 @@ def names_table() -> str:
     return markdown_table(["name", "method"], rows)
 
 
-# --- which method? ---------------------------------------------------------------------------------------------------
+# --- which method? ------------------------------------------------------------------------------
 
 
 def tree() -> str:
@@ -303,7 +303,7 @@ def inline(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
 
 
-# --- pages of tables -------------------------------------------------------------------------------------------------
+# --- pages of tables ----------------------------------------------------------------------------
 
 
 @cache
@@ -390,7 +390,7 @@ def results_table() -> str:
     return markdown_table(["table", "date", "command", "limits"], rows)
 
 
-# --- flows -----------------------------------------------------------------------------------------------------------
+# --- flows --------------------------------------------------------------------------------------
 
 
 def catalog_table(names: Sequence[str] | None = None) -> str:
@@ -474,7 +474,7 @@ def flow_rows(labels: str) -> str:
     )
 
 
-# --- API -------------------------------------------------------------------------------------------------------------
+# --- API ----------------------------------------------------------------------------------------
 
 API = {
     "bayou": ["methods", "methods.vi", "inference.elbo", "posteriors.posterior", "posteriors.guided"],
@@ -533,7 +533,7 @@ def api_of(package: str, first: Sequence[str]) -> str:
     return "```{eval-rst}\n" + "\n".join(lines) + "\n```\n"
 
 
-# --- all of it -------------------------------------------------------------------------------------------------------
+# --- all of it ----------------------------------------------------------------------------------
 
 
 def generated() -> dict[str, str]:

@@ -35,7 +35,7 @@ CLASSES = predictive(Categorical(), 2 * noise(9, 300, 4))
 LABELS = torch.randint(4, (300,), generator=torch.Generator().manual_seed(1))
 
 
-# --- classes ---------------------------------------------------------------------------------------------------------
+# --- classes ------------------------------------------------------------------------------------
 
 
 def test_accuracy_nll_and_brier_against_loops() -> None:
@@ -110,7 +110,7 @@ def test_classes_on_a_map_are_scored_in_every_place() -> None:
     assert set(metrics.summary(maps, y)) >= {"accuracy", "nll", "brier", "ece", "rejection"}
 
 
-# --- uncertainty -----------------------------------------------------------------------------------------------------
+# --- uncertainty --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_standard_error() -> None:
     assert math.isnan(metrics.standard_error([1.0]))
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+# --- numbers ------------------------------------------------------------------------------------
 
 
 def crps_by_integral(p: Predictive, y: Tensor, reach: float = 60.0, points: int = 100_001) -> float:
@@ -227,7 +227,7 @@ def test_scores_in_original_units() -> None:
     assert ours == pytest.approx(theirs, rel=1e-6)
 
 
-# --- all at once -----------------------------------------------------------------------------------------------------
+# --- all at once --------------------------------------------------------------------------------
 
 
 def test_summary_of_classes() -> None:
@@ -264,7 +264,7 @@ def test_summary_of_numbers() -> None:
     assert metrics.summary(near, noise(40, 1, seed=3)).keys() < scores.keys()
 
 
-# --- two predictions ---------------------------------------------------------------------------------------------
+# --- two predictions ----------------------------------------------------------------------------
 
 
 def test_agreement_and_total_variation_of_classes_against_loops() -> None:

@@ -190,7 +190,7 @@ def test_a_new_prior_is_scipys_and_is_fitted() -> None:
     assert posterior.predict(x, 3, seed=0).mean.isfinite().all()
 
 
-# --- more formulas, other supports -----------------------------------------------------------------------------------
+# --- more formulas, other supports --------------------------------------------------------------
 
 
 class Gumbel(BoundLikelihood):

@@ -50,7 +50,9 @@ for name, build, steps in (("IAF", flows.iaf, 300), ("NAF", flows.naf, 150)):
     fitted[f"{name}, reverse KL"] = flow
     begun = time.perf_counter()
     flow.sample_and_log_prob(2000)
-    print(f"{name:8s} bound of log Z {result.bound:.3f}; 2,000 draws in {1000 * (time.perf_counter() - begun):.0f} ms")
+    print(
+        f"{name:8s} bound of log Z {result.bound:.3f}; 2,000 draws in {1000 * (time.perf_counter() - begun):.0f} ms"
+    )
 
 # %% [markdown]
 # An affine map of each coordinate (MAF, IAF) bends the base but cannot cut it: the rings stay connected where the flow
@@ -68,7 +70,12 @@ fig, axes = plt.subplots(
 )
 for axis, (name, flow) in zip(axes, fitted.items(), strict=True):
     if "KL" in name:  # draws are cheap, densities are not
-        axis.hist2d(*flow.sample(40_000, seed=0).T.numpy(), bins=80, range=((-3.2, 3.2), (-3.2, 3.2)), cmap="BuPu")
+        axis.hist2d(
+            *flow.sample(40_000, seed=0).T.numpy(),
+            bins=80,
+            range=((-3.2, 3.2), (-3.2, 3.2)),
+            cmap="BuPu",
+        )
         axis.set_aspect("equal")
     else:
         with torch.no_grad():

@@ -36,7 +36,9 @@ class Squash(flows.Transform):
             above = middle + self.log_a.exp() * torch.tanh(middle) > y
             low, high = torch.where(above, low, middle), torch.where(above, middle, high)
         x = ((low + high) / 2).detach()
-        x = x - (x + self.log_a.exp() * torch.tanh(x) - y) / (1 + self.log_a.exp() * (1 - torch.tanh(x) ** 2))
+        x = x - (x + self.log_a.exp() * torch.tanh(x) - y) / (
+            1 + self.log_a.exp() * (1 - torch.tanh(x) ** 2)
+        )
         return x, -self._ladj(x)  # the step of Newton gives the solution a gradient
 
 
@@ -47,7 +49,11 @@ class Squash(flows.Transform):
 report = flows.check(Squash(2, wrong=True))
 print("passed:", report.passed)
 print(
-    "\n".join(line for line in str(report).splitlines() if "ladj" in line or "integral" in line or "FAIL" in line)[:900]
+    "\n".join(
+        line
+        for line in str(report).splitlines()
+        if "ladj" in line or "integral" in line or "FAIL" in line
+    )[:900]
 )
 
 # %% [markdown]
@@ -67,14 +73,18 @@ print("\n".join(line for line in str(report_2).splitlines() if "FAILED" in line)
 # %%
 line = torch.linspace(-7, 7, 400)[:, None]
 fig, axis = plt.subplots(
-    figsize=(6, 3), layout="compressed", num="Densities of a correct and a wrong transform, and a histogram of draws"
+    figsize=(6, 3),
+    layout="compressed",
+    num="Densities of a correct and a wrong transform, and a histogram of draws",
 )
 for wrong, color in ((True, "#d9743c"), (False, "#3b5b92")):
     flow = flows.Flow(flows.StandardNormal(1), Squash(1, wrong))
     with torch.no_grad():
         density = flow.log_prob(line).exp()
     area = torch.trapezoid(density, line[:, 0])
-    axis.plot(line, density, color=color, label=f"{'wrong' if wrong else 'correct'}: integral {area:.2f}")
+    axis.plot(
+        line, density, color=color, label=f"{'wrong' if wrong else 'correct'}: integral {area:.2f}"
+    )
 axis.hist(flow.sample(20_000, seed=0)[:, 0], bins=80, density=True, color="0.85", label="draws")
 axis.set(xlabel="y", ylabel="density")
 axis.legend(frameon=False)

@@ -69,7 +69,10 @@ fig, axes = plt.subplots(
 )
 for axis, rows, title in ((axes[0], test, "encoded"), (axes[1], flow.sample(40, seed=0), "drawn")):
     axis.imshow(
-        rows[:40].clamp(0, 16).reshape(5, 8, 8, 8).transpose(1, 2).reshape(40, 64), cmap="gray_r", vmin=0, vmax=16
+        rows[:40].clamp(0, 16).reshape(5, 8, 8, 8).transpose(1, 2).reshape(40, 64),
+        cmap="gray_r",
+        vmin=0,
+        vmax=16,
     )
     axis.set(title=title, xticks=[], yticks=[])
 axes[2].barh(list(sizes), list(sizes.values()), color=["0.75"] * 4 + ["#3b5b92"])

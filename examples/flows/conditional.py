@@ -49,7 +49,9 @@ fig, axes = plt.subplots(
 )
 axes[0].scatter(x[:2500], y[:2500], s=1, color="#3b5b92")
 axes[0].set(title="data", xlabel="x", ylabel="y", xlim=(-3, 3), ylim=(-3.2, 4.5))
-axes[1].imshow(density, origin="lower", extent=(-3, 3, -3.2, 4.5), cmap="BuPu", vmax=1.2, aspect="auto")
+axes[1].imshow(
+    density, origin="lower", extent=(-3, 3, -3.2, 4.5), cmap="BuPu", vmax=1.2, aspect="auto"
+)
 axes[1].set(title="p(y | x)", xlabel="x")
 for at, color in zip((-2, 0, 2), ("#3b5b92", "#d9743c", "#4a8c5c"), strict=True):
     axes[2].plot(rows, density[:, (columns - at).abs().argmin()], color=color, label=f"x = {at:+d}")

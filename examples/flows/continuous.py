@@ -15,7 +15,9 @@ from bayou import flows
 torch.manual_seed(0)
 arm, turn = torch.randint(0, 3, (6000,)), torch.rand(6000).sqrt()
 angle = 2 * torch.pi * arm / 3 + 2 * turn
-points = 2.5 * turn[:, None] * torch.stack([angle.cos(), angle.sin()], -1) + 0.1 * torch.randn(6000, 2)
+points = 2.5 * turn[:, None] * torch.stack([angle.cos(), angle.sin()], -1) + 0.1 * torch.randn(
+    6000, 2
+)
 
 # %% [markdown]
 # ## Flow matching
@@ -48,7 +50,11 @@ ticks = torch.linspace(-3.2, 3.2, 100)
 with torch.no_grad():
     density = flow.log_prob(torch.cartesian_prod(ticks, ticks)).exp().reshape(100, 100).T
 fig, axes = plt.subplots(
-    1, 3, figsize=(10, 3.2), layout="compressed", num="Three spiral arms, paths of a continuous flow, and its density"
+    1,
+    3,
+    figsize=(10, 3.2),
+    layout="compressed",
+    num="Three spiral arms, paths of a continuous flow, and its density",
 )
 axes[0].scatter(*points[:2500].T, s=1, color="#3b5b92")
 axes[1].plot(path[:, :, 0], path[:, :, 1], color="0.6", linewidth=0.3)

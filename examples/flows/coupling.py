@@ -48,10 +48,16 @@ for name, (build, layers) in builders.items():
 ticks = torch.linspace(-2.5, 2.5, 120)
 grid = torch.cartesian_prod(ticks, ticks)
 fig, axes = plt.subplots(
-    1, 4, figsize=(11, 2.9), layout="compressed", num="Two moons, and densities learned by NICE, RealNVP and Flow++"
+    1,
+    4,
+    figsize=(11, 2.9),
+    layout="compressed",
+    num="Two moons, and densities learned by NICE, RealNVP and Flow++",
 )
 axes[0].scatter(*points[:2000].T, s=1, color="#3b5b92")
-axes[0].set(title="data", xlim=(-2.5, 2.5), ylim=(-2.5, 2.5), aspect="equal", xlabel="$y_1$", ylabel="$y_2$")
+axes[0].set(
+    title="data", xlim=(-2.5, 2.5), ylim=(-2.5, 2.5), aspect="equal", xlabel="$y_1$", ylabel="$y_2$"
+)
 for axis, (name, flow) in zip(axes[1:], fitted.items(), strict=True):
     with torch.no_grad():
         density = flow.log_prob(grid).exp().reshape(120, 120).T

@@ -44,11 +44,15 @@ print(f"raw: {2 * torch.log2(torch.tensor(float(LEVELS))):.3f} bits per pair")
 flow = fitted["4 couplings"]
 data = flow.compress(pairs[:2000])
 assert torch.equal(flow.decompress(data), pairs[:2000])
-print(f"2,000 pairs in {len(data)} bytes, {8 * len(data) / 2000:.3f} bits per pair; decompressed without loss")
+print(
+    f"2,000 pairs in {len(data)} bytes, {8 * len(data) / 2000:.3f} bits per pair; decompressed without loss"
+)
 
 # %%
 cells = torch.cartesian_prod(torch.arange(LEVELS), torch.arange(LEVELS)).float()
-counts = torch.histogramdd(pairs, bins=[LEVELS, LEVELS], range=[-0.5, LEVELS - 0.5] * 2).hist / len(pairs)
+counts = torch.histogramdd(pairs, bins=[LEVELS, LEVELS], range=[-0.5, LEVELS - 0.5] * 2).hist / len(
+    pairs
+)
 fig, axes = plt.subplots(
     1,
     3,

@@ -15,7 +15,9 @@ from bayou.flows import bits_per_dim, dequantizer, fit, glow_image, image_flow
 
 SHAPE, LEVELS = (1, 8, 8), 17
 data = load("digits")
-train, test = ((16 * data.preprocessor.pixels(x)).round() for x in (data.train[0], data.test[0]))  # integers 0 .. 16
+train, test = (
+    (16 * data.preprocessor.pixels(x)).round() for x in (data.train[0], data.test[0])
+)  # integers 0 .. 16
 
 # %% [markdown]
 # ## Uniform and learned noise
@@ -43,7 +45,11 @@ for name in ("uniform", "learned"):
 # %%
 drawn = flow.sample(40, seed=0).clamp(0, LEVELS - 1)
 fig, axes = plt.subplots(
-    1, 2, figsize=(7.5, 2.6), layout="compressed", num="Forty digits of the data, and forty draws of a Glow"
+    1,
+    2,
+    figsize=(7.5, 2.6),
+    layout="compressed",
+    num="Forty digits of the data, and forty draws of a Glow",
 )
 for axis, (title, rows) in zip(axes, (("data", test), ("drawn", drawn)), strict=True):
     framed = pad(rows[:40], (1, 1, 1, 1)).reshape(5, 8, 10, 10)

@@ -20,7 +20,10 @@ points = centers[torch.randint(0, 3, (5000,))] + 0.3 * torch.randn(5000, 2)
 # ## The same coupling layers, two bases
 
 # %%
-bases = {"standard normal": flows.StandardNormal(2), "mixture of three": flows.GaussianMixture(2, 3)}
+bases = {
+    "standard normal": flows.StandardNormal(2),
+    "mixture of three": flows.GaussianMixture(2, 3),
+}
 fitted = {}
 for name, base in bases.items():
     torch.manual_seed(0)
@@ -49,11 +52,15 @@ fig, axes = plt.subplots(
     num="Three modes, and log-densities of a flow on a normal and on a mixture",
 )
 axes[0].scatter(*points[:2000].T, s=1, color="#3b5b92")
-axes[0].set(title="data", xlim=(-3.2, 3.2), ylim=(-3.2, 3.2), aspect="equal", xlabel="$y_1$", ylabel="$y_2$")
+axes[0].set(
+    title="data", xlim=(-3.2, 3.2), ylim=(-3.2, 3.2), aspect="equal", xlabel="$y_1$", ylabel="$y_2$"
+)
 for axis, (name, flow) in zip(axes[1:], fitted.items(), strict=True):
     with torch.no_grad():
         log_p = flow.log_prob(grid).reshape(120, 120).T.clamp(min=-12)
-    shown = axis.contourf(ticks, ticks, log_p, levels=torch.linspace(-12, 1, 14), cmap="BuPu", extend="max")
+    shown = axis.contourf(
+        ticks, ticks, log_p, levels=torch.linspace(-12, 1, 14), cmap="BuPu", extend="max"
+    )
     axis.set(title=f"log p, {name}", aspect="equal", xlabel="$y_1$")
 fig.colorbar(shown, ax=axes[2])
 plt.show()

@@ -17,7 +17,9 @@ from bayou import flows
 
 def log_target(z: torch.Tensor) -> torch.Tensor:
     """A ring with two heavy sides, U1 of Rezende & Mohamed; log Z is 1.8775 by quadrature."""
-    sides = torch.logaddexp(-0.5 * ((z[..., 0] - 2) / 0.6) ** 2, -0.5 * ((z[..., 0] + 2) / 0.6) ** 2)
+    sides = torch.logaddexp(
+        -0.5 * ((z[..., 0] - 2) / 0.6) ** 2, -0.5 * ((z[..., 0] + 2) / 0.6) ** 2
+    )
     return sides - 0.5 * ((z.norm(dim=-1) - 2) / 0.4) ** 2
 
 
@@ -61,6 +63,8 @@ target = log_target(torch.cartesian_prod(ticks, ticks)).exp().reshape(400, 400).
 axes[0].imshow(target, origin="lower", extent=(-4, 4, -4, 4), cmap="BuPu")
 axes[0].set(title="target", xlabel="$y_1$", ylabel="$y_2$")
 for axis, (name, flow) in zip(axes[1:], fitted.items(), strict=True):
-    axis.hist2d(*flow.sample(40_000, seed=0).T.numpy(), bins=70, range=((-4, 4), (-4, 4)), cmap="BuPu")
+    axis.hist2d(
+        *flow.sample(40_000, seed=0).T.numpy(), bins=70, range=((-4, 4), (-4, 4)), cmap="BuPu"
+    )
     axis.set(title=name, xlabel="$y_1$", aspect="equal", yticks=[])
 plt.show()

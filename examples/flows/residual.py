@@ -13,7 +13,9 @@ from bayou import flows
 
 torch.manual_seed(0)
 angle = torch.pi * torch.rand(4000)
-points = torch.stack([1.6 * angle.cos(), 1.6 * angle.sin() - 0.8], -1) + 0.15 * torch.randn(4000, 2)  # a half moon
+points = torch.stack([1.6 * angle.cos(), 1.6 * angle.sin() - 0.8], -1) + 0.15 * torch.randn(
+    4000, 2
+)  # a half moon
 
 # %% [markdown]
 # ## Fit
@@ -21,11 +23,15 @@ points = torch.stack([1.6 * angle.cos(), 1.6 * angle.sin() - 0.8], -1) + 0.15 * 
 # For data, invert the stack: the direction from data to base is then direct, and drawing solves a fixed point.
 
 # %%
-flow = flows.Flow(flows.StandardNormal(2), flows.Inverse(flows.residual(2, layers=6, hidden=(32, 32))))
+flow = flows.Flow(
+    flows.StandardNormal(2), flows.Inverse(flows.residual(2, layers=6, hidden=(32, 32)))
+)
 print(flows.fit(flow, points, steps=200, progress=False))
 layer = next(one for one in flow.modules() if isinstance(one, flows.Residual))
 with torch.no_grad():
-    print(f"Lipschitz constant at 100 points: {layer.jacobian_norm(points[:100]).max():.2f}, limit 0.90")
+    print(
+        f"Lipschitz constant at 100 points: {layer.jacobian_norm(points[:100]).max():.2f}, limit 0.90"
+    )
 
 # %% [markdown]
 # ## What one sees
@@ -47,7 +53,10 @@ fig, axes = plt.subplots(
     layout="compressed",
     num="Data with a grid, the grid moved by a residual flow, and its density",
 )
-for axis, lines, dots, title in ((axes[0], grid, points[:1500], "data y"), (axes[1], moved, base, "base x")):
+for axis, lines, dots, title in (
+    (axes[0], grid, points[:1500], "data y"),
+    (axes[1], moved, base, "base x"),
+):
     axis.plot(lines[..., 0], lines[..., 1], color="0.7", linewidth=0.5)
     axis.plot(lines[..., 0].T, lines[..., 1].T, color="0.7", linewidth=0.5)
     axis.scatter(*dots.T, s=2, color="#d9743c", linewidths=0)

@@ -47,7 +47,9 @@ fig, axes = plt.subplots(
     num="A checkerboard, two learned densities, and a spline of the last layer",
 )
 axes[0].scatter(*u[:3000].T, s=1, color="#3b5b92")
-axes[0].set(title="data", xlim=(-4.5, 4.5), ylim=(-4.5, 4.5), aspect="equal", xlabel="$y_1$", ylabel="$y_2$")
+axes[0].set(
+    title="data", xlim=(-4.5, 4.5), ylim=(-4.5, 4.5), aspect="equal", xlabel="$y_1$", ylabel="$y_2$"
+)
 for axis, (name, flow) in zip(axes[1:], fitted.items(), strict=False):
     with torch.no_grad():
         density = flow.log_prob(grid).exp().reshape(150, 150).T

@@ -58,7 +58,8 @@ for name, flow in {"plain": plain, "with signs": symmetric}.items():
 # %%
 counts = (points.abs() * 2).floor().clamp(max=9)
 grainy = flows.Flow(
-    flows.StandardNormal(2), flows.Chain(flows.realnvp(2), flows.Sigmoid((2,)), flows.Dequantize(2, levels=10))
+    flows.StandardNormal(2),
+    flows.Chain(flows.realnvp(2), flows.Sigmoid((2,)), flows.Dequantize(2, levels=10)),
 )
 flows.fit(grainy, counts, steps=300, progress=False)
 with torch.no_grad():
@@ -80,7 +81,14 @@ fig, axes = plt.subplots(
 axes[0].scatter(*points[:300].T, s=4, color="#3b5b92", linewidths=0)
 for axis, flow, title in ((axes[1], plain, "plain"), (axes[2], symmetric, "with random signs")):
     with torch.no_grad():
-        axis.imshow(flow.log_prob(grid).exp().reshape(120, 120).T, origin="lower", extent=(-4, 4, -4, 4), cmap="BuPu")
+        axis.imshow(
+            flow.log_prob(grid).exp().reshape(120, 120).T,
+            origin="lower",
+            extent=(-4, 4, -4, 4),
+            cmap="BuPu",
+        )
     axis.set(title=title, xlabel="$y_1$")
-axes[0].set(title="300 points", xlim=(-4, 4), ylim=(-4, 4), aspect="equal", xlabel="$y_1$", ylabel="$y_2$")
+axes[0].set(
+    title="300 points", xlim=(-4, 4), ylim=(-4, 4), aspect="equal", xlabel="$y_1$", ylabel="$y_2$"
+)
 plt.show()

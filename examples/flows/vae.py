@@ -13,12 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from bayou.data import load
-from bayou.flows import VAE, AmortizedAffine, BernoulliDecoder, Chain, ConditionalFlow, Flow, StandardNormal, Sylvester
+from bayou.flows import (
+    VAE,
+    AmortizedAffine,
+    BernoulliDecoder,
+    Chain,
+    ConditionalFlow,
+    Flow,
+    StandardNormal,
+    Sylvester,
+)
 
 EVENT, REACH, POINTS = (8, 8), 5.0, 81
 data = load("digits", ood="none")
 low, high = data.train[0].min(), data.train[0].max()
-train, test = (((x - low) / (high - low) > 0.5).float().reshape(-1, *EVENT) for x in (data.train[0], data.test[0]))
+train, test = (
+    ((x - low) / (high - low) > 0.5).float().reshape(-1, *EVENT)
+    for x in (data.train[0], data.test[0])
+)
 line = torch.linspace(-REACH, REACH, POINTS)
 grid = torch.cartesian_prod(line, line)
 
@@ -26,7 +38,9 @@ grid = torch.cartesian_prod(line, line)
 def on_grid(vae: VAE, x: Tensor) -> tuple[Tensor, Tensor]:
     """log p(x) by quadrature, (rows,), and p(z | x) at the points of the grid, (points, points, rows)."""
     with torch.no_grad():
-        log_joint = vae.prior.log_prob(grid).unsqueeze(-1) + vae.map.decoder.log_prob(x, grid.unsqueeze(1), 1)
+        log_joint = vae.prior.log_prob(grid).unsqueeze(-1) + vae.map.decoder.log_prob(
+            x, grid.unsqueeze(1), 1
+        )
     log_p = log_joint.logsumexp(0) + 2 * math.log(2 * REACH / (POINTS - 1))
     return log_p, (log_joint - log_p).exp().reshape(POINTS, POINTS, -1)
 
@@ -38,12 +52,16 @@ def on_grid(vae: VAE, x: Tensor) -> tuple[Tensor, Tensor]:
 models = {}
 for name, layers in (("Gaussian", 0), ("Sylvester, 6", 6)):
     torch.manual_seed(0)
-    back = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    back = nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)
+    )
     net = nn.Sequential(nn.Flatten(-2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     maps = [AmortizedAffine(2, 64)]
     if layers:
         maps.append(Sylvester(2, layers, "householder", reflections=2, context_dim=64))
-    vae = VAE(BernoulliDecoder(EVENT, back), ConditionalFlow(Flow(StandardNormal(2), Chain(*maps)), net))
+    vae = VAE(
+        BernoulliDecoder(EVENT, back), ConditionalFlow(Flow(StandardNormal(2), Chain(*maps)), net)
+    )
     vae.fit(train, steps=300, lr=5e-3, warmup=0.2, seed=0, progress=False)
     with torch.no_grad():
         exact = torch.cat([on_grid(vae, x)[0] for x in test[:100].split(20)])

@@ -35,7 +35,9 @@ with torch.no_grad():
         (grid, _), (dots, moved) = link.forward(grid), link.forward(dots)
         volume = volume + moved
         stages.append((grid, dots))
-print(f"{len(stages) - 1} links; log of the change of volume at the draws: {volume.min():.1f} to {volume.max():.1f}")
+print(
+    f"{len(stages) - 1} links; log of the change of volume at the draws: {volume.min():.1f} to {volume.max():.1f}"
+)
 
 # %% [markdown]
 # ## What one sees
@@ -51,5 +53,12 @@ for axis, k in zip(axes, shown, strict=True):
     grid, dots = stages[k]
     axis.plot(grid[..., 0].T, grid[..., 1].T, color="0.8", linewidth=0.4)
     axis.scatter(*dots.T, s=4, c=angle, cmap="twilight_shifted", linewidths=0)
-    axis.set(title=f"after {k} of {len(stages) - 1}", xlim=(-3, 3), ylim=(-3, 3), aspect="equal", xticks=[], yticks=[])
+    axis.set(
+        title=f"after {k} of {len(stages) - 1}",
+        xlim=(-3, 3),
+        ylim=(-3, 3),
+        aspect="equal",
+        xticks=[],
+        yticks=[],
+    )
 plt.show()

@@ -55,12 +55,16 @@ with tempfile.TemporaryDirectory() as folder:
     posterior.save(f"{folder}/blobs.bayou")
     posterior = bayou.load(f"{folder}/blobs.bayou", network())
 p, away = posterior.predict(x, seed=0), posterior.predict(torch.tensor([[0.0, -30.0]]), seed=0)
-print(f"accuracy {bayou.metrics.accuracy(p, y):.1%}, mutual information {p.mutual_information.mean():.3f} nats")
+print(
+    f"accuracy {bayou.metrics.accuracy(p, y):.1%}, mutual information {p.mutual_information.mean():.3f} nats"
+)
 print(f"far away, between two classes: {away.mutual_information.item():.3f} nats")
 
 # %%
 ticks = torch.linspace(-12, 12, 60)
-plane = posterior.predict(torch.cartesian_prod(ticks, ticks), seed=0).mutual_information.reshape(60, 60)
+plane = posterior.predict(torch.cartesian_prod(ticks, ticks), seed=0).mutual_information.reshape(
+    60, 60
+)
 fig, axes = plt.subplots(
     1,
     2,
@@ -68,7 +72,9 @@ fig, axes = plt.subplots(
     layout="compressed",
     num="Both parts of the loss over batches, and mutual information around three clusters",
 )
-for values, label, color in zip(zip(*history, strict=True), ("NLL", "KL/N"), ("#d9743c", "#3b5b92"), strict=True):
+for values, label, color in zip(
+    zip(*history, strict=True), ("NLL", "KL/N"), ("#d9743c", "#3b5b92"), strict=True
+):
     axes[0].plot(values, label=label, color=color, linewidth=0.8)
 axes[0].set(xlabel="batch", ylabel="nats per row")
 axes[0].legend(frameon=False)

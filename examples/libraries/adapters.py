@@ -18,14 +18,25 @@ generator = torch.Generator().manual_seed(0)
 ids = torch.randint(1, 12, (360, 8), generator=generator)
 ids[:, 0] = torch.randint(1, 9, (360,), generator=generator)
 labels = (ids[:, 0] > 4).long()
-train, held, test = ({"input_ids": ids[k : k + 120], "labels": labels[k : k + 120]} for k in (0, 120, 240))
+train, held, test = (
+    {"input_ids": ids[k : k + 120], "labels": labels[k : k + 120]} for k in (0, 120, 240)
+)
 strange = test["input_ids"].clone()
 strange[:, 0] = torch.randint(9, 12, (120,), generator=generator)
 
 torch.manual_seed(0)
-sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-base = BertForSequenceClassification(BertConfig(vocab_size=12, num_labels=2, hidden_dropout_prob=0.0, **sizes))
-net = get_peft_model(base, LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=["classifier"]))
+sizes = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+base = BertForSequenceClassification(
+    BertConfig(vocab_size=12, num_labels=2, hidden_dropout_prob=0.0, **sizes)
+)
+net = get_peft_model(
+    base, LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=["classifier"])
+)
 
 # %% [markdown]
 # ## Train the adapter, then make it random
@@ -40,7 +51,9 @@ posteriors = {
 }
 entropies = {}
 for name, posterior in posteriors.items():
-    p, q = (posterior.predict({"input_ids": rows}, 30, seed=0) for rows in (test["input_ids"], strange))
+    p, q = (
+        posterior.predict({"input_ids": rows}, 30, seed=0) for rows in (test["input_ids"], strange)
+    )
     entropies[name] = p.entropy, q.entropy
     score, area = bayou.metrics.nll(p, test["labels"]), bayou.metrics.auroc(p.entropy, q.entropy)
     right = bayou.metrics.accuracy(p, test["labels"])

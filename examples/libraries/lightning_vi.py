@@ -54,7 +54,9 @@ class Variational(LightningModule):
         return F.cross_entropy(logits, batch[1]) + kl / len(y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameter_groups(self.bnn, lr=1e-2, scale_lr=1e-1))  # log-stds learn faster
+        return torch.optim.Adam(
+            parameter_groups(self.bnn, lr=1e-2, scale_lr=1e-1)
+        )  # log-stds learn faster
 
 
 vi = Variational(network())
@@ -74,26 +76,41 @@ class Classifier(LightningModule):
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> IVONOptimizer:
-        return IVONOptimizer(self.net.parameters(), lr=0.1, n=len(y), beta2=1 - 1 / (EPOCHS * len(loader)))
+        return IVONOptimizer(
+            self.net.parameters(), lr=0.1, n=len(y), beta2=1 - 1 / (EPOCHS * len(loader))
+        )
 
 
 ivon = Classifier(network())
 trainer().fit(ivon, loader)
 optimizer = ivon.optimizers(use_pl_optimizer=False)
 likelihood = bayou.Categorical()
-posteriors = {"VI": vi.bnn.posterior(likelihood, len(y)), "IVON": optimizer.posterior(ivon.net, likelihood)}
+posteriors = {
+    "VI": vi.bnn.posterior(likelihood, len(y)),
+    "IVON": optimizer.posterior(ivon.net, likelihood),
+}
 
 # %%
 ticks = torch.linspace(-5, 5, 60)
 fig, axes = plt.subplots(
-    1, 2, figsize=(8.5, 3.2), layout="compressed", num="Entropy of two posteriors that Lightning trained on clusters"
+    1,
+    2,
+    figsize=(8.5, 3.2),
+    layout="compressed",
+    num="Entropy of two posteriors that Lightning trained on clusters",
 )
 for axis, (name, posterior) in zip(axes, posteriors.items(), strict=True):
     p = posterior.predict(x, 50, seed=0)
-    print(f"{name:5s} accuracy {bayou.metrics.accuracy(p, y):.1%}, NLL {bayou.metrics.nll(p, y):.3f}")
-    entropy = posterior.predict(torch.cartesian_prod(ticks, ticks), 50, seed=0).entropy.reshape(60, 60)
+    print(
+        f"{name:5s} accuracy {bayou.metrics.accuracy(p, y):.1%}, NLL {bayou.metrics.nll(p, y):.3f}"
+    )
+    entropy = posterior.predict(torch.cartesian_prod(ticks, ticks), 50, seed=0).entropy.reshape(
+        60, 60
+    )
     shown = axis.contourf(ticks, ticks, entropy.T, levels=torch.linspace(0, 1.1, 12), cmap="BuPu")
-    axis.scatter(*x.T, c=[("#d9743c", "black", "#4a8c5c")[k] for k in y.tolist()], s=5, linewidths=0)
+    axis.scatter(
+        *x.T, c=[("#d9743c", "black", "#4a8c5c")[k] for k in y.tolist()], s=5, linewidths=0
+    )
     axis.set(title=name, xlabel="input 1", ylabel="input 2")
 fig.colorbar(shown, ax=axes[1], label="entropy, nats")
 plt.show()

@@ -38,10 +38,14 @@ def fitted(x: Tensor, y: Tensor) -> PosteriorModel:
     scale = Standardize(1)
     standard, _ = scale(y)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    net = nn.Sequential(
+        nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 1)
+    ).double()
     method = bayou.Ensemble(5, bayou.MAP(steps=150, lr=0.02), parallel="vmap")
     prior = bayou.Normal("fan_in", gain=3.0)
-    posterior = bayou.fit(net, (x, standard), method, likelihood=bayou.Gaussian(0.05), prior=prior, progress=False)
+    posterior = bayou.fit(
+        net, (x, standard), method, likelihood=bayou.Gaussian(0.05), prior=prior, progress=False
+    )
     return PosteriorModel(posterior, x, outcome_transform=scale.eval())
 
 
@@ -56,7 +60,9 @@ best = [float(y.max())]
 for _ in range(9):
     torch.manual_seed(len(x))  # BoTorch draws its starting points
     acquisition = qLogExpectedImprovement(fitted(x, y), best_f=y.max())
-    new, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=4, raw_samples=64, options={"maxiter": 30})
+    new, _ = optimize_acqf(
+        acquisition, bounds, q=1, num_restarts=4, raw_samples=64, options={"maxiter": 30}
+    )
     x, y = torch.cat([x, new]), torch.cat([y, experiment(new)])
     best.append(float(y.max()))
 print("best value after 6, 7, ... experiments:", ", ".join(f"{value:.2f}" for value in best))

@@ -41,9 +41,16 @@ for name in methods:
 
 # %%
 fig, axes = plt.subplots(
-    1, 2, figsize=(8.5, 2.8), layout="compressed", num="NLL on test digits and AUROC of letters for four methods"
+    1,
+    2,
+    figsize=(8.5, 2.8),
+    layout="compressed",
+    num="NLL on test digits and AUROC of letters for four methods",
 )
-for axis, key, title in ((axes[0], "nll", "NLL, nats"), (axes[1], "auroc_entropy", "AUROC, letters against digits")):
+for axis, key, title in (
+    (axes[0], "nll", "NLL, nats"),
+    (axes[1], "auroc_entropy", "AUROC, letters against digits"),
+):
     axis.barh(methods, [results[name]["metrics"][key] for name in methods], color="#3b5b92")
     axis.set(title=title)
     axis.invert_yaxis()

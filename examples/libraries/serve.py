@@ -28,7 +28,13 @@ with open(table, "w", newline="") as stream:
     writer.writerow(["area", "heating", "price"])
     for _ in range(150):
         area, heating = random_numbers.uniform(30, 120), random_numbers.choice(["gas", "district"])
-        price = 40 + 2.2 * area + 0.012 * area**2 - 15 * (heating == "gas") + random_numbers.gauss(0, 12)
+        price = (
+            40
+            + 2.2 * area
+            + 0.012 * area**2
+            - 15 * (heating == "gas")
+            + random_numbers.gauss(0, 12)
+        )
         writer.writerow([round(area, 1), heating, round(price, 1)])
 
 # %% [markdown]
@@ -37,7 +43,9 @@ with open(table, "w", newline="") as stream:
 # The same as `bayou train flats.csv --target price --method laplace --fast`.
 
 # %%
-run = Run.create(Path(folder.name) / "run", Config(str(table), ("laplace",), target="price", effort=0.2))
+run = Run.create(
+    Path(folder.name) / "run", Config(str(table), ("laplace",), target="price", effort=0.2)
+)
 run.work()
 print("\n".join(run.report().verdict))
 
@@ -54,7 +62,9 @@ with Server(Service.of(Path(folder.name) / "run"), port=0, quiet=True) as server
     thread.start()
     for body in ({"rows": rows}, {"rows": [{"area": 70, "heatign": "gas"}]}):
         connection = HTTPConnection(*server.address, timeout=60)
-        connection.request("POST", "/predict", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/predict", json.dumps(body), {"Content-Type": "application/json"}
+        )
         answers.append(json.loads(connection.getresponse().read()))
         connection.close()
     server.shutdown()
@@ -75,7 +85,11 @@ areas = [row["area"] for row in rows]
 axis.fill_between(areas, low, high, color="#3b5b92", alpha=0.25, linewidth=0, label="90 %")
 axis.plot(areas, mean, color="#3b5b92", label="mean")
 with open(table) as stream:
-    known = [(float(row["area"]), float(row["price"])) for row in csv.DictReader(stream) if row["heating"] == "gas"]
+    known = [
+        (float(row["area"]), float(row["price"]))
+        for row in csv.DictReader(stream)
+        if row["heating"] == "gas"
+    ]
 axis.scatter(*zip(*known, strict=True), s=8, color="#d9743c", linewidths=0, label="table, gas")
 axis.set(xlabel="area", ylabel="price")
 axis.legend(frameon=False)

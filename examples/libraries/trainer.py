@@ -19,17 +19,33 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 import bayou
 
 warnings.filterwarnings("ignore", "mkldnn_matmul")  # of a processor without bfloat16
-RULES = {"*lora_B*": bayou.MeanField(0.1), "*": bayou.Delta()}  # B starts at 0, so that it has a prior around 0
-ids = torch.randint(1, 30, (96, 8), generator=torch.Generator().manual_seed(0))  # sentences of words 1 to 29
-rows = [{"input_ids": row, "labels": row[0] // 10} for row in ids]  # the class is that of the first word
+RULES = {
+    "*lora_B*": bayou.MeanField(0.1),
+    "*": bayou.Delta(),
+}  # B starts at 0, so that it has a prior around 0
+ids = torch.randint(
+    1, 30, (96, 8), generator=torch.Generator().manual_seed(0)
+)  # sentences of words 1 to 29
+rows = [
+    {"input_ids": row, "labels": row[0] // 10} for row in ids
+]  # the class is that of the first word
 batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    net = BertForSequenceClassification(BertConfig(vocab_size=30, num_labels=3, **sizes)).to(torch.bfloat16)
-    return get_peft_model(net, LoraConfig(r=4, target_modules=["query", "value", "classifier"]))  # in float32
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    net = BertForSequenceClassification(BertConfig(vocab_size=30, num_labels=3, **sizes)).to(
+        torch.bfloat16
+    )
+    return get_peft_model(
+        net, LoraConfig(r=4, target_modules=["query", "value", "classifier"])
+    )  # in float32
 
 
 # %% [markdown]
@@ -43,7 +59,9 @@ class VITrainer(Trainer):
     losses = []
 
     def compute_loss(self, model, inputs, return_outputs=False, **_):
-        self.model_accepts_loss_kwargs = False  # a mean: the Trainer divides it by the number of batches of a step
+        self.model_accepts_loss_kwargs = (
+            False  # a mean: the Trainer divides it by the number of batches of a step
+        )
         logits, kl = model(**inputs)
         nll = F.cross_entropy(logits.float(), inputs["labels"])
         self.losses.append(nll.item())

@@ -19,8 +19,15 @@ for row, label in zip(pixels, labels, strict=True):
 noise = torch.randn(96, 1, 16, 16, generator=torch.Generator().manual_seed(1))  # no stripe at all
 
 torch.manual_seed(0)
-sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-net = ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, num_channels=1, num_labels=3, **sizes))
+sizes = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
+net = ViTForImageClassification(
+    ViTConfig(image_size=16, patch_size=4, num_channels=1, num_labels=3, **sizes)
+)
 batch = {"pixel_values": pixels, "labels": labels}
 net = bayou.fit(net, batch, bayou.MAP(steps=40, lr=1e-3), progress=False).to_module()
 
@@ -41,7 +48,9 @@ for name, method in methods.items():
     p, q = (posterior.predict({"pixel_values": images}, seed=0) for images in (pixels, noise))
     entropies[name] = p.entropy, q.entropy
     area = bayou.metrics.auroc(p.entropy, q.entropy)
-    print(f"{name:9s} accuracy {bayou.metrics.accuracy(p, labels):.1%}, AUROC of noise by entropy {area:.3f}")
+    print(
+        f"{name:9s} accuracy {bayou.metrics.accuracy(p, labels):.1%}, AUROC of noise by entropy {area:.3f}"
+    )
 
 # %% [markdown]
 # ## Entropy of images and of noise
@@ -66,6 +75,9 @@ for shift, color, k in ((-0.18, "#3b5b92", 0), (0.18, "#d9743c", 1)):
         medianprops={"color": "black"}, boxprops={"facecolor": color, "alpha": 0.6}, manage_ticks=False,
     )  # fmt: skip
 axes[1].set(
-    xticks=range(5), xticklabels=list(entropies), ylabel="entropy, nats", title="images (blue) and noise (orange)"
+    xticks=range(5),
+    xticklabels=list(entropies),
+    ylabel="entropy, nats",
+    title="images (blue) and noise (orange)",
 )
 plt.show()

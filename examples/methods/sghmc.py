@@ -15,7 +15,9 @@ from torch import nn
 import bayou
 
 torch.manual_seed(0)
-x = torch.cat([torch.rand(20, 1) * 1.2 - 2, torch.rand(20, 1) * 1.2 + 0.6])  # no points between -0.8 and 0.6
+x = torch.cat(
+    [torch.rand(20, 1) * 1.2 - 2, torch.rand(20, 1) * 1.2 + 0.6]
+)  # no points between -0.8 and 0.6
 y = torch.sin(2 * x) + 0.1 * torch.randn(40, 1)
 inputs, labels = map(torch.tensor, make_moons(500, noise=0.2, random_state=0))
 inputs = (inputs.float() - inputs.float().mean(0)) / inputs.float().std(0)
@@ -37,8 +39,16 @@ line = torch.linspace(-3.5, 3.5, 200)[:, None]
 curve = posterior.predict(line, seed=0)
 at = {"at the data": 1.2, "in the gap": -0.1, "outside": 3.0}
 for place, where in at.items():
-    print(f"standard deviation of f {place}: {curve.epistemic_std[(line[:, 0] - where).abs().argmin()].item():.2f}")
-print({k: round(v, 2) for k, v in posterior.mixing.items() if k in ("r_hat", "r_hat_median", "ess_median")})
+    print(
+        f"standard deviation of f {place}: {curve.epistemic_std[(line[:, 0] - where).abs().argmin()].item():.2f}"
+    )
+print(
+    {
+        k: round(v, 2)
+        for k, v in posterior.mixing.items()
+        if k in ("r_hat", "r_hat_median", "ess_median")
+    }
+)
 
 # %% [markdown]
 # ## Two moons
@@ -49,7 +59,9 @@ print({k: round(v, 2) for k, v in posterior.mixing.items() if k in ("r_hat", "r_
 net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 2))
 classifier = bayou.fit(net, train, method, prior=prior, progress=False)
 p = classifier.predict(test[0], seed=0)
-print(f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
+print(
+    f"test accuracy {bayou.metrics.accuracy(p, test[1]):.1%}, NLL {bayou.metrics.nll(p, test[1]):.3f}"
+)
 
 # %% [markdown]
 # The picture is that of HMC, as it should be: both sample the same posterior. R-hat of the worst quantity is above 1.1
@@ -66,15 +78,30 @@ fig, axes = plt.subplots(
     num="SGHMC: functions and a 90 % band on a curve, entropy and mutual information on two moons",
 )
 low, high = curve.interval(0.9)
-axes[0].fill_between(line[:, 0], low[:, 0], high[:, 0], color="#3b5b92", alpha=0.2, linewidth=0, label="90 % of y")
-axes[0].plot(line, curve.means[:: max(1, len(curve.means) // 15), :, 0].T, color="#3b5b92", alpha=0.4, linewidth=0.8)
+axes[0].fill_between(
+    line[:, 0], low[:, 0], high[:, 0], color="#3b5b92", alpha=0.2, linewidth=0, label="90 % of y"
+)
+axes[0].plot(
+    line,
+    curve.means[:: max(1, len(curve.means) // 15), :, 0].T,
+    color="#3b5b92",
+    alpha=0.4,
+    linewidth=0.8,
+)
 axes[0].scatter(x, y, s=8, color="black", zorder=3)
 axes[0].set(xlabel="x", ylabel="y", ylim=(-3, 3), title="functions f(x; w)")
 axes[0].legend(frameon=False, loc="upper right")
 for axis, name, top in zip(axes[1:], ("entropy", "mutual_information"), (0.7, 0.35), strict=True):
     values = getattr(plane, name).reshape(50, 50).T.clamp(0, top)
     shown = axis.contourf(ticks, ticks, values, levels=torch.linspace(0, top, 15), cmap="BuPu")
-    axis.contour(ticks, ticks, plane.mean[:, 1].reshape(50, 50).T, levels=[0.5], colors="black", linewidths=0.8)
+    axis.contour(
+        ticks,
+        ticks,
+        plane.mean[:, 1].reshape(50, 50).T,
+        levels=[0.5],
+        colors="black",
+        linewidths=0.8,
+    )
     for k, color, marker in ((0, "#d9743c", "o"), (1, "black", "^")):
         axis.scatter(*train[0][train[1] == k].T, s=9, color=color, marker=marker, linewidths=0)
     axis.set(xlabel="input 1", ylabel="input 2", title=name.replace("_", " ") + ", nats")

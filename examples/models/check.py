@@ -30,7 +30,14 @@ posteriors = {}
 for name, (method, noise) in fits.items():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1, 40), nn.Tanh(), nn.Linear(40, 1))
-    posterior = bayou.fit(net, train, method, likelihood=bayou.Gaussian(noise), prior=bayou.Normal(1.0), progress=False)
+    posterior = bayou.fit(
+        net,
+        train,
+        method,
+        likelihood=bayou.Gaussian(noise),
+        prior=bayou.Normal(1.0),
+        progress=False,
+    )
     posteriors[name] = posterior
     print(f"--- {name}\n{bayou.diagnostics.check(posterior, train, held)}\n")
 

@@ -25,7 +25,9 @@ visitors = torch.poisson(rate)
 x = (hour - 12) / 6
 net = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1))
 method = bayou.Laplace("full", start=bayou.MAP(steps=800, lr=1e-2))
-posterior = bayou.fit(net, (x, visitors), method, likelihood=bayou.Poisson(), prior=bayou.Normal(1.0), progress=False)
+posterior = bayou.fit(
+    net, (x, visitors), method, likelihood=bayou.Poisson(), prior=bayou.Normal(1.0), progress=False
+)
 line = torch.linspace(0, 24, 200)[:, None]
 p = posterior.predict((line - 12) / 6, 200, seed=0)
 inside = posterior.predict(x, 200, seed=0).interval(0.9)
@@ -34,7 +36,9 @@ print(f"{covered:.1%} of the training counts lie in their 90 % intervals")
 for clock in (3, 12, 18):
     k = (line[:, 0] - clock).abs().argmin()
     low, high = (float(side[k]) for side in p.interval(0.9))
-    print(f"{clock:2d} o'clock: {p.mean[k].item():5.1f} visitors, 90 % between {low:.0f} and {high:.0f}")
+    print(
+        f"{clock:2d} o'clock: {p.mean[k].item():5.1f} visitors, 90 % between {low:.0f} and {high:.0f}"
+    )
 
 # %% [markdown]
 # ## What one sees
@@ -45,14 +49,29 @@ for clock in (3, 12, 18):
 
 # %%
 fig, axis = plt.subplots(
-    figsize=(7.5, 3), layout="compressed", num="Visitors by hour with the predicted rate and 90 % intervals"
+    figsize=(7.5, 3),
+    layout="compressed",
+    num="Visitors by hour with the predicted rate and 90 % intervals",
 )
 low, high = p.interval(0.9)
-axis.fill_between(line[:, 0], low[:, 0], high[:, 0], step="mid", color="#3b5b92", alpha=0.2, linewidth=0, label="90 %")
+axis.fill_between(
+    line[:, 0],
+    low[:, 0],
+    high[:, 0],
+    step="mid",
+    color="#3b5b92",
+    alpha=0.2,
+    linewidth=0,
+    label="90 %",
+)
 axis.plot(line, p.mean, color="#3b5b92", label="mean")
 clock = torch.linspace(7, 20, 100)
 axis.plot(
-    clock, torch.exp(1.2 + 1.2 * torch.sin((clock - 9) / 12 * 2 * torch.pi)), "k--", linewidth=0.8, label="true rate"
+    clock,
+    torch.exp(1.2 + 1.2 * torch.sin((clock - 9) / 12 * 2 * torch.pi)),
+    "k--",
+    linewidth=0.8,
+    label="true rate",
 )
 axis.scatter(hour, visitors, s=8, color="#d9743c", linewidths=0)
 axis.set(xlabel="hour", ylabel="visitors", xlim=(0, 24), ylim=(0, 22), xticks=range(0, 25, 3))

@@ -41,7 +41,9 @@ for name, (likelihood, outputs) in likelihoods.items():
     error = (p.mean - truth)[inside].square().mean().sqrt()
     width = p.interval(0.9)[1] - p.interval(0.9)[0]
     left, right = width[line[:, 0] < -1.5].mean(), width[line[:, 0] > 1.5].mean()
-    print(f"{name:16s} error of the curve {error:.2f}; width of 90 % intervals: left {left:.2f}, right {right:.2f}")
+    print(
+        f"{name:16s} error of the curve {error:.2f}; width of 90 % intervals: left {left:.2f}, right {right:.2f}"
+    )
 
 # %% [markdown]
 # ## What one sees
@@ -60,7 +62,15 @@ fig, axes = plt.subplots(
 )
 for axis, (name, p) in zip(axes, bands.items(), strict=True):
     low, high = p.interval(0.9)
-    axis.fill_between(line[:, 0], low[:, 0], high[:, 0], color="#3b5b92", alpha=0.25, linewidth=0, label="90 % of y")
+    axis.fill_between(
+        line[:, 0],
+        low[:, 0],
+        high[:, 0],
+        color="#3b5b92",
+        alpha=0.25,
+        linewidth=0,
+        label="90 % of y",
+    )
     axis.plot(line, p.mean, color="#3b5b92", label="mean")
     axis.plot(line, truth, "k--", linewidth=0.8, label="truth")
     axis.scatter(x, y, s=5, color="#d9743c", linewidths=0)

@@ -30,10 +30,14 @@ for name, prior in priors.items():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, 1))
     method = bayou.VI(bayou.MeanField(), steps=800, lr=1e-2, warmup=0.3)
-    posterior = bayou.fit(net, train, method, likelihood=bayou.Gaussian(0.3, learn=True), prior=prior, progress=False)
+    posterior = bayou.fit(
+        net, train, method, likelihood=bayou.Gaussian(0.3, learn=True), prior=prior, progress=False
+    )
     p = posterior.predict(test[0], 50, seed=0)
     found[name] = posterior
-    print(f"{name:18s} test RMSE {bayou.metrics.rmse(p, test[1]):.3f}, NLL {bayou.metrics.nll(p, test[1]):.3f}")
+    print(
+        f"{name:18s} test RMSE {bayou.metrics.rmse(p, test[1]):.3f}, NLL {bayou.metrics.nll(p, test[1]):.3f}"
+    )
 
 # %%
 relevance = found["one for each input"].relevance()
@@ -49,8 +53,16 @@ fig, axes = plt.subplots(
 )
 axes[0].bar(range(1, 9), scale / scale.max(), color=["#d9743c"] * 3 + ["#3b5b92"] * 5)
 axes[0].set(xlabel="input", ylabel="prior scale, relative", title="learned relevance")
-axes[1].bar([k - 0.2 for k in range(1, 9)], plain / plain.max(), 0.38, color="0.7", label="one scale")
-axes[1].bar([k + 0.2 for k in range(1, 9)], weights / weights.max(), 0.38, color="#3b5b92", label="one for each input")
+axes[1].bar(
+    [k - 0.2 for k in range(1, 9)], plain / plain.max(), 0.38, color="0.7", label="one scale"
+)
+axes[1].bar(
+    [k + 0.2 for k in range(1, 9)],
+    weights / weights.max(),
+    0.38,
+    color="#3b5b92",
+    label="one for each input",
+)
 axes[1].set(xlabel="input", ylabel="norm of weights, relative", title="weights of the first layer")
 axes[1].legend(frameon=False)
 plt.show()

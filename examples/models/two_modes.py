@@ -57,12 +57,16 @@ families = {
 draws = {}
 for name, family in families.items():
     method = bayou.VI(family, steps=800, samples=8, lr=1e-2, scale_lr=0.1)
-    posterior = bayou.fit(Energy(), (x, y[:, None]), method, likelihood=bayou.Gaussian(NOISE), progress=False)
+    posterior = bayou.fit(
+        Energy(), (x, y[:, None]), method, likelihood=bayou.Gaussian(NOISE), progress=False
+    )
     elbo = bayou.elbo(posterior, (x, y[:, None]), samples=500, seed=1)
     draws[name] = posterior.sample(2000, seed=0)["linear.weight"][:, 0]
     right = float((draws[name] @ TRUE > 0).double().mean())
     short = log_z - elbo.value
-    print(f"{name:20s} ELBO {elbo.value:.3f} ± {elbo.standard_error:.3f}, short {short:.3f}, right {right:.2f}")
+    print(
+        f"{name:20s} ELBO {elbo.value:.3f} ± {elbo.standard_error:.3f}, short {short:.3f}, right {right:.2f}"
+    )
 
 # %%
 fig, axes = plt.subplots(

@@ -33,7 +33,9 @@ for score in ("random", "batchbald"):
     while True:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10))
-        posterior = bayou.fit(net, (x[known], y[known]), method, prior=bayou.Normal(1.0), progress=False)
+        posterior = bayou.fit(
+            net, (x[known], y[known]), method, prior=bayou.Normal(1.0), progress=False
+        )
         curve.append(bayou.metrics.accuracy(posterior.predict(x_test, 32, seed=0), y_test))
         if known.sum() >= 100:
             break
@@ -60,7 +62,11 @@ left, right = fig.subfigures(1, 2, width_ratios=(1.4, 1))
 axis = left.subplots()
 for (score, curve), color in zip(curves.items(), ("0.5", "#3b5b92"), strict=True):
     axis.plot(
-        [20 + 10 * k for k in range(len(curve))], [100 * value for value in curve], ".-", color=color, label=score
+        [20 + 10 * k for k in range(len(curve))],
+        [100 * value for value in curve],
+        ".-",
+        color=color,
+        label=score,
     )
 axis.set(xlabel="labels", ylabel="test accuracy, %")
 axis.legend(frameon=False)

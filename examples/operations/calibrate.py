@@ -15,7 +15,11 @@ from bayou.data import load
 
 data = load("digits")
 x, y = data.train[0].flatten(1), data.train[1]
-train, held, test = (x[:200], y[:200]), (x[200:500], y[200:500]), (data.test[0].flatten(1), data.test[1])
+train, held, test = (
+    (x[:200], y[:200]),
+    (x[200:500], y[200:500]),
+    (data.test[0].flatten(1), data.test[1]),
+)
 
 # %% [markdown]
 # ## Fit, then calibrate
@@ -32,7 +36,9 @@ found = bayou.calibrate(posterior, held, train=train)
 after = posterior.predict(test[0], seed=0)
 print(f"temperature {found.temperature:.2f}")
 print(f"NLL of held-out rows: {found.before:.3f} before, {found.after:.3f} after")
-print(f"NLL of test rows:     {metrics.nll(before, test[1]):.3f} before, {metrics.nll(after, test[1]):.3f} after")
+print(
+    f"NLL of test rows:     {metrics.nll(before, test[1]):.3f} before, {metrics.nll(after, test[1]):.3f} after"
+)
 
 # %% [markdown]
 # ## What one sees
@@ -49,10 +55,18 @@ fig, axes = plt.subplots(
     layout="compressed",
     num="Accuracy over confidence, and confidences, before and after calibration",
 )
-for (name, p), color in zip((("before", before), ("after", after)), ("#d9743c", "#3b5b92"), strict=True):
+for (name, p), color in zip(
+    (("before", before), ("after", after)), ("#d9743c", "#3b5b92"), strict=True
+):
     sure, right = p.mean.max(-1).values, (p.mean.argmax(-1) == test[1]).float()
     groups = sure.argsort().tensor_split(6)
-    axes[0].plot([sure[k].mean() for k in groups], [right[k].mean() for k in groups], "o-", color=color, label=name)
+    axes[0].plot(
+        [sure[k].mean() for k in groups],
+        [right[k].mean() for k in groups],
+        "o-",
+        color=color,
+        label=name,
+    )
     axes[1].hist(sure, bins=25, range=(0.2, 1), color=color, alpha=0.6, label=name)
 axes[0].plot([0.2, 1], [0.2, 1], color="0.6", linestyle=":")
 axes[0].set(xlabel="confidence", ylabel="accuracy")

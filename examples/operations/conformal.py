@@ -46,7 +46,9 @@ coverage = {}
 for name, (low, high) in intervals.items():
     inside = ((low <= y_new) & (y_new <= high))[:, 0].float()
     coverage[name] = float(inside.mean())
-    print(f"{name:20s} {inside.mean():9.1%} {inside[~outside].mean():8.1%} {inside[outside].mean():8.1%}")
+    print(
+        f"{name:20s} {inside.mean():9.1%} {inside[~outside].mean():8.1%} {inside[outside].mean():8.1%}"
+    )
 
 # %% [markdown]
 # ## What one sees
@@ -66,7 +68,9 @@ fig, axes = plt.subplots(
 order = new[:, 0].argsort()
 for axis, (name, (low, high)) in zip(axes, intervals.items(), strict=True):
     axis.scatter(new[::5], y_new[::5], s=2, color="0.4", linewidths=0)
-    axis.fill_between(new[order, 0], low[order, 0], high[order, 0], color="#3b5b92", alpha=0.25, linewidth=0)
+    axis.fill_between(
+        new[order, 0], low[order, 0], high[order, 0], color="#3b5b92", alpha=0.25, linewidth=0
+    )
     axis.set(title=f"{name}: {coverage[name]:.1%}", xlabel="x")
 axes[0].set_ylabel("y")
 plt.show()

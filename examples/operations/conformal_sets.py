@@ -15,7 +15,11 @@ from bayou.data import load
 
 data = load("digits")
 x, y = data.train[0].flatten(1), data.train[1]
-train, held, (new, y_new) = (x[:150], y[:150]), (x[150:450], y[150:450]), (data.test[0].flatten(1), data.test[1])
+train, held, (new, y_new) = (
+    (x[:150], y[:150]),
+    (x[150:450], y[150:450]),
+    (data.test[0].flatten(1), data.test[1]),
+)
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
 posterior = bayou.fit(net, train, "ensemble", progress=False)
@@ -55,7 +59,9 @@ plt.show()
 
 # %%
 fig, axis = plt.subplots(
-    figsize=(6, 2.6), layout="compressed", num="Number of test rows by the size of their set, for four rules"
+    figsize=(6, 2.6),
+    layout="compressed",
+    num="Number of test rows by the size of their set, for four rules",
 )
 for k, ((score, level), chosen) in enumerate(sets.items()):
     sizes = chosen.sum(-1).bincount(minlength=8)[1:8]

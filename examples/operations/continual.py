@@ -64,7 +64,9 @@ for name, method in methods.items():
         accuracies([lambda rows, q=q: q.predict(rows, 30, seed=0).mean for q in done.after(task)])
         for task in range(TASKS)
     ]
-print(f"{'accuracy at the end':20s}" + "".join(f"  task {task}" for task in range(TASKS)) + "    mean")
+print(
+    f"{'accuracy at the end':20s}" + "".join(f"  task {task}" for task in range(TASKS)) + "    mean"
+)
 for name, curve in curves.items():
     last = curve[-1]
     print(f"{name:20s}" + "".join(f"  {value:6.1%}" for value in [*last, sum(last) / len(last)]))
@@ -78,9 +80,22 @@ fig, axes = plt.subplots(
     num="Mean accuracy over tasks, and accuracy of the first task, for three methods",
 )
 for (name, curve), color in zip(curves.items(), ("0.5", "#3b5b92", "#d9743c"), strict=True):
-    axes[0].plot(range(1, TASKS + 1), [100 * sum(now) / len(now) for now in curve], "o-", color=color, label=name)
+    axes[0].plot(
+        range(1, TASKS + 1),
+        [100 * sum(now) / len(now) for now in curve],
+        "o-",
+        color=color,
+        label=name,
+    )
     axes[1].plot(range(1, TASKS + 1), [100 * now[0] for now in curve], "o-", color=color)
-axes[0].set(xlabel="tasks learned", ylabel="mean accuracy, %", xticks=range(1, TASKS + 1), title="all tasks so far")
-axes[1].set(xlabel="tasks learned", ylabel="accuracy, %", xticks=range(1, TASKS + 1), title="the first task")
+axes[0].set(
+    xlabel="tasks learned",
+    ylabel="mean accuracy, %",
+    xticks=range(1, TASKS + 1),
+    title="all tasks so far",
+)
+axes[1].set(
+    xlabel="tasks learned", ylabel="accuracy, %", xticks=range(1, TASKS + 1), title="the first task"
+)
 axes[0].legend(frameon=False)
 plt.show()

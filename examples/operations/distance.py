@@ -40,9 +40,23 @@ class Residual(nn.Module):
 
 fit = bayou.MAP(steps=600, lr=5e-3)
 body = nn.Sequential(nn.Linear(2, 32), Residual(), Residual(), nn.Linear(32, 2))
-last = bayou.fit(body, data, bayou.Laplace(where="last", start=fit), prior=bayou.Normal(1.0), seed=0, progress=False)
+last = bayou.fit(
+    body,
+    data,
+    bayou.Laplace(where="last", start=fit),
+    prior=bayou.Normal(1.0),
+    seed=0,
+    progress=False,
+)
 net = random_feature_head(spectral_normalized(body, 0.95), features=1024, length_scale=0.7)
-sngp = bayou.fit(net, data, bayou.Laplace(where="last", start=fit), prior=bayou.Normal(3.0), seed=0, progress=False)
+sngp = bayou.fit(
+    net,
+    data,
+    bayou.Laplace(where="last", start=fit),
+    prior=bayou.Normal(3.0),
+    seed=0,
+    progress=False,
+)
 density = feature_density(last, data, jitter=1e-3)
 
 # %% [markdown]
@@ -68,13 +82,19 @@ for name, score in scores.items():
 ticks = torch.linspace(-4, 4, 60)
 plane = torch.cartesian_prod(ticks, ticks)
 fig, axes = plt.subplots(
-    1, 3, figsize=(10.5, 3), layout="compressed", num="Uncertainty around two moons: last-layer Laplace, SNGP and DDU"
+    1,
+    3,
+    figsize=(10.5, 3),
+    layout="compressed",
+    num="Uncertainty around two moons: last-layer Laplace, SNGP and DDU",
 )
 for axis, (name, score) in zip(axes, scores.items(), strict=True):
     values = score(plane).reshape(60, 60).T
     top = float(values.quantile(0.95))
     low = float(values.min())
-    shown = axis.contourf(ticks, ticks, values.clamp(low, top), levels=torch.linspace(low, top, 15), cmap="BuPu")
+    shown = axis.contourf(
+        ticks, ticks, values.clamp(low, top), levels=torch.linspace(low, top, 15), cmap="BuPu"
+    )
     for k, color, marker in ((0, "#d9743c", "o"), (1, "black", "^")):
         axis.scatter(*inputs[labels == k].T, s=5, color=color, marker=marker, linewidths=0)
     axis.set(xlabel="input 1", ylabel="input 2", title=name)

@@ -72,8 +72,12 @@ fig, axes = plt.subplots(
     num="Bands of a teacher and of two students on a curve with a gap",
 )
 for axis, (name, (mean, std, doubt)) in zip(axes, curves.items(), strict=True):
-    axis.fill_between(rows[:, 0], mean - 2 * std, mean + 2 * std, color="#3b5b92", alpha=0.2, linewidth=0)
-    axis.fill_between(rows[:, 0], mean - 2 * doubt, mean + 2 * doubt, color="#3b5b92", alpha=0.3, linewidth=0)
+    axis.fill_between(
+        rows[:, 0], mean - 2 * std, mean + 2 * std, color="#3b5b92", alpha=0.2, linewidth=0
+    )
+    axis.fill_between(
+        rows[:, 0], mean - 2 * doubt, mean + 2 * doubt, color="#3b5b92", alpha=0.3, linewidth=0
+    )
     axis.plot(rows, mean, color="#3b5b92")
     axis.scatter(x, y, s=4, color="black", linewidths=0)
     axis.set(title=name, xlabel="x", ylim=(-4, 4))

@@ -42,7 +42,9 @@ answers = loaded(line)
 p = posterior.predict(line, seed=0)
 print(f"{size / 1024:.0f} KB with {posterior.members} networks; outputs: {', '.join(answers)}")
 for name in answers:
-    print(f"largest difference of {name} to predict: {(answers[name] - getattr(p, name)).abs().max():.1e}")
+    print(
+        f"largest difference of {name} to predict: {(answers[name] - getattr(p, name)).abs().max():.1e}"
+    )
 
 # %% [markdown]
 # ## The same band
@@ -51,10 +53,20 @@ for name in answers:
 
 # %%
 fig, axis = plt.subplots(
-    figsize=(6.5, 3), layout="compressed", num="Band of an exported program, equal to that of predict"
+    figsize=(6.5, 3),
+    layout="compressed",
+    num="Band of an exported program, equal to that of predict",
 )
 mean, std = answers["mean"][:, 0].detach(), answers["std"][:, 0].detach()
-axis.fill_between(line[:, 0], mean - 2 * std, mean + 2 * std, color="#3b5b92", alpha=0.25, linewidth=0, label="program")
+axis.fill_between(
+    line[:, 0],
+    mean - 2 * std,
+    mean + 2 * std,
+    color="#3b5b92",
+    alpha=0.25,
+    linewidth=0,
+    label="program",
+)
 axis.plot(line, p.mean - 2 * p.std, "k--", linewidth=0.8, label="predict")
 axis.plot(line, p.mean + 2 * p.std, "k--", linewidth=0.8)
 axis.scatter(x, y, s=8, color="#d9743c", zorder=3)

@@ -34,7 +34,9 @@ predictions = {}
 print(f"{'method':<13} {'error':>7} {'NLL':>7} {'ECE':>7}")
 for name, method in methods.items():
     p = bayou.fit(net, data.train, method, progress=False).predict(x, seed=0)
-    print(f"{name:<13} {1 - metrics.accuracy(p, y):7.2%} {metrics.nll(p, y):7.4f} {metrics.ece(p, y):7.4f}")
+    print(
+        f"{name:<13} {1 - metrics.accuracy(p, y):7.2%} {metrics.nll(p, y):7.4f} {metrics.ece(p, y):7.4f}"
+    )
     predictions[name] = p
 
 # %% [markdown]
@@ -44,7 +46,9 @@ for name, method in methods.items():
 
 # %%
 fig, axis = plt.subplots(
-    figsize=(6, 3), layout="compressed", num="Error of the rows that are kept, over the share of rows that are rejected"
+    figsize=(6, 3),
+    layout="compressed",
+    num="Error of the rows that are kept, over the share of rows that are rejected",
 )
 for (name, p), color in zip(predictions.items(), ("0.5", "#d9743c", "#3b5b92"), strict=True):
     wrong = (p.mean.argmax(-1) != y).float()[p.entropy.argsort()]
@@ -72,6 +76,8 @@ fig, axes = plt.subplots(
 for (above, below), k in zip(axes.T, order.tolist(), strict=True):
     above.imshow(x[k, 0], cmap="gray_r")
     above.set(title=f"a {int(y[k])}", xticks=[], yticks=[])
-    below.bar(range(10), p.mean[k], color=["#d9743c" if c == y[k] else "#3b5b92" for c in range(10)])
+    below.bar(
+        range(10), p.mean[k], color=["#d9743c" if c == y[k] else "#3b5b92" for c in range(10)]
+    )
     below.set(ylim=(0, 1), xticks=range(0, 10, 3), yticks=[])
 plt.show()

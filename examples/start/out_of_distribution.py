@@ -37,7 +37,9 @@ for name, method in methods.items():
     entropies[name], away[name] = (p.entropy, q.entropy), q
     sure = (q.mean.amax(-1) > 0.9).float().mean()
     error, area = 1 - metrics.accuracy(p, labels), metrics.auroc(p.entropy, q.entropy)
-    print(f"{name:9s} error {error:.2%}, AUROC {area:.3f}; {sure:.0%} of the letters are a digit with over 90 %")
+    print(
+        f"{name:9s} error {error:.2%}, AUROC {area:.3f}; {sure:.0%} of the letters are a digit with over 90 %"
+    )
 
 # %% [markdown]
 # ## What one sees
@@ -56,7 +58,15 @@ fig, axes = plt.subplots(
 )
 for axis, (name, (inside, outside)) in zip(axes, entropies.items(), strict=True):
     for values, label, color in ((inside, "digits", "#3b5b92"), (outside, "letters", "#d9743c")):
-        axis.hist(values, bins=24, range=(0, math.log(10)), density=True, alpha=0.6, label=label, color=color)
+        axis.hist(
+            values,
+            bins=24,
+            range=(0, math.log(10)),
+            density=True,
+            alpha=0.6,
+            label=label,
+            color=color,
+        )
     axis.set(title=name, xlabel="entropy, nats")
 axes[0].set_ylabel("density")
 axes[0].legend(frameon=False)
@@ -64,7 +74,11 @@ plt.show()
 
 # %%
 fig, axes = plt.subplots(
-    1, 8, figsize=(10, 1.7), layout="compressed", num="Eight letters and the digit that the plain network calls them"
+    1,
+    8,
+    figsize=(10, 1.7),
+    layout="compressed",
+    num="Eight letters and the digit that the plain network calls them",
 )
 surest = away["MLE"].mean.amax(-1).argsort(descending=True)[:8]
 for axis, k in zip(axes, surest.tolist(), strict=True):

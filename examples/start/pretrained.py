@@ -31,7 +31,14 @@ seen, held = (tuple(part[rows] for part in data.train) for rows in (~unseen, uns
 torch.manual_seed(0)
 net = nn.Sequential(
     *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
-    *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)),
+    *(
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(256, 64),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(64, 10),
+    ),
 )
 optimizer = torch.optim.Adam(net.parameters(), 2e-3)
 for _ in range(1000):
@@ -54,7 +61,10 @@ for std in (0.03, 0.06, 0.1, 0.15):
     posterior = bayou.fit(net, seen, laplace, prior=bayou.Normal(std), progress=False)
     tried[std] = metrics.nll(posterior.predict(held[0], 50, seed=0), held[1]), posterior
 best = min(tried, key=lambda std: tried[std][0])
-print("NLL of unseen rows by prior:", ", ".join(f"{std}: {nll:.4f}" for std, (nll, _) in tried.items()))
+print(
+    "NLL of unseen rows by prior:",
+    ", ".join(f"{std}: {nll:.4f}" for std, (nll, _) in tried.items()),
+)
 posteriors = {
     f"Laplace, N(0, {best}²)": tried[best][1],
     "dropout": bayou.fit(net, seen, bayou.MCDropout(start=None), progress=False),
@@ -68,7 +78,10 @@ def plain(images: torch.Tensor) -> bayou.Predictive:
 
 
 found = {"as it was": (plain(x), plain(letters))}
-found |= {name: (q.predict(x, 50, seed=0), q.predict(letters, 50, seed=0)) for name, q in posteriors.items()}
+found |= {
+    name: (q.predict(x, 50, seed=0), q.predict(letters, 50, seed=0))
+    for name, q in posteriors.items()
+}
 print(f"\n{'network':<20} {'error':>7} {'NLL':>7} {'AUROC of letters':>17}")
 for name, (p, q) in found.items():
     row = metrics.summary(p, y, q)

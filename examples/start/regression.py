@@ -13,7 +13,9 @@ from torch import nn
 import bayou
 
 torch.manual_seed(0)
-x = torch.cat([torch.rand(30, 1) * 1.2 - 2, torch.rand(30, 1) * 1.2 + 0.6])  # no points between -0.8 and 0.6
+x = torch.cat(
+    [torch.rand(30, 1) * 1.2 - 2, torch.rand(30, 1) * 1.2 + 0.6]
+)  # no points between -0.8 and 0.6
 y = torch.sin(2 * x) + 0.1 * torch.randn(60, 1)
 
 # %% [markdown]
@@ -28,9 +30,16 @@ line = torch.linspace(-3.2, 3.2, 200)[:, None]
 bands = {}
 for name in ("map", "ensemble", "laplace"):
     posterior = bayou.fit(net, (x, y), name, progress=False)
-    p = posterior.predict(line, 100, seed=0) if name == "laplace" else posterior.predict(line, seed=0)
+    p = (
+        posterior.predict(line, 100, seed=0)
+        if name == "laplace"
+        else posterior.predict(line, seed=0)
+    )
     bands[name] = p
-    here, gap = p.epistemic_std[(line[:, 0] - 1).abs().argmin()], p.epistemic_std[line[:, 0].abs().argmin()]
+    here, gap = (
+        p.epistemic_std[(line[:, 0] - 1).abs().argmin()],
+        p.epistemic_std[line[:, 0].abs().argmin()],
+    )
     print(
         f"{name:9s} noise {p.aleatoric_std.mean():.2f}; f: {here.item():.2f} at the data, {gap.item():.2f} in the gap"
     )
@@ -53,9 +62,23 @@ fig, axes = plt.subplots(
 for axis, (name, p) in zip(axes, bands.items(), strict=True):
     low, high = p.interval(0.9)
     mean, doubt = p.mean[:, 0], p.epistemic_std[:, 0]
-    axis.fill_between(line[:, 0], low[:, 0], high[:, 0], color="#3b5b92", alpha=0.2, linewidth=0, label="90 % of y")
     axis.fill_between(
-        line[:, 0], mean - 2 * doubt, mean + 2 * doubt, color="#3b5b92", alpha=0.3, linewidth=0, label="f"
+        line[:, 0],
+        low[:, 0],
+        high[:, 0],
+        color="#3b5b92",
+        alpha=0.2,
+        linewidth=0,
+        label="90 % of y",
+    )
+    axis.fill_between(
+        line[:, 0],
+        mean - 2 * doubt,
+        mean + 2 * doubt,
+        color="#3b5b92",
+        alpha=0.3,
+        linewidth=0,
+        label="f",
     )
     axis.plot(line, mean, color="#3b5b92")
     axis.scatter(x, y, s=8, color="#d9743c", linewidths=0)

@@ -264,7 +264,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-# --- what a draw costs -----------------------------------------------------------------------------------------------
+# --- what a draw costs --------------------------------------------------------------------------
 
 
 def seconds(run: Callable[[], object], device: str) -> float:

@@ -49,7 +49,7 @@ PUBLISHED = {
 }
 
 
-# --- in the plane, and rows of tables ---------------------------------------------------------------------------------
+# --- in the plane, and rows of tables -----------------------------------------------------------
 
 
 def vector_flow(model: str, dim: int) -> tuple[Flow, dict[str, Any]]:
@@ -166,7 +166,7 @@ def uci(name: str, model: str, seed: int, options: Options) -> dict[str, Any]:
     )
 
 
-# --- tables and pictures ----------------------------------------------------------------------------------------------
+# --- tables and pictures ------------------------------------------------------------------------
 
 
 WORK: dict[str, Callable[..., dict[str, Any]]] = {

@@ -224,7 +224,7 @@ def samples_of(folder: Path, name: str) -> Path:
     return folder / f"images-{name.replace('/', '-').replace(', ', '-')}.npz"
 
 
-# --- table and picture -----------------------------------------------------------------------------------------------
+# --- table and picture --------------------------------------------------------------------------
 
 HEAD = """Bits per dimension on test images, as they are (28×28 is kept). All are upper bounds, from one dequantization
 sample an image and from K = 20 importance samples; ± is the standard error over images. Published numbers are

@@ -203,7 +203,7 @@ def test_chains_of_different_kinds() -> None:
         check_trained(chain, only=MATHEMATICS, train_steps=STEPS).raise_if_failed()
 
 
-# --- maps of all kinds -----------------------------------------------------------------------------------------------
+# --- maps of all kinds --------------------------------------------------------------------------
 
 OTHERS = {name: entry for name, entry in registry().items() if name not in FLOWS} | VARIANTS
 SIZES = {"argmax": 1, "binary_argmax": 1, "flowpp_image": 1, "glow_image": 1, "max": 3, "pointwise": 1, "sigmoid": 1,

@@ -444,7 +444,7 @@ def test_the_training_loss_compiles_with_inductor(fresh_dynamo: None) -> None:
         check_compiled("MNF", "inductor")
 
 
-# --- two processes ---------------------------------------------------------------------------------------------------
+# --- two processes ------------------------------------------------------------------------------
 
 SHARED = ("MeanField", "MNF", "LowRank", "Inducing")
 

@@ -75,7 +75,7 @@ def check(data: DataSet) -> None:
         assert len(data.feature_names) == data.input_shape[0]
 
 
-# --- made ------------------------------------------------------------------------------------------------------------
+# --- made ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -209,7 +209,7 @@ def test_moons_are_far_from_their_ood() -> None:
     assert not torch.equal(load("moons", seed=1).train[0], data.train[0])
 
 
-# --- the door --------------------------------------------------------------------------------------------------------
+# --- the door -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ print(sorted({"numpy", "torch", "sklearn", "PIL", "torchmetrics", "pandas"} & se
     assert answer.stdout.strip() == "[]"
 
 
-# --- tiny files of the published formats -----------------------------------------------------------------------------
+# --- tiny files of the published formats --------------------------------------------------------
 
 
 def as_file(path: str, content: bytes, *urls: str) -> File:
@@ -498,7 +498,7 @@ def test_uci_splits_are_decoded_and_standardized(
         load("yacht", split=1, root=tmp_path)
 
 
-# --- checksums and downloads -----------------------------------------------------------------------------------------
+# --- checksums and downloads --------------------------------------------------------------------
 
 
 def test_a_file_that_is_not_the_published_one(
@@ -575,7 +575,7 @@ def test_a_download_that_is_wrong_leaves_nothing_behind(
         assert not (tmp_path / "out").exists()
 
 
-# --- the published files ---------------------------------------------------------------------------------------------
+# --- the published files ------------------------------------------------------------------------
 
 published = pytest.mark.skipif(not os.environ.get("BAYOU_DATA"), reason="needs BAYOU_DATA")
 

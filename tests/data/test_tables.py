@@ -68,7 +68,7 @@ def to_json_and_back(preprocessor: Preprocessor) -> Preprocessor:
     return Preprocessor.from_json(json.loads(json.dumps(preprocessor.to_json(), allow_nan=False)))
 
 
-# --- a plain table -------------------------------------------------------------------------------
+# --- a plain table ------------------------------------------------------------------------------
 
 
 def test_classification_of_a_plain_table(flowers: Path) -> None:
@@ -121,7 +121,7 @@ def test_splits_are_a_function_of_seed_and_split(flowers: Path) -> None:
     assert len(load(flowers, target="species", test_fraction=0.5).test[1]) == 30
 
 
-# --- files as they come --------------------------------------------------------------------------
+# --- files as they come -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_trailing_delimiters_and_short_rows(tmp_path: Path) -> None:
     assert any("1 of 21 rows have no value in 'y'" in note for note in data.notes)
 
 
-# --- columns -------------------------------------------------------------------------------------
+# --- columns ------------------------------------------------------------------------------------
 
 
 def test_missing_values(make: Callable[..., DataSet]) -> None:
@@ -345,7 +345,7 @@ def test_huge_values_do_not_overflow(make: Callable[..., DataSet]) -> None:
     assert any(note in text for text in new.notes)
 
 
-# --- sentinels -----------------------------------------------------------------------------------
+# --- sentinels ----------------------------------------------------------------------------------
 
 
 def measure(sentinel: object = None, row: int = 17, mostly_zeros: bool = False) -> list[list[Any]]:
@@ -400,7 +400,7 @@ def test_incomes_are_measurements(make: Callable[..., DataSet]) -> None:
     assert not data.notes
 
 
-# --- the target ----------------------------------------------------------------------------------
+# --- the target ---------------------------------------------------------------------------------
 
 
 def test_the_task_is_inferred_and_can_be_overridden(make: Callable[..., DataSet]) -> None:
@@ -494,7 +494,7 @@ def test_invalid_options_are_errors(flowers: Path, options: dict[str, Any], mess
         load(flowers, target="species", **options)
 
 
-# --- new rows ------------------------------------------------------------------------------------
+# --- new rows -----------------------------------------------------------------------------------
 
 
 def test_new_rows_in_any_order_with_and_without_a_target(tmp_path: Path, flowers: Path) -> None:
@@ -611,7 +611,7 @@ def test_invalid_json_of_a_preprocessor_is_an_error(
         Preprocessor.from_json({"spec": name, "fields": {}})
 
 
-# --- NPZ and Parquet -----------------------------------------------------------------------------
+# --- NPZ and Parquet ----------------------------------------------------------------------------
 
 
 def test_npz_of_rows_and_of_columns(tmp_path: Path) -> None:
@@ -695,7 +695,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load(write(tmp_path / "t.parquet", "x"), target="y")
 
 
-# --- whole numbers beyond 2^53 -------------------------------------------------------------------
+# --- whole numbers beyond 2^53 ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
@@ -727,7 +727,7 @@ def test_large_whole_numbers_are_categories_where_rounding_joins_them(
     assert data.preprocessor.rows(tmp_path / "t.csv").ids == [str(LARGE + i) for i in range(40)]
 
 
-# --- files that are larger than they look, or no files -------------------------------------------
+# --- files that are larger than they look, or no files ------------------------------------------
 
 
 def test_many_columns_take_time_in_proportion(tmp_path: Path) -> None:

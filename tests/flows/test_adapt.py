@@ -140,7 +140,7 @@ def test_objects_of_another_kind_are_refused(call: Callable[[], object], message
         call()
 
 
-# --- the libraries ---------------------------------------------------------------------------------------------------
+# --- the libraries ------------------------------------------------------------------------------
 
 
 ONLY = ("inverse", "ladj", "density", "gradcheck")

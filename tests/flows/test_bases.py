@@ -65,7 +65,7 @@ def test_draws_from_a_box_lie_inside(low: float, high: float) -> None:
     assert (x < high).all()
 
 
-# --- von Mises -------------------------------------------------------------------------------------------------------
+# --- von Mises ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kappa", KAPPAS)
@@ -106,7 +106,7 @@ def test_von_mises_draws_depend_on_their_index_and_are_around_the_mean() -> None
     assert abs((x - 3.0).sin().mean()) < 4 * math.sqrt(resultant / 5 / x.numel())
 
 
-# --- mixtures --------------------------------------------------------------------------------------------------------
+# --- mixtures -----------------------------------------------------------------------------------
 
 
 def test_mixture_gradients_match_closed_forms() -> None:

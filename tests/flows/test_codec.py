@@ -218,7 +218,7 @@ def test_a_stream_of_a_gpu_is_decoded_on_a_cpu() -> None:
     assert torch.equal(flow.decompress(stream), y)
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 def test_every_flipped_bit_is_noticed() -> None:

@@ -219,7 +219,7 @@ def test_varied_steps_and_refinement(solver: str) -> None:
     assert flows.refine(flow, lambda: flow(x)[1].mean(), 1e-3, most=1)[1] == after
 
 
-# --- matching --------------------------------------------------------------------------------------------------------
+# --- matching -----------------------------------------------------------------------------------
 
 
 def test_the_least_loss_of_matching_two_gaussians() -> None:
@@ -246,7 +246,7 @@ def test_a_matched_flow_has_the_density_of_its_data() -> None:
     assert (truth - flow.log_prob(data).detach()).mean().abs() < 0.03  # nats
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
+# --- images -------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

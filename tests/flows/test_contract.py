@@ -58,7 +58,7 @@ def points(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-# --- composition -----------------------------------------------------------------------------------------------------
+# --- composition --------------------------------------------------------------------------------
 
 
 def test_a_chain_applies_its_links_in_order_and_adds_their_ladjs() -> None:
@@ -117,7 +117,7 @@ def test_batch_norm_is_that_of_torch() -> None:
     assert torch.allclose(layer.running_mean, 0.19 * x.mean(0), atol=1e-6)
 
 
-# --- flows -----------------------------------------------------------------------------------------------------------
+# --- flows --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", sorted(BASES.keys() - {"uniform"}))
@@ -172,7 +172,7 @@ def test_dtype_follows_the_flow(base: str, dtype: torch.dtype) -> None:
     assert bool(log_prob.isfinite().all())
 
 
-# --- open intervals, where rounding would reach an end ---------------------------------------------------------------
+# --- open intervals, where rounding would reach an end ------------------------------------------
 
 
 @pytest.mark.parametrize("levels", [3, 256, 1000, None])
@@ -228,7 +228,7 @@ def test_a_saturated_sigmoid_can_be_inverted(margin: float) -> None:
     assert x[1] > 15 > -15 > x[0]
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 FLOW = realnvp(3, layers=1)
 WITH_CONTEXT = realnvp(3, layers=1, context_dim=2)

@@ -58,7 +58,7 @@ def correlated(n: int) -> tuple[Tensor, Tensor, Tensor]:
     return mean + rng.normal(n, (2,), LIKE, seed=1) @ root.mT, mean, root @ root.mT
 
 
-# --- the optimum ------------------------------------------------------------------------------------------------------
+# --- the optimum --------------------------------------------------------------------------------
 
 
 def test_maximum_likelihood_recovers_a_gaussian() -> None:
@@ -131,7 +131,7 @@ def test_act_norm_starts_at_the_first_batch() -> None:
     assert result.history[0].loss < math.log(5) * 2 + math.log(2 * math.pi * math.e) + 0.2
 
 
-# --- the ways to stop -------------------------------------------------------------------------------------------------
+# --- the ways to stop ---------------------------------------------------------------------------
 
 
 def test_early_stopping_restores_the_best_parameters() -> None:
@@ -262,7 +262,7 @@ def test_other_errors_pass_with_a_note() -> None:
     assert "step 1" in caught.value.__notes__[0]
 
 
-# --- seeds, devices, settings -----------------------------------------------------------------------------------------
+# --- seeds, devices, settings -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_result_reads_well() -> None:
     assert result.ladj is Ladj.exact
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 GOOD = torch.zeros(20, 2)
 

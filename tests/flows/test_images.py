@@ -55,7 +55,7 @@ def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
     return torch.randint(0, levels, (n, *shape), generator=torch.Generator().manual_seed(0))
 
 
-# --- whole models ----------------------------------------------------------------------------------------------------
+# --- whole models -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(
     assert moved(256) < 1.5 * moved(64)
 
 
-# --- bits ------------------------------------------------------------------------------------------------------------
+# --- bits ---------------------------------------------------------------------------------------
 
 
 def test_a_uniform_model_scores_eight_bits() -> None:
@@ -274,7 +274,7 @@ def test_a_class_is_learned() -> None:
     assert shades[1] > shades[0] + 3
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 
 def small() -> Flow:

@@ -54,7 +54,7 @@ def roulette(kind: type[Residual] = Residual) -> Residual:
     return kind(2, g, 0.7, "roulette")
 
 
-# --- kinds and sides -------------------------------------------------------------------------------------------------
+# --- kinds and sides ----------------------------------------------------------------------------
 
 
 def test_kinds_and_sides_of_compositions() -> None:
@@ -116,7 +116,7 @@ def test_compositions_of_transforms_are_transforms() -> None:
         assert again.state_dict().keys() == general.state_dict().keys()
 
 
-# --- noise -----------------------------------------------------------------------------------------------------------
+# --- noise --------------------------------------------------------------------------------------
 
 
 def test_links_directions_and_base_have_noise_of_their_own() -> None:
@@ -191,7 +191,7 @@ def test_a_flow_needs_an_event_of_known_size() -> None:
         Flow(StandardNormal(2), drop)
 
 
-# --- check -----------------------------------------------------------------------------------------------------------
+# --- check --------------------------------------------------------------------------------------
 
 
 class LostConstant(Slice):

@@ -55,7 +55,7 @@ def rows(value: Sequence[float], n: int = DRAWS) -> Tensor:
     return torch.tensor([value], dtype=torch.float64).expand(n, -1)
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+# --- numbers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_unused_codes_are_second_codes_of_the_first_classes() -> None:
         near(flow.log_prob(rows([label]), seed=0).detach().exp(), codes / 32)
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def pca(exact: bool = True, wide: float = 1.0) -> VAE:
     return VAE(decoder, Flow(StandardNormal(2).double(), q)).double()
 
 
-# --- a model whose evidence is known ---------------------------------------------------------------------------------
+# --- a model whose evidence is known ------------------------------------------------------------
 
 
 def test_pca_with_its_posterior_is_exact_at_every_draw() -> None:
@@ -167,7 +167,7 @@ def test_a_prior_may_be_a_flow() -> None:
     assert vae.sample(3, seed=0).shape == (3, 3)
 
 
-# --- encoders --------------------------------------------------------------------------------------------------------
+# --- encoders -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Planar, Sylvester])
@@ -198,7 +198,7 @@ def test_frames() -> None:
     assert torch.allclose(multiply_reflections(a)[2], product, atol=1e-12)
 
 
-# --- decoders --------------------------------------------------------------------------------------------------------
+# --- decoders -----------------------------------------------------------------------------------
 
 DECODERS: dict[str, Callable[[nn.Module | None], Decoder]] = {
     "bernoulli": lambda net: BernoulliDecoder(2, net or nn.Linear(2, 2)),
@@ -251,7 +251,7 @@ def test_bernoulli_evidence_by_summing_over_z() -> None:
     assert vae.log_prob(x, 5000, seed=0).item() == pytest.approx(evidence, abs=0.05)
 
 
-# --- learning --------------------------------------------------------------------------------------------------------
+# --- learning -----------------------------------------------------------------------------------
 
 
 def test_the_loss_weights_the_kl() -> None:
@@ -332,7 +332,7 @@ def test_the_best_parameters_by_given_rows_are_kept() -> None:
     assert -bound.mean().item() == pytest.approx(result.best, rel=1e-5)
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

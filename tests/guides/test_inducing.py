@@ -57,7 +57,7 @@ def near(values: Tensor, exact: float = 0.0) -> None:
     assert abs(float(values.mean()) - exact) <= 5 * error, (float(values.mean()), exact, error)
 
 
-# --- one layer -------------------------------------------------------------------------------------------------------
+# --- one layer ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rows", "dim"), [(7, 3), (3, 7), (4, 4)])
@@ -110,7 +110,7 @@ def test_an_output_is_a_product_of_its_patch(
     torch.testing.assert_close(product.movedim(0, 1).reshape(-1, w[0]), out.reshape(-1, w[0]))
 
 
-# --- against the exact posterior -------------------------------------------------------------------------------------
+# --- against the exact posterior ----------------------------------------------------------------
 
 
 def cubic(which: slice = slice(None), bias: bool = False) -> tuple[nn.Module, Tensor, Tensor]:
@@ -189,7 +189,7 @@ def test_the_bound_of_a_fit_stays_below_the_evidence() -> None:
     assert 6.0 < float(each.mean()) < EVIDENCE + 4 * float(each.std()) / math.sqrt(2000)
 
 
-# --- several layers --------------------------------------------------------------------------------------------------
+# --- several layers -----------------------------------------------------------------------------
 
 
 class Twice(nn.Module):
@@ -410,7 +410,7 @@ def test_float32_is_safe_where_precisions_are_large() -> None:
     assert float(kl32) == pytest.approx(float(kl), rel=0.2)
 
 
-# --- what a network may be -------------------------------------------------------------------------------------------
+# --- what a network may be ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -264,7 +264,7 @@ def test_the_gradient_has_far_less_variance(regression: bool, ratio: float) -> N
     assert distance < 4 * (local + sampled) / repeats
 
 
-# --- which tensors get local noise -----------------------------------------------------------------------------------
+# --- which tensors get local noise --------------------------------------------------------------
 
 
 class Attention(nn.Module):

@@ -279,7 +279,7 @@ def test_outputs_that_no_likelihood_takes_are_refused(name: str, method: str) ->
         fitted(Around(make), method=METHODS[method])
 
 
-# --- arguments -------------------------------------------------------------------------------------------------------
+# --- arguments ----------------------------------------------------------------------------------
 
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     (

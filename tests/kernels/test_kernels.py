@@ -36,7 +36,7 @@ def banana(w: Tensor) -> tuple[Tensor, Tensor]:
     return -0.5 * x.square() - 0.5 * (y - x.square()) * r, torch.stack((-x + 2 * x * r, -r), -1)
 
 
-# --- gradient kernels -----------------------------------------------------------------------------------------------
+# --- gradient kernels ---------------------------------------------------------------------------
 
 
 def test_a_step_of_sgld() -> None:
@@ -67,7 +67,7 @@ def test_a_step_of_sghmc_and_full_friction_is_sgld() -> None:
     torch.testing.assert_close(full.position, sgld.step(sgld.init(w), g, e, 0.1).position)
 
 
-# --- leapfrog and HMC -----------------------------------------------------------------------------------------------
+# --- leapfrog and HMC ---------------------------------------------------------------------------
 
 PRECISION = torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=F64)
 
@@ -145,7 +145,7 @@ def test_a_reasonable_step_has_an_acceptance_near_four_fifths() -> None:
     assert not accepted(2 * found).any()
 
 
-# --- MCLMC ----------------------------------------------------------------------------------------------------------
+# --- MCLMC --------------------------------------------------------------------------------------
 
 
 def microcanonical(position: Tensor, density: hmc.Density) -> mclmc.MicrocanonicalState:
@@ -282,7 +282,7 @@ def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None
                 np.testing.assert_allclose(mine.numpy(), np.asarray(theirs), rtol=1e-9, atol=1e-9)
 
 
-# --- NUTS -----------------------------------------------------------------------------------------------------------
+# --- NUTS ---------------------------------------------------------------------------------------
 
 
 def reference_nuts(
@@ -473,7 +473,7 @@ def test_chains_are_independent() -> None:
         assert float(own_info.leapfrogs) == float(info.leapfrogs[c])
 
 
-# --- adaptation -----------------------------------------------------------------------------------------------------
+# --- adaptation ---------------------------------------------------------------------------------
 
 
 def test_dual_averaging_finds_the_rate() -> None:

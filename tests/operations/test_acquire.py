@@ -94,7 +94,7 @@ def test_batchbald_selects_one_of_two_equal_rows() -> None:
     assert len({*together} & {best, 5}) == 1
 
 
-# --- posteriors ------------------------------------------------------------------------------------------------------
+# --- posteriors ---------------------------------------------------------------------------------
 
 START = bayou.MAP(steps=60, lr=0.05)
 METHODS = {"ensemble": bayou.Ensemble(4, START), "laplace": bayou.Laplace(start=START)}

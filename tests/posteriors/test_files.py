@@ -73,7 +73,7 @@ def assert_same_predictions(posterior, loaded, x, y=None):
         assert torch.equal(before.log_prob(y), after.log_prob(y))  # the learned noise too
 
 
-# --- round trips -----------------------------------------------------------------------------------------------------
+# --- round trips --------------------------------------------------------------------------------
 
 
 class Adapter(nn.Module):
@@ -197,7 +197,7 @@ def test_a_file_that_was_written_before_is_still_read(kind):
     )
 
 
-# --- what can be wrong with a file -----------------------------------------------------------------------------------
+# --- what can be wrong with a file --------------------------------------------------------------
 
 
 def test_a_file_that_is_cut_anywhere_is_noticed(file):
@@ -312,7 +312,7 @@ def test_other_buffers_are_another_network_too(tmp_path):
         bayou.load(tmp_path / "a", nn.Sequential(nn.Linear(1, 2), nn.Identity(), nn.Linear(2, 1)))
 
 
-# --- a right checksum over wrong contents ----------------------------------------------------------
+# --- a right checksum over wrong contents -------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -458,7 +458,7 @@ def test_a_header_that_promises_more_than_there_is_is_refused(posterior, tmp_pat
         bayou.load(tmp_path / "promise", net())
 
 
-# --- what killed processes leave behind ------------------------------------------------------------------------------
+# --- what killed processes leave behind ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["save", "load"])
@@ -512,7 +512,7 @@ def test_saves_of_one_name_from_many_threads_all_succeed(posterior, tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-# --- no code ---------------------------------------------------------------------------------------------------------
+# --- no code ------------------------------------------------------------------------------------
 
 
 def test_a_file_with_a_callable_is_refused_with_the_way_out(tmp_path):
@@ -557,7 +557,7 @@ def test_loading_runs_nothing_that_a_file_names(posterior, tmp_path, monkeypatch
         assert b"pickle" not in source
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails", ["replace", "fsync"])
@@ -621,7 +621,7 @@ def test_files_have_the_usual_permissions_and_links_stay_links(posterior, tmp_pa
     assert (tmp_path / "a").stat().st_ino != before
 
 
-# --- specs and states ------------------------------------------------------------------------------------------------
+# --- specs and states ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

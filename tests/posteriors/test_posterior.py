@@ -33,7 +33,7 @@ def posterior():
     return fitted()
 
 
-# --- the snippets --------------------------------------------------------------------------------------------
+# --- the snippets -----------------------------------------------------------------------
 
 
 def test_what_a_user_can_write(tmp_path):
@@ -60,7 +60,7 @@ def test_a_classifier_learns():
     assert posterior.history[-1]["elbo"] > posterior.history[0]["elbo"]
 
 
-# --- predict ---------------------------------------------------------------------------------------------------------
+# --- predict ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_many_samples_of_a_large_network_are_held_a_chunk_at_a_time():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
 
 
-# --- what it says of itself ------------------------------------------------------------------------------------------
+# --- what it says of itself ---------------------------------------------------------------------
 
 
 def test_a_posterior_says_what_it_is():
@@ -207,7 +207,7 @@ def test_a_posterior_says_what_it_is():
     )
 
 
-# --- the bound -------------------------------------------------------------------------------------------------------
+# --- the bound ----------------------------------------------------------------------------------
 
 
 def test_elbo_is_log_likelihood_minus_kl_in_nats_over_all_data(posterior):
@@ -262,7 +262,7 @@ def test_elbo_needs_a_variational_posterior():
         bayou.elbo("posterior", (X, Y))
 
 
-# --- empirical Bayes and other likelihoods ---------------------------------------------------------------------------
+# --- empirical Bayes and other likelihoods ------------------------------------------------------
 
 
 def test_a_learned_prior_scale_maximizes_the_elbo():

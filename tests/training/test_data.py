@@ -62,7 +62,7 @@ def fit(net=None, data=(X, Y), **options):
     return bayou.fit(nn.Linear(2, 10) if net is None else net, data, progress=False, **options)
 
 
-# --- what is taken ---------------------------------------------------------------------------------------------------
+# --- what is taken ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_different_data_have_different_fingerprints():
     assert as_data(Noisy(ROWS)).fingerprint() == as_data(Noisy(ROWS)).fingerprint()
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------
 
 NAN = X.clone()
 NAN[3, 1] = math.nan

@@ -31,7 +31,7 @@ from tests.training.runs import (
     small,
 )
 
-# --- killed runs -----------------------------------------------------------------------------------------------------
+# --- killed runs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -120,7 +120,7 @@ def test_a_missing_folder_raises_before_the_first_step(tmp_path, monkeypatch):
         small(checkpoint=tmp_path / "no" / "run.ckpt")
 
 
-# --- numbers that are not finite -------------------------------------------------------------------------------------
+# --- numbers that are not finite ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_first_bad_step_on_another_device_is_reported():
         watch.read()
 
 
-# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+# --- Ctrl-C -------------------------------------------------------------------------------------
 
 
 def test_a_keyboard_interrupt_saves_and_returns_the_posterior_so_far(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from tests.training.runs import (
     small,
 )
 
-# --- early stopping --------------------------------------------------------------------------------------------------
+# --- early stopping ------------------------------------------------------------------------------
 
 
 def test_early_stopping_keeps_the_best_parameters(monkeypatch):
@@ -63,7 +63,7 @@ def test_a_validation_split_without_rows_raises():
         small(validation=0.001)
 
 
-# --- what a step does ------------------------------------------------------------------------------------------------
+# --- what a step does ---------------------------------------------------------------------------
 
 
 def make_recorder():
@@ -256,7 +256,7 @@ def test_history_has_the_terms_of_the_elbo_at_every_logging_step():
     )  # a sum over all 60, from 16 of them
 
 
-# --- randomness and the user's things --------------------------------------------------------------------------------
+# --- randomness and the user's things -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dataset", "loader_generator"])
@@ -313,7 +313,7 @@ def test_seeds_may_be_of_any_size_and_of_numpy():
     assert small(seed=-(2**70)).stopped == "finished"
 
 
-# --- arguments -------------------------------------------------------------------------------------------------------
+# --- arguments ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_work_that_is_not_shared_warns_once_in_the_first_process():
     assert "do not share the chains" in str(only.message)
 
 
-# --- slow ------------------------------------------------------------------------------------------------------------
+# --- slow ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""What every package stands on: random numbers by index, named tensors, files, settings, progress."""
+"""What every package uses: random numbers by index, named tensors, files, settings, progress."""

@@ -396,8 +396,8 @@ def join(tensors: dict[str, Tensor], tree: dict[str, Any]) -> Any:
 def no_grad_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a module by name, detached.
 
-    Anything else that a ``state_dict`` may hold (extra state, packed weights of quantized layers) belongs to
-    the modules.
+    Anything else that a ``state_dict`` may hold (extra state, packed weights of quantized layers)
+    belongs to the modules.
 
     Args:
         module: the module.

@@ -1,4 +1,4 @@
-"""The progress line of a run, with step, total, a few numbers and the time left; and its warnings."""
+"""The progress line of a run, with step, total, numbers and the time left; and its warnings."""
 
 from __future__ import annotations
 

@@ -184,6 +184,6 @@ class Joint:
 
 
 def _split_noise(params: Params) -> tuple[Params, Params]:
-    """Return the weights of the network, and the parameters of the likelihood by their own names."""
+    """Return the weights of the network, and the parameters of the likelihood by name."""
     weights = {name: value for name, value in params.items() if not name.startswith(NOISE)}
     return weights, under(NOISE, params)

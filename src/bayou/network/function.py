@@ -1,4 +1,4 @@
-"""A network as a pure function of its named tensors; threads may call it concurrently in eval mode."""
+"""A network as a pure function of its named tensors, which threads may call in eval mode."""
 
 from __future__ import annotations
 

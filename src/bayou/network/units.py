@@ -1,4 +1,4 @@
-"""Units of x and y, in which a network that was fitted to standardized data takes and returns data."""
+"""The units of x and y of a network that was fitted to standardized data."""
 
 from __future__ import annotations
 

@@ -547,7 +547,7 @@ class _UnitGraphBuilder:
 
 
 def _called_function(node: fx.Node) -> Callable[..., Any]:
-    """Return the function that a node calls; for a method the function of torch, if there is one."""
+    """Return the function that a node calls; for a method that of torch, if there is one."""
     if not isinstance(node.target, str):
         return node.target
     method: Callable[..., Any] = getattr(Tensor, node.target)

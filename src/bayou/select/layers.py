@@ -42,7 +42,8 @@ def with_dropout(net: nn.Module, p: float = 0.2) -> nn.Module:
               if isinstance(child, ACTIVATIONS)]  # fmt: skip
     if not places:
         raise ValueError(
-            f"{type(net).__name__} has no layer like nn.ReLU to add dropout to; put nn.Dropout(p) into it"
+            f"{type(net).__name__} has no layer like nn.ReLU to add dropout to; "
+            "put nn.Dropout(p) into it"
         )
     if isinstance(net, nn.Sequential):
         places = [place for place in places if place[0] is net] or places

@@ -132,7 +132,7 @@ def _guide(
 
 
 def _laplace(config: Training) -> Recipe:
-    """Make Laplace with a full covariance of all weights, or of the last layer if there are many."""
+    """Make Laplace with a full covariance of all weights, or of the last layer of many."""
     from bayou.select.recipes import NamedMethod
 
     start = _full_batch_mode(config)
@@ -413,7 +413,8 @@ def find(name: str) -> Named:
     """
     if name not in METHODS:
         raise ValueError(
-            f"there is no method {name!r}{nearest(name, list(METHODS))}; the names are {', '.join(METHODS)}"
+            f"there is no method {name!r}{nearest(name, list(METHODS))}; the names are "
+            f"{', '.join(METHODS)}"
         )
     return METHODS[name]
 
@@ -440,7 +441,8 @@ def by_name(name: str, **settings: Any) -> Method | Recipe:
     for key in settings:
         if key not in known:
             raise ValueError(
-                f"{key!r} is not a setting{nearest(key, known)}; the settings are {', '.join(known)}"
+                f"{key!r} is not a setting{nearest(key, known)}; the settings are "
+                f"{', '.join(known)}"
             )
     return find(name).make(Training(**settings))
 

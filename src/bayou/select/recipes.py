@@ -99,8 +99,8 @@ def plan(
     the data, makes this plan and fits it; here x and y are taken as they are.
 
     Args:
-        name: a name of ``bayou.list_methods()``, the result of ``bayou.select.by_name``, or a method
-            object, which means exactly what its fields say.
+        name: a name of ``bayou.list_methods()``, the result of ``bayou.select.by_name``, or a
+            method object, which means exactly what its fields say.
         target: network, likelihood and prior, by ``Target.build``; ``prior=None`` lets the search
             select one.
         rows: a pair of tensors (x, y), or other data as of ``bayou.fit``.

@@ -75,7 +75,7 @@ class RegressionSearch:
     def mode(self, number: int, run: SearchRun) -> Params:
         """Return the mode of the first fold, 0, or that of all rows, 1.
 
-        Empty if there is none, or if the steps of ``run.start`` were given, which finds another one.
+        Empty if there is none, or if the steps of ``run.start`` were given: it finds another one.
 
         Args:
             number: 0 for the first fold, 1 for all rows.

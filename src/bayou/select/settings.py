@@ -44,20 +44,38 @@ def setting(default: Any, part: str, help: str, must: Must | None = None) -> Any
 class Training:
     """Settings of a method by name. ``None`` leaves the choice to the method."""
 
-    # fmt: off
     steps: int | None = setting(None, TRAINING, "optimizer steps", ONE_OR_MORE)
-    epochs: int | None = setting(None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE)
-    effort: float = setting(1.0, TRAINING, "multiplies the default length of fit and selection", POSITIVE)
-    batch_size: int = setting(128, TRAINING, "rows per step; by default 512 in large regressions", ONE_OR_MORE)
-    lr: float | None = setting(None, TRAINING, "learning rate; by default the method's own", POSITIVE)
+    epochs: int | None = setting(
+        None, TRAINING, "passes over the data, instead of steps", ONE_OR_MORE
+    )
+    effort: float = setting(
+        1.0, TRAINING, "multiplies the default length of fit and selection", POSITIVE
+    )
+    batch_size: int = setting(
+        128, TRAINING, "rows per step; by default 512 in large regressions", ONE_OR_MORE
+    )
+    lr: float | None = setting(
+        None, TRAINING, "learning rate; by default the method's own", POSITIVE
+    )
     members: int = setting(5, TRAINING, "networks of an ensemble", ONE_OR_MORE)
-    chains: int | None = setting(None, TRAINING, "chains of a sampler; by default the method's own", ONE_OR_MORE)
-    beta: float = setting(1.0, TRAINING, "weight of the KL of variational methods; 1 for the ELBO", ZERO_OR_MORE)
-    warmup: float = setting(0.0, TRAINING, "fraction of the steps over which beta increases from 0", SHARE)
-    validation: float = setting(0.0, TRAINING, "fraction of training rows held out to select the best epoch", FRACTION)
-    patience: int | None = setting(None, TRAINING, "epochs without improvement before a run stops", ONE_OR_MORE)
-    compile: bool | None = setting(None, RUN, "torch.compile the training step; by default on a GPU")
-    # fmt: on
+    chains: int | None = setting(
+        None, TRAINING, "chains of a sampler; by default the method's own", ONE_OR_MORE
+    )
+    beta: float = setting(
+        1.0, TRAINING, "weight of the KL of variational methods; 1 for the ELBO", ZERO_OR_MORE
+    )
+    warmup: float = setting(
+        0.0, TRAINING, "fraction of the steps over which beta increases from 0", SHARE
+    )
+    validation: float = setting(
+        0.0, TRAINING, "fraction of training rows held out to select the best epoch", FRACTION
+    )
+    patience: int | None = setting(
+        None, TRAINING, "epochs without improvement before a run stops", ONE_OR_MORE
+    )
+    compile: bool | None = setting(
+        None, RUN, "torch.compile the training step; by default on a GPU"
+    )
 
     def __post_init__(self) -> None:
         for option in fields(self):

@@ -23,10 +23,10 @@ class PendingResult(Protocol):
 
 @runtime_checkable
 class Executor(Protocol):
-    """What bayou needs of a ``concurrent.futures.Executor``: ``submit`` returns a ``PendingResult``."""
+    """What bayou needs of a ``concurrent.futures.Executor``."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
-        """Start a job."""
+        """Start a job and return its ``PendingResult``."""
 
 
 def send(executor: Executor, function: Callable[..., None], *arguments: Any) -> PendingResult:

@@ -95,7 +95,7 @@ def _distances(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _distance_limit(values: NDArray[np.float64], distances: NDArray[np.float64]) -> float:
-    """Return the distance from the median beyond which values are sentinels; infinite if none is."""
+    """Return the distance from the median beyond which values are sentinels, or infinity."""
     differing = np.unique(distances[distances > 0])
     with np.errstate(over="ignore"):
         jumps = np.flatnonzero(differing[1:] >= MIN_JUMP_OF_CODES * differing[:-1])

@@ -57,7 +57,7 @@ def _version(is_requested: bool) -> None:
 
 
 WELCOME = """bayou trains, compares and uses Bayesian neural networks.
-  bayou train houses.csv --target price --method laplace train on a file of yours; writes a run folder
+  bayou train houses.csv --target price --method laplace train on your file; writes a run folder
   bayou predict RUN --input new.csv                      predict new rows with intervals
   bayou compare houses.csv --methods map,laplace,mnf     compare methods; writes a report
   bayou report RUN RUN                                   compare runs, paired over their test rows
@@ -197,7 +197,8 @@ def serve(
         typer.echo(note, err=True)
     with Server(service, host, port, limits=limits, quiet=quiet) as server:
         typer.echo(
-            f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); Ctrl-C to stop"
+            f"serving {service.name} at {server.url} (POST /predict, GET /, GET /healthz); "
+            "Ctrl-C to stop"
         )
         try:
             server.serve_forever()

@@ -85,8 +85,8 @@ class Net:
         if min(shape[1:]) < self.smallest:
             usable = [net.name for net in NETS.values() if (net.smallest or 0) <= min(shape[1:])]
             raise ValueError(
-                f"{self.name} needs images of at least {self.smallest}×{self.smallest}, got {size}; "
-                f"these fit: {', '.join(usable)}"
+                f"{self.name} needs images of at least {self.smallest}×{self.smallest}, "
+                f"got {size}; these fit: {', '.join(usable)}"
             )
 
 

@@ -47,8 +47,8 @@ def write_predictions(
     row, mean, std, epistemic_std, lower, upper (the central interval of probability ``level``),
     entropy, epistemic_share_of_variance. Both have the id of a row, if the run has an id column,
     and for a table its ``distance`` beyond the range of the training data, in standard deviations
-    (``bayou.data.preprocess.PreparedRows``). A text that a spreadsheet would run as a formula, since it
-    begins with =, +, -, @, a tab or a carriage return, has a quote before it.
+    (``bayou.data.preprocess.PreparedRows``). A text that a spreadsheet would run as a formula
+    (it begins with =, +, -, @, a tab or a carriage return) has a quote before it.
 
     Args:
         folder: the run folder.

@@ -197,7 +197,7 @@ class SymbolDecoder:
 
     @property
     def is_at_end(self) -> bool:
-        """Return whether all words were used, and the states are those that ``encode`` began with."""
+        """Return whether all words were used, and the states are those of an empty stream."""
         has_initial_states = bool((self.states == np.uint64(1 << MIN_STATE_BITS)).all())
         return self.words_read == len(self.words) and has_initial_states
 
