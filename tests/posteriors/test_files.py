@@ -361,7 +361,15 @@ def test_missing_and_wrong_contents_are_file_errors(kind, saved_states, tmp_path
     ("kind", "key", "value", "message"),
     [
         ("guided", "kind", "guide", "holds a 'guide', not a posterior; expected one of"),
-        ("guided", "n", 0, "there are no data"),
+        ("guided", "kind", {"a": 1}, "not a posterior"),
+        ("guided", "n", 0, "n = 0, expected a positive whole number"),
+        ("guided", "history", "none", "history = 'none', expected a list of records"),
+        ("guided", "stopped", 3, "stopped = 3, expected a word"),
+        ("guided", "shapes", [], "shapes"),
+        ("empirical", "chains", -1, "chains"),
+        ("empirical", "shared", 3, "shared = 3, expected the names of tensors"),
+        ("masked", "p", "often", "expected a rate"),
+        ("mixture", "components", 3, "components = 3, expected a list of posteriors"),
         ("guided", "prior", {"spec": "Normal"}, "pass the prior it was fitted with"),
         (
             "guided",
@@ -377,6 +385,29 @@ def test_missing_and_wrong_contents_are_file_errors(kind, saved_states, tmp_path
 def test_wrong_entries_are_file_errors(kind, key, value, message, saved_states, tmp_path):
     tensors, config = saved_states[kind]
     assert_refused(tmp_path / "changed", tensors, config | {key: value}, message)
+
+
+NAMES = {
+    "guided": "guides.1.center",
+    "empirical": "stack.0.bias",
+    "gaussian": "mean.0.bias",
+    "masked": "weights.0.bias",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_tensors_of_other_types_and_shapes_are_file_errors(kind, saved_states, tmp_path):
+    tensors, config = saved_states[kind]
+    path = tmp_path / "changed"
+    value = tensors[NAMES[kind]]
+    for dtype in (torch.float16, torch.float64):
+        message = "changed has torch.float.* and torch.float.* in '"
+        assert_refused(path, tensors | {NAMES[kind]: value.to(dtype)}, config, message)
+    for dtype in (torch.int64, torch.bool):
+        assert_refused(path, tensors | {NAMES[kind]: value.to(dtype)}, config, f"{dtype} in")
+    assert_refused(path, tensors | {NAMES[kind]: value.unsqueeze(-1)}, config)
+    if kind == "empirical":
+        assert_refused(path, tensors | {NAMES[kind]: value[:1]}, config, "1 of . points in")
 
 
 @pytest.mark.parametrize(

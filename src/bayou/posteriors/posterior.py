@@ -31,7 +31,8 @@ from bayou.network import (
 from bayou.network.target import Target
 from bayou.network.units import Units
 from bayou.posteriors.checks import Checks, check_history
-from bayou.posteriors.state import SavedState, check_base, check_restored, with_state
+from bayou.posteriors.contents import check_contents, check_restored
+from bayou.posteriors.state import SavedState, check_base, with_state
 from bayou.priors import BoundPrior, BoundUnitNormal, Prior
 from bayou.training.inputs import gather_shards
 from bayou.training.ranks import current
@@ -659,7 +660,7 @@ def restore_posterior(saved: SavedState, net: nn.Module) -> Posterior:
     classes = {cls.kind: cls for cls in Posterior.__subclasses__()}
     config = {"output": None} | saved.config
     kind = config.get("kind")
-    if kind not in classes:
+    if not isinstance(kind, str) or kind not in classes:
         raise FileError(
             f"{saved.path} holds a {kind!r}, not a posterior; expected one of {', '.join(classes)}"
         )
@@ -668,11 +669,12 @@ def restore_posterior(saved: SavedState, net: nn.Module) -> Posterior:
         device = next(net.parameters()).device
         tensors = {name: value.to(device) for name, value in saved.tensors.items()}
         saved = replace(saved, tensors=tensors, config=config)
+        check_contents(saved)
         net = with_output(net, saved.spec("output", object))
         posterior = classes[kind].restore(saved, net)
         posterior.stopped = config["stopped"]
         posterior.temperature = config.get("temperature", 1.0)
-        check_restored(posterior, saved)
+        check_restored(posterior, saved, net)
     return posterior
 
 
