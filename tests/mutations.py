@@ -32,7 +32,7 @@ TESTS = {
     "kernels": (
         "tests/kernels",
         "tests/methods/test_annealed.py",
-        "tests/proofs/test_mcmc.py",
+        "tests/methods/test_hmc.py",
         "tests/methods",
         "tests/proofs",
     ),

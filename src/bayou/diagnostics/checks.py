@@ -60,7 +60,7 @@ POINTS_PER_EVALUATION = 100  # of a chain
 def check(
     posterior: Posterior,
     train: Any = None,
-    held: Any = None,
+    held_out: Any = None,
     *,
     samples: int | None = None,
     seed: int = 0,
@@ -73,15 +73,15 @@ def check(
 
     Without data, only its history is checked. With ``train``: its NLL is compared with that of a
     constant and of a linear model, paired over rows with a tolerance of 2.5 standard errors
-    (sampling of the training rows included), on the ``held`` rows or, if there are none, on the
-    training rows; R-hat of the predictions of chains. With ``held``: also the comparison with its
-    own mean network, and the coverage of 90 % intervals, or the calibration error of classes,
+    (sampling of the training rows included), on the ``held_out`` rows or, if there are none, on the
+    training rows; R-hat of the predictions of chains. With ``held_out``: also the comparison with
+    its own mean network, and the coverage of 90 % intervals, or the calibration error of classes,
     compared with chance.
 
     Args:
         posterior: what to check.
         train: the training data, as of ``fit``.
-        held: rows (x, y), a Dataset or a DataLoader, that the fit has not seen.
+        held_out: rows (x, y), a Dataset or a DataLoader, that the fit has not seen.
         samples: draws of the weights; None: as many as ``predict`` takes.
         seed: of the draws.
         batch_size: rows of an evaluation of the network; None: all.
@@ -96,7 +96,7 @@ def check(
         >>> print(bayou.diagnostics.check(posterior, (x, y), (x_held, y_held)))
     """
     checks = list(check_history(posterior))
-    data = train if held is None else held
+    data = train if held_out is None else held_out
     if data is not None:
         x, y = all_rows(data)
         if predictive is None:
@@ -106,22 +106,24 @@ def check(
             against = baselines(
                 posterior.target.likelihood, *all_rows(train), predictive.outputs.shape[2:], seed
             )
-        rows = _CheckedRows(x, y, predictive, held is not None, scale, batch_size)
+        rows = _CheckedRows(x, y, predictive, held_out is not None, scale, batch_size)
         nll = {name: row_nll(predict(x), y, scale) for name, predict in (against or {}).items()}
         known_names = {known.name for known in checks}
         checks += _check_nll(posterior, rows, nll, has_mode="mode" in known_names)
         if posterior.stack is not None and "mixing" not in known_names:
             checks += _check_mixing(posterior, x)
-        if held is not None and predictive.likelihood.support == "classes":
+        if held_out is not None and predictive.likelihood.support == "classes":
             checks.append(_check_calibration(predictive, y, seed))
-        elif held is not None:
+        elif held_out is not None:
             checks.append(_check_coverage(predictive, y))
     # A later check replaces an earlier one of the same name.
     posterior.checks = Checks(tuple({item.name: item for item in checks}.values()))
     return posterior.checks
 
 
-def check_after_fit(posterior: Posterior, train: Any, held: Any = None, *, seed: int = 0) -> Checks:
+def check_after_fit(
+    posterior: Posterior, train: Any, held_out: Any = None, *, seed: int = 0
+) -> Checks:
     """Check a posterior on some rows, at a cost that is small next to that of a fit.
 
     The result is also stored as ``posterior.checks``.
@@ -129,7 +131,7 @@ def check_after_fit(posterior: Posterior, train: Any, held: Any = None, *, seed:
     Args:
         posterior: the posterior.
         train: training rows, as of ``fit``; the baselines are fitted to at most 1,000 of them.
-        held: rows that the fit did not use, or None to check on training rows; at most 256 are
+        held_out: rows that the fit did not use, or None to check on training rows; at most 256 are
             used.
         seed: the seed of the draws of the posterior.
     """
@@ -138,11 +140,11 @@ def check_after_fit(posterior: Posterior, train: Any, held: Any = None, *, seed:
         if not posterior.predicts_without_draws:
             draws = min(MAX_CHECK_DRAWS, posterior.draws or MAX_CHECK_DRAWS)
         x, y = some_rows(train, MAX_BASELINE_ROWS, seed)
-        held = None if held is None else some_rows(held, MAX_CHECKED_ROWS, seed)
+        held_out = None if held_out is None else some_rows(held_out, MAX_CHECKED_ROWS, seed)
         outputs = posterior.predict(_first_rows(x, 1), 1, seed=seed).outputs.shape[2:]
         against = baselines(posterior.target.likelihood, x, y, outputs, seed)
         first_rows = (_first_rows(x, MAX_CHECKED_ROWS), y[:MAX_CHECKED_ROWS])
-        return check(posterior, first_rows, held, samples=draws, seed=seed, against=against)
+        return check(posterior, first_rows, held_out, samples=draws, seed=seed, against=against)
     except Exception as error:  # whatever is wrong with a check must not cost the user the fit
         text = (
             f"the posterior could not be compared with baselines: {type(error).__name__}: {error}"

@@ -38,7 +38,7 @@ class Calibration(NamedTuple):
 
 def calibrate(
     posterior: Posterior,
-    held: object,
+    held_out: object,
     *,
     samples: int | None = None,
     seed: rng.Seed = 0,
@@ -53,7 +53,7 @@ def calibrate(
 
     Args:
         posterior: what predicts y. Its ``temperature`` is set.
-        held: rows (x, y), a Dataset or a DataLoader, that the fit has not seen.
+        held_out: rows (x, y), a Dataset or a DataLoader, that the fit has not seen.
         samples: draws of the weights; None: as many as ``predict`` takes.
         seed: of the draws.
         train: the training data, where they are at hand, to see that no row is in both.
@@ -73,8 +73,8 @@ def calibrate(
         Guo, Pleiss, Sun, Weinberger: On calibration of modern neural networks, ICML 2017.
     """
     if train is not None:
-        check_held_out(held, train)
-    x, y = all_rows(held)
+        check_held_out(held_out, train)
+    x, y = all_rows(held_out)
     uncalibrated = copy.copy(posterior)
     uncalibrated.temperature = 1.0
     calibration = best_temperature(uncalibrated.predict(x, samples, seed=seed), y)

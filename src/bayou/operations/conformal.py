@@ -290,7 +290,7 @@ class Conformal:
 @torch.no_grad()
 def conformal(
     posterior: Predicts,
-    held: object,
+    held_out: object,
     level: float = 0.9,
     *,
     score: Kind | None = None,
@@ -318,7 +318,7 @@ def conformal(
 
     Args:
         posterior: a posterior, or any object with ``predict``.
-        held: rows (x, y), a Dataset or a DataLoader; they must not be training rows.
+        held_out: rows (x, y), a Dataset or a DataLoader; they must not be training rows.
         level: the probability, strictly between 0 and 1.
         score: by default "cqr" for numbers and counts, "lac" for classes.
         groups: a label for each held-out row; the guarantee then holds within each group
@@ -351,8 +351,8 @@ def conformal(
     if isinstance(level, bool) or not 0 < level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level!r}")
     if train is not None:
-        check_held_out(held, train)
-    x, y = all_rows(held)
+        check_held_out(held_out, train)
+    x, y = all_rows(held_out)
     seed = rng.integer(seed)
     p = posterior.predict(x, samples, seed=seed)
     p.likelihood.validate(p.outputs.shape[1:], y)

@@ -214,7 +214,7 @@ def _deferred_check(
     if isinstance(rows, Rows) and isinstance(rows.source, tuple):
         train = some_rows(train, MAX_BASELINE_ROWS, seed)
         held_out = None if held_out is None else some_rows(held_out, MAX_CHECKED_ROWS, seed)
-    return partial(check_after_fit, train=train, held=held_out, seed=seed)
+    return partial(check_after_fit, train=train, held_out=held_out, seed=seed)
 
 
 def _fit_by_all_ranks(
