@@ -1,8 +1,8 @@
 """Calls of the public interface at fixed seeds, whose results must not change while the code is
 reorganized.
 
-Each case returns named tensors. ``record.py`` writes them to a file and compares two files;
-``test_recorded.py`` compares them with the results of an earlier version.
+Each case returns named tensors. ``record.py`` writes them to a file, and compares them with such a
+file of another state of the code.
 """
 
 from __future__ import annotations
