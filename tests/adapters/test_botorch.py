@@ -2,8 +2,6 @@
 differentiable, batched.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -16,7 +14,7 @@ import bayou
 X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.stack((torch.sin(3 * X[:, 0]) + X[:, 1], X[:, 1].square()), -1)
 START = bayou.MAP(steps=30)
-METHODS: dict[str, bayou.methods.Method] = {
+METHODS = {
     "point": START,
     "ensemble": bayou.Ensemble(3, START),
     "MNF": bayou.VI(bayou.MNF(options={"hidden": [6]}), steps=20),
@@ -26,11 +24,7 @@ METHODS: dict[str, bayou.methods.Method] = {
 }
 
 
-def fitted(
-    method: bayou.methods.Method,
-    likelihood: bayou.likelihoods.Likelihood | None = None,
-    outputs: int = 2,
-) -> bayou.Posterior:
+def fitted(method, likelihood=None, outputs=2):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, outputs)).double()
     likelihood = likelihood or bayou.Gaussian(0.1, learn=True)
@@ -127,10 +121,10 @@ def test_other_likelihoods_dtypes_and_refusals() -> None:
     assert PosteriorModel(single, X.float()).posterior(X).mean.dtype == torch.float64
     for bad in (X.reshape(5, 2, 2, 2), X.tolist()):
         with pytest.raises(ValueError, match=r"rows \(B, d\)"):
-            PosteriorModel(single, bad)  # type: ignore[arg-type]
+            PosteriorModel(single, bad)
 
 
-def test_without_botorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_botorch_it_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "bayou.adapters.botorch", raising=False)
     monkeypatch.setitem(sys.modules, "botorch.models.ensemble", None)
     with pytest.raises(ImportError, match=r"pip install 'bayou\[botorch\]'"):

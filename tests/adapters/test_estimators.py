@@ -2,8 +2,6 @@
 pickle.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile
@@ -28,7 +26,7 @@ from bayou.select.settings import TRAINING
 
 # Neither a given prior nor, in a regression, a given noise is searched for.
 NOISE = bayou.Gaussian(0.115)
-QUICK: dict[str, Any] = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5, "prior": 1.0}
+QUICK = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5, "prior": 1.0}
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
 
 
@@ -36,7 +34,7 @@ QUICKER = QUICK | {"steps": 25, "lr": 0.05}
 @parametrize_with_checks(
     [BayesClassifier("map", **QUICKER), BayesRegressor("map", likelihood=NOISE, **QUICKER)]
 )
-def test_sklearn_compatible(estimator: Any, check: Any) -> None:
+def test_sklearn_compatible(estimator, check):
     check(estimator)
 
 
@@ -50,7 +48,7 @@ def test_sklearn_compatible_with_other_methods(estimator: Any, check: Any) -> No
 
 
 @pytest.mark.parametrize("estimator", [BayesClassifier, BayesRegressor])
-def test_every_setting_of_training_is_a_parameter(estimator: Any) -> None:
+def test_every_setting_of_training_is_a_parameter(estimator):
     """What ``bayou train`` takes, by the same names, under the same rules; None leaves it as it is
     there.
     """
@@ -65,20 +63,20 @@ def test_every_setting_of_training_is_a_parameter(estimator: Any) -> None:
         estimator("ensemble", members=0)._method()
 
 
-def line(n: int = 80, noise: float = 20.0) -> tuple[np.ndarray, np.ndarray]:
+def line(n=80, noise=20.0):
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (n, 1))
     return x, 1000 + 300 * x[:, 0] + noise * generator.standard_normal(n)
 
 
 @pytest.fixture(scope="module")
-def regressor() -> BayesRegressor:
+def regressor():
     x, y = line()
     settings = QUICK | {"hidden": (20,), "steps": 200, "lr": 1e-2, "samples": 100}
     return BayesRegressor("ffg", likelihood=NOISE, **settings, random_state=0).fit(x, y)
 
 
-def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
+def test_numbers_are_in_the_units_of_y(regressor):
     x, y = line()
     new = line(400)[0][80:]
     truth = 1000 + 300 * new[:, 0]
@@ -100,7 +98,7 @@ def test_numbers_are_in_the_units_of_y(regressor: BayesRegressor) -> None:
     assert regressor.score(x, y) > 0.95
 
 
-def test_doubt_grows_away_from_the_data(regressor: BayesRegressor) -> None:
+def test_doubt_grows_away_from_the_data(regressor):
     doubt = regressor.predictive(np.array([[0.0], [6.0]])).epistemic_std
     assert doubt[1] > 3 * doubt[0]
 
@@ -114,7 +112,7 @@ def test_doubt_grows_away_from_the_data(regressor: BayesRegressor) -> None:
         bayou.likelihoods.HeteroscedasticStudentT(),
     ],
 )
-def test_other_likelihoods_and_several_outputs(likelihood: Any) -> None:
+def test_other_likelihoods_and_several_outputs(likelihood):
     x, y = line()
     two = np.stack([y, -y], 1)
     model = BayesRegressor("map", likelihood=likelihood, **QUICK, random_state=0).fit(x, two)
@@ -124,7 +122,7 @@ def test_other_likelihoods_and_several_outputs(likelihood: Any) -> None:
     assert np.abs(mean.mean(0) - two.mean(0)).max() < 50
 
 
-def test_counts_stay_counts() -> None:
+def test_counts_stay_counts():
     x = np.linspace(-1, 1, 60)[:, None]
     y = np.random.default_rng(0).poisson(np.exp(1 + x[:, 0]))
     model = BayesRegressor("map", likelihood=bayou.Poisson(), **QUICK, random_state=0).fit(x, y)
@@ -133,7 +131,7 @@ def test_counts_stay_counts() -> None:
     assert (lower == lower.round()).all()
 
 
-def test_without_standardizing() -> None:
+def test_without_standardizing():
     x, y = line()
     model = BayesRegressor("map", standardize=False, likelihood=NOISE, **QUICKER).fit(x, y)
     assert model.y_mean_ == 0
@@ -144,7 +142,7 @@ def test_without_standardizing() -> None:
     assert model.x_scale_[1] == 1  # a constant column
 
 
-def test_classes_may_be_words() -> None:
+def test_classes_may_be_words():
     X, y = load_iris(return_X_y=True)
     words = np.array(["setosa", "versicolor", "virginica"])[y]
     model = BayesClassifier("ensemble", **QUICK, random_state=0).fit(X, words)
@@ -158,7 +156,7 @@ def test_classes_may_be_words() -> None:
     assert model.predictive(X).mutual_information.min() >= 0
 
 
-def test_same_seed_same_model() -> None:
+def test_same_seed_same_model():
     X, y = load_iris(return_X_y=True)
     first = BayesClassifier("ensemble", members=2, **QUICKER, random_state=3).fit(X, y)
     again = clone(first).fit(X, y)
@@ -193,7 +191,7 @@ def test_pipeline_grid_search_and_cross_validation() -> None:
         lambda features, outputs: nn.Linear(features, outputs),
     ],
 )
-def test_networks(net: Any, tmp_path: Path) -> None:
+def test_networks(net, tmp_path):
     X = np.random.default_rng(0).standard_normal((40, 256))
     y = X[:, 0] > 0
     shape = (1, 16, 16) if net == "lenet" else None
@@ -219,7 +217,7 @@ def test_networks(net: Any, tmp_path: Path) -> None:
         bayou.VI({"*.weight": bayou.MNF(), "*": bayou.Delta()}, steps=20),
     ],
 )
-def test_files_hold_everything(method: Any, tmp_path: Path) -> None:
+def test_files_hold_everything(method, tmp_path):
     x, y = line()
     steps = 20 if isinstance(method, str) else None
     settings = {"prior": bayou.Normal(0.7), "likelihood": NOISE, "samples": 9, "random_state": 0}
@@ -252,13 +250,13 @@ def test_files_hold_everything(method: Any, tmp_path: Path) -> None:
         ({"likelihood": "normal"}, r"Gaussian\(0.1\)"),
     ],
 )
-def test_errors_help(settings: dict[str, Any], message: str) -> None:
+def test_errors_help(settings, message):
     x, y = line()
     with pytest.raises(ValueError, match=message):
         BayesRegressor(**settings).fit(x, y)
 
 
-def test_one_class_and_levels() -> None:
+def test_one_class_and_levels():
     X, y = load_iris(return_X_y=True)
     with pytest.raises(ValueError, match="one class"):
         BayesClassifier().fit(X, np.zeros(len(y)))
@@ -281,12 +279,12 @@ def test_import_is_lazy_and_says_what_is_missing() -> None:
     assert bayou.BayesRegressor is BayesRegressor
 
 
-def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch):
     from bayou.adapters import estimator
 
     plain = estimator.fit
 
-    def cut(*args: Any, **options: Any) -> Any:
+    def cut(*args, **options):
         posterior = plain(*args, **options)
         posterior.stopped = "interrupted"
         return posterior
@@ -299,7 +297,7 @@ def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch: pytest.Monkey
     assert model.predict(X).shape == y.shape
 
 
-def test_the_activation_is_in_the_file(tmp_path: Path) -> None:
+def test_the_activation_is_in_the_file(tmp_path):
     x, y = np.linspace(-1, 1, 20)[:, None], np.linspace(-1, 1, 20) ** 2
     model = BayesRegressor("map", activation="Tanh", likelihood=NOISE, prior=1.0, steps=5).fit(x, y)
     model.save(tmp_path / "a.bayou")
@@ -308,7 +306,7 @@ def test_the_activation_is_in_the_file(tmp_path: Path) -> None:
         BayesRegressor("map", activation="relu").fit(x, y)
 
 
-def test_a_recipe_as_the_method_is_saved(tmp_path: Path) -> None:
+def test_a_recipe_as_the_method_is_saved(tmp_path):
     x, y = line(40)
     settings = {"likelihood": NOISE, "prior": 1.0, "random_state": 0}
     recipe = bayou.select.by_name("map", steps=20)
@@ -321,7 +319,7 @@ def test_a_recipe_as_the_method_is_saved(tmp_path: Path) -> None:
     assert np.array_equal(by_name.predict(x), model.predict(x))
 
 
-def test_conformal_intervals_are_those_of_the_held_out_rows(tmp_path: Path) -> None:
+def test_conformal_intervals_are_those_of_the_held_out_rows(tmp_path):
     """The fit is the same as one on the other rows."""
     x = np.linspace(-1, 1, 120)[:, None]
     new = np.linspace(-1, 1, 11)[:, None]
@@ -351,7 +349,7 @@ def test_conformal_intervals_are_those_of_the_held_out_rows(tmp_path: Path) -> N
     assert not hasattr(model.set_params(conformal=None).fit(x, y), "held_x_")
 
 
-def test_conformal_sets(tmp_path: Path) -> None:
+def test_conformal_sets(tmp_path):
     X, y = load_iris(return_X_y=True)
     names = np.array(["setosa", "versicolor", "virginica"])[y]
     model = BayesClassifier("map", conformal=0.4, random_state=0, **QUICKER).fit(X, names)

@@ -1,7 +1,5 @@
 """The command line: what a new user would try."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,22 +25,22 @@ from bayou.posteriors.checks import check_history
 from bayou.select import Auto, named
 
 # A given gain: the prior is not searched for.
-QUICK: dict[str, Any] = {"steps": 12, "samples": 6, "gain": 1.0}
+QUICK = {"steps": 12, "samples": 6, "gain": 1.0}
 
 
-def run_bayou(line: str) -> Any:
+def run_bayou(line):
     """Run a command as it is typed after ``bayou``."""
     return CliRunner().invoke(commands.app, shlex.split(line), catch_exceptions=False)
 
 
-def succeed(line: str) -> Any:
+def succeed(line):
     """Run a command that must succeed."""
     result = run_bayou(line)
     assert result.exit_code == 0, result.output
     return result
 
 
-def fail(line: str, message: str) -> None:
+def fail(line, message):
     """Run a command that must end with an error in one sentence."""
     result = run_bayou(line)
     assert result.exit_code == 2
@@ -51,12 +48,12 @@ def fail(line: str, message: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def read_table(path: str | Path) -> list[dict[str, str]]:
+def read_table(path):
     with open(path, newline="") as stream:
         return list(csv.DictReader(stream))
 
 
-def write_table(path: Path, rows: int = 80, target: bool = True) -> None:
+def write_table(path, rows=80, target=True):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 2, generator=generator)
     with open(path, "w", newline="") as stream:
@@ -68,28 +65,28 @@ def write_table(path: Path, rows: int = 80, target: bool = True) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The current folder, empty."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_help_does_not_import_torch() -> None:
+def test_help_does_not_import_torch():
     code = "import sys; import bayou.app.cli.app; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"COVERAGE": ""})
-    for name in ("", *get_command(commands.app).commands):  # type: ignore[attr-defined]
+    for name in ("", *get_command(commands.app).commands):
         succeed(f"{name} --help")
 
 
-def test_without_arguments_the_command_lists_the_next_steps() -> None:
+def test_without_arguments_the_command_lists_the_next_steps():
     lines = succeed("").output.splitlines()
     assert len(lines) == 7
     assert max(map(len, lines)) <= 120
-    names = get_command(commands.app).commands  # type: ignore[attr-defined]
+    names = get_command(commands.app).commands
     assert all(line.split()[1] in names for line in lines[1:-1])
 
 
-def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(folder, monkeypatch):
     from bayou.__main__ import main
 
     Run.create("run", Config("moons", ("map",), **QUICK)).work()
@@ -110,18 +107,18 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
         ("nets", "lenet"),
     ],
 )
-def test_lists(topic: str, name: str) -> None:
+def test_lists(topic, name):
     output = succeed(f"list {topic}").output
     assert name in output
     assert "partial(" not in output
     assert run_bayou("list dogs").exit_code == 2
 
 
-def test_version() -> None:
+def test_version():
     assert succeed("--version").output == f"bayou {bayou.__version__}\n"
 
 
-def test_train_predict_evaluate_report_on_a_file(folder: Path) -> None:
+def test_train_predict_evaluate_report_on_a_file(folder):
     write_table(folder / "things.csv")
     train = "train things.csv --target kind --method map --gain 5"
     result = succeed(f"{train} --steps 150 --out run")
@@ -165,7 +162,7 @@ def test_train_predict_evaluate_report_on_a_file(folder: Path) -> None:
     check_comparison()
 
 
-def check_comparison() -> None:
+def check_comparison():
     """Compare the three runs in this folder, and runs with other test rows."""
     assert succeed("report run other again").stdout == "wrote comparison.html\n"
     run, other = (
@@ -194,7 +191,7 @@ def check_comparison() -> None:
     assert date.sub("", Path("run/report.html").read_text()) == date.sub("", before)
 
 
-def test_regression_predictions_have_intervals(folder: Path) -> None:
+def test_regression_predictions_have_intervals(folder):
     succeed("train two-bumps --method ffg --steps 60 --gain 1 --out run --samples 20")
     page = Path("run/report.html").read_text()
     assert "Predictions inside and outside the range of the data" in page
@@ -231,13 +228,13 @@ def test_regression_predictions_have_intervals(folder: Path) -> None:
         ("train --config none.json", "none.json"),
     ],
 )
-def test_user_errors_are_one_sentence(line: str, message: str, folder: Path) -> None:
+def test_user_errors_are_one_sentence(line, message, folder):
     Path("a.txt").write_text("precious")
     fail(line, message)
     assert [path.name for path in folder.rglob("*")] == ["a.txt"]
 
 
-def test_flags_and_options_are_printed(folder: Path) -> None:
+def test_flags_and_options_are_printed(folder):
     """A flag names options in a terminal, and arguments in Python."""
     stderr = succeed("train moons --method mle --steps 5 --samples 5 --out run").stderr
     assert "linear: baseline  nll 0.2" in stderr
@@ -257,13 +254,11 @@ def test_flags_and_options_are_printed(folder: Path) -> None:
     assert len(result.stdout.splitlines()) == 2
 
 
-def test_auto_selects_by_held_out_rows_and_explains_its_choice(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_selects_by_held_out_rows_and_explains_its_choice(folder, monkeypatch):
     """Of a network that never learns, one that does and one that cannot be fitted, the second."""
 
     class Broken(bayou.methods.Method):
-        def fit(self, *args: Any, **options: Any) -> Any:
+        def fit(self, *args, **options):
             raise FloatingPointError("it went to infinity")
 
     methods = {
@@ -286,9 +281,7 @@ def test_auto_selects_by_held_out_rows_and_explains_its_choice(
 
 
 @pytest.mark.parametrize("methods", [("mnf",), ("map", "mnf")])
-def test_settings_are_the_same_from_the_command_and_from_the_file(
-    methods: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_the_same_from_the_command_and_from_the_file(methods, folder, monkeypatch):
     """The command of a report and the file of a run folder have all settings of the run."""
     by_type = {"int": 3, "float": 0.125, "str": "word", "bool": True, "tuple[str, ...]": ("a", "b")}
     values = {
@@ -301,7 +294,7 @@ def test_settings_are_the_same_from_the_command_and_from_the_file(
     )
     fields = Config.settings().items()
     assert [name for name, field in fields if getattr(config, name) == field.default] == ["steps"]
-    configs: list[Config] = []
+    configs = []
     monkeypatch.setattr(commands, "_work", lambda run, quiet, executor: configs.append(run.config))
     Path("config.json").write_text(json.dumps(config.to_json()))
     succeed(f"{config.command().removeprefix('bayou ')} --out a")
@@ -313,9 +306,7 @@ def test_settings_are_the_same_from_the_command_and_from_the_file(
     assert configs == [config, config, *efforts]
 
 
-def test_a_run_on_a_file_can_be_used_from_any_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_file_can_be_used_from_any_folder(folder, monkeypatch):
     write_table(folder / "things.csv")
     succeed("train things.csv --target kind --method map --steps 5 --samples 2 --gain 1 --out run")
     (folder / "elsewhere").mkdir()
@@ -332,9 +323,7 @@ def test_a_run_on_a_file_can_be_used_from_any_folder(
     fail("resume ../run", "has changed since")
 
 
-def test_predictions_do_not_overwrite_their_input_and_create_their_folder(
-    digits: Run, folder: Path
-) -> None:
+def test_predictions_do_not_overwrite_their_input_and_create_their_folder(digits, folder):
     np.savez("x.npz", x=np.full((1, 8, 8), 3.0))
     before = Path("x.npz").read_bytes()
     predict = f"predict {digits.folder} --input x.npz --out"
@@ -349,7 +338,7 @@ def test_predictions_do_not_overwrite_their_input_and_create_their_folder(
     fail(f"{evaluate} --data moons", "was trained on digits, not moons")
 
 
-def test_ids_dropped_columns_notes_and_distances(folder: Path) -> None:
+def test_ids_dropped_columns_notes_and_distances(folder):
     rows = [f"N{i},{7 * i % 60},{i % 10},{i % 7},{i % 2 if i else ''}" for i in range(60)]
     Path("t.csv").write_text("\n".join(["name,user_id,a,b,y", *rows]))
     train = "train t.csv --target y --method map --steps 5 --samples 2 --gain 1 -q"
@@ -363,7 +352,7 @@ def test_ids_dropped_columns_notes_and_distances(folder: Path) -> None:
     ):
         assert note in stderr
     assert Run.open("run").load_data().feature_names == ("a",)
-    scale = Run.open("run").posterior()[1].columns[0].scale  # type: ignore[attr-defined]
+    scale = Run.open("run").posterior()[1].columns[0].scale
     cells = {"in": 4, "edge": 9, "above": 9 + 3 * scale, "below": -0.5 * scale, "none": ""}
     lines = [f"{name},{cell}" for name, cell in cells.items()]
     Path("new.csv").write_text("\n".join(["name,a", *lines]))
@@ -377,7 +366,7 @@ def test_ids_dropped_columns_notes_and_distances(folder: Path) -> None:
     fail(f"{train} --out other --id y", "'y' is the target")
 
 
-def test_large_targets_keep_their_digits(folder: Path) -> None:
+def test_large_targets_keep_their_digits(folder):
     Path("big.csv").write_text("a,y\n" + "".join(f"{i},{1234567 + i / 4}\n" for i in range(60)))
     succeed("train big.csv --target y --method map --steps 5 --gain 1 --out run")
     succeed("predict run --input big.csv")
@@ -391,7 +380,7 @@ def test_verify() -> None:
     assert total == f"{len(checks)} of {len(checks)} checks passed"
 
 
-def test_a_closed_pipe_prints_no_error() -> None:
+def test_a_closed_pipe_prints_no_error():
     command = f"{sys.executable} -m bayou list nets | head -1"
     for _ in range(3):  # whether the pipe breaks is a matter of luck
         result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
@@ -422,7 +411,7 @@ UNUSED_BY_PREDICTIONS = (
 )
 
 
-def test_a_prediction_imports_only_what_it_uses(folder: Path) -> None:
+def test_a_prediction_imports_only_what_it_uses(folder):
     write_table(folder / "t.csv")
     write_table(folder / "new.csv", 10, target=False)
     Run.create("run", Config("t.csv", ("map",), target="kind", **QUICK)).work()

@@ -1,19 +1,15 @@
 """The output of a run: a line for every event, and the progress of the current job."""
 
-from __future__ import annotations
-
-import pytest
-
 from bayou.app.cli import live
 from bayou.app.cli.live import Board
 from bayou.app.report.results import Average
 
 
-def read_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def read_lines(capsys):
     return capsys.readouterr().err.splitlines()
 
 
-def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_terminal(capsys):
     """One line for each event, however long it is, and one from time to time in between."""
     board = Board(["mnf-0"])
     board.tell("mnf-0", "fitting", {})
@@ -26,7 +22,7 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(last) > 100
 
 
-def test_the_share_that_is_done_is_that_of_all_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_share_that_is_done_is_that_of_all_jobs(capsys):
     board = Board(["mle-0", "map-0"])
     for name, share in (("map-0", 0.99), ("mle-0", 0.5)):  # MAP is fitted first
         board.tell(name, "fitting", {})
@@ -39,9 +35,7 @@ def test_the_share_that_is_done_is_that_of_all_jobs(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_unmixed_chains_and_methods_worse_than_map_are_marked(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_unmixed_chains_and_methods_worse_than_map_are_marked(capsys):
     board = Board(["sgld-0", "ffg-0"])
     chains = {"nll": 0.5, "r_hat": 1.61, "ess": 3.6, "mixed": False, "difference_from_map": None}
     board.tell("sgld-0", "done", chains)

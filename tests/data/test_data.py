@@ -4,8 +4,6 @@ downloads.
 Tests of the published files themselves need ``BAYOU_DATA``.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib
@@ -17,10 +15,8 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +25,6 @@ import torch
 from bayou.data import (
     CATALOGUE,
     DataError,
-    DataSet,
     catalogue,
     download,
     files,
@@ -45,13 +40,13 @@ REFERENCE = Path(__file__).parents[1] / "reference" / "cubic_hmc.json"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path_factory, monkeypatch):
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     return cache / "bayou"
 
 
-def check(data: DataSet) -> None:
+def check(data):
     """What every data set promises."""
     for x, y in (data.train, data.test):
         assert x.dtype == torch.float32
@@ -79,24 +74,24 @@ def check(data: DataSet) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_made_data_sets_keep_their_promises(name: str) -> None:
+def test_made_data_sets_keep_their_promises(name):
     data = load(name)
     check(data)
     assert data.ood is not None
     again = load(name)
     assert torch.equal(data.train[0], again.train[0])
     assert torch.equal(data.test[1], again.test[1])
-    assert torch.equal(data.ood, again.ood)  # type: ignore[arg-type]
+    assert torch.equal(data.ood, again.ood)
 
 
-def test_digits_are_split_by_class_and_standardized() -> None:
+def test_digits_are_split_by_class_and_standardized():
     data = load("digits")
     assert data.input_shape == (1, 8, 8)
     assert (data.n, len(data.test[1])) == (1438, 359)
     assert torch.bincount(data.test[1]).min() >= 35
     assert abs(float(data.train[0].mean())) < 1e-5
     assert float(data.train[0].std()) == pytest.approx(1.0, abs=1e-3)
-    pixels = data.preprocessor.pixels(data.test[0])  # type: ignore[attr-defined]
+    pixels = data.preprocessor.pixels(data.test[0])
     assert float(pixels.min()) == pytest.approx(0.0, abs=1e-5)
     assert float(pixels.max()) == pytest.approx(1.0, abs=1e-5)
     assert torch.equal(load("digits", seed=5).train[0], data.train[0])  # split 0 never changes
@@ -111,10 +106,10 @@ def test_digits_are_split_by_class_and_standardized() -> None:
     )
 
 
-def test_images_to_predict_come_in_many_forms(tmp_path: Path) -> None:
+def test_images_to_predict_come_in_many_forms(tmp_path):
     """The same two digits as NPZ and as arrays of several shapes."""
     data = load("digits")
-    raw = (data.preprocessor.pixels(data.test[0][:2]) * 16).round().numpy().reshape(2, 64)  # type: ignore[attr-defined]
+    raw = (data.preprocessor.pixels(data.test[0][:2]) * 16).round().numpy().reshape(2, 64)
     classes = data.test[1][:2]
     np.savez(tmp_path / "a.npz", x=raw.reshape(2, 8, 8), y=classes.numpy())
     for source in (tmp_path / "a.npz", raw, raw.reshape(2, 1, 8, 8)):
@@ -134,7 +129,7 @@ def test_images_to_predict_come_in_many_forms(tmp_path: Path) -> None:
         data.preprocessor.rows(tmp_path / "few.csv")
 
 
-def test_few_digits_and_five_digits() -> None:
+def test_few_digits_and_five_digits():
     few = load("digits-few")
     assert (few.n, len(few.test[1]), few.ood_name) == (179, 1618, "letters")
     assert int(torch.bincount(few.train[1]).min()) >= 17  # some of every digit
@@ -150,12 +145,12 @@ def test_few_digits_and_five_digits() -> None:
         load("digits", ood="mnist")
 
 
-def test_letters_look_like_digits_to_simple_statistics() -> None:
+def test_letters_look_like_digits_to_simple_statistics():
     """The same range, and ink within a quarter of that of the digits: it is shape that tells them
     apart.
     """
     letters = toys.letters(220)
-    digits = load("digits").preprocessor.pixels(load("digits").train[0]) * 16  # type: ignore[attr-defined]
+    digits = load("digits").preprocessor.pixels(load("digits").train[0]) * 16
     assert letters.shape == (220, 1, 8, 8)
     assert letters.min() == 0
     assert letters.max() == 16
@@ -168,7 +163,7 @@ def test_letters_look_like_digits_to_simple_statistics() -> None:
     assert gaps.min() > 8  # eleven letters, not eleven of one
 
 
-def test_cubic_is_the_problem_that_hmc_solved() -> None:
+def test_cubic_is_the_problem_that_hmc_solved():
     reference, data = json.loads(REFERENCE.read_text()), load("cubic")
     model = reference["model"]
     np.testing.assert_allclose(
@@ -186,10 +181,10 @@ def test_cubic_is_the_problem_that_hmc_solved() -> None:
     assert torch.equal(load("cubic", seed=1).train[1], data.train[1])
 
 
-def test_two_bumps_leave_a_gap_and_noise_can_grow() -> None:
+def test_two_bumps_leave_a_gap_and_noise_can_grow():
     for name in ("two-bumps", "two-bumps-hetero"):
         data = load(name)
-        column = data.preprocessor.columns[0]  # type: ignore[attr-defined]
+        column = data.preprocessor.columns[0]
         x = data.train[0] * column.scale + column.mean
         assert float(x.abs().min()) >= 0.5 - 1e-5
         assert float(x.abs().max()) <= 1.0 + 1e-5
@@ -201,7 +196,7 @@ def test_two_bumps_leave_a_gap_and_noise_can_grow() -> None:
         assert (right > 1.8 * left) == (name == "two-bumps-hetero")
 
 
-def test_moons_are_far_from_their_ood() -> None:
+def test_moons_are_far_from_their_ood():
     data = load("moons")
     assert data.ood is not None
     assert torch.bincount(data.train[1]).tolist() == [200, 200]
@@ -231,14 +226,12 @@ def test_moons_are_far_from_their_ood() -> None:
         ),
     ],
 )
-def test_the_door_helps(call: Any, message: str) -> None:
+def test_the_door_helps(call, message):
     with pytest.raises(DataError, match=message):
         call()
 
 
-def test_a_missing_file_says_which_where_and_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
-) -> None:
+def test_a_missing_file_says_which_where_and_how(tmp_path, monkeypatch, own_cache):
     monkeypatch.setenv("BAYOU_DATA", str(tmp_path))
     with pytest.raises(DataError) as caught:
         load("mnist")
@@ -256,7 +249,7 @@ def test_a_missing_file_says_which_where_and_how(
     assert "download" not in str(caught.value)
 
 
-def test_cache_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folders(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert files.cache_dir() == Path("/elsewhere/bayou")
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -269,7 +262,7 @@ def test_cache_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.cache_dir() == Path("/local/bayou/cache")
 
 
-def test_the_names_need_only_the_standard_library() -> None:
+def test_the_names_need_only_the_standard_library():
     """The catalogue and the names of networks, imported without the package's own __init__."""
     code = """
 import importlib.util, sys, types, pathlib
@@ -292,24 +285,22 @@ print(sorted({"numpy", "torch", "sklearn", "PIL", "torchmetrics", "pandas"} & se
 # --- tiny files of the published formats --------------------------------------------------------
 
 
-def as_file(path: str, content: bytes, *urls: str) -> File:
+def as_file(path, content, *urls):
     return File(path, len(content), hashlib.sha256(content).hexdigest(), urls)
 
 
-def put(folder: Path, path: str, content: bytes) -> File:
+def put(folder, path, content):
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_bytes(content)
     return as_file(path, content)
 
 
-def idx(array: np.ndarray) -> bytes:
+def idx(array):
     head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
     return gzip.compress(head + array.tobytes())
 
 
-def tiny_mnist(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "mnist"
-) -> dict[str, np.ndarray]:
+def tiny_mnist(folder, monkeypatch, name="mnist"):
     """A data set of 30 + 10 images of 6×5 pixels under the name of a larger one."""
     random = np.random.default_rng(len(name))
     arrays = {
@@ -325,24 +316,22 @@ def tiny_mnist(
     return arrays
 
 
-def test_idx_files_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idx_files_are_decoded(tmp_path, monkeypatch):
     monkeypatch.delenv("BAYOU_DATA", raising=False)
     arrays = tiny_mnist(tmp_path, monkeypatch)
     data = load("mnist", root=tmp_path)
     check(data)
     assert data.ood is None
     assert any("No out-of-distribution data" in note for note in data.notes)
-    pixels = data.preprocessor.pixels(data.train[0]) * 255  # type: ignore[attr-defined]
+    pixels = data.preprocessor.pixels(data.train[0]) * 255
     np.testing.assert_allclose(pixels[:, 0], arrays[catalogue.TRAIN_IMAGES], atol=1e-3)
     assert data.test[1].tolist() == arrays[catalogue.TEST_LABELS].tolist()
     expected = arrays[catalogue.TRAIN_IMAGES].astype(np.float64) / 255
-    assert data.preprocessor.mean[0] == pytest.approx(expected.mean(), rel=1e-9)  # type: ignore[attr-defined]
-    assert data.preprocessor.scale[0] == pytest.approx(expected.std(), rel=1e-9)  # type: ignore[attr-defined]
+    assert data.preprocessor.mean[0] == pytest.approx(expected.mean(), rel=1e-9)
+    assert data.preprocessor.scale[0] == pytest.approx(expected.std(), rel=1e-9)
 
 
-def test_images_from_elsewhere_see_the_same_preprocessing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_from_elsewhere_see_the_same_preprocessing(tmp_path, monkeypatch):
     monkeypatch.setenv("BAYOU_DATA", str(tmp_path))
     tiny_mnist(tmp_path, monkeypatch)
     other = tiny_mnist(tmp_path, monkeypatch, "fashion")
@@ -369,19 +358,19 @@ def test_images_from_elsewhere_see_the_same_preprocessing(
     ],
     ids=["empty", "not gzip", "no shape", "text", "truncated"],
 )
-def test_damaged_idx_files(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_idx_files(tmp_path, content, message):
     (tmp_path / "x.gz").write_bytes(content)
     with pytest.raises(DataError, match=message):
         images.read_idx(tmp_path / "x.gz")
 
 
-def cifar_arrays(each: int = 4) -> tuple[np.ndarray, np.ndarray]:
+def cifar_arrays(each=4):
     random = np.random.default_rng(0)
     labels = np.arange(6 * each, dtype=np.uint8) % 10
     return random.integers(0, 256, (6 * each, 3, 32, 32), dtype=np.uint8), labels
 
 
-def binary_archive(x: np.ndarray, y: np.ndarray, each: int = 4) -> bytes:
+def binary_archive(x, y, each=4):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for i, name in enumerate(
@@ -398,7 +387,7 @@ def binary_archive(x: np.ndarray, y: np.ndarray, each: int = 4) -> bytes:
     return stream.getvalue()
 
 
-def sheets(folder: Path, x: np.ndarray, y: np.ndarray, each: int = 4) -> tuple[File, ...]:
+def sheets(folder, x, y, each=4):
     image = pytest.importorskip("PIL.Image")
     stream = io.BytesIO()
     np.savez(stream, train=y[: 5 * each], test=y[5 * each :])
@@ -412,9 +401,7 @@ def sheets(folder: Path, x: np.ndarray, y: np.ndarray, each: int = 4) -> tuple[F
     return tuple(made)
 
 
-def test_cifar_from_the_archive_and_from_sheets_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
-) -> None:
+def test_cifar_from_the_archive_and_from_sheets_is_the_same(tmp_path, monkeypatch, own_cache):
     monkeypatch.delenv("BAYOU_DATA", raising=False)
     x, y = cifar_arrays()
     archive = put(tmp_path / "a", "cifar10/cifar-10-binary.tar.gz", binary_archive(x, y))
@@ -427,7 +414,7 @@ def test_cifar_from_the_archive_and_from_sheets_is_the_same(
     check(one)
     assert torch.equal(one.train[0], two.train[0])
     assert torch.equal(one.test[1], two.test[1])
-    pixels = one.preprocessor.pixels(one.train[0]) * 255  # type: ignore[attr-defined]
+    pixels = one.preprocessor.pixels(one.train[0]) * 255
     np.testing.assert_allclose(pixels, x[:20], atol=1e-3)
     assert one.test[1].tolist() == y[20:].tolist()
 
@@ -439,7 +426,7 @@ def test_cifar_from_the_archive_and_from_sheets_is_the_same(
     assert len(five.ood) == int((y[20:] >= 5).sum())
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
+def test_damaged_archives(tmp_path):
     path = tmp_path / "c.tar.gz"
     path.write_bytes(b"not an archive")
     with pytest.raises(DataError, match="cannot read"):
@@ -451,9 +438,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
         uci.read_split(path, "yacht", 0)
 
 
-def uci_archive(
-    folder: str, data: np.ndarray, train: list[int], test: list[int], target: int
-) -> bytes:
+def uci_archive(folder, data, train, test, target):
     features = [i for i in range(data.shape[1]) if i != target]
     texts = {
         "data": "\n".join(" ".join(f"{v:.6f}" for v in row) for row in data),
@@ -471,9 +456,7 @@ def uci_archive(
     return stream.getvalue()
 
 
-def test_uci_splits_are_decoded_and_standardized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uci_splits_are_decoded_and_standardized(tmp_path, monkeypatch):
     monkeypatch.delenv("BAYOU_DATA", raising=False)
     data = np.random.default_rng(0).normal(3, 2, (20, 4)).round(4)
     data[:, 1] = 0.1  # constant, and not a sum of powers of 2
@@ -501,9 +484,7 @@ def test_uci_splits_are_decoded_and_standardized(
 # --- checksums and downloads --------------------------------------------------------------------
 
 
-def test_a_file_that_is_not_the_published_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_not_the_published_one(tmp_path, monkeypatch):
     monkeypatch.delenv("BAYOU_DATA", raising=False)
     tiny_mnist(tmp_path, monkeypatch)
     path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
@@ -519,13 +500,13 @@ def test_a_file_that_is_not_the_published_one(
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def server(tmp_path):
     """A web server on this machine, for a folder."""
     folder = tmp_path / "public"
     folder.mkdir()
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments: Any) -> None: ...
+        def log_message(self, *arguments): ...
 
     with http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
@@ -537,14 +518,12 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         thread.join()
 
 
-def served(monkeypatch: pytest.MonkeyPatch, *made: File) -> None:
+def served(monkeypatch, *made):
     entry = Entry("thing", "classification", "images", "a thing", tuple(made))
     monkeypatch.setitem(CATALOGUE, "thing", entry)
 
 
-def test_download(
-    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, own_cache: Path
-) -> None:
+def test_download(server, monkeypatch, own_cache):
     address, folder = server
     content = os.urandom(3_000_000)
     (folder / "a.gz").write_bytes(content)
@@ -558,9 +537,7 @@ def test_download(
     assert files.available(CATALOGUE["thing"])
 
 
-def test_a_download_that_is_wrong_leaves_nothing_behind(
-    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_download_that_is_wrong_leaves_nothing_behind(server, monkeypatch, tmp_path):
     address, folder = server
     (folder / "short.gz").write_bytes(b"x" * 10)
     (folder / "long.gz").write_bytes(b"x" * 10_000)
@@ -580,7 +557,7 @@ def test_a_download_that_is_wrong_leaves_nothing_behind(
 published = pytest.mark.skipif(not os.environ.get("BAYOU_DATA"), reason="needs BAYOU_DATA")
 
 
-def load_published(name: str) -> DataSet:
+def load_published(name):
     if not files.available(CATALOGUE[name]):
         pytest.skip("the files are not in BAYOU_DATA")
     data = load(name)
@@ -590,7 +567,7 @@ def load_published(name: str) -> DataSet:
 
 @published
 @pytest.mark.parametrize("name", [n for n, e in CATALOGUE.items() if e.source == "uci"])
-def test_published_uci_sets(name: str) -> None:
+def test_published_uci_sets(name):
     data = load_published(name)
     assert abs(float(data.train[0].mean())) < 1e-4
     assert float(data.train[1].std(correction=0)) == pytest.approx(1.0, abs=1e-4)
@@ -608,12 +585,10 @@ def test_published_uci_sets(name: str) -> None:
         ),
     ],
 )
-def test_published_images(
-    name: str, rows: int, mean: tuple[float, ...], scale: tuple[float, ...]
-) -> None:
+def test_published_images(name, rows, mean, scale):
     data = load_published(name)
     assert (data.n, len(data.test[1])) == (rows, 10_000)
-    preprocessor: Any = data.preprocessor
+    preprocessor = data.preprocessor
     assert preprocessor.mean == pytest.approx(mean, abs=5e-5)
     assert preprocessor.scale == pytest.approx(scale, abs=5e-5)
     if name == "cifar10":

@@ -2,43 +2,37 @@
 prediction time.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import time
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bayou.data import DataError, DataSet, load, reading
+from bayou.data import DataError, load, reading
 from bayou.data.columns import Column, number
 from bayou.data.encoders import Category, Number
-from bayou.data.preprocess import PreparedRows, Preprocessor, TablePreprocessor
+from bayou.data.preprocess import Preprocessor, TablePreprocessor
 
 LARGE = 2**53
 
 
-def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
+def write(path, text, encoding="utf-8"):
     path.write_bytes(text.encode(encoding))
     return path
 
 
-def write_rows(
-    path: Path, header: str, rows: Sequence[Sequence[object]], delimiter: str = ","
-) -> Path:
+def write_rows(path, header, rows, delimiter=","):
     lines = [delimiter.join(map(str, row)) for row in (header.split(), *rows)]
     return write(path, "\n".join(lines) + "\n")
 
 
-def write_flowers(path: Path, delimiter: str = ",") -> Path:
+def write_flowers(path, delimiter=","):
     """Write 60 rows of two numbers, a category, and three classes."""
     random = np.random.default_rng(0)
     rows = []
@@ -49,29 +43,29 @@ def write_flowers(path: Path, delimiter: str = ",") -> Path:
 
 
 @pytest.fixture
-def flowers(tmp_path: Path) -> Path:
+def flowers(tmp_path):
     return write_flowers(tmp_path / "flowers.csv")
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., DataSet]:
+def make(tmp_path):
     """A data set of rows."""
 
-    def make_data(header: str, rows: Sequence[Sequence[object]], **options: Any) -> DataSet:
+    def make_data(header, rows, **options):
         path = write_rows(tmp_path / "t.csv", header, rows)
         return load(path, **{"target": "y"} | options)
 
     return make_data
 
 
-def to_json_and_back(preprocessor: Preprocessor) -> Preprocessor:
+def to_json_and_back(preprocessor):
     return Preprocessor.from_json(json.loads(json.dumps(preprocessor.to_json(), allow_nan=False)))
 
 
 # --- a plain table ------------------------------------------------------------------------------
 
 
-def test_classification_of_a_plain_table(flowers: Path) -> None:
+def test_classification_of_a_plain_table(flowers):
     data = load(flowers, target="species")
     assert data.task == "classification"
     assert data.class_names == ("kind-0", "kind-1", "kind-2")
@@ -86,7 +80,7 @@ def test_classification_of_a_plain_table(flowers: Path) -> None:
     assert bool((data.train[0][:, 2:].sum(1) == 1).all())
 
 
-def test_changes_of_a_test_row_do_not_change_training_rows(flowers: Path) -> None:
+def test_changes_of_a_test_row_do_not_change_training_rows(flowers):
     before = load(flowers, target="species")
     x = before.preprocessor.transform(flowers)
     row = next(i for i in range(len(x)) if any(torch.equal(x[i], y) for y in before.test[0]))
@@ -100,7 +94,7 @@ def test_changes_of_a_test_row_do_not_change_training_rows(flowers: Path) -> Non
     assert any("'length': 1 missing values, none of them in training" in n for n in after.notes)
 
 
-def test_regression_in_original_units(make: Callable[..., DataSet]) -> None:
+def test_regression_in_original_units(make):
     prices = [1e6 + 3 * i + (i % 7) for i in range(100)]
     data = make("x y", list(enumerate(prices)))
     assert data.task == "regression"
@@ -113,7 +107,7 @@ def test_regression_in_original_units(make: Callable[..., DataSet]) -> None:
     torch.testing.assert_close(original, expected, atol=1e-3, rtol=0)
 
 
-def test_splits_are_a_function_of_seed_and_split(flowers: Path) -> None:
+def test_splits_are_a_function_of_seed_and_split(flowers):
     data = load(flowers, target="species", seed=3)
     assert torch.equal(data.train[0], load(flowers, target="species", seed=3).train[0])
     for options in ({"seed": 4}, {"seed": 3, "split": 1}):
@@ -128,12 +122,12 @@ def test_splits_are_a_function_of_seed_and_split(flowers: Path) -> None:
     ("name", "delimiter"),
     [("t.csv", ","), ("t.csv", ";"), ("t.tsv", "\t"), ("t.txt", "|"), ("t.csv", " ")],
 )
-def test_delimiters(tmp_path: Path, flowers: Path, name: str, delimiter: str) -> None:
+def test_delimiters(tmp_path, flowers, name, delimiter):
     data = load(write_flowers(tmp_path / name, delimiter), target="species")
     assert torch.equal(data.train[0], load(flowers, target="species").train[0])
 
 
-def test_gzip_and_line_endings_of_old_macs(tmp_path: Path, flowers: Path) -> None:
+def test_gzip_and_line_endings_of_old_macs(tmp_path, flowers):
     expected = load(flowers, target="species")
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(flowers.read_bytes()))
     write(tmp_path / "mac.csv", flowers.read_text().replace("\n", "\r"))
@@ -142,7 +136,7 @@ def test_gzip_and_line_endings_of_old_macs(tmp_path: Path, flowers: Path) -> Non
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
-def test_encodings(flowers: Path, encoding: str) -> None:
+def test_encodings(flowers, encoding):
     text = flowers.read_text().replace("length", "länge")
     assert load(write(flowers, text, encoding), target="species").feature_names[0] == "länge"
 
@@ -166,12 +160,12 @@ def test_encodings(flowers: Path, encoding: str) -> None:
         ("twelve", False, None),
     ],
 )
-def test_numbers_as_people_write_them(text: str, comma: bool, expected: float | None) -> None:
+def test_numbers_as_people_write_them(text, comma, expected):
     assert number(text, comma) == expected
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
-def test_decimal_commas(tmp_path: Path, delimiter: str) -> None:
+def test_decimal_commas(tmp_path, delimiter):
     quote = '"' if delimiter == "," else ""
     rows = [(f"{quote}{i},5{quote}", f"{quote}{i},37{quote}") for i in range(40)]
     data = load(write_rows(tmp_path / "t.csv", "a y", rows, delimiter), target="y")
@@ -184,14 +178,14 @@ def test_decimal_commas(tmp_path: Path, delimiter: str) -> None:
 
 
 @pytest.mark.parametrize("cell", ['"{i},500"', '"{i},{h}.5"', "${i}000.25"])
-def test_thousands_and_currency(make: Callable[..., DataSet], cell: str) -> None:
+def test_thousands_and_currency(make, cell):
     data = make("a y", [(cell.format(i=i, h=500 + i % 9), i % 2) for i in range(1, 40)])
-    column = data.preprocessor.columns[0]  # type: ignore[attr-defined]
+    column = data.preprocessor.columns[0]
     assert isinstance(column, Number)
     assert 10_000 < column.mean < 30_000
 
 
-def test_missing_and_infinite_cells() -> None:
+def test_missing_and_infinite_cells():
     column = Column(["1", "", "NA", "inf", "x", "-", "2"])
     assert column.missing.tolist() == [False, True, True, True, False, True, False]
     assert column.bad.tolist() == [False, False, False, False, True, False, False]
@@ -199,7 +193,7 @@ def test_missing_and_infinite_cells() -> None:
     assert column.describe_first(column.bad) == "row 5: 'x'"
 
 
-def test_no_header(tmp_path: Path) -> None:
+def test_no_header(tmp_path):
     rows = [f"{i * 0.5},{i % 5},{'ab'[i % 2]}" for i in range(1, 30)]
     path = write(tmp_path / "n.csv", "\n".join(rows))
     data = load(path, target="c3")
@@ -212,12 +206,12 @@ def test_no_header(tmp_path: Path) -> None:
         load(path, target="species")
 
 
-def test_a_header_of_years_is_one_if_it_has_the_target(make: Callable[..., DataSet]) -> None:
+def test_a_header_of_years_is_one_if_it_has_the_target(make):
     data = make("2019 2020 y", [(i, i + 0.5, i * 0.1) for i in range(20)])
     assert data.feature_names == ("2019", "2020")
 
 
-def test_duplicate_and_blank_column_names(tmp_path: Path) -> None:
+def test_duplicate_and_blank_column_names(tmp_path):
     lines = [f"{i},{i * 2 + i % 3},{i % 4},{i % 2}" for i in range(20)]
     path = write(tmp_path / "d.csv", "\n".join([",a,a,y", *lines]))
     data = load(path, target="y")
@@ -228,7 +222,7 @@ def test_duplicate_and_blank_column_names(tmp_path: Path) -> None:
         load(path, target="a")
 
 
-def test_trailing_delimiters_and_short_rows(tmp_path: Path) -> None:
+def test_trailing_delimiters_and_short_rows(tmp_path):
     rows = [f"{i},{i % 3},{i % 2}" for i in range(20)]
     trailing = "\n".join(["a,b,y", *(f"{row}," for row in rows)])
     assert load(write(tmp_path / "t.csv", trailing), target="y").feature_names == ("a", "b")
@@ -240,7 +234,7 @@ def test_trailing_delimiters_and_short_rows(tmp_path: Path) -> None:
 # --- columns ------------------------------------------------------------------------------------
 
 
-def test_missing_values(make: Callable[..., DataSet]) -> None:
+def test_missing_values(make):
     random = np.random.default_rng(1)
     rows = [
         ("" if i % 10 == 0 else i, "NA" if i % 7 == 0 else "AB"[i % 2], f"{random.normal():.4f}")
@@ -249,16 +243,14 @@ def test_missing_values(make: Callable[..., DataSet]) -> None:
     data = make("age town y", rows)
     assert data.feature_names == ("age", "age is missing", "town=A", "town=B", "town=(missing)")
     assert torch.cat([data.train[0], data.test[0]])[:, 1].sum() == 10
-    age = data.preprocessor.columns[0]  # type: ignore[attr-defined]
+    age = data.preprocessor.columns[0]
     x = data.preprocessor.transform({"age": ["", age.median], "town": ["A", "A"]})
     assert x[0, 0] == x[1, 0]
     assert x[:, 1].tolist() == [1.0, 0.0]
     assert bool(torch.isfinite(data.train[0]).all())
 
 
-def test_unusable_columns_are_dropped_with_a_note(
-    make: Callable[..., DataSet], tmp_path: Path
-) -> None:
+def test_unusable_columns_are_dropped_with_a_note(make, tmp_path):
     rows = [
         (f"2024-01-{1 + i % 28:02d}", f"customer-{i}", 7, "always", "", i * 0.7, i, i % 2)
         for i in range(60)
@@ -291,15 +283,13 @@ def test_unusable_columns_are_dropped_with_a_note(
         ("customer_id", [i + 0.5 for i in range(60)], True),
     ],
 )
-def test_columns_of_identifiers_are_dropped(
-    name: str, values: Sequence[float], is_used: bool, make: Callable[..., DataSet]
-) -> None:
+def test_columns_of_identifiers_are_dropped(name, values, is_used, make):
     data = make(f"{name} x y", [(value, i % 7, i % 2) for i, value in enumerate(values)])
     assert data.feature_names == ((name, "x") if is_used else ("x",))
     assert any(repr(name) in note and "dropped" in note for note in data.notes) is not is_used
 
 
-def test_columns_can_be_left_out(flowers: Path) -> None:
+def test_columns_can_be_left_out(flowers):
     data = load(flowers, target="species", drop=["color"], id="width")
     assert data.feature_names == ("length",)
     rows = data.preprocessor.rows(flowers)
@@ -314,7 +304,7 @@ def test_columns_can_be_left_out(flowers: Path) -> None:
         load("moons", drop=["x1"])
 
 
-def test_distance_is_measured_from_the_range_of_training() -> None:
+def test_distance_is_measured_from_the_range_of_training():
     """max_j max(low_j − x_j, x_j − high_j, 0)/std_j; a missing number has none."""
     columns = (
         Number("a", 10.0, 2.0, 11.0, True, 6.0, 14.0),
@@ -327,13 +317,13 @@ def test_distance_is_measured_from_the_range_of_training() -> None:
     assert distance.tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 3.0]
 
 
-def test_typing_errors_in_a_column_of_numbers(make: Callable[..., DataSet]) -> None:
+def test_typing_errors_in_a_column_of_numbers(make):
     data = make("x y", [("oops" if i == 13 else i * 1.5, i % 2) for i in range(100)])
     assert data.feature_names[0] == "x"
     assert any("1 cells are not numbers (row 14: 'oops')" in note for note in data.notes)
 
 
-def test_huge_values_do_not_overflow(make: Callable[..., DataSet]) -> None:
+def test_huge_values_do_not_overflow(make):
     """A value of new rows that is far from the rest is clipped, with a note."""
     data = make("a b y", [(f"{(i % 7) - 3}e300", i, i * 1.5) for i in range(60)])
     std = data.train[0].std(0, correction=0)
@@ -348,13 +338,13 @@ def test_huge_values_do_not_overflow(make: Callable[..., DataSet]) -> None:
 # --- sentinels ----------------------------------------------------------------------------------
 
 
-def measure(sentinel: object = None, row: int = 17, mostly_zeros: bool = False) -> list[list[Any]]:
+def measure(sentinel=None, row=17, mostly_zeros=False):
     """Return rows of a, b and y; in one of them a has a sentinel."""
     generator = np.random.default_rng(0)
     a, b, noise = generator.normal(size=(3, 200))
     if mostly_zeros:
         a = np.where(a > 1, np.round(a), 0.0)
-    rows: list[list[Any]] = np.stack([a, b, a + b + 0.1 * noise], 1).round(4).tolist()
+    rows = np.stack([a, b, a + b + 0.1 * noise], 1).round(4).tolist()
     if sentinel is not None:
         rows[row][0] = sentinel
     return rows
@@ -362,9 +352,7 @@ def measure(sentinel: object = None, row: int = 17, mostly_zeros: bool = False) 
 
 @pytest.mark.parametrize("mostly_zeros", [False, True])
 @pytest.mark.parametrize("row", [17, 18], ids=["training row", "test row"])
-def test_one_sentinel_does_not_destroy_a_column(
-    make: Callable[..., DataSet], row: int, mostly_zeros: bool
-) -> None:
+def test_one_sentinel_does_not_destroy_a_column(make, row, mostly_zeros):
     whole, blank, data = (
         make("a b y", measure(cell, row, mostly_zeros)) for cell in (None, "", 999999999)
     )
@@ -384,7 +372,7 @@ def test_one_sentinel_does_not_destroy_a_column(
     assert not any("far from all others" in note for note in whole.notes)
 
 
-def test_a_sentinel_in_the_target_is_refused(make: Callable[..., DataSet]) -> None:
+def test_a_sentinel_in_the_target_is_refused(make):
     rows = measure()
     rows[40][2] = 999999999
     message = r"'y' is 999999999 in row 41, far from all others .*leave the cell blank"
@@ -392,7 +380,7 @@ def test_a_sentinel_in_the_target_is_refused(make: Callable[..., DataSet]) -> No
         make("a b y", rows)
 
 
-def test_incomes_are_measurements(make: Callable[..., DataSet]) -> None:
+def test_incomes_are_measurements(make):
     incomes = np.exp(10 + 1.5 * np.random.default_rng(0).normal(size=400))
     rows = [(f"{income:.2f}", i % 7) for i, income in enumerate(incomes)]
     data = make("income y", rows, task="regression")
@@ -403,7 +391,7 @@ def test_incomes_are_measurements(make: Callable[..., DataSet]) -> None:
 # --- the target ---------------------------------------------------------------------------------
 
 
-def test_the_task_is_inferred_and_can_be_overridden(make: Callable[..., DataSet]) -> None:
+def test_the_task_is_inferred_and_can_be_overridden(make):
     few = [(i * 0.3, 3 + i % 6) for i in range(120)]
     data = make("x y", few)
     assert data.class_names == ("3", "4", "5", "6", "7", "8")
@@ -414,7 +402,7 @@ def test_the_task_is_inferred_and_can_be_overridden(make: Callable[..., DataSet]
     assert make("x y", texts).class_names == ("False", "True")
 
 
-def test_a_class_with_one_example_is_used_for_training(make: Callable[..., DataSet]) -> None:
+def test_a_class_with_one_example_is_used_for_training(make):
     data = make("x y", [(i * 0.3, "rare" if i == 5 else "ab"[i % 2]) for i in range(50)])
     rare = data.class_names.index("rare")
     assert (data.train[1] == rare).sum() == 1
@@ -422,7 +410,7 @@ def test_a_class_with_one_example_is_used_for_training(make: Callable[..., DataS
     assert any("A class has only one example" in note for note in data.notes)
 
 
-def lines_of(cell: str) -> str:
+def lines_of(cell):
     return "a,y\n" + "\n".join(f"{i},{cell.format(i=i, day=1 + i % 5)}" for i in range(40))
 
 
@@ -450,9 +438,7 @@ def lines_of(cell: str) -> str:
         (lines_of("{i}.5e-300"), "y", "standard deviation of .*; .* other units"),
     ],
 )
-def test_unusable_tables_are_errors(
-    tmp_path: Path, text: str, target: str | None, message: str
-) -> None:
+def test_unusable_tables_are_errors(tmp_path, text, target, message):
     with pytest.raises(DataError, match=message):
         load(write(tmp_path / "bad.csv", text), target=target)
 
@@ -471,9 +457,7 @@ def test_unusable_tables_are_errors(
         ("x.npz", b"\x80\x04N.", r"cannot read x\.npz as NPZ"),
     ],
 )
-def test_unusable_files_are_errors(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_unusable_files_are_errors(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     for read in (lambda path: load(path, target="y"), reading.read_file):
@@ -489,7 +473,7 @@ def test_unusable_files_are_errors(
         ({"task": "ranking"}, "task must be"),
     ],
 )
-def test_invalid_options_are_errors(flowers: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_errors(flowers, options, message):
     with pytest.raises(DataError, match=message):
         load(flowers, target="species", **options)
 
@@ -497,7 +481,7 @@ def test_invalid_options_are_errors(flowers: Path, options: dict[str, Any], mess
 # --- new rows -----------------------------------------------------------------------------------
 
 
-def test_new_rows_in_any_order_with_and_without_a_target(tmp_path: Path, flowers: Path) -> None:
+def test_new_rows_in_any_order_with_and_without_a_target(tmp_path, flowers):
     preprocessor = load(flowers, target="species").preprocessor
     assert preprocessor.rows(flowers).y is not None
     cells = [("red", 5, 0.5), ("blue", 6, 1.5)]
@@ -508,7 +492,7 @@ def test_new_rows_in_any_order_with_and_without_a_target(tmp_path: Path, flowers
     assert torch.equal(rows.x, preprocessor.transform(columns))
 
 
-def test_notes_about_new_rows(tmp_path: Path, flowers: Path) -> None:
+def test_notes_about_new_rows(tmp_path, flowers):
     preprocessor = load(flowers, target="species").preprocessor
     cells = [
         (1, 2, "green", "ok", "kind-0"),
@@ -547,21 +531,19 @@ ROW = {"length": [1], "width": [2], "color": ["red"]}
         (np.zeros((2, 2)), False, r"rows of numbers must be \(N, 3\)"),
     ],
 )
-def test_unusable_new_rows_are_errors(
-    columns: Any, need_target: bool, message: str, flowers: Path
-) -> None:
+def test_unusable_new_rows_are_errors(columns, need_target, message, flowers):
     preprocessor = load(flowers, target="species").preprocessor
     with pytest.raises(DataError, match=message):
         preprocessor.rows(columns, need_target=need_target)
 
 
-def test_new_rows_without_a_header_are_an_error(tmp_path: Path, flowers: Path) -> None:
+def test_new_rows_without_a_header_are_an_error(tmp_path, flowers):
     path = write(tmp_path / "bare.csv", "1,2,red\n3,4,blue\n")
     with pytest.raises(DataError, match="columns are 'c1', 'c2', 'c3'. The first line holds"):
         load(flowers, target="species").preprocessor.rows(path)
 
 
-def test_preprocessors_go_to_json_and_back(flowers: Path) -> None:
+def test_preprocessors_go_to_json_and_back(flowers):
     data = load(flowers, target="width")
     for preprocessor in (
         data.preprocessor,
@@ -573,7 +555,7 @@ def test_preprocessors_go_to_json_and_back(flowers: Path) -> None:
     assert torch.equal(again.transform(flowers), data.preprocessor.transform(flowers))
 
 
-def test_encoding_by_hand() -> None:
+def test_encoding_by_hand():
     columns = (Number("a", 10.0, 2.0, 11.0, True), Category("b", ("u", "v")))
     preprocessor = TablePreprocessor(columns, "y", "regression", y_mean=1.0, y_scale=4.0)
     cells = {"b": ["v", "u"], "a": [14, float("nan")], "y": [5, 9]}
@@ -600,9 +582,7 @@ def test_encoding_by_hand() -> None:
         ("Number", {"name": "y"}, "different names"),
     ],
 )
-def test_invalid_json_of_a_preprocessor_is_an_error(
-    name: str, fields: dict[str, Any], message: str
-) -> None:
+def test_invalid_json_of_a_preprocessor_is_an_error(name, fields, message):
     values = TablePreprocessor((), "y", "regression").to_json()
     values["fields"]["columns"] = {"tuple": [{"spec": name, "fields": {"name": "a"} | fields}]}
     with pytest.raises(DataError, match=f"this does not describe a preprocessor: .*{message}"):
@@ -614,7 +594,7 @@ def test_invalid_json_of_a_preprocessor_is_an_error(
 # --- NPZ and Parquet ----------------------------------------------------------------------------
 
 
-def test_npz_of_rows_and_of_columns(tmp_path: Path) -> None:
+def test_npz_of_rows_and_of_columns(tmp_path):
     random = np.random.default_rng(0)
     x = random.normal(size=(50, 3))
     y = random.normal(size=50)
@@ -637,7 +617,7 @@ def test_npz_of_rows_and_of_columns(tmp_path: Path) -> None:
             load(path)
 
 
-def test_npz_of_images(tmp_path: Path) -> None:
+def test_npz_of_images(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (40, 12, 10, 3), dtype=np.uint8)
     np.savez(tmp_path / "i.npz", images=images, labels=np.arange(40) % 4)
     data = load(tmp_path / "i.npz")
@@ -689,7 +669,7 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load(write(path, "x"), target="y")
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(DataError, match="needs pyarrow"):
         load(write(tmp_path / "t.parquet", "x"), target="y")
@@ -699,7 +679,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
-def test_classes_that_are_equal_in_float64_stay_apart(suffix: str, tmp_path: Path) -> None:
+def test_classes_that_are_equal_in_float64_stay_apart(suffix, tmp_path):
     y = [LARGE + i % 2 for i in range(40)]
     path = tmp_path / f"t.{suffix}"
     if suffix == "csv":
@@ -716,9 +696,7 @@ def test_classes_that_are_equal_in_float64_stay_apart(suffix: str, tmp_path: Pat
         to_json_and_back(data.preprocessor).rows(unknown, need_target=True)
 
 
-def test_large_whole_numbers_are_categories_where_rounding_joins_them(
-    make: Callable[..., DataSet], tmp_path: Path
-) -> None:
+def test_large_whole_numbers_are_categories_where_rounding_joins_them(make, tmp_path):
     rows = [
         (LARGE + i % 2, 1_700_000_000_000_000_000 + 10**9 * i, LARGE + i, i / 7) for i in range(40)
     ]
@@ -730,7 +708,7 @@ def test_large_whole_numbers_are_categories_where_rounding_joins_them(
 # --- files that are larger than they look, or no files ------------------------------------------
 
 
-def test_many_columns_take_time_in_proportion(tmp_path: Path) -> None:
+def test_many_columns_take_time_in_proportion(tmp_path):
     seconds = []
     for count in (1000, 10_000):
         names = [*(f"x{i}" for i in range(count)), *["twice"] * count]
@@ -738,13 +716,13 @@ def test_many_columns_take_time_in_proportion(tmp_path: Path) -> None:
         columns = tuple(Number(f"x{i}") for i in range(count))
         preprocessor = TablePreprocessor(columns, "y", "regression")
         start = time.process_time()
-        rows: PreparedRows = preprocessor.rows(path)
+        rows = preprocessor.rows(path)
         seconds.append(time.process_time() - start)
         assert rows.x.shape == (1, count)
     assert seconds[1] < 40 * seconds[0]  # ×10 for what is linear, ×100 for what is not
 
 
-def npy(shape: str) -> bytes:
+def npy(shape):
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
     return start + header.encode() + bytes(80)
@@ -763,9 +741,7 @@ def npy(shape: str) -> bytes:
     ids=["terabytes", "negative", "no shape", "twice", "a text", "nothing"],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_forged_npz_files_are_refused(
-    members: list[tuple[str, bytes]], message: str, tmp_path: Path
-) -> None:
+def test_forged_npz_files_are_refused(members, message, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         for member, content in members:
             archive.writestr(member, content)
@@ -774,9 +750,7 @@ def test_forged_npz_files_are_refused(
 
 
 @pytest.mark.parametrize("name", ["bomb.csv.gz", "bomb.npz", "long.csv"])
-def test_files_that_unpack_to_more_than_the_limit_are_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_unpack_to_more_than_the_limit_are_refused(name, tmp_path, monkeypatch):
     path = tmp_path / name
     if name == "bomb.npz":
         np.savez_compressed(path, x=np.zeros((10_000, 2)), y=np.zeros(10_000))
@@ -796,7 +770,7 @@ def test_files_that_unpack_to_more_than_the_limit_are_refused(
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes with a name")
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "npz", "parquet"])
-def test_pipes_and_devices_are_refused_unopened(suffix: str, tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused_unopened(suffix, tmp_path):
     os.mkfifo(tmp_path / f"pipe.{suffix}")
     os.symlink("/dev/zero", tmp_path / f"device.{suffix}")
     for name in ("pipe", "device"):
@@ -804,7 +778,7 @@ def test_pipes_and_devices_are_refused_unopened(suffix: str, tmp_path: Path) -> 
             load(tmp_path / f"{name}.{suffix}", target="y")
 
 
-def test_long_cells_are_shortened_in_notes_and_messages(make: Callable[..., DataSet]) -> None:
+def test_long_cells_are_shortened_in_notes_and_messages(make):
     rows = [(n, "ab"[n % 2], n % 5) for n in range(60)]
     preprocessor = make("number letter y", rows, task="regression").preprocessor
     long = "x" * 500_000

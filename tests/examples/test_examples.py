@@ -2,19 +2,15 @@
 committed code.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import bayou
 from bayou.training.settings import Settings
@@ -30,7 +26,7 @@ MAX_LINES, MAX_SECONDS, MAX_TOTAL_BYTES = 100, 60, 2_000_000
 
 Space = dict[str, Any]
 # What a page says of its numbers, by the names of the script.
-CLAIMS: dict[str, Callable[[Space], bool]] = {
+CLAIMS = {
     "map": lambda s: float(s["plane"].mutual_information.max()) < 1e-6,
     "laplace": lambda s: _at(s, -0.1) > 5 * _at(s, 1.2),
     "ensemble": lambda s: _at(s, 3.0) > 2 * _at(s, 1.2),
@@ -57,18 +53,18 @@ CLAIMS: dict[str, Callable[[Space], bool]] = {
 }
 
 
-def _at(space: Space, x: float) -> float:
+def _at(space, x):
     """The standard deviation of f at x."""
     return float(space["curve"].epistemic_std[(space["line"][:, 0] - x).abs().argmin()])
 
 
-def _is_sure_in_the_gap(p: bayou.Predictive) -> bool:
+def _is_sure_in_the_gap(p):
     """Whether the standard deviation of f at 0 is less than a tenth of the noise."""
     middle = len(p.mean) // 2
     return bool(p.epistemic_std[middle] < 0.1 * p.aleatoric_std[middle])
 
 
-def _posteriors_improve_the_network(found: dict[str, Any], y: torch.Tensor) -> bool:
+def _posteriors_improve_the_network(found, y):
     """Whether each posterior has a lower NLL, by three standard errors, and more entropy of
     letters.
     """
@@ -81,7 +77,7 @@ def _posteriors_improve_the_network(found: dict[str, Any], y: torch.Tensor) -> b
     return all(improved)
 
 
-def _finds_both(space: Space) -> bool:
+def _finds_both(space):
     """Mean field is in one mode; the last family in both, and log Z − ELBO ≥ log 2 − the entropy of
     its side.
     """
@@ -95,7 +91,7 @@ def _finds_both(space: Space) -> bool:
     )
 
 
-def marked(name: str) -> Any:
+def marked(name):
     """With the libraries that a script imports: those that bayou does not need are peers."""
     nodes = ast.walk(ast.parse(EXAMPLES[name].text))
     modules = {
@@ -107,10 +103,10 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=[pytest.mark.peers] if peer else [])
 
 
-def shorter(example: make_gallery.Example, folder: Path) -> make_gallery.Example:
+def shorter(example, folder):
     """The script with a tenth of its steps, draws and effort: ten steps and five draws at least."""
 
-    def tenth(match: re.Match[str]) -> str:
+    def tenth(match):
         return f"{match[1]}={max(5 if match[1] == 'draws' else 10, int(match[2]) // 10)}"
 
     text = re.sub(r"\b(steps|warmup|epochs|draws)=(\d{2,})", tenth, example.text)
@@ -155,7 +151,7 @@ def test_runs_and_draws_what_its_page_shows(
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_is_short_and_its_result_belongs_to_its_code(name: str) -> None:
+def test_is_short_and_its_result_belongs_to_its_code(name):
     example = EXAMPLES[name]
     assert len(example.text.splitlines()) < MAX_LINES
     assert example.text.startswith("# %% [markdown]\n# # ")
@@ -169,14 +165,14 @@ def test_is_short_and_its_result_belongs_to_its_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_text_is_plain_and_american(name: str) -> None:
+def test_text_is_plain_and_american(name):
     text = re.sub(
         r"`[^`]*`", "", "\n".join(source for code, source in EXAMPLES[name].cells if not code)
     )
     assert not [match.group() for words in (METAPHORS, BRITISH) for match in words.finditer(text)]
 
 
-def test_pictures_are_small_and_nothing_is_left_over() -> None:
+def test_pictures_are_small_and_nothing_is_left_over():
     files = {path.name for path in make_gallery.CACHE.iterdir() if path.suffix in (".png", ".json")}
     known = {f"{name}.json" for name in EXAMPLES} | {
         file for e in EXAMPLES.values() for file in e.pictures()
@@ -188,7 +184,7 @@ def test_pictures_are_small_and_nothing_is_left_over() -> None:
     )
 
 
-def test_claims_name_scripts() -> None:
+def test_claims_name_scripts():
     assert CLAIMS.keys() <= EXAMPLES.keys()
 
 
@@ -209,7 +205,7 @@ plt.show()
 """
 
 
-def test_a_result_is_stale_when_the_code_changes_not_the_text(tmp_path: Path) -> None:
+def test_a_result_is_stale_when_the_code_changes_not_the_text(tmp_path):
     path = tmp_path / "start" / "three.py"
     path.parent.mkdir()
     path.write_text(SCRIPT)
@@ -231,7 +227,7 @@ def test_a_result_is_stale_when_the_code_changes_not_the_text(tmp_path: Path) ->
     assert make_gallery.Example(path, tmp_path).is_stale()
 
 
-def test_warnings_and_errors_of_a_script_are_reported(tmp_path: Path) -> None:
+def test_warnings_and_errors_of_a_script_are_reported(tmp_path):
     path = tmp_path / "start" / "three.py"
     path.parent.mkdir()
     path.write_text(SCRIPT + "import warnings; warnings.warn('careful')\n1 / 0\n")
@@ -241,7 +237,7 @@ def test_warnings_and_errors_of_a_script_are_reported(tmp_path: Path) -> None:
     assert make_gallery.Example(path, tmp_path).is_stale()
 
 
-def test_scripts_that_pages_name_exist() -> None:
+def test_scripts_that_pages_name_exist():
     pages = [
         ROOT / "README.md",
         *(ROOT / "docs").glob("*.md"),

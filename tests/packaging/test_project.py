@@ -2,14 +2,11 @@
 citation.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,17 +16,15 @@ import bayou
 from bayou.app.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
-    "project"
-]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 HOME = "https://github.com/bayou-ml/bayou"
 
 
-def read(name: str) -> str:
+def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def pythons() -> list[str]:
+def pythons():
     found = (
         re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
         for line in PROJECT["classifiers"]
@@ -38,12 +33,12 @@ def pythons() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def jobs() -> dict[str, Any]:
-    jobs: dict[str, Any] = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
+def jobs():
+    jobs = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
     return jobs
 
 
-def commands(job: dict[str, Any]) -> list[str]:
+def commands(job):
     """The commands of a job, once for each value of its matrix that they name."""
     found = [step["run"] for step in job["steps"] if "run" in step]
     for name, values in job["strategy"]["matrix"].items():
@@ -53,7 +48,7 @@ def commands(job: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_the_workflow_runs_make_targets_only(jobs: dict[str, Any]) -> None:
+def test_the_workflow_runs_make_targets_only(jobs):
     targets = set(re.findall(r"^([a-z-]+):.*##", read("Makefile"), re.MULTILINE))
     called = set()
     for line in (line for job in jobs.values() for line in commands(job)):
@@ -68,7 +63,7 @@ def test_the_workflow_runs_make_targets_only(jobs: dict[str, Any]) -> None:
     assert called >= needed
 
 
-def test_the_workflow_covers_pythons_and_platforms(jobs: dict[str, Any]) -> None:
+def test_the_workflow_covers_pythons_and_platforms(jobs):
     matrix = jobs["test"]["strategy"]["matrix"]
     assert matrix["python"] == pythons()
     assert f">={pythons()[0]}" == PROJECT["requires-python"]
@@ -90,12 +85,12 @@ def test_the_workflow_covers_pythons_and_platforms(jobs: dict[str, Any]) -> None
         assert all((ROOT / name).is_file() for name in setup["cache-dependency-path"].split())
 
 
-def test_the_oldest_torch_is_the_one_that_is_allowed() -> None:
+def test_the_oldest_torch_is_the_one_that_is_allowed():
     (oldest,) = re.findall(r"^torch>=(\S+)$", "\n".join(PROJECT["dependencies"]), re.MULTILINE)
     assert f"torch=={oldest}.0/" in read("Makefile")
 
 
-def test_every_pin_is_there_once() -> None:
+def test_every_pin_is_there_once():
     names = [
         line.partition("==")[0].lower()
         for line in read("constraints.txt").splitlines()
@@ -104,13 +99,13 @@ def test_every_pin_is_there_once() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-def test_the_version_is_in_one_place() -> None:
+def test_the_version_is_in_one_place():
     assert PROJECT["dynamic"] == ["version"]
     assert not re.search(r"^version:", read("CITATION.cff"), re.MULTILINE)
     assert re.search(rf"^## \[{re.escape(bayou.__version__)}\]", read("CHANGELOG.md"), re.MULTILINE)
 
 
-def test_addresses_are_those_of_one_repository() -> None:
+def test_addresses_are_those_of_one_repository():
     assert set(PROJECT["urls"]) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
     for address in PROJECT["urls"].values():
         assert address.startswith(HOME)
@@ -124,7 +119,7 @@ def test_addresses_are_those_of_one_repository() -> None:
     assert f"{HOME}/security/advisories/new" in read("SECURITY.md")
 
 
-def test_python_m_bayou_is_the_command() -> None:
+def test_python_m_bayou_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "bayou", "list", "methods"],
         capture_output=True,

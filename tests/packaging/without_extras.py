@@ -2,10 +2,7 @@
 sentence.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -20,38 +17,38 @@ posterior = bayou.fit(
 )
 
 
-def onnx() -> None:
+def onnx():
     from bayou.operations.export import export_onnx
 
     export_onnx(posterior, "net.onnx", x)
 
 
-def parquet() -> None:
+def parquet():
     import bayou.data
 
     bayou.data.load("table.parquet", target="y")
 
 
-def digits() -> None:
+def digits():
     import bayou.data
 
     bayou.data.load("digits")
 
 
-def picture() -> None:
+def picture():
     from bayou.app.report.judge import png
 
     png(torch.zeros(1, 2, 2))
 
 
-def report() -> None:
+def report():
     from bayou.app.report.page import RunReport
 
-    sys.modules["jinja2"] = None  # type: ignore[assignment]  # torch depends on it
+    sys.modules["jinja2"] = None  # torch depends on it
     RunReport([{"label": "map", "task": "regression", "seed": 0, "metrics": {}}], {}).html()
 
 
-MISSING: list[tuple[str, str, Callable[[], object]]] = [
+MISSING = [
     ("sklearn", "lab", lambda: bayou.BayesRegressor),
     ("sklearn", "lab", lambda: bayou.BayesClassifier),
     ("sklearn", "lab", digits),

@@ -1,13 +1,7 @@
 """Results of methods, as a run would have them."""
 
-from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-
-def score_method(label: str, nll: Tensor, **values: Any) -> dict[str, Any]:
+def score_method(label, nll, **values):
     """Return a result of a regression with the NLL of every row."""
     result = {
         "label": label,

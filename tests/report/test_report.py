@@ -1,11 +1,7 @@
 """The page of a run: its sections, tables and charts."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,11 +25,11 @@ SECTIONS = (
 )
 
 
-def without_images(page: str) -> str:
+def without_images(page):
     return re.sub(r"data:[^\"]*", "", page)
 
 
-def test_the_report_is_one_self_contained_page(digits: Run) -> None:
+def test_the_report_is_one_self_contained_page(digits):
     page = (digits.folder / "report.html").read_text()
     assert [words for words in (*SECTIONS, digits.config.command()) if words not in page] == []
     assert page.index("Conclusion") < page.index("Scores")
@@ -43,7 +39,7 @@ def test_the_report_is_one_self_contained_page(digits: Run) -> None:
 
 
 @pytest.mark.usefixtures("short_search")
-def test_bands_of_a_regression_with_several_inputs(tmp_path: Path) -> None:
+def test_bands_of_a_regression_with_several_inputs(tmp_path):
     path = tmp_path / "t.csv"
     rows = [f"{i % 7},{i % 5},{i % 7 + 2 * (i % 5) + i / 60}" for i in range(60)]
     path.write_text("\n".join(["a,b,price", *rows]))
@@ -82,7 +78,7 @@ def test_bands_of_a_regression_with_several_inputs(tmp_path: Path) -> None:
     assert last[-1].text == f"{result['seconds_to_evaluate']:.1f}"
 
 
-def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
+def test_numbers_that_are_not_finite_are_shown_as_such(digits):
     results = json.loads(json.dumps(digits.results()))
     results[-1]["metrics"]["nll"] = None
     results[-1]["error_rejection"]["error"][3] = None
@@ -92,11 +88,11 @@ def test_numbers_that_are_not_finite_are_shown_as_such(digits: Run) -> None:
     assert "nan" not in without_images(page).lower()
 
 
-def make_result(**values: Any) -> dict[str, Any]:
+def make_result(**values):
     return {"label": "A", "seed": 0, "task": "classification", "metrics": {}} | values
 
 
-def test_members_of_an_ensemble_are_separate_lines() -> None:
+def test_members_of_an_ensemble_are_separate_lines():
     history = [{"step": step, "elbo": 1.0 + step} for _ in range(2) for step in (0, 50, 99)]
     section = training(Results([make_result(history=history)], {}, {}))
     assert section is not None
@@ -104,7 +100,7 @@ def test_members_of_an_ensemble_are_separate_lines() -> None:
     assert len(lines) == 2
 
 
-def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
+def test_small_bins_of_a_reliability_diagram_are_left_out():
     bins = {
         "count": [1, 0, 5, 2, 20],
         "confidence": [0.1, 0.0, 0.4, 0.6, 0.9],
@@ -126,11 +122,11 @@ def test_small_bins_of_a_reliability_diagram_are_left_out() -> None:
         ([1e15, 2e15], "1e15 2e15"),
     ],
 )
-def test_labels_of_ticks(values: list[float], labels: str) -> None:
+def test_labels_of_ticks(values, labels):
     assert " ".join(tick_labels(values)) == labels
 
 
-def test_the_margin_of_an_axis_has_space_for_its_labels() -> None:
+def test_the_margin_of_an_axis_has_space_for_its_labels():
     labels = tick_labels(ticks(1e6, 1e6 + 200))
     assert len(set(labels)) == len(labels)
     axes = Axes(y_range=(1e6, 1e6 + 200))
@@ -150,11 +146,11 @@ def test_the_margin_of_an_axis_has_space_for_its_labels() -> None:
         (float("inf"), 0.0, ("not finite", "")),
     ],
 )
-def test_numbers_of_a_table(value: float, error: float, texts: tuple[str, str]) -> None:
+def test_numbers_of_a_table(value, error, texts):
     assert format_number(value, 4, error) == texts
 
 
-def test_standard_errors_of_means_over_rows_seeds_and_splits() -> None:
+def test_standard_errors_of_means_over_rows_seeds_and_splits():
     assert average([(0, 1.0, 0.3)]) == pytest.approx((1.0, 0.3))
     over_seeds = average([(0, 1.0, 0.3), (0, 1.8, 0.3)])
     assert over_seeds == pytest.approx((1.4, 0.5))  # √(0.3² + 0.4²)
@@ -166,7 +162,7 @@ def test_standard_errors_of_means_over_rows_seeds_and_splits() -> None:
     assert over_splits.error == pytest.approx(0.5)  # s/√2 = |a − b|/2 of two
 
 
-def test_every_method_is_compared_with_map() -> None:
+def test_every_method_is_compared_with_map():
     generator = torch.Generator().manual_seed(0)
     rows, noise = torch.randn(2, 400, generator=generator).double()
     noise = noise - noise.mean()
@@ -188,7 +184,7 @@ def test_every_method_is_compared_with_map() -> None:
     assert "NLL minus MNF" in RunReport(results[1:], {"data": "d"}).html()
 
 
-def test_chains_that_have_not_mixed_are_marked() -> None:
+def test_chains_that_have_not_mixed_are_marked():
     rows = torch.arange(50.0).double()
     good = {
         **{"draws": 300, "chains": 2, "mixed": True, "lost": False},

@@ -1,21 +1,16 @@
 """The conclusion of a report: the best method, its lead and what the checks flagged."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
 from bayou.app.report.results import Results
 from bayou.app.report.verdict import verdict
-from bayou.app.runs.folder import Run
 from tests.report.results import score_method
 
 ZEROS = torch.zeros(5).double()
 
 
-def test_methods_worse_than_baselines_are_flagged(digits: Run) -> None:
+def test_methods_worse_than_baselines_are_flagged(digits):
     """After twelve steps of training a linear model is far better."""
     baselines = digits.facts()["baselines"]
     assert baselines["constant"]["metrics"]["nll"] == pytest.approx(2.303, abs=0.02)  # log 10
@@ -38,7 +33,7 @@ def test_methods_worse_than_baselines_are_flagged(digits: Run) -> None:
     assert "Flagged by the checks: MAP " in conclusion
 
 
-def test_the_lead_of_the_best_method() -> None:
+def test_the_lead_of_the_best_method():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(200, generator=generator).double()
     noise = 0.1 * torch.randn(200, generator=generator).double()
@@ -66,7 +61,7 @@ def test_the_lead_of_the_best_method() -> None:
     assert "Flagged by the checks: A has chains that did not mix." in sentences
 
 
-def test_the_lead_over_splits() -> None:
+def test_the_lead_over_splits():
     generator = torch.Generator().manual_seed(0)
     results = []
     for split, lead in enumerate((0.3, 0.2, -0.1)):
@@ -81,9 +76,7 @@ def test_the_lead_over_splits() -> None:
     assert "on 200 test rows of 2 splits" in conclusion
 
 
-def score_classifier(
-    label: str, nll: float, accuracy: float, kept: float, auroc: float, **values: Any
-) -> dict[str, Any]:
+def score_classifier(label, nll, accuracy, kept, auroc, **values):
     """Return a result of 100 test rows.
 
     ``kept`` is the accuracy without the least certain fifth.
@@ -95,7 +88,7 @@ def score_classifier(
     return score_method(label, rows, **result, **values)
 
 
-def test_the_first_sentence_about_classes() -> None:
+def test_the_first_sentence_about_classes():
     results = [
         score_classifier("MAP", 0.5, 0.90, 0.95, 0.87),
         score_classifier("MNF", 0.3, 0.92, 0.984, 0.80),
@@ -119,7 +112,7 @@ def test_the_first_sentence_about_classes() -> None:
 
 
 @pytest.mark.parametrize(("error", "is_significant"), [(0.1, True), (0.6, False)])
-def test_the_first_sentence_about_numbers(error: float, is_significant: bool) -> None:
+def test_the_first_sentence_about_numbers(error, is_significant):
     """A linear model is named where it is better by more than a standard error."""
     result = score_method(
         "Laplace",

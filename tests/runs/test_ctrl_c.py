@@ -2,12 +2,8 @@
 happened.
 """
 
-from __future__ import annotations
-
 import signal
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,12 +16,12 @@ from bayou.app.runs.folder import Interrupted, Run
 from bayou.core import progress
 from bayou.core.files import read_file
 
-QUICK: dict[str, Any] = {"steps": 12, "samples": 4, "members": 2, "chains": 2}
+QUICK = {"steps": 12, "samples": 4, "members": 2, "chains": 2}
 QUICK_OPTIONS = ("--steps", "12", "--samples", "4")
 pytestmark = pytest.mark.usefixtures("short_search")
 
 
-def same(*runs: Run) -> None:
+def same(*runs):
     """Scores and tensors of two runs of one job are equal to the bit."""
     (first, tensors), (second, others) = (
         (run.results()[0]["metrics"], read_file(run.job_folder(run.jobs[0]) / "posterior.bayou")[0])
@@ -40,15 +36,13 @@ def same(*runs: Run) -> None:
     "method",
     ["sgld", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mnf", "ensemble", "laplace"))],
 )
-def test_ctrl_c_at_any_stage_of_a_regression_by_name(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_at_any_stage_of_a_regression_by_name(method, tmp_path, monkeypatch):
     """The evidence, its start, the method and its start: each is interrupted once, at its second
     step.
     """
     monkeypatch.setattr(progress, "REDRAW", 0.0)
     config = Config("two-bumps", (method,), **QUICK)
-    stages: list[str] = []
+    stages = []
     plain = Run.create(tmp_path / "plain", config)
     plain.work(
         show=lambda title, step, total, numbers: (
@@ -57,7 +51,7 @@ def test_ctrl_c_at_any_stage_of_a_regression_by_name(
     )
     run = Run.create(tmp_path / "run", config)
 
-    def press(at: str, title: str, step: int, total: int, numbers: dict[str, float]) -> None:
+    def press(at, title, step, total, numbers):
         if title == at and step == min(2, total):
             signal.raise_signal(signal.SIGINT)
 
@@ -70,14 +64,12 @@ def test_ctrl_c_at_any_stage_of_a_regression_by_name(
     same(plain, run)
 
 
-def test_the_command_names_resume_which_continues_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_names_resume_which_continues_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "REDRAW", 0.0)
     words = ["train", "two-bumps", "--method", "sgld", *QUICK_OPTIONS, "-q", "--out"]
     assert CliRunner().invoke(app, [*words, str(tmp_path / "plain")]).exit_code == 0
 
-    def press(self: Board, name: str, event: str, numbers: dict[str, Any]) -> None:
+    def press(self, name, event, numbers):
         if event == "judging":
             signal.raise_signal(signal.SIGINT)
 

@@ -2,8 +2,6 @@
 a warning.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from pathlib import Path
@@ -22,7 +20,7 @@ from bayou.select.settings import DEFAULT_METHOD
 from bayou.training.data import as_data
 
 
-def test_the_command_a_config_and_the_estimators_have_the_same_default() -> None:
+def test_the_command_a_config_and_the_estimators_have_the_same_default():
     assert Config(data="table.csv").methods == (DEFAULT_METHOD,)
     assert inspect.signature(train).parameters["method"].default == DEFAULT_METHOD
     assert BayesRegressor().method == BayesClassifier().method == DEFAULT_METHOD
@@ -30,9 +28,7 @@ def test_the_command_a_config_and_the_estimators_have_the_same_default() -> None
 
 
 @pytest.mark.parametrize(("rows", "planned"), [(40, 300), (600, 600)])
-def test_variational_methods_run_from_a_mode_until_they_have_converged(
-    rows: int, planned: int
-) -> None:
+def test_variational_methods_run_from_a_mode_until_they_have_converged(rows, planned):
     data = as_data((torch.zeros(rows, 1), torch.zeros(rows, 1)), 128)
     method = bayou.VI(bayou.MNF()).at_mode(0.3, data)
     assert method.start == "network"
@@ -42,7 +38,7 @@ def test_variational_methods_run_from_a_mode_until_they_have_converged(
     assert bayou.VI(bayou.MNF(), steps=7).at_mode(0.3, data).steps == 7
 
 
-def write_table(path: Path, rows: int, seed: int) -> None:
+def write_table(path, rows, seed):
     """Write rows of three numbers, a category of 12 levels and a target with noise 0.5."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 3, generator=generator)

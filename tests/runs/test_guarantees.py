@@ -1,9 +1,5 @@
 """Conformal columns of predictions: they contain y, by held-out rows of a file."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +10,7 @@ from bayou.app.runs.folder import Run
 from bayou.app.runs.predictions import write_predictions
 
 
-def write_rows(path: Path, rows: np.ndarray) -> Path:
+def write_rows(path, rows):
     lines = [",".join(row) for row in rows.astype(str)]
     path.write_text("\n".join(["a,b,y", *lines]) + "\n")
     return path
@@ -22,7 +18,7 @@ def write_rows(path: Path, rows: np.ndarray) -> Path:
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
 @pytest.mark.parametrize("task", ["numbers", "classes"])
-def test_conformal_columns_contain_y(task: str, tmp_path: Path) -> None:
+def test_conformal_columns_contain_y(task, tmp_path):
     generator = np.random.default_rng(0)
     a, b, noise = generator.normal(size=(3, 260))
     y = (100 + 20 * a + 10 * noise).astype(object)

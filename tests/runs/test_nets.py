@@ -1,9 +1,6 @@
 """Networks by name: shapes, sizes, errors, and one that learns the digits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from bayou.data import load
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (3, 32, 32), (1, 17, 16)])
-def test_every_network_is_built_or_refused(name: str, shape: tuple[int, ...]) -> None:
+def test_every_network_is_built_or_refused(name, shape):
     smallest = NETS[name].smallest
     if smallest is None or (len(shape) == 3 and min(shape[1:]) >= smallest):
         net = build(name, shape, 7)
@@ -28,7 +25,7 @@ def test_every_network_is_built_or_refused(name: str, shape: tuple[int, ...]) ->
             build(name, shape, 7)
 
 
-def count(net: nn.Module) -> int:
+def count(net):
     return sum(p.numel() for p in net.parameters())
 
 
@@ -46,27 +43,27 @@ def count(net: nn.Module) -> int:
         ("lenet-cifar", (3, 32, 32), 14_592 + 921_792 + 4_801_000 + 10_010),
     ],
 )
-def test_sizes_are_those_of_the_papers(name: str, shape: tuple[int, ...], parameters: int) -> None:
+def test_sizes_are_those_of_the_papers(name, shape, parameters):
     assert count(build(name, shape, 10)) == parameters
 
 
-def test_rates_of_dropout() -> None:
+def test_rates_of_dropout():
     for name, rates in (("lenet-dropout", [0.25, 0.25, 0.5]), ("lenet", [])):
         layers = build(name, (1, 28, 28), 10).modules()
         assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == rates
 
 
-def test_images_are_moved_while_training_and_only_then() -> None:
+def test_images_are_moved_while_training_and_only_then():
     """Every moved image is the image or its mirror image, shifted by up to two pixels; all fifty
     ways occur.
     """
-    first = build("lenet-cifar-moved", (3, 32, 32), 5)[0]  # type: ignore[index]
+    first = build("lenet-cifar-moved", (3, 32, 32), 5)[0]
     x = torch.arange(1.0, 1 + 3 * 9 * 8).reshape(1, 3, 9, 8).repeat(2000, 1, 1, 1)
     assert first.eval()(x) is x
     torch.manual_seed(0)
     moved = first.train()(x)
     assert moved.shape == x.shape
-    ways: dict[bytes, int] = {}
+    ways = {}
     for mirrored in (x[:1], x[:1].flip(-1)):
         padded = nn.functional.pad(mirrored, (2, 2, 2, 2))
         for down in range(5):
@@ -82,16 +79,16 @@ def test_images_are_moved_while_training_and_only_then() -> None:
     assert max(ways.values()) < 40 + 5 * 40**0.5
 
 
-def test_first_weights_follow_from_the_seed_and_leave_the_stream_alone() -> None:
+def test_first_weights_follow_from_the_seed_and_leave_the_stream_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     one, same, other = (build("mlp", (3,), 2, seed=s) for s in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(one[0].weight, same[0].weight)  # type: ignore[index]
-    assert not torch.equal(one[0].weight, other[0].weight)  # type: ignore[index]
+    assert torch.equal(one[0].weight, same[0].weight)
+    assert not torch.equal(one[0].weight, other[0].weight)
 
 
-def test_the_network_of_the_hmc_reference_has_its_names() -> None:
+def test_the_network_of_the_hmc_reference_has_its_names():
     names = ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert list(build("tanh-20", (1,), 1).state_dict()) == names
 
@@ -110,10 +107,8 @@ def test_the_network_of_the_hmc_reference_has_its_names() -> None:
         ("photos", (1, 28, 28), 5001, "classification", "lenet"),
     ],
 )
-def test_default_networks(
-    name: str, shape: tuple[int, ...], rows: int, task: str, expected: str
-) -> None:
-    data: Any = SimpleNamespace(name=name, input_shape=shape, n=rows, task=task)
+def test_default_networks(name, shape, rows, task, expected):
+    data = SimpleNamespace(name=name, input_shape=shape, n=rows, task=task)
     assert default_net(data) == expected
 
 
@@ -125,14 +120,12 @@ def test_default_networks(
         ("mlp", (3,), 0, "0 outputs"),
     ],
 )
-def test_unusable_networks_are_errors(
-    name: str, shape: tuple[int, ...], outputs: int, message: str
-) -> None:
+def test_unusable_networks_are_errors(name, shape, outputs, message):
     with pytest.raises(ValueError, match=message):
         build(name, shape, outputs)
 
 
-def test_every_network_describes_itself_in_a_line() -> None:
+def test_every_network_describes_itself_in_a_line():
     for net in NETS.values():
         line = f"{net.name}  {net.describe()}"
         assert ("images of" in line) == (net.smallest is not None)
@@ -140,7 +133,7 @@ def test_every_network_describes_itself_in_a_line() -> None:
         assert len(line) <= 120
 
 
-def test_the_digits_network_learns_the_digits() -> None:
+def test_the_digits_network_learns_the_digits():
     """97 % or more after 20 epochs of Adam."""
     data = load("digits")
     (x, y), (x_test, y_test) = data.train, data.test

@@ -1,12 +1,9 @@
 """Run folders: every method by its name, what a folder holds, and what must not be lost."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +22,11 @@ from bayou.select import named
 from bayou.select.settings import ConfigError
 
 # A given gain: the prior is not searched for.
-QUICK: dict[str, Any] = {"steps": 12, "samples": 4, "members": 2, "chains": 1, "gain": 1.0}
+QUICK = {"steps": 12, "samples": 4, "members": 2, "chains": 1, "gain": 1.0}
 LONGER = ("hmc", "nuts", "mclmc", "annealed", "csgld")  # at least 100 draws by name
 
 
-def test_every_method_runs_by_its_name(tmp_path: Path) -> None:
+def test_every_method_runs_by_its_name(tmp_path):
     names = tuple(name for name in named.METHODS if name not in (*LONGER, "auto"))
     run = Run.create(tmp_path / "run", Config("moons", names, **QUICK))
     results = run.work()
@@ -54,14 +51,14 @@ def test_every_method_runs_by_its_name(tmp_path: Path) -> None:
     ],
     ids=["cyclical", "HMC", "NUTS", "MCLMC", "Annealed"],
 )
-def test_samplers_run_on_the_digits(method: Any, digits: Run) -> None:
+def test_samplers_run_on_the_digits(method, digits):
     data = digits.load_data()
     net = digits.build_net(data.input_shape, data.output_size, "digits", digits.jobs[0])
     posterior = bayou.fit(net, data.train, method=method, progress=False)
     assert posterior.predict(data.test[0]).outputs.shape == (2, len(data.test[1]), 10)
 
 
-def test_a_run_folder_is_complete(digits: Run) -> None:
+def test_a_run_folder_is_complete(digits):
     names = {path.name for path in digits.folder.iterdir()}
     jobs = [("map", 0), ("map", 1), ("mnf", 0), ("mnf", 1)]
     assert {"config.json", "data.json", "metrics.json", "report.html"} <= names
@@ -78,17 +75,17 @@ def test_a_run_folder_is_complete(digits: Run) -> None:
     torch.testing.assert_close(preprocessor.original(torch.zeros(1)), torch.zeros(1))
 
 
-def interrupt_at(job: str, event: str) -> Any:
+def interrupt_at(job, event):
     """Return a receiver of events that presses Ctrl-C at one of them."""
 
-    def interrupt(name: str, current: str, numbers: dict[str, Any]) -> None:
+    def interrupt(name, current, numbers):
         if (name, current) == (job, event):
             raise KeyboardInterrupt
 
     return interrupt
 
 
-def test_an_interrupted_run_is_resumed_and_its_numbers_have_a_note(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed_and_its_numbers_have_a_note(tmp_path):
     config = Config("moons", ("mle",), seeds=2, **QUICK)
     expected = Run.create(tmp_path / "plain", config).work()
     run = Run.create(tmp_path / "run", config)
@@ -120,8 +117,8 @@ def test_an_interrupted_run_is_resumed_and_its_numbers_have_a_note(tmp_path: Pat
     assert any(note.startswith(start) for note in evaluate_run(run.folder, None)[1])
 
 
-def test_the_time_of_a_run_is_estimated_by_its_methods_and_its_length() -> None:
-    def estimate(*methods: str, **settings: Any) -> float:
+def test_the_time_of_a_run_is_estimated_by_its_methods_and_its_length():
+    def estimate(*methods, **settings):
         return estimate_seconds(methods, Config("moons", methods, **settings), 400, (1e-3, 2e-3))
 
     search = 3.5 * 2  # thousands of passes over all rows
@@ -139,15 +136,13 @@ def test_the_time_of_a_run_is_estimated_by_its_methods_and_its_length() -> None:
     )
 
 
-def test_a_failed_method_does_not_stop_the_next_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(config: Config) -> Any:
+def test_a_failed_method_does_not_stop_the_next_ones(tmp_path, monkeypatch):
+    def fail(config):
         raise FloatingPointError("it went to infinity")
 
     monkeypatch.setitem(named.METHODS, "mle", named.Named("mle", "MLE", "", fail))
     run = Run.create(tmp_path / "run", Config("moons", ("mle", "map"), **QUICK))
-    events: list[str] = []
+    events = []
     results = run.work(
         tell=lambda name, event, numbers: events.append(f"{name} {event}"), announce=events.append
     )
@@ -206,7 +201,7 @@ def test_splits_are_fitted_judged_and_resumed_like_seeds(tmp_path: Path) -> None
     assert not (tmp_path / "cubic").exists()
 
 
-def test_unusable_folders_are_errors(digits: Run, tmp_path: Path) -> None:
+def test_unusable_folders_are_errors(digits, tmp_path):
     with pytest.raises(RunError, match="no config"):
         Run.open(tmp_path)
     with pytest.raises(RunError, match="other settings"):
@@ -239,12 +234,12 @@ def test_unusable_folders_are_errors(digits: Run, tmp_path: Path) -> None:
         ({"splits": 10**9}, "splits must be from 1 to 1,000"),
     ],
 )
-def test_invalid_settings_are_errors(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_errors(settings, message):
     with pytest.raises(ConfigError, match=message):
         Config.from_json({"data": "moons"} | settings)
 
 
-def test_settings_are_plain_values_and_a_command() -> None:
+def test_settings_are_plain_values_and_a_command():
     with pytest.raises(ConfigError, match="data"):
         Config.from_json({"steps": 3})
     assert Config("moons", ("map", "ffg", "map")).methods == ("map", "ffg")
@@ -252,7 +247,7 @@ def test_settings_are_plain_values_and_a_command() -> None:
     assert command == "bayou train 'my data.csv' --method mnf --lr 0.01 --compile --target y"
 
 
-def test_a_second_process_is_refused_and_no_results_are_lost(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_no_results_are_lost(tmp_path):
     first, second = (
         Run.create(tmp_path / "run", Config("moons", ("map",), seed=seed, **QUICK))
         for seed in (0, 1)
@@ -291,9 +286,7 @@ PREPROCESSOR = ["preprocessor", "fields"]
         (os.path.join("map-0", "result.json"), ["metrics"], None, "metrics = None, expected dict"),
     ],
 )
-def test_invalid_json_of_a_run_is_one_sentence(
-    name: str, keys: list[Any], value: Any, message: str, digits: Run
-) -> None:
+def test_invalid_json_of_a_run_is_one_sentence(name, keys, value, message, digits):
     path = digits.folder / name
     text = path.read_text()
     values = json.loads(text)
@@ -311,7 +304,7 @@ def test_invalid_json_of_a_run_is_one_sentence(
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory):
     """A table of small numbers."""
     path = tmp_path_factory.mktemp("table") / "table.csv"
     lines = [f"{n % 7},{n % 3}" for n in range(40)]
@@ -320,7 +313,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")
-def test_files_of_a_run_are_not_written_through_symbolic_links(table: Path, tmp_path: Path) -> None:
+def test_files_of_a_run_are_not_written_through_symbolic_links(table, tmp_path):
     folder = tmp_path / "run"
     config = Config(str(table), ("map",), target="y", **QUICK)
     Run.create(folder, config).work()
@@ -358,9 +351,7 @@ def test_files_of_a_run_are_not_written_through_symbolic_links(table: Path, tmp_
 
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")
 @pytest.mark.parametrize("name", ["map-0", "map-0/posterior.bayou", "map-0/checkpoint"])
-def test_a_fit_does_not_write_through_symbolic_links(
-    name: str, table: Path, tmp_path: Path
-) -> None:
+def test_a_fit_does_not_write_through_symbolic_links(name, table, tmp_path):
     (tmp_path / "target").mkdir()
     folder = tmp_path / "run"
     run = Run.create(folder, Config(str(table), ("map",), target="y", **QUICK))
@@ -371,7 +362,7 @@ def test_a_fit_does_not_write_through_symbolic_links(
     assert not list((tmp_path / "target").iterdir())
 
 
-def test_texts_that_spreadsheets_run_are_escaped_in_predictions(tmp_path: Path) -> None:
+def test_texts_that_spreadsheets_run_are_escaped_in_predictions(tmp_path):
     classes = ("=1+1", "-dash", "plain")
     lines = [f"@row{n},{n % 3},{classes[n % 3]}" for n in range(60)]
     (tmp_path / "table.csv").write_text("\n".join(["+name,x,y", *lines]) + "\n")

@@ -2,8 +2,6 @@
 status and a message.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import http.client
@@ -14,11 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,14 +25,14 @@ from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run, RunError
 from bayou.app.runs.predictions import write_predictions
 from bayou.app.runs.serve import Server
-from bayou.app.runs.service import Query, Refused, Service
+from bayou.app.runs.service import Refused, Service
 from bayou.data.preprocess import ImagePreprocessor
 
 HEADER = ["name", "height", "color"]
 ROW = {"height": 1.0, "color": "red"}
 
 
-def table_rows(count: int) -> list[dict[str, Any]]:
+def table_rows(count):
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0)).tolist()
     return [
         {"name": f"n{i}", "height": round(a, 4), "color": "red" if b > 0 else "blue"}
@@ -45,12 +40,12 @@ def table_rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def body_of(count: int) -> bytes:
+def body_of(count):
     return json.dumps({"rows": [ROW] * count}).encode()
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory):
     """A run on a table of classes, and one of numbers."""
     targets = {
         "classes": lambda row: "yes" if row["height"] > 0 else "no",
@@ -71,12 +66,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def service(runs: dict[str, Path]) -> Service:
+def service(runs):
     return Service.of(runs["classes"], max_rows=50)
 
 
 @contextmanager
-def run_server(service: Service, **options: Any) -> Iterator[Server]:
+def run_server(service, **options):
     with Server(service, port=0, quiet=True, **options) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -88,14 +83,12 @@ def run_server(service: Service, **options: Any) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def server(service: Service) -> Iterator[Server]:
+def server(service):
     with run_server(service, limits=Limits(max_bytes=10_000, timeout=5.0)) as running:
         yield running
 
 
-def ask(
-    server: Server, method: str, path: str, body: Any = None, **headers: str
-) -> tuple[int, Any, Any]:
+def ask(server, method, path, body=None, **headers):
     connection = http.client.HTTPConnection(*server.address, timeout=30)
     try:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
@@ -108,9 +101,7 @@ def ask(
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers"])
-def test_responses_equal_the_file_of_predict(
-    task: str, runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_responses_equal_the_file_of_predict(task, runs, tmp_path):
     new = [*table_rows(5), {"name": "far", "height": 50.0, "color": None}]
     with open(tmp_path / "new.csv", "w", newline="") as stream:
         writer = csv.DictWriter(stream, HEADER)
@@ -138,7 +129,7 @@ def test_responses_equal_the_file_of_predict(
     assert answer["predictions"][-1]["distance"] > 1
 
 
-def test_images_and_lists_of_numbers() -> None:
+def test_images_and_lists_of_numbers():
     x = [[float((i * k) % 17) for k in range(64)] for i in range(3)]
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     rows = (torch.tensor(x), torch.arange(3))
@@ -147,7 +138,7 @@ def test_images_and_lists_of_numbers() -> None:
     preprocessor = ImagePreprocessor.fit(images, list("0123456789"), white=16.0)
     service = Service(posterior, preprocessor, "digits", 1)
 
-    def predict(rows: list[Any]) -> list[dict[str, Any]]:
+    def predict(rows):
         return json.loads(service.answer(json.dumps({"rows": rows}).encode()))["predictions"]
 
     answers = predict(x)
@@ -158,7 +149,7 @@ def test_images_and_lists_of_numbers() -> None:
     assert service.describe()["shape"] == (1, 8, 8)
 
 
-def test_health_and_description(server: Server) -> None:
+def test_health_and_description(server):
     status, health, _ = ask(server, "GET", "/healthz")
     assert (status, health) == (200, {"status": "ok", "waiting": {"requests": 0, "rows": 0}})
     status, description, _ = ask(server, "GET", "/")
@@ -195,13 +186,13 @@ def test_health_and_description(server: Server) -> None:
         (422, b'{"rows": [[1e999, 1]]}', "finite numbers"),
     ],
 )
-def test_invalid_requests_are_refused(server: Server, status: int, body: Any, message: str) -> None:
+def test_invalid_requests_are_refused(server, status, body, message):
     answer_status, answer, _ = ask(server, "POST", "/predict", body)
     assert (answer_status, [*answer]) == (status, ["error"])
     assert re.search(message, answer["error"])
 
 
-def test_other_routes_and_content_types_are_refused(server: Server) -> None:
+def test_other_routes_and_content_types_are_refused(server):
     for status, method, path in (
         (404, "GET", "/nothing"),
         (405, "GET", "/predict"),
@@ -220,12 +211,12 @@ def test_other_routes_and_content_types_are_refused(server: Server) -> None:
 
 
 @pytest.fixture
-def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def release(monkeypatch):
     """Computations last until this event is set."""
     event = threading.Event()
     compute = Service.predict
 
-    def wait_and_compute(self: Service, queries: list[Query]) -> list[bytes]:
+    def wait_and_compute(self, queries):
         event.wait(20)
         return compute(self, queries)
 
@@ -234,7 +225,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event.set()
 
 
-def test_late_responses_are_503(service: Service, release: threading.Event) -> None:
+def test_late_responses_are_503(service, release):
     with run_server(service, limits=Limits(timeout=0.2)) as server:
         status, answer, _ = ask(server, "POST", "/predict", {"rows": [ROW]})
         assert (status, "no answer within 0.2 s" in answer["error"]) == (503, True)
@@ -242,8 +233,8 @@ def test_late_responses_are_503(service: Service, release: threading.Event) -> N
         assert ask(server, "POST", "/predict", {"rows": [ROW]})[0] == 200
 
 
-def test_rows_that_wait_are_limited(service: Service, release: threading.Event) -> None:
-    async def main() -> None:
+def test_rows_that_wait_are_limited(service, release):
+    async def main():
         batches = Batches(service, Limits(max_waiting=80))
         async with batches.running():
             first = asyncio.create_task(batches.answer(body_of(40)))
@@ -263,17 +254,15 @@ def test_rows_that_wait_are_limited(service: Service, release: threading.Event) 
     asyncio.run(main())
 
 
-def test_small_requests_come_before_large_ones_and_do_not_starve_them(
-    service: Service, release: threading.Event
-) -> None:
+def test_small_requests_come_before_large_ones_and_do_not_starve_them(service, release):
     """Every batch that follows has space for one of the large requests, or for the small one."""
-    finished: list[int] = []
+    finished = []
 
-    async def ask_for(batches: Batches, rows: int) -> None:
+    async def ask_for(batches, rows):
         await batches.answer(body_of(rows))
         finished.append(rows)
 
-    async def main() -> None:
+    async def main():
         batches = Batches(replace(service, max_rows=3000), Limits())
         async with batches.running():
             tasks = []
@@ -291,24 +280,22 @@ def test_small_requests_come_before_large_ones_and_do_not_starve_them(
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers"])
-def test_requests_computed_together_have_the_responses_of_each_alone(
-    task: str, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_computed_together_have_the_responses_of_each_alone(task, runs, monkeypatch):
     service = Service.of(runs[task])
     requests = [{"rows": [row], "level": (0.5, 0.9)[n % 2]} for n, row in enumerate(table_rows(12))]
     requests[3] = {"rows": [{"height": 1.0, "color": "mauve"}]}  # with a note of its own
     bodies = [json.dumps(request).encode() for request in requests]
     expected = [json.loads(service.answer(body)) for body in bodies]
-    sizes: list[int] = []
+    sizes = []
     predict = Service.predict
 
-    def count_and_predict(self: Service, queries: list[Query]) -> list[bytes]:
+    def count_and_predict(self, queries):
         sizes.append(len(queries))
         return predict(self, queries)
 
     monkeypatch.setattr(Service, "predict", count_and_predict)
 
-    async def main() -> list[Any]:
+    async def main():
         batches = Batches(service, Limits())
         async with batches.running():
             answers = map(batches.answer, [*bodies, b"{"])
@@ -331,9 +318,7 @@ def test_requests_computed_together_have_the_responses_of_each_alone(
     assert "mauve" in json.loads(answers[3])["notes"][0]
 
 
-def test_an_internal_error_is_a_500_and_the_server_continues(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_internal_error_is_a_500_and_the_server_continues(server, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(Service, "_predictions", lambda *arguments: 1 / 0)
         status, answer, _ = ask(server, "POST", "/predict", {"rows": [ROW]})
@@ -352,14 +337,12 @@ def test_an_internal_error_is_a_500_and_the_server_continues(
         ({"method": "mnf"}, "mnf"),
     ],
 )
-def test_invalid_options_of_the_service_are_errors(
-    runs: dict[str, Path], options: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_of_the_service_are_errors(runs, options, message):
     with pytest.raises(ValueError, match=message):
         Service.of(runs["classes"], **options)
 
 
-def test_invalid_limits_and_addresses_are_errors(service: Service, server: Server) -> None:
+def test_invalid_limits_and_addresses_are_errors(service, server):
     for limits in ({"max_waiting": 0}, {"timeout": float("nan")}):
         with pytest.raises(RunError, match="must be a positive, finite number"):
             Limits(**limits)
@@ -368,7 +351,7 @@ def test_invalid_limits_and_addresses_are_errors(service: Service, server: Serve
         Server(service, port=port, quiet=True)
 
 
-def test_a_missing_extra_is_named(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(runs, monkeypatch):
     from typer.testing import CliRunner
 
     from bayou.app.cli.app import app
@@ -381,7 +364,7 @@ def test_a_missing_extra_is_named(runs: dict[str, Path], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
-def test_the_command_serves_until_a_signal(name: str, runs: dict[str, Path]) -> None:
+def test_the_command_serves_until_a_signal(name, runs):
     command = [sys.executable, "-m", "bayou", "serve", str(runs["classes"]), "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
