@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -27,6 +28,9 @@ from bayou.select.settings import TRAINING
 # Neither a given prior nor, in a regression, a given noise is searched for.
 NOISE = bayou.Gaussian(0.115)
 QUICK = {"steps": 60, "lr": 0.02, "hidden": (10,), "samples": 5, "prior": 1.0}
+RECIPE = bayou.select.by_name("map", steps=20)
+X, KINDS = load_iris(return_X_y=True)
+NAMES = np.array(["setosa", "versicolor", "virginica"])[KINDS]
 QUICKER = QUICK | {"steps": 25, "lr": 0.05}
 
 
@@ -143,11 +147,9 @@ def test_without_standardizing():
 
 
 def test_classes_may_be_words():
-    X, y = load_iris(return_X_y=True)
-    words = np.array(["setosa", "versicolor", "virginica"])[y]
-    model = BayesClassifier("ensemble", **QUICK, random_state=0).fit(X, words)
-    assert model.score(X, words) > 0.85
-    assert set(model.predict(X)) <= set(words)
+    model = BayesClassifier("ensemble", **QUICK, random_state=0).fit(X, NAMES)
+    assert model.score(X, NAMES) > 0.85
+    assert set(model.predict(X)) <= set(NAMES)
     proba = model.predict_proba(X)
     assert proba.sum(1) == pytest.approx(1.0)
     lower, upper = model.predict_interval(X, level=0.8)
@@ -157,10 +159,9 @@ def test_classes_may_be_words():
 
 
 def test_same_seed_same_model():
-    X, y = load_iris(return_X_y=True)
-    first = BayesClassifier("ensemble", members=2, **QUICKER, random_state=3).fit(X, y)
-    again = clone(first).fit(X, y)
-    other = clone(first).set_params(random_state=4).fit(X, y)
+    first = BayesClassifier("ensemble", members=2, **QUICKER, random_state=3).fit(X, KINDS)
+    again = clone(first).fit(X, KINDS)
+    other = clone(first).set_params(random_state=4).fit(X, KINDS)
     assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
     assert not np.array_equal(first.predict_proba(X), other.predict_proba(X))
 
@@ -215,6 +216,7 @@ def test_networks(net, tmp_path):
         "laplace-last",
         "dropout",
         bayou.VI({"*.weight": bayou.MNF(), "*": bayou.Delta()}, steps=20),
+        RECIPE,
     ],
 )
 def test_files_hold_everything(method, tmp_path):
@@ -229,6 +231,7 @@ def test_files_hold_everything(method, tmp_path):
     ):
         assert np.array_equal(one, two)
     assert again.get_params()["prior"] == bayou.Normal(0.7)
+    assert again.method == method
     assert again.fit(x, y).predict(x) == pytest.approx(
         model.predict(x)
     )  # the settings are all there
@@ -257,10 +260,9 @@ def test_errors_help(settings, message):
 
 
 def test_one_class_and_levels():
-    X, y = load_iris(return_X_y=True)
     with pytest.raises(ValueError, match="one class"):
-        BayesClassifier().fit(X, np.zeros(len(y)))
-    model = BayesClassifier("map", **QUICK).fit(X, y)
+        BayesClassifier().fit(X, np.zeros(len(KINDS)))
+    model = BayesClassifier("map", **QUICK).fit(X, KINDS)
     with pytest.raises(ValueError, match="level"):
         model.predict_interval(X, level=1.5)
 
@@ -290,11 +292,10 @@ def test_ctrl_c_ends_a_search_and_keeps_what_there_is(monkeypatch):
         return posterior
 
     monkeypatch.setattr(estimator, "fit", cut)
-    X, y = load_iris(return_X_y=True)
     model = BayesClassifier("map", **QUICK)
     with pytest.raises(KeyboardInterrupt):
-        model.fit(X, y)
-    assert model.predict(X).shape == y.shape
+        model.fit(X, KINDS)
+    assert model.predict(X).shape == KINDS.shape
 
 
 def test_the_activation_is_in_the_file(tmp_path):
@@ -306,15 +307,10 @@ def test_the_activation_is_in_the_file(tmp_path):
         BayesRegressor("map", activation="relu").fit(x, y)
 
 
-def test_a_recipe_as_the_method_is_saved(tmp_path):
+def test_a_recipe_as_the_method_is_its_name():
     x, y = line(40)
     settings = {"likelihood": NOISE, "prior": 1.0, "random_state": 0}
-    recipe = bayou.select.by_name("map", steps=20)
-    model = BayesRegressor(recipe, **settings).fit(x, y)
-    model.save(tmp_path / "model.bayou")
-    again = BayesRegressor.load(tmp_path / "model.bayou")
-    assert again.method == recipe
-    assert np.array_equal(again.predict(x), model.predict(x))
+    model = BayesRegressor(RECIPE, **settings).fit(x, y)
     by_name = BayesRegressor("map", steps=20, **settings).fit(x, y)
     assert np.array_equal(by_name.predict(x), model.predict(x))
 
@@ -330,7 +326,7 @@ def test_conformal_intervals_are_those_of_the_held_out_rows(tmp_path):
     is_fitted = ~np.isin(x[:, 0], model.held_x_[:, 0])
     assert is_fitted.sum() == 90
     other = BayesRegressor("map", **settings).fit(x[is_fitted], y[is_fitted])
-    np.testing.assert_array_equal(other.predict(x), model.predict(x))
+    assert_array_equal(other.predict(x), model.predict(x))
     with pytest.raises(ValueError, match="no rows were held out .*: fit with conformal=0.2"):
         other.predict_interval(x, conformal=True)
 
@@ -339,28 +335,26 @@ def test_conformal_intervals_are_those_of_the_held_out_rows(tmp_path):
     errors = np.sort(np.maximum(lower - y[~is_fitted], y[~is_fitted] - upper))
     margin = errors[25 - 1]  # ⌈31·.8⌉
     plain_low, plain_high = model.predict_interval(new, 0.8)
-    np.testing.assert_allclose(low, plain_low - margin, rtol=1e-9)
-    np.testing.assert_allclose(high, plain_high + margin, rtol=1e-9)
+    assert_allclose(low, plain_low - margin, rtol=1e-9)
+    assert_allclose(high, plain_high + margin, rtol=1e-9)
     model.save(tmp_path / "m.bayou")
     again = BayesRegressor.load(tmp_path / "m.bayou").predict_interval(new, 0.8, conformal=True)
-    np.testing.assert_array_equal((low, high), again)
+    assert_array_equal((low, high), again)
     with pytest.raises(ValueError, match="30 held-out rows are too few for level=0.99; it needs"):
         model.predict_interval(new, 0.99, conformal=True)
     assert not hasattr(model.set_params(conformal=None).fit(x, y), "held_x_")
 
 
 def test_conformal_sets(tmp_path):
-    X, y = load_iris(return_X_y=True)
-    names = np.array(["setosa", "versicolor", "virginica"])[y]
-    model = BayesClassifier("map", conformal=0.4, random_state=0, **QUICKER).fit(X, names)
+    model = BayesClassifier("map", conformal=0.4, random_state=0, **QUICKER).fit(X, NAMES)
     mask = model.predict_set(X, 0.9)
     assert (mask.shape, mask.dtype) == ((150, 3), np.dtype(bool))
     rows = [np.flatnonzero((row == X).all(1))[0] for row in model.held_x_]
     is_held_out = np.isin(np.arange(150), rows)
-    assert mask[is_held_out, y[is_held_out]].mean() >= 0.9  # ⌈61·.9⌉ of 60 at least
+    assert mask[is_held_out, KINDS[is_held_out]].mean() >= 0.9  # ⌈61·.9⌉ of 60 at least
     assert model.predict_set(X, 0.9, score="aps", empty=False).any(1).all()
     model.save(tmp_path / "m.bayou")
-    np.testing.assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(X), mask)
+    assert_array_equal(BayesClassifier.load(tmp_path / "m.bayou").predict_set(X), mask)
     for fraction in (1.5, True, 3):
         with pytest.raises(ValueError, match="conformal must be a fraction"):
-            BayesClassifier("map", conformal=fraction).fit(X, y)
+            BayesClassifier("map", conformal=fraction).fit(X, KINDS)

@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from bayou.data import DataError, load, reading
 from bayou.data.columns import Column, number
 from bayou.data.encoders import Category, Number
 from bayou.data.preprocess import Preprocessor, TablePreprocessor
+from tests.data.errors import refused
 
 LARGE = 2**53
 
@@ -48,6 +50,11 @@ def flowers(tmp_path):
 
 
 @pytest.fixture
+def species(flowers):
+    return load(flowers, target="species")
+
+
+@pytest.fixture
 def make(tmp_path):
     """A data set of rows."""
 
@@ -58,6 +65,10 @@ def make(tmp_path):
     return make_data
 
 
+def has_note(rows, words):
+    return any(words in note for note in rows.notes)
+
+
 def to_json_and_back(preprocessor):
     return Preprocessor.from_json(json.loads(json.dumps(preprocessor.to_json(), allow_nan=False)))
 
@@ -65,8 +76,8 @@ def to_json_and_back(preprocessor):
 # --- a plain table ------------------------------------------------------------------------------
 
 
-def test_classification_of_a_plain_table(flowers):
-    data = load(flowers, target="species")
+def test_classification_of_a_plain_table(species):
+    data = species
     assert data.task == "classification"
     assert data.class_names == ("kind-0", "kind-1", "kind-2")
     assert data.feature_names == ("length", "width", "color=blue", "color=red", "color=white")
@@ -75,9 +86,9 @@ def test_classification_of_a_plain_table(flowers):
     assert data.train[1].dtype == torch.int64
     assert torch.bincount(data.test[1]).tolist() == [4, 4, 4]  # each class in proportion
     numbers = data.train[0][:, :2]
-    torch.testing.assert_close(numbers.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(numbers.std(0, correction=0), torch.ones(2), atol=1e-5, rtol=0)
-    assert bool((data.train[0][:, 2:].sum(1) == 1).all())
+    assert_close(numbers.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+    assert_close(numbers.std(0, correction=0), torch.ones(2), atol=1e-5, rtol=0)
+    assert (data.train[0][:, 2:].sum(1) == 1).all()
 
 
 def test_changes_of_a_test_row_do_not_change_training_rows(flowers):
@@ -104,7 +115,7 @@ def test_regression_in_original_units(make):
     y = torch.cat([data.train[1], data.test[1]])
     original = data.preprocessor.original(y.double()).flatten().sort().values
     expected = torch.tensor(prices, dtype=torch.float64).sort().values
-    torch.testing.assert_close(original, expected, atol=1e-3, rtol=0)
+    assert_close(original, expected, atol=1e-3, rtol=0)
 
 
 def test_splits_are_a_function_of_seed_and_split(flowers):
@@ -122,9 +133,9 @@ def test_splits_are_a_function_of_seed_and_split(flowers):
     ("name", "delimiter"),
     [("t.csv", ","), ("t.csv", ";"), ("t.tsv", "\t"), ("t.txt", "|"), ("t.csv", " ")],
 )
-def test_delimiters(tmp_path, flowers, name, delimiter):
+def test_delimiters(tmp_path, species, name, delimiter):
     data = load(write_flowers(tmp_path / name, delimiter), target="species")
-    assert torch.equal(data.train[0], load(flowers, target="species").train[0])
+    assert torch.equal(data.train[0], species.train[0])
 
 
 def test_gzip_and_line_endings_of_old_macs(tmp_path, flowers):
@@ -172,9 +183,7 @@ def test_decimal_commas(tmp_path, delimiter):
     assert data.task == "regression"
     assert abs(data.y_mean - 19.87) < 4
     new = write(tmp_path / "n.csv", "a;z\n3,5;1\n")
-    torch.testing.assert_close(
-        data.preprocessor.transform({"a": ["3.5"]}), data.preprocessor.transform(new)
-    )
+    assert_close(data.preprocessor.transform({"a": ["3.5"]}), data.preprocessor.transform(new))
 
 
 @pytest.mark.parametrize("cell", ['"{i},500"', '"{i},{h}.5"', "${i}000.25"])
@@ -199,10 +208,10 @@ def test_no_header(tmp_path):
     data = load(path, target="c3")
     assert data.feature_names == ("c1", "c2")
     assert data.n + len(data.test[1]) == 29
-    assert any("c1 to c3" in note for note in data.notes)
+    assert has_note(data, "c1 to c3")
     new = write(tmp_path / "new.csv", "1.5,2\n2.5,3\n")
     assert data.preprocessor.transform(new).shape == (2, 2)
-    with pytest.raises(DataError, match="'species'.*columns are 'c1', 'c2', 'c3'.*taken as data"):
+    with refused("'species'.*columns are 'c1', 'c2', 'c3'.*taken as data"):
         load(path, target="species")
 
 
@@ -216,9 +225,9 @@ def test_duplicate_and_blank_column_names(tmp_path):
     path = write(tmp_path / "d.csv", "\n".join([",a,a,y", *lines]))
     data = load(path, target="y")
     assert data.feature_names == ("a", "a.2")  # the first column only is a row number
-    assert any("several columns named 'a'" in note for note in data.notes)
-    assert any("is a row number" in note for note in data.notes)
-    with pytest.raises(DataError, match="several columns named 'a'"):
+    assert has_note(data, "several columns named 'a'")
+    assert has_note(data, "is a row number")
+    with refused("several columns named 'a'"):
         load(path, target="a")
 
 
@@ -227,8 +236,8 @@ def test_trailing_delimiters_and_short_rows(tmp_path):
     trailing = "\n".join(["a,b,y", *(f"{row}," for row in rows)])
     assert load(write(tmp_path / "t.csv", trailing), target="y").feature_names == ("a", "b")
     data = load(write(tmp_path / "s.csv", "\n".join(["a,b,y", "5,5", *rows])), target="y")
-    assert any("1 rows are shorter" in note for note in data.notes)
-    assert any("1 of 21 rows have no value in 'y'" in note for note in data.notes)
+    assert has_note(data, "1 rows are shorter")
+    assert has_note(data, "1 of 21 rows have no value in 'y'")
 
 
 # --- columns ------------------------------------------------------------------------------------
@@ -247,7 +256,7 @@ def test_missing_values(make):
     x = data.preprocessor.transform({"age": ["", age.median], "town": ["A", "A"]})
     assert x[0, 0] == x[1, 0]
     assert x[:, 1].tolist() == [1.0, 0.0]
-    assert bool(torch.isfinite(data.train[0]).all())
+    assert torch.isfinite(data.train[0]).all()
 
 
 def test_unusable_columns_are_dropped_with_a_note(make, tmp_path):
@@ -296,11 +305,11 @@ def test_columns_can_be_left_out(flowers):
     assert rows.notes == []
     assert rows.ids == [line.split(",")[1] for line in flowers.read_text().splitlines()[1:]]
     assert data.preprocessor.rows({"length": [1.0]}).ids is None
-    with pytest.raises(DataError, match="no column 'colour' .did you mean 'color'"):
+    with refused("no column 'colour' .did you mean 'color'"):
         load(flowers, target="species", drop=["colour"])
-    with pytest.raises(DataError, match="'species' is the target"):
+    with refused("'species' is the target"):
         load(flowers, target="species", id="species")
-    with pytest.raises(DataError, match="--drop and --id are for a file"):
+    with refused("--drop and --id are for a file"):
         load("moons", drop=["x1"])
 
 
@@ -313,23 +322,22 @@ def test_distance_is_measured_from_the_range_of_training():
     preprocessor = TablePreprocessor((*columns, Category("c", ("u",))), "y", "regression")
     values = {"a": [6, 14, 18, 2, np.nan, 18], "b": [0, 1, 0, -2.5, 3, 4], "c": ["u"] * 6}
     distance = preprocessor.rows(values).distance
-    assert distance is not None
     assert distance.tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 3.0]
 
 
 def test_typing_errors_in_a_column_of_numbers(make):
     data = make("x y", [("oops" if i == 13 else i * 1.5, i % 2) for i in range(100)])
     assert data.feature_names[0] == "x"
-    assert any("1 cells are not numbers (row 14: 'oops')" in note for note in data.notes)
+    assert has_note(data, "1 cells are not numbers (row 14: 'oops')")
 
 
 def test_huge_values_do_not_overflow(make):
     """A value of new rows that is far from the rest is clipped, with a note."""
     data = make("a b y", [(f"{(i % 7) - 3}e300", i, i * 1.5) for i in range(60)])
     std = data.train[0].std(0, correction=0)
-    torch.testing.assert_close(std, torch.ones(2), atol=1e-4, rtol=0)
+    assert_close(std, torch.ones(2), atol=1e-4, rtol=0)
     new = data.preprocessor.rows({"a": [0.0, 0.0], "b": ["1e300", "3"]})
-    assert bool(torch.isfinite(new.x).all())
+    assert torch.isfinite(new.x).all()
     assert new.x[0, 1] == 1e6
     note = "'b': 1 values are more than 1,000,000 standard deviations"
     assert any(note in text for text in new.notes)
@@ -365,18 +373,17 @@ def test_one_sentinel_does_not_destroy_a_column(make, row, mostly_zeros):
     assert "leave the cell blank" in note
     assert "logarithm" in note
     new = to_json_and_back(data.preprocessor).rows({"a": [0.0, 999999999.0], "b": [0.0, 0.0]})
-    assert any("row 2: 999999999" in note for note in new.notes)
-    assert bool((new.x.abs() < 20).all())
-    assert new.distance is not None
+    assert has_note(new, "row 2: 999999999")
+    assert (new.x.abs() < 20).all()
     assert new.distance[1] == 0
-    assert not any("far from all others" in note for note in whole.notes)
+    assert not has_note(whole, "far from all others")
 
 
 def test_a_sentinel_in_the_target_is_refused(make):
     rows = measure()
     rows[40][2] = 999999999
     message = r"'y' is 999999999 in row 41, far from all others .*leave the cell blank"
-    with pytest.raises(DataError, match=message):
+    with refused(message):
         make("a b y", rows)
 
 
@@ -395,7 +402,7 @@ def test_the_task_is_inferred_and_can_be_overridden(make):
     few = [(i * 0.3, 3 + i % 6) for i in range(120)]
     data = make("x y", few)
     assert data.class_names == ("3", "4", "5", "6", "7", "8")
-    assert any("--task regression" in note for note in data.notes)
+    assert has_note(data, "--task regression")
     assert make("x y", few, task="regression").train[1].shape == (96, 1)
     assert make("x y", [(i * 0.3, i) for i in range(120)]).task == "regression"
     texts = [(i * 0.3, "True" if i % 3 else "False") for i in range(30)]
@@ -407,7 +414,7 @@ def test_a_class_with_one_example_is_used_for_training(make):
     rare = data.class_names.index("rare")
     assert (data.train[1] == rare).sum() == 1
     assert (data.test[1] == rare).sum() == 0
-    assert any("A class has only one example" in note for note in data.notes)
+    assert has_note(data, "A class has only one example")
 
 
 def lines_of(cell):
@@ -439,7 +446,7 @@ def lines_of(cell):
     ],
 )
 def test_unusable_tables_are_errors(tmp_path, text, target, message):
-    with pytest.raises(DataError, match=message):
+    with refused(message):
         load(write(tmp_path / "bad.csv", text), target=target)
 
 
@@ -461,7 +468,7 @@ def test_unusable_files_are_errors(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     for read in (lambda path: load(path, target="y"), reading.read_file):
-        with pytest.raises(DataError, match=message):
+        with refused(message):
             read(tmp_path / name)
 
 
@@ -474,15 +481,15 @@ def test_unusable_files_are_errors(tmp_path, name, content, message):
     ],
 )
 def test_invalid_options_are_errors(flowers, options, message):
-    with pytest.raises(DataError, match=message):
+    with refused(message):
         load(flowers, target="species", **options)
 
 
 # --- new rows -----------------------------------------------------------------------------------
 
 
-def test_new_rows_in_any_order_with_and_without_a_target(tmp_path, flowers):
-    preprocessor = load(flowers, target="species").preprocessor
+def test_new_rows_in_any_order_with_and_without_a_target(tmp_path, flowers, species):
+    preprocessor = species.preprocessor
     assert preprocessor.rows(flowers).y is not None
     cells = [("red", 5, 0.5), ("blue", 6, 1.5)]
     rows = preprocessor.rows(write_rows(tmp_path / "n.csv", "color width length", cells))
@@ -492,8 +499,8 @@ def test_new_rows_in_any_order_with_and_without_a_target(tmp_path, flowers):
     assert torch.equal(rows.x, preprocessor.transform(columns))
 
 
-def test_notes_about_new_rows(tmp_path, flowers):
-    preprocessor = load(flowers, target="species").preprocessor
+def test_notes_about_new_rows(tmp_path, species):
+    preprocessor = species.preprocessor
     cells = [
         (1, 2, "green", "ok", "kind-0"),
         ("", "x", "", "ok", "kind-1"),
@@ -510,10 +517,9 @@ def test_notes_about_new_rows(tmp_path, flowers):
     ):
         assert note in notes
     assert rows.x[0, 2:].tolist() == [0.0, 0.0, 0.0]
-    assert bool(torch.isfinite(rows.x).all())
+    assert torch.isfinite(rows.x).all()
     assert rows.y is None  # one is missing
     labeled = preprocessor.rows(path, need_target=True)
-    assert labeled.y is not None
     assert labeled.y.tolist() == [0, 1]
     assert labeled.kept == [0, 1]
 
@@ -531,23 +537,22 @@ ROW = {"length": [1], "width": [2], "color": ["red"]}
         (np.zeros((2, 2)), False, r"rows of numbers must be \(N, 3\)"),
     ],
 )
-def test_unusable_new_rows_are_errors(columns, need_target, message, flowers):
-    preprocessor = load(flowers, target="species").preprocessor
-    with pytest.raises(DataError, match=message):
-        preprocessor.rows(columns, need_target=need_target)
+def test_unusable_new_rows_are_errors(columns, need_target, message, species):
+    with refused(message):
+        species.preprocessor.rows(columns, need_target=need_target)
 
 
-def test_new_rows_without_a_header_are_an_error(tmp_path, flowers):
+def test_new_rows_without_a_header_are_an_error(tmp_path, species):
     path = write(tmp_path / "bare.csv", "1,2,red\n3,4,blue\n")
-    with pytest.raises(DataError, match="columns are 'c1', 'c2', 'c3'. The first line holds"):
-        load(flowers, target="species").preprocessor.rows(path)
+    with refused("columns are 'c1', 'c2', 'c3'. The first line holds"):
+        species.preprocessor.rows(path)
 
 
-def test_preprocessors_go_to_json_and_back(flowers):
+def test_preprocessors_go_to_json_and_back(flowers, species):
     data = load(flowers, target="width")
     for preprocessor in (
         data.preprocessor,
-        load(flowers, target="species").preprocessor,
+        species.preprocessor,
         load("digits").preprocessor,
     ):
         assert to_json_and_back(preprocessor) == preprocessor
@@ -561,7 +566,6 @@ def test_encoding_by_hand():
     cells = {"b": ["v", "u"], "a": [14, float("nan")], "y": [5, 9]}
     rows = preprocessor.rows(cells, need_target=True)
     assert rows.x.tolist() == [[2.0, 0.0, 0.0, 1.0], [0.5, 1.0, 1.0, 0.0]]
-    assert rows.y is not None
     assert rows.y.tolist() == [[1.0], [2.0]]
     assert preprocessor.original(rows.y).tolist() == [[5.0], [9.0]]
 
@@ -585,7 +589,7 @@ def test_encoding_by_hand():
 def test_invalid_json_of_a_preprocessor_is_an_error(name, fields, message):
     values = TablePreprocessor((), "y", "regression").to_json()
     values["fields"]["columns"] = {"tuple": [{"spec": name, "fields": {"name": "a"} | fields}]}
-    with pytest.raises(DataError, match=f"this does not describe a preprocessor: .*{message}"):
+    with refused(f"this does not describe a preprocessor: .*{message}"):
         Preprocessor.from_json(values)
     with pytest.raises(DataError):
         Preprocessor.from_json({"spec": name, "fields": {}})
@@ -603,7 +607,6 @@ def test_npz_of_rows_and_of_columns(tmp_path):
     data = load(path)
     assert (data.n, len(data.test[1])) == (50, 7)
     assert torch.equal(data.train[0][:7], data.test[0])
-    assert data.ood is not None
     assert float(data.ood.mean()) > 5
     np.savez(path, height=y, weight=x[:, 0], sex=np.array(["m", "f"] * 25))
     assert load(path, target="sex").feature_names == ("height", "weight")
@@ -613,7 +616,7 @@ def test_npz_of_rows_and_of_columns(tmp_path):
         ({"x": x, "y": y[:9]}, "one target for each row"),
     ):
         np.savez(path, **arrays)
-        with pytest.raises(DataError, match=message):
+        with refused(message):
             load(path)
 
 
@@ -651,7 +654,7 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load(path, target="y", drop=("key", "large", "decimal"))
     assert data.feature_names == ("a", "a is missing", "b=u", "b=v")
     assert data.class_names == ("False", "True")
-    assert any("'c' has the type list" in note for note in data.notes)
+    assert has_note(data, "'c' has the type list")
     for target in ("large", "decimal"):
         data = load(path, target=target, drop=("key",))
         assert data.class_names == (str(LARGE), str(LARGE + 1))
@@ -663,15 +666,15 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"a": zeros, "y": zeros}), path)
     monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
     assert path.stat().st_size < 10_000
-    with pytest.raises(DataError, match="at least 1,600,000 bytes.*set BAYOU_MAX_BYTES"):
+    with refused("at least 1,600,000 bytes.*set BAYOU_MAX_BYTES"):
         load(path, target="y")
-    with pytest.raises(DataError, match="as Parquet"):
+    with refused("as Parquet"):
         load(write(path, "x"), target="y")
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(DataError, match="needs pyarrow"):
+    with refused("needs pyarrow"):
         load(write(tmp_path / "t.parquet", "x"), target="y")
 
 
@@ -689,10 +692,9 @@ def test_classes_that_are_equal_in_float64_stay_apart(suffix, tmp_path):
     data = load(path, target="y")
     assert data.class_names == (str(LARGE), str(LARGE + 1))
     rows = data.preprocessor.rows(path, need_target=True)
-    assert rows.y is not None
     assert rows.y.tolist() == [i % 2 for i in range(40)]
     unknown = {"a": [1], "y": np.array([LARGE + 3])}
-    with pytest.raises(DataError, match=f"'{LARGE + 3}' is not one of the classes"):
+    with refused(f"'{LARGE + 3}' is not one of the classes"):
         to_json_and_back(data.preprocessor).rows(unknown, need_target=True)
 
 
@@ -745,7 +747,7 @@ def test_forged_npz_files_are_refused(members, message, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         for member, content in members:
             archive.writestr(member, content)
-    with pytest.raises(DataError, match=message):
+    with refused(message):
         reading.read_file(tmp_path / "x.npz")
 
 
@@ -759,12 +761,12 @@ def test_files_that_unpack_to_more_than_the_limit_are_refused(name, tmp_path, mo
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     message = f"{name} needs at least .* bytes .* limit is 100,000; set BAYOU_MAX_BYTES"
     monkeypatch.setenv("BAYOU_MAX_BYTES", "100000")
-    with pytest.raises(DataError, match=message):
+    with refused(message):
         reading.read_file(path)
     monkeypatch.setenv("BAYOU_MAX_BYTES", "1000000")
     assert reading.read_file(path).rows >= 10_000
     monkeypatch.setenv("BAYOU_MAX_BYTES", "lots")
-    with pytest.raises(DataError, match="BAYOU_MAX_BYTES must be a number of bytes, got 'lots'"):
+    with refused("BAYOU_MAX_BYTES must be a number of bytes, got 'lots'"):
         reading.read_file(path)
 
 
@@ -774,7 +776,7 @@ def test_pipes_and_devices_are_refused_unopened(suffix, tmp_path):
     os.mkfifo(tmp_path / f"pipe.{suffix}")
     os.symlink("/dev/zero", tmp_path / f"device.{suffix}")
     for name in ("pipe", "device"):
-        with pytest.raises(DataError, match="a pipe or device, not a file"):
+        with refused("a pipe or device, not a file"):
             load(tmp_path / f"{name}.{suffix}", target="y")
 
 

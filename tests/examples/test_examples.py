@@ -156,7 +156,6 @@ def test_is_short_and_its_result_belongs_to_its_code(name):
     assert len(example.text.splitlines()) < MAX_LINES
     assert example.text.startswith("# %% [markdown]\n# # ")
     assert not example.is_stale(), f"the code of {name} has changed: python -m docs.make_gallery"
-    assert example.result is not None
     assert example.result["seconds"] < MAX_SECONDS
     assert example.pictures()
     for file, alt in example.pictures().items():

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from bayou.app.report.charts import Axes, tick_labels, ticks
 from bayou.app.report.page import RunReport
@@ -55,20 +56,18 @@ def test_bands_of_a_regression_with_several_inputs(tmp_path):
     close = {"atol": 1e-4, "rtol": 1e-4}
     for name, values in {"mean": predictive.mean, "low": low, "high": high}.items():
         expected = data.preprocessor.original(values[order, 0])
-        torch.testing.assert_close(bands[name], expected, **close)
+        assert_close(bands[name], expected, **close)
     width = 2 * 1.64485 * data.y_scale * predictive.epistemic_std[order, 0]
-    torch.testing.assert_close(bands["epistemic_high"] - bands["epistemic_low"], width, **close)
+    assert_close(bands["epistemic_high"] - bands["epistemic_low"], width, **close)
     observed = data.preprocessor.original(data.test[1][:, 0]).sort().values
     points = torch.tensor(sorted(result["observed"]["points"]["y"]))
-    torch.testing.assert_close(points, observed, **close)
+    assert_close(points, observed, **close)
 
     page = (run.folder / "report.html").read_text()
     assert "Predictions for test data" in page
     assert "12 of 12 test rows" in page
     assert ">price</text>" in page
     section = stages(run.report().results)
-    assert section is not None
-    assert section.table is not None
     (first, *_, last) = section.table.rows
     stage = result["selection"][0]
     score = min(trial["mse"] for trial in stage["trials"])
@@ -95,7 +94,6 @@ def make_result(**values):
 def test_members_of_an_ensemble_are_separate_lines():
     history = [{"step": step, "elbo": 1.0 + step} for _ in range(2) for step in (0, 50, 99)]
     section = training(Results([make_result(history=history)], {}, {}))
-    assert section is not None
     lines = [m for m in section.figures[0].chart.marks if m.css.startswith("line")]
     assert len(lines) == 2
 
@@ -107,7 +105,6 @@ def test_small_bins_of_a_reliability_diagram_are_left_out():
         "accuracy": [1.0, 0.0, 0.4, 0.5, 1.0],
     }
     section = calibration(Results([make_result(reliability=bins)], {}, {}))
-    assert section is not None
     assert sum(mark.css.startswith("dot") for mark in section.figures[0].chart.marks) == 2
     assert section.about["left_out"] == 3
 

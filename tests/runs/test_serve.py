@@ -370,7 +370,6 @@ def test_the_command_serves_until_a_signal(name, runs):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
     ) as process:
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             address = re.search(r"serving run/map-0 at http://127\.0\.0\.1:(\d+)", line)
             assert address, line
@@ -380,7 +379,6 @@ def test_the_command_serves_until_a_signal(name, runs):
             assert prediction["class"] in ("yes", "no")
             process.send_signal(getattr(signal, name))  # with the connection still open
             assert process.wait(60) == 0
-            assert process.stderr is not None
             assert process.stderr.read().splitlines()[-1] == "stopped"
             connection.close()
         finally:
