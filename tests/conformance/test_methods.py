@@ -2,28 +2,22 @@
 METHODS.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
-from bayou.inference.method import Method
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
 
-QUICK: dict[str, Any] = {"steps": 12, "checkpoint_every": 3, "batch_size": 8}
-CHAINS: dict[str, Any] = {"draws": 5, "warmup": 10, "checkpoint_every": 4}
-ANNEALED: dict[str, Any] = {"draws": 4, "temperatures": 5, "leapfrogs": 2}
+QUICK = {"steps": 12, "checkpoint_every": 3, "batch_size": 8}
+CHAINS = {"draws": 5, "warmup": 10, "checkpoint_every": 4}
+ANNEALED = {"draws": 4, "temperatures": 5, "leapfrogs": 2}
 SHORT = bayou.MAP(**QUICK)
-METHODS: dict[str, Callable[[], Method]] = {
+METHODS = {
     "VI": lambda: bayou.VI(bayou.MeanField(), **QUICK),
     "VI, prior by unit": lambda: bayou.VI(bayou.MNF(None), **QUICK),
     "MLE": lambda: bayou.MLE(**QUICK),
@@ -87,7 +81,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "NUTS": lambda: bayou.NUTS(**CHAINS, max_depth=2, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
-NEEDS: dict[str, str] = {
+NEEDS = {
     "SWAG, batch norm": "batch norm", "MCDropout": "dropout", "Ensemble of MCDropout": "dropout", "TFB": "adapter"
 }  # fmt: skip
 # Methods that are to learn a prior have it here; the others get the default.
@@ -100,23 +94,23 @@ every = pytest.mark.parametrize("name", METHODS)
 class Adapter(nn.Module):
     """x + B·A·x."""
 
-    def __init__(self, width: int, rank: int = 2) -> None:
+    def __init__(self, width, rank=2):
         super().__init__()
         self.lora_A, self.lora_B = (
             nn.Linear(width, rank, bias=False),
             nn.Linear(rank, width, bias=False),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.lora_B(self.lora_A(x))
+    def forward(self, x):
+        out = x + self.lora_B(self.lora_A(x))
         return out
 
 
-def make_net(name: str = "", dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def make_net(name="", dtype=torch.float64):
     """A convolution and a dense layer, with a dropout, batch norm or adapter between them where the
     method needs it.
     """
-    extra: dict[str, Callable[[], nn.Module]]
+
     extra = {
         "dropout": lambda: nn.Dropout(0.3),
         "batch norm": lambda: nn.BatchNorm1d(12),
@@ -133,12 +127,12 @@ def make_net(name: str = "", dtype: torch.dtype = torch.float64) -> nn.Sequentia
         return nn.Sequential(*layers, nn.Linear(12, CLASSES)).to(dtype)
 
 
-def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def make_data(rows=ROWS, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(rows, 1, 4, 4, generator=generator).to(dtype), torch.arange(rows) % CLASSES
 
 
-def fitted(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> bayou.Posterior:
+def fitted(name, dtype=torch.float64, **options):
     options = {"prior": PRIORS.get(name), "progress": False} | options
     return bayou.fit(
         make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), **options
@@ -146,19 +140,19 @@ def fitted(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> bay
 
 
 @functools.cache
-def once(name: str) -> bayou.Posterior:
+def once(name):
     """A fit that tests only look at."""
     torch.manual_seed(1)
     return fitted(name)
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+def same(a, b):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
 
 
-def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+def close(a, b):
     """Equal up to rounding: the order of a sum may change with the number of draws that are
     computed together.
     """
@@ -169,15 +163,15 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 @every
-def test_the_constructor_does_nothing_and_the_method_is_frozen(name: str) -> None:
+def test_the_constructor_does_nothing_and_the_method_is_frozen(name):
     method = METHODS[name]()
     assert method == METHODS[name]()
     with pytest.raises(AttributeError):
-        method.batch_size = 1  # type: ignore[misc]
+        method.batch_size = 1
 
 
 @every
-def test_samples_depend_on_their_seed_and_index(name: str) -> None:
+def test_samples_depend_on_their_seed_and_index(name):
     """Shapes and names; a seed reproduces; a draw depends on its index alone, up to rounding."""
     posterior = once(name)
     shapes = {n: p.shape for n, p in make_net(name).named_parameters()}
@@ -201,7 +195,7 @@ def test_samples_depend_on_their_seed_and_index(name: str) -> None:
 
 
 @every
-def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
+def test_mean_std_module_and_chains_are_of_the_draws(name):
     """E[w] and the std of every tensor, one network, and draws by chain; or an error with the way
     out.
     """
@@ -239,7 +233,7 @@ def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
         )
 
 
-def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
+def assert_moments(posterior, n=1000):
     """Mean and std of draws within 5 standard errors, and of points exactly; of every tensor that
     is drawn.
     """
@@ -275,7 +269,7 @@ def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
 
 
 @every
-def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
+def test_fit_predict_save_load(name, tmp_path):
     x, y = make_data(7)
     posterior = once(name)
     assert posterior.stopped == "finished"
@@ -302,8 +296,8 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
 
 @every
 def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alone(
-    name: str,
-) -> None:
+    name,
+):
     first = once(name)
     torch.manual_seed(2)
     state, net = torch.get_rng_state(), make_net(name)
@@ -317,9 +311,7 @@ def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alon
 
 
 @every
-def test_float32_stays_float32_and_progress_is_a_line_on_stderr(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_float32_stays_float32_and_progress_is_a_line_on_stderr(name, capfd):
     posterior = fitted(name, torch.float32, progress="plain")
     out, err = capfd.readouterr()
     assert not out
@@ -333,7 +325,7 @@ def test_float32_stays_float32_and_progress_is_a_line_on_stderr(
 
 
 @every
-def test_bad_data_are_errors_before_training(name: str) -> None:
+def test_bad_data_are_errors_before_training(name):
     x, y = make_data()
     method = METHODS[name]()
     for bad, words in (
@@ -347,7 +339,7 @@ def test_bad_data_are_errors_before_training(name: str) -> None:
         with pytest.raises(ValueError, match=words):
             bayou.fit(make_net(name), bad, method=method, progress=False)
     with pytest.raises(ValueError, match="seed"):
-        bayou.fit(make_net(name), (x, y), method=method, seed=1.5, progress=False)  # type: ignore[arg-type]
+        bayou.fit(make_net(name), (x, y), method=method, seed=1.5, progress=False)
 
 
 class Killed(BaseException):
@@ -355,9 +347,7 @@ class Killed(BaseException):
 
 
 @every
-def test_a_stopped_run_continues_bit_for_bit(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_continues_bit_for_bit(name, tmp_path, monkeypatch):
     """An end in the middle, then the same call again: the posterior of a run that was left alone,
     bit for bit.
     """
@@ -370,7 +360,7 @@ def test_a_stopped_run_continues_bit_for_bit(
         fitted(name, checkpoint=tmp_path / "stopped", seed=7)
 
 
-def same_run(a: bayou.Posterior, b: bayou.Posterior) -> None:
+def same_run(a, b):
     same(a.sample(3, seed=0), b.sample(3, seed=0))
     histories = [
         [{k: v for k, v in record.items() if k != "seconds"} for record in p.history]
@@ -379,15 +369,13 @@ def same_run(a: bayou.Posterior, b: bayou.Posterior) -> None:
     assert histories[0] == histories[1]
 
 
-def after(
-    count: int, function: Callable[..., None], then: Callable[[], None]
-) -> Callable[..., None]:
+def after(count, function, then):
     """A function that does something else too, once it has been called so many times: most of the
     work is to come.
     """
     calls = [0]
 
-    def watched(*args: Any, **kwargs: Any) -> None:
+    def watched(*args, **kwargs):
         function(*args, **kwargs)
         calls[0] += 1
         if calls[0] == count:
@@ -396,5 +384,5 @@ def after(
     return watched
 
 
-def stop() -> None:
+def stop():
     raise Killed

@@ -1,17 +1,12 @@
 """Ensembles: members one by one, stacked or anchored, their initial weights and their folder."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
@@ -30,20 +25,18 @@ NOISE = 0.4
 PRIOR = 0.8
 
 
-def make_net(*extra: nn.Module) -> nn.Sequential:
+def make_net(*extra):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(2, 5), *extra, nn.Tanh(), nn.Linear(5, 1)).to(F64)
 
 
-def make_data(rows: int = ROWS) -> tuple[Tensor, Tensor]:
+def make_data(rows=ROWS):
     x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
     return x, (x[:, :1] * 2).sin() + 0.1 * x[:, 1:]
 
 
-def fitted(
-    method: bayou.Ensemble, net: nn.Module | None = None, data: Any = None, **options: Any
-) -> Any:
+def fitted(method, net=None, data=None, **options):
     options = {"likelihood": bayou.Gaussian(0.1), "progress": False, "seed": 3} | options
     return bayou.fit(
         make_net() if net is None else net,
@@ -53,7 +46,7 @@ def fitted(
     )
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+def same(a, b):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
@@ -62,20 +55,20 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 class Items(Dataset):
     """The data as a Dataset that runs ``event`` when item number ``at`` is asked for."""
 
-    def __init__(self, at: int = -1, event: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, at=-1, event=lambda: None):
         self.data, self.at, self.event, self.asked = make_data(), at, event, 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return ROWS
 
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, i):
         self.asked += 1
         if self.asked == self.at:
             self.event()
         return self.data[0][i], self.data[1][i]
 
 
-def test_a_member_is_the_fit_of_its_seed() -> None:
+def test_a_member_is_the_fit_of_its_seed():
     """With the network's own weights kept, member i is a plain MAP fit whose seed is fold(seed,
     "member", i).
     """
@@ -96,7 +89,7 @@ def test_a_member_is_the_fit_of_its_seed() -> None:
     assert {record["member"] for record in posterior.history} == {0.0, 1.0, 2.0}
 
 
-def test_members_start_at_their_own_weights() -> None:
+def test_members_start_at_their_own_weights():
     still = bayou.MAP(steps=1, lr=1e-300)
     net = make_net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -117,18 +110,18 @@ def test_members_start_at_their_own_weights() -> None:
 class Adapted(nn.Module):
     """A frozen layer with a low-rank adapter, B of which begins at 0 (Hu et al. 2021)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.base, self.a = nn.Linear(2, 1, dtype=F64), nn.Linear(2, 2, bias=False, dtype=F64)
         self.b = nn.Linear(2, 1, bias=False, dtype=F64)
         nn.init.zeros_(self.b.weight)
         self.base.requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.base(x) + self.b(self.a(x))
 
 
-def worn(kind: str) -> nn.Module:
+def worn(kind):
     if kind == "adapter":
         return Adapted()
     net = nn.Sequential(
@@ -159,7 +152,7 @@ WORN = {
 
 
 @pytest.mark.parametrize("kind", WORN)
-def test_trained_weights_are_not_reset_by_default(kind: str) -> None:
+def test_trained_weights_are_not_reset_by_default(kind):
     still = bayou.MAP(steps=1, lr=1e-300)
     with pytest.raises(
         ValueError,
@@ -171,7 +164,7 @@ def test_trained_weights_are_not_reset_by_default(kind: str) -> None:
             fitted(bayou.Ensemble(2, of=still, parallel="vmap"), worn(kind))
 
 
-def test_init_keep_keeps_the_zeros_of_an_adapter() -> None:
+def test_init_keep_keeps_the_zeros_of_an_adapter():
     still = bayou.MAP(steps=1, lr=1e-300)
     kept = fitted(bayou.Ensemble(2, of=still, init="keep"), Adapted())
     assert bool((kept.stack["b.weight"].abs() < 1e-200).all())
@@ -179,7 +172,7 @@ def test_init_keep_keeps_the_zeros_of_an_adapter() -> None:
     assert bool((drawn.stack["b.weight"].abs() > 1e-200).all())
 
 
-def test_fresh_layers_are_not_mistaken_for_trained_ones() -> None:
+def test_fresh_layers_are_not_mistaken_for_trained_ones():
     kinds = [
         lambda: nn.Linear(3, 40),
         lambda: nn.Linear(1, 1),
@@ -200,7 +193,7 @@ def test_fresh_layers_are_not_mistaken_for_trained_ones() -> None:
             initial_weights.check_fresh(net, drawn)
 
 
-def test_reset_draws_all_modules_except_frozen_parameters() -> None:
+def test_reset_draws_all_modules_except_frozen_parameters():
     net = nn.ModuleDict(
         {
             "attention": nn.MultiheadAttention(4, 2),
@@ -228,19 +221,19 @@ def test_reset_draws_all_modules_except_frozen_parameters() -> None:
 
 
 class Bare(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(2, dtype=F64))
         self.weight = nn.Parameter(torch.randn(2, 1, dtype=F64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (x * self.scale) @ self.weight
 
 
 class Positions(nn.Module):
     """Bare parameters beside a layer: random positions, a constant token and a table of sines."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Linear(1, 16, dtype=F64)
         self.positions = nn.Parameter(0.02 * torch.randn(2, 16, dtype=F64))
@@ -249,12 +242,12 @@ class Positions(nn.Module):
         self.table = nn.Parameter(angles.sin())
         self.head = nn.Linear(16, 1, dtype=F64)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         z = self.embed(x.unsqueeze(-1)) + self.positions + self.token + self.table
         return self.head(z.tanh().mean(1))
 
 
-def test_members_of_a_last_layer_share_the_rest() -> None:
+def test_members_of_a_last_layer_share_the_rest():
     """A sub-ensemble (Valdenegro-Toro 2019): where="last" keeps the body, and each member resets
     its own last layer.
     """
@@ -272,7 +265,7 @@ def test_members_of_a_last_layer_share_the_rest() -> None:
     assert float(known.std(0).min()) > 0
 
 
-def test_weights_without_reset_parameters_are_an_error() -> None:
+def test_weights_without_reset_parameters_are_an_error():
     with pytest.raises(ValueError, match=r"'scale' \(of a Bare\).*init='keep'"):
         fitted(bayou.Ensemble(2, of=SHORT), Bare())
     fitted(bayou.Ensemble(2, of=SHORT, init="keep"), Bare())
@@ -281,7 +274,7 @@ def test_weights_without_reset_parameters_are_an_error() -> None:
         fitted(bayou.Ensemble(2, of=SHORT), normed)
 
 
-def test_bare_parameters_are_shuffled_unless_they_are_constants_or_tables() -> None:
+def test_bare_parameters_are_shuffled_unless_they_are_constants_or_tables():
     """Positions beside layers that can be reset: members start at other draws of the same
     values.
     """
@@ -300,7 +293,7 @@ def test_bare_parameters_are_shuffled_unless_they_are_constants_or_tables() -> N
     assert float(posterior.stack["positions"].std(0).min()) > 0
 
 
-def test_members_have_their_own_statistics_and_noise() -> None:
+def test_members_have_their_own_statistics_and_noise():
     """Predictions are the mixture of what each member predicts by itself, with its own batch norm
     and noise.
     """
@@ -348,7 +341,7 @@ LONG = {"steps": 15, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7
         (bayou.MAP(**LONG), {"data": "dataset", "frozen": True}),
     ],
 )
-def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any]) -> None:
+def test_stacked_members_are_the_sequential_ones(of, options):
     options = dict(options)
     frozen, data = options.pop("frozen", False), options.pop("data", None)
     settings = {key: options.pop(key) for key in ("init",) if key in options}
@@ -360,7 +353,7 @@ def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any
     assert one.stack.keys() == two.stack.keys()
     for name, value in one.stack.items():
         torch.testing.assert_close(two.stack[name], value, rtol=0, atol=1e-6)
-    assert torch.equal(two.target.net[0].weight, net[0].weight)  # type: ignore[index, union-attr, arg-type]
+    assert torch.equal(two.target.net[0].weight, net[0].weight)
     torch.testing.assert_close(
         two.target.log_prior(two.template()), one.target.log_prior(one.template())
     )
@@ -374,7 +367,7 @@ def test_stacked_members_are_the_sequential_ones(of: Any, options: dict[str, Any
         )  # members that differ, or the test would say nothing
 
 
-def test_clipping_is_per_member() -> None:
+def test_clipping_is_per_member():
     """One member with a huge gradient must not shorten the steps of the others."""
     start = iter([1e3, 1.0, 1e3, 1.0])
     method = bayou.Ensemble(
@@ -400,40 +393,38 @@ def test_clipping_is_per_member() -> None:
         (SHORT, lambda: Counting(), "'calls' changes"),
     ],
 )
-def test_methods_and_networks_that_cannot_be_stacked_are_errors(
-    method: Any, net: Any, words: str
-) -> None:
+def test_methods_and_networks_that_cannot_be_stacked_are_errors(method, net, words):
     with pytest.raises(ValueError, match=f"{words}.*parallel=None"):
         fitted(bayou.Ensemble(2, of=method, parallel="vmap"), net and net())
 
 
-def test_a_loader_cannot_be_stacked() -> None:
+def test_a_loader_cannot_be_stacked():
     loader = DataLoader(TensorDataset(*make_data()), batch_size=8)
     with pytest.raises(ValueError, match="DataLoader.*parallel=None"):
         fitted(bayou.Ensemble(2, of=SHORT, parallel="vmap"), data=loader)
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rnn, self.out = nn.LSTM(2, 3, dtype=F64), nn.Linear(3, 1, dtype=F64)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(self.rnn(x.unsqueeze(0))[0][0])
 
 
 class Counting(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.out = nn.Linear(2, 1, dtype=F64)
         self.register_buffer("calls", torch.zeros((), dtype=F64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.calls = self.calls + 1
         return self.out(x)
 
 
-def test_stacked_members_have_their_own_dropout() -> None:
+def test_stacked_members_have_their_own_dropout():
     """From the same weights and on full batches, dropout is all that can tell members apart."""
     method = bayou.Ensemble(3, of=bayou.MLE(steps=3), parallel="vmap", init="keep")
     for extra, different in (((), 1), ((nn.Dropout(0.5),), 3)):
@@ -445,8 +436,8 @@ def test_stacked_members_have_their_own_dropout() -> None:
 
 
 def test_stacked_training_continues_after_ctrl_c_within_an_epoch(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), parallel="vmap")
     whole = fitted(method, data=Items())
     data = Items(at=120, event=lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -459,9 +450,7 @@ def test_stacked_training_continues_after_ctrl_c_within_an_epoch(
     assert not torch.equal(posterior.stack["0.weight"], whole.stack["0.weight"])
 
 
-def test_finished_members_in_the_folder_are_not_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_members_in_the_folder_are_not_trained_again(tmp_path, monkeypatch):
     method, folder = bayou.Ensemble(3, of=SHORT), tmp_path / "run"
     whole = fitted(method, checkpoint=folder)
     names = ["ensemble.run", "member-000.bayou", "member-001.bayou", "member-002.bayou"]
@@ -478,7 +467,7 @@ def test_finished_members_in_the_folder_are_not_trained_again(
     assert again.stopped == "finished"
 
 
-def test_folders_of_other_runs_are_errors(tmp_path: Path) -> None:
+def test_folders_of_other_runs_are_errors(tmp_path):
     method, folder = bayou.Ensemble(2, of=SHORT), tmp_path / "run"
     fitted(method, checkpoint=folder)
     for other, options in (
@@ -499,7 +488,7 @@ def test_folders_of_other_runs_are_errors(tmp_path: Path) -> None:
         fitted(method, checkpoint=tmp_path / "no" / "folder")
 
 
-def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path: Path) -> None:
+def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path):
     """A posterior with a density as its prior cannot be loaded without it; its run can be finished
     again at once.
     """
@@ -513,7 +502,7 @@ def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path: P
     same(again.stack, whole.stack)
 
 
-def test_ctrl_c_returns_the_finished_members(tmp_path: Path) -> None:
+def test_ctrl_c_returns_the_finished_members(tmp_path):
     method, items = (
         bayou.Ensemble(3, of=SHORT),
         12 * 8 + 8 * 6,
@@ -531,11 +520,11 @@ def test_ctrl_c_returns_the_finished_members(tmp_path: Path) -> None:
     assert not torch.equal(first.stack["0.weight"], whole.stack["0.weight"][:1])
 
 
-def spoiled(*bad: int) -> Callable[[nn.Module], None]:
+def spoiled(*bad):
     """An init that gives some of the members weights that are no numbers."""
     count = iter(range(100))
 
-    def init(net: nn.Module) -> None:
+    def init(net):
         initial_weights.reset(net)
         if next(count) in bad:
             net[0].weight.fill_(torch.inf)
@@ -543,7 +532,7 @@ def spoiled(*bad: int) -> Callable[[nn.Module], None]:
     return init
 
 
-def test_members_that_fail_are_named_and_the_others_kept(tmp_path: Path) -> None:
+def test_members_that_fail_are_named_and_the_others_kept(tmp_path):
     whole = fitted(bayou.Ensemble(3, of=SHORT))
     with pytest.raises(
         bayou.methods.EnsembleError,
@@ -563,7 +552,7 @@ def test_members_that_fail_are_named_and_the_others_kept(tmp_path: Path) -> None
     assert raised.value.posterior is None
 
 
-def test_a_mixture_needs_posteriors_of_the_same_tensors() -> None:
+def test_a_mixture_needs_posteriors_of_the_same_tensors():
     data = torch.randn(6, 2), torch.randint(2, (6,))
     nets = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
     one, two = (bayou.fit(net, data, bayou.MAP(steps=1), progress=False) for net in nets)
@@ -572,10 +561,10 @@ def test_a_mixture_needs_posteriors_of_the_same_tensors() -> None:
     with pytest.raises(ValueError, match="at least one posterior"):
         Mixture([])
     with pytest.raises(ValueError, match="of an ensemble, a component"):
-        bayou.elbo(Mixture([one, one]), data)  # type: ignore[arg-type]
+        bayou.elbo(Mixture([one, one]), data)
 
 
-def linear(rows: int = 12) -> tuple[Target, tuple[Tensor, Tensor]]:
+def linear(rows=12):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 3, generator=generator, dtype=F64)
     y = x[:, :1] + NOISE * torch.randn(rows, 1, generator=generator, dtype=F64)
@@ -585,9 +574,7 @@ def linear(rows: int = 12) -> tuple[Target, tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize(("count", "spread"), [(4000, 1.0), (3, 0.5)])
-def test_anchored_members_of_a_linear_model_are_draws_of_its_posterior(
-    count: int, spread: float
-) -> None:
+def test_anchored_members_of_a_linear_model_are_draws_of_its_posterior(count, spread):
     """Their mean is that of the posterior for any number; of many, so is their covariance."""
     target, (x, y) = linear()
     randomized = bayou.Ensemble(count, anchored=spread).randomize(target, y, 0)
@@ -604,7 +591,7 @@ def test_anchored_members_of_a_linear_model_are_draws_of_its_posterior(
         assert float(errors.abs().max()) < 5 * math.sqrt(2 / count)
 
 
-def test_an_anchored_member_is_the_mode_around_its_anchor() -> None:
+def test_an_anchored_member_is_the_mode_around_its_anchor():
     target, (x, y) = linear()
     method = bayou.Ensemble(2, of=bayou.MAP(steps=200, lr=0.05), init="keep", anchored=True)
     posterior = method.fit(target, (x, y), seed=3, progress=False)
@@ -625,7 +612,7 @@ def test_an_anchored_member_is_the_mode_around_its_anchor() -> None:
     )  # that of the posterior is not moved
 
 
-def test_classes_have_anchors_and_keep_their_labels() -> None:
+def test_classes_have_anchors_and_keep_their_labels():
     target = Target.build(nn.Linear(2, 2), bayou.Categorical(), bayou.Normal(1.0), 6)
     labels = torch.arange(6) % 2
     randomized = bayou.Ensemble(2, anchored=True).randomize(target, labels, 0)
@@ -648,12 +635,12 @@ def test_classes_have_anchors_and_keep_their_labels() -> None:
         ({"anchored": 1.5}, "anchored must be True, False or between 0 and 1"),
     ],
 )
-def test_bad_settings_are_errors(options: dict[str, Any], words: str) -> None:
+def test_bad_settings_are_errors(options, words):
     with pytest.raises(ValueError, match=words):
         bayou.Ensemble(**options)
 
 
-def test_anchors_need_a_known_noise_and_tensors() -> None:
+def test_anchors_need_a_known_noise_and_tensors():
     target, (x, y) = linear()
     method = bayou.Ensemble(2, of=bayou.MAP(steps=2), init="keep", anchored=True)
     learned = Target.build(

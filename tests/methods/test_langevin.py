@@ -1,19 +1,16 @@
 """SGLD, PSGLD and SGHMC: which steps are kept, and densities known in closed form."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.kernels import Joint, psgld, sghmc, sgld
-from bayou.methods.langevin import Constant, Cyclical, GradientSampler
+from bayou.methods.langevin import Constant, Cyclical
 from bayou.training.data import as_data
 from tests.methods.chains import ERRORS, check_moments, conjugate_draws
 from tests.proofs.regression import MEAN, PRECISION
@@ -22,13 +19,13 @@ F64 = torch.float64
 ROWS = 24
 
 
-def curve() -> tuple[Tensor, Tensor]:
+def curve():
     """Three inputs and the sine of the first."""
     x = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
     return x, torch.sin(x[:, :1])
 
 
-def test_which_steps_are_kept() -> None:
+def test_which_steps_are_kept():
     assert bayou.SGLD(draws=5)._draw_steps(20) == [11, 13, 15, 17, 19]
     assert bayou.SGLD(draws=4, burn_in=0)._draw_steps(20) == [4, 9, 14, 19]
     assert bayou.SGLD(draws=3, burn_in=2)._draw_steps(20) == [7, 13, 19]
@@ -44,7 +41,7 @@ def test_which_steps_are_kept() -> None:
         bayou.SGLD(draws=11)._draw_steps(20)
 
 
-def test_draws_of_decaying_steps_are_evenly_spread_over_the_sum_of_steps() -> None:
+def test_draws_of_decaying_steps_are_evenly_spread_over_the_sum_of_steps():
     schedule = bayou.methods.Decaying(b=100, gamma=0.8)
     h = np.array([schedule.factor(t, 5000) for t in range(5000)])
     assert h[0] == 1
@@ -54,7 +51,7 @@ def test_draws_of_decaying_steps_are_evenly_spread_over_the_sum_of_steps() -> No
     np.testing.assert_allclose(np.diff(time), time[-1] / 50, atol=2 * h[kept].max())
 
 
-def test_cyclical_steps_are_a_cosine_with_noise_at_the_end() -> None:
+def test_cyclical_steps_are_a_cosine_with_noise_at_the_end():
     schedule = Cyclical(cycles=4, explore=0.5, noise=False)
     assert [schedule.factor(t, 80) for t in (0, 20, 60)] == [1, 1, 1]
     assert schedule.factor(10, 80) == pytest.approx(0.5)
@@ -62,7 +59,7 @@ def test_cyclical_steps_are_a_cosine_with_noise_at_the_end() -> None:
     assert [schedule.noisy(t, 80) for t in (0, 9, 10, 19, 20)] == [False, False, True, True, False]
 
 
-def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble() -> None:
+def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble():
     """The end of each cycle of w ← w + ½·h·∇log p(w, D), whatever the seed."""
     x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
     y, net = torch.sin(2 * x), nn.Linear(1, 1, dtype=torch.float64)
@@ -94,16 +91,14 @@ def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble() -> None:
         )
 
 
-def test_epochs_count_batches() -> None:
+def test_epochs_count_batches():
     rows = as_data(curve(), 8)
     assert bayou.SGLD(epochs=4, draws=2, batch_size=8)._plan(rows) == (12, [8, 11])
     assert bayou.SGLD()._plan(rows)[0] == 10_000
 
 
 @pytest.mark.parametrize("method", [bayou.SGLD, bayou.PSGLD, bayou.SGHMC])
-def test_steps_of_all_rows_are_those_of_one_batch(
-    method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_all_rows_are_those_of_one_batch(method, monkeypatch):
     """500 steps or more are worth a trace of the density, which does not call the joint."""
     calls = []
     plain = Joint.__call__
@@ -120,7 +115,7 @@ def test_steps_of_all_rows_are_those_of_one_batch(
     torch.testing.assert_close(whole.sample(10, seed=0), each.sample(10, seed=0))
 
 
-def test_sgld_has_the_covariance_of_its_step() -> None:
+def test_sgld_has_the_covariance_of_its_step():
     """w ← (I − ½hP)·w + √h·ξ is stationary at (P − ¼hP²)⁻¹."""
     largest = float(np.linalg.eigvalsh(PRECISION)[-1])
     h = 0.8 / largest
@@ -131,7 +126,7 @@ def test_sgld_has_the_covariance_of_its_step() -> None:
     check_moments(conjugate_draws(method), MEAN, exact)
 
 
-def simulated(step: Any, state: Any, precision: Tensor, steps: int, **options: Any) -> Any:
+def simulated(step, state, precision, steps, **options):
     """Independent chains (C, D) on N(0, diag(1/precision)) after many steps."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
@@ -140,13 +135,13 @@ def simulated(step: Any, state: Any, precision: Tensor, steps: int, **options: A
     return state
 
 
-def check_variance(values: Tensor, exact: float, bias: float = 0.0) -> None:
+def check_variance(values, exact, bias=0.0):
     """Compare the variance of independent Gaussians (n,), of relative error √(2/n)."""
     tolerance = ERRORS * math.sqrt(2 / len(values)) + bias
     assert abs(float(values.square().mean()) / exact - 1) < tolerance
 
 
-def test_sgld_on_a_unit_gaussian_has_the_variance_of_methods() -> None:
+def test_sgld_on_a_unit_gaussian_has_the_variance_of_methods():
     """h = 0.4: 1/(1 − h/4) = 1.1111, not 1."""
     one = torch.ones(1, dtype=F64)
     state = simulated(sgld.step, sgld.init(torch.zeros(50_000, 1, dtype=F64)), one, 60, lr=0.4)
@@ -159,7 +154,7 @@ def test_sgld_on_a_unit_gaussian_has_the_variance_of_methods() -> None:
 
 
 @pytest.mark.slow
-def test_psgld_finds_every_scale() -> None:
+def test_psgld_finds_every_scale():
     """With a long memory of V, G = σ/(1 + O(h)) and h·G/σ² is the step of SGLD."""
     std = torch.tensor([0.25, 1.0, 3.0], dtype=F64)
     start = torch.randn(3000, 3, generator=torch.Generator().manual_seed(1), dtype=F64) * std
@@ -172,7 +167,7 @@ def test_psgld_finds_every_scale() -> None:
 
 
 @pytest.mark.parametrize(("h", "friction"), [(0.2, 0.1), (0.02, 0.05), (0.4, 0.5)])
-def test_sghmc_has_the_variance_of_its_recursion(h: float, friction: float) -> None:
+def test_sghmc_has_the_variance_of_its_recursion(h, friction):
     """(w, v) is a linear recursion; its stationary covariance S = A·S·Aᵀ + Q, solved by numpy; 1 as
     h → 0.
     """
@@ -189,10 +184,10 @@ def test_sghmc_has_the_variance_of_its_recursion(h: float, friction: float) -> N
     assert covariance[0, 0] == pytest.approx(1, abs=0.6 * h)
 
 
-def in_two_modes(method: GradientSampler, steps: int, lr: float, chains: int = 64) -> Tensor:
+def in_two_modes(method, steps, lr, chains=64):
     """The kept draws (K, C) on ½·N(−2, ½²) + ½·N(2, ½²), all chains started in the right mode."""
 
-    def gradient(w: Tensor) -> Tensor:
+    def gradient(w):
         return (2 * torch.tanh(8 * w) - w) / 0.25
 
     sizes, kept, draws = method.step_sizes, set(method._draw_steps(steps)), []
@@ -207,7 +202,7 @@ def in_two_modes(method: GradientSampler, steps: int, lr: float, chains: int = 6
     return torch.stack(draws)
 
 
-def test_cyclical_steps_find_both_modes_and_constant_ones_do_not() -> None:
+def test_cyclical_steps_find_both_modes_and_constant_ones_do_not():
     """The density on the barrier is e⁻⁸."""
     steps = 3000
     constant = in_two_modes(bayou.SGLD(schedule=Constant(), draws=100), steps, lr=0.01)

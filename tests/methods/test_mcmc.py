@@ -1,24 +1,18 @@
 """Markov chains: their log joint, their start, what is sampled, and how a run ends."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.kernels import Joint
-from bayou.methods.mcmc import Sampler
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Empirical
@@ -30,45 +24,40 @@ F64 = torch.float64
 N = 24
 
 
-def data(seed: int = 0) -> tuple[Tensor, Tensor]:
+def data(seed=0):
     x = torch.randn(N, 3, generator=torch.Generator().manual_seed(seed), dtype=F64)
     return x, torch.sin(x[:, :1])
 
 
-def mlp(*extra: nn.Module) -> nn.Sequential:
+def mlp(*extra):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(3, 4), *extra, nn.Tanh(), nn.Linear(4, 1)).to(F64)
 
 
-def target(net: nn.Module, noise: bayou.Gaussian | None = None) -> Target:
+def target(net, noise=None):
     return Target.build(net, noise or bayou.Gaussian(0.3), None, N)
 
 
-def joint(net: nn.Module, noise: bayou.Gaussian | None = None, **options: Any) -> Joint:
+def joint(net, noise=None, **options):
     t = target(net, noise)
     return Joint(t, Network(net), t.start(), **options)
 
 
-def fitted(
-    method: Any, net: nn.Module | None = None, rows: Any = None, **options: Any
-) -> Empirical:
+def fitted(method, net=None, rows=None, **options):
     options = {"likelihood": bayou.Gaussian(0.3), "progress": False} | options
     found = bayou.fit(net or mlp(), data() if rows is None else rows, method=method, **options)
-    assert isinstance(found, Empirical)
     return found
 
 
-def positions(j: Joint, chains: int = 3) -> Tensor:
+def positions(j, chains=3):
     noise = torch.randn(chains, len(j.start), generator=torch.Generator().manual_seed(1), dtype=F64)
     return j.start + 0.3 * noise
 
 
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("learn", [False, True])
-def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(
-    loop: bool, learn: bool
-) -> None:
+def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(loop, learn):
     """A batch of 8 of 24, shared and one for each chain; a learned noise has its own value in every
     chain.
     """
@@ -106,7 +95,7 @@ def test_the_joint_is_that_of_the_target_and_its_gradient_that_of_autograd(
 
 @pytest.mark.parametrize("learn", [False, True])
 @pytest.mark.parametrize("loop", [False, True])
-def test_all_data_in_batches_are_all_data_at_once(learn: bool, loop: bool) -> None:
+def test_all_data_in_batches_are_all_data_at_once(learn, loop):
     """Traced or not, in one batch or in uneven ones."""
     j = joint(mlp(), bayou.Gaussian(0.3, learn=learn), loop=loop)
     w, (x, y) = positions(j), data()
@@ -120,16 +109,16 @@ def test_all_data_in_batches_are_all_data_at_once(learn: bool, loop: bool) -> No
             torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-9)
 
 
-def test_a_network_without_vmap_is_evaluated_chain_by_chain() -> None:
+def test_a_network_without_vmap_is_evaluated_chain_by_chain():
     class Recurrent(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.rnn, self.head = (
                 nn.LSTM(3, 2, batch_first=True, dtype=F64),
                 nn.Linear(2, 1, dtype=F64),
             )
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             out = self.head(self.rnn(x.unsqueeze(1))[0][:, -1])
             return -out if bool(out.sum() > 1e9) else out  # a branch on values
 
@@ -161,9 +150,9 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_chain_does_not_depend_on_the_others(name: str) -> None:
+def test_a_chain_does_not_depend_on_the_others(name):
     """Chain c is a function of (seed, c): batches, noise, adaptation and all."""
-    method: Sampler = METHODS[name]
+    method = METHODS[name]
     together = fitted(method, seed=3).by_chain()
     for c in (0, 2):
         begun = method._prepare(method._arguments(target(mlp()), data(), 3, None, False))
@@ -174,7 +163,7 @@ def test_a_chain_does_not_depend_on_the_others(name: str) -> None:
     assert not torch.equal(together["0.weight"][0], together["0.weight"][1])
 
 
-def test_an_ensemble_starts_one_chain_at_each_member() -> None:
+def test_an_ensemble_starts_one_chain_at_each_member():
     """MILE: without a dispersal and with steps that do not move, the draws are the members, also
     their noise.
     """
@@ -195,7 +184,7 @@ def test_an_ensemble_starts_one_chain_at_each_member() -> None:
         fitted(bayou.MCLMC(chains=2, draws=1, warmup=0, start=members))
 
 
-def test_draws_are_grouped_by_chain_in_order() -> None:
+def test_draws_are_grouped_by_chain_in_order():
     """A chain that forgets nothing between two draws: its neighbors in the stack are its own."""
     with pytest.warns(bayou.MixingWarning, match="R-hat"):
         p = fitted(
@@ -209,7 +198,7 @@ def test_draws_are_grouped_by_chain_in_order() -> None:
     assert p.by_chain()["0.weight"].shape == (2, 40, 4, 3)
 
 
-def test_a_loader_is_shared_by_all_chains() -> None:
+def test_a_loader_is_shared_by_all_chains():
     loader = DataLoader(TensorDataset(*data()), batch_size=8, shuffle=True)
     a = fitted(bayou.SGLD(chains=2, steps=7, draws=2), rows=loader)
     b = fitted(bayou.SGLD(chains=2, steps=7, draws=2), rows=loader)
@@ -220,7 +209,7 @@ def test_a_loader_is_shared_by_all_chains() -> None:
 
 
 @pytest.mark.slow
-def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
+def test_a_learned_noise_is_sampled_from_its_posterior():
     """With outputs of 0 and a flat prior on log σ, Σy²/σ² ~ χ²(N): mean N, variance 2N."""
     net = nn.Linear(1, 1, bias=False, dtype=F64)
     y = torch.randn(N, 1, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -240,7 +229,7 @@ def test_a_learned_noise_is_sampled_from_its_posterior() -> None:
     )
 
 
-def test_chains_take_weights_statistics_and_noise_of_their_start() -> None:
+def test_chains_take_weights_statistics_and_noise_of_their_start():
     """Batch norm runs on the statistics of the start; without one, on those of the network, even in
     train mode.
     """
@@ -268,7 +257,7 @@ def test_chains_take_weights_statistics_and_noise_of_their_start() -> None:
     )
 
 
-def test_chains_begin_around_a_point_or_at_the_prior() -> None:
+def test_chains_begin_around_a_point_or_at_the_prior():
     short = {"steps": 1, "draws": 1, "burn_in": 0, "lr": 1e-14, "chains": 2000}
     near = fitted(bayou.SGLD(dispersal=0.05, **short)).stack["2.bias"]
     assert float(near.std()) == pytest.approx(0.05, rel=0.1)
@@ -280,7 +269,7 @@ def test_chains_begin_around_a_point_or_at_the_prior() -> None:
     assert float(prior.stack["0.bias"].std()) == pytest.approx(0.1, rel=0.1)
 
 
-def test_the_history_of_a_run() -> None:
+def test_the_history_of_a_run():
     p = fitted(bayou.NUTS(chains=2, draws=10, warmup=10, log_every=5, max_depth=3))
     assert [record["step"] for record in p.history] == [0, 5, 10, 15, 19]
     assert {"log_joint", "accept", "step_size", "leapfrogs", "divergences", "seconds"} <= p.history[
@@ -294,8 +283,8 @@ def test_the_history_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("method", [bayou.SGLD(), bayou.VI(), bayou.IVON(), bayou.Annealed()])
-def test_at_a_mode_few_rows_are_one_batch_in_fewer_steps(method: Any) -> None:
-    def plan(rows: int, own: Any) -> tuple[int | None, int]:
+def test_at_a_mode_few_rows_are_one_batch_in_fewer_steps(method):
+    def plan(rows, own):
         x = torch.zeros(rows, 1)
         data = as_data((x, x), own.batch_size)
         own = own.at_mode(0.3, data).with_planned_length(data)
@@ -312,18 +301,18 @@ def test_at_a_mode_few_rows_are_one_batch_in_fewer_steps(method: Any) -> None:
 class Pressing(nn.Linear):
     """A layer that presses Ctrl-C at its n-th call."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         super().__init__(3, 1, dtype=F64)
         self.at, self.calls = at, 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.calls += 1
         if self.calls == self.at:
             os.kill(os.getpid(), signal.SIGINT)
         return super().forward(x)
 
 
-def test_ctrl_c_returns_the_draws_so_far_and_the_same_call_continues(tmp_path: Path) -> None:
+def test_ctrl_c_returns_the_draws_so_far_and_the_same_call_continues(tmp_path):
     method = bayou.SGLD(chains=2, steps=20, draws=8, burn_in=4, batch_size=8, lr=4e-4)
     torch.manual_seed(0)
     net = Pressing(-1)
@@ -342,7 +331,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_the_same_call_continues(tmp_path: P
     assert torch.equal(finished.stack["weight"], whole.stack["weight"])
 
 
-def test_ctrl_c_before_the_first_draw_is_raised(tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_draw_is_raised(tmp_path):
     method = bayou.SGLD(chains=2, steps=20, draws=5, burn_in=10, batch_size=8, lr=4e-4)
     with pytest.raises(KeyboardInterrupt, match=r"before its first draw \(step 12\)"):
         fitted(method, Pressing(6), checkpoint=tmp_path / "run")
@@ -352,15 +341,15 @@ def test_ctrl_c_before_the_first_draw_is_raised(tmp_path: Path) -> None:
 class Square(nn.Module):
     """f(x) = w²·x: a posterior with quartic tails, where a step that is too large runs away."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.ones(1, dtype=F64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.w.square() * x
 
 
-def test_divergence_error_names_the_chain_and_has_the_draws_of_others() -> None:
+def test_divergence_error_names_the_chain_and_has_the_draws_of_others():
     x = torch.ones(4, 1, dtype=F64)
     method = bayou.SGLD(chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0)
     with pytest.raises(
@@ -384,7 +373,7 @@ def test_divergence_error_names_the_chain_and_has_the_draws_of_others() -> None:
         assert any(torch.equal(found, before[c]) for c in others)
 
 
-def test_divergence_before_the_first_draw_has_no_posterior() -> None:
+def test_divergence_before_the_first_draw_has_no_posterior():
     with pytest.raises(bayou.methods.DivergenceError) as caught:
         fitted(bayou.SGLD(steps=200, draws=2, lr=10.0))
     assert caught.value.posterior is None
@@ -423,11 +412,11 @@ def test_divergence_before_the_first_draw_has_no_posterior() -> None:
         (bayou.MCLMC, {"stochastic": True, "adjusted": True}),
     ],
 )
-def test_bad_settings_are_errors(method: Callable[..., object], options: dict[str, Any]) -> None:
+def test_bad_settings_are_errors(method, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         method(**options)
 
 
-def test_a_prior_scale_to_learn_is_an_error() -> None:
+def test_a_prior_scale_to_learn_is_an_error():
     with pytest.raises(ValueError, match="SGLD cannot learn a prior"):
         fitted(bayou.SGLD(steps=2, draws=1), prior=bayou.Normal(1.0, learn=True))

@@ -1,21 +1,15 @@
 """MC dropout: against the sum over all masks, and which dropout it finds."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
-from bayou.posteriors import Masked
 from bayou.posteriors.masked import Masks
 
 F64 = torch.float64
@@ -25,18 +19,18 @@ SIGMAS = 4.5  # a bound that a right answer misses once in 150,000 times
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
 
 
-def make_data(rows: int = 20, *shape: int) -> tuple[Tensor, Tensor]:
+def make_data(rows=20, *shape):
     x = torch.randn(rows, *(shape or (2,)), generator=torch.Generator().manual_seed(1), dtype=F64)
     return x, x.flatten(1).sum(1, keepdim=True)
 
 
-def fitted(net: nn.Module, method: Any, data: Any = None, **options: Any) -> Any:
+def fitted(net, method, data=None, **options):
     options = {"likelihood": bayou.Gaussian(0.1), "progress": False} | options
     return bayou.fit(net.to(F64), make_data() if data is None else data, method=method, **options)
 
@@ -44,11 +38,11 @@ def fitted(net: nn.Module, method: Any, data: Any = None, **options: Any) -> Any
 class Functional(nn.Module):
     """Dropout by a function, at a rate and in a mode that the network decides."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options):
         super().__init__()
         self.first, self.last, self.options = nn.Linear(2, 8), nn.Linear(8, 1), options
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.first(x)
         dropped = F.dropout(hidden, 0.5, self.training, **self.options)
         return self.last(hidden if self.options else dropped)  # in place: the result may be ignored
@@ -57,20 +51,18 @@ class Functional(nn.Module):
 class Wrapped(nn.Module):
     """Some layer between two linear ones."""
 
-    def __init__(
-        self, layer: nn.Module, width: int = 4, call: Any = None, **attributes: Any
-    ) -> None:
+    def __init__(self, layer, width=4, call=None, **attributes):
         super().__init__()
         self.first, self.layer, self.last = nn.Linear(2, width), layer, nn.Linear(width, 1)
         self.call = call or (lambda layer, x: layer(x))
         for name, value in attributes.items():
             setattr(self, name, value)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.call(self.layer, self.first(x)).flatten(1))
 
 
-def test_a_draw_is_one_function_of_all_rows() -> None:
+def test_a_draw_is_one_function_of_all_rows():
     net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1))
     posterior = fitted(net, bayou.MCDropout(SHORT))
     x, _ = make_data(7)
@@ -88,7 +80,7 @@ def test_a_draw_is_one_function_of_all_rows() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"inplace": True}])
-def test_functional_dropout_is_found(options: dict[str, Any]) -> None:
+def test_functional_dropout_is_found(options):
     posterior = fitted(Functional(**options), bayou.MCDropout(None))
     x, _ = make_data(4)
     before = x.clone()
@@ -103,7 +95,7 @@ def test_functional_dropout_is_found(options: dict[str, Any]) -> None:
     )  # the last layer is linear: dropout keeps its mean
 
 
-def test_a_network_without_dropout_is_refused() -> None:
+def test_a_network_without_dropout_is_refused():
     with pytest.raises(
         ValueError, match="Sequential calls no dropout in eval mode; put nn.Dropout"
     ):
@@ -111,7 +103,7 @@ def test_a_network_without_dropout_is_refused() -> None:
 
 
 @pytest.mark.parametrize("start", [SHORT, None])
-def test_dropout_that_drops_nothing_is_refused(start: Any) -> None:
+def test_dropout_that_drops_nothing_is_refused(start):
     net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.0), nn.Linear(8, 1))
     with pytest.raises(
         ValueError, match=r"Sequential has only dropout with a rate of 0; put nn.Dropout"
@@ -122,7 +114,7 @@ def test_dropout_that_drops_nothing_is_refused(start: Any) -> None:
     fitted(net, bayou.MCDropout(start))
 
 
-def test_dropout_that_writes_into_the_input_of_the_network_is_refused() -> None:
+def test_dropout_that_writes_into_the_input_of_the_network_is_refused():
     """With masks it would write at every draw, and the next draw would see what the last one
     left.
     """
@@ -134,17 +126,17 @@ def test_dropout_that_writes_into_the_input_of_the_network_is_refused() -> None:
 class Hidden(nn.Module):
     """Attention that drops by a rate of its own, out of reach."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attention_dropout = 0.2
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x.unsqueeze(1)
         p = self.attention_dropout if self.training else 0.0
         return F.scaled_dot_product_attention(x, x, x, dropout_p=p).squeeze(1)
 
 
-def first_of(layer: nn.Module, x: Tensor) -> Tensor:
+def first_of(layer, x):
     return layer(x.unsqueeze(1))[0]
 
 
@@ -164,7 +156,7 @@ def first_of(layer: nn.Module, x: Tensor) -> Tensor:
         ),
     ],
 )
-def test_inaccessible_dropout_is_an_error_with_its_name(layer: Any, call: Any, words: str) -> None:
+def test_inaccessible_dropout_is_an_error_with_its_name(layer, call, words):
     with pytest.raises(ValueError, match=f"no dropout in eval mode: {words}"):
         fitted(Wrapped(layer(), call=call), bayou.MCDropout(SHORT))
     both = nn.Sequential(nn.Dropout(0.5), Wrapped(layer(), call=call))
@@ -174,7 +166,7 @@ def test_inaccessible_dropout_is_an_error_with_its_name(layer: Any, call: Any, w
     assert len(posterior.predict(make_data(3)[0], samples=20, seed=0).outputs[:, 0, 0].unique()) > 1
 
 
-def test_unused_rates_are_no_error() -> None:
+def test_unused_rates_are_no_error():
     net = Wrapped(nn.Dropout(0.5), dropout_rate=0.5)  # the parent keeps the rate that its part has
     fitted(net, bayou.MCDropout(None))
     single = nn.Sequential(
@@ -184,7 +176,7 @@ def test_unused_rates_are_no_error() -> None:
     fitted(single, bayou.MCDropout(None))
 
 
-def test_dropout_of_attention_is_found(tmp_path: Path) -> None:
+def test_dropout_of_attention_is_found(tmp_path):
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
     net = Wrapped(layer, call=lambda layer, x: layer(x.unsqueeze(1)))
     posterior = fitted(net, bayou.MCDropout(SHORT, p=0.3))
@@ -193,12 +185,11 @@ def test_dropout_of_attention_is_found(tmp_path: Path) -> None:
     assert len(outputs[:, 0, 0].unique()) > 10
     posterior.save(tmp_path / "p.bayou")
     again = bayou.load(tmp_path / "p.bayou", net)
-    assert isinstance(again, Masked)
     assert again.p == 0.3
     assert torch.equal(again.predict(x, samples=20, seed=0).outputs, outputs)
 
 
-ATTENTION: dict[str, dict[str, Any]] = {
+ATTENTION = {
     "plain": {},
     "rows second": {"batch_first": False},
     "without bias": {"bias": False},
@@ -207,7 +198,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 
 
-def attend(layer: nn.MultiheadAttention, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+def attend(layer, need_weights):
     """The attention of 6 rows with 4 queries and 5 keys, with the rows first."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"query": (6, 4, 8), "key": (6, 5, layer.kdim), "value": (6, 5, layer.vdim)}
@@ -225,8 +216,8 @@ def attend(layer: nn.MultiheadAttention, need_weights: bool) -> tuple[Tensor, Te
 
 @pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION.keys())
 def test_attention_with_masks_of_ones_is_that_of_torch(
-    options: dict[str, Any],
-) -> None:
+    options,
+):
     torch.manual_seed(0)
     layer = (
         nn.MultiheadAttention(8, 2, dropout=0.5, **{"batch_first": True} | options).double().eval()
@@ -242,7 +233,7 @@ def test_attention_with_masks_of_ones_is_that_of_torch(
     torch.testing.assert_close((out - bias) / 2 + bias, expected)
 
 
-def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate() -> None:
+def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate():
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True).double().eval()
     _, full = layer(*[torch.zeros(6, 50, 8, dtype=torch.float64)] * 3, average_attn_weights=False)
@@ -266,7 +257,7 @@ def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate() -> N
         layer(x[0], x[0], x[0])
 
 
-def test_dropout_before_the_rows_are_first_is_an_error() -> None:
+def test_dropout_before_the_rows_are_first_is_an_error():
     call = lambda layer, x: layer(x.unsqueeze(0))[0]  # noqa: E731
     with pytest.raises(ValueError, match=r"dropout call 0 sees \(1, 20, 4\).*batch_first"):
         fitted(
@@ -279,12 +270,12 @@ def test_dropout_before_the_rows_are_first_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("options", [{"p": 0.0}, {"p": 1.0}, {"p": "half"}, {"start": "MAP"}])
-def test_settings_of_dropout_are_checked(options: dict[str, Any]) -> None:
+def test_settings_of_dropout_are_checked(options):
     with pytest.raises(ValueError, match="MCDropout"):
         bayou.MCDropout(**options)
 
 
-def frozen(*layers: nn.Module) -> nn.Sequential:
+def frozen(*layers):
     """A network with weights that stand for trained ones."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -295,11 +286,11 @@ def frozen(*layers: nn.Module) -> nn.Sequential:
         return net
 
 
-def numbers(net: nn.Module) -> dict[str, np.ndarray]:
+def numbers(net):
     return {name: value.numpy().copy() for name, value in net.state_dict().items()}
 
 
-def pretrained(net: nn.Module, method: bayou.methods.Method, rows: int = 6) -> Any:
+def pretrained(net, method, rows=6):
     """The posterior of a network as it is, which must not be touched."""
     before, modes = numbers(net), [module.training for module in net.modules()]
     posterior = bayou.fit(
@@ -314,9 +305,7 @@ def pretrained(net: nn.Module, method: bayou.methods.Method, rows: int = 6) -> A
     return posterior
 
 
-def moments_agree(
-    outputs: np.ndarray, values: np.ndarray, weights: np.ndarray, effective: float
-) -> None:
+def moments_agree(outputs, values, weights, effective):
     """Mean and variance of (draws, rows) against values (outcomes, rows) with probabilities, within
     their errors.
     """
@@ -333,18 +322,18 @@ def moments_agree(
     )
 
 
-def nearest(outputs: np.ndarray, values: np.ndarray) -> np.ndarray:
+def nearest(outputs, values):
     """Which outcome each draw is, all rows at once; an error if it is none."""
     distance = abs(outputs[:, None] - values[None]).max(2)
     assert distance.min(1).max() < 1e-12
     return distance.argmin(1)
 
 
-def dropout_network() -> nn.Sequential:
+def dropout_network():
     return frozen(nn.Dropout(0.2), nn.Linear(2, 4), nn.Tanh(), nn.Dropout(0.4), nn.Linear(4, 1))
 
 
-def by_hand(x: np.ndarray, rates: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+def by_hand(x, rates):
     """The outputs for all 2⁶ masks over two inputs and four hidden units, (64, rows), and their
     probabilities.
     """
@@ -361,10 +350,9 @@ def by_hand(x: np.ndarray, rates: tuple[float, float]) -> tuple[np.ndarray, np.n
 
 
 @pytest.mark.parametrize("rate", [None, 0.6])
-def test_mc_dropout_is_the_sum_over_all_masks(rate: float | None) -> None:
+def test_mc_dropout_is_the_sum_over_all_masks(rate):
     """Every draw is the network with one mask, as often as its probability (Gal & Ghahramani)."""
     posterior = pretrained(dropout_network(), bayou.MCDropout(start=None, p=rate))
-    assert isinstance(posterior, Masked)
     x, _ = make_data(5)
     rates = (0.2, 0.4) if rate is None else (rate, rate)
     values, weights = by_hand(x.numpy(), rates)
@@ -395,9 +383,7 @@ def test_mc_dropout_is_the_sum_over_all_masks(rate: float | None) -> None:
         (nn.Dropout3d(0.5), (3, 1, 2, 2), 8),
     ],
 )
-def test_every_dropout_layer_has_the_outcomes_that_torch_has(
-    layer: nn.Module, shape: tuple[int, ...], outcomes: int
-) -> None:
+def test_every_dropout_layer_has_the_outcomes_that_torch_has(layer, shape, outcomes):
     """Torch's own layer in training mode, many times on one row, against the draws of the
     posterior.
     """
@@ -411,7 +397,7 @@ def test_every_dropout_layer_has_the_outcomes_that_torch_has(
     likelihood, method = bayou.Gaussian(0.1), bayou.MCDropout(start=None)
     posterior = bayou.fit(net, (x, x), method=method, likelihood=likelihood, progress=False)
 
-    def distinct(outputs: Tensor) -> Tensor:
+    def distinct(outputs):
         return outputs.mul(1e9).round().unique(dim=0)
 
     with torch.random.fork_rng(), torch.no_grad():

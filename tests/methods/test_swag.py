@@ -2,8 +2,6 @@
 norm.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,18 +9,17 @@ from torch import nn
 
 import bayou
 from bayou.curvature.swag import LowRankPlusDiagonal
-from bayou.posteriors import Empirical, GaussianPosterior
 
 F64 = torch.float64
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def data():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 2, generator=generator, dtype=F64)
     return x, x.sum(1, keepdim=True)
 
 
-def test_moments_are_those_of_the_iterates_of_gradient_descent() -> None:
+def test_moments_are_those_of_the_iterates_of_gradient_descent():
     """Full batches make SGD a recursion that numpy repeats: v ← μ·v + g, w ← w − lr·v."""
     x, y = data()
     net = nn.Linear(2, 1, bias=False, dtype=F64)
@@ -31,7 +28,6 @@ def test_moments_are_those_of_the_iterates_of_gradient_descent() -> None:
     posterior = bayou.fit(
         net, (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False
     )
-    assert isinstance(posterior, GaussianPosterior)
     features, target = x.numpy(), y.numpy()[:, 0]
     w, v, path = w0, np.zeros(2), []
     for step in range(40):
@@ -58,7 +54,7 @@ def test_moments_are_those_of_the_iterates_of_gradient_descent() -> None:
     )
 
 
-def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
+def test_low_rank_plus_diagonal_is_the_dense_gaussian():
     generator = torch.Generator().manual_seed(0)
     shapes = {"a": torch.Size([2, 3]), "b": torch.Size([]), "c": torch.Size([4])}
     tensors = {}
@@ -82,7 +78,7 @@ def test_low_rank_plus_diagonal_is_the_dense_gaussian() -> None:
     torch.testing.assert_close(spread @ spread.mT, rows @ dense.covariance_matrix @ rows.mT)
 
 
-def test_batch_norm_gets_the_statistics_of_every_draw() -> None:
+def test_batch_norm_gets_the_statistics_of_every_draw():
     x, y = data()
     net = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
     method = bayou.SWAG(
@@ -91,7 +87,6 @@ def test_batch_norm_gets_the_statistics_of_every_draw() -> None:
     posterior = bayou.fit(
         net, (x, y), method=method, likelihood=bayou.Gaussian(1.0), progress=False
     )
-    assert isinstance(posterior, Empirical)
     assert posterior.draws == 4
     for draw in range(4):
         w, b = posterior.stack["0.weight"][draw], posterior.stack["0.bias"][draw]
@@ -117,9 +112,9 @@ def test_batch_norm_gets_the_statistics_of_every_draw() -> None:
         ({"validation": 0.1}, "averages iterates"),
     ],
 )
-def test_bad_settings(options: dict[str, object], words: str) -> None:
+def test_bad_settings(options, words):
     with pytest.raises(ValueError, match=words):
         bayou.fit(
-            nn.Linear(2, 1).double(), data(), method=bayou.SWAG(start=None, **options),  # type: ignore[arg-type]
+            nn.Linear(2, 1).double(), data(), method=bayou.SWAG(start=None, **options),
             likelihood=bayou.Gaussian(1.0), progress=False,
         )  # fmt: skip
