@@ -8,6 +8,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
@@ -159,7 +160,7 @@ def close(a, b):
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
-        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
+        assert_close(value, b[name], rtol=slack, atol=slack)
 
 
 @every
@@ -206,7 +207,7 @@ def test_mean_std_module_and_chains_are_of_the_draws(name):
     member = posterior.component(draw) if isinstance(posterior, Mixture) else posterior
     masked = isinstance(member, Masked)  # a plain network has no masks
     expected = member.network.evaluate(member.weights, x) if masked else sampled.call(draw, x)
-    torch.testing.assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
+    assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
     if (posterior.draws or 1) > 1 or isinstance(posterior, Mixture):
         with pytest.raises(ValueError, match="has no one network.*to_module\\(seed=0\\)"):
             posterior.to_module()
@@ -281,7 +282,7 @@ def test_fit_predict_save_load(name, tmp_path):
     assert (p.mutual_information >= 0).all()
     for options in ({"chunk": 4}, {"chunk": 5, "batch_size": 3}):
         other = posterior.predict(x, samples=6, seed=1, **options)
-        torch.testing.assert_close(other.outputs, p.outputs, rtol=1e-10, atol=1e-10)
+        assert_close(other.outputs, p.outputs, rtol=1e-10, atol=1e-10)
     assert posterior.predict(x, seed=0).outputs.shape[0] == min(100, posterior.draws or 100)
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", make_net(name))

@@ -28,12 +28,12 @@ def conjugate_draws(method):
 def check_moments(draws, mean, covariance, min_ess=1000):
     """Compare means and second moments of draws (C, K, D) with the truth, by standard errors."""
     dimension = draws.shape[-1]
-    assert float(measures.ess_mean(draws).min()) >= min_ess
+    assert measures.ess_mean(draws).min() >= min_ess
     centered = draws - torch.from_numpy(mean)
     moments = [(centered[..., i], 0.0) for i in range(dimension)]
     for i in range(dimension):
         for j in range(i + 1):
             moments.append((centered[..., i] * centered[..., j], covariance[i, j]))
     for values, exact in moments:
-        assert float(measures.ess_mean(values)) >= min_ess / 2
-        assert abs(float(values.mean()) - exact) < ERRORS * float(measures.mcse(values))
+        assert measures.ess_mean(values) >= min_ess / 2
+        assert abs(values.mean() - exact) < ERRORS * float(measures.mcse(values))

@@ -5,7 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.methods import IVONOptimizer
@@ -19,18 +21,17 @@ TARGETS = torch.from_numpy(Y).unsqueeze(1)
 
 def fitted(method, **options):
     options = {"likelihood": bayou.Gaussian(NOISE), "progress": False} | options
-    posterior = bayou.fit(linear(np.zeros(4)), rows(), method, **options)
-    return posterior
+    return bayou.fit(linear(np.zeros(4)), rows(), method, **options)
 
 
 def check_mean_field(posterior, scale, center):
     """Compare with the mean of the posterior and the diagonal of its precision."""
     mean, precision = posterior_of(np.eye(4) / scale**2, mean=center)
     guide = posterior.bayesian.guides[0]
-    np.testing.assert_allclose(
+    assert_allclose(
         guide.log_std.detach().exp().numpy()[0], 1 / np.sqrt(np.diag(precision)), rtol=0.02
     )
-    np.testing.assert_allclose(guide.center.detach().numpy()[0], mean, atol=0.02)
+    assert_allclose(guide.center.detach().numpy()[0], mean, atol=0.02)
 
 
 @pytest.mark.slow
@@ -68,27 +69,16 @@ def test_a_prior_is_learned_where_the_bound_is_largest():
 def test_noise_and_normalization_layers_are_learned():
     method = bayou.IVON(steps=350, samples=16, lr=0.4, local=True, plain_lr=0.02)
     posterior = fitted(method, likelihood=bayou.Gaussian(1.0, learn=True))
-    assert 0.05 < float(posterior.target.likelihood.log_scale.detach().exp()) < 0.15
+    assert 0.05 < posterior.target.likelihood.log_scale.detach().exp() < 0.15
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
     found = bayou.fit(net, (x, torch.arange(20) % 2), method=bayou.IVON(steps=30), progress=False)
     assert not torch.equal(found.sample(1, seed=0)["1.weight"][0], net[1].weight)
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "words"),
-    [
-        ({"where": ()}, {}, r"where must be a pattern or a tuple of patterns, got \(\)"),
-        ({"beta2": 1.0}, {}, "beta2"),
-        ({"hessian": 0.0}, {}, "hessian"),
-        ({"clip": 1.0}, {}, "is an optimizer"),
-        ({}, {"prior": bayou.priors.ScaleMixture()}, "Normal priors"),
-        ({"warmup": 2.0}, {}, "warmup"),
-    ],
-)
-def test_bad_settings(method, options, words):
-    with pytest.raises(ValueError, match=words):
-        fitted(bayou.IVON(steps=3, **method), **options)
+def test_priors_must_be_normal():
+    with pytest.raises(ValueError, match="Normal priors"):
+        fitted(bayou.IVON(steps=3), prior=bayou.priors.ScaleMixture())
 
 
 class Adapted(nn.Module):
@@ -126,17 +116,17 @@ def test_a_narrow_prior_does_not_make_it_diverge(scale):
     step.
     """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(50, 2, generator=generator, dtype=torch.float64)
+    x = torch.randn(50, 2, generator=generator, dtype=F64)
     prior = bayou.priors.UnitNormal(1.0, inputs=(1.0, scale))
     method = bayou.IVON(steps=100, start="network")
-    net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    net = torch.nn.Linear(2, 1, bias=False, dtype=F64)
     p = bayou.fit(
         net, (x, x[:, :1]), method, likelihood=bayou.Gaussian(0.5), prior=prior, progress=False
     )
     mean = p.mean()["weight"].flatten()
     assert abs(float(mean[1])) < 0.3
     assert mean.isfinite().all()
-    assert float(mean[0]) > 0.5
+    assert mean[0] > 0.5
 
 
 def loss(net, x=PHI, y=TARGETS):
@@ -164,12 +154,10 @@ def test_steps_of_the_optimizer_are_those_of_the_method():
         optimizer.step()
         optimizer.zero_grad()
         reference.step()
-        torch.testing.assert_close(net.weight, guide.center, rtol=1e-12, atol=1e-12)
+        assert_close(net.weight, guide.center, rtol=1e-12, atol=1e-12)
     posterior = optimizer.posterior(net, bayou.Gaussian(NOISE))
     assert torch.equal(posterior.mean()["weight"], net.weight.detach())
-    torch.testing.assert_close(
-        posterior.std()["weight"], guide.log_std.detach().exp(), rtol=1e-12, atol=0
-    )
+    assert_close(posterior.std()["weight"], guide.log_std.detach().exp(), rtol=1e-12, atol=0)
     assert posterior.bound_priors()["weight"].log_scale.exp() == pytest.approx(0.5)
 
 
@@ -189,12 +177,12 @@ def test_the_optimizer_reaches_the_mean_field_posterior():
     std = precision.diagonal().rsqrt()
     # ĥ has the variance of (ĝ·ε/σ), about 2·h², averaged over 1/(1 − β₂) steps of 4 blocks: std
     # within 5 % · ½
-    torch.testing.assert_close(posterior.std()["weight"][0], std, rtol=0.15, atol=0)
+    assert_close(posterior.std()["weight"][0], std, rtol=0.15, atol=0)
     error = (
         posterior.mean()["weight"][0]
         - torch.linalg.solve(precision, PHI.T @ TARGETS[:, 0] / NOISE**2)
     ) / std
-    assert float(error.abs().max()) < 1.0
+    assert error.abs().max() < 1.0
 
 
 def small():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
@@ -61,8 +62,8 @@ def test_cyclical_steps_are_a_cosine_with_noise_at_the_end():
 
 def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble():
     """The end of each cycle of w ← w + ½·h·∇log p(w, D), whatever the seed."""
-    x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
-    y, net = torch.sin(2 * x), nn.Linear(1, 1, dtype=torch.float64)
+    x = torch.linspace(-1, 1, 20, dtype=F64).unsqueeze(1)
+    y, net = torch.sin(2 * x), nn.Linear(1, 1, dtype=F64)
     method = bayou.SGLD(
         temperature=0,
         schedule=Cyclical(3),
@@ -86,7 +87,7 @@ def test_at_temperature_0_cyclical_steps_are_a_snapshot_ensemble():
     for posterior in found:
         draws = posterior.stack
         assert draws is not None
-        torch.testing.assert_close(
+        assert_close(
             torch.cat((draws["weight"].flatten(1), draws["bias"]), 1), torch.stack(snapshots)
         )
 
@@ -112,7 +113,7 @@ def test_steps_of_all_rows_are_those_of_one_batch(method, monkeypatch):
     assert len(calls) == 6  # the log joints of draws and start
     each = bayou.fit(net, DataLoader(TensorDataset(*curve()), ROWS), method, **options)
     assert len(calls) == 512
-    torch.testing.assert_close(whole.sample(10, seed=0), each.sample(10, seed=0))
+    assert_close(whole.sample(10, seed=0), each.sample(10, seed=0))
 
 
 def test_sgld_has_the_covariance_of_its_step():
@@ -206,13 +207,13 @@ def test_cyclical_steps_find_both_modes_and_constant_ones_do_not():
     """The density on the barrier is e⁻⁸."""
     steps = 3000
     constant = in_two_modes(bayou.SGLD(schedule=Constant(), draws=100), steps, lr=0.01)
-    assert float((constant < 0).double().mean()) < 0.05
+    assert (constant < 0).double().mean() < 0.05
     cyclical = in_two_modes(
         bayou.SGLD(schedule=Cyclical(cycles=10, explore=0.7), draws=100), steps, lr=0.9
     )
     left = (cyclical < 0).double()
-    assert bool(((left.mean(0) > 0) & (left.mean(0) < 1)).all())
-    assert abs(float(left.mean()) - 0.5) < ERRORS * 0.5 / math.sqrt(
+    assert ((left.mean(0) > 0) & (left.mean(0) < 1)).all()
+    assert abs(left.mean() - 0.5) < ERRORS * 0.5 / math.sqrt(
         64 * 10
     )  # a cycle is one draw of a mode
     assert float((cyclical.abs() - 2).std()) == pytest.approx(0.5, rel=0.15)

@@ -5,6 +5,7 @@ must do.
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import nn
 
 import bayou
@@ -30,7 +31,7 @@ def linear(bias=False):
 
 
 def fitted(method, likelihood=None, **options):
-    posterior = bayou.fit(
+    return bayou.fit(
         linear(),
         regression(),
         method=method,
@@ -38,7 +39,6 @@ def fitted(method, likelihood=None, **options):
         progress=False,
         **options,
     )
-    return posterior
 
 
 def weights(posterior):
@@ -56,7 +56,7 @@ def ridge(penalty):
 
 def test_mle_is_least_squares_and_its_noise_the_residual():
     posterior = fitted(bayou.MLE(**QUICK), bayou.Gaussian(1.0, learn=True))
-    np.testing.assert_allclose(weights(posterior), ridge(0.0), atol=1e-6)
+    assert_allclose(weights(posterior), ridge(0.0), atol=1e-6)
     residual = np.sqrt(np.mean((Y[:, 0] - X @ ridge(0.0)) ** 2))
     scale = posterior.target.likelihood.log_scale.exp()
     assert float(scale.detach()) == pytest.approx(residual, rel=1e-5)
@@ -66,12 +66,12 @@ def test_mle_is_least_squares_and_its_noise_the_residual():
 def test_map_is_ridge_regression():
     """−log p(w) with N(0, s²) is a penalty of σ²/s²."""
     posterior = fitted(bayou.MAP(**QUICK), prior=bayou.Normal(0.5))
-    np.testing.assert_allclose(weights(posterior), ridge(0.3**2 / 0.5**2), atol=1e-6)
+    assert_allclose(weights(posterior), ridge(0.3**2 / 0.5**2), atol=1e-6)
 
 
 def test_l2_is_weight_decay_on_the_mean_loss_and_the_prior_that_goes_with_it():
     posterior = fitted(bayou.MAP(l2=0.2, **QUICK), prior=bayou.Normal(7.0))
-    np.testing.assert_allclose(weights(posterior), ridge(0.3**2 * N * 0.2), atol=1e-6)
+    assert_allclose(weights(posterior), ridge(0.3**2 * N * 0.2), atol=1e-6)
     prior = posterior.target.prior
     assert prior.scale == pytest.approx((N * 0.2) ** -0.5)
 
@@ -85,20 +85,20 @@ def test_max_norm_is_the_best_point_on_the_sphere():
     gradient = X.T @ (X @ found - Y[:, 0])  # at the optimum it points along the weights
     assert abs(gradient @ found) / np.linalg.norm(gradient) == pytest.approx(1.0, abs=1e-4)
     loose = fitted(bayou.MLE(max_norm=100.0, **QUICK))
-    np.testing.assert_allclose(weights(loose), ridge(0.0), atol=1e-6)
+    assert_allclose(weights(loose), ridge(0.0), atol=1e-6)
 
 
 def test_input_noise_is_ridge_in_the_mean():
     """E|y − (x + s·ε)w|² = |y − xw|² + N·s²·|w|² (Bishop 1995)."""
     posterior = fitted(bayou.MLE(steps=1000, lr=0.02, schedule="linear", input_noise=0.5))
-    np.testing.assert_allclose(weights(posterior), ridge(N * 0.25), atol=0.05)
+    assert_allclose(weights(posterior), ridge(N * 0.25), atol=0.05)
     assert np.abs(ridge(N * 0.25) - ridge(0.0)).max() > 0.2
 
 
 @pytest.mark.slow
 def test_weight_noise_does_not_move_the_optimum_of_a_linear_model():
     posterior = fitted(bayou.MLE(steps=1500, lr=0.02, schedule="linear", weight_noise=0.3))
-    np.testing.assert_allclose(weights(posterior), ridge(0.0), atol=0.05)
+    assert_allclose(weights(posterior), ridge(0.0), atol=0.05)
     before = fitted(bayou.MLE(steps=5, weight_noise=0.3)).history[0]["log_likelihood"]
     assert before != fitted(bayou.MLE(steps=5)).history[0]["log_likelihood"]
 
@@ -125,23 +125,8 @@ def test_transposed_convolutions_are_constrained_by_output():
         net, (x, y), method=bayou.MLE(steps=60, lr=0.1, max_norm=0.4), progress=False
     )
     by_output = posterior.stack["0.weight"][0].movedim(1, 0).flatten(1).norm(dim=1)
-    assert float(by_output.max()) <= 0.4 + 1e-9
-    assert float(posterior.stack["2.weight"][0].norm(dim=1).max()) <= 0.4 + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: bayou.MAP(l2=-1.0), "l2 must be positive"),
-        (lambda: bayou.MLE(max_norm=0.0), "max_norm must be positive"),
-        (lambda: bayou.MAP(input_noise=-0.1), "input_noise must be in"),
-        (lambda: bayou.MAP(steps=3, epochs=2), "not both"),
-        (lambda: bayou.MAP(schedule="cosin"), "MAP schedule must be one of"),
-    ],
-)
-def test_bad_settings(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
+    assert by_output.max() <= 0.4 + 1e-9
+    assert posterior.stack["2.weight"][0].norm(dim=1).max() <= 0.4 + 1e-9
 
 
 def test_a_prior_cannot_be_learned_by_a_point():

@@ -14,7 +14,9 @@ from bayou.network.target import Target
 from bayou.training.convergence import cell_width
 from tests.training.runs import make_objective, small
 
-ONE = torch.ones((), dtype=torch.float64)
+F64 = torch.float64
+
+ONE = torch.ones((), dtype=F64)
 
 
 def rows(n, seed):
@@ -124,9 +126,7 @@ def enumerated(monkeypatch, loss, bayesian, x, y, masks):
         assert shape == masks[guide]
         drawn.append(guide)
         begin = sum(sizes[: len(drawn) - 1])
-        return torch.tensor(
-            bits[begin : begin + sizes[len(drawn) - 1]], dtype=torch.float64
-        ).reshape(shape)
+        return torch.tensor(bits[begin : begin + sizes[len(drawn) - 1]], dtype=F64).reshape(shape)
 
     monkeypatch.setattr("bayou.guides.dropout.rng.uniform", uniform)
     mean, second = 0.0, 0.0
@@ -158,7 +158,7 @@ def exact(loss, bayesian, guides, value):
     ]
     total = 0.0
     for bits in itertools.product([0.0, 1.0], repeat=sum(units)):
-        masks = torch.tensor(bits, dtype=torch.float64).split(units)
+        masks = torch.tensor(bits, dtype=F64).split(units)
         prob = math.prod(
             torch.prod(k**m * (1 - k) ** (1 - m)) for k, m in zip(kept, masks, strict=True)
         )
@@ -187,7 +187,7 @@ def dropped(per, samples, rows=8, features=3):
 @pytest.mark.parametrize("samples", [1, 2])
 def test_the_score_function_gradient_of_the_rate_is_unbiased(samples, monkeypatch):
     loss, bayesian, x, y, truth = dropped("weight", samples)
-    loss.baseline.observe(torch.tensor(-2.0, dtype=torch.float64))
+    loss.baseline.observe(torch.tensor(-2.0, dtype=F64))
     mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})
     assert torch.allclose(mean, truth, atol=1e-12)
     assert truth.abs() > 1e-3
@@ -239,7 +239,7 @@ def test_rows_that_depend_on_each_other_share_their_reward(monkeypatch):
     logit = guide.logit_p.detach().clone().requires_grad_()
     kept, total = torch.sigmoid(-logit), 0.0
     for bits in itertools.product([0.0, 1.0], repeat=6):
-        mask = torch.tensor(bits, dtype=torch.float64).reshape(3, 2)
+        mask = torch.tensor(bits, dtype=F64).reshape(3, 2)
         prob = torch.prod(kept**mask * (1 - kept) ** (1 - mask))
         f = (x * mask / kept) @ guide.center.detach().T + bayesian.guides[1].value.detach()
         f = (f - f.mean(0)) / (f.var(0, unbiased=False) + 1e-5).sqrt()

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 import bayou
 from tests.proofs.regression import (
@@ -25,7 +26,7 @@ from tests.proofs.regression import (
 
 def fitted(spec, selection=slice(None), prior=None, **options):
     method = bayou.VI(spec, **({"schedule": "cosine"} | options))
-    posterior = bayou.fit(
+    return bayou.fit(
         linear(),
         rows(selection),
         method,
@@ -34,7 +35,6 @@ def fitted(spec, selection=slice(None), prior=None, **options):
         seed=0,
         progress=False,
     )
-    return posterior
 
 
 def state(posterior, name):
@@ -55,13 +55,13 @@ def mnf():
 
 
 def test_the_references_are_those_of_methods():
-    np.testing.assert_allclose(MEAN, [0, 2.532311, 0, -2.470425], atol=5e-7)
-    np.testing.assert_allclose(
+    assert_allclose(MEAN, [0, 2.532311, 0, -2.470425], atol=5e-7)
+    assert_allclose(
         np.sqrt(np.diag(COVARIANCE)),
         [0.032737, 0.089850, 0.066598, 0.125263],
         atol=5e-7,
     )
-    np.testing.assert_allclose(MEAN_FIELD_STD, [0.021817, 0.036014, 0.044383, 0.050209], atol=5e-7)
+    assert_allclose(MEAN_FIELD_STD, [0.021817, 0.036014, 0.044383, 0.050209], atol=5e-7)
     assert pytest.approx(5.145762, abs=5e-7) == MEAN_FIELD
     assert pytest.approx(6.465824, abs=5e-7) == EVIDENCE
     assert gaussian_elbo(MEAN, COVARIANCE) == pytest.approx(EVIDENCE, abs=1e-9)
@@ -70,13 +70,13 @@ def test_the_references_are_those_of_methods():
 def test_a_penalized_point_is_the_posterior_mean():
     """The mode of a Gaussian posterior is its mean."""
     point = fitted(bayou.Delta(penalty=True), steps=400, lr=0.1)
-    np.testing.assert_allclose(state(point, "value")[0], MEAN, atol=1e-6)
+    assert_allclose(state(point, "value")[0], MEAN, atol=1e-6)
 
 
 def test_the_factorized_gaussian_is_the_mean_field_optimum(mean_field):
     mean, std = state(mean_field, "center")[0], np.exp(state(mean_field, "log_std")[0])
-    np.testing.assert_allclose(std, MEAN_FIELD_STD, rtol=0.01)
-    np.testing.assert_allclose(mean, MEAN, atol=0.005)
+    assert_allclose(std, MEAN_FIELD_STD, rtol=0.01)
+    assert_allclose(mean, MEAN, atol=0.005)
     exact = gaussian_elbo(mean, np.diag(std**2))
     assert MEAN_FIELD - 0.01 < exact <= MEAN_FIELD + 1e-9
     measured = bayou.elbo(mean_field, rows(), samples=500, seed=1)
@@ -96,7 +96,7 @@ def test_low_rank_reaches_the_evidence():
     covariance = np.diag(std**2) + factor @ factor.T
     exact = gaussian_elbo(mean, covariance)
     assert EVIDENCE - 0.02 < exact <= EVIDENCE + 1e-9
-    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), np.sqrt(np.diag(COVARIANCE)), rtol=0.1)
+    assert_allclose(np.sqrt(np.diag(covariance)), np.sqrt(np.diag(COVARIANCE)), rtol=0.1)
     measured = bayou.elbo(low_rank, rows(), samples=500, seed=1)
     assert measured.kind == "exact"
     assert abs(measured.value - exact) < 3 * measured.standard_error < 0.3
@@ -172,8 +172,8 @@ def two_tasks(keep):
 
 
 def test_the_references_of_the_two_tasks_are_those_of_methods():
-    np.testing.assert_allclose(two_tasks(lambda precision: precision), MEAN, atol=1e-12)
-    np.testing.assert_allclose(
+    assert_allclose(two_tasks(lambda precision: precision), MEAN, atol=1e-12)
+    assert_allclose(
         two_tasks(lambda precision: np.diag(np.diag(precision))),
         [-0.116412, 2.298160, 0.451637, -2.101316],
         atol=5e-7,
@@ -192,7 +192,7 @@ def test_a_mean_field_posterior_is_the_prior_of_the_next_task():
     first = fitted(bayou.MeanField(), FIRST, **options)
     second = fitted(bayou.MeanField(), SECOND, prior=first.as_prior(), **options)
     expected = two_tasks(lambda precision: np.diag(np.diag(precision)))
-    np.testing.assert_allclose(state(second, "center")[0], expected, atol=0.01)
+    assert_allclose(state(second, "center")[0], expected, atol=0.01)
     prior = second.bayesian.guides[0].prior
     np.testing.assert_array_equal(prior.mean.numpy(), state(first, "center"))
     np.testing.assert_array_equal(prior.log_scale.numpy(), state(first, "log_std"))
@@ -221,17 +221,15 @@ def test_a_full_covariance_prior_gives_the_batch_posterior_exactly():
     zero = torch.zeros(4, dtype=F64)
     score = torch.func.grad(log_joint)
     gradient, hessian = score(zero), torch.func.jacrev(score)(zero)
-    np.testing.assert_allclose(-hessian.numpy(), PRECISION, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(-torch.linalg.solve(hessian, gradient).numpy(), MEAN, atol=1e-9)
+    assert_allclose(-hessian.numpy(), PRECISION, rtol=1e-8, atol=1e-8)
+    assert_allclose(-torch.linalg.solve(hessian, gradient).numpy(), MEAN, atol=1e-9)
 
 
 def test_mnf_is_a_prior_by_the_moments_of_each_weight(mnf):
     prior = mnf.as_prior()["weight"].bind((1, 4), dtype=F64)
     draws = mnf.sample(20_000, seed=1)["weight"]
     std = prior.log_scale.exp()
-    assert bool(
-        ((prior.mean - draws.mean(0)).abs() < 5 * std * (1 / 4096 + 1 / 20_000) ** 0.5).all()
-    )
+    assert ((prior.mean - draws.mean(0)).abs() < 5 * std * (1 / 4096 + 1 / 20_000) ** 0.5).all()
     torch.testing.assert_close(
         std, draws.std(0), rtol=0.1, atol=0
     )  # 4,096 draws of z, whose tails need not be normal

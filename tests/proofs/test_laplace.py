@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.curvature.kronecker import KroneckerSum
@@ -47,11 +49,10 @@ def evidence_at(w, precision, noise):
 
 def fitted(structure, weight=MEAN, noise=None, **options):
     options = {"start": None} | options
-    posterior = bayou.fit(
+    return bayou.fit(
         linear(weight), rows(), method=bayou.Laplace(structure, **options),
         likelihood=noise or bayou.Gaussian(NOISE), progress=False,
     )  # fmt: skip
-    return posterior
 
 
 def covariance_of(posterior):
@@ -63,16 +64,16 @@ def covariance_of(posterior):
 def test_post_hoc_at_the_mode_is_the_posterior_and_its_evidence(structure):
     """One linear layer and a Gaussian: the Kronecker form is exact too."""
     posterior = fitted(structure, curvature="ggn")
-    np.testing.assert_allclose(posterior.mean()["weight"][0].numpy(), MEAN, atol=1e-12)
-    np.testing.assert_allclose(covariance_of(posterior), COVARIANCE, rtol=1e-8, atol=1e-12)
+    assert_allclose(posterior.mean()["weight"][0].numpy(), MEAN, atol=1e-12)
+    assert_allclose(covariance_of(posterior), COVARIANCE, rtol=1e-8, atol=1e-12)
     assert posterior.log_evidence == pytest.approx(6.465824, abs=1e-6)
     assert posterior.log_evidence == pytest.approx(EVIDENCE, abs=1e-9)
 
 
 def test_a_converged_map_is_the_posterior_and_its_evidence():
     posterior = fitted("full", None, start=CONVERGED)
-    np.testing.assert_allclose(posterior.mean()["weight"][0].numpy(), MEAN, atol=1e-8)
-    np.testing.assert_allclose(
+    assert_allclose(posterior.mean()["weight"][0].numpy(), MEAN, atol=1e-8)
+    assert_allclose(
         np.sqrt(np.diag(covariance_of(posterior))), np.sqrt(np.diag(COVARIANCE)), atol=1e-6
     )
     assert posterior.log_evidence == pytest.approx(EVIDENCE, abs=1e-6)
@@ -81,7 +82,7 @@ def test_a_converged_map_is_the_posterior_and_its_evidence():
 def test_the_diagonal_is_that_of_the_precision():
     posterior = fitted("diagonal")
     precision = np.diag(np.linalg.inv(COVARIANCE))
-    np.testing.assert_allclose(np.diag(covariance_of(posterior)), 1 / precision, rtol=1e-10)
+    assert_allclose(np.diag(covariance_of(posterior)), 1 / precision, rtol=1e-10)
     assert posterior.log_evidence is not None
     assert posterior.log_evidence < EVIDENCE - 1  # a diagonal has a larger determinant (Hadamard)
 
@@ -103,8 +104,8 @@ def test_prior_scales_of_tensors_are_added_exactly():
         )  # fmt: skip
         eye = torch.eye(4, dtype=F64)
         spread = posterior.covariance.spread({"bias": eye[:, :1], "weight": eye[:, None, 1:]})
-        np.testing.assert_allclose((spread @ spread.mT).numpy(), expected, rtol=1e-8, atol=1e-12)
-        np.testing.assert_allclose(
+        assert_allclose((spread @ spread.mT).numpy(), expected, rtol=1e-8, atol=1e-12)
+        assert_allclose(
             float(posterior.covariance.log_det),
             np.linalg.slogdet(expected)[1],
             rtol=1e-10,
@@ -116,13 +117,13 @@ def test_the_linearized_predictive_is_the_exact_one():
     posterior = fitted("full")
     x, _ = rows()
     mean, covariance = posterior.function(x)
-    np.testing.assert_allclose(mean[:, 0].numpy(), PHI @ MEAN, atol=1e-10)
-    np.testing.assert_allclose(
+    assert_allclose(mean[:, 0].numpy(), PHI @ MEAN, atol=1e-10)
+    assert_allclose(
         covariance[:, 0, 0].numpy(), np.einsum("ni,ij,nj->n", PHI, COVARIANCE, PHI), rtol=1e-8
     )
     drawn = posterior.predict(x, 1000, seed=0)
     expected = np.sqrt(covariance[:, 0, 0].numpy() + NOISE**2)
-    np.testing.assert_allclose(drawn.std[:, 0].numpy(), expected, rtol=5 / math.sqrt(2 * 1000))
+    assert_allclose(drawn.std[:, 0].numpy(), expected, rtol=5 / math.sqrt(2 * 1000))
 
 
 def best(function, size):
@@ -159,9 +160,7 @@ def test_prior_and_noise_at_fixed_weights_are_maximized_together():
         expected[1], rel=1e-5
     )
     _, precision = posterior_of(expected[0] * np.eye(4), expected[1])
-    np.testing.assert_allclose(
-        covariance_of(posterior), np.linalg.inv(precision), rtol=1e-4, atol=1e-10
-    )
+    assert_allclose(covariance_of(posterior), np.linalg.inv(precision), rtol=1e-4, atol=1e-10)
 
 
 def two_tensors():
@@ -192,7 +191,7 @@ def test_one_prior_scale_for_each_tensor_maximizes_the_evidence():
         math.exp(-2 * float(posterior.target.priors[f"{part}.weight"].log_scale))
         for part in ("even", "odd")
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert_allclose(found, expected, rtol=1e-5)
 
 
 def network():
@@ -235,7 +234,7 @@ def test_ggn_and_empirical_fisher_are_those_of_curvlinops():
         ("fisher", curvlinops.EFLinearOperator),
     ):
         expected = dense(operator(net, loss, params, [(x[:7], y[:7]), (x[7:], y[7:])]))
-        torch.testing.assert_close(swept(FullSum, kind)["matrix"], expected, rtol=1e-8, atol=1e-10)
+        assert_close(swept(FullSum, kind)["matrix"], expected, rtol=1e-8, atol=1e-10)
 
 
 @QUIET
@@ -270,5 +269,5 @@ def test_kronecker_factors_are_those_of_curvlinops():
         order = torch.cat((place[:, :-1].reshape(-1), place[:, -1]))
         size = weight.numel() + bias.numel()
         theirs = expected[first : first + size, first : first + size]
-        torch.testing.assert_close(block[order][:, order], theirs, rtol=1e-8, atol=1e-10)
+        assert_close(block[order][:, order], theirs, rtol=1e-8, atol=1e-10)
         first += size
