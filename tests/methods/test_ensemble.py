@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from bayou.posteriors import Empirical, Mixture
 F64 = torch.float64
 ROWS = 24
 SHORT = bayou.MAP(steps=12, batch_size=8, lr=0.01, checkpoint_every=3)
+STILL = bayou.MAP(steps=1, lr=1e-300)
 NOISE = 0.4
 PRIOR = 0.8
 
@@ -47,6 +49,18 @@ def fitted(method, net=None, data=None, **options):
     )
 
 
+def ensemble(count, net=None, data=None, **options):
+    """The posterior of an ensemble of short fits; ``of``, ``init`` and ``parallel`` are its
+    settings.
+    """
+    settings = {key: options.pop(key) for key in ("of", "init", "parallel") if key in options}
+    return fitted(bayou.Ensemble(count, **({"of": SHORT} | settings)), net, data, **options)
+
+
+def select(posterior, rows):
+    return {name: value[rows] for name, value in posterior.stack.items()}
+
+
 def same(a, b):
     assert a.keys() == b.keys()
     for name in a:
@@ -54,10 +68,10 @@ def same(a, b):
 
 
 class Items(Dataset):
-    """The data as a Dataset that runs ``event`` when item number ``at`` is asked for."""
+    """The data as a Dataset that presses Ctrl-C when item number ``at`` is asked for."""
 
-    def __init__(self, at=-1, event=lambda: None):
-        self.data, self.at, self.event, self.asked = make_data(), at, event, 0
+    def __init__(self, at=-1):
+        self.data, self.at, self.asked = make_data(), at, 0
 
     def __len__(self):
         return ROWS
@@ -65,7 +79,7 @@ class Items(Dataset):
     def __getitem__(self, i):
         self.asked += 1
         if self.asked == self.at:
-            self.event()
+            os.kill(os.getpid(), signal.SIGINT)
         return self.data[0][i], self.data[1][i]
 
 
@@ -73,38 +87,29 @@ def test_a_member_is_the_fit_of_its_seed():
     """With the network's own weights kept, member i is a plain MAP fit whose seed is fold(seed,
     "member", i).
     """
-    posterior = fitted(bayou.Ensemble(3, of=SHORT, init="keep"))
+    posterior = ensemble(3, init="keep")
     assert isinstance(posterior, Empirical)
     assert posterior.draws == 3
     for member in range(3):
         seed = rng.fold(3, "member", member)
-        alone = bayou.fit(
-            make_net(),
-            make_data(),
-            method=SHORT,
-            likelihood=bayou.Gaussian(0.1),
-            seed=seed,
-            progress=False,
-        )
-        same({name: value[member] for name, value in posterior.stack.items()}, alone.template())
+        same(select(posterior, member), fitted(SHORT, seed=seed).template())
     assert {record["member"] for record in posterior.history} == {0.0, 1.0, 2.0}
 
 
 def test_members_start_at_their_own_weights():
-    still = bayou.MAP(steps=1, lr=1e-300)
     net = make_net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    posterior = fitted(bayou.Ensemble(4, of=still), net)
+    posterior = ensemble(4, net, of=STILL)
     same(dict(net.state_dict()), before)
     weight = posterior.stack["0.weight"]
     assert len({tuple(w.flatten().tolist()) for w in [*weight, net[0].weight.detach()]}) == 5
     assert (weight.abs() <= 2**-0.5).all()  # nn.Linear starts uniformly within 1/√fan_in
-    kept = fitted(bayou.Ensemble(2, of=still, init="keep"), net)
+    kept = ensemble(2, net, of=STILL, init="keep")
     for member in range(2):
-        same({name: value[member] for name, value in kept.stack.items()}, before)
-    halved = fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.mul_(0.5)), net)
+        same(select(kept, member), before)
+    halved = ensemble(2, net, of=STILL, init=lambda net: net[0].weight.mul_(0.5))
     assert torch.equal(halved.stack["0.weight"][1], before["0.weight"] / 2)
-    drawn = fitted(bayou.Ensemble(2, of=still, init=lambda net: net[0].weight.normal_()), net)
+    drawn = ensemble(2, net, of=STILL, init=lambda net: net[0].weight.normal_())
     assert not torch.equal(drawn.stack["0.weight"][0], drawn.stack["0.weight"][1])
 
 
@@ -130,10 +135,7 @@ def worn(kind):
     )
     if kind == "trained":
         net[1] = nn.Tanh()
-        options = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(9.0), "progress": False}
-        return bayou.fit(
-            net, make_data(), method=bayou.MAP(steps=100, lr=0.1), **options
-        ).to_module()
+        return fitted(bayou.MAP(steps=100, lr=0.1), net, prior=bayou.Normal(9.0)).to_module()
     if kind == "statistics":
         net(make_data()[0])
     elif kind == "norm":
@@ -154,22 +156,20 @@ WORN = {
 
 @pytest.mark.parametrize("kind", WORN)
 def test_trained_weights_are_not_reset_by_default(kind):
-    still = bayou.MAP(steps=1, lr=1e-300)
     with pytest.raises(
         ValueError,
         match=rf"'{WORN[kind]}' is not as drawn by reset_parameters.*init='keep'.*init='reset'",
     ):
-        fitted(bayou.Ensemble(2, of=still), worn(kind))
+        ensemble(2, worn(kind), of=STILL)
     if kind in ("adapter", "trained"):
         with pytest.raises(ValueError, match=f"'{WORN[kind]}' is not as drawn by reset_parameters"):
-            fitted(bayou.Ensemble(2, of=still, parallel="vmap"), worn(kind))
+            ensemble(2, worn(kind), of=STILL, parallel="vmap")
 
 
 def test_init_keep_keeps_the_zeros_of_an_adapter():
-    still = bayou.MAP(steps=1, lr=1e-300)
-    kept = fitted(bayou.Ensemble(2, of=still, init="keep"), Adapted())
+    kept = ensemble(2, Adapted(), of=STILL, init="keep")
     assert (kept.stack["b.weight"].abs() < 1e-200).all()
-    drawn = fitted(bayou.Ensemble(2, of=still, init="reset"), Adapted())
+    drawn = ensemble(2, Adapted(), of=STILL, init="reset")
     assert (drawn.stack["b.weight"].abs() > 1e-200).all()
 
 
@@ -254,7 +254,7 @@ def test_members_of_a_last_layer_share_the_rest():
     """
     net = make_net()
     trained = fitted(SHORT, net).to_module()
-    posterior = fitted(bayou.Ensemble(3, SHORT, init="reset"), trained, where="last")
+    posterior = ensemble(3, trained, init="reset", where="last")
     assert {name: value.shape for name, value in posterior.stack.items()} == {
         "2.weight": (3, 1, 5),
         "2.bias": (3, 1),
@@ -268,11 +268,11 @@ def test_members_of_a_last_layer_share_the_rest():
 
 def test_weights_without_reset_parameters_are_an_error():
     with pytest.raises(ValueError, match=r"'scale' \(of a Bare\).*init='keep'"):
-        fitted(bayou.Ensemble(2, of=SHORT), Bare())
-    fitted(bayou.Ensemble(2, of=SHORT, init="keep"), Bare())
+        ensemble(2, Bare())
+    ensemble(2, Bare(), init="keep")
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 1, dtype=F64)))
     with pytest.raises(ValueError, match="reset_parameters"):
-        fitted(bayou.Ensemble(2, of=SHORT), normed)
+        ensemble(2, normed)
 
 
 def test_bare_parameters_are_shuffled_unless_they_are_constants_or_tables():
@@ -290,7 +290,7 @@ def test_bare_parameters_are_shuffled_unless_they_are_constants_or_tables():
         assert torch.equal(member.token, net.token)
         assert torch.equal(member.table, net.table)
     assert not torch.equal(drawn[0].positions, drawn[1].positions)
-    posterior = fitted(bayou.Ensemble(3, of=SHORT), net)
+    posterior = ensemble(3, net)
     assert posterior.stack["positions"].std(0).min() > 0
 
 
@@ -300,19 +300,9 @@ def test_members_have_their_own_statistics_and_noise():
     """
     net, (x, y) = make_net(nn.BatchNorm1d(5)), make_data(9)
     noise = bayou.Gaussian(0.3, learn=True)
-    posterior = fitted(bayou.Ensemble(3, of=SHORT, init="keep"), net, likelihood=noise)
+    posterior = ensemble(3, net, init="keep", likelihood=noise)
     assert {"1.running_mean", "1.running_var", "likelihood.log_scale"} <= posterior.stack.keys()
-    alone = [
-        bayou.fit(
-            net,
-            make_data(),
-            method=SHORT,
-            likelihood=noise,
-            seed=rng.fold(3, "member", i),
-            progress=False,
-        )
-        for i in range(3)
-    ]
+    alone = [fitted(SHORT, net, likelihood=noise, seed=rng.fold(3, "member", i)) for i in range(3)]
     one = [member.predict(x) for member in alone]
     p = posterior.predict(x, seed=0)
     expected = (
@@ -339,29 +329,22 @@ LONG = {"steps": 15, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7
         ),
         (bayou.MAP(**LONG, l2=0.01), {}),
         (bayou.MAP(**(LONG | {"batch_size": 100})), {"init": "keep"}),
-        (bayou.MAP(**LONG), {"data": "dataset", "frozen": True}),
+        (bayou.MAP(**LONG), {"data": Items(), "frozen": True}),
     ],
 )
 def test_stacked_members_are_the_sequential_ones(of, options):
-    options = dict(options)
-    frozen, data = options.pop("frozen", False), options.pop("data", None)
-    settings = {key: options.pop(key) for key in ("init",) if key in options}
-    net = make_net()
-    net[0].bias.requires_grad_(not frozen)
-    options["data"] = None if data is None else Items()
-    one = fitted(bayou.Ensemble(4, of=of, **settings), net, **options)
-    two = fitted(bayou.Ensemble(4, of=of, parallel="vmap", **settings), net, **options)
-    assert one.stack.keys() == two.stack.keys()
-    for name, value in one.stack.items():
-        assert_close(two.stack[name], value, rtol=0, atol=1e-6)
+    options, net = dict(options), make_net()
+    net[0].bias.requires_grad_(not options.pop("frozen", False))
+    one = ensemble(4, net, of=of, **options)
+    two = ensemble(4, net, of=of, parallel="vmap", **options)
+    assert_close(two.stack, one.stack, rtol=0, atol=1e-6)
     assert torch.equal(two.target.net[0].weight, net[0].weight)
     assert_close(two.target.log_prior(two.template()), one.target.log_prior(one.template()))
     x, y = make_data(5)
     assert_close(two.predict(x).log_prob(y), one.predict(x).log_prob(y), rtol=1e-5, atol=1e-5)
-    if "init" not in settings:
-        assert (
-            one.stack["0.weight"].std(0).min() > 1e-3
-        )  # members that differ, or the test would say nothing
+    if "init" not in options:
+        # members that differ, or the test would say nothing
+        assert one.stack["0.weight"].std(0).min() > 1e-3
 
 
 def test_clipping_is_per_member():
@@ -373,9 +356,8 @@ def test_clipping_is_per_member():
         init=lambda n: n[2].weight.mul_(next(start)),
     )
     one = fitted(method)
-    two = fitted(bayou.Ensemble(**(vars(method) | {"parallel": "vmap"})))
-    for name, value in one.stack.items():
-        assert_close(two.stack[name], value, rtol=1e-9, atol=1e-9)
+    two = fitted(replace(method, parallel="vmap"))
+    assert_close(two.stack, one.stack, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -392,13 +374,13 @@ def test_clipping_is_per_member():
 )
 def test_methods_and_networks_that_cannot_be_stacked_are_errors(method, net, words):
     with pytest.raises(ValueError, match=f"{words}.*parallel=None"):
-        fitted(bayou.Ensemble(2, of=method, parallel="vmap"), net and net())
+        ensemble(2, net and net(), of=method, parallel="vmap")
 
 
 def test_a_loader_cannot_be_stacked():
     loader = DataLoader(TensorDataset(*make_data()), batch_size=8)
     with pytest.raises(ValueError, match="DataLoader.*parallel=None"):
-        fitted(bayou.Ensemble(2, of=SHORT, parallel="vmap"), data=loader)
+        ensemble(2, parallel="vmap", data=loader)
 
 
 class Recurrent(nn.Module):
@@ -437,7 +419,7 @@ def test_stacked_training_continues_after_ctrl_c_within_an_epoch(
 ):
     method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), parallel="vmap")
     whole = fitted(method, data=Items())
-    data = Items(at=120, event=lambda: os.kill(os.getpid(), signal.SIGINT))
+    data = Items(120)
     posterior = fitted(method, data=data, checkpoint=tmp_path / "run")
     assert posterior.stopped == "interrupted"
     assert posterior.draws == 2
@@ -453,12 +435,9 @@ def test_finished_members_in_the_folder_are_not_trained_again(tmp_path, monkeypa
     names = ["ensemble.run", "member-000.bayou", "member-001.bayou", "member-002.bayou"]
     assert sorted(path.name for path in folder.iterdir()) == names
     member = bayou.load(folder / "member-001.bayou", make_net())
-    same(member.template(), {name: value[1] for name, value in whole.stack.items()})
+    same(member.template(), select(whole, 1))
     monkeypatch.setattr(PointModel, "loss", None)  # no step can be made
-    again = fitted(
-        bayou.Ensemble(3, of=bayou.MAP(**(vars(SHORT) | {"checkpoint_every": 5}))),
-        checkpoint=folder,
-    )
+    again = ensemble(3, of=replace(SHORT, checkpoint_every=5), checkpoint=folder)
     same(again.stack, whole.stack)
     assert again.history == whole.history
     assert again.stopped == "finished"
@@ -476,13 +455,14 @@ def test_folders_of_other_runs_are_errors(tmp_path):
         with pytest.raises(bayou.posteriors.FileError, match="another run"):
             fitted(other, checkpoint=folder, **options)
     (folder / "ensemble.run").unlink()
-    with pytest.raises(bayou.posteriors.FileError, match="ensemble.run"):
-        fitted(method, checkpoint=folder)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(bayou.posteriors.FileError, match="is a file"):
-        fitted(method, checkpoint=tmp_path / "file")
-    with pytest.raises(bayou.posteriors.FileError, match="does not exist"):
-        fitted(method, checkpoint=tmp_path / "no" / "folder")
+    for name, words in (
+        ("run", "ensemble.run"),
+        ("file", "is a file"),
+        ("no/run", "does not exist"),
+    ):
+        with pytest.raises(bayou.posteriors.FileError, match=words):
+            fitted(method, checkpoint=tmp_path / name)
 
 
 def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path):
@@ -493,25 +473,22 @@ def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path):
         "*.weight": bayou.priors.DensityPrior(lambda w: -w.square().sum((-1, -2)) / 2),
         "*": bayou.priors.DensityPrior(lambda w: -w.square().sum(-1) / 2),
     }
-    whole = fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run", prior=prior)
+    whole = ensemble(2, checkpoint=tmp_path / "run", prior=prior)
     assert (tmp_path / "run" / "member-000.run").exists()
-    again = fitted(bayou.Ensemble(2, of=SHORT), checkpoint=tmp_path / "run", prior=prior)
+    again = ensemble(2, checkpoint=tmp_path / "run", prior=prior)
     same(again.stack, whole.stack)
 
 
 def test_ctrl_c_returns_the_finished_members(tmp_path):
-    method, items = (
-        bayou.Ensemble(3, of=SHORT),
-        12 * 8 + 8 * 6,
-    )  # a run asks for 8 rows at each of 12 steps
+    method, items = bayou.Ensemble(3, of=SHORT), 12 * 8 + 8 * 6  # 12 steps of 8 rows, and 6 more
     whole = fitted(method, data=Items())
-    data = Items(at=items, event=lambda: os.kill(os.getpid(), signal.SIGINT))
+    data = Items(items)
     some = fitted(method, data=data, checkpoint=tmp_path / "run")
     assert some.stopped == "interrupted"
     assert some.draws == 1
-    same(some.stack, {name: value[:1] for name, value in whole.stack.items()})
+    same(some.stack, select(whole, slice(1)))
     same(fitted(method, data=Items(), checkpoint=tmp_path / "run").stack, whole.stack)
-    first = fitted(method, data=Items(at=40, event=lambda: os.kill(os.getpid(), signal.SIGINT)))
+    first = fitted(method, data=Items(40))
     assert first.stopped == "interrupted"
     assert first.draws == 1
     assert not torch.equal(first.stack["0.weight"], whole.stack["0.weight"][:1])
@@ -530,22 +507,22 @@ def spoiled(*bad):
 
 
 def test_members_that_fail_are_named_and_the_others_kept(tmp_path):
-    whole = fitted(bayou.Ensemble(3, of=SHORT))
+    whole = ensemble(3)
     with pytest.raises(
         bayou.methods.EnsembleError,
         match="1 of 3 members did not finish. member 1: Floating.*posterior",
     ) as raised:
-        fitted(bayou.Ensemble(3, of=SHORT, init=spoiled(1)), checkpoint=tmp_path / "run")
+        ensemble(3, init=spoiled(1), checkpoint=tmp_path / "run")
     assert list(raised.value.failures) == [1]
     assert isinstance(raised.value.__cause__, FloatingPointError)
     assert str(tmp_path / "run") in str(raised.value)
     assert isinstance(raised.value.posterior, Empirical)
-    same(raised.value.posterior.stack, {name: value[[0, 2]] for name, value in whole.stack.items()})
+    same(raised.value.posterior.stack, select(whole, [0, 2]))
     assert {path.name for path in (tmp_path / "run").glob("member*")} == {
         "member-000.bayou", "member-002.bayou"
     }  # fmt: skip
     with pytest.raises(bayou.methods.EnsembleError) as raised:
-        fitted(bayou.Ensemble(2, of=SHORT, init=spoiled(0, 1)))
+        ensemble(2, init=spoiled(0, 1))
     assert raised.value.posterior is None
 
 

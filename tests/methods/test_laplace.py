@@ -30,18 +30,13 @@ def rows(n=N):
     return torch.randn(n, 4, generator=generator, dtype=F64), torch.arange(n) % CLASSES
 
 
-def fitted(model=None, data=None, **options):
-    settings = {
-        k: options.pop(k)
-        for k in ("likelihood", "prior_rules", "checkpoint", "seed")
-        if k in options
-    }
-    if "prior_rules" in settings:
-        settings["prior"] = settings.pop("prior_rules")
+def fitted(model=None, data=None, *, likelihood=None, prior_rules=None, seed=None, **options):
     method = bayou.Laplace(**({"structure": "full", "start": None} | options))
-    return bayou.fit(
-        model or net(), rows() if data is None else data, method=method, progress=False, **settings
-    )
+    settings = {"likelihood": likelihood, "prior": prior_rules, "seed": seed, "progress": False}
+    return bayou.fit(model or net(), data or rows(), method, **settings)
+
+
+every_structure = pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 
 
 def jacobian(model, x, names):
@@ -63,6 +58,11 @@ def dense(posterior):
     return spread @ spread.mT
 
 
+def of_the_data(posterior):
+    """The precision of all weights without that of their prior."""
+    return torch.linalg.inv(dense(posterior)) - torch.eye(43, dtype=F64)
+
+
 @pytest.mark.parametrize(
     ("where", "names"),
     [
@@ -72,7 +72,7 @@ def dense(posterior):
         (("0.bias", "2.w*"), ["0.bias", "2.weight"]),
     ],
 )
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+@every_structure
 def test_where_selects_the_random_tensors(where, names, structure):
     posterior = fitted(where=where, structure=structure)
     assert list(posterior.covariance.shapes) == names
@@ -103,7 +103,7 @@ def test_a_last_layer_posterior_is_a_block_of_the_full_precision():
     assert_close(torch.linalg.inv(dense(last)), block, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+@every_structure
 @pytest.mark.parametrize("where", ["*", "last"])
 def test_the_function_has_the_variance_of_its_linearization(structure, where):
     model = net()
@@ -243,11 +243,6 @@ def test_a_learned_scale_is_shared_by_a_layer():
     assert all(scales[name] == pytest.approx(1.0) for name in ("0.bias", "2.weight", "2.bias"))
 
 
-def test_the_prior_of_a_point_cannot_be_learned():
-    with pytest.raises(ValueError, match=r"'0\.weight' is a point here .*learn=False"):
-        fitted(where="last", prior_rules=bayou.Normal(1.0, learn=True))
-
-
 def test_the_center_is_the_point_of_the_start():
     start = bayou.MAP(steps=7, batch_size=8, log_every=1)
     point = bayou.fit(net(), rows(), method=start, progress=False, seed=3)
@@ -272,7 +267,7 @@ def test_the_prior_of_weight_decay_is_the_prior_of_laplace():
     assert math.exp(-2 * float(prior.log_scale)) == pytest.approx(N * 0.01)
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+@every_structure
 def test_pretrained_networks_with_norms_and_dropout(structure):
     """In eval mode, whatever mode they are handed over in; neither weights nor running statistics
     move.
@@ -311,9 +306,7 @@ def test_curvature_is_scaled_to_rows_that_a_loader_drops():
     x, y = rows()
     posterior = fitted(data=DataLoader(TensorDataset(x, y), 10, drop_last=True))
     few = fitted(data=(x[:20], y[:20]))
-    eye = torch.eye(43, dtype=F64)
-    data = torch.linalg.inv(dense(few)) - eye
-    assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 20, rtol=1e-8, atol=1e-9)
+    assert_close(of_the_data(posterior), of_the_data(few) * N / 20, rtol=1e-8, atol=1e-9)
 
 
 class Stopping(Dataset[tuple[Tensor, int]]):
@@ -342,22 +335,18 @@ def test_ctrl_c_extrapolates_the_curvature_so_far():
     assert posterior.stopped == "interrupted"
     x, y = rows()
     few = fitted(data=(x[:16], y[:16]))
-    eye = torch.eye(43, dtype=F64)
-    data = torch.linalg.inv(dense(few)) - eye
-    assert_close(torch.linalg.inv(dense(posterior)) - eye, data * N / 16, rtol=1e-8, atol=1e-9)
+    assert_close(of_the_data(posterior), of_the_data(few) * N / 16, rtol=1e-8, atol=1e-9)
     with pytest.raises(KeyboardInterrupt):
         fitted(data=Stopping(before), batch_size=8)
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "kronecker", "full"])
+@every_structure
 def test_many_outputs_do_not_cost_a_backward_pass_each(structure):
     calls = []
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 101)).double()
     model[1].register_full_backward_hook(lambda *_: calls.append(1))
     x, y = torch.randn(8, 3, dtype=F64), torch.arange(8)
-    bayou.fit(
-        model, (x, y), bayou.Laplace(structure, start=None), prior=bayou.Normal(), progress=False
-    )
+    fitted(model, (x, y), structure=structure, prior_rules=bayou.Normal())
     assert len(calls) <= 4  # with checks of the first batch
 
 
@@ -367,24 +356,6 @@ def test_a_full_covariance_has_a_limit():
         ValueError, match=r"16,003 weights has 256,096,009 entries; at most 5,000.*where='last'"
     ):
         fitted(model, start=bayou.MAP(steps=10**6))  # before the start is run
-
-
-def test_priors_must_be_normal():
-    with pytest.raises(
-        ValueError, match=r"needs Normal priors, and the prior of '0\.weight' is a BoundStudentT"
-    ):
-        fitted(prior_rules=bayou.priors.StudentT())
-    fitted(prior_rules={"0.*": bayou.priors.StudentT(), "*": bayou.Normal()}, where="2.*")
-    with pytest.raises(ValueError, match="BoundDensity"):
-        fitted(
-            prior_rules=DensityPrior(lambda w: -w.square().flatten(-2).sum(-1)), where="*.weight"
-        )
-
-
-def test_a_flat_prior_over_directions_without_data_is_an_error():
-    """Softmax does not see a common shift of the logits: only the prior holds it."""
-    with pytest.raises(ValueError, match=r"not positive definite.*Normal\(1\.0\)"):
-        fitted(prior_rules=bayou.Normal(1e30))
 
 
 @pytest.mark.filterwarnings(
@@ -398,7 +369,7 @@ def test_a_tensor_that_is_never_used_is_an_error():
     assert "idle" not in fitted(model, where=("0.*", "2.*")).covariance.shapes
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+@every_structure
 def test_curvature_that_is_not_finite_is_named(structure):
     model = net()
     model[2].weight.data[0, 0] = torch.inf
@@ -421,9 +392,46 @@ def test_curvature_that_is_not_finite_is_named(structure):
         )
 
 
-def test_probit_is_for_classes():
-    with pytest.raises(ValueError, match="probit predictions are for classes"):
-        fitted(predictive="probit", likelihood=bayou.Gaussian(), data=(rows()[0], rows()[0][:, :3]))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"where": "last", "prior_rules": bayou.Normal(1.0, learn=True)},
+            r"'0\.weight' is a point here .*learn=False",
+        ),
+        (
+            {"prior_rules": bayou.priors.StudentT()},
+            r"needs Normal priors, and the prior of '0\.weight' is a BoundStudentT",
+        ),
+        (
+            {
+                "prior_rules": DensityPrior(lambda w: -w.square().flatten(-2).sum(-1)),
+                "where": "*.weight",
+            },
+            "BoundDensity",
+        ),
+        # softmax does not see a common shift of the logits: only the prior holds it
+        ({"prior_rules": bayou.Normal(1e30)}, r"not positive definite.*Normal\(1\.0\)"),
+        (
+            {
+                "predictive": "probit",
+                "likelihood": bayou.Gaussian(),
+                "data": (rows()[0], rows()[0][:, :3]),
+            },
+            "probit predictions are for classes",
+        ),
+    ],
+)
+def test_unsuitable_priors_and_predictions_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(**options)
+
+
+def test_a_point_may_have_any_prior():
+    fitted(prior_rules={"0.*": bayou.priors.StudentT(), "*": bayou.Normal()}, where="2.*")
+
+
+def test_ways_of_predicting_are_checked():
     posterior = fitted()
     with pytest.raises(ValueError, match="predictive must be one of"):
         posterior.predict(rows()[0], predictive="closed")
@@ -436,8 +444,6 @@ def test_a_wide_prior_in_float32_has_a_positive_precision():
     torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     x = torch.linspace(-10, 10, 20)[:, None]
-    method, prior = bayou.Laplace("full", start=None), bayou.Normal(30.0)
-    posterior = bayou.fit(
-        wide, (x, x.sin()), method, likelihood=bayou.Gaussian(1e-3), prior=prior, progress=False
-    )
+    likelihood, prior = bayou.Gaussian(1e-3), bayou.Normal(30.0)
+    posterior = fitted(wide, (x, x.sin()), likelihood=likelihood, prior_rules=prior)
     assert posterior.predict(x, 10, seed=0).mean.isfinite().all()

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
 from bayou.posteriors.masked import Masks
@@ -88,19 +87,12 @@ def test_functional_dropout_is_found(options):
     outputs = posterior.predict(x, samples=40, seed=0).outputs
     assert len(outputs[:, 0, 0].unique()) > 20
     assert torch.equal(x, before)
-    plain = bayou.fit(posterior.target.net, make_data(), method=bayou.MAP(steps=1, lr=1e-300),
-                      likelihood=bayou.Gaussian(0.1), progress=False).predict(x).outputs[0]  # fmt: skip
+    point = fitted(posterior.target.net, bayou.MAP(steps=1, lr=1e-300))
+    plain = point.predict(x).outputs[0]
     spread = outputs.std(0) / 40**0.5
     assert (
         (outputs.mean(0) - plain).abs() < 5 * spread
     ).all()  # the last layer is linear: dropout keeps its mean
-
-
-def test_a_network_without_dropout_is_refused():
-    with pytest.raises(
-        ValueError, match="Sequential calls no dropout in eval mode; put nn.Dropout"
-    ):
-        fitted(nn.Sequential(nn.Linear(2, 1)), bayou.MCDropout(SHORT))
 
 
 @pytest.mark.parametrize("start", [SHORT, None])
@@ -115,13 +107,28 @@ def test_dropout_that_drops_nothing_is_refused(start):
     fitted(net, bayou.MCDropout(start))
 
 
-def test_dropout_that_writes_into_the_input_of_the_network_is_refused():
-    """With masks it would write at every draw, and the next draw would see what the last one
-    left.
-    """
-    net = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(2, 1))
-    with pytest.raises(ValueError, match="modifies its input x"):
-        fitted(net, bayou.MCDropout(None))
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (
+            nn.Sequential(nn.Linear(2, 1)),
+            "Sequential calls no dropout in eval mode; put nn.Dropout",
+        ),
+        # with masks it would write at every draw, and the next draw would see what the last one left
+        (
+            nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(2, 1)),
+            "modifies its input x",
+        ),
+        (
+            Wrapped(nn.Dropout(0.5), call=lambda layer, x: layer(x.unsqueeze(0))[0]),
+            r"dropout call 0 sees \(1, 8, 4\).*batch_first",
+        ),
+        (Wrapped(nn.Dropout1d(0.5)), r"dropout1d got an input \(8, 4\).*one example"),
+    ],
+)
+def test_unsuitable_networks_are_refused(net, words):
+    with pytest.raises(ValueError, match=words):
+        fitted(net, bayou.MCDropout(SHORT))
 
 
 class Hidden(nn.Module):
@@ -257,22 +264,11 @@ def test_mask_of_attention_is_the_same_for_all_rows_and_drops_at_its_rate():
         layer(x[0], x[0], x[0])
 
 
-def test_dropout_before_the_rows_are_first_is_an_error():
-    call = lambda layer, x: layer(x.unsqueeze(0))[0]  # noqa: E731
-    with pytest.raises(ValueError, match=r"dropout call 0 sees \(1, 20, 4\).*batch_first"):
-        fitted(
-            Wrapped(nn.Dropout(0.5), call=call),
-            bayou.MCDropout(SHORT),
-            DataLoader(TensorDataset(*make_data()), 20),
-        )
-    with pytest.raises(ValueError, match=r"dropout1d got an input \(8, 4\).*one example"):
-        fitted(Wrapped(nn.Dropout1d(0.5)), bayou.MCDropout(SHORT))
-
-
-def frozen(*layers):
-    """A network with weights that stand for trained ones."""
+def dropout_network():
+    """With weights that stand for trained ones."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
+        layers = nn.Dropout(0.2), nn.Linear(2, 4), nn.Tanh(), nn.Dropout(0.4), nn.Linear(4, 1)
         net = nn.Sequential(*layers).to(F64)
         with torch.no_grad():
             for parameter in net.parameters():
@@ -284,12 +280,10 @@ def numbers(net):
     return {name: value.numpy().copy() for name, value in net.state_dict().items()}
 
 
-def pretrained(net, method, rows=6):
+def pretrained(net, method):
     """The posterior of a network as it is, which must not be touched."""
     before, modes = numbers(net), [module.training for module in net.modules()]
-    posterior = bayou.fit(
-        net, make_data(rows), method=method, likelihood=bayou.Gaussian(0.1), progress=False
-    )
+    posterior = fitted(net, method, make_data(6))
     for name, value in net.state_dict().items():
         assert value.numpy().tobytes() == before[name].tobytes(), name
     assert [module.training for module in net.modules()] == modes
@@ -321,10 +315,6 @@ def nearest(outputs, values):
     distance = abs(outputs[:, None] - values[None]).max(2)
     assert distance.min(1).max() < 1e-12
     return distance.argmin(1)
-
-
-def dropout_network():
-    return frozen(nn.Dropout(0.2), nn.Linear(2, 4), nn.Tanh(), nn.Dropout(0.4), nn.Linear(4, 1))
 
 
 def by_hand(x, rates):
@@ -388,15 +378,14 @@ def test_every_dropout_layer_has_the_outcomes_that_torch_has(layer, shape, outco
     with torch.no_grad():
         net[3].weight.copy_(torch.eye(count))
     x = torch.randn(2, count, generator=torch.Generator().manual_seed(0), dtype=F64)
-    likelihood, method = bayou.Gaussian(0.1), bayou.MCDropout(start=None)
-    posterior = bayou.fit(net, (x, x), method=method, likelihood=likelihood, progress=False)
+    posterior = fitted(net, bayou.MCDropout(start=None), (x, x))
 
-    def distinct(outputs):
+    def outcomes_of(outputs):
         return outputs.mul(1e9).round().unique(dim=0)
 
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        theirs = distinct(torch.stack([net.train()(x[:1])[0] for _ in range(800)]))
-    ours = distinct(posterior.predict(x[:1], samples=800, seed=0).outputs[:, 0])
+        theirs = outcomes_of(torch.stack([net.train()(x[:1])[0] for _ in range(800)]))
+    ours = outcomes_of(posterior.predict(x[:1], samples=800, seed=0).outputs[:, 0])
     assert len(theirs) == outcomes
     assert torch.equal(ours, theirs)

@@ -25,6 +25,10 @@ def rows(n, seed):
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
 
 
+def classes(net, prior=None):
+    return Target.build(net, Categorical(), prior, 200)
+
+
 def deep(width=50):
     torch.manual_seed(0)
     hidden = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
@@ -56,7 +60,7 @@ def test_a_large_network_with_few_rows_learns(method):
     ],
 )
 def test_small_networks_and_given_settings_are_not_adapted(net, prior, options):
-    target = Target.build(net, Categorical(), prior, 200)
+    target = classes(net, prior)
     for method in (bayou.VI(**options), bayou.IVON(**options)):
         same, still = method.adapt_to_size(target)
         assert same is method
@@ -64,7 +68,7 @@ def test_small_networks_and_given_settings_are_not_adapted(net, prior, options):
 
 
 def test_given_settings_of_a_large_network_stay():
-    target = Target.build(deep(), Categorical(), None, 200)
+    target = classes(deep())
     method, changed = bayou.VI(lr=0.002, warmup=0.1, start=bayou.MAP(steps=2)).adapt_to_size(target)
     assert (method.lr, method.scale_lr, method.warmup, method.start) == (
         0.002,
@@ -79,17 +83,17 @@ def test_given_settings_of_a_large_network_stay():
 def test_wide_layers_have_a_smaller_learning_rate():
     wide = nn.Sequential(nn.Linear(10, 800), nn.ReLU(), nn.Linear(800, 10))
     for net, lr in ((deep(), 0.01), (wide, 0.0032)):
-        method, _ = bayou.VI().adapt_to_size(Target.build(net, Categorical(), None, 200))
+        method, _ = bayou.VI().adapt_to_size(classes(net))
         assert method.lr == pytest.approx(lr)
         assert method.scale_lr == 0.01
     wide[2].requires_grad_(False)
-    assert bayou.VI().adapt_to_size(Target.build(wide, Categorical(), None, 200))[0].lr == 0.01
+    assert bayou.VI().adapt_to_size(classes(wide))[0].lr == 0.01
 
 
 def test_frozen_weights_are_not_counted():
     net = deep()
     net[2].requires_grad_(False)
-    target = Target.build(net, Categorical(), None, 200)
+    target = classes(net)
     assert bayou.VI().adapt_to_size(target)[1] is target
 
 
