@@ -4,6 +4,7 @@ METHODS.
 
 import copy
 import functools
+import itertools
 
 import pytest
 import torch
@@ -83,8 +84,11 @@ METHODS = {
 }
 # Methods that need something of a network name it here; the others get a plain one.
 NEEDS = {
-    "SWAG, batch norm": "batch norm", "MCDropout": "dropout", "Ensemble of MCDropout": "dropout", "TFB": "adapter"
-}  # fmt: skip
+    "SWAG, batch norm": lambda: nn.BatchNorm1d(12),
+    "MCDropout": lambda: nn.Dropout(0.3),
+    "Ensemble of MCDropout": lambda: nn.Dropout(0.3),
+    "TFB": lambda: Adapter(12),
+}
 # Methods that are to learn a prior have it here; the others get the default.
 LEARNED = ("VI, prior by unit", "Laplace, prior by unit", "Annealed, prior by unit")
 PRIORS = dict.fromkeys(LEARNED, bayou.Normal("fan_in", learn="units"))
@@ -97,35 +101,22 @@ class Adapter(nn.Module):
 
     def __init__(self, width, rank=2):
         super().__init__()
-        self.lora_A, self.lora_B = (
-            nn.Linear(width, rank, bias=False),
-            nn.Linear(rank, width, bias=False),
-        )
+        self.lora_A = nn.Linear(width, rank, bias=False)
+        self.lora_B = nn.Linear(rank, width, bias=False)
 
     def forward(self, x):
-        out = x + self.lora_B(self.lora_A(x))
-        return out
+        return x + self.lora_B(self.lora_A(x))
 
 
 def make_net(name="", dtype=torch.float64):
     """A convolution and a dense layer, with a dropout, batch norm or adapter between them where the
     method needs it.
     """
-
-    extra = {
-        "dropout": lambda: nn.Dropout(0.3),
-        "batch norm": lambda: nn.BatchNorm1d(12),
-        "adapter": lambda: Adapter(12),
-    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = [
-            nn.Conv2d(1, 3, 3),
-            nn.Flatten(),
-            nn.Tanh(),
-            *([extra[NEEDS[name]]()] if name in NEEDS else []),
-        ]
-        return nn.Sequential(*layers, nn.Linear(12, CLASSES)).to(dtype)
+        between = [NEEDS[name]()] if name in NEEDS else []
+        layers = nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Tanh(), *between, nn.Linear(12, CLASSES)
+        return nn.Sequential(*layers).to(dtype)
 
 
 def make_data(rows=ROWS, dtype=torch.float64):
@@ -133,11 +124,10 @@ def make_data(rows=ROWS, dtype=torch.float64):
     return torch.randn(rows, 1, 4, 4, generator=generator).to(dtype), torch.arange(rows) % CLASSES
 
 
-def fitted(name, dtype=torch.float64, **options):
+def fitted(name, dtype=torch.float64, net=None, **options):
     options = {"prior": PRIORS.get(name), "progress": False} | options
-    return bayou.fit(
-        make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), **options
-    )
+    net = net or make_net(name, dtype)
+    return bayou.fit(net, make_data(dtype=dtype), method=METHODS[name](), **options)
 
 
 @functools.cache
@@ -148,9 +138,7 @@ def once(name):
 
 
 def same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+    assert_close(a, b, rtol=0, atol=0)
 
 
 def close(a, b):
@@ -234,7 +222,7 @@ def test_mean_std_module_and_chains_are_of_the_draws(name):
         )
 
 
-def assert_moments(posterior, n=1000):
+def assert_moments(posterior):
     """Mean and std of draws within 5 standard errors, and of points exactly; of every tensor that
     is drawn.
     """
@@ -250,18 +238,15 @@ def assert_moments(posterior, n=1000):
             posterior.std()
         return
     points = posterior.draws is not None
-    draws, mean, std = (
-        posterior.sample(posterior.draws or n, seed=0),
-        posterior.mean(),
-        posterior.std(),
-    )
+    draws = posterior.sample(posterior.draws or 1000, seed=0)
+    mean, std = posterior.mean(), posterior.std()
     assert {*mean} == {*std} == {key for key, value in draws.items() if value.is_floating_point()}
     for key, drawn in ((key, draws[key]) for key in mean):
         assert mean[key].shape == std[key].shape == drawn.shape[1:]
         assert not mean[key].requires_grad
         assert not std[key].requires_grad
         error, spread = drawn - mean[key], (drawn - mean[key]).square()
-        allowed = 0.0 if points else 5 / n**0.5
+        allowed = 0.0 if points else 5 / 1000**0.5
         assert (error.mean(0).abs() <= allowed * std[key] + 1e-10).all(), key
         assert (
             (spread.mean(0) - std[key].square()).abs()
@@ -303,9 +288,7 @@ def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alon
     torch.manual_seed(2)
     state, net = torch.get_rng_state(), make_net(name)
     before = copy.deepcopy(net.state_dict())
-    again = bayou.fit(
-        net, make_data(), method=METHODS[name](), prior=PRIORS.get(name), progress=False
-    )
+    again = fitted(name, net=net)
     assert torch.equal(torch.get_rng_state(), state)
     same(dict(net.state_dict()), before)
     same(first.sample(2, seed=0), again.sample(2, seed=0))
@@ -353,7 +336,7 @@ def test_a_stopped_run_continues_bit_for_bit(name, tmp_path, monkeypatch):
     bit for bit.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_file", after(2, checkpoints.write_file, stop))
+        patch.setattr(checkpoints, "write_file", killed_after(2, checkpoints.write_file))
         with pytest.raises(Killed):
             fitted(name, checkpoint=tmp_path / "stopped")
     same_run(fitted(name, checkpoint=tmp_path / "stopped"), once(name))
@@ -363,27 +346,22 @@ def test_a_stopped_run_continues_bit_for_bit(name, tmp_path, monkeypatch):
 
 def same_run(a, b):
     same(a.sample(3, seed=0), b.sample(3, seed=0))
-    histories = [
+    one, two = (
         [{k: v for k, v in record.items() if k != "seconds"} for record in p.history]
         for p in (a, b)
-    ]
-    assert histories[0] == histories[1]
+    )
+    assert one == two
 
 
-def after(count, function, then):
-    """A function that does something else too, once it has been called so many times: most of the
-    work is to come.
+def killed_after(count, function):
+    """A function that ends the run once it has been called so many times: most of the work is to
+    come.
     """
-    calls = [0]
+    calls = itertools.count(1)
 
     def watched(*args, **kwargs):
         function(*args, **kwargs)
-        calls[0] += 1
-        if calls[0] == count:
-            then()
+        if next(calls) == count:
+            raise Killed
 
     return watched
-
-
-def stop():
-    raise Killed

@@ -36,7 +36,6 @@ def random_training(
     event,
     steps,
     seed=0,
-    lr=0.02,
     rows=64,
 ):
     """A few Adam steps in place, towards a shifted, correlated Gaussian; whether any parameter has
@@ -55,7 +54,7 @@ def random_training(
         torch.eye(size).to(like)
         + 0.4 * rng.normal(size, (size,), like, rng.fold(seed, "mixing")) / size**0.5
     )
-    optimizer = torch.optim.Adam(parameters, lr=lr)
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
     training = transform.training
     transform.train()
     for step in range(steps):

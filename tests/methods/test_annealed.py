@@ -13,7 +13,7 @@ from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 
 import bayou
-from bayou import flows
+from bayou import VI, flows
 from bayou.methods import annealed
 from bayou.methods.annealed import Annealed
 from bayou.posteriors import Empirical, Guided
@@ -24,13 +24,13 @@ F64 = torch.float64
 NOISE = 0.3
 SHORT = {"steps": 400, "lr": 3e-2, "schedule": "cosine", "batch_size": 30}
 FAMILIES = {
-    "MeanField": lambda: bayou.VI(bayou.MeanField(), **SHORT),
-    "MNF": lambda: bayou.VI(bayou.MNF(), **SHORT),
-    "MNF, published": lambda: bayou.VI(bayou.MNF("iaf", auxiliary="paper"), **SHORT),
-    "MNF, mixture": lambda: bayou.VI(bayou.MNF(None, components=2), **SHORT),
-    "LowRank": lambda: bayou.VI(bayou.LowRank(2), **SHORT),
-    "JointFlow": lambda: bayou.VI(bayou.JointFlow(), **SHORT),
-    "Inducing": lambda: bayou.VI(bayou.Inducing(5), **SHORT),
+    "MeanField": lambda: VI(bayou.MeanField(), **SHORT),
+    "MNF": lambda: VI(bayou.MNF(), **SHORT),
+    "MNF, published": lambda: VI(bayou.MNF("iaf", auxiliary="paper"), **SHORT),
+    "MNF, mixture": lambda: VI(bayou.MNF(None, components=2), **SHORT),
+    "LowRank": lambda: VI(bayou.LowRank(2), **SHORT),
+    "JointFlow": lambda: VI(bayou.JointFlow(), **SHORT),
+    "Inducing": lambda: VI(bayou.Inducing(5), **SHORT),
     "IVON": lambda: bayou.IVON(**SHORT | {"lr": 0.01}, hessian=100.0),
     "Laplace": lambda: bayou.Laplace("full", start=bayou.MAP(**SHORT)),
     "Laplace, diagonal": lambda: bayou.Laplace("diagonal", start=bayou.MAP(**SHORT)),
@@ -58,14 +58,14 @@ def exact():
     return float(evidence), covariance @ (x.mT @ y / NOISE**2)[:, 0], covariance
 
 
-def fitted(method, **options):
-    net, data = regression()
+def fitted(method, net=None, **options):
+    linear, data = regression()
     options = {
         "likelihood": bayou.Gaussian(NOISE),
         "prior": bayou.Normal(1.0),
         "progress": False,
     } | options
-    return bayou.fit(net, data, method=method, **options)
+    return bayou.fit(net or linear, data, method=method, **options)
 
 
 LONG = ("MNF", "MNF, mixture", "LowRank", "JointFlow", "Inducing", "IVON", "Laplace, diagonal")
@@ -127,7 +127,7 @@ def test_coordinates_of_mnf_have_the_density_by_the_inverse_flow(
     options,
 ):
     """log q(W, z) by the coordinates, and by log q(z) through the inverse and log N(W; zM, σ²)."""
-    posterior = fitted(bayou.VI(bayou.MNF(**options), steps=20))
+    posterior = fitted(VI(bayou.MNF(**options), steps=20))
     guide = posterior.bayesian.eval().guides[0]
     drawn, v = guide.coordinates(5, 1)
     assert_close(drawn, guide.sample(5, 1))
@@ -144,7 +144,7 @@ def test_coordinates_of_mnf_have_the_density_by_the_inverse_flow(
 
 @pytest.mark.slow
 def test_more_temperatures_are_a_better_bound():
-    method = bayou.VI(bayou.MeanField(), steps=200, lr=1e-2)  # which has not arrived
+    method = VI(bayou.MeanField(), steps=200, lr=1e-2)  # which has not arrived
     found = [
         fitted(Annealed(method, draws=200, temperatures=count, leapfrogs=5))
         for count in (1, 5, 400)
@@ -166,15 +166,14 @@ def test_learned_noise_and_prior_and_frozen_weights_stay(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     net[0].bias.requires_grad_(False)
     data = regression()[1]
-    of = bayou.VI(bayou.MNF(), steps=15, lr=1e-2)
+    of = VI(bayou.MNF(), steps=15, lr=1e-2)
     options = {
         "likelihood": bayou.Gaussian(0.5, learn=True),
         "prior": bayou.Normal("fan_in", learn="units"),
+        "net": net,
     }
-    posterior = bayou.fit(
-        net, data, method=Annealed(of, draws=6, temperatures=4), progress=False, **options
-    )
-    q = bayou.fit(net, data, method=of, progress=False, seed=part_seed(0, "start"), **options)
+    posterior = fitted(Annealed(of, draws=6, temperatures=4), **options)
+    q = fitted(of, seed=part_seed(0, "start"), **options)
     assert torch.equal(posterior.target.likelihood.log_scale, q.target.likelihood.log_scale)
     assert not posterior.target.learned_priors
     for name, prior in q.bound_priors().items():
@@ -192,7 +191,7 @@ def test_learned_noise_and_prior_and_frozen_weights_stay(tmp_path):
 
 def test_learned_priors_must_be_normal():
     with pytest.raises(ValueError, match="only be kept where it is Normal"):
-        fitted(Annealed(bayou.VI(steps=10**9)), prior=bayou.priors.ScaleMixture(learn=True))
+        fitted(Annealed(VI(steps=10**9)), prior=bayou.priors.ScaleMixture(learn=True))
 
 
 def test_flows_with_estimated_densities_are_errors():
@@ -202,11 +201,11 @@ def test_flows_with_estimated_densities_are_errors():
     made = estimated(3)
     assert made.label.kind is not flows.Ladj.exact
     with pytest.raises(ValueError, match="no density that is known exactly"):
-        fitted(Annealed(bayou.VI(bayou.MNF(estimated), steps=2), draws=2, temperatures=2))
+        fitted(Annealed(VI(bayou.MNF(estimated), steps=2), draws=2, temperatures=2))
 
 
 def test_ctrl_c_returns_the_family_and_the_same_call_continues(tmp_path, monkeypatch):
-    method = Annealed(bayou.VI(steps=20), draws=4, temperatures=6, leapfrogs=2, checkpoint_every=2)
+    method = Annealed(VI(steps=20), draws=4, temperatures=6, leapfrogs=2, checkpoint_every=2)
     whole = fitted(method)
     plain = annealed.beta_schedule
 

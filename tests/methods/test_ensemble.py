@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bayou
+from bayou import MAP, Ensemble
 from bayou.core import rng
 from bayou.inference import initial_weights, members
 from bayou.inference.members import draw_anchor, draw_targets, member_seed
@@ -19,11 +20,12 @@ from bayou.inference.modes import Modes
 from bayou.inference.point import PointModel
 from bayou.network.target import Target
 from bayou.posteriors import Empirical, Mixture
+from tests.methods.draws import normal
 
 F64 = torch.float64
 ROWS = 24
-SHORT = bayou.MAP(steps=12, batch_size=8, lr=0.01, checkpoint_every=3)
-STILL = bayou.MAP(steps=1, lr=1e-300)
+SHORT = MAP(steps=12, batch_size=8, lr=0.01, checkpoint_every=3)
+STILL = MAP(steps=1, lr=1e-300)
 NOISE = 0.4
 PRIOR = 0.8
 
@@ -35,7 +37,7 @@ def make_net(*extra):
 
 
 def make_data(rows=ROWS):
-    x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+    x = normal(rows, 2, seed=1)
     return x, (x[:, :1] * 2).sin() + 0.1 * x[:, 1:]
 
 
@@ -54,7 +56,7 @@ def ensemble(count, net=None, data=None, **options):
     settings.
     """
     settings = {key: options.pop(key) for key in ("of", "init", "parallel") if key in options}
-    return fitted(bayou.Ensemble(count, **({"of": SHORT} | settings)), net, data, **options)
+    return fitted(Ensemble(count, **({"of": SHORT} | settings)), net, data, **options)
 
 
 def select(posterior, rows):
@@ -62,9 +64,7 @@ def select(posterior, rows):
 
 
 def same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+    assert_close(a, b, rtol=0, atol=0)
 
 
 class Items(Dataset):
@@ -135,7 +135,7 @@ def worn(kind):
     )
     if kind == "trained":
         net[1] = nn.Tanh()
-        return fitted(bayou.MAP(steps=100, lr=0.1), net, prior=bayou.Normal(9.0)).to_module()
+        return fitted(MAP(steps=100, lr=0.1), net, prior=bayou.Normal(9.0)).to_module()
     if kind == "statistics":
         net(make_data()[0])
     elif kind == "norm":
@@ -322,14 +322,14 @@ LONG = {"steps": 15, "batch_size": 7, "lr": 0.01}  # 24 rows: batches of 7, 7, 7
 @pytest.mark.parametrize(
     ("of", "options"),
     [
-        (bayou.MAP(**LONG), {}),
+        (MAP(**LONG), {}),
         (
             bayou.MLE(**LONG, clip=0.5, schedule="cosine"),
             {"likelihood": bayou.Gaussian(0.3, learn=True)},
         ),
-        (bayou.MAP(**LONG, l2=0.01), {}),
-        (bayou.MAP(**(LONG | {"batch_size": 100})), {"init": "keep"}),
-        (bayou.MAP(**LONG), {"data": Items(), "frozen": True}),
+        (MAP(**LONG, l2=0.01), {}),
+        (MAP(**(LONG | {"batch_size": 100})), {"init": "keep"}),
+        (MAP(**LONG), {"data": Items(), "frozen": True}),
     ],
 )
 def test_stacked_members_are_the_sequential_ones(of, options):
@@ -350,7 +350,7 @@ def test_stacked_members_are_the_sequential_ones(of, options):
 def test_clipping_is_per_member():
     """One member with a huge gradient must not shorten the steps of the others."""
     start = iter([1e3, 1.0, 1e3, 1.0])
-    method = bayou.Ensemble(
+    method = Ensemble(
         2,
         of=bayou.MLE(**(LONG | {"steps": 3, "clip": 1.0})),
         init=lambda n: n[2].weight.mul_(next(start)),
@@ -364,9 +364,9 @@ def test_clipping_is_per_member():
     ("method", "net", "words"),
     [
         (bayou.VI(steps=2), None, "MLE and MAP"),
-        (bayou.MAP(steps=2, max_norm=1.0), None, "max_norm"),
-        (bayou.MAP(steps=2, validation=0.3), None, "validation"),
-        (bayou.MAP(steps=2, optimizer=torch.optim.SGD), None, "optimizer"),
+        (MAP(steps=2, max_norm=1.0), None, "max_norm"),
+        (MAP(steps=2, validation=0.3), None, "validation"),
+        (MAP(steps=2, optimizer=torch.optim.SGD), None, "optimizer"),
         (SHORT, lambda: make_net(nn.BatchNorm1d(5)), "running statistics"),
         (SHORT, lambda: Recurrent(), "cannot be mapped"),
         (SHORT, lambda: Counting(), "'calls' changes"),
@@ -405,7 +405,7 @@ class Counting(nn.Module):
 
 def test_stacked_members_have_their_own_dropout():
     """From the same weights and on full batches, dropout is all that can tell members apart."""
-    method = bayou.Ensemble(3, of=bayou.MLE(steps=3), parallel="vmap", init="keep")
+    method = Ensemble(3, of=bayou.MLE(steps=3), parallel="vmap", init="keep")
     for extra, different in (((), 1), ((nn.Dropout(0.5),), 3)):
         found = fitted(method, make_net(*extra)).stack["0.weight"]
         assert (
@@ -417,7 +417,7 @@ def test_stacked_members_have_their_own_dropout():
 def test_stacked_training_continues_after_ctrl_c_within_an_epoch(
     tmp_path,
 ):
-    method = bayou.Ensemble(2, of=bayou.MAP(steps=14, batch_size=7, lr=0.01), parallel="vmap")
+    method = Ensemble(2, of=MAP(steps=14, batch_size=7, lr=0.01), parallel="vmap")
     whole = fitted(method, data=Items())
     data = Items(120)
     posterior = fitted(method, data=data, checkpoint=tmp_path / "run")
@@ -430,7 +430,7 @@ def test_stacked_training_continues_after_ctrl_c_within_an_epoch(
 
 
 def test_finished_members_in_the_folder_are_not_trained_again(tmp_path, monkeypatch):
-    method, folder = bayou.Ensemble(3, of=SHORT), tmp_path / "run"
+    method, folder = Ensemble(3, of=SHORT), tmp_path / "run"
     whole = fitted(method, checkpoint=folder)
     names = ["ensemble.run", "member-000.bayou", "member-001.bayou", "member-002.bayou"]
     assert sorted(path.name for path in folder.iterdir()) == names
@@ -444,11 +444,11 @@ def test_finished_members_in_the_folder_are_not_trained_again(tmp_path, monkeypa
 
 
 def test_folders_of_other_runs_are_errors(tmp_path):
-    method, folder = bayou.Ensemble(2, of=SHORT), tmp_path / "run"
+    method, folder = Ensemble(2, of=SHORT), tmp_path / "run"
     fitted(method, checkpoint=folder)
     for other, options in (
-        (bayou.Ensemble(3, of=SHORT), {}),
-        (bayou.Ensemble(2, of=bayou.MLE(steps=12)), {}),
+        (Ensemble(3, of=SHORT), {}),
+        (Ensemble(2, of=bayou.MLE(steps=12)), {}),
         (method, {"seed": 4}),
         (method, {"data": make_data(20)}),
     ):
@@ -480,7 +480,7 @@ def test_members_that_files_cannot_hold_are_restored_from_their_runs(tmp_path):
 
 
 def test_ctrl_c_returns_the_finished_members(tmp_path):
-    method, items = bayou.Ensemble(3, of=SHORT), 12 * 8 + 8 * 6  # 12 steps of 8 rows, and 6 more
+    method, items = Ensemble(3, of=SHORT), 12 * 8 + 8 * 6  # 12 steps of 8 rows, and 6 more
     whole = fitted(method, data=Items())
     data = Items(items)
     some = fitted(method, data=data, checkpoint=tmp_path / "run")
@@ -529,7 +529,7 @@ def test_members_that_fail_are_named_and_the_others_kept(tmp_path):
 def test_a_mixture_needs_posteriors_of_the_same_tensors():
     data = torch.randn(6, 2), torch.randint(2, (6,))
     nets = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
-    one, two = (bayou.fit(net, data, bayou.MAP(steps=1), progress=False) for net in nets)
+    one, two = (bayou.fit(net, data, MAP(steps=1), progress=False) for net in nets)
     with pytest.raises(ValueError, match="got 2 sets of tensors; to average other posteriors"):
         Mixture([one, two])
     with pytest.raises(ValueError, match="at least one posterior"):
@@ -551,7 +551,7 @@ def linear(rows=12):
 def test_anchored_members_of_a_linear_model_are_draws_of_its_posterior(count, spread):
     """Their mean is that of the posterior for any number; of many, so is their covariance."""
     target, (x, y) = linear()
-    randomized = bayou.Ensemble(count, anchored=spread).randomize(target, y, 0)
+    randomized = Ensemble(count, anchored=spread).randomize(target, y, 0)
     masks = torch.ones(count, len(y), dtype=torch.bool)
     modes = Modes(target, (x, y), masks, [{}] * count, 1e-14, None, *randomized)
     weights = modes.run(300)["weight"].squeeze(1)
@@ -567,7 +567,7 @@ def test_anchored_members_of_a_linear_model_are_draws_of_its_posterior(count, sp
 
 def test_an_anchored_member_is_the_mode_around_its_anchor():
     target, (x, y) = linear()
-    method = bayou.Ensemble(2, of=bayou.MAP(steps=200, lr=0.05), init="keep", anchored=True)
+    method = Ensemble(2, of=MAP(steps=200, lr=0.05), init="keep", anchored=True)
     posterior = method.fit(target, (x, y), seed=3, progress=False)
     weights = posterior.sample(2, seed=0)["weight"]
     precision = x.T @ x / NOISE**2 + torch.eye(3, dtype=F64) / PRIOR**2
@@ -589,17 +589,17 @@ def test_an_anchored_member_is_the_mode_around_its_anchor():
 def test_classes_have_anchors_and_keep_their_labels():
     target = Target.build(nn.Linear(2, 2), bayou.Categorical(), bayou.Normal(1.0), 6)
     labels = torch.arange(6) % 2
-    randomized = bayou.Ensemble(2, anchored=True).randomize(target, labels, 0)
+    randomized = Ensemble(2, anchored=True).randomize(target, labels, 0)
     assert randomized is not None
     anchors, targets = randomized
     assert torch.equal(targets, torch.stack([labels, labels]))
     assert not torch.equal(anchors["weight"][0], anchors["weight"][1])
-    assert bayou.Ensemble(2).randomize(target, labels, 0) is None
+    assert Ensemble(2).randomize(target, labels, 0) is None
 
 
 def test_anchors_need_a_known_noise_and_tensors():
     target, (x, y) = linear()
-    method = bayou.Ensemble(2, of=bayou.MAP(steps=2), init="keep", anchored=True)
+    method = Ensemble(2, of=MAP(steps=2), init="keep", anchored=True)
     learned = Target.build(
         target.net, bayou.Gaussian(NOISE, learn=True), bayou.Normal(PRIOR), len(y)
     )

@@ -3,7 +3,6 @@
 Tolerances are 4.5 Monte-Carlo standard errors, from the effective sample size of what is averaged.
 """
 
-import importlib
 import math
 
 import numpy as np
@@ -12,10 +11,9 @@ import torch
 from torch import nn
 
 import bayou
-from tests.methods.chains import check_moments, conjugate_draws
+from tests.methods.chains import check_moments, conjugate_draws, measures
 from tests.proofs.regression import COVARIANCE, MEAN
 
-measures = importlib.import_module("bayou.metrics.chains")
 F64 = torch.float64
 
 

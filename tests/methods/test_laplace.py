@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import bayou
 from bayou.methods.laplace_run import SCALES
 from bayou.priors import DensityPrior
+from tests.methods.draws import normal
 
 F64 = torch.float64
 N, CLASSES = 24, 3
@@ -26,11 +27,10 @@ def net(*extra, bias=True):
 
 
 def rows(n=N):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(n, 4, generator=generator, dtype=F64), torch.arange(n) % CLASSES
+    return normal(n, 4, seed=1), torch.arange(n) % CLASSES
 
 
-def fitted(model=None, data=None, *, likelihood=None, prior_rules=None, seed=None, **options):
+def fitted(model=None, data=None, *, likelihood=None, prior_rules=None, seed=0, **options):
     method = bayou.Laplace(**({"structure": "full", "start": None} | options))
     settings = {"likelihood": likelihood, "prior": prior_rules, "seed": seed, "progress": False}
     return bayou.fit(model or net(), data or rows(), method, **settings)

@@ -1,6 +1,5 @@
 """Markov chains: their log joint, their start, what is sampled, and how a run ends."""
 
-import importlib
 import os
 import signal
 from dataclasses import replace
@@ -13,19 +12,22 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayou
+from bayou import SGLD
 from bayou.kernels import Joint
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.training.data import as_data
 from bayou.training.seeds import part_seed
+from tests.methods.chains import measures
+from tests.methods.draws import normal
 
-measures = importlib.import_module("bayou.metrics.chains")
 F64 = torch.float64
 N = 24
+LEARNED = bayou.Gaussian(0.3, learn=True)
 
 
 def data(seed=0):
-    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    x = normal(N, 3, seed=seed)
     return x, torch.sin(x[:, :1])
 
 
@@ -50,7 +52,7 @@ def fitted(method, net=None, rows=None, **options):
 
 
 def positions(j, chains=3):
-    noise = torch.randn(chains, len(j.start), generator=torch.Generator().manual_seed(1), dtype=F64)
+    noise = normal(chains, len(j.start), seed=1)
     return j.start + 0.3 * noise
 
 
@@ -122,7 +124,7 @@ def test_a_network_without_vmap_is_evaluated_chain_by_chain():
     j.density([data()], positions(j))
     assert j.loop
     for method in (
-        bayou.SGLD(steps=6, draws=2, chains=2, batch_size=8),
+        SGLD(steps=6, draws=2, chains=2, batch_size=8),
         bayou.NUTS(draws=4, warmup=4, max_depth=2),
     ):
         assert fitted(method, net).stack["rnn.weight_hh_l0"].isfinite().all()
@@ -131,7 +133,7 @@ def test_a_network_without_vmap_is_evaluated_chain_by_chain():
 CHAINS = {"chains": 3, "start": None}
 GRADIENTS = {"chains": 3, "steps": 12, "draws": 4, "batch_size": 8}
 METHODS = {
-    "SGLD": bayou.SGLD(**GRADIENTS),
+    "SGLD": SGLD(**GRADIENTS),
     "PSGLD": bayou.PSGLD(**GRADIENTS, dispersal="prior"),
     "SGHMC": bayou.SGHMC(**GRADIENTS, start=None),
     "HMC": bayou.HMC(**CHAINS, draws=4, warmup=12, leapfrogs=3),
@@ -166,9 +168,8 @@ def test_an_ensemble_starts_one_chain_at_each_member():
     method = bayou.MCLMC(
         chains=3, draws=1, warmup=0, step_size=1e-9, adapt=False, start=members, dispersal=0.0
     )
-    noise = {"likelihood": bayou.Gaussian(0.3, learn=True)}
-    found = fitted(method, seed=3, **noise)
-    points = fitted(members, seed=part_seed(3, "start"), **noise)
+    found = fitted(method, seed=3, likelihood=LEARNED)
+    points = fitted(members, seed=part_seed(3, "start"), likelihood=LEARNED)
     assert_close(found.stack, points.stack, rtol=0, atol=1e-6)
     assert not torch.equal(found.stack["0.weight"][0], found.stack["0.weight"][1])
     with pytest.raises(ValueError, match=r"or in 2 such as Ensemble\(2\), got Ensemble"):
@@ -179,9 +180,7 @@ def test_draws_are_grouped_by_chain_in_order():
     """A chain that forgets nothing between two draws: its neighbors in the stack are its own."""
     with pytest.warns(bayou.MixingWarning, match="R-hat"):
         p = fitted(
-            bayou.SGLD(
-                chains=2, steps=40, draws=40, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0
-            )
+            SGLD(chains=2, steps=40, draws=40, burn_in=0, lr=1e-9, batch_size=8, dispersal=1.0)
         )
     assert (p.chains, p.draws) == (2, 80)
     w = p.stack["0.weight"].flatten(1)
@@ -191,8 +190,8 @@ def test_draws_are_grouped_by_chain_in_order():
 
 def test_a_loader_is_shared_by_all_chains():
     loader = DataLoader(TensorDataset(*data()), batch_size=8, shuffle=True)
-    a = fitted(bayou.SGLD(chains=2, steps=7, draws=2), rows=loader)
-    b = fitted(bayou.SGLD(chains=2, steps=7, draws=2), rows=loader)
+    a = fitted(SGLD(chains=2, steps=7, draws=2), rows=loader)
+    b = fitted(SGLD(chains=2, steps=7, draws=2), rows=loader)
     assert torch.equal(a.stack["0.weight"], b.stack["0.weight"])
     short = DataLoader(TensorDataset(*data()), batch_size=7, drop_last=True)
     with pytest.raises(ValueError, match="drop the last batch"):
@@ -203,7 +202,7 @@ def test_a_loader_is_shared_by_all_chains():
 def test_a_learned_noise_is_sampled_from_its_posterior():
     """With outputs of 0 and a flat prior on log σ, Σy²/σ² ~ χ²(N): mean N, variance 2N."""
     net = nn.Linear(1, 1, bias=False, dtype=F64)
-    y = torch.randn(N, 1, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y = normal(N, 1)
     p = fitted(
         bayou.NUTS(chains=16, draws=80, warmup=60, start=None),
         net,
@@ -226,29 +225,28 @@ def test_chains_take_weights_statistics_and_noise_of_their_start():
     """
     net = mlp(nn.BatchNorm1d(4))
     x, _ = data()
-    started = bayou.SGLD(
+    started = SGLD(
         start=bayou.MAP(steps=50, lr=0.01), steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=2
     )
-    learned = bayou.Gaussian(0.3, learn=True)
-    p = fitted(started, net, likelihood=learned, seed=5)
+    p = fitted(started, net, likelihood=LEARNED, seed=5)
     assert p.network.net[1].running_mean.abs().sum() > 0
     assert float(net[1].running_mean.abs().sum()) == 0
     seed = part_seed(5, "start")
-    again = fitted(started.start, net, likelihood=learned, seed=seed)
+    again = fitted(started.start, net, likelihood=LEARNED, seed=seed)
     assert_close(p.predict(x).outputs[0, ..., 0], again.predict(x).outputs[0], rtol=1e-4, atol=1e-4)
     noise = again.target.likelihood.log_scale.detach()
     assert_close(p.stack["likelihood.log_scale"], noise.expand(2), rtol=1e-4, atol=1e-4)
     assert float(noise) != pytest.approx(np.log(0.3))
-    plain = fitted(bayou.SGLD(steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=1), net.train())
+    plain = fitted(SGLD(steps=2, draws=1, lr=1e-12, dispersal=0.0, chains=1), net.train())
     assert_close(plain.predict(x).outputs[0], net.eval()(x).detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_chains_begin_around_a_point_or_at_the_prior():
     short = {"steps": 1, "draws": 1, "burn_in": 0, "lr": 1e-14, "chains": 2000}
-    near = fitted(bayou.SGLD(dispersal=0.05, **short)).stack["2.bias"]
+    near = fitted(SGLD(dispersal=0.05, **short)).stack["2.bias"]
     assert float(near.std()) == pytest.approx(0.05, rel=0.1)
     prior = fitted(
-        bayou.SGLD(dispersal="prior", **short),
+        SGLD(dispersal="prior", **short),
         prior={"2.*": bayou.Normal(3.0), "*": bayou.Normal(0.1)},
     )
     assert float(prior.stack["2.bias"].std()) == pytest.approx(3, rel=0.1)
@@ -268,7 +266,7 @@ def test_the_history_of_a_run():
     assert p.history[-1]["log_joint"] == pytest.approx(np.mean(values))
 
 
-@pytest.mark.parametrize("method", [bayou.SGLD(), bayou.VI(), bayou.IVON(), bayou.Annealed()])
+@pytest.mark.parametrize("method", [SGLD(), bayou.VI(), bayou.IVON(), bayou.Annealed()])
 def test_at_a_mode_few_rows_are_one_batch_in_fewer_steps(method):
     def plan(rows, own):
         x = torch.zeros(rows, 1)
@@ -277,7 +275,7 @@ def test_at_a_mode_few_rows_are_one_batch_in_fewer_steps(method):
         own = own.of if isinstance(own, bayou.Annealed) else own
         return own.steps, own.batch_size
 
-    short, long = (3333, 3333) if isinstance(method, bayou.SGLD) else (300, 600)
+    short, long = (3333, 3333) if isinstance(method, SGLD) else (300, 600)
     assert plan(512, method) == (short, 512)
     assert plan(513, method) == (long, 128)
     if not isinstance(method, bayou.Annealed):
@@ -299,7 +297,7 @@ class Pressing(nn.Linear):
 
 
 def test_ctrl_c_returns_the_draws_so_far_and_the_same_call_continues(tmp_path):
-    method = bayou.SGLD(chains=2, steps=20, draws=8, burn_in=4, batch_size=8, lr=4e-4)
+    method = SGLD(chains=2, steps=20, draws=8, burn_in=4, batch_size=8, lr=4e-4)
     torch.manual_seed(0)
     net = Pressing(-1)
     whole = fitted(method, net)
@@ -318,7 +316,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_the_same_call_continues(tmp_path):
 
 
 def test_ctrl_c_before_the_first_draw_is_raised(tmp_path):
-    method = bayou.SGLD(chains=2, steps=20, draws=5, burn_in=10, batch_size=8, lr=4e-4)
+    method = SGLD(chains=2, steps=20, draws=5, burn_in=10, batch_size=8, lr=4e-4)
     with pytest.raises(KeyboardInterrupt, match=r"before its first draw \(step 12\)"):
         fitted(method, Pressing(6), checkpoint=tmp_path / "run")
     assert (tmp_path / "run").exists()
@@ -337,7 +335,7 @@ class Square(nn.Module):
 
 def test_divergence_error_names_the_chain_and_has_the_draws_of_others():
     x = torch.ones(4, 1, dtype=F64)
-    method = bayou.SGLD(chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0)
+    method = SGLD(chains=6, steps=50, draws=50, burn_in=0, lr=0.05, dispersal=4.0)
     options = {"rows": (x, x), "likelihood": bayou.Gaussian(1.0), "seed": 2}
     with pytest.raises(
         bayou.methods.DivergenceError, match=r"step \d+: chain \d of SGLD is not finite.*smaller lr"
@@ -359,7 +357,7 @@ def test_divergence_error_names_the_chain_and_has_the_draws_of_others():
 
 def test_divergence_before_the_first_draw_has_no_posterior():
     with pytest.raises(bayou.methods.DivergenceError) as caught:
-        fitted(bayou.SGLD(steps=200, draws=2, lr=10.0))
+        fitted(SGLD(steps=200, draws=2, lr=10.0))
     assert caught.value.posterior is None
     with pytest.raises(FloatingPointError, match="chain 0 is not finite at its start"):
         fitted(bayou.NUTS(draws=2, warmup=2, dispersal=1e200))
@@ -367,4 +365,4 @@ def test_divergence_before_the_first_draw_has_no_posterior():
 
 def test_a_prior_scale_to_learn_is_an_error():
     with pytest.raises(ValueError, match="SGLD cannot learn a prior"):
-        fitted(bayou.SGLD(steps=2, draws=1), prior=bayou.Normal(1.0, learn=True))
+        fitted(SGLD(steps=2, draws=1), prior=bayou.Normal(1.0, learn=True))

@@ -9,8 +9,10 @@ from numpy.testing import assert_allclose
 from torch import nn
 
 import bayou
+from bayou import MLE
 from bayou.inference.point import DECAY, PointModel
 from bayou.network.target import Target
+from tests.methods.draws import normal
 
 F64 = torch.float64
 N, D = 40, 3
@@ -55,7 +57,7 @@ def ridge(penalty):
 
 
 def test_mle_is_least_squares_and_its_noise_the_residual():
-    posterior = fitted(bayou.MLE(**QUICK), bayou.Gaussian(1.0, learn=True))
+    posterior = fitted(MLE(**QUICK), bayou.Gaussian(1.0, learn=True))
     assert_allclose(weights(posterior), ridge(0.0), atol=1e-6)
     residual = np.sqrt(np.mean((Y[:, 0] - X @ ridge(0.0)) ** 2))
     scale = posterior.target.likelihood.log_scale.exp()
@@ -78,34 +80,34 @@ def test_l2_is_weight_decay_on_the_mean_loss_and_the_prior_that_goes_with_it():
 
 def test_max_norm_is_the_best_point_on_the_sphere():
     posterior = fitted(
-        bayou.MLE(max_norm=1.0, steps=300, lr=0.02, schedule="constant", optimizer=torch.optim.SGD)
+        MLE(max_norm=1.0, steps=300, lr=0.02, schedule="constant", optimizer=torch.optim.SGD)
     )
     found = weights(posterior)
     assert np.linalg.norm(found) == pytest.approx(1.0, abs=1e-9)
     gradient = X.T @ (X @ found - Y[:, 0])  # at the optimum it points along the weights
     assert abs(gradient @ found) / np.linalg.norm(gradient) == pytest.approx(1.0, abs=1e-4)
-    loose = fitted(bayou.MLE(max_norm=100.0, **QUICK))
+    loose = fitted(MLE(max_norm=100.0, **QUICK))
     assert_allclose(weights(loose), ridge(0.0), atol=1e-6)
 
 
 def test_input_noise_is_ridge_in_the_mean():
     """E|y − (x + s·ε)w|² = |y − xw|² + N·s²·|w|² (Bishop 1995)."""
-    posterior = fitted(bayou.MLE(steps=1000, lr=0.02, schedule="linear", input_noise=0.5))
+    posterior = fitted(MLE(steps=1000, lr=0.02, schedule="linear", input_noise=0.5))
     assert_allclose(weights(posterior), ridge(N * 0.25), atol=0.05)
     assert np.abs(ridge(N * 0.25) - ridge(0.0)).max() > 0.2
 
 
 @pytest.mark.slow
 def test_weight_noise_does_not_move_the_optimum_of_a_linear_model():
-    posterior = fitted(bayou.MLE(steps=1500, lr=0.02, schedule="linear", weight_noise=0.3))
+    posterior = fitted(MLE(steps=1500, lr=0.02, schedule="linear", weight_noise=0.3))
     assert_allclose(weights(posterior), ridge(0.0), atol=0.05)
-    before = fitted(bayou.MLE(steps=5, weight_noise=0.3)).history[0]["log_likelihood"]
-    assert before != fitted(bayou.MLE(steps=5)).history[0]["log_likelihood"]
+    before = fitted(MLE(steps=5, weight_noise=0.3)).history[0]["log_likelihood"]
+    assert before != fitted(MLE(steps=5)).history[0]["log_likelihood"]
 
 
 def test_gradient_noise_has_the_given_standard_deviation():
     target = Target.build(nn.Linear(100, 100, dtype=F64), bayou.Gaussian(1.0), None, 10)
-    model = PointModel(bayou.MLE(gradient_noise=0.2), target)
+    model = PointModel(MLE(gradient_noise=0.2), target)
     for step in (0, 99):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -118,17 +120,10 @@ def test_gradient_noise_has_the_given_standard_deviation():
 def test_transposed_convolutions_are_constrained_by_output():
     net = nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten(), nn.Linear(27, 2)).double()
     x, y = (
-        torch.randn(12, 2, 2, 2, dtype=F64, generator=torch.Generator().manual_seed(0)),
+        normal(12, 2, 2, 2),
         torch.arange(12) % 2,
     )
-    posterior = bayou.fit(
-        net, (x, y), method=bayou.MLE(steps=60, lr=0.1, max_norm=0.4), progress=False
-    )
+    posterior = bayou.fit(net, (x, y), method=MLE(steps=60, lr=0.1, max_norm=0.4), progress=False)
     by_output = posterior.stack["0.weight"][0].movedim(1, 0).flatten(1).norm(dim=1)
     assert by_output.max() <= 0.4 + 1e-9
     assert posterior.stack["2.weight"][0].norm(dim=1).max() <= 0.4 + 1e-9
-
-
-def test_a_prior_cannot_be_learned_by_a_point():
-    with pytest.raises(ValueError, match="MAP cannot learn a prior"):
-        fitted(bayou.MAP(), prior=bayou.Normal(1.0, learn=True))

@@ -10,7 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayou
+from bayou import MCDropout
 from bayou.posteriors.masked import Masks
+from tests.methods.draws import normal
 
 F64 = torch.float64
 SHORT = bayou.MAP(steps=6, batch_size=8, lr=0.01)
@@ -64,7 +66,7 @@ class Wrapped(nn.Module):
 
 def test_a_draw_is_one_function_of_all_rows():
     net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1))
-    posterior = fitted(net, bayou.MCDropout(SHORT))
+    posterior = fitted(net, MCDropout(SHORT))
     x, _ = make_data(7)
     outputs = posterior.predict(x, samples=9, seed=4).outputs
     assert len(outputs[:, 0, 0].unique()) > 5
@@ -81,7 +83,7 @@ def test_a_draw_is_one_function_of_all_rows():
 
 @pytest.mark.parametrize("options", [{}, {"inplace": True}])
 def test_functional_dropout_is_found(options):
-    posterior = fitted(Functional(**options), bayou.MCDropout(None))
+    posterior = fitted(Functional(**options), MCDropout(None))
     x, _ = make_data(4)
     before = x.clone()
     outputs = posterior.predict(x, samples=40, seed=0).outputs
@@ -101,10 +103,10 @@ def test_dropout_that_drops_nothing_is_refused(start):
     with pytest.raises(
         ValueError, match=r"Sequential has only dropout with a rate of 0; put nn.Dropout"
     ):
-        fitted(net, bayou.MCDropout(start))
-    assert fitted(net, bayou.MCDropout(start, p=0.5)).p == 0.5
+        fitted(net, MCDropout(start))
+    assert fitted(net, MCDropout(start, p=0.5)).p == 0.5
     net[1].p = 0.5
-    fitted(net, bayou.MCDropout(start))
+    fitted(net, MCDropout(start))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_dropout_that_drops_nothing_is_refused(start):
 )
 def test_unsuitable_networks_are_refused(net, words):
     with pytest.raises(ValueError, match=words):
-        fitted(net, bayou.MCDropout(SHORT))
+        fitted(net, MCDropout(SHORT))
 
 
 class Hidden(nn.Module):
@@ -166,28 +168,28 @@ def first_of(layer, x):
 )
 def test_inaccessible_dropout_is_an_error_with_its_name(layer, call, words):
     with pytest.raises(ValueError, match=f"no dropout in eval mode: {words}"):
-        fitted(Wrapped(layer(), call=call), bayou.MCDropout(SHORT))
+        fitted(Wrapped(layer(), call=call), MCDropout(SHORT))
     both = nn.Sequential(nn.Dropout(0.5), Wrapped(layer(), call=call))
     with pytest.raises(ValueError, match=rf"not accessible: 1.{words}; MCDropout\(strict=False\)"):
-        fitted(both, bayou.MCDropout(SHORT))
-    posterior = fitted(both, bayou.MCDropout(None, strict=False))
+        fitted(both, MCDropout(SHORT))
+    posterior = fitted(both, MCDropout(None, strict=False))
     assert len(posterior.predict(make_data(3)[0], samples=20, seed=0).outputs[:, 0, 0].unique()) > 1
 
 
 def test_unused_rates_are_no_error():
     net = Wrapped(nn.Dropout(0.5), dropout_rate=0.5)  # the parent keeps the rate that its part has
-    fitted(net, bayou.MCDropout(None))
+    fitted(net, MCDropout(None))
     single = nn.Sequential(
         nn.Dropout(0.5), Wrapped(nn.LSTM(4, 4, 1, batch_first=True), call=first_of)
     )
     single[1].layer.dropout = 0.3  # between layers, of which there is one
-    fitted(single, bayou.MCDropout(None))
+    fitted(single, MCDropout(None))
 
 
 def test_dropout_of_attention_is_found(tmp_path):
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
     net = Wrapped(layer, call=lambda layer, x: layer(x.unsqueeze(1)))
-    posterior = fitted(net, bayou.MCDropout(SHORT, p=0.3))
+    posterior = fitted(net, MCDropout(SHORT, p=0.3))
     x = make_data(3)[0]
     outputs = posterior.predict(x, samples=20, seed=0).outputs
     assert len(outputs[:, 0, 0].unique()) > 10
@@ -336,7 +338,7 @@ def by_hand(x, rates):
 @pytest.mark.parametrize("rate", [None, 0.6])
 def test_mc_dropout_is_the_sum_over_all_masks(rate):
     """Every draw is the network with one mask, as often as its probability (Gal & Ghahramani)."""
-    posterior = pretrained(dropout_network(), bayou.MCDropout(start=None, p=rate))
+    posterior = pretrained(dropout_network(), MCDropout(start=None, p=rate))
     x, _ = make_data(5)
     rates = (0.2, 0.4) if rate is None else (rate, rate)
     values, weights = by_hand(x.numpy(), rates)
@@ -377,8 +379,8 @@ def test_every_dropout_layer_has_the_outcomes_that_torch_has(layer, shape, outco
     )
     with torch.no_grad():
         net[3].weight.copy_(torch.eye(count))
-    x = torch.randn(2, count, generator=torch.Generator().manual_seed(0), dtype=F64)
-    posterior = fitted(net, bayou.MCDropout(start=None), (x, x))
+    x = normal(2, count)
+    posterior = fitted(net, MCDropout(start=None), (x, x))
 
     def outcomes_of(outputs):
         return outputs.mul(1e9).round().unique(dim=0)

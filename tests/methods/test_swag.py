@@ -10,13 +10,13 @@ from torch.testing import assert_close
 
 import bayou
 from bayou.curvature.swag import LowRankPlusDiagonal
+from tests.methods.draws import normal
 
 F64 = torch.float64
 
 
 def data():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(30, 2, generator=generator, dtype=F64)
+    x = normal(30, 2)
     return x, x.sum(1, keepdim=True)
 
 

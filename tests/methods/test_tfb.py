@@ -92,14 +92,11 @@ def test_a_convolution_has_adapters_and_anchors_are_held_out():
         def __init__(self):
             super().__init__()
             self.base, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 2)
-            self.lora_A, self.lora_B = (
-                nn.Conv2d(1, 2, 3, bias=False),
-                nn.Conv2d(2, 3, 1, bias=False),
-            )
+            self.lora_A = nn.Conv2d(1, 2, 3, bias=False)
+            self.lora_B = nn.Conv2d(2, 3, 1, bias=False)
 
         def forward(self, x):
-            out = self.head((self.base(x) + self.lora_B(self.lora_A(x))).flatten(1))
-            return out
+            return self.head((self.base(x) + self.lora_B(self.lora_A(x))).flatten(1))
 
     torch.manual_seed(0)
     y = torch.arange(20) % 2
@@ -114,16 +111,16 @@ def test_a_convolution_has_adapters_and_anchors_are_held_out():
 
 def test_networks_without_trained_adapters_are_errors():
     data = torch.randn(10, 4, dtype=F64), torch.randn(10, 3, dtype=F64)
-    options = {"likelihood": bayou.Gaussian(NOISE), "progress": False}
+    options = {"method": TFB(start=None), "likelihood": bayou.Gaussian(NOISE), "progress": False}
     with pytest.raises(ValueError, match=r"'lora_A' and 'lora_B'.*got weight, bias; give names="):
-        bayou.fit(nn.Linear(4, 3).double(), data, TFB(start=None), **options)
+        bayou.fit(nn.Linear(4, 3).double(), data, **options)
     net = Adapted(4, 3, 2)
     with pytest.raises(ValueError, match="'lora_B'.*got lora_A; give names="):
-        bayou.fit(net, data, TFB(start=None), where="lora_A", **options)
+        bayou.fit(net, data, where="lora_A", **options)
     nn.init.zeros_(net.lora_B)
     with pytest.raises(ValueError, match="'lora_B' is zero, as before training"):
-        bayou.fit(net, data, TFB(start=None), **options)
+        bayou.fit(net, data, **options)
     nan = (data[0], data[1] * 1e200)
     nn.init.ones_(net.lora_B)
     with pytest.raises(ValueError, match="anchor rows of TFB"):
-        bayou.fit(net, nan, TFB(start=None), **options)
+        bayou.fit(net, nan, **options)

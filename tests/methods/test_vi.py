@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
+from bayou import VI
 from bayou.likelihoods import Categorical
 from bayou.methods.vi import BY_UNIT
 from bayou.network.target import Target
@@ -37,7 +39,7 @@ def deep(width=50):
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so short
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [bayou.VI(effort=0.25), bayou.IVON(effort=0.25)])
+@pytest.mark.parametrize("method", [VI(effort=0.25), bayou.IVON(effort=0.25)])
 def test_a_large_network_with_few_rows_learns(method):
     data, test = rows(200, 1), rows(500, 2)
     found = bayou.fit(deep(), data, method=method, progress=False)
@@ -61,7 +63,7 @@ def test_a_large_network_with_few_rows_learns(method):
 )
 def test_small_networks_and_given_settings_are_not_adapted(net, prior, options):
     target = classes(net, prior)
-    for method in (bayou.VI(**options), bayou.IVON(**options)):
+    for method in (VI(**options), bayou.IVON(**options)):
         same, still = method.adapt_to_size(target)
         assert same is method
         assert still is target
@@ -69,7 +71,7 @@ def test_small_networks_and_given_settings_are_not_adapted(net, prior, options):
 
 def test_given_settings_of_a_large_network_stay():
     target = classes(deep())
-    method, changed = bayou.VI(lr=0.002, warmup=0.1, start=bayou.MAP(steps=2)).adapt_to_size(target)
+    method, changed = VI(lr=0.002, warmup=0.1, start=bayou.MAP(steps=2)).adapt_to_size(target)
     assert (method.lr, method.scale_lr, method.warmup, method.start) == (
         0.002,
         0.01,
@@ -77,24 +79,24 @@ def test_given_settings_of_a_large_network_stay():
         bayou.MAP(steps=2),
     )
     assert changed.prior == BY_UNIT
-    assert bayou.VI(cold=True, samples=3).adapt_to_size(target)[0].cold
+    assert VI(cold=True, samples=3).adapt_to_size(target)[0].cold
 
 
 def test_wide_layers_have_a_smaller_learning_rate():
     wide = nn.Sequential(nn.Linear(10, 800), nn.ReLU(), nn.Linear(800, 10))
     for net, lr in ((deep(), 0.01), (wide, 0.0032)):
-        method, _ = bayou.VI().adapt_to_size(classes(net))
+        method, _ = VI().adapt_to_size(classes(net))
         assert method.lr == pytest.approx(lr)
         assert method.scale_lr == 0.01
     wide[2].requires_grad_(False)
-    assert bayou.VI().adapt_to_size(classes(wide))[0].lr == 0.01
+    assert VI().adapt_to_size(classes(wide))[0].lr == 0.01
 
 
 def test_frozen_weights_are_not_counted():
     net = deep()
     net[2].requires_grad_(False)
     target = classes(net)
-    assert bayou.VI().adapt_to_size(target)[1] is target
+    assert VI().adapt_to_size(target)[1] is target
 
 
 @pytest.mark.parametrize("batches", [1, 3, 7, 50, 199, 1000])
@@ -102,15 +104,15 @@ def test_the_warm_up_ends_before_the_first_test_of_convergence(
     batches,
 ):
     plan = max(2000, 10 * batches)
-    width, turn = cell_width(plan, batches), bayou.VI().turn(plan)
+    width, turn = cell_width(plan, batches), VI().turn(plan)
     cells = turn // width
     first = (cells - 2 * (cells // 5)) * width
-    assert first >= bayou.VI().large_network_settings(64)["warmup"] * plan
+    assert first >= VI().large_network_settings(64)["warmup"] * plan
 
 
 def test_the_start_of_a_large_network_has_the_original_prior():
     start = bayou.MAP(steps=2)  # which cannot learn a prior
-    for method in (bayou.VI(start=start, effort=0.002), bayou.IVON(start=start, effort=0.002)):
+    for method in (VI(start=start, effort=0.002), bayou.IVON(start=start, effort=0.002)):
         found = bayou.fit(deep(), rows(50, 1), method=method, progress=False)
         assert found.target.prior == BY_UNIT
 
@@ -188,27 +190,19 @@ def dropped(per, samples, rows=8, features=3):
     return loss, bayesian, x, y, exact(loss, bayesian, [guide], value)
 
 
-@pytest.mark.parametrize("samples", [1, 2])
-def test_the_score_function_gradient_of_the_rate_is_unbiased(samples, monkeypatch):
-    loss, bayesian, x, y, truth = dropped("weight", samples)
+@pytest.mark.parametrize(
+    ("per", "samples", "rows"),
+    [("weight", 1, 8), ("weight", 2, 8), ("unit", 1, 2), ("unit", 2, 1), ("unit", 1, 1)],
+)
+def test_the_score_function_gradient_of_the_rate_is_unbiased(per, samples, rows, monkeypatch):
+    """Rows are independent, so a mask for each unit and row is the same on average."""
+    loss, bayesian, x, y, truth = dropped(per, samples, rows)
+    assert bayesian.per_example == (per == "unit")
     loss.baseline.observe(torch.tensor(-2.0, dtype=F64))
-    mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples, 1, 3)})
-    assert torch.allclose(mean, truth, atol=1e-12)
+    shape = (samples * rows, 3) if bayesian.per_example else (samples, 1, 3)
+    mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: shape})
+    assert_close(mean, truth, atol=1e-12, rtol=0)
     assert truth.abs() > 1e-3
-
-
-@pytest.mark.parametrize(("samples", "rows"), [(1, 2), (2, 1), (1, 1)])
-def test_the_score_function_gradient_is_unbiased_with_a_mask_per_example(
-    samples, rows, monkeypatch
-):
-    loss, bayesian, x, y, truth = dropped("unit", samples, rows)
-    assert bayesian.per_example
-    mean, _ = enumerated(
-        monkeypatch, loss, bayesian, x, y, {bayesian.guides[0]: (samples * rows, 3)}
-    )
-    assert torch.allclose(
-        mean, truth, atol=1e-12
-    )  # rows are independent, so a mask for each is the same on average
 
 
 def test_masks_per_example_and_per_draw_are_unbiased_together(monkeypatch):
@@ -231,7 +225,7 @@ def test_masks_per_example_and_per_draw_are_unbiased_together(monkeypatch):
     one, two = bayesian.guides[0], bayesian.guides[2]
     truth = exact(loss, bayesian, [one, two], value)
     mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {one: (4, 1), two: (2, 1, 2)})
-    assert torch.allclose(mean, truth, atol=1e-12)
+    assert_close(mean, truth, atol=1e-12, rtol=0)
 
 
 def test_rows_that_depend_on_each_other_share_their_reward(monkeypatch):
@@ -253,7 +247,7 @@ def test_rows_that_depend_on_each_other_share_their_reward(monkeypatch):
         + torch.autograd.grad(guide._kl(2), guide.logit_p)[0] / 8
     )
     mean, _ = enumerated(monkeypatch, loss, bayesian, x, y, {guide: (3, 2)})
-    assert torch.allclose(mean, truth, atol=1e-10)
+    assert_close(mean, truth, atol=1e-10, rtol=0)
 
 
 def test_the_baseline_lowers_the_variance(monkeypatch):
