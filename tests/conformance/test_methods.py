@@ -2,28 +2,24 @@
 METHODS.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import itertools
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import bayou
-from bayou.inference.method import Method
 from bayou.posteriors import Empirical, GaussianPosterior, Masked, Mixture
 from bayou.training import checkpoints
 
-QUICK: dict[str, Any] = {"steps": 12, "checkpoint_every": 3, "batch_size": 8}
-CHAINS: dict[str, Any] = {"draws": 5, "warmup": 10, "checkpoint_every": 4}
-ANNEALED: dict[str, Any] = {"draws": 4, "temperatures": 5, "leapfrogs": 2}
+QUICK = {"steps": 12, "checkpoint_every": 3, "batch_size": 8}
+CHAINS = {"draws": 5, "warmup": 10, "checkpoint_every": 4}
+ANNEALED = {"draws": 4, "temperatures": 5, "leapfrogs": 2}
 SHORT = bayou.MAP(**QUICK)
-METHODS: dict[str, Callable[[], Method]] = {
+METHODS = {
     "VI": lambda: bayou.VI(bayou.MeanField(), **QUICK),
     "VI, prior by unit": lambda: bayou.VI(bayou.MNF(None), **QUICK),
     "MLE": lambda: bayou.MLE(**QUICK),
@@ -87,9 +83,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     "NUTS": lambda: bayou.NUTS(**CHAINS, max_depth=2, batch_size=16, chains=2),
 }
 # Methods that need something of a network name it here; the others get a plain one.
-NEEDS: dict[str, str] = {
-    "SWAG, batch norm": "batch norm", "MCDropout": "dropout", "Ensemble of MCDropout": "dropout", "TFB": "adapter"
-}  # fmt: skip
+NEEDS = {
+    "SWAG, batch norm": lambda: nn.BatchNorm1d(12),
+    "MCDropout": lambda: nn.Dropout(0.3),
+    "Ensemble of MCDropout": lambda: nn.Dropout(0.3),
+    "TFB": lambda: Adapter(12),
+}
 # Methods that are to learn a prior have it here; the others get the default.
 LEARNED = ("VI, prior by unit", "Laplace, prior by unit", "Annealed, prior by unit")
 PRIORS = dict.fromkeys(LEARNED, bayou.Normal("fan_in", learn="units"))
@@ -100,84 +99,68 @@ every = pytest.mark.parametrize("name", METHODS)
 class Adapter(nn.Module):
     """x + B·A·x."""
 
-    def __init__(self, width: int, rank: int = 2) -> None:
+    def __init__(self, width, rank=2):
         super().__init__()
-        self.lora_A, self.lora_B = (
-            nn.Linear(width, rank, bias=False),
-            nn.Linear(rank, width, bias=False),
-        )
+        self.lora_A = nn.Linear(width, rank, bias=False)
+        self.lora_B = nn.Linear(rank, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.lora_B(self.lora_A(x))
-        return out
+    def forward(self, x):
+        return x + self.lora_B(self.lora_A(x))
 
 
-def make_net(name: str = "", dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def make_net(name="", dtype=torch.float64):
     """A convolution and a dense layer, with a dropout, batch norm or adapter between them where the
     method needs it.
     """
-    extra: dict[str, Callable[[], nn.Module]]
-    extra = {
-        "dropout": lambda: nn.Dropout(0.3),
-        "batch norm": lambda: nn.BatchNorm1d(12),
-        "adapter": lambda: Adapter(12),
-    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = [
-            nn.Conv2d(1, 3, 3),
-            nn.Flatten(),
-            nn.Tanh(),
-            *([extra[NEEDS[name]]()] if name in NEEDS else []),
-        ]
-        return nn.Sequential(*layers, nn.Linear(12, CLASSES)).to(dtype)
+        between = [NEEDS[name]()] if name in NEEDS else []
+        layers = nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Tanh(), *between, nn.Linear(12, CLASSES)
+        return nn.Sequential(*layers).to(dtype)
 
 
-def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def make_data(rows=ROWS, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     return torch.randn(rows, 1, 4, 4, generator=generator).to(dtype), torch.arange(rows) % CLASSES
 
 
-def fitted(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> bayou.Posterior:
+def fitted(name, dtype=torch.float64, net=None, **options):
     options = {"prior": PRIORS.get(name), "progress": False} | options
-    return bayou.fit(
-        make_net(name, dtype), make_data(dtype=dtype), method=METHODS[name](), **options
-    )
+    net = net or make_net(name, dtype)
+    return bayou.fit(net, make_data(dtype=dtype), method=METHODS[name](), **options)
 
 
 @functools.cache
-def once(name: str) -> bayou.Posterior:
+def once(name):
     """A fit that tests only look at."""
     torch.manual_seed(1)
     return fitted(name)
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+def same(a, b):
+    assert_close(a, b, rtol=0, atol=0)
 
 
-def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+def close(a, b):
     """Equal up to rounding: the order of a sum may change with the number of draws that are
     computed together.
     """
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
-        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
+        assert_close(value, b[name], rtol=slack, atol=slack)
 
 
 @every
-def test_the_constructor_does_nothing_and_the_method_is_frozen(name: str) -> None:
+def test_the_constructor_does_nothing_and_the_method_is_frozen(name):
     method = METHODS[name]()
     assert method == METHODS[name]()
     with pytest.raises(AttributeError):
-        method.batch_size = 1  # type: ignore[misc]
+        method.batch_size = 1
 
 
 @every
-def test_samples_depend_on_their_seed_and_index(name: str) -> None:
+def test_samples_depend_on_their_seed_and_index(name):
     """Shapes and names; a seed reproduces; a draw depends on its index alone, up to rounding."""
     posterior = once(name)
     shapes = {n: p.shape for n, p in make_net(name).named_parameters()}
@@ -201,7 +184,7 @@ def test_samples_depend_on_their_seed_and_index(name: str) -> None:
 
 
 @every
-def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
+def test_mean_std_module_and_chains_are_of_the_draws(name):
     """E[w] and the std of every tensor, one network, and draws by chain; or an error with the way
     out.
     """
@@ -212,7 +195,7 @@ def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
     member = posterior.component(draw) if isinstance(posterior, Mixture) else posterior
     masked = isinstance(member, Masked)  # a plain network has no masks
     expected = member.network.evaluate(member.weights, x) if masked else sampled.call(draw, x)
-    torch.testing.assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
+    assert_close(posterior.to_module(draw)(x), expected, rtol=1e-12, atol=1e-12)
     if (posterior.draws or 1) > 1 or isinstance(posterior, Mixture):
         with pytest.raises(ValueError, match="has no one network.*to_module\\(seed=0\\)"):
             posterior.to_module()
@@ -239,7 +222,7 @@ def test_mean_std_module_and_chains_are_of_the_draws(name: str) -> None:
         )
 
 
-def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
+def assert_moments(posterior):
     """Mean and std of draws within 5 standard errors, and of points exactly; of every tensor that
     is drawn.
     """
@@ -255,18 +238,15 @@ def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
             posterior.std()
         return
     points = posterior.draws is not None
-    draws, mean, std = (
-        posterior.sample(posterior.draws or n, seed=0),
-        posterior.mean(),
-        posterior.std(),
-    )
+    draws = posterior.sample(posterior.draws or 1000, seed=0)
+    mean, std = posterior.mean(), posterior.std()
     assert {*mean} == {*std} == {key for key, value in draws.items() if value.is_floating_point()}
     for key, drawn in ((key, draws[key]) for key in mean):
         assert mean[key].shape == std[key].shape == drawn.shape[1:]
         assert not mean[key].requires_grad
         assert not std[key].requires_grad
         error, spread = drawn - mean[key], (drawn - mean[key]).square()
-        allowed = 0.0 if points else 5 / n**0.5
+        allowed = 0.0 if points else 5 / 1000**0.5
         assert (error.mean(0).abs() <= allowed * std[key] + 1e-10).all(), key
         assert (
             (spread.mean(0) - std[key].square()).abs()
@@ -275,7 +255,7 @@ def assert_moments(posterior: bayou.Posterior, n: int = 1000) -> None:
 
 
 @every
-def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
+def test_fit_predict_save_load(name, tmp_path):
     x, y = make_data(7)
     posterior = once(name)
     assert posterior.stopped == "finished"
@@ -287,7 +267,7 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
     assert (p.mutual_information >= 0).all()
     for options in ({"chunk": 4}, {"chunk": 5, "batch_size": 3}):
         other = posterior.predict(x, samples=6, seed=1, **options)
-        torch.testing.assert_close(other.outputs, p.outputs, rtol=1e-10, atol=1e-10)
+        assert_close(other.outputs, p.outputs, rtol=1e-10, atol=1e-10)
     assert posterior.predict(x, seed=0).outputs.shape[0] == min(100, posterior.draws or 100)
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", make_net(name))
@@ -302,24 +282,20 @@ def test_fit_predict_save_load(name: str, tmp_path: Path) -> None:
 
 @every
 def test_fit_is_a_function_of_its_seed_and_leaves_network_and_global_stream_alone(
-    name: str,
-) -> None:
+    name,
+):
     first = once(name)
     torch.manual_seed(2)
     state, net = torch.get_rng_state(), make_net(name)
     before = copy.deepcopy(net.state_dict())
-    again = bayou.fit(
-        net, make_data(), method=METHODS[name](), prior=PRIORS.get(name), progress=False
-    )
+    again = fitted(name, net=net)
     assert torch.equal(torch.get_rng_state(), state)
     same(dict(net.state_dict()), before)
     same(first.sample(2, seed=0), again.sample(2, seed=0))
 
 
 @every
-def test_float32_stays_float32_and_progress_is_a_line_on_stderr(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_float32_stays_float32_and_progress_is_a_line_on_stderr(name, capfd):
     posterior = fitted(name, torch.float32, progress="plain")
     out, err = capfd.readouterr()
     assert not out
@@ -333,7 +309,7 @@ def test_float32_stays_float32_and_progress_is_a_line_on_stderr(
 
 
 @every
-def test_bad_data_are_errors_before_training(name: str) -> None:
+def test_bad_data_are_errors_before_training(name):
     x, y = make_data()
     method = METHODS[name]()
     for bad, words in (
@@ -347,7 +323,7 @@ def test_bad_data_are_errors_before_training(name: str) -> None:
         with pytest.raises(ValueError, match=words):
             bayou.fit(make_net(name), bad, method=method, progress=False)
     with pytest.raises(ValueError, match="seed"):
-        bayou.fit(make_net(name), (x, y), method=method, seed=1.5, progress=False)  # type: ignore[arg-type]
+        bayou.fit(make_net(name), (x, y), method=method, seed=1.5, progress=False)
 
 
 class Killed(BaseException):
@@ -355,14 +331,12 @@ class Killed(BaseException):
 
 
 @every
-def test_a_stopped_run_continues_bit_for_bit(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_continues_bit_for_bit(name, tmp_path, monkeypatch):
     """An end in the middle, then the same call again: the posterior of a run that was left alone,
     bit for bit.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_file", after(2, checkpoints.write_file, stop))
+        patch.setattr(checkpoints, "write_file", killed_after(2, checkpoints.write_file))
         with pytest.raises(Killed):
             fitted(name, checkpoint=tmp_path / "stopped")
     same_run(fitted(name, checkpoint=tmp_path / "stopped"), once(name))
@@ -370,31 +344,24 @@ def test_a_stopped_run_continues_bit_for_bit(
         fitted(name, checkpoint=tmp_path / "stopped", seed=7)
 
 
-def same_run(a: bayou.Posterior, b: bayou.Posterior) -> None:
+def same_run(a, b):
     same(a.sample(3, seed=0), b.sample(3, seed=0))
-    histories = [
+    one, two = (
         [{k: v for k, v in record.items() if k != "seconds"} for record in p.history]
         for p in (a, b)
-    ]
-    assert histories[0] == histories[1]
+    )
+    assert one == two
 
 
-def after(
-    count: int, function: Callable[..., None], then: Callable[[], None]
-) -> Callable[..., None]:
-    """A function that does something else too, once it has been called so many times: most of the
-    work is to come.
+def killed_after(count, function):
+    """A function that ends the run once it has been called so many times: most of the work is to
+    come.
     """
-    calls = [0]
+    calls = itertools.count(1)
 
-    def watched(*args: Any, **kwargs: Any) -> None:
+    def watched(*args, **kwargs):
         function(*args, **kwargs)
-        calls[0] += 1
-        if calls[0] == count:
-            then()
+        if next(calls) == count:
+            raise Killed
 
     return watched
-
-
-def stop() -> None:
-    raise Killed

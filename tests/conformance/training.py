@@ -1,28 +1,25 @@
 """Checks of maps that have left their initialization, by a few steps of training."""
 
-from __future__ import annotations
-
 import copy
 import math
-from typing import Any
 
 import torch
 
 from bayou.core import rng
-from bayou.flows import Cost, Map, Report, Transform
+from bayou.flows import Cost, Transform
 from bayou.flows.checking.case import map_into
 from bayou.flows.checking.check import resolve_event
 from tests.conformance.flow_properties import check
 
 
 def check_trained(
-    transform: Map,
-    dim: int | tuple[int, ...] | None = None,
+    transform,
+    dim=None,
     *,
-    train_steps: int = 0,
-    seed: int = 0,
-    **options: Any,
-) -> Report:
+    train_steps=0,
+    seed=0,
+    **options,
+):
     """``check``, of a copy that was trained for some steps instead of perturbed; with 0 steps,
     ``check`` itself.
     """
@@ -35,13 +32,12 @@ def check_trained(
 
 
 def random_training(
-    transform: Map,
-    event: tuple[int, ...],
-    steps: int,
-    seed: int = 0,
-    lr: float = 0.02,
-    rows: int = 64,
-) -> bool:
+    transform,
+    event,
+    steps,
+    seed=0,
+    rows=64,
+):
     """A few Adam steps in place, towards a shifted, correlated Gaussian; whether any parameter has
     an effect.
 
@@ -52,13 +48,13 @@ def random_training(
         return False
     like = parameters[0].detach()
     out = event if isinstance(transform, Transform) else transform.event_out
-    size = math.prod(out)  # type: ignore[arg-type]
+    size = math.prod(out)
     mean = 0.5 * rng.normal(1, (size,), like, rng.fold(seed, "mean"))[0]
     mixing = (
         torch.eye(size).to(like)
         + 0.4 * rng.normal(size, (size,), like, rng.fold(seed, "mixing")) / size**0.5
     )
-    optimizer = torch.optim.Adam(parameters, lr=lr)
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
     training = transform.training
     transform.train()
     for step in range(steps):
@@ -68,7 +64,7 @@ def random_training(
                 rows, (transform.context_dim,), like, rng.fold(seed, "context", step)
             )
         analytic = transform.forward_kind is Cost.analytic
-        noise = rng.normal(rows, event if analytic else out, like, rng.fold(seed, "noise", step))  # type: ignore[arg-type]
+        noise = rng.normal(rows, event if analytic else out, like, rng.fold(seed, "noise", step))
         if analytic:
             y, ladj = transform.forward(map_into(noise, transform.domain), context)
             residual = torch.linalg.solve(mixing, (y.reshape(rows, size) - mean).unsqueeze(-1))

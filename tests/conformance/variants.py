@@ -2,20 +2,16 @@
 inverses, contexts.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou.flows import (
     Abs,
     ActNorm,
     Affine,
-    Base,
     Categorical,
     Chain,
     Conditional,
@@ -28,7 +24,6 @@ from bayou.flows import (
     Inverse,
     InverseCDF,
     LULinear,
-    Map,
     Max,
     ModuloAutoregressive,
     ModuloCoupling,
@@ -51,7 +46,7 @@ from bayou.flows import (
     transformer_flow,
     wavenet,
 )
-from bayou.flows._registry import Kind, RegisteredMap, autoencoder
+from bayou.flows._registry import RegisteredMap, autoencoder
 from bayou.flows.models.images import rotation
 from experiments.measure.vae_nets import amortized
 
@@ -62,10 +57,10 @@ GATED = partial(gated_net, hidden=4, blocks=1, heads=2)
 class Positive(DiagonalNormal):
     """|N(mean, std²)|."""
 
-    def draw(self, *args: object, **options: object) -> Tensor:
-        return super().draw(*args, **options).abs()  # type: ignore[arg-type]
+    def draw(self, *args, **options):
+        return super().draw(*args, **options).abs()
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def log_prob(self, x):
         normal = torch.distributions.Normal(self.mean, self.log_std.exp())
         return torch.logaddexp(normal.log_prob(x), normal.log_prob(-x)).sum(-1)
 
@@ -73,14 +68,14 @@ class Positive(DiagonalNormal):
 class Ordered(StandardNormal):
     """Standard normals in order."""
 
-    def draw(self, *args: object, **options: object) -> Tensor:
-        return super().draw(*args, **options).sort(-1).values  # type: ignore[arg-type]
+    def draw(self, *args, **options):
+        return super().draw(*args, **options).sort(-1).values
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def log_prob(self, x):
         return super().log_prob(x) + math.lgamma(x.shape[-1] + 1)
 
 
-def learned(dim: int) -> Flow:
+def learned(dim):
     """A density on (0, 1) that depends on what is given."""
     return Flow(
         StandardNormal(dim),
@@ -88,9 +83,7 @@ def learned(dim: int) -> Flow:
     )
 
 
-def _form(
-    kind: Kind, build: Callable[[], Map], base: Callable[[], Base] | None = None
-) -> RegisteredMap:
+def _form(kind, build, base=None):
     return RegisteredMap(lambda _: build(), kind, None if base is None else lambda _: base())
 
 
@@ -98,7 +91,7 @@ _bijective, _surjective, _stochastic, _discrete = (
     partial(_form, kind) for kind in ("bijective", "surjective", "stochastic", "discrete")
 )
 
-VARIANTS: dict[str, RegisteredMap] = {
+VARIANTS = {
     # with a context
     "amortized, sylvester_householder": _bijective(
         lambda: amortized("sylvester_householder", 3, 2, layers=2, reflections=2).transform),

@@ -1,13 +1,10 @@
 """MCLMC with minibatches: the noise of its gradients is measured, limited and reported."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import bayou
 from bayou import MCLMC
@@ -18,7 +15,7 @@ ROWS = len(Y)
 BATCH = 7
 
 
-def fitted(**options: object) -> bayou.Posterior:
+def fitted(**options):
     """A short run without adaptation, from the posterior mean."""
     settings = {"chains": 2, "warmup": 0, "adapt": False, "steps": 1, "start": None} | options
     method = MCLMC(stochastic=True, **settings)
@@ -26,7 +23,7 @@ def fitted(**options: object) -> bayou.Posterior:
     return bayou.fit(linear(MEAN), rows(), method, likelihood=likelihood, progress=False)
 
 
-def test_noise_of_gradients_is_that_of_minibatches() -> None:
+def test_noise_of_gradients_is_that_of_minibatches():
     """λ is the largest eigenvalue of N²/M·(N − M)/(N − 1) times the covariance of gradients."""
     step_size = 1e-6  # stays at the start, with unit scales
     posterior = fitted(draws=1, step_size=step_size, dispersal=0.0, batch_size=BATCH)
@@ -38,14 +35,14 @@ def test_noise_of_gradients_is_that_of_minibatches() -> None:
 
 
 @pytest.mark.parametrize(("batch_size", "status"), [(BATCH, "warning"), (ROWS, "ok")])
-def test_large_noise_of_gradients_is_a_warning(batch_size: int, status: str) -> None:
+def test_large_noise_of_gradients_is_a_warning(batch_size, status):
     posterior = fitted(draws=3, step_size=0.05, batch_size=batch_size)
     check = posterior.checks["gradient noise"]
     assert check.status == status
     assert ("smaller step_size" in check.text) == (status == "warning")
 
 
-def eigenvector_variances(method: MCLMC) -> Tensor:
+def eigenvector_variances(method):
     """The variances along the eigenvectors of the precision, 1 if exact."""
     values, vectors = (torch.from_numpy(part) for part in np.linalg.eigh(PRECISION))
     deviations = conjugate_draws(method) - torch.from_numpy(MEAN)
@@ -53,7 +50,7 @@ def eigenvector_variances(method: MCLMC) -> Tensor:
 
 
 @pytest.mark.slow
-def test_minibatches_bias_mclmc_less_at_a_smaller_step() -> None:
+def test_minibatches_bias_mclmc_less_at_a_smaller_step():
     method = MCLMC(
         chains=100,
         warmup=10,
@@ -66,16 +63,16 @@ def test_minibatches_bias_mclmc_less_at_a_smaller_step() -> None:
     )
     rough = eigenvector_variances(replace(method, step_size=0.04, steps=3))
     fine = eigenvector_variances(replace(method, step_size=0.01, steps=10))
-    assert float(rough[-1]) > 1.7  # the direction with the most noise
-    assert float(rough[0]) < 0.7
-    assert float((fine - 1).abs().max()) < 0.3
+    assert rough[-1] > 1.7  # the direction with the most noise
+    assert rough[0] < 0.7
+    assert (fine - 1).abs().max() < 0.3
 
 
 @pytest.mark.slow
-def test_adapted_steps_of_minibatches_have_the_variances_of_the_posterior() -> None:
+def test_adapted_steps_of_minibatches_have_the_variances_of_the_posterior():
     method = MCLMC(
         chains=64, draws=150, warmup=150, dispersal=0.01, stochastic=True, batch_size=BATCH
     )
     variances = eigenvector_variances(method)
-    assert float(variances.min()) > 0.8
-    assert float(variances.max()) < 1.2
+    assert variances.min() > 0.8
+    assert variances.max() < 1.2

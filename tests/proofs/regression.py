@@ -4,13 +4,11 @@ x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x, noise 0.1, pri
 here is computed with numpy, independently of bayou.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 F64 = torch.float64
 NOISE = 0.1
@@ -21,11 +19,11 @@ ONES = np.ones(4)
 
 
 def posterior_of(
-    precision: np.ndarray,
-    noise: float = NOISE,
-    mean: np.ndarray | float = 0.0,
-    rows: slice = slice(None),
-) -> tuple[np.ndarray, np.ndarray]:
+    precision,
+    noise=NOISE,
+    mean=0.0,
+    rows=slice(None),
+):
     """Mean and precision of the posterior of some rows under the prior N(mean, precision⁻¹)."""
     phi = PHI[rows]
     posterior_precision = precision + phi.T @ phi / noise**2
@@ -33,7 +31,7 @@ def posterior_of(
     return np.linalg.solve(posterior_precision, information), posterior_precision
 
 
-def gaussian_elbo(mean: np.ndarray, covariance: np.ndarray) -> float:
+def gaussian_elbo(mean, covariance):
     """E_q[log p(y | w)] − KL(q ‖ N(0, I)) for q = N(mean, covariance), exactly."""
     n, d = PHI.shape
     misfit = ((Y - PHI @ mean) ** 2).sum() + np.trace(PHI @ covariance @ PHI.T)
@@ -42,7 +40,7 @@ def gaussian_elbo(mean: np.ndarray, covariance: np.ndarray) -> float:
     return float(log_likelihood - kl)
 
 
-def log_evidence() -> float:
+def log_evidence():
     """log N(y; 0, σ²·I + Φ·Φᵀ)."""
     covariance = NOISE**2 * np.eye(len(Y)) + PHI @ PHI.T
     misfit = Y @ np.linalg.solve(covariance, Y)
@@ -58,13 +56,13 @@ MEAN_FIELD_STD = 1 / np.sqrt(np.diag(PRECISION))
 MEAN_FIELD = gaussian_elbo(MEAN, np.diag(MEAN_FIELD_STD**2))
 
 
-def rows(selection: slice = slice(None)) -> tuple[Tensor, Tensor]:
+def rows(selection=slice(None)):
     """Some rows, features and y."""
     x = torch.from_numpy(PHI[selection].copy())
     return x, torch.from_numpy(Y[selection].copy()).unsqueeze(1)
 
 
-def linear(weight: np.ndarray | None = None) -> nn.Linear:
+def linear(weight=None):
     """The network, at these weights or at drawn ones."""
     with torch.random.fork_rng():
         torch.manual_seed(0)

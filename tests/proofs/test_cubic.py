@@ -4,11 +4,8 @@
 is shown to be the one that HMC had, and a few families are fitted again, shortly.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,17 +19,15 @@ F64 = torch.float64
 
 
 PROBLEM = Problem.load()
-REFERENCE: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "reference" / "cubic_hmc.json").read_text()
-)
-TABLE: dict[str, dict[str, Any]] = json.loads(cubic.NUMBERS.read_text())["rows"]
+REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "cubic_hmc.json").read_text())
+TABLE = json.loads(cubic.NUMBERS.read_text())["rows"]
 
 
-def ratios(row: dict[str, Any]) -> dict[float, float]:
+def ratios(row):
     return dict(zip(cubic.KEY_POINTS, row["ratio"], strict=True))
 
 
-def test_the_target_is_the_one_that_hmc_sampled() -> None:
+def test_the_target_is_the_one_that_hmc_sampled():
     """log p(y | θ), log p(θ) and f at θ_j = sin j, against the numbers in the reference file."""
     check = REFERENCE["log_joint_check"]
     net, theta = network(), torch.arange(1, 62, dtype=F64).sin()
@@ -57,7 +52,7 @@ def test_the_target_is_the_one_that_hmc_sampled() -> None:
     assert len(flatten(params)) == REFERENCE["model"]["parameters"]
 
 
-def test_the_problem_is_that_of_the_reference() -> None:
+def test_the_problem_is_that_of_the_reference():
     grid = REFERENCE["nuts"]["grid"]
     for name in ("x", "mean", "sd"):
         assert getattr(PROBLEM, name).tolist() == [row[name] for row in grid]
@@ -67,7 +62,7 @@ def test_the_problem_is_that_of_the_reference() -> None:
     assert PROBLEM.noise == REFERENCE["model"]["noise_sd_scaled"]
 
 
-def test_the_table_has_every_family_and_richer_ones_are_closer_to_hmc() -> None:
+def test_the_table_has_every_family_and_richer_ones_are_closer_to_hmc():
     """What holds of the committed numbers: the same optimum by two estimators, and richer families
     nearer to HMC.
     """
@@ -85,7 +80,7 @@ def test_the_table_has_every_family_and_richer_ones_are_closer_to_hmc() -> None:
     assert 0.5 < beyond["JointFlow"] < 1
 
 
-def check_ffg(row: dict[str, Any]) -> None:
+def check_ffg(row):
     """Too wide among the data, far too narrow beyond them."""
     found = ratios(row)
     for side in (-1.0, 1.0):
@@ -100,7 +95,7 @@ def check_ffg(row: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["NodeFlow", "SparseVD", "Dropout, concrete"])
-def test_a_family_reproduces_its_row_of_the_table(name: str) -> None:
+def test_a_family_reproduces_its_row_of_the_table(name):
     """One family of each kind; the table of methods reproduces Delta and FFG, smaller problems test
     the others.
 

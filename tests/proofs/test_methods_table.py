@@ -2,10 +2,7 @@
 can be made again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,14 +13,14 @@ from experiments.toy import METHODS, POINTS, Toy
 HOME = Path(__file__).parents[2]
 RESULTS = HOME / "experiments" / "results"
 FOUND = study.read(Toy(), RESULTS)
-ROWS: dict[str, Any] = {row["label"]: row for row in FOUND["rows"]}
+ROWS = {row["label"]: row for row in FOUND["rows"]}
 
 
-def at(name: str, point: float) -> float:
+def at(name, point):
     return dict(zip(POINTS, ROWS[name]["ratio"], strict=True))[point]
 
 
-def test_the_table_has_every_method_and_there_is_a_picture() -> None:
+def test_the_table_has_every_method_and_there_is_a_picture():
     assert len(ROWS) == len(FOUND["rows"])
     assert set(ROWS) == set(METHODS)
     assert (RESULTS / "toy.md").read_text() == Toy().render(FOUND)
@@ -31,13 +28,13 @@ def test_the_table_has_every_method_and_there_is_a_picture() -> None:
 
 
 @pytest.mark.parametrize("name", ["NUTS", "HMC", "SGHMC"])
-def test_samplers_agree_with_the_reference(name: str) -> None:
+def test_samplers_agree_with_the_reference(name):
     """2,000 draws of 8 chains; the effective number is smaller for SGHMC."""
     assert ROWS[name]["ratio"] == pytest.approx([1.0] * 5, abs=0.08)
     assert ROWS[name]["mean_error_outside"] < 0.15
 
 
-def test_what_the_page_says_about_the_others() -> None:
+def test_what_the_page_says_about_the_others():
     for name in ("MAP", "MLE"):
         assert ROWS[name]["ratio"] == [0.0] * 5
     for point in (-4.0, 0.0, 4.0):
@@ -56,7 +53,7 @@ def test_what_the_page_says_about_the_others() -> None:
     "ignore::bayou.inference.baseline_checks.WorseThanModeWarning",
 )
 @pytest.mark.parametrize("name", [name for name in METHODS if ROWS[name]["seconds"] < 20])
-def test_a_row_of_less_than_20_seconds_is_reproduced(name: str) -> None:
+def test_a_row_of_less_than_20_seconds_is_reproduced(name):
     """The command reproduces the others; tests on smaller problems cover what they compute."""
     again = Toy().measure(Fit("toy", "cubic", name, 0), "cpu", None, False)
     assert again["ratio"] == pytest.approx(ROWS[name]["ratio"], rel=0.3, abs=0.05)

@@ -5,15 +5,11 @@ uniform on 0..L if and only if (in expectation over y) the sampler is right. The
 are 1,000 chains of one kernel, each with data of its own.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from scipy.stats import chi2
-from torch import Tensor
 
 from bayou.kernels import hmc, nuts
 
@@ -25,7 +21,7 @@ X = torch.linspace(-1, 1, 6, dtype=F64)
 PHI = torch.stack((torch.ones_like(X), X, X.square()), -1)  # (6, 3)
 
 
-def simulate(seed: int = 0) -> tuple[Tensor, Tensor]:
+def simulate(seed=0):
     """θ (S, 3) from N(0, I) and y (S, 6) from N(Φθ, ½²)."""
     generator = torch.Generator().manual_seed(seed)
     theta = torch.randn(SIMULATIONS, 3, generator=generator, dtype=F64)
@@ -33,22 +29,22 @@ def simulate(seed: int = 0) -> tuple[Tensor, Tensor]:
     return theta, theta @ PHI.T + NOISE * noise
 
 
-def joint(y: Tensor) -> hmc.Density:
+def joint(y):
     """log p(y, w) of every simulation by autograd, not by the conjugate formula."""
 
-    def log_joint(w: Tensor, y: Tensor) -> Tensor:
+    def log_joint(w, y):
         return -0.5 * w.square().sum() - 0.5 * ((y - PHI @ w) / NOISE).square().sum()
 
     graded = torch.func.vmap(torch.func.grad_and_value(log_joint))
 
-    def density(w: Tensor) -> tuple[Tensor, Tensor]:
+    def density(w):
         gradient, value = graded(w, y)
         return value, gradient
 
     return density
 
 
-def p_value(theta: Tensor, draws: Tensor) -> float:
+def p_value(theta, draws):
     """The smallest p-value of χ² tests that ranks of θ among draws (L, S, D) are uniform,
     Bonferroni over D.
     """
@@ -64,10 +60,10 @@ def p_value(theta: Tensor, draws: Tensor) -> float:
 
 
 def run(
-    y: Tensor,
-    transition: Callable[[hmc.HamiltonianState, hmc.Density, Tensor, int], hmc.HamiltonianState],
-    thin: int,
-) -> Tensor:
+    y,
+    transition,
+    thin,
+):
     """Draws (L, S, 3): from the origin, 30 transitions of burn-in, then every ``thin``-th."""
     density = joint(y)
     state = hmc.init(torch.zeros(SIMULATIONS, 3, dtype=F64), density)
@@ -84,19 +80,15 @@ def run(
 INVERSE_MASS = 1 / (1 + PHI.square().sum(0) / NOISE**2)
 
 
-def by_hmc(
-    state: hmc.HamiltonianState, density: hmc.Density, noise: Tensor, t: int
-) -> hmc.HamiltonianState:
+def by_hmc(state, density, noise, t):
     u = torch.rand(2, SIMULATIONS, generator=torch.Generator().manual_seed(t), dtype=F64)
     return hmc.step(state, density, noise, u[0], 0.5 + 0.4 * u[1], INVERSE_MASS, 4)[0]
 
 
-def by_nuts(
-    state: hmc.HamiltonianState, density: hmc.Density, noise: Tensor, t: int
-) -> hmc.HamiltonianState:
+def by_nuts(state, density, noise, t):
     generator = torch.Generator().manual_seed(t)
 
-    def uniforms(depth: int) -> Tensor:
+    def uniforms(depth):
         return torch.rand(SIMULATIONS, 2**depth + 2, generator=generator, dtype=F64)
 
     size = torch.full((SIMULATIONS,), 0.8, dtype=F64)
@@ -109,14 +101,14 @@ def by_nuts(
     ids=["HMC", "NUTS"],
 )
 def test_ranks_of_exact_samplers_are_uniform(
-    transition: Callable[[hmc.HamiltonianState, hmc.Density, Tensor, int], hmc.HamiltonianState],
-    thin: int,
-) -> None:
+    transition,
+    thin,
+):
     theta, y = simulate()
     assert p_value(theta, run(y, transition, thin)) > LEVEL
 
 
-def exact(y: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+def exact(y, scale=1.0, shift=0.0):
     """Draws of the conjugate posterior with its standard deviations scaled and its mean shifted by
     so many of them.
     """
@@ -129,7 +121,7 @@ def exact(y: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
     return mean + shift * factor.square().sum(-1).sqrt() + scale * noise @ factor.T
 
 
-def test_the_test_accepts_the_posterior_and_rejects_what_is_not() -> None:
+def test_the_test_accepts_the_posterior_and_rejects_what_is_not():
     """A spread of 0.8, or 1.25, or a shift by 0.3 standard deviations is found by the same test at
     the same level.
     """
@@ -140,12 +132,10 @@ def test_the_test_accepts_the_posterior_and_rejects_what_is_not() -> None:
     assert p_value(theta, exact(y, shift=0.3)) < LEVEL
 
 
-def test_the_test_rejects_a_sampler_with_a_bias() -> None:
+def test_the_test_rejects_a_sampler_with_a_bias():
     """Leapfrog steps without the Metropolis test: too wide by 1/√(1 − ε²/4) in each direction."""
 
-    def unchecked(
-        state: hmc.HamiltonianState, density: hmc.Density, noise: Tensor, t: int
-    ) -> hmc.HamiltonianState:
+    def unchecked(state, density, noise, t):
         size = torch.full((SIMULATIONS, 1), 1.5, dtype=F64)
         point = hmc.start(state, noise, INVERSE_MASS)
         for _ in range(2):
