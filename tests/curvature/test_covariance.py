@@ -1,18 +1,15 @@
 """Covariances by structure against the dense matrix, in float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from bayou.curvature import Covariance, Diagonal, Full, Kronecker, LowRankPlusDiagonal
+from bayou.curvature import Diagonal, Full, Kronecker, LowRankPlusDiagonal
 from bayou.curvature.evidence import Evidence, Hyper
 from bayou.curvature.joint import nearest_product
 from bayou.curvature.kronecker import KroneckerCurvature
-from bayou.curvature.structures import Curvature, DiagonalCurvature, FullCurvature
+from bayou.curvature.structures import DiagonalCurvature, FullCurvature
 
 F64 = torch.float64
 SHAPES = {
@@ -28,22 +25,22 @@ MULTIPLIERS = {"a.weight": 1.7, "a.bias": 1.7, "c": 0.3, "d": 2.5}
 SCALE = 0.8
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
+def random(*shape, seed=0):
     return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
-def gram(*shape: int, seed: int = 0) -> Tensor:
+def gram(*shape, seed=0):
     x = random(*shape, seed=seed)
     return x @ x.mT
 
 
-def order() -> Tensor:
+def order():
     """Where the entries of (a.weight, a.bias) stand among blocks (groups, outputs, inputs + 1)."""
     place = torch.arange(16).reshape(4, 4)
     return torch.cat((place[:, :3].reshape(-1), place[:, 3]))
 
 
-def curvature(structure: str) -> tuple[Curvature, Tensor]:
+def curvature(structure):
     """A curvature, and its C written out."""
     prior = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
     if structure == "full":
@@ -69,14 +66,14 @@ every = pytest.mark.parametrize("structure", STRUCTURES)
 every_curvature = pytest.mark.parametrize("structure", CURVATURES)
 
 
-def hyper() -> Hyper:
+def hyper():
     return Hyper(
         {n: torch.tensor(m, dtype=F64) for n, m in MULTIPLIERS.items()},
         torch.tensor(1 / SCALE, dtype=F64),
     )
 
 
-def make(structure: str) -> tuple[Covariance, Tensor, Tensor]:
+def make(structure):
     """A covariance, Λ written out, and log |Λ| as the curvature has it."""
     if structure == "low rank plus diagonal":
         tensors = {f"std.{n}": random(*shape).square() + 0.1 for n, shape in SHAPES.items()}
@@ -99,7 +96,7 @@ def make(structure: str) -> tuple[Covariance, Tensor, Tensor]:
 
 
 @every
-def test_a_covariance_is_the_inverse_of_the_precision(structure: str) -> None:
+def test_a_covariance_is_the_inverse_of_the_precision(structure):
     covariance, precision, log_det = make(structure)
     assert type(covariance) is STRUCTURES[structure]
     assert covariance.size == D
@@ -120,7 +117,7 @@ def test_a_covariance_is_the_inverse_of_the_precision(structure: str) -> None:
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "low rank plus diagonal"])
-def test_a_marginal_is_the_block_of_its_tensors(structure: str) -> None:
+def test_a_marginal_is_the_block_of_its_tensors(structure):
     covariance, precision, _ = make(structure)
     index = covariance.from_vector(torch.arange(D))
     for names in (["a.weight", "a.bias"], ["d", "c"]):
@@ -133,7 +130,7 @@ def test_a_marginal_is_the_block_of_its_tensors(structure: str) -> None:
 
 
 @every
-def test_draws_have_the_covariance(structure: str) -> None:
+def test_draws_have_the_covariance(structure):
     """Within five standard errors of 4,000 draws, entry by entry."""
     covariance, precision, _ = make(structure)
     n = 4_000
@@ -146,20 +143,20 @@ def test_draws_have_the_covariance(structure: str) -> None:
 
 
 @every
-def test_a_covariance_is_restored_from_its_tensors(structure: str) -> None:
+def test_a_covariance_is_restored_from_its_tensors(structure):
     covariance, _, _ = make(structure)
     shapes = {name: list(shape) for name, shape in SHAPES.items()}
-    again = type(covariance)(shapes, covariance.tensors)  # type: ignore[misc]
+    again = type(covariance)(shapes, covariance.tensors)
     torch.testing.assert_close(covariance.sample(3, 1), again.sample(3, 1), rtol=0, atol=0)
     assert list(covariance.sample(2, 1)) == list(SHAPES)
 
 
 @every_curvature
-def test_the_determinant_has_gradients_in_multipliers_and_scale(structure: str) -> None:
+def test_the_determinant_has_gradients_in_multipliers_and_scale(structure):
     found, _ = curvature(structure)
     theta = torch.tensor([0.3, -0.4, 0.2, 0.5], dtype=F64, requires_grad=True)
 
-    def log_det(theta: Tensor) -> Tensor:
+    def log_det(theta):
         a, c, d, scale = theta.exp()
         return found.log_det({"a.weight": a, "a.bias": a, "c": c, "d": d}, scale)
 
@@ -171,7 +168,7 @@ def test_the_determinant_has_gradients_in_multipliers_and_scale(structure: str) 
     )
 
 
-def test_one_multiplier_and_many_equal_ones_agree() -> None:
+def test_one_multiplier_and_many_equal_ones_agree():
     found, _ = curvature("full")
     shared = torch.tensor(1.3, dtype=F64)
     apart = {name: torch.tensor(1.3, dtype=F64) for name in SHAPES}
@@ -181,7 +178,7 @@ def test_one_multiplier_and_many_equal_ones_agree() -> None:
     )
 
 
-def test_a_kronecker_structure_ties_weight_and_bias() -> None:
+def test_a_kronecker_structure_ties_weight_and_bias():
     found, _ = curvature("kronecker")
     assert found.ties == [["a.weight", "a.bias"], ["c"], ["d"]]
     many = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
@@ -192,7 +189,7 @@ def test_a_kronecker_structure_ties_weight_and_bias() -> None:
         KroneckerCurvature(SHAPES, found.tensors, many)
 
 
-def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input() -> None:
+def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input():
     """Λ = scale·A ⊗ G + D ⊗ 1 for any diagonal D over the columns of a layer."""
     first, matrix = curvature("kronecker")
     prior = {name: torch.tensor(value, dtype=F64) for name, value in PRIOR.items()}
@@ -215,7 +212,7 @@ def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input() ->
             found.log_det(multipliers, scale), torch.logdet(precision), rtol=1e-10, atol=1e-10
         )
 
-    def log_det(log: Tensor, scale: Tensor) -> Tensor:
+    def log_det(log, scale):
         return found.log_det(hyper().multipliers | {"a.weight": log.exp()}, scale)
 
     assert torch.autograd.gradcheck(
@@ -224,29 +221,29 @@ def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input() ->
 
 
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
-def test_a_prior_for_every_weight(structure: str) -> None:
+def test_a_prior_for_every_weight(structure):
     found, matrix = curvature(structure)
     prior = {name: random(*shape, seed=8).square() + 0.1 for name, shape in SHAPES.items()}
-    other = type(found)(SHAPES, found.tensors, prior)  # type: ignore[call-arg]
+    other = type(found)(SHAPES, found.tensors, prior)
     one = torch.ones((), dtype=F64)
     expected = torch.logdet(matrix + torch.diag(torch.cat([p.reshape(-1) for p in prior.values()])))
     torch.testing.assert_close(other.log_det(dict.fromkeys(SHAPES, one), one), expected)
 
 
 @every_curvature
-def test_a_flat_prior_over_free_directions_raises(structure: str) -> None:
+def test_a_flat_prior_over_free_directions_raises(structure):
     found, _ = curvature(structure)
     flat = {name: torch.zeros((), dtype=F64) for name in SHAPES}
     for tensor in found.tensors.values():
         tensor.zero_()
     nothing = type(found)(
         SHAPES, found.tensors, {name: torch.ones((), dtype=F64) for name in SHAPES}
-    )  # type: ignore[call-arg]
+    )
     with pytest.raises(ValueError, match=r"not positive definite.*proper Normal prior"):
         nothing.covariance(flat, torch.ones((), dtype=F64), torch.zeros(()))
 
 
-def test_an_evidence_without_a_maximum_raises() -> None:
+def test_an_evidence_without_a_maximum_raises():
     """Weights exactly at their prior mean: the narrower the prior, the better."""
     found, _ = curvature("diagonal")
     evidence = Evidence(
@@ -256,7 +253,7 @@ def test_an_evidence_without_a_maximum_raises() -> None:
         evidence.maximize([list(SHAPES)], noise=False)
 
 
-def test_the_evidence_is_its_formula() -> None:
+def test_the_evidence_is_its_formula():
     found, _ = curvature("full")
     distance = {name: random(*shape, seed=6) for name, shape in SHAPES.items()}
     evidence = Evidence(found, distance, -12.0, residual=0.9, noise=0.3, count=30)
@@ -278,7 +275,7 @@ def test_the_evidence_is_its_formula() -> None:
     )
 
 
-def test_the_factors_of_a_nearest_product_are_positive_definite() -> None:
+def test_the_factors_of_a_nearest_product_are_positive_definite():
     """The signs of singular vectors are arbitrary."""
     pairs = [(gram(2, 3, 3, seed=k), gram(2, 4, 4, seed=k + 3)) for k in range(3)]
     for count in (1, 2, 3):

@@ -2,12 +2,10 @@
 over members.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import bayou
@@ -17,18 +15,18 @@ from bayou.guides.nodes import MemberGuide
 K = 3
 
 
-def make_net() -> nn.Sequential:
+def make_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv1d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2)).double()
 
 
-def make_data(rows: int = 10) -> tuple[Tensor, Tensor]:
+def make_data(rows=10):
     torch.manual_seed(1)
     x = torch.randn(rows, 1, 6, dtype=torch.float64)
     return x, (x.sum((1, 2)) > 0).long()
 
 
-def by_hand(bnn: bayou.posteriors.Bayesian, k: int, x: Tensor) -> Tensor:
+def by_hand(bnn, k, x):
     """The outputs of member k: convolution and linear layer with W ∘ (s·rᵀ), biases shared."""
     weights, mean = {}, bnn.mean()
     for guide in bnn.guides:
@@ -42,7 +40,7 @@ def by_hand(bnn: bayou.posteriors.Bayesian, k: int, x: Tensor) -> Tensor:
     return F.linear(hidden, weights["3.weight"], mean["3.bias"])
 
 
-def test_a_pass_of_a_batch_has_row_i_in_member_i_mod_k_and_draw_i_is_that_member() -> None:
+def test_a_pass_of_a_batch_has_row_i_in_member_i_mod_k_and_draw_i_is_that_member():
     x, _ = make_data()
     bnn = bayou.bayesianize(make_net(), RankOne(K), example=x)
     members = torch.stack([by_hand(bnn, k, x) for k in range(K)])
@@ -55,7 +53,7 @@ def test_a_pass_of_a_batch_has_row_i_in_member_i_mod_k_and_draw_i_is_that_member
     torch.testing.assert_close(later(x), members[1])
 
 
-def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all() -> None:
+def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all():
     data = x, _ = make_data()
     posterior = bayou.fit(make_net(), data, bayou.VI(RankOne(K), steps=20, lr=0.01), progress=False)
     assert posterior.draws == K
@@ -77,7 +75,7 @@ def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all() -> None
     assert one == pytest.approx(float(each.mean()))
 
 
-def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_moments() -> None:
+def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_moments():
     x, _ = make_data()
     bnn = bayou.bayesianize(
         make_net(), RankOne(K, std=0.2, prior_std=0.3, penalty=False), example=x
@@ -99,11 +97,11 @@ def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_
     assert ((draws.mean(0) - mean).abs() <= 5 * std / n**0.5).all()
     spread = (draws - mean).square()
     assert ((spread.mean(0) - std.square()).abs() <= 5 * spread.std(0) / n**0.5).all()
-    kinds = [guide.parameter_kinds()[gain.log_std].value for gain in guide.gains]  # type: ignore[index]
+    kinds = [guide.parameter_kinds()[gain.log_std].value for gain in guide.gains]
     assert kinds == ["scale", "scale"]
 
 
-def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error() -> None:
+def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error():
     net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
     x = torch.randint(5, (4, 2))
     with pytest.raises(ValueError, match=r"RankOne needs weights.*'0.weight'"):
@@ -113,4 +111,4 @@ def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error() -> N
     )
     for bad in ({"members": 0}, {"std": -1.0}, {"spread": 0.0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            RankOne(**bad)  # type: ignore[arg-type]
+            RankOne(**bad)

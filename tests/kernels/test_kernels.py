@@ -1,13 +1,10 @@
 """Kernels on densities in closed form: steps, stationary moments, reversibility, adaptation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from bayou.core import rng
 from bayou.kernels import adaptation, hmc, mclmc, nuts, psgld, sghmc, sgld
@@ -15,21 +12,21 @@ from bayou.kernels import adaptation, hmc, mclmc, nuts, psgld, sghmc, sgld
 F64 = torch.float64
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def gaussian(precision: Tensor) -> hmc.Density:
+def gaussian(precision):
     """log N(w; 0, P⁻¹) up to a constant."""
 
-    def density(w: Tensor) -> tuple[Tensor, Tensor]:
+    def density(w):
         gradient = -(w @ precision)
         return 0.5 * (w * gradient).sum(-1), gradient
 
     return density
 
 
-def banana(w: Tensor) -> tuple[Tensor, Tensor]:
+def banana(w):
     """−½·x² − ½·(y − x²)²/0.5²: curved, so that a U-turn criterion has something to find."""
     x, y = w[:, 0], w[:, 1]
     r = (y - x.square()) / 0.25
@@ -39,13 +36,13 @@ def banana(w: Tensor) -> tuple[Tensor, Tensor]:
 # --- gradient kernels ---------------------------------------------------------------------------
 
 
-def test_a_step_of_sgld() -> None:
+def test_a_step_of_sgld():
     w, g, e = (normal(3, 2, seed=s) for s in range(3))
     position = sgld.step(sgld.init(w), g, e, 0.1, 0.5).position
     torch.testing.assert_close(position, w + 0.05 * g + math.sqrt(0.05) * e)
 
 
-def test_two_steps_of_psgld() -> None:
+def test_two_steps_of_psgld():
     """The first has G = 1/(λ + |g|/n), whatever the decay."""
     w, g, e = (normal(3, 2, seed=s) for s in range(3))
     first = psgld.step(psgld.init(w), g, e, 0.1, n=5, decay=0.9, floor=0.01)
@@ -57,7 +54,7 @@ def test_two_steps_of_psgld() -> None:
     torch.testing.assert_close(second.position, first.position + 0.1 * G * g + (0.1 * G).sqrt() * e)
 
 
-def test_a_step_of_sghmc_and_full_friction_is_sgld() -> None:
+def test_a_step_of_sghmc_and_full_friction_is_sgld():
     w, v, g, e = (normal(3, 2, seed=s) for s in range(4))
     found = sghmc.step(sghmc.MomentumState(w, v), g, e, 0.1, 2.0, friction=0.3)
     velocity = 0.7 * v + 0.05 * g + math.sqrt(0.3 * 0.1 * 2.0) * e
@@ -72,7 +69,7 @@ def test_a_step_of_sghmc_and_full_friction_is_sgld() -> None:
 PRECISION = torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=F64)
 
 
-def test_the_leapfrog_is_reversible_and_keeps_volume() -> None:
+def test_the_leapfrog_is_reversible_and_keeps_volume():
     density = gaussian(PRECISION)
     mass = torch.tensor([0.5, 2.0], dtype=F64)
     state = hmc.init(normal(4, 2), density)
@@ -86,7 +83,7 @@ def test_the_leapfrog_is_reversible_and_keeps_volume() -> None:
     torch.testing.assert_close(point.position, first.position, rtol=0, atol=1e-12)
     torch.testing.assert_close(point.momentum, first.momentum, rtol=0, atol=1e-12)
 
-    def once(z: Tensor) -> Tensor:
+    def once(z):
         at = z[:2].unsqueeze(0)
         value, gradient = banana(at)
         out = hmc.leapfrog(
@@ -98,7 +95,7 @@ def test_the_leapfrog_is_reversible_and_keeps_volume() -> None:
     assert float(torch.linalg.det(jacobian)) == pytest.approx(1, abs=1e-12)
 
 
-def test_the_energy_error_is_of_second_order() -> None:
+def test_the_energy_error_is_of_second_order():
     state = hmc.init(normal(1, 2), banana)
     mass = torch.ones(2, dtype=F64)
     errors = []
@@ -111,14 +108,14 @@ def test_the_energy_error_is_of_second_order() -> None:
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
 
 
-def test_a_divergent_trajectory_is_rejected_and_counted() -> None:
+def test_a_divergent_trajectory_is_rejected_and_counted():
     density = gaussian(PRECISION)
     state = hmc.init(normal(3, 2), density)
     size = torch.tensor([0.1, 50.0, 1e200], dtype=F64)
     noise = normal(3, 2, seed=1)
     mass = torch.ones(2, dtype=F64)
 
-    def uniforms(depth: int) -> Tensor:
+    def uniforms(depth):
         return torch.rand(3, 2**depth + 2, dtype=F64)
 
     for after, info in (
@@ -130,14 +127,14 @@ def test_a_divergent_trajectory_is_rejected_and_counted() -> None:
         assert not torch.equal(after.position[0], state.position[0])
 
 
-def test_a_reasonable_step_has_an_acceptance_near_four_fifths() -> None:
+def test_a_reasonable_step_has_an_acceptance_near_four_fifths():
     density = gaussian(torch.diag(torch.tensor([100.0, 1.0], dtype=F64)))
     state, mass = hmc.init(normal(5, 2) * 0.1, density), torch.ones(5, 2, dtype=F64)
     noise = normal(5, 2, seed=1)
     found = hmc.reasonable_step(state, density, noise, torch.full((5,), 3.0, dtype=F64), mass)
     first = hmc.start(state, noise, mass)
 
-    def accepted(size: Tensor) -> Tensor:
+    def accepted(size):
         after = hmc.leapfrog(first, density, size.unsqueeze(-1), mass)
         return hmc.energy(first, mass) - hmc.energy(after, mass) > math.log(0.8)
 
@@ -148,13 +145,13 @@ def test_a_reasonable_step_has_an_acceptance_near_four_fifths() -> None:
 # --- MCLMC --------------------------------------------------------------------------------------
 
 
-def microcanonical(position: Tensor, density: hmc.Density) -> mclmc.MicrocanonicalState:
+def microcanonical(position, density):
     """Chains at these positions, with random velocities."""
     velocity = mclmc.unit(normal(*position.shape, seed=1))
     return mclmc.MicrocanonicalState(*hmc.init(position, density), velocity)
 
 
-def test_a_turn_of_the_velocity_by_its_formula() -> None:
+def test_a_turn_of_the_velocity_by_its_formula():
     """D = 3, u = e₁, ∇U = 2·e₂, ε = 0.1; and the hyperbolic functions, in any direction."""
     u, g = torch.tensor([[1.0, 0, 0]], dtype=F64), torch.tensor([[0, -2.0, 0]], dtype=F64)
     velocity, gain = mclmc.turn(u, g, torch.tensor([[0.1]], dtype=F64))
@@ -175,7 +172,7 @@ def test_a_turn_of_the_velocity_by_its_formula() -> None:
     assert gain.isfinite().all()
 
 
-def test_the_microcanonical_integrator_is_reversible_and_of_second_order() -> None:
+def test_the_microcanonical_integrator_is_reversible_and_of_second_order():
     """Reversed by −u; the error of ΔE over a fixed time falls with ε² at least."""
     scales = torch.tensor([0.5, 2.0, 1.0], dtype=F64)
     density = gaussian(torch.diag(torch.tensor([1.0, 3.0, 0.5], dtype=F64)))
@@ -198,7 +195,7 @@ def test_the_microcanonical_integrator_is_reversible_and_of_second_order() -> No
     assert (errors[1] < errors[0] / 3).all()
 
 
-def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
+def test_microcanonical_draws_have_the_variances_of_a_gaussian():
     """N(0, I) in 30 dimensions: 64 chains of 60 draws; the adjusted step has an error of 0.3."""
     d, chains = 30, 64
     density = gaussian(torch.eye(d, dtype=F64))
@@ -206,7 +203,7 @@ def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
     ones, length = torch.ones(chains, d, dtype=F64), torch.full((chains,), d**0.5, dtype=F64)
     generator = torch.Generator().manual_seed(2)
 
-    def noise(i: int = 0) -> Tensor:
+    def noise(i=0):
         return torch.randn(chains, d, generator=generator, dtype=F64)
 
     state, found = first, []
@@ -227,7 +224,7 @@ def test_microcanonical_draws_have_the_variances_of_a_gaussian() -> None:
     assert float(torch.stack(found).mean()) == pytest.approx(1, abs=4.5 * math.sqrt(2 / d / chains))
 
 
-def test_a_divergent_microcanonical_chain_stays() -> None:
+def test_a_divergent_microcanonical_chain_stays():
     density = gaussian(PRECISION)
     first = microcanonical(normal(3, 2), density)
     size, ones = torch.tensor([0.1, 200.0, math.inf], dtype=F64), torch.ones(3, 2, dtype=F64)
@@ -245,7 +242,7 @@ def test_a_divergent_microcanonical_chain_stays() -> None:
 
 
 @pytest.mark.peers
-def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None:
+def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax():
     """One step in scaled coordinates, its energy error, and a partial refreshment."""
     import jax
     from blackjax.mcmc import integrators
@@ -286,25 +283,25 @@ def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax() -> None
 
 
 def reference_nuts(
-    q: np.ndarray,
-    p: np.ndarray,
-    eps: float,
-    mass: np.ndarray,
-    uniforms: list[np.ndarray],
-    most: int,
-) -> np.ndarray:
+    q,
+    p,
+    eps,
+    mass,
+    uniforms,
+    most,
+):
     """One chain by the recursive definition: whole trees in lists, each subtree tested."""
 
-    def log_joint(q: np.ndarray, p: np.ndarray) -> float:
+    def log_joint(q, p):
         return float(banana(torch.from_numpy(q)[None])[0]) - 0.5 * float((p * p * mass).sum())
 
-    def leap(q: np.ndarray, p: np.ndarray, e: float) -> tuple[np.ndarray, np.ndarray]:
+    def leap(q, p, e):
         gradient = banana(torch.from_numpy(q)[None])[1][0].numpy()
         p = p + 0.5 * e * gradient
         q = q + e * mass * p
         return q, p + 0.5 * e * banana(torch.from_numpy(q)[None])[1][0].numpy()
 
-    def straight(tree: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+    def straight(tree):
         """The criterion of Stan on leaves: all of them, and each half with a leaf of the other."""
         half = len(tree) // 2
         for part in (tree, tree[: half + 1], tree[half - 1 :]):
@@ -313,7 +310,7 @@ def reference_nuts(
                 return False
         return True
 
-    def all_straight(tree: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+    def all_straight(tree):
         if len(tree) == 1:
             return True
         half = len(tree) // 2
@@ -347,7 +344,7 @@ def reference_nuts(
 
 
 @pytest.mark.parametrize("size", [0.05, 0.3])
-def test_the_loop_over_leaves_is_the_recursive_tree(size: float) -> None:
+def test_the_loop_over_leaves_is_the_recursive_tree(size):
     """40 chains at once against one chain at a time, on trees of different depths."""
     chains, most = 40, 6
     q = normal(chains, 2)
@@ -374,7 +371,7 @@ def test_the_loop_over_leaves_is_the_recursive_tree(size: float) -> None:
     assert len(info.leapfrogs.unique()) >= 2
 
 
-def test_nuts_and_hmc_leave_a_curved_density_invariant() -> None:
+def test_nuts_and_hmc_leave_a_curved_density_invariant():
     """20,000 exact draws stay exact after one transition: E y = E x² = 1, Var y = 2 + ¼."""
     count = 20_000
     x = normal(count, seed=1)
@@ -385,7 +382,7 @@ def test_nuts_and_hmc_leave_a_curved_density_invariant() -> None:
     size = torch.full((count,), 0.25, dtype=F64)
     mass = torch.ones(2, dtype=F64)
 
-    def uniforms(depth: int) -> Tensor:
+    def uniforms(depth):
         return torch.rand(count, 2**depth + 2, generator=generator, dtype=F64)
 
     for state, _ in (
@@ -405,7 +402,7 @@ def test_nuts_and_hmc_leave_a_curved_density_invariant() -> None:
             assert abs(float(values.mean()) - exact) < 4.5 * float(values.std()) / math.sqrt(count)
 
 
-def test_chains_of_different_numbers_of_leapfrogs_are_those_of_each_alone() -> None:
+def test_chains_of_different_numbers_of_leapfrogs_are_those_of_each_alone():
     q, noise, u = normal(3, 2), normal(3, 2, seed=1), torch.full((3,), 0.3, dtype=F64)
     size = torch.full((3,), 0.2, dtype=F64)
     mass = torch.tensor([0.5, 2.0], dtype=F64)
@@ -421,12 +418,12 @@ def test_chains_of_different_numbers_of_leapfrogs_are_those_of_each_alone() -> N
         torch.testing.assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
 
 
-def test_the_gain_of_a_jump_is_the_derivative_of_its_square_by_time() -> None:
+def test_the_gain_of_a_jump_is_the_derivative_of_its_square_by_time():
     """a·t^(c+1)·d(J·t^−c)/dt with c = π/2, by differences of the time."""
     first, noise, mass = normal(1, 2), normal(1, 2, seed=1), torch.tensor([0.5, 2.0], dtype=F64)
     steps = torch.full((1,), 400.0, dtype=F64)
 
-    def jump(time: float) -> tuple[float, hmc.Info]:
+    def jump(time):
         moved, info = hmc.step(
             hmc.init(first, banana),
             banana,
@@ -448,13 +445,13 @@ def test_the_gain_of_a_jump_is_the_derivative_of_its_square_by_time() -> None:
     assert float(info.gain) == pytest.approx(found, rel=1e-3)
 
 
-def test_chains_are_independent() -> None:
+def test_chains_are_independent():
     q = normal(5, 2)
     noise = normal(5, 2, seed=1)
     size = torch.full((5,), 0.2, dtype=F64)
     mass = torch.ones(5, 2, dtype=F64)
 
-    def run(first: int, count: int) -> tuple[hmc.HamiltonianState, hmc.Info]:
+    def run(first, count):
         rows = slice(first, first + count)
         return nuts.step(
             hmc.init(q[rows], banana),
@@ -476,7 +473,7 @@ def test_chains_are_independent() -> None:
 # --- adaptation ---------------------------------------------------------------------------------
 
 
-def test_dual_averaging_finds_the_rate() -> None:
+def test_dual_averaging_finds_the_rate():
     """An acceptance of exp(−ε·k), k different in every chain: ε = −log(0.8)/k."""
     k = torch.tensor([0.5, 1.0, 20.0], dtype=F64)
     state = adaptation.init(torch.zeros(3, 1, dtype=F64), torch.full((3,), 1.0, dtype=F64))
@@ -485,7 +482,7 @@ def test_dual_averaging_finds_the_rate() -> None:
     torch.testing.assert_close(state.log_average.exp(), -math.log(0.8) / k, rtol=0.05, atol=0)
 
 
-def test_the_length_is_a_quarter_of_a_period() -> None:
+def test_the_length_is_a_quarter_of_a_period():
     """The squared jump of normal distributions is 2σ²·(1 − cos(t/σ)): T = π·σ/2."""
     sd = torch.tensor([0.2, 1.0, 5.0], dtype=F64)
     state = adaptation.init(torch.zeros(3, 1, dtype=F64), torch.full((3,), 0.05, dtype=F64))
@@ -503,7 +500,7 @@ def test_the_length_is_a_quarter_of_a_period() -> None:
     torch.testing.assert_close(state.log_length.exp(), most)
 
 
-def test_the_mass_is_the_regularized_variance_of_a_window() -> None:
+def test_the_mass_is_the_regularized_variance_of_a_window():
     draws = normal(30, 2, 3) * torch.tensor([0.1, 1.0, 10.0], dtype=F64) + 5
     state = adaptation.init(draws[0], torch.ones(2, dtype=F64))
     for position in draws:
@@ -516,7 +513,7 @@ def test_the_mass_is_the_regularized_variance_of_a_window() -> None:
     torch.testing.assert_close(state.log_average_length.exp(), length)
 
 
-def test_the_windows_are_those_of_stan() -> None:
+def test_the_windows_are_those_of_stan():
     informed, ends = adaptation.windows(1000)
     assert (informed.start, informed.stop) == (75, 950)
     assert sorted(ends) == [99, 149, 249, 449, 949]
