@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.guides.guide import KL
@@ -154,7 +155,7 @@ def close(a, b):
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
-        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
+        assert_close(value, b[name], rtol=slack, atol=slack)
 
 
 @every
@@ -340,7 +341,7 @@ def test_fit_predict_save_load(family, tmp_path):
     assert (p.mutual_information >= 0).all()
     for options in ({"chunk": 4}, {"chunk": 5, "batch_size": 3}):
         other = posterior.predict(x, samples=6, seed=1, **options)
-        torch.testing.assert_close(other.outputs, p.outputs, rtol=1e-12, atol=1e-12)
+        assert_close(other.outputs, p.outputs, rtol=1e-12, atol=1e-12)
     posterior.save(tmp_path / "p.bayou")
     net = make_net()
     loaded = bayou.load(tmp_path / "p.bayou", net)
@@ -392,7 +393,7 @@ def check_compiled(family, backend):
         torch.manual_seed(7)
         value = f(x, y)
         results.append((value, torch.autograd.grad(value, trained)))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
+    assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
 
 
 QUICK = (
@@ -504,4 +505,4 @@ def test_two_ranks_equal_one():
     assert other.exitcode == 0
     for family in SHARED:
         want = _train(make(family), *make_data(8))
-        torch.testing.assert_close(results[family], want, rtol=0, atol=1e-12)
+        assert_close(results[family], want, rtol=0, atol=1e-12)

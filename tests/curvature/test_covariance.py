@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from bayou.curvature import Diagonal, Full, Kronecker, LowRankPlusDiagonal
 from bayou.curvature.evidence import Evidence, Hyper
@@ -101,19 +102,19 @@ def test_a_covariance_is_the_inverse_of_the_precision(structure):
     assert type(covariance) is STRUCTURES[structure]
     assert covariance.size == D
     if isinstance(covariance, Full):
-        torch.testing.assert_close(covariance.precision(), precision, rtol=1e-9, atol=1e-9)
+        assert_close(covariance.precision(), precision, rtol=1e-9, atol=1e-9)
     sigma = torch.linalg.inv(precision)
     spread = covariance.spread(covariance.from_vector(torch.eye(D, dtype=F64)))
-    torch.testing.assert_close(spread @ spread.mT, sigma, rtol=1e-9, atol=1e-11)
+    assert_close(spread @ spread.mT, sigma, rtol=1e-9, atol=1e-11)
     variance = covariance.to_vector(covariance.variance())
-    torch.testing.assert_close(variance, sigma.diagonal(), rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(log_det, torch.logdet(precision), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(covariance.log_det, -log_det, rtol=1e-10, atol=1e-10)
+    assert_close(variance, sigma.diagonal(), rtol=1e-9, atol=1e-11)
+    assert_close(log_det, torch.logdet(precision), rtol=1e-10, atol=1e-10)
+    assert_close(covariance.log_det, -log_det, rtol=1e-10, atol=1e-10)
     d = random(7, 2, D, seed=5)
     zero = torch.zeros(D, dtype=F64)
     expected = torch.distributions.MultivariateNormal(zero, precision_matrix=precision).log_prob(d)
     log_prob = covariance.log_prob(covariance.from_vector(d))
-    torch.testing.assert_close(log_prob, expected, rtol=1e-8, atol=1e-8)
+    assert_close(log_prob, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker", "low rank plus diagonal"])
@@ -126,7 +127,7 @@ def test_a_marginal_is_the_block_of_its_tensors(structure):
         size = len(rows)
         spread = marginal.spread(marginal.from_vector(torch.eye(size, dtype=F64)))
         expected = torch.linalg.inv(precision)[rows][:, rows]
-        torch.testing.assert_close(spread @ spread.mT, expected, rtol=1e-9, atol=1e-11)
+        assert_close(spread @ spread.mT, expected, rtol=1e-9, atol=1e-11)
 
 
 @every
@@ -147,7 +148,7 @@ def test_a_covariance_is_restored_from_its_tensors(structure):
     covariance, _, _ = make(structure)
     shapes = {name: list(shape) for name, shape in SHAPES.items()}
     again = type(covariance)(shapes, covariance.tensors)
-    torch.testing.assert_close(covariance.sample(3, 1), again.sample(3, 1), rtol=0, atol=0)
+    assert_close(covariance.sample(3, 1), again.sample(3, 1), rtol=0, atol=0)
     assert list(covariance.sample(2, 1)) == list(SHAPES)
 
 
@@ -173,9 +174,7 @@ def test_one_multiplier_and_many_equal_ones_agree():
     shared = torch.tensor(1.3, dtype=F64)
     apart = {name: torch.tensor(1.3, dtype=F64) for name in SHAPES}
     scale = torch.tensor(0.7, dtype=F64)
-    torch.testing.assert_close(
-        found.log_det(dict.fromkeys(SHAPES, shared), scale), found.log_det(apart, scale)
-    )
+    assert_close(found.log_det(dict.fromkeys(SHAPES, shared), scale), found.log_det(apart, scale))
 
 
 def test_a_kronecker_structure_ties_weight_and_bias():
@@ -205,10 +204,8 @@ def test_a_kronecker_structure_takes_a_prior_and_multipliers_for_each_input():
         precision = SCALE * matrix + torch.diag(torch.cat(each))
         covariance = found.covariance(multipliers, scale, like)
         spread = covariance.spread(covariance.from_vector(torch.eye(D, dtype=F64)))
-        torch.testing.assert_close(
-            spread @ spread.mT, torch.linalg.inv(precision), rtol=1e-9, atol=1e-11
-        )
-        torch.testing.assert_close(
+        assert_close(spread @ spread.mT, torch.linalg.inv(precision), rtol=1e-9, atol=1e-11)
+        assert_close(
             found.log_det(multipliers, scale), torch.logdet(precision), rtol=1e-10, atol=1e-10
         )
 
@@ -227,7 +224,7 @@ def test_a_prior_for_every_weight(structure):
     other = type(found)(SHAPES, found.tensors, prior)
     one = torch.ones((), dtype=F64)
     expected = torch.logdet(matrix + torch.diag(torch.cat([p.reshape(-1) for p in prior.values()])))
-    torch.testing.assert_close(other.log_det(dict.fromkeys(SHAPES, one), one), expected)
+    assert_close(other.log_det(dict.fromkeys(SHAPES, one), one), expected)
 
 
 @every_curvature

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bayou
@@ -168,17 +169,7 @@ def labels(f):
     return torch.arange(f[..., 0].numel()).reshape(f.shape[:-1]) % f.shape[-1]
 
 
-def swept(
-    net,
-    x,
-    y,
-    structure,
-    kind="ggn",
-    likelihood=None,
-    batch=2,
-    names=None,
-    rows=None,
-):
+def swept(net, x, y, structure, kind="ggn", likelihood=None, batch=2, names=None, rows=None):
     """The curvature of all data, in batches, of which so many rows are passed at a time."""
     network = Network(net)
     params = {name: value.detach() for name, value in net.named_parameters()}
@@ -189,7 +180,7 @@ def swept(
     sweep.rows = rows or sweep.rows
     for number, (inputs, targets) in enumerate(zip(x.split(batch), y.split(batch), strict=True)):
         outputs, labels = zip(*sweep.batch((inputs,), targets, number, sums), strict=True)
-        torch.testing.assert_close(torch.cat(outputs), net(inputs).detach())
+        assert_close(torch.cat(outputs), net(inputs).detach())
         assert torch.equal(torch.cat(labels), targets)
     return sums
 
@@ -214,12 +205,12 @@ def test_full_and_diagonal_are_those_of_dense_jacobians(name, kind):
     y = labels(net(x))
     expected = reference(net, x, y, kind)
     full = swept(net, x, y, FullSum, kind)
-    torch.testing.assert_close(full.tensors()["matrix"], expected, rtol=1e-8, atol=1e-10)
+    assert_close(full.tensors()["matrix"], expected, rtol=1e-8, atol=1e-10)
     assert set(full.plan.layers) | set(full.plan.other) == {n for n, _ in net.named_parameters()}
     assert (not full.plan.other) == NETS[name][2]
     diagonal = swept(net, x, y, DiagonalSum, kind).tensors()
     flat = torch.cat([diagonal[n].reshape(-1) for n, _ in net.named_parameters()])
-    torch.testing.assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
+    assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
 
 
 class Shift(TorchFunctionMode):
@@ -294,12 +285,10 @@ def test_kronecker_factors_are_sums_over_inputs_and_output_gradients(name):
             continue
         a, g, positions = kronecker_reference(net, x, y, weight)
         factor = found[keys[0]][0]
-        torch.testing.assert_close(factor[: len(a), : len(a)], a / positions, rtol=1e-8, atol=1e-10)
+        assert_close(factor[: len(a), : len(a)], a / positions, rtol=1e-8, atol=1e-10)
         if keys[0].count("|") == 2:  # the bias is an input that is always 1
             assert float(factor[-1, -1]) == pytest.approx(1.0)
-        torch.testing.assert_close(
-            found[keys[0].replace("in|", "out|", 1)][0], g, rtol=1e-8, atol=1e-10
-        )
+        assert_close(found[keys[0].replace("in|", "out|", 1)][0], g, rtol=1e-8, atol=1e-10)
         checked += 1
     assert checked >= 2
 
@@ -317,14 +306,12 @@ def test_the_groups_of_a_convolution_are_blocks_of_their_own():
         lambda x, a, b, rest: rest(torch.cat((a(x[:, :1]), b(x[:, 1:])), 1)),
         a=halves[0], b=halves[1], rest=net[1:],
     ).eval()  # fmt: skip
-    torch.testing.assert_close(split(x), net(x))
+    assert_close(split(x), net(x))
     apart = swept(split, x, y, KroneckerSum).tensors()
     for part in ("in", "out"):
         blocks = found[f"{part}|0.weight|0.bias"]
         for block, half in zip(blocks, "ab", strict=True):
-            torch.testing.assert_close(
-                block, apart[f"{part}|parts.{half}.weight|parts.{half}.bias"][0]
-            )
+            assert_close(block, apart[f"{part}|parts.{half}.weight|parts.{half}.bias"][0])
 
 
 def kron(found, names):
@@ -346,12 +333,12 @@ def test_kronecker_is_exact_for_one_example_and_for_one_layer_with_a_gaussian():
     y = labels(net(x))[:1]
     found = swept(net, x[:1], y, KroneckerSum).tensors()
     expected = columns_last(reference(net, x[:1], y, "ggn"), 3, 6)
-    torch.testing.assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
+    assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
     likelihood = bayou.Gaussian(0.3).bind(dtype=F64)
     found = swept(net, x, net(x).detach(), KroneckerSum, "ggn", likelihood).tensors()
     jacobian = dense.jacobians(net, x, ["0.weight", "0.bias"])
     expected = columns_last(torch.einsum("nkd,nke->de", jacobian, jacobian) / 0.09, 3, 6)
-    torch.testing.assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
+    assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_tensors_without_a_factor_have_a_diagonal_block():
@@ -364,7 +351,7 @@ def test_tensors_without_a_factor_have_a_diagonal_block():
         f"{n}.{leaf}" for n in (1, 3, 6, 10) for leaf in ("weight", "bias")
     } | {"8.weight"}
     for key in rest:
-        torch.testing.assert_close(found[key], diagonal[key.removeprefix("square|")])
+        assert_close(found[key], diagonal[key.removeprefix("square|")])
         assert float(found[key].max()) > 0
 
 
@@ -374,12 +361,10 @@ def test_an_embedding_counts_each_row_once_per_example():
     x = torch.tensor([[1, 1, 2, 5], [0, 1, 0, 1], [2, 2, 2, 2], [3, 4, 5, 5], [5, 4, 3, 1]])
     y = labels(net(x))
     expected = reference(net, x, y, "ggn")
-    torch.testing.assert_close(
-        swept(net, x, y, FullSum).tensors()["matrix"], expected, rtol=1e-8, atol=1e-10
-    )
+    assert_close(swept(net, x, y, FullSum).tensors()["matrix"], expected, rtol=1e-8, atol=1e-10)
     found = swept(net, x, y, DiagonalSum).tensors()
     flat = torch.cat([found[n].reshape(-1) for n, _ in net.named_parameters()])
-    torch.testing.assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
+    assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
 
 
 def test_a_layer_that_is_too_wide_for_factors_is_diagonal():
@@ -393,7 +378,7 @@ def test_a_layer_that_is_too_wide_for_factors_is_diagonal():
     h = dense.hessians(bayou.Categorical().bind(dtype=F64).log_prob, net(x).detach(), y)
     expected = torch.einsum("nkd,nkl,nld->d", jacobian, h, jacobian)
     wide = torch.cat([found[f"square|0.{name}"].reshape(-1) for name in ("weight", "bias")])
-    torch.testing.assert_close(wide, expected, rtol=1e-8, atol=1e-10)
+    assert_close(wide, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("names", [["2.weight"], ["2.bias"], ["0.bias", "2.weight"]])
@@ -403,7 +388,7 @@ def test_some_of_the_tensors(names):
     x = torch.randn(N, 6, dtype=F64)
     y = labels(net(x))
     full = swept(net, x, y, FullSum, names=names).tensors()["matrix"]
-    torch.testing.assert_close(full, reference(net, x, y, "ggn", names), rtol=1e-8, atol=1e-10)
+    assert_close(full, reference(net, x, y, "ggn", names), rtol=1e-8, atol=1e-10)
     blocks = swept(net, x, y, KroneckerSum, names=names).tensors()
     assert {key for key in blocks if key.startswith("in|")} == {f"in|{name}" for name in names}
 
@@ -414,7 +399,7 @@ def test_the_sum_is_independent_of_the_rows_in_a_pass(rows):
     y = labels(net(x))
     expected = reference(net, x, y, "ggn")
     full = swept(net, x, y, FullSum, batch=4, rows=rows).tensors()["matrix"]
-    torch.testing.assert_close(full, expected, rtol=1e-8, atol=1e-10)
+    assert_close(full, expected, rtol=1e-8, atol=1e-10)
 
 
 def test_equal_rows_are_passed_one_by_one():
@@ -422,9 +407,7 @@ def test_equal_rows_are_passed_one_by_one():
     net, x = build("positions before rows")
     same = x[:1].expand(4, -1, -1).contiguous()
     y = labels(net(same))
-    torch.testing.assert_close(
-        swept(net, same, y, FullSum).tensors()["matrix"], reference(net, same, y, "ggn")
-    )
+    assert_close(swept(net, same, y, FullSum).tensors()["matrix"], reference(net, same, y, "ggn"))
 
 
 def test_an_input_that_is_changed_in_place_later_is_copied():
@@ -441,7 +424,7 @@ def test_an_input_that_is_changed_in_place_later_is_copied():
     names = ["parts.b.weight"]
     plain = nn.Sequential(net.parts["a"], net.parts["b"])
     expected = reference(plain, x, y, "ggn", ["1.weight"])
-    torch.testing.assert_close(swept(net, x, y, FullSum, names=names).tensors()["matrix"], expected)
+    assert_close(swept(net, x, y, FullSum, names=names).tensors()["matrix"], expected)
 
 
 def patches(x, kernel, **settings):
@@ -461,14 +444,14 @@ def test_patches_are_those_of_unfold():
     ):
         expected = F.unfold(x, kernel, dilation, padding, stride)
         found = patches(x, kernel, stride=stride, padding=padding, dilation=dilation)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert_close(found, expected, rtol=0, atol=0)
     for kernel, dilation in (((2, 3), 1), ((4, 2), (1, 3))):  # an odd number of zeros
         eye = torch.eye(3 * kernel[0] * kernel[1], dtype=F64).unflatten(1, (3, *kernel))
         expected = F.conv2d(x, eye, padding="same", dilation=dilation).flatten(2)
         found = patches(x, kernel, padding="same", dilation=dilation)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+        assert_close(found, expected, rtol=0, atol=1e-15)
     strided = x.movedim(1, -1).contiguous().movedim(-1, 1)  # channels last in memory
-    torch.testing.assert_close(patches(strided, (3, 3)), F.unfold(x, (3, 3)), rtol=0, atol=0)
+    assert_close(patches(strided, (3, 3)), F.unfold(x, (3, 3)), rtol=0, atol=0)
 
 
 class Largest(TorchDispatchMode):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import bayou
 from bayou.core import rng
@@ -56,7 +57,7 @@ def test_the_ggn_is_the_hessian_where_it_does_not_depend_on_y(name):
     spec, f, y = CANONICAL[name]
     likelihood = bound(spec)
     expected = dense.hessians(likelihood.log_prob, f, y).detach()
-    torch.testing.assert_close(matrix(likelihood, f, y), expected, rtol=1e-12, atol=1e-12)
+    assert_close(matrix(likelihood, f, y), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CANONICAL)
@@ -64,9 +65,7 @@ def test_the_empirical_fisher_is_the_score_of_the_labels(name):
     spec, f, y = CANONICAL[name]
     likelihood = bound(spec)
     s = dense.scores(likelihood.log_prob, f, y).detach()
-    torch.testing.assert_close(
-        matrix(likelihood, f, y, kind="fisher"), torch.einsum("bk,bl->bkl", s, s)
-    )
+    assert_close(matrix(likelihood, f, y, kind="fisher"), torch.einsum("bk,bl->bkl", s, s))
 
 
 @pytest.mark.parametrize("name", ["categorical", "bernoulli", "poisson", "gaussian"])
@@ -103,9 +102,7 @@ def test_elsewhere_the_ggn_is_the_fisher_information(spec, outputs):
     p = log_p.detach().exp() * weight
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-8)
     expected = torch.einsum("n,nk,nl->kl", p, s, s)
-    torch.testing.assert_close(
-        matrix(likelihood, f, y[:1].unsqueeze(1))[0], expected, rtol=1e-6, atol=1e-8
-    )
+    assert_close(matrix(likelihood, f, y[:1].unsqueeze(1))[0], expected, rtol=1e-6, atol=1e-8)
 
 
 class Sech(BoundLikelihood):
@@ -138,4 +135,4 @@ def test_the_information_of_unknown_classes_is_a_sum_over_outcomes(name):
     likelihood = bound(spec)
     columns = FiniteLikelihood.information(likelihood, f).columns()
     flat = torch.stack([s.reshape(len(f), -1) for s in columns])
-    torch.testing.assert_close(torch.einsum("mbk,mbl->bkl", flat, flat), matrix(likelihood, f, y))
+    assert_close(torch.einsum("mbk,mbl->bkl", flat, flat), matrix(likelihood, f, y))

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.core import rng
@@ -108,13 +109,7 @@ def local_output(net, x, parts, fixed):
     return sample_outputs(lambda means: torch.func.functional_call(net, fixed | means, (x,)), parts)
 
 
-def local_moments(
-    monkeypatch,
-    net,
-    x,
-    parts,
-    fixed,
-):
+def local_moments(monkeypatch, net, x, parts, fixed):
     """Mean and variance of the local draw: the output with noise 0, and what noise 1 adds,
     squared.
     """
@@ -164,8 +159,8 @@ def test_mean_and_variance_are_those_of_sampled_weights(operation, gains, monkey
         fixed = {name: value for name, value in params.items() if name not in parts}
         want_mean, want_variance = exact_moments(net, x.detach(), parts, fixed)
         mean, variance = local_moments(monkeypatch, net, x, parts, fixed)
-        torch.testing.assert_close(mean.detach(), want_mean, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(variance.detach(), want_variance, rtol=1e-7, atol=1e-9)
+        assert_close(mean.detach(), want_mean, rtol=1e-10, atol=1e-12)
+        assert_close(variance.detach(), want_variance, rtol=1e-7, atol=1e-9)
 
 
 def test_a_gain_on_the_bias_per_row(monkeypatch):
@@ -181,7 +176,7 @@ def test_a_gain_on_the_bias_per_row(monkeypatch):
         }
         want = exact_moments(net, x, parts, {})
         got = local_moments(monkeypatch, net, x, parts, {})
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+        assert_close(got, want, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
@@ -193,7 +188,7 @@ def test_an_input_without_a_batch_axis(kind, monkeypatch):
     fixed = {"weight": net.weight.detach()}
     batched = local_moments(monkeypatch, net, x, {"bias": bias}, fixed)
     alone = local_moments(monkeypatch, net, x[0], {"bias": bias}, fixed)
-    torch.testing.assert_close(alone, tuple(part[0] for part in batched))
+    assert_close(alone, tuple(part[0] for part in batched))
 
 
 def test_noise_is_standard_normal_and_independent_per_row_and_position():
@@ -406,7 +401,7 @@ def test_a_function_sample_is_the_network_with_those_weights(name):
     with torch.no_grad():
         for key, parameter in net.named_parameters():
             parameter.copy_(weights[key])
-    torch.testing.assert_close(got, net(*inputs), rtol=1e-5, atol=1e-6)
+    assert_close(got, net(*inputs), rtol=1e-5, atol=1e-6)
     left = [key for key, p in bnn.net.named_buffers() if key in bnn.names and p.numel()]
     assert not left, "weights were left behind"
 
@@ -445,7 +440,7 @@ def test_recurrent_layers(kind, options):
         other = Net()
         other.load_state_dict(one)
         for _ in range(2):  # twice with the very same tensors
-            torch.testing.assert_close(bnn.call(one, x), other(x))
+            assert_close(bnn.call(one, x), other(x))
     draw = bnn.draw()
     (draw(x).square().sum() + draw.kl).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in bnn.parameters())
@@ -523,7 +518,7 @@ def test_gains_along_a_kernel_axis():
         return F.conv1d(x, params["weight"])
 
     shared = {"weight": Weight(w, None, (Gain(2, z[:1]),))}
-    torch.testing.assert_close(sample_outputs(convolve, shared), F.conv1d(x, w * z[0]))
+    assert_close(sample_outputs(convolve, shared), F.conv1d(x, w * z[0]))
     with pytest.raises(ValueError, match="axis 2 of a weight cannot differ per row"):
         sample_outputs(convolve, {"weight": Weight(w, None, (Gain(2, z),))})
 

@@ -105,9 +105,7 @@ def training_elbo(bnn, x, y, n=1000):
 
 
 @pytest.mark.parametrize("make", NETS)
-def test_the_training_bound_is_the_bound_of_the_network_that_predicts(
-    make,
-):
+def test_the_training_bound_is_the_bound_of_the_network_that_predicts(make):
     x, y = images()
     evidence, best, _, _ = closed_form(x, y)
     assert best < evidence - 10

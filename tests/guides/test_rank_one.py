@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Normal, kl_divergence
+from torch.testing import assert_close
 
 import bayou
 from bayou.guides import RankOne
@@ -45,12 +46,12 @@ def test_a_pass_of_a_batch_has_row_i_in_member_i_mod_k_and_draw_i_is_that_member
     bnn = bayou.bayesianize(make_net(), RankOne(K), example=x)
     members = torch.stack([by_hand(bnn, k, x) for k in range(K)])
     rows = torch.arange(len(x))
-    torch.testing.assert_close(bnn.draw(examples=len(x))(x), members[rows % K, rows])
+    assert_close(bnn.draw(examples=len(x))(x), members[rows % K, rows])
     draws = bnn.sample(2 * K, seed=0)
     outputs = torch.stack([bnn.call({n: w[i] for n, w in draws.items()}, x) for i in range(2 * K)])
-    torch.testing.assert_close(outputs, torch.cat((members, members)))
+    assert_close(outputs, torch.cat((members, members)))
     later = bnn.draw(local=False, start=K + 1)
-    torch.testing.assert_close(later(x), members[1])
+    assert_close(later(x), members[1])
 
 
 def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all():
@@ -61,10 +62,8 @@ def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all():
     assert posterior.predict(x).mutual_information.max() > 1e-4  # members differ
     draws = posterior.sample(K)
     for name, value in posterior.mean().items():
-        torch.testing.assert_close(draws[name].mean(0), value)
-        torch.testing.assert_close(
-            draws[name].std(0, correction=0), posterior.std()[name], rtol=1e-6, atol=1e-9
-        )
+        assert_close(draws[name].mean(0), value)
+        assert_close(draws[name].std(0, correction=0), posterior.std()[name], rtol=1e-6, atol=1e-9)
     one = bayou.elbo(posterior, data, samples=K).log_likelihood
     each = torch.stack(
         [
@@ -85,7 +84,7 @@ def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_
     known = sum(
         kl_divergence(Normal(gain.mean, gain.variance.sqrt()), prior).sum() / K for gain in gains
     )
-    torch.testing.assert_close(bnn.draw(examples=len(x)).kl, known)
+    assert_close(bnn.draw(examples=len(x)).kl, known)
     guide = next(guide for guide in bnn.guides if isinstance(guide, MemberGuide))
     n = 3000
     with torch.no_grad():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou import flows
@@ -32,7 +33,7 @@ def test_the_density_of_a_gain_is_that_of_its_base_over_the_jacobian(components,
     made = gain(components, mixing)
     z0 = made.base.draw(3, (), seed=0).detach()
     z, log_q = made.draw(3, seed=0)
-    torch.testing.assert_close(made.log_prob(z), log_q, rtol=1e-9, atol=1e-9)
+    assert_close(made.log_prob(z), log_q, rtol=1e-9, atol=1e-9)
 
     def whole(one):
         center, std = made._frame()
@@ -41,10 +42,10 @@ def test_the_density_of_a_gain_is_that_of_its_base_over_the_jacobian(components,
         return (center + std * (u @ (torch.eye(4, dtype=F64) + lower).mT))[0]
 
     for i in range(3):
-        torch.testing.assert_close(whole(z0[i]), z[i])
+        assert_close(whole(z0[i]), z[i])
         jacobian = torch.autograd.functional.jacobian(whole, z0[i])
         want = made.base.log_prob(z0[i]) - torch.linalg.slogdet(jacobian)[1]
-        torch.testing.assert_close(log_q[i], want, rtol=1e-9, atol=1e-9)
+        assert_close(log_q[i], want, rtol=1e-9, atol=1e-9)
 
 
 def test_the_triangular_map_correlates_gains():
@@ -56,8 +57,8 @@ def test_the_triangular_map_correlates_gains():
         )  # the upper part is unused
         z, _ = made.draw(100_000, seed=0)
     lower = torch.tensor([[1.0, 0.0, 0.0], [0.8, 1.0, 0.0], [-0.5, 0.4, 1.0]], dtype=F64)
-    torch.testing.assert_close(torch.cov(z.mT), 0.25 * lower @ lower.mT, rtol=0, atol=0.01)
-    torch.testing.assert_close(z.mean(0), torch.ones(3, dtype=F64), rtol=0, atol=0.01)
+    assert_close(torch.cov(z.mT), 0.25 * lower @ lower.mT, rtol=0, atol=0.01)
+    assert_close(z.mean(0), torch.ones(3, dtype=F64), rtol=0, atol=0.01)
 
 
 def test_rates():

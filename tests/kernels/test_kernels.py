@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from bayou.core import rng
 from bayou.kernels import adaptation, hmc, mclmc, nuts, psgld, sghmc, sgld
@@ -39,7 +40,7 @@ def banana(w):
 def test_a_step_of_sgld():
     w, g, e = (normal(3, 2, seed=s) for s in range(3))
     position = sgld.step(sgld.init(w), g, e, 0.1, 0.5).position
-    torch.testing.assert_close(position, w + 0.05 * g + math.sqrt(0.05) * e)
+    assert_close(position, w + 0.05 * g + math.sqrt(0.05) * e)
 
 
 def test_two_steps_of_psgld():
@@ -47,21 +48,21 @@ def test_two_steps_of_psgld():
     w, g, e = (normal(3, 2, seed=s) for s in range(3))
     first = psgld.step(psgld.init(w), g, e, 0.1, n=5, decay=0.9, floor=0.01)
     G = 1 / (0.01 + (g / 5).abs())
-    torch.testing.assert_close(first.position, w + 0.05 * G * g + (0.1 * G).sqrt() * e)
+    assert_close(first.position, w + 0.05 * G * g + (0.1 * G).sqrt() * e)
     second = psgld.step(first, 2 * g, e, 0.1, n=5, decay=0.9, floor=0.01)
     V = (0.9 * 0.1 * (g / 5) ** 2 + 0.1 * (2 * g / 5) ** 2) / (1 - 0.81)
     G = 1 / (0.01 + V.sqrt())
-    torch.testing.assert_close(second.position, first.position + 0.1 * G * g + (0.1 * G).sqrt() * e)
+    assert_close(second.position, first.position + 0.1 * G * g + (0.1 * G).sqrt() * e)
 
 
 def test_a_step_of_sghmc_and_full_friction_is_sgld():
     w, v, g, e = (normal(3, 2, seed=s) for s in range(4))
     found = sghmc.step(sghmc.MomentumState(w, v), g, e, 0.1, 2.0, friction=0.3)
     velocity = 0.7 * v + 0.05 * g + math.sqrt(0.3 * 0.1 * 2.0) * e
-    torch.testing.assert_close(found.velocity, velocity)
-    torch.testing.assert_close(found.position, w + velocity)
+    assert_close(found.velocity, velocity)
+    assert_close(found.position, w + velocity)
     full = sghmc.step(sghmc.MomentumState(w, v), g, e, 0.1, friction=1.0)
-    torch.testing.assert_close(full.position, sgld.step(sgld.init(w), g, e, 0.1).position)
+    assert_close(full.position, sgld.step(sgld.init(w), g, e, 0.1).position)
 
 
 # --- leapfrog and HMC ---------------------------------------------------------------------------
@@ -80,8 +81,8 @@ def test_the_leapfrog_is_reversible_and_keeps_volume():
         point = hmc.leapfrog(point, density, step, mass)
     for _ in range(7):
         point = hmc.leapfrog(point, density, -step, mass)
-    torch.testing.assert_close(point.position, first.position, rtol=0, atol=1e-12)
-    torch.testing.assert_close(point.momentum, first.momentum, rtol=0, atol=1e-12)
+    assert_close(point.position, first.position, rtol=0, atol=1e-12)
+    assert_close(point.momentum, first.momentum, rtol=0, atol=1e-12)
 
     def once(z):
         at = z[:2].unsqueeze(0)
@@ -155,9 +156,7 @@ def test_a_turn_of_the_velocity_by_its_formula():
     """D = 3, u = e₁, ∇U = 2·e₂, ε = 0.1; and the hyperbolic functions, in any direction."""
     u, g = torch.tensor([[1.0, 0, 0]], dtype=F64), torch.tensor([[0, -2.0, 0]], dtype=F64)
     velocity, gain = mclmc.turn(u, g, torch.tensor([[0.1]], dtype=F64))
-    torch.testing.assert_close(
-        velocity, torch.tensor([[0.995021, -0.099668, 0]], dtype=F64), atol=5e-7, rtol=0
-    )
+    assert_close(velocity, torch.tensor([[0.995021, -0.099668, 0]], dtype=F64), atol=5e-7, rtol=0)
     assert float(gain) == pytest.approx(0.009983, abs=5e-7)
     u, g = mclmc.unit(normal(5, 4)), 3 * normal(5, 4, seed=1)
     velocity, gain = mclmc.turn(u, g, torch.full((5, 1), 0.7, dtype=F64))
@@ -165,10 +164,10 @@ def test_a_turn_of_the_velocity_by_its_formula():
     e, delta = g / size, 0.7 * size / 3
     c = (e * u).sum(-1, keepdim=True)
     below = delta.cosh() + c * delta.sinh()
-    torch.testing.assert_close(velocity, (u + e * (delta.sinh() + c * (delta.cosh() - 1))) / below)
-    torch.testing.assert_close(gain, 3 * below.log().squeeze(-1))
+    assert_close(velocity, (u + e * (delta.sinh() + c * (delta.cosh() - 1))) / below)
+    assert_close(gain, 3 * below.log().squeeze(-1))
     far, gain = mclmc.turn(u, 1e6 * g, torch.ones(5, 1, dtype=F64))  # cosh would overflow
-    torch.testing.assert_close(far, e)
+    assert_close(far, e)
     assert gain.isfinite().all()
 
 
@@ -190,7 +189,7 @@ def test_the_microcanonical_integrator_is_reversible_and_of_second_order():
         for _ in range(count):
             back, error = mclmc.integrate(back, density, size, scales)
             total = total + error
-        torch.testing.assert_close(back.position, first.position, rtol=0, atol=1e-11)
+        assert_close(back.position, first.position, rtol=0, atol=1e-11)
         assert float(total.abs().max()) < 1e-11
     assert (errors[1] < errors[0] / 3).all()
 
@@ -282,14 +281,7 @@ def test_the_microcanonical_step_and_refreshment_are_those_of_blackjax():
 # --- NUTS ---------------------------------------------------------------------------------------
 
 
-def reference_nuts(
-    q,
-    p,
-    eps,
-    mass,
-    uniforms,
-    most,
-):
+def reference_nuts(q, p, eps, mass, uniforms, most):
     """One chain by the recursive definition: whole trees in lists, each subtree tested."""
 
     def log_joint(q, p):
@@ -366,8 +358,8 @@ def test_the_loop_over_leaves_is_the_recursive_tree(size):
         expected.append(reference_nuts(*start, size, mass.numpy(), own_uniforms, most))
     np.testing.assert_allclose(state.position.numpy(), np.stack(expected), atol=1e-12)
     value, gradient = banana(state.position)
-    torch.testing.assert_close(state.log_prob, value)
-    torch.testing.assert_close(state.gradient, gradient)
+    assert_close(state.log_prob, value)
+    assert_close(state.gradient, gradient)
     assert len(info.leapfrogs.unique()) >= 2
 
 
@@ -415,7 +407,7 @@ def test_chains_of_different_numbers_of_leapfrogs_are_those_of_each_alone():
         alone, _ = hmc.step(
             hmc.init(q[one], banana), banana, noise[one], u[one], size[one], mass, count
         )
-        torch.testing.assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
+        assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
 
 
 def test_the_gain_of_a_jump_is_the_derivative_of_its_square_by_time():
@@ -440,7 +432,6 @@ def test_the_gain_of_a_jump_is_the_derivative_of_its_square_by_time():
     up, info = jump(0.801)
     down, _ = jump(0.799)
     _, info = jump(0.8)
-    assert info.gain is not None
     found = float(info.accept) * 0.8 ** (math.pi / 2 + 1) * (up - down) / 0.002
     assert float(info.gain) == pytest.approx(found, rel=1e-3)
 
@@ -466,7 +457,7 @@ def test_chains_are_independent():
     together, info = run(0, 5)
     for c in range(5):
         alone, own_info = run(c, 1)
-        torch.testing.assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
+        assert_close(alone.position[0], together.position[c], rtol=0, atol=1e-12)
         assert float(own_info.leapfrogs) == float(info.leapfrogs[c])
 
 
@@ -479,7 +470,7 @@ def test_dual_averaging_finds_the_rate():
     state = adaptation.init(torch.zeros(3, 1, dtype=F64), torch.full((3,), 1.0, dtype=F64))
     for _ in range(2000):
         state = adaptation.tune(state, torch.exp(-state.log_step.exp() * k), 0.8)
-    torch.testing.assert_close(state.log_average.exp(), -math.log(0.8) / k, rtol=0.05, atol=0)
+    assert_close(state.log_average.exp(), -math.log(0.8) / k, rtol=0.05, atol=0)
 
 
 def test_the_length_is_a_quarter_of_a_period():
@@ -491,13 +482,11 @@ def test_the_length_is_a_quarter_of_a_period():
         t = state.log_length.exp() / sd
         gain = sd.square() * (2 * t * t.sin() - math.pi * (1 - t.cos()))
         state = adaptation.lengthen(state._replace(tuned=tuned), gain, 1000)
-    torch.testing.assert_close(
-        state.log_average_length.exp(), 0.5 * math.pi * sd, rtol=0.05, atol=0
-    )
+    assert_close(state.log_average_length.exp(), 0.5 * math.pi * sd, rtol=0.05, atol=0)
     for _ in range(100):
         state = adaptation.lengthen(state, torch.ones(3, dtype=F64), 10)
     most = torch.full((3,), 0.5, dtype=F64)  # ten steps
-    torch.testing.assert_close(state.log_length.exp(), most)
+    assert_close(state.log_length.exp(), most)
 
 
 def test_the_mass_is_the_regularized_variance_of_a_window():
@@ -506,11 +495,11 @@ def test_the_mass_is_the_regularized_variance_of_a_window():
     for position in draws:
         state = adaptation.observe(state, position)
     state = adaptation.settle(state)
-    torch.testing.assert_close(state.inverse_mass, draws.var(0) * (30 / 35) + 1e-3 * (5 / 35))
+    assert_close(state.inverse_mass, draws.var(0) * (30 / 35) + 1e-3 * (5 / 35))
     assert state.seen == 0
     # The same 20 in units of the new mass.
     length = 20 * state.inverse_mass.log().mean(-1).mul(-0.5).exp()
-    torch.testing.assert_close(state.log_average_length.exp(), length)
+    assert_close(state.log_average_length.exp(), length)
 
 
 def test_the_windows_are_those_of_stan():
