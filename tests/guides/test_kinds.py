@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou import flows
@@ -14,7 +14,6 @@ from bayou.flows import Label, Ladj, Map, Side
 from bayou.guides.guide import KL
 
 DOUBLE = torch.float64
-Pair = tuple[Tensor, Tensor]
 
 
 class Drop(Map):
@@ -93,12 +92,14 @@ CASES = [
 ]
 
 
+def rules_of(spec):
+    return spec if spec.joint else {"weight": spec, "*": bayou.Delta()}
+
+
 def guide_of(spec, prior=None):
     torch.manual_seed(0)
     net = nn.Linear(3, 2).to(DOUBLE)
-    bnn = bayou.bayesianize(
-        net, spec if spec.joint else {"weight": spec, "*": bayou.Delta()}, prior=prior
-    )
+    bnn = bayou.bayesianize(net, rules_of(spec), prior=prior)
     (guide,) = (g for g in bnn.guides if "weight" in g.names)
     return guide
 
@@ -116,8 +117,7 @@ SIDES = {Side.equal: "equal", Side.upper: "lower", Side.lower: "upper", Side.unk
 def test_the_elbo_has_the_kind_and_side_of_its_guides(spec, kind, side):
     net = nn.Linear(3, 2).to(DOUBLE)
     data = torch.zeros(4, 3, dtype=DOUBLE), torch.zeros(4, 2, dtype=DOUBLE)
-    rules = spec if spec.joint else {"weight": spec, "*": bayou.Delta()}
-    method = bayou.VI(rules, steps=1, batch_size=4)
+    method = bayou.VI(rules_of(spec), steps=1, batch_size=4)
     posterior = bayou.fit(
         net, data, method=method, likelihood=bayou.Gaussian(1.0), seed=0, progress=False
     )
