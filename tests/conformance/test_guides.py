@@ -1,28 +1,24 @@
 """The conformance suite of guides, over every family."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
 import socket
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import bayou
-from bayou.guides.guide import KL, GuideSpec
+from bayou.guides.guide import KL
 
-FAMILIES: dict[str, Callable[[], GuideSpec]] = {
+FAMILIES = {
     "Delta": lambda: bayou.Delta(),
     "Delta, penalty": lambda: bayou.Delta(penalty=True),
     "MeanField": lambda: bayou.MeanField(std=0.05),
@@ -110,7 +106,7 @@ ROWS, CLASSES = 5, 3
 every = pytest.mark.parametrize("family", FAMILIES)
 
 
-def make_net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def make_net(dtype=torch.float64):
     """A convolution and a dense layer: 59 weights."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -123,47 +119,47 @@ def make_net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     ).to(dtype)
 
 
-def make_data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def make_data(rows=ROWS, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 1, 6, 6, generator=generator, dtype=torch.float64).to(dtype)
     return x, x.flatten(1)[:, :CLASSES].argmax(1)
 
 
-def make(family: str, dtype: torch.dtype = torch.float64) -> bayou.posteriors.Bayesian:
+def make(family, dtype=torch.float64):
     torch.manual_seed(0)
     return bayou.bayesianize(make_net(dtype), FAMILIES[family](), example=make_data(dtype=dtype)[0])
 
 
-def fitted(family: str) -> bayou.Posterior:
+def fitted(family):
     method = bayou.VI(FAMILIES[family](), steps=3, batch_size=8)
     return bayou.fit(make_net(), make_data(16), method=method, seed=0, progress=False)
 
 
 @functools.cache
-def once(family: str) -> bayou.Posterior:
+def once(family):
     """A fit that tests only look at."""
     torch.manual_seed(1)
     return fitted(family)
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+def same(a, b):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
 
 
-def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+def close(a, b):
     """Equal up to rounding: the order of a sum may change with the number of draws that are
     computed together.
     """
     assert a.keys() == b.keys()
     for name, value in a.items():
         slack = 1000 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0
-        torch.testing.assert_close(value, b[name], rtol=slack, atol=slack)
+        assert_close(value, b[name], rtol=slack, atol=slack)
 
 
 @every
-def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
+def test_a_draw_has_finite_outputs_and_gradients(family):
     x, y = make_data()
     bnn = make(family)
     for samples, examples in ((None, None), (None, ROWS), (3, None), (3, ROWS)):
@@ -186,7 +182,7 @@ def test_a_draw_has_finite_outputs_and_gradients(family: str) -> None:
 
 
 @every
-def test_samples(family: str) -> None:
+def test_samples(family):
     """Shapes and names; a seed reproduces; a draw is a function of its index, up to rounding; draws
     differ.
     """
@@ -221,7 +217,7 @@ def test_samples(family: str) -> None:
 
 
 @every
-def test_a_function_draw_is_reproducible(family: str) -> None:
+def test_a_function_draw_is_reproducible(family):
     x, _ = make_data()
     bnn = make(family).eval()
     with torch.no_grad():
@@ -237,7 +233,7 @@ def test_a_function_draw_is_reproducible(family: str) -> None:
 
 
 @every
-def test_the_kl(family: str) -> None:
+def test_the_kl(family):
     """Not negative in expectation where it is a KL or a bound of one; scalar, in nats, and of its
     declared kind.
     """
@@ -258,7 +254,7 @@ def test_the_kl(family: str) -> None:
 
 
 @every
-def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
+def test_mean_and_std_are_those_of_draws_or_an_error(family):
     """After all parameters have moved, within 5 standard errors of 4,000 draws; a flow has neither
     in closed form.
     """
@@ -291,7 +287,7 @@ def test_mean_and_std_are_those_of_draws_or_an_error(family: str) -> None:
 
 
 @every
-def test_dtype_and_device_are_kept(family: str) -> None:
+def test_dtype_and_device_are_kept(family):
     single = partial(make, family, torch.float32)
     modules = {"made": single(), "widened": single().double(), "narrowed": make(family).float()}
     for how, module in modules.items():
@@ -311,7 +307,7 @@ def test_dtype_and_device_are_kept(family: str) -> None:
 
 
 @every
-def test_state_dict_round_trip(family: str) -> None:
+def test_state_dict_round_trip(family):
     a, b = make(family).eval(), make(family).eval()
     with torch.no_grad():
         for p in a.parameters():
@@ -325,7 +321,7 @@ def test_state_dict_round_trip(family: str) -> None:
 
 
 @every
-def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
+def test_fit_predict_save_load(family, tmp_path):
     x, y = make_data(7)
     before = make_net().state_dict()
     posterior = once(family)
@@ -345,7 +341,7 @@ def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
     assert (p.mutual_information >= 0).all()
     for options in ({"chunk": 4}, {"chunk": 5, "batch_size": 3}):
         other = posterior.predict(x, samples=6, seed=1, **options)
-        torch.testing.assert_close(other.outputs, p.outputs, rtol=1e-12, atol=1e-12)
+        assert_close(other.outputs, p.outputs, rtol=1e-12, atol=1e-12)
     posterior.save(tmp_path / "p.bayou")
     net = make_net()
     loaded = bayou.load(tmp_path / "p.bayou", net)
@@ -358,22 +354,20 @@ def test_fit_predict_save_load(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["MNF", "Dropout, reinforce", "JointFlow", "Inducing", "UIVI"])
-def test_fit_is_a_function_of_its_seed(family: str) -> None:
+def test_fit_is_a_function_of_its_seed(family):
     torch.manual_seed(2)
     same(fitted(family).sample(2, seed=0), once(family).sample(2, seed=0))
 
 
 @pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
+def fresh_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def training_loss(
-    bnn: bayou.posteriors.Bayesian, samples: int | None, examples: int | None
-) -> Callable[[Tensor, Tensor], Tensor]:
-    def loss(x: Tensor, y: Tensor) -> Tensor:
+def training_loss(bnn, samples, examples):
+    def loss(x, y):
         draw = bnn.draw(samples, examples=examples)
         out = draw(x)
         total = F.cross_entropy(out.flatten(0, -2), y.repeat(samples or 1)) + draw.kl / 100
@@ -382,7 +376,7 @@ def training_loss(
     return loss
 
 
-def check_compiled(family: str, backend: str) -> None:
+def check_compiled(family, backend):
     if family == "Inducing" and torch.__version__.startswith("2.9."):
         pytest.xfail("torch 2.9 cannot trace a network inside a mode")
     torch.manual_seed(0)
@@ -399,7 +393,7 @@ def check_compiled(family: str, backend: str) -> None:
         torch.manual_seed(7)
         value = f(x, y)
         results.append((value, torch.autograd.grad(value, trained)))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
+    assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
 
 
 QUICK = (
@@ -412,7 +406,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("family", QUICK)
-def test_the_training_loss_is_one_graph(family: str, fresh_dynamo: None) -> None:
+def test_the_training_loss_is_one_graph(family, fresh_dynamo):
     check_compiled(family, "eager")
 
 
@@ -428,7 +422,7 @@ PATHS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", PATHS)
-def test_the_training_loss_compiles_whole(family: str, fresh_dynamo: None) -> None:
+def test_the_training_loss_compiles_whole(family, fresh_dynamo):
     check_compiled(family, "aot_eager")
 
 
@@ -436,7 +430,7 @@ def test_the_training_loss_compiles_whole(family: str, fresh_dynamo: None) -> No
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:torch"
 )  # torch's own, while it imports inductor
-def test_the_training_loss_compiles_with_inductor(fresh_dynamo: None) -> None:
+def test_the_training_loss_compiles_with_inductor(fresh_dynamo):
     """MNF on the weights and MeanField on the biases."""
     from torch._inductor import config
 
@@ -452,15 +446,15 @@ SHARED = ("MeanField", "MNF", "LowRank", "Inducing")
 class IntegerIdentity(nn.Module):
     """A user's module around the network, as training frameworks have it."""
 
-    def __init__(self, bnn: bayou.posteriors.Bayesian) -> None:
+    def __init__(self, bnn):
         super().__init__()
         self.bnn = bnn
 
-    def forward(self, x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, x, **options):
         return self.bnn(x, **options)
 
 
-def _train(bnn: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+def _train(bnn, x, y):
     """Gradients of three steps of SGD, with noise that is a function of the step."""
     found = []
     for step in range(3):
@@ -475,7 +469,7 @@ def _train(bnn: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
     return found
 
 
-def _half(family: str, rank: int) -> list[Tensor]:
+def _half(family, rank):
     """The gradients of half the rows. The module must be gone before its process group: its end
     would wait for ever.
     """
@@ -486,7 +480,7 @@ def _half(family: str, rank: int) -> list[Tensor]:
     return _train(bnn, x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4])
 
 
-def _rank(rank: int, port: int) -> dict[str, list[Tensor]]:
+def _rank(rank, port):
     """The gradients of this rank, family by family."""
     address, patience = f"tcp://127.0.0.1:{port}", timedelta(seconds=100)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=patience)
@@ -497,7 +491,7 @@ def _rank(rank: int, port: int) -> dict[str, list[Tensor]]:
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one() -> None:
+def test_two_ranks_equal_one():
     """Half the batch on each of two ranks, with shared noise, is the whole batch on one: gradients
     to 1e-12.
     """
@@ -511,4 +505,4 @@ def test_two_ranks_equal_one() -> None:
     assert other.exitcode == 0
     for family in SHARED:
         want = _train(make(family), *make_data(8))
-        torch.testing.assert_close(results[family], want, rtol=0, atol=1e-12)
+        assert_close(results[family], want, rtol=0, atol=1e-12)

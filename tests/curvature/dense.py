@@ -1,17 +1,13 @@
 """Dense references by autograd: Jacobians of every example, GGN, Fisher."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, jacrev
 
 Params = dict[str, Tensor]
 
 
-def jacobians(net: nn.Module, x: Tensor, names: list[str]) -> Tensor:
+def jacobians(net, x, names):
     """(N, K, D): the derivative of every example's outputs in all weights."""
     params = {name: value.detach() for name, value in net.named_parameters()}
     rows = []
@@ -23,7 +19,7 @@ def jacobians(net: nn.Module, x: Tensor, names: list[str]) -> Tensor:
     return torch.stack(rows)
 
 
-def hessians(log_prob: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
+def hessians(log_prob, f, y):
     """(N, K, K): the Hessian of −log p(y_n | f_n)."""
     each = [
         jacrev(jacrev(lambda v, n=n: -log_prob(v.reshape(1, *f.shape[1:]), y[n : n + 1]).sum()))(
@@ -34,12 +30,12 @@ def hessians(log_prob: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor)
     return torch.stack(each)
 
 
-def ggn(jacobian: Tensor, h: Tensor) -> Tensor:
+def ggn(jacobian, h):
     """Σ_n J_nᵀ·H_n·J_n, (D, D)."""
     return torch.einsum("nkd,nkl,nle->de", jacobian, h, jacobian)
 
 
-def scores(log_prob: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
+def scores(log_prob, f, y):
     """(N, K): ∇_f log p(y_n | f_n)."""
     each = [
         grad(lambda v, n=n: log_prob(v.reshape(1, *f.shape[1:]), y[n : n + 1]).sum())(

@@ -1,16 +1,13 @@
 """Full, diagonal and Kronecker curvature of many networks against dense Jacobians, in float64."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bayou
@@ -18,8 +15,7 @@ from bayou.curvature import sweep as sweep_module
 from bayou.curvature.kronecker import MAX_FACTOR, KroneckerSum
 from bayou.curvature.layers import windows
 from bayou.curvature.structures import DiagonalSum, FullSum
-from bayou.curvature.sweep import Sum, Sweep, make_plan
-from bayou.likelihoods import BoundLikelihood
+from bayou.curvature.sweep import Sweep, make_plan
 from bayou.network import Call, Network
 from tests.curvature import dense
 
@@ -30,24 +26,24 @@ N = 5
 class Function(nn.Module):
     """A network of a few modules and a function that calls them."""
 
-    def __init__(self, call: Callable[..., Tensor], **modules: nn.Module) -> None:
+    def __init__(self, call, **modules):
         super().__init__()
         self.parts, self.function = nn.ModuleDict(modules), call
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.function(x, **self.parts)
 
 
 class Twice(nn.Module):
     """Weights used in two calls, in a call and a product, as a matrix alone, through a view."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.shared, self.free = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 3) / 2)
         self.first, self.wide = nn.Linear(6, 4), nn.Parameter(torch.randn(3, 3) / 2)
         self.mixed = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.shared(self.shared(self.first(x)).tanh()).tanh()
         x = self.mixed(x) @ self.mixed.weight
         return F.linear(x @ self.free, self.wide.T)
@@ -56,20 +52,20 @@ class Twice(nn.Module):
 class Norm(nn.Module):
     """A norm of channels, whose result is kept, with a gain that is no layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gain = nn.Parameter(torch.rand(2, 1, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * (self.gain * (x.square().mean((-2, -1), keepdim=True) + 1e-6).rsqrt())
 
 
-def lstm(x: Tensor, cell: nn.Module, head: nn.Module) -> Tensor:
+def lstm(x, cell, head):
     return head(cell(x)[0][:, -1])
 
 
 # name → network, input of one example, does every tensor have a layer of its own?
-NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
+NETS = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 3)), (6,), True),
     "two layers": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)), (6,), True),
     "relu in place": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)), (6,), True),
@@ -157,7 +153,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], bool]] = {
 }  # fmt: skip
 
 
-def build(name: str) -> tuple[nn.Module, Tensor]:
+def build(name):
     make, shape, _ = NETS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -169,39 +165,27 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     return net.eval(), x
 
 
-def labels(f: Tensor) -> Tensor:
+def labels(f):
     return torch.arange(f[..., 0].numel()).reshape(f.shape[:-1]) % f.shape[-1]
 
 
-def swept(
-    net: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    structure: type[Sum],
-    kind: str = "ggn",
-    likelihood: BoundLikelihood | None = None,
-    batch: int = 2,
-    names: list[str] | None = None,
-    rows: int | None = None,
-) -> Sum:
+def swept(net, x, y, structure, kind="ggn", likelihood=None, batch=2, names=None, rows=None):
     """The curvature of all data, in batches, of which so many rows are passed at a time."""
     network = Network(net)
     params = {name: value.detach() for name, value in net.named_parameters()}
     plan = make_plan(network.call, params, names or list(params), (x,))
     sums = structure({name: params[name].shape for name in plan.wanted}, plan, x)
     likelihood = bayou.Categorical().bind(dtype=F64) if likelihood is None else likelihood
-    sweep = Sweep(network.call, params, plan, likelihood, kind, 1, 0)  # type: ignore[arg-type]
+    sweep = Sweep(network.call, params, plan, likelihood, kind, 1, 0)
     sweep.rows = rows or sweep.rows
     for number, (inputs, targets) in enumerate(zip(x.split(batch), y.split(batch), strict=True)):
         outputs, labels = zip(*sweep.batch((inputs,), targets, number, sums), strict=True)
-        torch.testing.assert_close(torch.cat(outputs), net(inputs).detach())
+        assert_close(torch.cat(outputs), net(inputs).detach())
         assert torch.equal(torch.cat(labels), targets)
     return sums
 
 
-def reference(
-    net: nn.Module, x: Tensor, y: Tensor, kind: str, names: list[str] | None = None
-) -> Tensor:
+def reference(net, x, y, kind, names=None):
     """(D, D), by dense Jacobians."""
     likelihood = bayou.Categorical().bind(dtype=F64)
     names = names or [name for name, _ in net.named_parameters()]
@@ -216,27 +200,27 @@ def reference(
     ("name", "kind"),
     [*((name, "ggn") for name in NETS), ("norms", "fisher"), ("used twice", "fisher")],
 )
-def test_full_and_diagonal_are_those_of_dense_jacobians(name: str, kind: str) -> None:
+def test_full_and_diagonal_are_those_of_dense_jacobians(name, kind):
     net, x = build(name)
     y = labels(net(x))
     expected = reference(net, x, y, kind)
     full = swept(net, x, y, FullSum, kind)
-    torch.testing.assert_close(full.tensors()["matrix"], expected, rtol=1e-8, atol=1e-10)
+    assert_close(full.tensors()["matrix"], expected, rtol=1e-8, atol=1e-10)
     assert set(full.plan.layers) | set(full.plan.other) == {n for n, _ in net.named_parameters()}
     assert (not full.plan.other) == NETS[name][2]
     diagonal = swept(net, x, y, DiagonalSum, kind).tensors()
     flat = torch.cat([diagonal[n].reshape(-1) for n, _ in net.named_parameters()])
-    torch.testing.assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
+    assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
 
 
 class Shift(TorchFunctionMode):
     """Adds a tensor to the output of the call on one weight, and keeps the call."""
 
-    def __init__(self, weight: Tensor, shift: Tensor | None) -> None:
+    def __init__(self, weight, shift):
         super().__init__()
-        self.weight, self.shift, self.call = weight, shift, ()  # type: ignore[var-annotated]
+        self.weight, self.shift, self.call = weight, shift, ()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if len(args) < 2 or args[1] is not self.weight:
             return out
@@ -244,9 +228,7 @@ class Shift(TorchFunctionMode):
         return out if self.shift is None else out + self.shift
 
 
-def kronecker_reference(
-    net: nn.Module, x: Tensor, y: Tensor, weight: str
-) -> tuple[Tensor, Tensor, int]:
+def kronecker_reference(net, x, y, weight):
     """(A, G, positions) of a layer without groups: A by unfold, G by autograd on the output."""
     likelihood = bayou.Categorical().bind(dtype=F64)
     tensor = dict(net.named_parameters())[weight]
@@ -263,7 +245,7 @@ def kronecker_reference(
             eye = torch.eye(size, dtype=F64).reshape(size, *tensor.shape[1:])
             a = func(inputs, eye, None, *args[3:], **options).movedim(1, -1).reshape(-1, size)
 
-        def shifted(shift: Tensor, n: int = n) -> Tensor:
+        def shifted(shift, n=n):
             with Shift(tensor, shift):
                 return net(x[n : n + 1]).reshape(-1)
 
@@ -290,7 +272,7 @@ def kronecker_reference(
         "norms",
     ],
 )
-def test_kronecker_factors_are_sums_over_inputs_and_output_gradients(name: str) -> None:
+def test_kronecker_factors_are_sums_over_inputs_and_output_gradients(name):
     net, x = build(name)
     y = labels(net(x))
     found = swept(net, x, y, KroneckerSum).tensors()
@@ -303,17 +285,15 @@ def test_kronecker_factors_are_sums_over_inputs_and_output_gradients(name: str) 
             continue
         a, g, positions = kronecker_reference(net, x, y, weight)
         factor = found[keys[0]][0]
-        torch.testing.assert_close(factor[: len(a), : len(a)], a / positions, rtol=1e-8, atol=1e-10)
+        assert_close(factor[: len(a), : len(a)], a / positions, rtol=1e-8, atol=1e-10)
         if keys[0].count("|") == 2:  # the bias is an input that is always 1
             assert float(factor[-1, -1]) == pytest.approx(1.0)
-        torch.testing.assert_close(
-            found[keys[0].replace("in|", "out|", 1)][0], g, rtol=1e-8, atol=1e-10
-        )
+        assert_close(found[keys[0].replace("in|", "out|", 1)][0], g, rtol=1e-8, atol=1e-10)
         checked += 1
     assert checked >= 2
 
 
-def test_the_groups_of_a_convolution_are_blocks_of_their_own() -> None:
+def test_the_groups_of_a_convolution_are_blocks_of_their_own():
     """A convolution of two groups has the factors of two convolutions."""
     net, x = build("conv2d, odd")
     y = labels(net(x))
@@ -326,22 +306,20 @@ def test_the_groups_of_a_convolution_are_blocks_of_their_own() -> None:
         lambda x, a, b, rest: rest(torch.cat((a(x[:, :1]), b(x[:, 1:])), 1)),
         a=halves[0], b=halves[1], rest=net[1:],
     ).eval()  # fmt: skip
-    torch.testing.assert_close(split(x), net(x))
+    assert_close(split(x), net(x))
     apart = swept(split, x, y, KroneckerSum).tensors()
     for part in ("in", "out"):
         blocks = found[f"{part}|0.weight|0.bias"]
         for block, half in zip(blocks, "ab", strict=True):
-            torch.testing.assert_close(
-                block, apart[f"{part}|parts.{half}.weight|parts.{half}.bias"][0]
-            )
+            assert_close(block, apart[f"{part}|parts.{half}.weight|parts.{half}.bias"][0])
 
 
-def kron(found: dict[str, Tensor], names: str) -> Tensor:
+def kron(found, names):
     """A ⊗ G in the order (outputs, inputs) of a weight with its bias as the last column."""
     return torch.kron(found[f"out|{names}"][0].contiguous(), found[f"in|{names}"][0].contiguous())
 
 
-def columns_last(matrix: Tensor, outputs: int, inputs: int) -> Tensor:
+def columns_last(matrix, outputs, inputs):
     """A matrix over (weight, bias) in the order of ``kron``."""
     place = torch.arange(outputs * inputs).reshape(outputs, inputs)
     order = torch.cat((place, (outputs * inputs + torch.arange(outputs)).unsqueeze(1)), 1).reshape(
@@ -350,20 +328,20 @@ def columns_last(matrix: Tensor, outputs: int, inputs: int) -> Tensor:
     return matrix[order][:, order]
 
 
-def test_kronecker_is_exact_for_one_example_and_for_one_layer_with_a_gaussian() -> None:
+def test_kronecker_is_exact_for_one_example_and_for_one_layer_with_a_gaussian():
     net, x = build("linear")
     y = labels(net(x))[:1]
     found = swept(net, x[:1], y, KroneckerSum).tensors()
     expected = columns_last(reference(net, x[:1], y, "ggn"), 3, 6)
-    torch.testing.assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
+    assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
     likelihood = bayou.Gaussian(0.3).bind(dtype=F64)
     found = swept(net, x, net(x).detach(), KroneckerSum, "ggn", likelihood).tensors()
     jacobian = dense.jacobians(net, x, ["0.weight", "0.bias"])
     expected = columns_last(torch.einsum("nkd,nke->de", jacobian, jacobian) / 0.09, 3, 6)
-    torch.testing.assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
+    assert_close(kron(found, "0.weight|0.bias"), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_tensors_without_a_factor_have_a_diagonal_block() -> None:
+def test_tensors_without_a_factor_have_a_diagonal_block():
     net, x = build("norms")
     y = labels(net(x))
     found = swept(net, x, y, KroneckerSum).tensors()
@@ -373,25 +351,23 @@ def test_tensors_without_a_factor_have_a_diagonal_block() -> None:
         f"{n}.{leaf}" for n in (1, 3, 6, 10) for leaf in ("weight", "bias")
     } | {"8.weight"}
     for key in rest:
-        torch.testing.assert_close(found[key], diagonal[key.removeprefix("square|")])
+        assert_close(found[key], diagonal[key.removeprefix("square|")])
         assert float(found[key].max()) > 0
 
 
-def test_an_embedding_counts_each_row_once_per_example() -> None:
+def test_an_embedding_counts_each_row_once_per_example():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(6, 3, padding_idx=2), nn.Flatten(), nn.Linear(12, 3)).double()
     x = torch.tensor([[1, 1, 2, 5], [0, 1, 0, 1], [2, 2, 2, 2], [3, 4, 5, 5], [5, 4, 3, 1]])
     y = labels(net(x))
     expected = reference(net, x, y, "ggn")
-    torch.testing.assert_close(
-        swept(net, x, y, FullSum).tensors()["matrix"], expected, rtol=1e-8, atol=1e-10
-    )
+    assert_close(swept(net, x, y, FullSum).tensors()["matrix"], expected, rtol=1e-8, atol=1e-10)
     found = swept(net, x, y, DiagonalSum).tensors()
     flat = torch.cat([found[n].reshape(-1) for n, _ in net.named_parameters()])
-    torch.testing.assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
+    assert_close(flat, expected.diagonal(), rtol=1e-8, atol=1e-10)
 
 
-def test_a_layer_that_is_too_wide_for_factors_is_diagonal() -> None:
+def test_a_layer_that_is_too_wide_for_factors_is_diagonal():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(MAX_FACTOR + 1, 2), nn.Tanh(), nn.Linear(2, 3)).double()
     x = torch.randn(2, MAX_FACTOR + 1, dtype=F64)
@@ -402,42 +378,40 @@ def test_a_layer_that_is_too_wide_for_factors_is_diagonal() -> None:
     h = dense.hessians(bayou.Categorical().bind(dtype=F64).log_prob, net(x).detach(), y)
     expected = torch.einsum("nkd,nkl,nld->d", jacobian, h, jacobian)
     wide = torch.cat([found[f"square|0.{name}"].reshape(-1) for name in ("weight", "bias")])
-    torch.testing.assert_close(wide, expected, rtol=1e-8, atol=1e-10)
+    assert_close(wide, expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("names", [["2.weight"], ["2.bias"], ["0.bias", "2.weight"]])
-def test_some_of_the_tensors(names: list[str]) -> None:
+def test_some_of_the_tensors(names):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     x = torch.randn(N, 6, dtype=F64)
     y = labels(net(x))
     full = swept(net, x, y, FullSum, names=names).tensors()["matrix"]
-    torch.testing.assert_close(full, reference(net, x, y, "ggn", names), rtol=1e-8, atol=1e-10)
+    assert_close(full, reference(net, x, y, "ggn", names), rtol=1e-8, atol=1e-10)
     blocks = swept(net, x, y, KroneckerSum, names=names).tensors()
     assert {key for key in blocks if key.startswith("in|")} == {f"in|{name}" for name in names}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_the_sum_is_independent_of_the_rows_in_a_pass(rows: int) -> None:
+def test_the_sum_is_independent_of_the_rows_in_a_pass(rows):
     net, x = build("conv2d")
     y = labels(net(x))
     expected = reference(net, x, y, "ggn")
     full = swept(net, x, y, FullSum, batch=4, rows=rows).tensors()["matrix"]
-    torch.testing.assert_close(full, expected, rtol=1e-8, atol=1e-10)
+    assert_close(full, expected, rtol=1e-8, atol=1e-10)
 
 
-def test_equal_rows_are_passed_one_by_one() -> None:
+def test_equal_rows_are_passed_one_by_one():
     """With one row, or many equal ones, no dry run can find the axis of the examples."""
     net, x = build("positions before rows")
     same = x[:1].expand(4, -1, -1).contiguous()
     y = labels(net(same))
-    torch.testing.assert_close(
-        swept(net, same, y, FullSum).tensors()["matrix"], reference(net, same, y, "ggn")
-    )
+    assert_close(swept(net, same, y, FullSum).tensors()["matrix"], reference(net, same, y, "ggn"))
 
 
-def test_an_input_that_is_changed_in_place_later_is_copied() -> None:
-    def call(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
+def test_an_input_that_is_changed_in_place_later_is_copied():
+    def call(x, a, b):
         hidden = a(x)
         out = b(hidden)
         hidden.mul_(0.0)  # the input of b, after the call
@@ -450,17 +424,17 @@ def test_an_input_that_is_changed_in_place_later_is_copied() -> None:
     names = ["parts.b.weight"]
     plain = nn.Sequential(net.parts["a"], net.parts["b"])
     expected = reference(plain, x, y, "ggn", ["1.weight"])
-    torch.testing.assert_close(swept(net, x, y, FullSum, names=names).tensors()["matrix"], expected)
+    assert_close(swept(net, x, y, FullSum, names=names).tensors()["matrix"], expected)
 
 
-def patches(x: Tensor, kernel: tuple[int, int], **settings: Any) -> Tensor:
+def patches(x, kernel, **settings):
     """The columns of ``F.unfold``: (B, C·Π kernel, positions)."""
     call = Call(F.conv2d, (x, x.new_empty(1, x.shape[1], *kernel)), settings)
     return windows(x, call).flatten(-2).flatten(1, 3)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_patches_are_those_of_unfold() -> None:
+def test_patches_are_those_of_unfold():
     torch.manual_seed(0)
     x = torch.randn(2, 3, 7, 6, dtype=F64)
     for kernel, stride, padding, dilation in (
@@ -470,24 +444,24 @@ def test_patches_are_those_of_unfold() -> None:
     ):
         expected = F.unfold(x, kernel, dilation, padding, stride)
         found = patches(x, kernel, stride=stride, padding=padding, dilation=dilation)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert_close(found, expected, rtol=0, atol=0)
     for kernel, dilation in (((2, 3), 1), ((4, 2), (1, 3))):  # an odd number of zeros
         eye = torch.eye(3 * kernel[0] * kernel[1], dtype=F64).unflatten(1, (3, *kernel))
         expected = F.conv2d(x, eye, padding="same", dilation=dilation).flatten(2)
         found = patches(x, kernel, padding="same", dilation=dilation)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+        assert_close(found, expected, rtol=0, atol=1e-15)
     strided = x.movedim(1, -1).contiguous().movedim(-1, 1)  # channels last in memory
-    torch.testing.assert_close(patches(strided, (3, 3)), F.unfold(x, (3, 3)), rtol=0, atol=0)
+    assert_close(patches(strided, (3, 3)), F.unfold(x, (3, 3)), rtol=0, atol=0)
 
 
 class Largest(TorchDispatchMode):
     """The most numbers that a tensor had which an operation made."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.numbers = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for leaf in torch.utils._pytree.tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf._is_view():
@@ -497,7 +471,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def lenet() -> nn.Sequential:
+def lenet():
     return nn.Sequential(
         nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10),
@@ -505,7 +479,7 @@ def lenet() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("structure", [DiagonalSum, KroneckerSum])
-def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
+def test_memory_is_bounded_at_a_large_batch(structure):
     """Gradients of 512 images of a LeNet are 2·10⁸ numbers; no tensor has more than 2²²."""
     torch.manual_seed(0)
     net, x, y = lenet(), torch.randn(512, 1, 28, 28), torch.arange(512) % 10
@@ -519,14 +493,14 @@ def test_memory_is_bounded_at_a_large_batch(structure: type[Sum]) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 9])
-def test_columns_share_one_pass_of_tensors_without_a_layer(classes: int) -> None:
+def test_columns_share_one_pass_of_tensors_without_a_layer(classes):
     net = nn.Sequential(nn.Conv2d(1, 2, 3), Norm(), nn.Flatten(), nn.Linear(8, classes))
     x = torch.randn(4, 1, 4, 4)
     params = {n: p.detach() for n, p in net.named_parameters()}
     network = Network(net)
-    calls: list[int] = []
+    calls = []
 
-    def counted(own: dict[str, Tensor], *inputs: Any) -> Tensor:
+    def counted(own, *inputs):
         calls.append(len(calls))
         return network.call(own, *inputs)
 
@@ -538,11 +512,11 @@ def test_columns_share_one_pass_of_tensors_without_a_layer(classes: int) -> None
     assert len(calls) == 2  # of the layers, and of the others
 
 
-def test_the_activations_of_a_batch_are_freed() -> None:
+def test_the_activations_of_a_batch_are_freed():
     """A graph that kept its own tensors held those of all batches: 130 GB of a ResNet once."""
     net = nn.Sequential(nn.Conv2d(1, 2, 3), Norm(), nn.Flatten(), nn.Linear(8, 3))
 
-    def tensors(batches: int) -> int:
+    def tensors(batches):
         data = torch.randn(4 * batches, 1, 4, 4), torch.arange(4 * batches) % 3
         posterior = bayou.fit(
             net, data, bayou.Laplace("diagonal", start=None, batch_size=4), progress=False

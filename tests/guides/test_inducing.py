@@ -2,35 +2,31 @@
 supports.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributions, nn
+from torch import distributions, nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.core import rng
 from bayou.guides.inducing import InducingGuide
 from bayou.guides.regression import Regression, patches
 from bayou.network import Call
-from bayou.priors import BoundNormal, DensityPrior, Prior
+from bayou.priors import BoundNormal, DensityPrior
 
 DOUBLE = torch.float64
 EVIDENCE = 6.465824  # of y = sin 3x under (1, x, x², x³), noise 0.1, prior N(0, I)
 NOISE = 0.1
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
+def randn(*shape, seed=0):
     return rng.normal(1, shape, torch.empty(0, dtype=DOUBLE), seed=seed)[0]
 
 
-def shaken(bnn: bayou.posteriors.Bayesian, scale: float = 0.3) -> bayou.posteriors.Bayesian:
+def shaken(bnn, scale=0.3):
     """With every parameter away from its start."""
     with torch.no_grad():
         for i, p in enumerate(bnn.parameters()):
@@ -38,21 +34,19 @@ def shaken(bnn: bayou.posteriors.Bayesian, scale: float = 0.3) -> bayou.posterio
     return bnn
 
 
-def make(
-    net: nn.Module, x: Any, rules: Any = None, prior: Any = None, points: int = 3
-) -> bayou.posteriors.Bayesian:
+def make(net, x, rules=None, prior=None, points=3):
     torch.manual_seed(0)
     return shaken(
         bayou.bayesianize(net.to(DOUBLE), rules or bayou.Inducing(points), prior=prior, example=x)
     ).eval()
 
 
-def guide_of(bnn: bayou.posteriors.Bayesian) -> InducingGuide:
+def guide_of(bnn):
     (guide,) = (guide for guide in bnn.guides if isinstance(guide, InducingGuide))
     return guide
 
 
-def near(values: Tensor, exact: float = 0.0) -> None:
+def near(values, exact=0.0):
     error = float(values.std()) / math.sqrt(len(values))
     assert abs(float(values.mean()) - exact) <= 5 * error, (float(values.mean()), exact, error)
 
@@ -61,32 +55,32 @@ def near(values: Tensor, exact: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize(("rows", "dim"), [(7, 3), (3, 7), (4, 4)])
-def test_a_regression_is_the_gaussian_of_its_formula(rows: int, dim: int) -> None:
+def test_a_regression_is_the_gaussian_of_its_formula(rows, dim):
     a, t = randn(2, rows, dim), randn(2, rows, 5, seed=1)
     q = Regression.fit(a, t)
     precision = torch.eye(dim, dtype=DOUBLE) + a.mT @ a
     covariance = torch.linalg.inv(precision)
     mean = covariance @ a.mT @ t
-    torch.testing.assert_close(q.mean, mean)
-    torch.testing.assert_close(q.variance.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1))
+    assert_close(q.mean, mean)
+    assert_close(q.variance.squeeze(-1), covariance.diagonal(dim1=-2, dim2=-1))
     exact = distributions.MultivariateNormal(
         mean.mT, precision_matrix=precision.unsqueeze(1)
     )  # (2, 5) of dim
     z = randn(2, dim, 5, seed=2)
-    torch.testing.assert_close(q.log_prob(z), exact.log_prob(z.mT).sum())
+    assert_close(q.log_prob(z), exact.log_prob(z.mT).sum())
     prior = distributions.MultivariateNormal(
         torch.zeros(dim, dtype=DOUBLE), torch.eye(dim, dtype=DOUBLE)
     )
-    torch.testing.assert_close(q.kl(), distributions.kl_divergence(exact, prior).sum())
+    assert_close(q.kl(), distributions.kl_divergence(exact, prior).sum())
     eps = torch.zeros(
         dim, 2, dim, 5, dtype=DOUBLE
     )  # one unit of noise at a time: the columns of the root
     eps[range(dim), :, range(dim), :] = 1
     root = torch.stack([(q.draw(e) - mean)[..., 0] for e in eps], -1)
-    torch.testing.assert_close(root @ root.mT, covariance)
+    assert_close(root @ root.mT, covariance)
 
 
-CALLS: list[tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+CALLS = [
     (F.linear, (3, 5, 4), (2, 4), {}),
     (F.conv1d, (3, 2, 9), (4, 2, 4), {"padding": "same", "dilation": 2}),
     (F.conv1d, (2, 9), (4, 2, 3), {}),
@@ -97,9 +91,7 @@ CALLS: list[tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("func", "x", "w", "options"), CALLS)
-def test_an_output_is_a_product_of_its_patch(
-    func: Any, x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any]
-) -> None:
+def test_an_output_is_a_product_of_its_patch(func, x, w, options):
     inputs, weight = randn(*x), randn(*w, seed=1)
     phi = patches(Call(func, (inputs, weight, None), options))  # (G, R, D)
     groups = options.get("groups", 1)
@@ -107,13 +99,13 @@ def test_an_output_is_a_product_of_its_patch(
     out = func(inputs, weight, None, **options)
     if func is not F.linear:
         out = (out if len(x) == len(w) else out.unsqueeze(0)).movedim(1, -1)
-    torch.testing.assert_close(product.movedim(0, 1).reshape(-1, w[0]), out.reshape(-1, w[0]))
+    assert_close(product.movedim(0, 1).reshape(-1, w[0]), out.reshape(-1, w[0]))
 
 
 # --- against the exact posterior ----------------------------------------------------------------
 
 
-def cubic(which: slice = slice(None), bias: bool = False) -> tuple[nn.Module, Tensor, Tensor]:
+def cubic(which=slice(None), bias=False):
     x = torch.linspace(-1, 1, 21, dtype=DOUBLE)[which]
     powers = torch.stack([x**k for k in range(1 if bias else 0, 4)], 1)
     return (
@@ -123,7 +115,7 @@ def cubic(which: slice = slice(None), bias: bool = False) -> tuple[nn.Module, Te
     )
 
 
-def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.posteriors.Bayesian:
+def at_the_data(net, x, y):
     """Inducing at the training rows: v = y and the precision of the noise."""
     bnn = bayou.bayesianize(net, bayou.Inducing(points=len(x)), example=x)
     layer = guide_of(bnn).layers[0]
@@ -137,7 +129,7 @@ def at_the_data(net: nn.Module, x: Tensor, y: Tensor) -> bayou.posteriors.Bayesi
 @pytest.mark.parametrize(
     "which", [slice(None), slice(3, 6)], ids=["more rows than weights", "fewer"]
 )
-def test_one_layer_at_the_data_is_the_exact_posterior(bias: bool, which: slice) -> None:
+def test_one_layer_at_the_data_is_the_exact_posterior(bias, which):
     """log p(y, w) − log q(w) is the evidence for every w, and so is the ELBO."""
     net, x, y = cubic(which, bias)
     bnn = at_the_data(net, x, y)
@@ -157,9 +149,7 @@ def test_one_layer_at_the_data_is_the_exact_posterior(bias: bool, which: slice) 
         )  # the bias first
         noise = distributions.Normal(w @ phi.T, NOISE).log_prob(y[:, 0]).sum(1)
         log_joint = noise + distributions.Normal(0.0, 1.0).log_prob(w).sum(1)
-        torch.testing.assert_close(
-            log_joint - bnn.log_prob(stack), torch.full((6,), evidence, dtype=DOUBLE)
-        )
+        assert_close(log_joint - bnn.log_prob(stack), torch.full((6,), evidence, dtype=DOUBLE))
         covariance = torch.linalg.inv(torch.eye(4, dtype=DOUBLE) + phi.T @ phi / NOISE**2)
         mean = covariance @ phi.T @ y[:, 0] / NOISE**2
         misfit = (y[:, 0] - phi @ mean).square().sum() + (phi @ covariance @ phi.T).trace()
@@ -167,7 +157,7 @@ def test_one_layer_at_the_data_is_the_exact_posterior(bias: bool, which: slice) 
         assert float(fit - bnn.draw(2, seed=0).kl) == pytest.approx(evidence, abs=1e-8)
 
 
-def test_the_bound_of_a_fit_stays_below_the_evidence() -> None:
+def test_the_bound_of_a_fit_stays_below_the_evidence():
     """With five points it comes close to the evidence from below, where a factorized Gaussian ends
     at 5.146.
     """
@@ -195,28 +185,28 @@ def test_the_bound_of_a_fit_stays_below_the_evidence() -> None:
 class Twice(nn.Module):
     """A layer that is used twice, and one weight in two layers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.step, self.tied, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
         self.tied.weight = self.step.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.step(self.step(x).tanh()).tanh() + x)
 
 
 class Tokens(nn.Module):
     """Embedding, layer norm, a dense layer along a sequence, a second input."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding, self.norm = nn.Embedding(5, 3), nn.LayerNorm(3)
         self.dense, self.head = nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
 
-    def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
+    def forward(self, tokens, x):
         return self.head(self.dense(self.norm(self.embedding(tokens))).tanh().mean(1)) + x
 
 
-def convolutions() -> nn.Module:
+def convolutions():
     return nn.Sequential(
         nn.Conv2d(2, 4, 2, stride=2, groups=2),
         nn.Tanh(),
@@ -227,9 +217,7 @@ def convolutions() -> nn.Module:
 
 
 TOKENS = (torch.arange(8).reshape(4, 2) % 5, randn(4, 2))
-MODELS: dict[
-    str, tuple[Callable[[], nn.Module], Any, Any, set[str]]
-] = {  # net, inputs, rules, what else it is given
+MODELS = {  # net, inputs, rules, what else it is given
     "dense": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
         randn(4, 3),
@@ -254,7 +242,7 @@ MODELS: dict[
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
+def test_log_prob_is_the_density_of_the_draws(model):
     """log q(w) = log N(ε) − log|∂w/∂ε| with the Jacobian of autograd, for the w that noise ε
     makes.
     """
@@ -264,7 +252,7 @@ def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
     assert set(guide.parents) == given
     others = {name: value.detach() for name, value in bnn.mean().items() if name in given}
 
-    def weights(flat: Tensor) -> Tensor:
+    def weights(flat):
         parts = dict(
             zip(
                 guide.names,
@@ -288,18 +276,18 @@ def test_log_prob_is_the_density_of_the_draws(model: str) -> None:
         for name, part in zip(guide.names, parts, strict=True)
     } | others
     with torch.no_grad():
-        torch.testing.assert_close(guide.log_prob(params), want)
+        assert_close(guide.log_prob(params), want)
     stack = {
         name: torch.stack([value, value, value + 0.1]).unsqueeze(0)
         for name, value in params.items()
     }
     found = guide.log_prob(stack).detach()
     assert found.shape == (1, 3)
-    torch.testing.assert_close(found[0, :2], want.expand(2))
+    assert_close(found[0, :2], want.expand(2))
     assert float(found[0, 2]) != pytest.approx(float(want))
 
 
-def test_a_layer_may_be_used_twice_and_weights_tied() -> None:
+def test_a_layer_may_be_used_twice_and_weights_tied():
     """The weights are drawn at the first call; the second has the same. (The bias of ``tied`` is
     never used.)
     """
@@ -318,7 +306,7 @@ def test_a_layer_may_be_used_twice_and_weights_tied() -> None:
         near(guide.log_prob(sample) - log_p - draw.draws[-1].kl)
 
 
-def by_weight(shape: tuple[int, ...], rank_one: bool) -> Prior:
+def by_weight(shape, rank_one):
     """A scale for every weight, as a posterior that became a prior has it: by unit in and out, or
     any.
     """
@@ -329,7 +317,7 @@ def by_weight(shape: tuple[int, ...], rank_one: bool) -> Prior:
     return DensityPrior(BoundNormal(shape, 0.3 * randn(*shape, seed=3), 0.4 * log_scale + noise))
 
 
-PRIORS: dict[str, Any] = {
+PRIORS = {
     "normal, mean": bayou.Normal(0.7, mean=0.3),
     "learned, by unit": bayou.Normal("fan_in", gain=3.0, learn="units"),
     "by unit": {
@@ -349,7 +337,7 @@ PRIORS: dict[str, Any] = {
     ("prior", "points"),
     [("normal, mean", 3), ("normal, mean", 9), ("by unit", 3), ("by weight", 9)],
 )
-def test_the_kl_is_that_of_the_densities(prior: str, points: int) -> None:
+def test_the_kl_is_that_of_the_densities(prior, points):
     """E[kl] = E[log q − log p]; the kl of a draw is its expectation given the layers before, where
     p is Gaussian.
     """
@@ -366,7 +354,7 @@ def test_the_kl_is_that_of_the_densities(prior: str, points: int) -> None:
         assert float(draw.kl.std()) < 0.9 * float(each.std())
 
 
-def test_directions_without_points_keep_the_prior() -> None:
+def test_directions_without_points_keep_the_prior():
     """With vanishing precision q is the prior, whatever its scales, and the KL is 0."""
     for prior in PRIORS:
         bnn = make(
@@ -380,7 +368,7 @@ def test_directions_without_points_keep_the_prior() -> None:
             assert float(bnn.draw(seed=0).kl.abs()) < 1e-9
 
 
-def test_float32_is_safe_where_precisions_are_large() -> None:
+def test_float32_is_safe_where_precisions_are_large():
     """At a precision of 1e9, beyond what a Cholesky factor in float32 survives, draws are close to
     those in float64.
     """
@@ -405,7 +393,7 @@ def test_float32_is_safe_where_precisions_are_large() -> None:
         )
     assert found["0.weight"].dtype == torch.float32
     for name in ("0.weight", "0.bias"):
-        torch.testing.assert_close(found[name].double(), want[name], rtol=1e-3, atol=1e-3)
+        assert_close(found[name].double(), want[name], rtol=1e-3, atol=1e-3)
     assert kl32.isfinite()
     assert float(kl32) == pytest.approx(float(kl), rel=0.2)
 
@@ -414,7 +402,7 @@ def test_float32_is_safe_where_precisions_are_large() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_run_on_the_points_is_in_eval_mode(compiled: bool) -> None:
+def test_the_run_on_the_points_is_in_eval_mode(compiled):
     """Batch norm and dropout see the points as they see test rows: no statistic moves, no unit is
     dropped.
     """
@@ -422,10 +410,9 @@ def test_the_run_on_the_points_is_in_eval_mode(compiled: bool) -> None:
     bnn = make(net, randn(9, 3))
     before = {name: buffer.clone() for name, buffer in bnn.net.named_buffers()}
 
-    def draw() -> tuple[Tensor, Tensor]:
+    def draw():
         drawn = bnn.draw()
         weight = drawn.parts["3.weight"]
-        assert isinstance(weight, Tensor)
         return drawn.kl, weight
 
     torch.manual_seed(1)
@@ -434,12 +421,12 @@ def test_the_run_on_the_points_is_in_eval_mode(compiled: bool) -> None:
     torch.manual_seed(1)
     torch._dynamo.reset()
     run = torch.compile(draw, fullgraph=True, backend="aot_eager") if compiled else draw
-    torch.testing.assert_close(run(), expected)
+    assert_close(run(), expected)
     torch._dynamo.reset()
     assert all(torch.equal(buffer, before[name]) for name, buffer in bnn.net.named_buffers())
 
 
-def test_other_tensors_are_left_to_their_rules() -> None:
+def test_other_tensors_are_left_to_their_rules():
     bnn = make(Tokens(), TOKENS)
     families = {name: type(spec).__name__ for name, spec in bnn.specs.items()}
     assert families == {
@@ -455,15 +442,15 @@ def test_other_tensors_are_left_to_their_rules() -> None:
 
 
 class Noisy(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.dense = nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.dense(x + torch.randn_like(x))
 
 
-def dense() -> nn.Module:
+def dense():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
@@ -498,14 +485,12 @@ ROWS = torch.randn(5, 3)
         (dense(), FAMILY, None, "pass example="),
     ],
 )
-def test_unsupported_networks_and_tensors_are_errors(
-    net: nn.Module, rules: Any, x: Any, message: str
-) -> None:
+def test_unsupported_networks_and_tensors_are_errors(net, rules, x, message):
     with pytest.raises(ValueError, match=message):
         bayou.bayesianize(net, rules, example=x).draw()
 
 
-def test_wrong_settings_are_errors() -> None:
+def test_wrong_settings_are_errors():
     rules = {"*.bias": bayou.MeanField(), "*": FAMILY}
     guide = guide_of(bayou.bayesianize(dense(), rules, example=ROWS))
     with pytest.raises(ValueError, match=r"q\(0.weight, 2.weight \| 0.bias, 2.bias\)"):
@@ -516,7 +501,7 @@ def test_wrong_settings_are_errors() -> None:
         bayou.bayesianize(dense(), FAMILY, prior=bayou.priors.StudentT(), example=ROWS)
 
 
-def test_the_points_start_at_rows_of_the_data(tmp_path: Path) -> None:
+def test_the_points_start_at_rows_of_the_data(tmp_path):
     """Any of them, not the first, however small the batches; as many as there are, where they are
     few.
     """
@@ -530,11 +515,11 @@ def test_the_points_start_at_rows_of_the_data(tmp_path: Path) -> None:
         found = guide_of(posterior.bayesian).input0.detach()
         index = (found.unsqueeze(1) - x).abs().sum(-1).argmin(1)
         assert len(index.unique()) == len(found) == want
-        torch.testing.assert_close(found, x[index])
+        assert_close(found, x[index])
         assert (index[:20] != torch.arange(20)).any()
 
 
-def test_a_file_restores_the_sizes(tmp_path: Path) -> None:
+def test_a_file_restores_the_sizes(tmp_path):
     """Points, tokens and given tensors come back from a file, although nothing there runs the
     network.
     """

@@ -1,26 +1,24 @@
 """Local reparameterization: the moments of every operation, and which tensors get it."""
 
-from __future__ import annotations
-
 import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.core import rng
 from bayou.guides.guide import Gain, Weight
 from bayou.guides.local import sample_outputs
-from bayou.guides.rules import Rules
 
 DOUBLE = torch.float64
 ROWS = 4
 
 
-def layer(kind: type[nn.Module], *args: int, **options: object) -> nn.Module:
+def layer(kind, *args, **options):
     return kind(*args, **options, dtype=DOUBLE)
 
 
@@ -67,17 +65,15 @@ OPERATIONS = {
 }
 
 
-def out_axis(net: nn.Module) -> int:
+def out_axis(net):
     return int(isinstance(net, nn.modules.conv._ConvTransposeNd))
 
 
-def example(net: nn.Module, shape: tuple[int, ...]) -> Tensor:
+def example(net, shape):
     return rng.normal(ROWS, shape, next(net.parameters()), seed=1)
 
 
-def exact_moments(
-    net: nn.Module, x: Tensor, parts: dict[str, Weight], fixed: dict[str, Tensor]
-) -> tuple[Tensor, Tensor]:
+def exact_moments(net, x, parts, fixed):
     """Mean and variance of every output under sampled weights, row by row, from the Jacobian in the
     weights.
 
@@ -85,7 +81,7 @@ def exact_moments(
     of each row.
     """
 
-    def moments(row: Tensor, factors: dict[str, list[Tensor]]) -> tuple[Tensor, Tensor]:
+    def moments(row, factors):
         center = dict(fixed)
         for name, part in parts.items():
             center[name] = part.mean
@@ -93,7 +89,7 @@ def exact_moments(
                 shape = [-1 if axis == gain.axis else 1 for axis in range(part.mean.ndim)]
                 center[name] = center[name] * z.reshape(shape)
 
-        def output(params: dict[str, Tensor]) -> Tensor:
+        def output(params):
             return torch.func.functional_call(net, params, (row.unsqueeze(0),))[0]
 
         mean, jacobian = output(center), torch.func.jacrev(output)(center)
@@ -109,19 +105,11 @@ def exact_moments(
     return torch.func.vmap(moments)(x, rows)
 
 
-def local_output(
-    net: nn.Module, x: Tensor, parts: dict[str, Weight], fixed: dict[str, Tensor]
-) -> Tensor:
+def local_output(net, x, parts, fixed):
     return sample_outputs(lambda means: torch.func.functional_call(net, fixed | means, (x,)), parts)
 
 
-def local_moments(
-    monkeypatch: pytest.MonkeyPatch,
-    net: nn.Module,
-    x: Tensor,
-    parts: dict[str, Weight],
-    fixed: dict[str, Tensor],
-) -> tuple[Tensor, Tensor]:
+def local_moments(monkeypatch, net, x, parts, fixed):
     """Mean and variance of the local draw: the output with noise 0, and what noise 1 adds,
     squared.
     """
@@ -142,9 +130,7 @@ GAINS = {
 
 @pytest.mark.parametrize("gains", GAINS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_mean_and_variance_are_those_of_sampled_weights(
-    operation: str, gains: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mean_and_variance_are_those_of_sampled_weights(operation, gains, monkeypatch):
     make, shape = OPERATIONS[operation]
     cases = (
         ("both", True, True),
@@ -157,7 +143,7 @@ def test_mean_and_variance_are_those_of_sampled_weights(
         x = example(net, shape).requires_grad_(needs_grad)
         params = {name: p.detach() for name, p in net.named_parameters()}
         like = params["weight"]
-        parts: dict[str, Weight] = {}
+        parts = {}
         for i, (name, value) in enumerate(params.items()):
             if stochastic in ("both", name):
                 std = 0.1 + 0.5 * rng.uniform(1, value.shape, like, seed=2 + i)[0]
@@ -173,11 +159,11 @@ def test_mean_and_variance_are_those_of_sampled_weights(
         fixed = {name: value for name, value in params.items() if name not in parts}
         want_mean, want_variance = exact_moments(net, x.detach(), parts, fixed)
         mean, variance = local_moments(monkeypatch, net, x, parts, fixed)
-        torch.testing.assert_close(mean.detach(), want_mean, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(variance.detach(), want_variance, rtol=1e-7, atol=1e-9)
+        assert_close(mean.detach(), want_mean, rtol=1e-10, atol=1e-12)
+        assert_close(variance.detach(), want_variance, rtol=1e-7, atol=1e-9)
 
 
-def test_a_gain_on_the_bias_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_on_the_bias_per_row(monkeypatch):
     for operation in ("linear", "conv2d", "transposed 2d"):
         make, shape = OPERATIONS[operation]
         net = make(True)
@@ -190,13 +176,11 @@ def test_a_gain_on_the_bias_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         want = exact_moments(net, x, parts, {})
         got = local_moments(monkeypatch, net, x, parts, {})
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+        assert_close(got, want, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
-def test_an_input_without_a_batch_axis(
-    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_without_a_batch_axis(kind, monkeypatch):
     net = kind(2, 3, 2, dtype=DOUBLE)
     spatial = net.weight.ndim - 2
     x = rng.normal(1, (2, *range(3, 3 + spatial)), net.weight, seed=0)
@@ -204,10 +188,10 @@ def test_an_input_without_a_batch_axis(
     fixed = {"weight": net.weight.detach()}
     batched = local_moments(monkeypatch, net, x, {"bias": bias}, fixed)
     alone = local_moments(monkeypatch, net, x[0], {"bias": bias}, fixed)
-    torch.testing.assert_close(alone, tuple(part[0] for part in batched))
+    assert_close(alone, tuple(part[0] for part in batched))
 
 
-def test_noise_is_standard_normal_and_independent_per_row_and_position() -> None:
+def test_noise_is_standard_normal_and_independent_per_row_and_position():
     """Monte Carlo: the moments of local draws and of weight samples agree, and only the latter
     correlate rows.
     """
@@ -235,7 +219,7 @@ def test_noise_is_standard_normal_and_independent_per_row_and_position() -> None
     assert torch.corrcoef(sampled.T)[0, half] > 0.99
 
 
-def gradient_variance(regression: bool, local: bool, repeats: int) -> tuple[float, Tensor]:
+def gradient_variance(regression, local, repeats):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 3)).to(DOUBLE)
     x = torch.rand(128, 10, dtype=DOUBLE)
@@ -253,7 +237,7 @@ def gradient_variance(regression: bool, local: bool, repeats: int) -> tuple[floa
 
 
 @pytest.mark.parametrize(("regression", "ratio"), [(True, 20), (False, 8)])  # measured: 35 and 16
-def test_the_gradient_has_far_less_variance(regression: bool, ratio: float) -> None:
+def test_the_gradient_has_far_less_variance(regression, ratio):
     """Kingma 2015: local noise is independent per row, so a batch of 128 averages it out."""
     repeats = 100
     local, mean_local = gradient_variance(regression, True, repeats)
@@ -268,66 +252,66 @@ def test_the_gradient_has_far_less_variance(regression: bool, ratio: float) -> N
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
         self.head = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.attention(x, x, x)[0].mean(1))
 
 
 class Tied(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(7, 4)
         self.hidden = nn.Linear(4, 4)
         self.head = nn.Linear(4, 7, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.hidden(self.embedding(x)).tanh())
 
 
 class Twice(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.step, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.step(self.step(x).tanh()).tanh())
 
 
 class TwoNames(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = self.first
         self.head = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.second(self.first(x).tanh()))
 
 
 class Functional(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.w, self.v = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(2, 3))
         self.b, self.scale = nn.Parameter(torch.randn(2)), nn.Parameter(torch.tensor(1.5))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.linear(self.scale * (x @ self.w.T), self.v, bias=self.b)
 
 
 class Nested(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         inner = nn.Sequential(
             nn.Linear(4, 5), nn.LayerNorm(5), nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
         )
         self.blocks = nn.ModuleDict({"a": inner, "b": nn.ModuleList([nn.Linear(5, 2)])})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         apply = lambda f, h: f(h).relu()  # noqa: E731
         return self.blocks["b"][0](apply(self.blocks["a"], x))
 
@@ -335,12 +319,12 @@ class Nested(nn.Module):
 class AuxiliaryHead(nn.Module):
     """A head that only training uses, as in Inception."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.head, self.aux = nn.Linear(4, 2), nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.norm(self.body(x)).relu()
         return self.head(h) + self.aux(h) if self.training else self.head(h)
 
@@ -379,16 +363,16 @@ NETWORKS = {
 
 
 class Pair(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.f = nn.Bilinear(4, 4, 2)
 
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+    def forward(self, a, b):
         return self.f(a, b)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_dry_run_finds_where_noise_can_be_local(name: str) -> None:
+def test_the_dry_run_finds_where_noise_can_be_local(name):
     make, x, local = NETWORKS[name]
     inputs = x if isinstance(x, tuple) else (x,)
     bnn = bayou.bayesianize(make(), bayou.MeanField(std=0.3), example=x)
@@ -407,7 +391,7 @@ def test_the_dry_run_finds_where_noise_can_be_local(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_function_sample_is_the_network_with_those_weights(name: str) -> None:
+def test_a_function_sample_is_the_network_with_those_weights(name):
     make, x, _ = NETWORKS[name]
     inputs = x if isinstance(x, tuple) else (x,)
     net = make().eval()
@@ -417,12 +401,12 @@ def test_a_function_sample_is_the_network_with_those_weights(name: str) -> None:
     with torch.no_grad():
         for key, parameter in net.named_parameters():
             parameter.copy_(weights[key])
-    torch.testing.assert_close(got, net(*inputs), rtol=1e-5, atol=1e-6)
+    assert_close(got, net(*inputs), rtol=1e-5, atol=1e-6)
     left = [key for key, p in bnn.net.named_buffers() if key in bnn.names and p.numel()]
     assert not left, "weights were left behind"
 
 
-def test_normalization_stays_a_point() -> None:
+def test_normalization_stays_a_point():
     bnn = bayou.bayesianize(Nested(), bayou.MNF())
     points = {name for name, spec in bnn.specs.items() if isinstance(spec, bayou.Delta)}
     assert points == {f"blocks.a.{n}.{p}" for n in ("1", "2.1") for p in ("weight", "bias")}
@@ -436,15 +420,15 @@ def test_normalization_stays_a_point() -> None:
         (nn.GRU, {"bidirectional": True}),
     ],
 )
-def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, int]) -> None:
+def test_recurrent_layers(kind, options):
     class Net(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.rnn = kind(3, 4, batch_first=True, dtype=DOUBLE, **options)
             width = options.get("proj_size", 4) * (2 if options.get("bidirectional") else 1)
             self.head = nn.Linear(width, 2, dtype=DOUBLE)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.head(self.rnn(x)[0][:, -1])
 
     x = torch.randn(5, 6, 3, dtype=DOUBLE)
@@ -456,7 +440,7 @@ def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, int]) -> No
         other = Net()
         other.load_state_dict(one)
         for _ in range(2):  # twice with the very same tensors
-            torch.testing.assert_close(bnn.call(one, x), other(x))
+            assert_close(bnn.call(one, x), other(x))
     draw = bnn.draw()
     (draw(x).square().sum() + draw.kl).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in bnn.parameters())
@@ -464,21 +448,21 @@ def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, int]) -> No
 
 
 class Unused(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc, self.spare = nn.Linear(4, 2), nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.fc(x)
 
 
 class Closure(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(4, 2)
         self.run = lambda x: self.fc(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.run(x)
 
 
@@ -496,16 +480,14 @@ class Closure(nn.Module):
         (Unused(), {"*.weight": bayou.MeanField()}, "no pattern covers 'fc.bias', 'spare.bias'"),
     ],
 )
-def test_unused_weights_and_wrong_patterns_are_errors(
-    net: nn.Module, rules: Rules, message: str
-) -> None:
+def test_unused_weights_and_wrong_patterns_are_errors(net, rules, message):
     with pytest.raises(ValueError, match=message):
         bayou.bayesianize(net, rules, example=FLOATS)
     with pytest.raises(ValueError, match=message):  # at the first call, without an example
         bayou.bayesianize(net, rules).draw()(FLOATS)
 
 
-def test_the_dry_run_changes_nothing() -> None:
+def test_the_dry_run_changes_nothing():
     net = Nested().train()
     before = copy.deepcopy(net.state_dict())
     torch.manual_seed(0)
@@ -524,7 +506,7 @@ def test_the_dry_run_changes_nothing() -> None:
         assert torch.equal(value, before[key])
 
 
-def test_gains_along_a_kernel_axis() -> None:
+def test_gains_along_a_kernel_axis():
     """One z per draw multiplies the weight; per example it cannot be local, which is an error."""
     x, w, z = (
         torch.randn(3, 2, 8, dtype=DOUBLE),
@@ -532,16 +514,16 @@ def test_gains_along_a_kernel_axis() -> None:
         torch.randn(3, 3, dtype=DOUBLE),
     )
 
-    def convolve(params: dict[str, Tensor]) -> Tensor:
+    def convolve(params):
         return F.conv1d(x, params["weight"])
 
     shared = {"weight": Weight(w, None, (Gain(2, z[:1]),))}
-    torch.testing.assert_close(sample_outputs(convolve, shared), F.conv1d(x, w * z[0]))
+    assert_close(sample_outputs(convolve, shared), F.conv1d(x, w * z[0]))
     with pytest.raises(ValueError, match="axis 2 of a weight cannot differ per row"):
         sample_outputs(convolve, {"weight": Weight(w, None, (Gain(2, z),))})
 
 
-def test_S_draws_at_once_have_the_moments_of_one() -> None:
+def test_S_draws_at_once_have_the_moments_of_one():
     """Rows tiled for S draws (all noise local) and looped ones (some weights sampled) are the same
     distribution.
     """

@@ -2,15 +2,12 @@
 that predicts.
 """
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.core import rng
@@ -22,29 +19,29 @@ NOISE = 0.1
 class Pooled(nn.Module):
     """A linear 3×3 convolution whose outputs are averaged: f(x) = w·φ(x), φ the mean patch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(1, 1, 3, bias=False, dtype=DOUBLE)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.conv(x).mean((2, 3))
 
 
 class Averaged(nn.Module):
     """The same along a sequence of patches, in one call of a linear layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Linear(9, 1, bias=False, dtype=DOUBLE)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.conv(F.unfold(x, 3).mT).mean(1)
 
 
 class Flattened(Averaged):
     """The same with the positions among the rows."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         patches = F.unfold(x, 3).mT  # (B, T, 9)
         return self.conv(patches.flatten(0, 1)).unflatten(0, patches.shape[:2]).mean(1)
 
@@ -52,7 +49,7 @@ class Flattened(Averaged):
 class Recurrent(Averaged):
     """The same, position by position."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         patches = F.unfold(x, 3).mT
         total = patches.new_zeros(len(x), 1)
         for t in range(patches.shape[1]):
@@ -63,7 +60,7 @@ class Recurrent(Averaged):
 NETS = [Pooled, Flattened, Recurrent]
 
 
-def images() -> tuple[Tensor, Tensor]:
+def images():
     """Smooth images, whose neighbors are alike, and answers."""
     like = torch.zeros((), dtype=DOUBLE)
     x = F.avg_pool2d(rng.normal(30, (1, 10, 10), like, seed=1), 5, stride=1) * 5
@@ -71,11 +68,11 @@ def images() -> tuple[Tensor, Tensor]:
     return x, features(x) @ w + NOISE * noise
 
 
-def features(x: Tensor) -> Tensor:
+def features(x):
     return F.unfold(x, 3).mean(2)
 
 
-def closed_form(x: Tensor, y: Tensor) -> tuple[float, float, Tensor, Tensor]:
+def closed_form(x, y):
     """Log evidence of y = Φw + ε, w ~ N(0, I); the ELBO, mean and std of the best factorized
     Gaussian (Bishop 10.1).
     """
@@ -89,7 +86,7 @@ def closed_form(x: Tensor, y: Tensor) -> tuple[float, float, Tensor, Tensor]:
     return float(evidence), float(evidence - gap), mean, precision.diagonal().rsqrt()
 
 
-def at_the_best(net: nn.Module, x: Tensor, family: bayou.MeanField) -> bayou.posteriors.Bayesian:
+def at_the_best(net, x, family):
     bnn = bayou.bayesianize(net, family, example=x)
     _, _, mean, std = closed_form(*images())
     with torch.no_grad():
@@ -99,9 +96,7 @@ def at_the_best(net: nn.Module, x: Tensor, family: bayou.MeanField) -> bayou.pos
 
 
 @torch.no_grad()
-def training_elbo(
-    bnn: bayou.posteriors.Bayesian, x: Tensor, y: Tensor, n: int = 1000
-) -> tuple[float, float]:
+def training_elbo(bnn, x, y, n=1000):
     """What the steps of a training run would log on average, and its error."""
     torch.manual_seed(0)
     draw = bnn.draw(n)
@@ -110,9 +105,7 @@ def training_elbo(
 
 
 @pytest.mark.parametrize("make", NETS)
-def test_the_training_bound_is_the_bound_of_the_network_that_predicts(
-    make: type[nn.Module],
-) -> None:
+def test_the_training_bound_is_the_bound_of_the_network_that_predicts(make):
     x, y = images()
     evidence, best, _, _ = closed_form(x, y)
     assert best < evidence - 10
@@ -127,9 +120,7 @@ def test_the_training_bound_is_the_bound_of_the_network_that_predicts(
 
 
 @pytest.mark.parametrize("make", [Pooled])
-def test_noise_per_position_is_labeled_an_approximation(
-    make: type[nn.Module], tmp_path: Path
-) -> None:
+def test_noise_per_position_is_labeled_an_approximation(make, tmp_path):
     x, y = images()
     _, best, _, _ = closed_form(x, y)
     bnn = at_the_best(make(), x, bayou.MeanField(local="positions"))
@@ -149,7 +140,7 @@ def test_noise_per_position_is_labeled_an_approximation(
     assert "approximation" not in repr(plain)
 
 
-def test_gains_are_the_same_at_all_positions_so_they_stay_local() -> None:
+def test_gains_are_the_same_at_all_positions_so_they_stay_local():
     x, _ = images()
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(48, 2)).to(DOUBLE)
     weights = {"0.weight", "2.weight"}
@@ -166,7 +157,7 @@ def test_gains_are_the_same_at_all_positions_so_they_stay_local() -> None:
     assert both.position_names == {"0.weight", "0.bias"}
 
 
-def test_an_unknown_value_of_local_is_an_error() -> None:
+def test_an_unknown_value_of_local_is_an_error():
     with pytest.raises(
         ValueError,
         match="local of 'conv.weight' must be True, False or \"positions\", got 'position'",

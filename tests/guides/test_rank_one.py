@@ -2,13 +2,12 @@
 over members.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import Normal, kl_divergence
+from torch.testing import assert_close
 
 import bayou
 from bayou.guides import RankOne
@@ -17,18 +16,18 @@ from bayou.guides.nodes import MemberGuide
 K = 3
 
 
-def make_net() -> nn.Sequential:
+def make_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv1d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2)).double()
 
 
-def make_data(rows: int = 10) -> tuple[Tensor, Tensor]:
+def make_data(rows=10):
     torch.manual_seed(1)
     x = torch.randn(rows, 1, 6, dtype=torch.float64)
     return x, (x.sum((1, 2)) > 0).long()
 
 
-def by_hand(bnn: bayou.posteriors.Bayesian, k: int, x: Tensor) -> Tensor:
+def by_hand(bnn, k, x):
     """The outputs of member k: convolution and linear layer with W ∘ (s·rᵀ), biases shared."""
     weights, mean = {}, bnn.mean()
     for guide in bnn.guides:
@@ -42,20 +41,20 @@ def by_hand(bnn: bayou.posteriors.Bayesian, k: int, x: Tensor) -> Tensor:
     return F.linear(hidden, weights["3.weight"], mean["3.bias"])
 
 
-def test_a_pass_of_a_batch_has_row_i_in_member_i_mod_k_and_draw_i_is_that_member() -> None:
+def test_a_pass_of_a_batch_has_row_i_in_member_i_mod_k_and_draw_i_is_that_member():
     x, _ = make_data()
     bnn = bayou.bayesianize(make_net(), RankOne(K), example=x)
     members = torch.stack([by_hand(bnn, k, x) for k in range(K)])
     rows = torch.arange(len(x))
-    torch.testing.assert_close(bnn.draw(examples=len(x))(x), members[rows % K, rows])
+    assert_close(bnn.draw(examples=len(x))(x), members[rows % K, rows])
     draws = bnn.sample(2 * K, seed=0)
     outputs = torch.stack([bnn.call({n: w[i] for n, w in draws.items()}, x) for i in range(2 * K)])
-    torch.testing.assert_close(outputs, torch.cat((members, members)))
+    assert_close(outputs, torch.cat((members, members)))
     later = bnn.draw(local=False, start=K + 1)
-    torch.testing.assert_close(later(x), members[1])
+    assert_close(later(x), members[1])
 
 
-def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all() -> None:
+def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all():
     data = x, _ = make_data()
     posterior = bayou.fit(make_net(), data, bayou.VI(RankOne(K), steps=20, lr=0.01), progress=False)
     assert posterior.draws == K
@@ -63,10 +62,8 @@ def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all() -> None
     assert posterior.predict(x).mutual_information.max() > 1e-4  # members differ
     draws = posterior.sample(K)
     for name, value in posterior.mean().items():
-        torch.testing.assert_close(draws[name].mean(0), value)
-        torch.testing.assert_close(
-            draws[name].std(0, correction=0), posterior.std()[name], rtol=1e-6, atol=1e-9
-        )
+        assert_close(draws[name].mean(0), value)
+        assert_close(draws[name].std(0, correction=0), posterior.std()[name], rtol=1e-6, atol=1e-9)
     one = bayou.elbo(posterior, data, samples=K).log_likelihood
     each = torch.stack(
         [
@@ -77,7 +74,7 @@ def test_a_fit_has_k_members_that_predict_once_each_and_moments_of_all() -> None
     assert one == pytest.approx(float(each.mean()))
 
 
-def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_moments() -> None:
+def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_moments():
     x, _ = make_data()
     bnn = bayou.bayesianize(
         make_net(), RankOne(K, std=0.2, prior_std=0.3, penalty=False), example=x
@@ -87,7 +84,7 @@ def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_
     known = sum(
         kl_divergence(Normal(gain.mean, gain.variance.sqrt()), prior).sum() / K for gain in gains
     )
-    torch.testing.assert_close(bnn.draw(examples=len(x)).kl, known)
+    assert_close(bnn.draw(examples=len(x)).kl, known)
     guide = next(guide for guide in bnn.guides if isinstance(guide, MemberGuide))
     n = 3000
     with torch.no_grad():
@@ -99,11 +96,11 @@ def test_the_kl_of_gaussian_gains_is_the_mean_over_members_and_draws_have_their_
     assert ((draws.mean(0) - mean).abs() <= 5 * std / n**0.5).all()
     spread = (draws - mean).square()
     assert ((spread.mean(0) - std.square()).abs() <= 5 * spread.std(0) / n**0.5).all()
-    kinds = [guide.parameter_kinds()[gain.log_std].value for gain in guide.gains]  # type: ignore[index]
+    kinds = [guide.parameter_kinds()[gain.log_std].value for gain in guide.gains]
     assert kinds == ["scale", "scale"]
 
 
-def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error() -> None:
+def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error():
     net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
     x = torch.randint(5, (4, 2))
     with pytest.raises(ValueError, match=r"RankOne needs weights.*'0.weight'"):
@@ -113,4 +110,4 @@ def test_a_weight_whose_rows_cannot_have_members_of_their_own_is_an_error() -> N
     )
     for bad in ({"members": 0}, {"std": -1.0}, {"spread": 0.0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            RankOne(**bad)  # type: ignore[arg-type]
+            RankOne(**bad)

@@ -1,26 +1,23 @@
 """Initial values and learning rates of families, and correlated gains."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou import flows
 from bayou.guides import HalfCauchy, NormalJeffreys
 from bayou.guides.gain import GainFlow
-from bayou.guides.guide import GuideSpec
 from bayou.guides.joint import push
 from bayou.methods.vi import parameter_groups
 
 F64 = torch.float64
 
 
-def gain(components: int = 1, mixing: bool = True, dim: int = 4) -> GainFlow:
+def gain(components=1, mixing=True, dim=4):
     torch.manual_seed(0)
     made = GainFlow(dim, flows.gated(dim, hidden=(5,)), 0.3, components, mixing).double()
     with torch.no_grad():
@@ -31,29 +28,27 @@ def gain(components: int = 1, mixing: bool = True, dim: int = 4) -> GainFlow:
 
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("mixing", [True, False])
-def test_the_density_of_a_gain_is_that_of_its_base_over_the_jacobian(
-    components: int, mixing: bool
-) -> None:
+def test_the_density_of_a_gain_is_that_of_its_base_over_the_jacobian(components, mixing):
     """log q(z) = log q0(z0) − log|det ∂z/∂z0|, by autograd through the map of one draw."""
     made = gain(components, mixing)
     z0 = made.base.draw(3, (), seed=0).detach()
     z, log_q = made.draw(3, seed=0)
-    torch.testing.assert_close(made.log_prob(z), log_q, rtol=1e-9, atol=1e-9)
+    assert_close(made.log_prob(z), log_q, rtol=1e-9, atol=1e-9)
 
-    def whole(one: Tensor) -> Tensor:
+    def whole(one):
         center, std = made._frame()
         u, _ = push(made.transform, (one.unsqueeze(0) - center) / std)
         lower = torch.zeros(4, 4, dtype=F64) if made.lower is None else made.lower.tril(-1)
         return (center + std * (u @ (torch.eye(4, dtype=F64) + lower).mT))[0]
 
     for i in range(3):
-        torch.testing.assert_close(whole(z0[i]), z[i])
+        assert_close(whole(z0[i]), z[i])
         jacobian = torch.autograd.functional.jacobian(whole, z0[i])
         want = made.base.log_prob(z0[i]) - torch.linalg.slogdet(jacobian)[1]
-        torch.testing.assert_close(log_q[i], want, rtol=1e-9, atol=1e-9)
+        assert_close(log_q[i], want, rtol=1e-9, atol=1e-9)
 
 
-def test_the_triangular_map_correlates_gains() -> None:
+def test_the_triangular_map_correlates_gains():
     """Cov z = s ⊙ L·Lᵀ ⊙ s where the flow is the identity."""
     made = GainFlow(3, flows.Permutation(range(3)), 0.5, mixing=True).double()
     with torch.no_grad():
@@ -62,11 +57,11 @@ def test_the_triangular_map_correlates_gains() -> None:
         )  # the upper part is unused
         z, _ = made.draw(100_000, seed=0)
     lower = torch.tensor([[1.0, 0.0, 0.0], [0.8, 1.0, 0.0], [-0.5, 0.4, 1.0]], dtype=F64)
-    torch.testing.assert_close(torch.cov(z.mT), 0.25 * lower @ lower.mT, rtol=0, atol=0.01)
-    torch.testing.assert_close(z.mean(0), torch.ones(3, dtype=F64), rtol=0, atol=0.01)
+    assert_close(torch.cov(z.mT), 0.25 * lower @ lower.mT, rtol=0, atol=0.01)
+    assert_close(z.mean(0), torch.ones(3, dtype=F64), rtol=0, atol=0.01)
 
 
-def test_rates() -> None:
+def test_rates():
     """Scales have their own; columns that mix noise have it over the root of their length; factors
     at most lr, and so have the matrices of a flow's networks with their inputs."""
     net = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -91,7 +86,7 @@ def test_rates() -> None:
                 assert found[id(parameter)] == pytest.approx(want), name
 
 
-FAMILIES: dict[str, GuideSpec] = {
+FAMILIES = {
     "MeanField": bayou.MeanField(),
     "LowRank": bayou.LowRank(),
     "MNF": bayou.MNF(),
@@ -104,7 +99,7 @@ FAMILIES: dict[str, GuideSpec] = {
 }
 
 
-def digits(hidden: int, rows: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def digits(hidden, rows):
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -120,7 +115,7 @@ def digits(hidden: int, rows: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         for name in FAMILIES
     ],
 )
-def test_no_family_diverges(family: str) -> None:
+def test_no_family_diverges(family):
     """200 steps on 300 digits at a large lr: what is learned predicts the very rows far better than
     chance, log 10 = 2.3 nats.
     """
@@ -132,9 +127,9 @@ def test_no_family_diverges(family: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_elbo_of_mnf_is_not_below_that_of_mean_field() -> None:
+def test_the_elbo_of_mnf_is_not_below_that_of_mean_field():
     """At equal settings: a family that holds another must not end below it."""
-    elbos: dict[str, Any] = {}
+    elbos = {}
     for name in ("MeanField", "MNF"):
         net, data = digits(20, 300)
         method = bayou.VI(FAMILIES[name], steps=1000, lr=1e-2, batch_size=100)

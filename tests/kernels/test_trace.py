@@ -1,12 +1,8 @@
 """A traced density equals the density, at other points too."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.kernels import Joint
@@ -17,12 +13,12 @@ from bayou.network.target import Target
 F64 = torch.float64
 
 
-def points(*shape: int, seed: int = 0) -> Tensor:
+def points(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def graded(log_prob: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    def density(w: Tensor) -> tuple[Tensor, Tensor]:
+def graded(log_prob):
+    def density(w):
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             value = torch.func.vmap(log_prob)(w)
@@ -31,7 +27,7 @@ def graded(log_prob: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Ten
     return density
 
 
-def writing(w: Tensor) -> Tensor:
+def writing(w):
     """Computed constants, and a tensor that is changed in place: it must be new in every call."""
     total = torch.zeros(3, dtype=F64) + torch.arange(3, dtype=F64).exp()
     moved = w * 2
@@ -39,13 +35,13 @@ def writing(w: Tensor) -> Tensor:
     return -moved.square().sum()
 
 
-def folding(w: Tensor) -> Tensor:
+def folding(w):
     scale = torch.arange(1, 4, dtype=F64).log1p().neg().exp()
     return -(w * scale).view(3).expand(3).square().sum() + scale.sum()
 
 
 @pytest.mark.parametrize("function", [writing, folding])
-def test_a_trace_is_exact_at_other_points(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_trace_is_exact_at_other_points(function):
     density = graded(function)
     run = trace_density(density, points(4, 3))
     assert run is not density
@@ -56,7 +52,7 @@ def test_a_trace_is_exact_at_other_points(function: Callable[[Tensor], Tensor]) 
             assert not found.requires_grad
 
 
-def test_a_trace_of_a_network_with_convolutions_and_statistics() -> None:
+def test_a_trace_of_a_network_with_convolutions_and_statistics():
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3),
@@ -80,8 +76,8 @@ def test_a_trace_of_a_network_with_convolutions_and_statistics() -> None:
             torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_a_function_that_cannot_be_traced_is_returned_unchanged() -> None:
-    def branching(w: Tensor) -> tuple[Tensor, Tensor]:
+def test_a_function_that_cannot_be_traced_is_returned_unchanged():
+    def branching(w):
         raise RuntimeError("no trace")
 
     assert trace_density(branching, points(2, 3)) is branching
