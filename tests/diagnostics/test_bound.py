@@ -1,23 +1,21 @@
 """The sandwich around the true KL of MNF (number 2)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import Normal
 
 import bayou
 from bayou.diagnostics import bound, bound_gap
 from bayou.flows import naf
-from bayou.guides.multiplicative import Conjugate, Multiplicative, Published
+from bayou.guides.multiplicative import Conjugate
 
 MEAN = torch.tensor([[1.5], [-0.7], [0.2]], dtype=torch.float64)
 
 
-def number_2(auxiliary: str = "conjugate") -> tuple[bayou.posteriors.Bayesian, Multiplicative]:
+def number_2(auxiliary="conjugate"):
     """One input, three outputs: M = (1.5, −.7, .2), z ~ N(1, .5²), σ = .3."""
     net = nn.Linear(1, 3, bias=False).double()
     bnn = bayou.bayesianize(
@@ -36,7 +34,7 @@ def number_2(auxiliary: str = "conjugate") -> tuple[bayou.posteriors.Bayesian, M
     return bnn, guide
 
 
-def r_is_q(guide: Multiplicative) -> None:
+def r_is_q(guide):
     """r(z|W) = q(z) = N(1, .5²): the flow (z − 1)/.5 onto the N(0, 1) of a Published auxiliary that
     ignores W.
     """
@@ -46,11 +44,10 @@ def r_is_q(guide: Multiplicative) -> None:
         assert torch.allclose(z, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
         affine.shift.fill_(-2.0)
         affine.log_scale.fill_(math.log(2.0))
-    assert isinstance(guide.auxiliary, Published)
     guide.auxiliary.transform = affine
 
 
-def test_number_2_conjugate_closes_the_gap() -> None:
+def test_number_2_conjugate_closes_the_gap():
     bnn, _ = number_2()
     found = bound_gap(bnn, draws=10, samples=40_000, seed=0)["weight"]
     for end in (found.bound, found.lower, found.upper):
@@ -60,7 +57,7 @@ def test_number_2_conjugate_closes_the_gap() -> None:
     assert abs(found.gap_upper.value) < 1e-3
 
 
-def test_number_2_with_r_equal_to_q() -> None:
+def test_number_2_with_r_equal_to_q():
     bnn, guide = number_2("paper")
     r_is_q(guide)
     found = bound_gap(bnn, draws=100, samples=20_000, seed=0)["weight"]
@@ -72,8 +69,8 @@ def test_number_2_with_r_equal_to_q() -> None:
 
 
 def test_bracket_tightens_monotonically_and_holds_the_truth(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """With latents of a poor proposal: any of them gives a valid bracket."""
     bnn, _ = number_2("paper")
     poor = Conjugate(1, 0.4).double().requires_grad_(False)
@@ -92,7 +89,7 @@ def test_bracket_tightens_monotonically_and_holds_the_truth(
     assert uppers[-1] - lowers[-1] < 0.02
 
 
-def log_q_by_quadrature(guide: Multiplicative, weight: Tensor) -> Tensor:
+def log_q_by_quadrature(guide, weight):
     """log ∫∫ q(W|z) q(z) dz for two gains on a fine grid, with the density of q(z) by the inverse
     of its flow.
     """
@@ -108,7 +105,7 @@ def log_q_by_quadrature(guide: Multiplicative, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("components", [1, 2])
 @pytest.mark.parametrize("auxiliary", ["conjugate", "paper"])
-def test_brute_force_of_a_tiny_layer(auxiliary: str, components: int) -> None:
+def test_brute_force_of_a_tiny_layer(auxiliary, components):
     """A 2 × 2 layer with a strong flow: E[log q(W) − log p(W)] by quadrature is in the bracket."""
     torch.manual_seed(0)  # the flow starts at random
     net = nn.Linear(2, 2, bias=False).double()
@@ -138,7 +135,7 @@ def test_brute_force_of_a_tiny_layer(auxiliary: str, components: int) -> None:
     assert found.upper.value - found.lower.value < 0.1
 
 
-def test_density_of_a_drawn_gain() -> None:
+def test_density_of_a_drawn_gain():
     bnn = bayou.bayesianize(
         nn.Linear(3, 2).double(), {"weight": bayou.MNF(lambda dim: naf(dim)), "*": bayou.Delta()}
     )
@@ -148,7 +145,7 @@ def test_density_of_a_drawn_gain() -> None:
 
 
 @pytest.mark.parametrize("prior", [bayou.Normal(0.7, mean=0.2), bayou.priors.ScaleMixture()])
-def test_total_is_the_kl_of_elbo(prior: bayou.priors.Prior) -> None:
+def test_total_is_the_kl_of_elbo(prior):
     """Convolution and dense MNF, MeanField biases: tensors sum to the total, and the total is
     elbo's KL.
     """
@@ -173,13 +170,13 @@ def test_total_is_the_kl_of_elbo(prior: bayou.priors.Prior) -> None:
     assert "total" in text
 
 
-def test_seed_decides_and_errors_say_what_to_do() -> None:
+def test_seed_decides_and_errors_say_what_to_do():
     bnn, _ = number_2()
     assert bound_gap(bnn, 5, 4, seed=3) == bound_gap(bnn, 5, 4, seed=3)
     assert bound_gap(bnn, 5, 4, seed=3) != bound_gap(bnn, 5, 4, seed=4)
     with pytest.raises(ValueError, match="draws must be a whole number of at least 1, got 0"):
         bound_gap(bnn, 0)
     with pytest.raises(ValueError, match="needs a variational posterior"):
-        bound_gap(nn.Linear(1, 1))  # type: ignore[arg-type]
+        bound_gap(nn.Linear(1, 1))
     with pytest.raises(KeyError, match="the names are 'weight'"):
         bound_gap(bnn, 5, 4)["bias"]

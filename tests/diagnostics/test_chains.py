@@ -2,33 +2,28 @@
 of chains.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Empirical
 
-measures: ModuleType = importlib.import_module("bayou.metrics.chains")
+measures = importlib.import_module("bayou.metrics.chains")
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "arviz_chains.json").read_text())[
     "cases"
 ]
 NAMES = ("rhat", "ess_bulk", "ess_tail", "ess_mean", "mcse")
 
 
-def autoregressive(
-    chains: int, draws: int, coefficient: float, columns: int = 1, seed: int = 0
-) -> Tensor:
+def autoregressive(chains, draws, coefficient, columns=1, seed=0):
     noise = torch.randn(
         chains, draws, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -40,7 +35,7 @@ def autoregressive(
 
 @pytest.mark.parametrize("case", REFERENCE)
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_to_the_numbers_of_arviz(case: str, name: str) -> None:
+def test_equal_to_the_numbers_of_arviz(case, name):
     expected = REFERENCE[case][name]
     found = getattr(measures, name)(torch.tensor(REFERENCE[case]["draws"], dtype=torch.float64))
     if expected is not None:  # ArviZ has no R-hat of one chain; split in two, there is one
@@ -51,7 +46,7 @@ def test_equal_to_the_numbers_of_arviz(case: str, name: str) -> None:
 
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of ArviZ, about its next version
-def test_equal_to_arviz_itself() -> None:
+def test_equal_to_arviz_itself():
     import arviz
 
     for chains, draws, coefficient in ((4, 250, 0.6), (2, 101, -0.4), (5, 30, 0.95)):
@@ -67,7 +62,7 @@ def test_equal_to_arviz_itself() -> None:
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.5, 0.9, -0.5])
-def test_the_effective_size_of_an_autoregressive_chain(coefficient: float) -> None:
+def test_the_effective_size_of_an_autoregressive_chain(coefficient):
     """K·(1 − φ)/(1 + φ) independent draws; the estimate scatters by a few per cent at this
     length.
     """
@@ -77,7 +72,7 @@ def test_the_effective_size_of_an_autoregressive_chain(coefficient: float) -> No
     assert float(measures.rhat(x).max()) < 1.01
 
 
-def test_the_standard_error_is_the_scatter_of_means() -> None:
+def test_the_standard_error_is_the_scatter_of_means():
     """600 chains of φ = 0.8: the standard deviation of their means, known to 3 %, against the mean
     estimate.
     """
@@ -86,7 +81,7 @@ def test_the_standard_error_is_the_scatter_of_means() -> None:
     assert float(measures.mcse(x).mean()) == pytest.approx(float(scatter), rel=0.1)
 
 
-def test_chains_that_disagree_in_place_or_in_scale_are_found() -> None:
+def test_chains_that_disagree_in_place_or_in_scale_are_found():
     x = autoregressive(4, 200, 0.0)
     assert float(measures.rhat(x)) < 1.02
     shifted, stretched = x.clone(), x.clone()
@@ -98,7 +93,7 @@ def test_chains_that_disagree_in_place_or_in_scale_are_found() -> None:
     assert float(measures.rhat(drifting)) > 1.2  # found by splitting
 
 
-def test_coordinates_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinates_do_not_see_each_other(monkeypatch):
     x = autoregressive(3, 40, 0.5, columns=6).unflatten(-1, (2, 3))
     for name in NAMES:
         whole = getattr(measures, name)(x)
@@ -111,7 +106,7 @@ def test_coordinates_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> N
             torch.testing.assert_close(getattr(measures, name)(x), whole, rtol=1e-12, atol=0)
 
 
-def test_bad_draws_are_refused() -> None:
+def test_bad_draws_are_refused():
     with pytest.raises(ValueError, match="at least 4 draws"):
         measures.rhat(torch.zeros(4, 3))
     with pytest.raises(ValueError, match="NaN"):
@@ -119,7 +114,7 @@ def test_bad_draws_are_refused() -> None:
     assert float(measures.ess_mean(torch.ones(2, 10))) == 20
 
 
-def posterior(draws: dict[str, Tensor] | None = None) -> Empirical:
+def posterior(draws=None):
     """Two chains of a small network, one bias constant."""
     net = nn.Linear(2, 1, dtype=torch.float64)
     target = Target.build(net, bayou.Gaussian(0.1), None, 5)
@@ -133,7 +128,7 @@ def posterior(draws: dict[str, Tensor] | None = None) -> Empirical:
 @pytest.mark.filterwarnings(
     "ignore:invalid value encountered:RuntimeWarning"
 )  # ArviZ, on a weight that never moves
-def test_draws_by_chain_are_those_of_arviz() -> None:
+def test_draws_by_chain_are_those_of_arviz():
     import arviz
 
     p = posterior()

@@ -1,16 +1,11 @@
 """The gate: what is wrong is found and named, what is right passes."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, RidgeCV
-from torch import Tensor
 
 import bayou
 from bayou.diagnostics import baselines, check
@@ -24,27 +19,27 @@ from bayou.posteriors.guided import Bayesian
 WEIGHT = torch.tensor([[1.0, -0.5, 0.0]], dtype=torch.float64)
 
 
-def regression(n: int, seed: int, noise: float = 0.3) -> tuple[Tensor, Tensor]:
+def regression(n, seed, noise=0.3):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
     return x, x @ WEIGHT.T + noise * torch.randn(n, 1, generator=generator, dtype=torch.float64)
 
 
-def classes(n: int, seed: int, sharpness: float = 2.0) -> tuple[Tensor, Tensor]:
+def classes(n, seed, sharpness=2.0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
     p = torch.sigmoid(sharpness * x @ WEIGHT.T)[:, 0]
     return x, (torch.rand(n, generator=generator, dtype=torch.float64) < p).long()
 
 
-def points(likelihood: Any, *weights: Tensor, chains: int = 1, n: int = 100) -> Empirical:
+def points(likelihood, *weights, chains=1, n=100):
     """The posterior that is made of these weights of a linear network."""
     net = torch.nn.Linear(3, len(weights[0]), bias=False, dtype=torch.float64)
     target = Target.build(net, likelihood, None, n)
     return Empirical(target, Network(net), {"weight": torch.stack(weights)}, chains=chains)
 
 
-def test_the_constant_baseline_is_the_normal_distribution_of_y() -> None:
+def test_the_constant_baseline_is_the_normal_distribution_of_y():
     x, y = regression(50, 0)
     posterior = points(bayou.Gaussian(0.3), WEIGHT)
     p = baselines(posterior.target.likelihood, x, y, (1,))["constant"](x)
@@ -54,8 +49,8 @@ def test_the_constant_baseline_is_the_normal_distribution_of_y() -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(40, 5), (20, 60)])
 def test_the_linear_baseline_is_the_ridge_regression_of_the_least_leave_one_out_error(
-    rows: int, columns: int
-) -> None:
+    rows, columns
+):
     generator = torch.Generator().manual_seed(0)
     x, new = (
         torch.randn(n, columns, generator=generator, dtype=torch.float64) * 3 + 1 for n in (rows, 7)
@@ -72,7 +67,7 @@ def test_the_linear_baseline_is_the_ridge_regression_of_the_least_leave_one_out_
     assert bool((p.std > 0).all())
 
 
-def test_the_linear_baseline_of_classes_is_a_logistic_regression() -> None:
+def test_the_linear_baseline_of_classes_is_a_logistic_regression():
     x, y = classes(300, 0)
     y = y + (x[:, 2] > 0.5).long()  # three classes
     found = baselines(bayou.Categorical().bind(), 5 * x + 2, y, (3,))
@@ -85,7 +80,7 @@ def test_the_linear_baseline_of_classes_is_a_logistic_regression() -> None:
     torch.testing.assert_close(found["constant"](x).mean[0], frequency, atol=1e-3, rtol=0)
 
 
-def test_inputs_that_are_no_numbers_have_a_constant_alone() -> None:
+def test_inputs_that_are_no_numbers_have_a_constant_alone():
     tokens, y = torch.arange(20).reshape(10, 2), torch.tensor([0, 1] * 5)
     assert set(baselines(bayou.Categorical().bind(), tokens, y, (2,))) == {"constant"}
     assert set(baselines(bayou.Poisson().bind(), torch.randn(10, 2), y.double(), ())) == {
@@ -94,7 +89,7 @@ def test_inputs_that_are_no_numbers_have_a_constant_alone() -> None:
     }
 
 
-def test_the_true_model_passes_every_check() -> None:
+def test_the_true_model_passes_every_check():
     train, held = regression(100, 0), regression(200, 1)
     found = check(posterior := points(bayou.Gaussian(0.3), WEIGHT), train, held)
     assert found.status == "ok", str(found)
@@ -109,7 +104,7 @@ def test_the_true_model_passes_every_check() -> None:
     assert "calibration" in found
 
 
-def test_worse_than_a_constant_and_than_a_line() -> None:
+def test_worse_than_a_constant_and_than_a_line():
     train, held = regression(100, 0), regression(200, 1)
     found = check(points(bayou.Gaussian(0.3), -WEIGHT), train, held)
     assert found["constant"].status == found["linear"].status == "failed"
@@ -127,7 +122,7 @@ def test_worse_than_a_constant_and_than_a_line() -> None:
     ("noise", "status", "word"),
     [(0.1, "failed", "narrow"), (0.22, "warning", "narrow"), (0.6, "warning", "wide")],
 )
-def test_coverage_that_chance_does_not_explain(noise: float, status: str, word: str) -> None:
+def test_coverage_that_chance_does_not_explain(noise, status, word):
     found = check(points(bayou.Gaussian(noise), WEIGHT), regression(100, 0), regression(400, 1))[
         "coverage"
     ]
@@ -139,7 +134,7 @@ def test_coverage_that_chance_does_not_explain(noise: float, status: str, word: 
     assert few.status == "ok"  # ten rows cannot tell
 
 
-def test_a_wide_interval_of_residuals_that_are_not_normal_is_not_blamed_on_the_noise() -> None:
+def test_a_wide_interval_of_residuals_that_are_not_normal_is_not_blamed_on_the_noise():
     x, y = regression(400, 1, noise=0.0)
     phase = (
         2
@@ -159,7 +154,7 @@ def test_a_wide_interval_of_residuals_that_are_not_normal_is_not_blamed_on_the_n
     assert "smaller noise" not in found.text
 
 
-def test_a_negligible_difference_to_the_mode_or_a_linear_model_is_no_warning() -> None:
+def test_a_negligible_difference_to_the_mode_or_a_linear_model_is_no_warning():
     held = regression(4000, 1, noise=0.3)
     p = points(bayou.Gaussian(0.3), WEIGHT).predict(held[0])
     own = row_nll(p, held[1])
@@ -173,7 +168,7 @@ def test_a_negligible_difference_to_the_mode_or_a_linear_model_is_no_warning() -
     )
 
 
-def test_confidence_that_chance_does_not_explain() -> None:
+def test_confidence_that_chance_does_not_explain():
     train, held = classes(100, 0), classes(400, 1)
     found = check(points(bayou.Categorical(), torch.cat([0 * WEIGHT, 12 * WEIGHT])), train, held)[
         "calibration"
@@ -185,7 +180,7 @@ def test_confidence_that_chance_does_not_explain() -> None:
     assert found.text.startswith("underconfident")
 
 
-def test_the_true_model_is_hardly_ever_flagged_by_chance() -> None:
+def test_the_true_model_is_hardly_ever_flagged_by_chance():
     """At most one fit in 20 is flagged though it is right: 2 of 40 expected, more than 6 hardly
     possible.
     """
@@ -196,7 +191,7 @@ def test_the_true_model_is_hardly_ever_flagged_by_chance() -> None:
     assert alarms <= 6
 
 
-def test_luck_is_half_of_what_the_training_rows_do_to_least_squares() -> None:
+def test_luck_is_half_of_what_the_training_rows_do_to_least_squares():
     """NLL of w + δ over that of w is δᵀδ/2σ² for x ~ N(0, I): χ²_D/2N over training sets, to first
     order in D/N.
     """
@@ -210,7 +205,7 @@ def test_luck_is_half_of_what_the_training_rows_do_to_least_squares() -> None:
     )  # 2,000 draws of χ²: 3 %; D/N: 2 %
 
 
-def test_what_training_rows_do_by_luck_is_no_finding_however_many_rows_are_held_out() -> None:
+def test_what_training_rows_do_by_luck_is_no_finding_however_many_rows_are_held_out():
     held = regression(20_000, 1)
     near = {"linear": lambda x: points(bayou.Gaussian(0.3), WEIGHT).predict(x)}
     shifted = WEIGHT + torch.tensor([[0.06, 0.0, 0.0]])  # δᵀδ/2σ² = 0.02 nats worse
@@ -221,7 +216,7 @@ def test_what_training_rows_do_by_luck_is_no_finding_however_many_rows_are_held_
         assert found.status == status, found
 
 
-def test_too_few_rows_to_tell_a_fit_from_a_constant_are_no_finding() -> None:
+def test_too_few_rows_to_tell_a_fit_from_a_constant_are_no_finding():
     train, few = classes(100, 0), classes(8, 1)
     own = points(bayou.Categorical(), torch.cat([0 * WEIGHT, 2 * WEIGHT]))
     constant = {
@@ -236,7 +231,7 @@ def test_too_few_rows_to_tell_a_fit_from_a_constant_are_no_finding() -> None:
     )  # it is the constant
 
 
-def test_confidences_that_are_off_together_as_far_as_functions_differ_are_chance() -> None:
+def test_confidences_that_are_off_together_as_far_as_functions_differ_are_chance():
     """Truth is one of the functions that the posterior holds for possible."""
     weights = [torch.cat([0 * WEIGHT, scale * WEIGHT]) for scale in (0.5, 1.0, 2.0, 4.0)]
     train, held = classes(100, 0, 4.0), classes(2000, 1, 4.0)
@@ -247,7 +242,7 @@ def test_confidences_that_are_off_together_as_far_as_functions_differ_are_chance
     )
 
 
-def guided(mean: Tensor, std: float, noise: float) -> Guided:
+def guided(mean, std, noise):
     """N(mean, std²) over the weights of a linear network."""
     net = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
@@ -257,7 +252,7 @@ def guided(mean: Tensor, std: float, noise: float) -> Guided:
     )
 
 
-def test_a_posterior_worse_than_its_own_mean_is_said_to_be() -> None:
+def test_a_posterior_worse_than_its_own_mean_is_said_to_be():
     train, held = regression(100, 0), regression(200, 1)
     found = check(guided(WEIGHT, 1.0, 0.3), train, held)["mode"]
     assert found.status == "failed", found
@@ -265,7 +260,7 @@ def test_a_posterior_worse_than_its_own_mean_is_said_to_be() -> None:
     assert check(guided(WEIGHT, 0.02, 0.3), train, held).status == "ok"
 
 
-def test_chains_that_disagree_in_what_they_predict() -> None:
+def test_chains_that_disagree_in_what_they_predict():
     noise = 0.05 * torch.randn(
         100, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
@@ -282,12 +277,12 @@ def test_chains_that_disagree_in_what_they_predict() -> None:
     assert "did not move" in check(still, train, held)["mixing"].text
 
 
-def test_q_that_ignores_x_where_a_line_does_not() -> None:
+def test_q_that_ignores_x_where_a_line_does_not():
     found = check(guided(0 * WEIGHT, 0.01, 1.2), regression(100, 0), regression(50, 1))
     assert found["collapse"].status == "failed"
 
 
-def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path: Path) -> None:
+def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path):
     posterior = points(bayou.Gaussian(0.3), WEIGHT)
     assert str(posterior.checks).startswith("nothing was checked")
     row = {"log_likelihood": -3.0, "seconds": 1.0}
@@ -328,7 +323,7 @@ def test_what_the_history_tells_needs_no_data_and_is_in_files(tmp_path: Path) ->
             "2,000 nats",
         ),
     ):
-        posterior.mixing = mixing  # type: ignore[attr-defined]
+        posterior.mixing = mixing
         assert posterior.checks["mixing"].status == status
         assert words in posterior.checks["mixing"].text
     with pytest.raises(KeyError, match="there are collapse"):

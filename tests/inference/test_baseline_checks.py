@@ -2,11 +2,8 @@
 it is told to be.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -25,13 +22,13 @@ from bayou.training.data import BatchRange, as_data, last_batches
 Rows = tuple[Tensor, Tensor]
 
 
-def rows(n: int, seed: int) -> Rows:
+def rows(n, seed):
     """Three classes."""
     x = torch.randn(n, 8, generator=torch.Generator().manual_seed(seed))
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
 
 
-def trained(data: Rows) -> nn.Module:
+def trained(data):
     """A network of more weights than rows, with batch norm, fitted in the plain way."""
     torch.manual_seed(0)
     net = nn.Sequential(
@@ -50,15 +47,15 @@ def trained(data: Rows) -> nn.Module:
     return net.eval()
 
 
-def nll(p: bayou.Predictive, y: Tensor) -> float:
+def nll(p, y):
     return float(-p.log_prob(y).mean())
 
 
-def laplace(net: nn.Module, data: Any, **options: Any) -> bayou.Posterior:
+def laplace(net, data, **options):
     return bayou.fit(net, data, method=bayou.Laplace(start=None), progress=False, **options)
 
 
-def test_laplace_at_a_trained_network_is_no_worse_than_the_network() -> None:
+def test_laplace_at_a_trained_network_is_no_worse_than_the_network():
     data, test = rows(300, 1), rows(500, 2)
     net = trained(data)
     with torch.no_grad():
@@ -75,7 +72,7 @@ def test_laplace_at_a_trained_network_is_no_worse_than_the_network() -> None:
     assert nll(by_batches.predict(test[0], seed=0), test[1]) < mode + 0.02
 
 
-def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
+def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said():
     data, test = rows(300, 1), rows(500, 2)
     net = trained(data)
     with torch.no_grad():
@@ -96,17 +93,17 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said() -> None:
     ("where", "remedy"),
     [("*", "or where='last'$"), ("last", "use prior='validation', or the mode$")],
 )
-def test_the_remedy_of_a_prior_that_is_too_wide_is_another_setting(where: str, remedy: str) -> None:
+def test_the_remedy_of_a_prior_that_is_too_wide_is_another_setting(where, remedy):
     data = rows(40, 1)
     method = bayou.Laplace("diagonal", where=where, start=None)
-    options: dict[str, Any] = {"prior": bayou.Normal(100.0), "progress": False}
+    options = {"prior": bayou.Normal(100.0), "progress": False}
     with pytest.warns(bayou.methods.WorseThanModeWarning, match=remedy):
         bayou.fit(trained(data), data, method, **options)
 
 
-def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few() -> None:
+def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few():
     net, data = nn.Linear(2, 1), (torch.randn(40, 2), torch.randn(40, 1))
-    options: dict[str, Any] = {"likelihood": bayou.Gaussian(1.0), "progress": False}
+    options = {"likelihood": bayou.Gaussian(1.0), "progress": False}
     found = bayou.fit(net, data, method=bayou.Laplace("full", start=None), **options)
     assert "converged" not in found.checks
     short = bayou.Laplace("full", start=bayou.MAP(steps=5))
@@ -117,7 +114,7 @@ def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few() -> 
     )
 
 
-def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
+def test_a_right_posterior_is_not_called_worse_than_its_mode():
     """Few data, many weights, a linear model: exact, and up to ½·log 2 behind its mode on the rows
     it learned from.
     """
@@ -126,7 +123,7 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
     y = (x @ torch.randn(60, 1, dtype=torch.float64)) + 0.5 * torch.randn(
         40, 1, dtype=torch.float64
     )
-    options: dict[str, Any] = {
+    options = {
         "likelihood": bayou.Gaussian(0.5),
         "prior": bayou.Normal(1.0),
         "progress": False,
@@ -161,9 +158,7 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode() -> None:
         ({"start": None, "prior": "evidence"}, 300, 0),
     ],
 )
-def test_rows_are_held_out_where_the_prior_is_a_guess(
-    options: dict[str, Any], n: int, held: int
-) -> None:
+def test_rows_are_held_out_where_the_prior_is_a_guess(options, n, held):
     net = nn.Sequential(nn.Linear(8, 100), nn.ReLU(), nn.Linear(100, 3))
     method, data = (
         bayou.Laplace(**options),
@@ -177,7 +172,7 @@ def test_rows_are_held_out_where_the_prior_is_a_guess(
     )
 
 
-def test_the_last_batches_of_a_loader() -> None:
+def test_the_last_batches_of_a_loader():
     data = as_data(
         DataLoader(TensorDataset(torch.arange(50.0)[:, None], torch.arange(50)), batch_size=10), 128
     )
@@ -190,7 +185,7 @@ def test_the_last_batches_of_a_loader() -> None:
     assert last_batches(BatchRange(data, 0, 1), 0.1)[1] is None
 
 
-def test_the_best_constant_is_the_frequencies() -> None:
+def test_the_best_constant_is_the_frequencies():
     y = torch.tensor([0, 0, 0, 1, 2, 2])
     each = constant_nll(
         Categorical().bind(), torch.zeros(6, 3, dtype=torch.float64), [y[:4], y[4:]]
@@ -199,14 +194,14 @@ def test_the_best_constant_is_the_frequencies() -> None:
     assert torch.allclose(each, -share.log()[y], atol=1e-4)
 
 
-def deep() -> nn.Module:
+def deep():
     torch.manual_seed(0)
     hidden = (nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU())
     return nn.Sequential(nn.Linear(8, 50), nn.ReLU(), *hidden, nn.Linear(50, 3))
 
 
 @pytest.mark.slow
-def test_a_collapse_is_said_and_a_cold_posterior_learns() -> None:
+def test_a_collapse_is_said_and_a_cold_posterior_learns():
     data, options = rows(60, 1), {"progress": False, "prior": bayou.Normal(1.0)}
     with pytest.warns(
         bayou.methods.CollapseWarning,
@@ -220,8 +215,8 @@ def test_a_collapse_is_said_and_a_cold_posterior_learns() -> None:
     assert cold.history[-1]["nll"] < 0.6 * cold.history[-1]["constant_nll"]
 
 
-def test_the_kl_is_tempered_where_that_is_asked_for_alone() -> None:
-    def tempering(method: bayou.VI | bayou.IVON, n: int) -> float:
+def test_the_kl_is_tempered_where_that_is_asked_for_alone():
+    def tempering(method, n):
         return method.tempering(Target.build(deep(), Categorical(), None, n))
 
     assert tempering(bayou.VI(), 150) == tempering(bayou.IVON(), 150) == 1
@@ -232,7 +227,7 @@ def test_the_kl_is_tempered_where_that_is_asked_for_alone() -> None:
 
 
 @pytest.mark.slow
-def test_ivon_and_vi_agree_on_what_cold_means() -> None:
+def test_ivon_and_vi_agree_on_what_cold_means():
     """One weight, y ~ N(w, σ²): the best tempered q has precision P + N/(β·σ²), and is what both
     find.
     """
@@ -249,7 +244,7 @@ def test_ivon_and_vi_agree_on_what_cold_means() -> None:
         (bayou.IVON(steps=1200, lr=0.1, hessian=0.5, samples=4, local=True, cold=True), 0.03),
     ):
         net = nn.Linear(30, 1, bias=False, dtype=torch.float64)
-        options: dict[str, Any] = {"likelihood": bayou.Gaussian(noise), "prior": bayou.Normal(1.0)}
+        options = {"likelihood": bayou.Gaussian(noise), "prior": bayou.Normal(1.0)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.methods.CollapseWarning)
             q = bayou.fit(net, (x, y), method=method, progress=False, **options)
@@ -258,7 +253,7 @@ def test_ivon_and_vi_agree_on_what_cold_means() -> None:
 
 
 @pytest.mark.parametrize(("lr", "worse"), [(0.3, False), (2.0, True)])
-def test_a_path_that_leaves_its_start_for_worse_says_so(lr: float, worse: bool) -> None:
+def test_a_path_that_leaves_its_start_for_worse_says_so(lr, worse):
     torch.manual_seed(0)
     x = torch.randn(120, 2)
     data = x, (x[:, 0] * x[:, 1] > 0).long()
@@ -273,17 +268,17 @@ def test_a_path_that_leaves_its_start_for_worse_says_so(lr: float, worse: bool) 
 
 
 def test_rows_with_many_outputs_are_checked_a_few_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Outputs of 50 draws of all rows of a language model, S·B·T·C numbers, need not be held at
     once.
     """
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 30)), torch.randint(30, (20, 6))
-    seen: list[int] = []
+    seen = []
     plain = bayou.posteriors.GaussianPosterior.predict
 
-    def predict(self: Any, x: Any, *args: Any, **options: Any) -> Any:
+    def predict(self, x, *args, **options):
         seen.append(len(x[0]))
         return plain(self, x, *args, **options)
 
@@ -292,7 +287,7 @@ def test_rows_with_many_outputs_are_checked_a_few_at_a_time(
     for most in (baseline_checks.MAX_OUTPUTS, baseline_checks.CHECK_DRAWS * 6 * 30 * 3):
         monkeypatch.setattr(baseline_checks, "MAX_OUTPUTS", most)
         method = bayou.Laplace("diagonal", where="last", start=None)
-        options: dict[str, Any] = {
+        options = {
             "likelihood": Categorical(shift=1),
             "prior": bayou.Normal(),
             "progress": False,

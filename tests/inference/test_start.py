@@ -2,18 +2,12 @@
 the run.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.inference.point import PointModel
-from bayou.methods import Method
 
 F64 = torch.float64
 START = bayou.MAP(batch_size=3, steps=4)
@@ -26,7 +20,7 @@ METHODS = [
 ]
 
 
-def fit(method: Method, **options: Any) -> bayou.Posterior:
+def fit(method, **options):
     x = torch.arange(10, dtype=F64).unsqueeze(1) / 10
     net = nn.Linear(1, 1, dtype=F64)
     with torch.no_grad():
@@ -38,11 +32,11 @@ def fit(method: Method, **options: Any) -> bayou.Posterior:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_a_start_has_its_own_batch_size(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
+def test_a_start_has_its_own_batch_size(method, monkeypatch):
+    sizes = []
     plain = PointModel.loss
 
-    def watched(self: PointModel, x: Tensor, y: Tensor) -> object:
+    def watched(self, x, y):
         sizes.append(len(y))
         return plain(self, x, y)
 
@@ -52,12 +46,10 @@ def test_a_start_has_its_own_batch_size(method: Method, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(
-    method: Method, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(method, monkeypatch, tmp_path):
     calls, plain = 0, PointModel.loss
 
-    def stopped(self: PointModel, x: Tensor, y: Tensor) -> object:
+    def stopped(self, x, y):
         nonlocal calls
         calls += 1
         if calls == 3:
@@ -75,7 +67,7 @@ def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(
 
 
 @pytest.mark.parametrize("prior", [FREE, {"weight": FREE, "bias": bayou.Normal(0.5)}])
-def test_vi_starts_at_the_mode_of_a_prior_that_it_then_learns(prior: Any) -> None:
+def test_vi_starts_at_the_mode_of_a_prior_that_it_then_learns(prior):
     mode = fit(bayou.MAP(steps=30), prior=bayou.Normal(0.5), seed=3)
     q = fit(
         bayou.VI(bayou.MeanField(), start=bayou.MAP(steps=30), steps=1, lr=1e-12),

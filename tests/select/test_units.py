@@ -2,8 +2,6 @@
 user.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings
@@ -11,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 import bayou
@@ -32,36 +30,34 @@ from bayou.training.inputs import forward_inputs
 ROWS = 40
 
 
-def linear_rows(rows: int = ROWS, seed: int = 0) -> tuple[Tensor, Tensor]:
+def linear_rows(rows=ROWS, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
     noise = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
     return x, x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64) + 0.1 * noise
 
 
-def network(inputs: int = 3, outputs: int = 1) -> nn.Module:
+def network(inputs=3, outputs=1):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
 
 
-def fitted(
-    x: Tensor, y: Tensor, name: str = "map", net: nn.Module | None = None, **options: object
-):
+def fitted(x, y, name="map", net=None, **options):
     net = network(x.shape[1], y.shape[1]) if net is None else net
     method = bayou.select.by_name(name, effort=0.1)
     return bayou.fit(net, (x, y), method, progress=False, **options)
 
 
 @cache
-def fitted_to_unit_scale(name: str = "map"):
+def fitted_to_unit_scale(name="map"):
     return fitted(*linear_rows(), name)
 
 
 @pytest.mark.parametrize(
     ("name", "scale"), [("map", 1e-9), ("map", 1e9), ("laplace", 1e9), ("mnf", 1e-9)]
 )
-def test_predictions_scale_with_y(name: str, scale: float) -> None:
+def test_predictions_scale_with_y(name, scale):
     x, y = linear_rows()
     new = linear_rows(seed=1)[0]
     expected = fitted_to_unit_scale(name).predict(new, seed=0)
@@ -74,7 +70,7 @@ def test_predictions_scale_with_y(name: str, scale: float) -> None:
     assert torch.allclose(ends / scale - 1e3, expected_ends, atol=2e-2)
 
 
-def test_columns_of_x_may_be_shifted_and_scaled() -> None:
+def test_columns_of_x_may_be_shifted_and_scaled():
     x, y = linear_rows()
     scale = torch.tensor([1e6, 1e-6, 3.0], dtype=torch.float64)
     shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=torch.float64)
@@ -85,7 +81,7 @@ def test_columns_of_x_may_be_shifted_and_scaled() -> None:
     assert torch.allclose(predictive.std, expected.std, rtol=2e-2)
 
 
-def test_outputs_of_different_units_have_a_noise_each() -> None:
+def test_outputs_of_different_units_have_a_noise_each():
     x, y = linear_rows()
     several = torch.cat([1e6 * y, 1e-3 * y + 5], 1)
     predictive = fitted(x, several).predict(x, seed=0)
@@ -94,7 +90,7 @@ def test_outputs_of_different_units_have_a_noise_each() -> None:
     assert float(predictive.std[0, 0] / predictive.std[0, 1]) == pytest.approx(1e9, rel=1e-6)
 
 
-def test_files_modules_and_exports_speak_the_units_of_y(tmp_path) -> None:
+def test_files_modules_and_exports_speak_the_units_of_y(tmp_path):
     x, y = linear_rows()
     posterior = fitted(10 * x + 50, 1e4 * y + 2e5)
     new = 10 * linear_rows(seed=1)[0] + 50
@@ -110,7 +106,7 @@ def test_files_modules_and_exports_speak_the_units_of_y(tmp_path) -> None:
     assert torch.allclose(program.module()(new)["std"], posterior.predict(new).std)
 
 
-def test_operations_take_rows_in_the_units_of_y() -> None:
+def test_operations_take_rows_in_the_units_of_y():
     x, y = linear_rows(80)
     prices = 1e4 * y + 2e5
     posterior = fitted(x[:60], prices[:60])
@@ -124,7 +120,7 @@ def test_operations_take_rows_in_the_units_of_y() -> None:
     assert error < 0.2 * prices.std()
 
 
-def test_the_bound_and_the_history_are_those_of_y_in_its_units() -> None:
+def test_the_bound_and_the_history_are_those_of_y_in_its_units():
     x, y = linear_rows()
     scale = 1e4
     small = fitted(x, y, "laplace")
@@ -136,14 +132,14 @@ def test_the_bound_and_the_history_are_those_of_y_in_its_units() -> None:
     assert log_likelihood == pytest.approx(large.history[-1]["log_likelihood"], abs=1e-3)
 
 
-def test_a_given_noise_is_in_the_units_of_y() -> None:
+def test_a_given_noise_is_in_the_units_of_y():
     x, y = linear_rows()
     posterior = fitted(x, 1e4 * y, likelihood=bayou.Gaussian(1e3))
     assert posterior.target.likelihood.gaussian_noise == pytest.approx(1e3)
     assert (posterior.predict(x).mean - 1e4 * y).square().mean().sqrt() < 3e3
 
 
-def test_a_network_with_its_own_noise_has_units_too() -> None:
+def test_a_network_with_its_own_noise_has_units_too():
     x, y = linear_rows(80)
     net = network(outputs=2)
     posterior = fitted(x, 1e6 * y - 3e6, net=net, likelihood=bayou.HeteroscedasticGaussian())
@@ -155,18 +151,18 @@ def test_a_network_with_its_own_noise_has_units_too() -> None:
 class Prices(torch.utils.data.Dataset):
     """A map-style data set whose items are in units far from 1."""
 
-    def __init__(self, rows: int = 64) -> None:
+    def __init__(self, rows=64):
         self.x, self.y = linear_rows(rows)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         return 100 * self.x[index] + 1e3, 1e5 * self.y[index]
 
 
 @pytest.mark.parametrize("kind", ["dataset", "loader"])
-def test_batches_of_data_sets_and_loaders_are_standardized(kind: str) -> None:
+def test_batches_of_data_sets_and_loaders_are_standardized(kind):
     rows = as_data(Prices() if kind == "dataset" else DataLoader(Prices(), 16))
     units = choose_units(network(), rows, None)
     batches = list(apply_units(units, rows).epoch())
@@ -177,7 +173,7 @@ def test_batches_of_data_sets_and_loaders_are_standardized(kind: str) -> None:
         assert torch.allclose(values.std(0, correction=0), torch.ones(values.shape[1]).double())
 
 
-def test_a_fit_to_a_loader_predicts_in_its_units() -> None:
+def test_a_fit_to_a_loader_predicts_in_its_units():
     data = Prices()
     method = bayou.select.by_name("map", steps=200)
     posterior = bayou.fit(network(), DataLoader(data, 64), method, progress=False)
@@ -186,7 +182,7 @@ def test_a_fit_to_a_loader_predicts_in_its_units() -> None:
     assert error < 0.2 * 1e5 * data.y.std()
 
 
-def test_codes_indicators_constants_and_images_are_left_alone() -> None:
+def test_codes_indicators_constants_and_images_are_left_alone():
     x, _ = linear_rows()
     codes = torch.arange(ROWS, dtype=torch.float64).remainder(7)
     indicator = (x[:, 0] > 0).double()
@@ -204,14 +200,14 @@ def test_codes_indicators_constants_and_images_are_left_alone() -> None:
     assert describe_columns(network(), pixels) is None
 
 
-def test_columns_that_are_indices_of_an_embedding_are_left_alone() -> None:
+def test_columns_that_are_indices_of_an_embedding_are_left_alone():
     class Embedded(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.table = nn.Embedding(50, 3)
             self.head = nn.Linear(4, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.head(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
 
     net = Embedded().double()
@@ -225,7 +221,7 @@ def test_columns_that_are_indices_of_an_embedding_are_left_alone() -> None:
     fitted(x, y, net=net).predict(x)
 
 
-def test_features_of_sequences_are_standardized_along_their_axis() -> None:
+def test_features_of_sequences_are_standardized_along_their_axis():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 5, 2, generator=generator) * torch.tensor([1e3, 1.0])
     recurrent = describe_columns(nn.LSTM(2, 3, batch_first=True), x)
@@ -236,7 +232,7 @@ def test_features_of_sequences_are_standardized_along_their_axis() -> None:
     assert convolved.affine().shift.shape == (5, 1)
 
 
-def test_a_pretrained_network_keeps_its_units() -> None:
+def test_a_pretrained_network_keeps_its_units():
     x, y = linear_rows()
     prices = 100 * y + 500
     net = nn.Linear(3, 1).double()
@@ -252,7 +248,7 @@ def test_a_pretrained_network_keeps_its_units() -> None:
     assert choose_units(network(), as_data((x, prices)), None) is not None
 
 
-def test_a_pretrained_classifier_keeps_its_units() -> None:
+def test_a_pretrained_classifier_keeps_its_units():
     x, y = linear_rows(100)
     labels = (y[:, 0] > 0).long()
     assert not is_pretrained(network(outputs=2), (x,), labels, None)
@@ -263,7 +259,7 @@ def test_a_pretrained_classifier_keeps_its_units() -> None:
     assert is_pretrained(net, (x,), labels, None)
 
 
-def test_frozen_networks_and_where_keep_their_units() -> None:
+def test_frozen_networks_and_where_keep_their_units():
     x, y = linear_rows()
     net = network()
     net[0].requires_grad_(False)
@@ -272,7 +268,7 @@ def test_frozen_networks_and_where_keep_their_units() -> None:
     assert units_of(posterior.target.net) is None
 
 
-def test_the_network_of_the_user_is_not_changed() -> None:
+def test_the_network_of_the_user_is_not_changed():
     x, y = linear_rows()
     net = network()
     before = copy.deepcopy(net.state_dict())
@@ -282,7 +278,7 @@ def test_the_network_of_the_user_is_not_changed() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_a_method_object_warns_once_about_units() -> None:
+def test_a_method_object_warns_once_about_units():
     x, y = linear_rows()
     method = bayou.MAP(steps=2)
     with warnings.catch_warnings():
@@ -294,7 +290,7 @@ def test_a_method_object_warns_once_about_units() -> None:
     assert sum(isinstance(warning.message, UnitsWarning) for warning in caught) == 1
 
 
-def test_units_are_switched_on_in_every_copy_of_a_network() -> None:
+def test_units_are_switched_on_in_every_copy_of_a_network():
     net = nn.Linear(2, 1).double()
     units = Units(
         [Standardization(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))],
@@ -312,7 +308,7 @@ def test_units_are_switched_on_in_every_copy_of_a_network() -> None:
     assert torch.allclose(with_units(net, again)(x), expected)
 
 
-def test_damaged_units_in_a_file_raise(tmp_path) -> None:
+def test_damaged_units_in_a_file_raise(tmp_path):
     x, y = linear_rows()
     fitted(x, 1e4 * y).save(tmp_path / "a.bayou")
     tensors, config = read_file(tmp_path / "a.bayou")
@@ -331,7 +327,7 @@ FITTED_METHODS = [
 
 @pytest.mark.parametrize("method", FITTED_METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.filterwarnings("ignore:the chains of HMC")
-def test_every_fit_is_compared_with_baselines(method) -> None:
+def test_every_fit_is_compared_with_baselines(method):
     x, y = linear_rows()
     posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
     checks = posterior.checks
@@ -341,7 +337,7 @@ def test_every_fit_is_compared_with_baselines(method) -> None:
     assert {"constant", "linear"} <= {check.name for check in fitted_to_unit_scale().checks}
 
 
-def test_rows_held_out_for_validation_are_checked() -> None:
+def test_rows_held_out_for_validation_are_checked():
     method = bayou.MAP(steps=300, validation=0.2)
     posterior = bayou.fit(
         network(), linear_rows(100), method, likelihood=bayou.Gaussian(0.1), progress=False
