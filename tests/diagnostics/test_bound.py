@@ -152,7 +152,7 @@ def test_total_is_the_kl_of_elbo(prior):
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2)).double()
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.arange(8) % 2
     rules = {"*.weight": bayou.MNF(std=0.1), "*.bias": bayou.MeanField(std=0.1)}
-    posterior = bayou.fit(net, (x, y), method=bayou.VI(rules, steps=3), prior=prior, progress=False)
+    posterior = bayou.fit(net, (x, y), bayou.VI(rules, steps=3), prior=prior)
     found, elbo = (
         bound_gap(posterior, draws=50, samples=200, seed=0),
         bayou.elbo(posterior, (x, y), 60, seed=0),

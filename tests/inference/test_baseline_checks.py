@@ -52,7 +52,7 @@ def nll(p, y):
 
 
 def laplace(net, data, **options):
-    return bayou.fit(net, data, method=bayou.Laplace(start=None), progress=False, **options)
+    return bayou.fit(net, data, bayou.Laplace(start=None), **options)
 
 
 def test_laplace_at_a_trained_network_is_no_worse_than_the_network():
@@ -61,7 +61,7 @@ def test_laplace_at_a_trained_network_is_no_worse_than_the_network():
     with torch.no_grad():
         mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
     found = laplace(net, data)
-    assert nll(found.predict(test[0], seed=0), test[1]) < mode + 0.02
+    assert nll(found.predict(test[0]), test[1]) < mode + 0.02
     tried = [record["prior_scale"] for record in found.history if "prior_scale" in record]
     assert tried == pytest.approx(SCALES)
     assert found.checks["mode"].status == "ok"
@@ -69,7 +69,7 @@ def test_laplace_at_a_trained_network_is_no_worse_than_the_network():
     by_batches = laplace(
         net, loader
     )  # a DataLoader cannot be split by rows: its last batches are held out
-    assert nll(by_batches.predict(test[0], seed=0), test[1]) < mode + 0.02
+    assert nll(by_batches.predict(test[0]), test[1]) < mode + 0.02
 
 
 def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said():
@@ -82,7 +82,7 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said():
         match="worse than its own mode: NLL .* 256 training rows",
     ):
         found = laplace(net, data, prior=bayou.Normal(1.0))
-    assert nll(found.predict(test[0], seed=0), test[1]) > mode + 0.1
+    assert nll(found.predict(test[0]), test[1]) > mode + 0.1
     assert not any("prior_scale" in record for record in found.history)
     assert found.checks["mode"].status == "failed"
     last = found.history[-1]
@@ -104,11 +104,11 @@ def test_the_remedy_of_a_prior_that_is_too_wide_is_another_setting(where, remedy
 def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few():
     net, data = nn.Linear(2, 1), (torch.randn(40, 2), torch.randn(40, 1))
     options = {"likelihood": bayou.Gaussian(1.0), "progress": False}
-    found = bayou.fit(net, data, method=bayou.Laplace("full", start=None), **options)
+    found = bayou.fit(net, data, bayou.Laplace("full", start=None), **options)
     assert "converged" not in found.checks
     short = bayou.Laplace("full", start=bayou.MAP(steps=5))
     assert (
-        bayou.fit(net, data, method=short, **options)
+        bayou.fit(net, data, short, **options)
         .checks["converged"]
         .text.startswith("5 steps are too few")
     )
@@ -134,7 +134,7 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode():
         net.weight.copy_(torch.linalg.solve(precision, x.T @ y / 0.25).T)
     with warnings.catch_warnings():
         warnings.simplefilter("error", bayou.BayouWarning)
-        found = bayou.fit(net, (x, y), method=bayou.Laplace("full", start=None), **options)
+        found = bayou.fit(net, (x, y), bayou.Laplace("full", start=None), **options)
     last, check = found.history[-1], found.checks["mode"]
     assert 0.1 < last["nll"] - last["mode_nll"] < 0.5 * math.log(2)
     assert (
@@ -207,9 +207,9 @@ def test_a_collapse_is_said_and_a_cold_posterior_learns():
         bayou.methods.CollapseWarning,
         match=r"no better than a constant: NLL 1\.\d+ on 60 training rows",
     ):
-        flat = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02), **options)
+        flat = bayou.fit(deep(), data, bayou.VI(steps=1000, lr=0.02), **options)
     assert flat.checks["collapse"].status == "failed"
-    cold = bayou.fit(deep(), data, method=bayou.VI(steps=1000, lr=0.02, cold=True), **options)
+    cold = bayou.fit(deep(), data, bayou.VI(steps=1000, lr=0.02, cold=True), **options)
     assert cold.checks["collapse"].status == "ok"
     assert cold.history[-1]["cold"] == 60 / 5703
     assert cold.history[-1]["nll"] < 0.6 * cold.history[-1]["constant_nll"]
@@ -247,7 +247,7 @@ def test_ivon_and_vi_agree_on_what_cold_means():
         options = {"likelihood": bayou.Gaussian(noise), "prior": bayou.Normal(1.0)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.methods.CollapseWarning)
-            q = bayou.fit(net, (x, y), method=method, progress=False, **options)
+            q = bayou.fit(net, (x, y), method, **options)
         assert float(q.mean()["weight"][0, 0]) == pytest.approx(mean, abs=3 * slack)
         assert float(q.std()["weight"][0, 0]) == pytest.approx(precision**-0.5, abs=slack)
 
@@ -261,7 +261,7 @@ def test_a_path_that_leaves_its_start_for_worse_says_so(lr, worse):
     method = bayou.SWAG(start=bayou.MAP(steps=400, lr=1e-2), lr=lr, steps=200, batch_size=30)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(3.0), progress=False)
+        posterior = bayou.fit(net, data, method, prior=bayou.Normal(3.0))
     assert any(one.category is bayou.methods.WorseThanModeWarning for one in caught) == worse
     assert ("worse_than_mode" in posterior.history[-1]) == worse
     assert (posterior.checks["mode"].status == "failed") == worse

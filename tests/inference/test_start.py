@@ -26,9 +26,7 @@ def fit(method, **options):
     with torch.no_grad():
         net.weight.fill_(0.5)
         net.bias.fill_(0.0)
-    return bayou.fit(
-        net, (x, 2 * x), method=method, likelihood=bayou.Gaussian(0.5), progress=False, **options
-    )
+    return bayou.fit(net, (x, 2 * x), method, likelihood=bayou.Gaussian(0.5), **options)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)

@@ -38,9 +38,7 @@ def logistic_data(weights, rows):
 
 
 def fitted(method, net, data, likelihood, **options):
-    found = bayou.fit(
-        net, data, method=method, likelihood=likelihood, **{"progress": False} | options
-    )
+    found = bayou.fit(net, data, method, likelihood=likelihood, **{"progress": False} | options)
     return found
 
 

@@ -122,9 +122,7 @@ def test_the_prior_of_a_choice_has_the_precisions_of_its_search():
 
 def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(tmp_path):
     x, y = table(60)
-    posterior = bayou.fit(
-        network(), (x, y), bayou.select.by_name("map", effort=0.25), progress=False
-    )
+    posterior = bayou.fit(network(), (x, y), bayou.select.by_name("map", effort=0.25))
     assert [record["stage"] for record in posterior.selection] == [
         "prior by input",
         "noise and prior",

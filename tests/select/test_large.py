@@ -38,7 +38,7 @@ def test_the_noise_is_the_likeliest_for_held_out_rows(name):
     x, y = table(6000)
     length = {"effort": 0.03} if name.endswith("length") else {"steps": 80}
     method = by_name(name.split()[0], lr=0.05, members=2, **length)
-    posterior = bayou.fit(nn.Linear(3, 1).double(), (x, y), method, seed=3, progress=False)
+    posterior = bayou.fit(nn.Linear(3, 1).double(), (x, y), method, seed=3)
     assert posterior.target.n == 5000
     data = as_data((x, y))
     _, held = data.split(1 / 6, part_seed(3, "folds"))
@@ -51,7 +51,7 @@ def test_the_noise_is_the_likeliest_for_held_out_rows(name):
     # the derivative of the log density
     assert abs(float(((residuals.squares - total) / total.square()).mean())) < 1e-6
     assert abs(noise - NOISE) < 5 * NOISE / math.sqrt(2 * 1000)  # 1,000 held-out rows
-    assert posterior.predict(x[:4], seed=0).aleatoric_std.square().mean().item() == pytest.approx(
+    assert posterior.predict(x[:4]).aleatoric_std.square().mean().item() == pytest.approx(
         noise**2, rel=1e-9
     )
     assert match_noise(posterior, held, 3) == pytest.approx(noise, rel=1e-9)
@@ -170,12 +170,10 @@ def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(
     target = Target.build(nn.Linear(3, 1).double(), bayou.Gaussian(0.5, learn=True), None, 6000)
     if last_layer is None:
         with pytest.warns(WorseThanModeWarning, match="held-out rows"):
-            posterior = plan(method, target, data, progress=False).fit(progress=False)
+            posterior = plan(method, target, data).fit()
         assert posterior.checks["mode"].status == "failed"
         return
-    posterior = plan(method, target, data, progress=False).fit(
-        progress=False
-    )  # a warning is an error in these tests
+    posterior = plan(method, target, data).fit()  # a warning is an error in these tests
     assert posterior.checks["mode"].status == "ok"
     assert posterior.choice.startswith("the last layer is random")
     noise = posterior.target.likelihood.gaussian_noise

@@ -47,9 +47,7 @@ def fit_numbers(name, x, y, steps=200, **options):
     net = named.find(name).prepare(dense(x.shape[1], y.shape[1]))
     method = by_name(name, steps=steps, **options)
     likelihood = bayou.Gaussian(0.5, learn=True)
-    return bayou.fit(
-        net, (x, y), method=method, likelihood=likelihood, prior=PRIOR, seed=0, progress=False
-    )
+    return bayou.fit(net, (x, y), method, likelihood=likelihood, prior=PRIOR)
 
 
 def noise_of(posterior):
@@ -68,7 +66,7 @@ def test_noise_of_a_regression_is_recovered(name, noise):
     """
     x, y, f = waves(noise=noise)
     posterior = fit_numbers(name, x, y)
-    p = posterior.predict(x, samples=50, seed=0)
+    p = posterior.predict(x, samples=50)
     if noise == NOISE:
         assert noise_of(posterior) == pytest.approx(NOISE, rel=0.25)
     assert float((p.mean - f).square().mean().sqrt()) < 0.5  # a constant is off by 1
@@ -79,8 +77,8 @@ def test_noise_of_a_regression_is_recovered(name, noise):
 def test_classes_that_no_line_divides(name):
     """Families that used to collapse to the prior, which leaves the share of the majority, 55 %."""
     x, y = circles()
-    posterior = bayou.fit(dense(2, 2), (x, y), by_name(name, steps=250), seed=0, progress=False)
-    p = posterior.predict(x, samples=50, seed=0)
+    posterior = bayou.fit(dense(2, 2), (x, y), by_name(name, steps=250))
+    p = posterior.predict(x, samples=50)
     assert float((p.mean.argmax(1) == y).double().mean()) > 0.93
     assert float(-p.log_prob(y).mean()) < 0.35
 
@@ -107,7 +105,7 @@ def test_intervals_cover_what_they_promise_where_the_network_can_interpolate(nam
     """
     x, y, x_test, y_test = tilted(200)
     posterior = fit_numbers(name, x, y, steps=250)
-    p = posterior.predict(x_test, samples=50 if posterior.draws is None else None, seed=0)
+    p = posterior.predict(x_test, samples=50 if posterior.draws is None else None)
     lower, upper = p.interval(0.9)
     error = 3 * 0.017 if name == "map" else 2 * 0.038
     assert float(((lower < y_test) & (y_test < upper)).double().mean()) == pytest.approx(
@@ -133,7 +131,6 @@ def test_modes_by_full_passes_and_by_minibatches_find_the_noise(
             by_name("map", steps=200, effort=0.25),
             likelihood=bayou.Gaussian(0.5, learn=True),
             prior=PRIOR,
-            seed=0,
             progress=lambda title, *rest, titles=titles: titles.append(title),
         )
         assert noise_of(posterior) == pytest.approx(NOISE, rel=3 * 0.065)
@@ -194,19 +191,19 @@ def test_held_out_rows_narrow_the_prior_where_classes_overlap_and_widen_it_where
         bayou.Normal("fan_in", gain=3.0),
     )
     method = by_name("map", steps=100)
-    posterior = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
+    posterior = bayou.fit(net, rows, method, checkpoint=tmp_path / "c")
     first = posterior.target.priors["0.weight"]
     step = math.log(float(first.log_scale.exp().mean()) / (3 / math.sqrt(10))) / math.log(
         prior_scale.SCALE_FACTOR
     )
     assert step == pytest.approx(round(step))
     assert step >= 1 if wider else step <= -1
-    kept = bayou.fit(net, rows, method, prior=prior, progress=False)
+    kept = bayou.fit(net, rows, method, prior=prior)
     assert kept.target.prior == prior
     test = overlapping(2060, distance)
     new = [p.predict(test[0][60:]).log_prob(test[1][60:]).mean() for p in (posterior, kept)]
     assert new[0] > new[1]
-    again = bayou.fit(net, rows, method, progress=False, checkpoint=tmp_path / "c")
+    again = bayou.fit(net, rows, method, checkpoint=tmp_path / "c")
     assert all(
         torch.equal(a, b)
         for a, b in zip(again.sample(1).values(), posterior.sample(1).values(), strict=True)
@@ -226,7 +223,7 @@ def test_what_draws_all_weights_has_a_prior_one_step_wider_at_most(name, steps, 
 
     method = by_name(name, steps=10)
     rows = overlapping(30, 1.0)
-    posterior = bayou.fit(dense(10, 2, 5), rows, method, progress=False)
+    posterior = bayou.fit(dense(10, 2, 5), rows, method)
     assert float(scale(posterior.target)) == pytest.approx(
         3 / math.sqrt(10) * prior_scale.SCALE_FACTOR**steps
     )
@@ -236,7 +233,7 @@ def test_data_without_noise_still_have_a_fit():
     """No noise suits them: the method learns it as it would alone."""
     x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
     posterior = fit_numbers("ffg", x, 0 * x, steps=30)
-    assert bool(posterior.predict(x, samples=5, seed=0).mean.isfinite().all())
+    assert bool(posterior.predict(x, samples=5).mean.isfinite().all())
 
 
 def test_ctrl_c_before_the_method_gives_the_mode(monkeypatch):
@@ -268,7 +265,7 @@ def test_laplace_by_name_is_of_all_weights_of_a_small_network_and_of_the_last_la
         count = sum(p.numel() for p in net.parameters())
         assert (count <= MAX_FULL_WEIGHTS) is small
         method = by_name("laplace", steps=5)
-        posterior = bayou.fit(net, (x, y), method=method, prior=PRIOR, seed=0, progress=False)
+        posterior = bayou.fit(net, (x, y), method, prior=PRIOR)
         assert isinstance(posterior, GaussianPosterior)
         assert posterior.covariance.size == (count if small else 2 * width + 2)
 
@@ -371,8 +368,8 @@ def test_dropout_is_added_to_any_network_with_activation_layers():
 
     x, y = torch.randn(30, 4), torch.randint(4, (30,))
     method = bayou.MCDropout(bayou.MAP(steps=5))
-    posterior = bayou.fit(bayou.select.with_dropout(block), (x, y), method, progress=False)
-    outputs = posterior.predict(x, 500, seed=0).outputs
+    posterior = bayou.fit(bayou.select.with_dropout(block), (x, y), method)
+    outputs = posterior.predict(x, 500).outputs
     assert float((outputs == 0).double().mean(0).min()) > 0.1  # the last activation is dropped too
     with torch.no_grad():
         assert torch.equal(bayou.select.with_dropout(block).eval()(x), block(x))
@@ -416,5 +413,5 @@ def test_dropout_by_name_refuses_a_network_without_dropout_before_the_search(
     with pytest.raises(
         ValueError, match=r"Sequential calls no dropout in eval mode; put nn.Dropout"
     ):
-        bayou.fit(net, (x, x[:, :1]), "dropout", progress=False)
+        bayou.fit(net, (x, x[:, :1]), "dropout")
     assert not trained

@@ -56,7 +56,7 @@ def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
 
     x, y = data.train
     net = nets.build("silu-50", data.input_shape, data.output_size, seed=0).double()
-    by_fit = bayou.fit(net, (x, y), bayou.select.by_name(name, **settings), seed=0, progress=False)
+    by_fit = bayou.fit(net, (x, y), bayou.select.by_name(name, **settings))
     estimator = bayou.BayesRegressor if kind == NUMBERS else bayou.BayesClassifier
     model = estimator(name, random_state=0, **settings).fit(x.numpy(), y.numpy())
 
@@ -71,14 +71,12 @@ def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
 def test_the_likelihood_of_a_name_follows_from_y():
     x = torch.randn(30, 2, dtype=torch.float64)
     net, method = torch.nn.Linear(2, 3).double(), bayou.select.by_name("map", steps=3, effort=0.1)
-    posterior = bayou.fit(net, (x, torch.arange(30) % 3), method, progress=False)
+    posterior = bayou.fit(net, (x, torch.arange(30) % 3), method)
     assert posterior.target.likelihood_spec == bayou.Categorical()
     y = 4 * torch.randn(30, 3, dtype=torch.float64)
-    fitted = bayou.fit(net, (x, y), "mle", progress=False).target.likelihood_spec
+    fitted = bayou.fit(net, (x, y), "mle").target.likelihood_spec
     assert isinstance(fitted, bayou.Gaussian)
     assert fitted.learn
     assert fitted.noise == 0.5
     assert fitted.units == pytest.approx(y.std(0, correction=0).tolist())
-    assert isinstance(
-        bayou.fit(net, (x, y), method, progress=False).target.likelihood_spec, bayou.Gaussian
-    )
+    assert isinstance(bayou.fit(net, (x, y), method).target.likelihood_spec, bayou.Gaussian)

@@ -139,7 +139,7 @@ def test_passes_over_the_rows_are_few(monkeypatch):
 
     monkeypatch.setattr(Path, "__init__", recorded)
     net = nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 1)).double()
-    posterior = bayou.fit(net, (x, y), bayou.select.by_name("map", effort=0.4), progress=False)
+    posterior = bayou.fit(net, (x, y), bayou.select.by_name("map", effort=0.4))
     (path,) = walked  # it has the mode of all rows, too
     # shapes of the prior × (folds + all rows) × steps
     assert path.passes <= 6 * 3 * 9 * 0.4 * regularization_path.PASSES

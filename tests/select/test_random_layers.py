@@ -46,7 +46,7 @@ def fit_layers(
         net, likelihood or bayou.Categorical(), prior or bayou.Normal(1.0), len(rows[1])
     )
     recipe = NamedMethod(method, START, selects_layers=True)
-    return plan(recipe, target, rows, progress=False).fit(progress=False)
+    return plan(recipe, target, rows).fit()
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_the_last_layer_is_random_where_all_layers_predict_worse(name, tmp_path)
         "4.bias",
     }
     if name in ("ivon", "sgld"):
-        mode = bayou.fit(net, (x[:40], y[:40]), START, prior=prior, progress=False).sample(1)
+        mode = bayou.fit(net, (x[:40], y[:40]), START, prior=prior).sample(1)
         assert all(
             torch.equal(draws[name][:1], mode[name])
             for name in ("0.weight", "0.bias", "2.weight", "2.bias")
         )
-    p = posterior.predict(x[40:], samples=50, seed=0)
+    p = posterior.predict(x[40:], samples=50)
     assert -float(p.log_prob(y[40:]).mean()) < math.log(4) - 0.3
     posterior.save(tmp_path / "p.bayou")
     again = bayou.load(tmp_path / "p.bayou", net)  # whose weights are the initial ones
-    assert torch.equal(again.predict(x[40:], samples=50, seed=0).mean, p.mean)
+    assert torch.equal(again.predict(x[40:], samples=50).mean, p.mean)
 
 
 def test_a_choice_of_layers_starts_at_the_mode_of_all_rows():
@@ -88,7 +88,7 @@ def test_a_choice_of_layers_starts_at_the_mode_of_all_rows():
     x, y, net = several_classes()
     still = bayou.VI(bayou.MeanField(), steps=1, lr=1e-12, scale_lr=1e-12)
     posterior = fit_layers(still, net, (x[:40], y[:40]))
-    mode = bayou.fit(net, (x[:40], y[:40]), START, progress=False).sample(1)
+    mode = bayou.fit(net, (x[:40], y[:40]), START).sample(1)
     for name, value in posterior.mean().items():
         assert torch.allclose(value, mode[name][0], atol=1e-6)
     numbers = fit_layers(still, net, (x[:40], x[:40, :4]), likelihood=bayou.Gaussian(0.3))
@@ -100,7 +100,7 @@ def test_a_wider_prior_is_that_of_the_last_layer():
     target = Target.build(net, bayou.Categorical(), bayou.Normal("fan_in", gain=3.0), 40)
     still = bayou.VI(bayou.MeanField(), start="network", steps=1)
     method, wider_target = LastLayer(("4.weight", "4.bias"), scale=2.0).restrict(still, target)
-    posterior = method.fit(wider_target, (x[:40], y[:40]), progress=False)
+    posterior = method.fit(wider_target, (x[:40], y[:40]))
     for name, prior in posterior.target.priors.items():
         wider = prior.log_scale - target.priors[name].log_scale
         assert float(wider.detach()) == pytest.approx(
@@ -162,7 +162,7 @@ def test_modes_of_classes_are_found_by_full_passes(name, modes, monkeypatch):
 
     monkeypatch.setattr(regularization_path.Path, "__init__", recorded)
     monkeypatch.setattr(bayou.MAP, "fit", None)
-    posterior = bayou.fit(net, (x[:60], y[:60]), by_name(name, effort=0.05), progress=False)
+    posterior = bayou.fit(net, (x[:60], y[:60]), by_name(name, effort=0.05))
     scales = [3 ** (k / 2) for k in range(-2, 3 if name == "map" else 2)]
     assert [trial["scale"] for trial in posterior.selection[0]["trials"]] == pytest.approx(scales)
     assert [problems for _, problems in walked] == [len(scales)] + [1] * modes
@@ -198,9 +198,7 @@ def test_the_first_method_within_the_standard_errors_is_selected():
 
     def choice(errors):
         auto = bayou.select.Auto(methods, errors=errors)
-        return (bayou.fit(nn.Linear(1, 2), rows, auto, progress=False).choice or "").partition(
-            " was"
-        )[0]
+        return (bayou.fit(nn.Linear(1, 2), rows, auto).choice or "").partition(" was")[0]
 
     assert choice(0.0) == "better on average"
     assert choice(1.0) == "better on average"  # by .12 ± .04 nats, with as many even as odd rows

@@ -47,8 +47,8 @@ def test_a_fit_by_name_does_not_move_with_the_last_digits_of_its_rows(name, seed
     grid = torch.randn(200, 2, generator=torch.Generator().manual_seed(9), dtype=F64)
 
     def predict(x, y):
-        posterior = bayou.fit(small_network(seed), (x, y), name, seed=0, progress=False)
-        outputs = posterior.predict(grid, samples=200, seed=0).outputs
+        posterior = bayou.fit(small_network(seed), (x, y), name)
+        outputs = posterior.predict(grid, samples=200).outputs
         return outputs.mean(0), outputs.std(0)
 
     mean, std = predict(x, y)
@@ -63,10 +63,8 @@ def test_one_search_does_not_move_with_the_last_digits_of_its_rows():
     """The same for one fit with little effort, by the bits of its weights."""
     x, y = table(0, 40)
     method = bayou.select.by_name("map", effort=0.1)
-    first = bayou.fit(small_network(0), (x, y), method, seed=0, progress=False)
-    second = bayou.fit(
-        small_network(0), (standardize(x), standardize(y)), method, seed=0, progress=False
-    )
+    first = bayou.fit(small_network(0), (x, y), method)
+    second = bayou.fit(small_network(0), (standardize(x), standardize(y)), method)
     assert torch.equal(first.sample(1)["0.weight"], second.sample(1)["0.weight"])
 
 

@@ -46,7 +46,7 @@ def network(inputs=3, outputs=1):
 def fitted(x, y, name="map", net=None, **options):
     net = network(x.shape[1], y.shape[1]) if net is None else net
     method = bayou.select.by_name(name, effort=0.1)
-    return bayou.fit(net, (x, y), method, progress=False, **options)
+    return bayou.fit(net, (x, y), method, **options)
 
 
 @cache
@@ -60,8 +60,8 @@ def fitted_to_unit_scale(name="map"):
 def test_predictions_scale_with_y(name, scale):
     x, y = linear_rows()
     new = linear_rows(seed=1)[0]
-    expected = fitted_to_unit_scale(name).predict(new, seed=0)
-    predictive = fitted(x, scale * (y + 1e3), name).predict(new, seed=0)
+    expected = fitted_to_unit_scale(name).predict(new)
+    predictive = fitted(x, scale * (y + 1e3), name).predict(new)
     # equal up to the rounding of scale·y, which a search of modes amplifies
     assert torch.allclose(predictive.mean / scale - 1e3, expected.mean, atol=5e-3)
     assert torch.allclose(predictive.std / scale, expected.std, rtol=2e-2)
@@ -75,8 +75,8 @@ def test_columns_of_x_may_be_shifted_and_scaled():
     scale = torch.tensor([1e6, 1e-6, 3.0], dtype=torch.float64)
     shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=torch.float64)
     new = linear_rows(seed=1)[0]
-    expected = fitted_to_unit_scale().predict(new, seed=0)
-    predictive = fitted(shift + scale * x, y).predict(shift + scale * new, seed=0)
+    expected = fitted_to_unit_scale().predict(new)
+    predictive = fitted(shift + scale * x, y).predict(shift + scale * new)
     assert torch.allclose(predictive.mean, expected.mean, atol=2e-3)
     assert torch.allclose(predictive.std, expected.std, rtol=2e-2)
 
@@ -84,7 +84,7 @@ def test_columns_of_x_may_be_shifted_and_scaled():
 def test_outputs_of_different_units_have_a_noise_each():
     x, y = linear_rows()
     several = torch.cat([1e6 * y, 1e-3 * y + 5], 1)
-    predictive = fitted(x, several).predict(x, seed=0)
+    predictive = fitted(x, several).predict(x)
     error = (predictive.mean - several).square().mean(0).sqrt()
     assert torch.allclose(predictive.std.mean(0), error, rtol=0.5)
     assert float(predictive.std[0, 0] / predictive.std[0, 1]) == pytest.approx(1e9, rel=1e-6)
@@ -113,9 +113,7 @@ def test_operations_take_rows_in_the_units_of_y():
     intervals = bayou.operations.conformal(posterior, (x[60:], prices[60:]), 0.8)
     low, high = intervals.interval(x)
     assert float(((low <= prices) & (prices <= high)).double().mean()) > 0.6
-    student = bayou.operations.distill(
-        posterior, network(outputs=2), (x, prices), steps=400, progress=False
-    )
+    student = bayou.operations.distill(posterior, network(outputs=2), (x, prices), steps=400)
     error = (student.predict(x).mean - posterior.predict(x).mean).square().mean().sqrt()
     assert error < 0.2 * prices.std()
 
@@ -176,7 +174,7 @@ def test_batches_of_data_sets_and_loaders_are_standardized(kind):
 def test_a_fit_to_a_loader_predicts_in_its_units():
     data = Prices()
     method = bayou.select.by_name("map", steps=200)
-    posterior = bayou.fit(network(), DataLoader(data, 64), method, progress=False)
+    posterior = bayou.fit(network(), DataLoader(data, 64), method)
     x = 100 * data.x + 1e3
     error = (posterior.predict(x).mean - 1e5 * data.y).square().mean().sqrt()
     assert error < 0.2 * 1e5 * data.y.std()
@@ -283,10 +281,10 @@ def test_a_method_object_warns_once_about_units():
     method = bayou.MAP(steps=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+        bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1))
     x[:, 2] *= 1e5
     with pytest.warns(UnitsWarning, match=r"y has .* and x has .*column 2.*by name") as caught:
-        bayou.fit(network(), (x, 1e4 * y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+        bayou.fit(network(), (x, 1e4 * y), method, likelihood=bayou.Gaussian(0.1))
     assert sum(isinstance(warning.message, UnitsWarning) for warning in caught) == 1
 
 
@@ -329,7 +327,7 @@ FITTED_METHODS = [
 @pytest.mark.filterwarnings("ignore:the chains of HMC")
 def test_every_fit_is_compared_with_baselines(method):
     x, y = linear_rows()
-    posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1))
     checks = posterior.checks
     assert {"constant", "linear", "mode"} <= {check.name for check in checks}
     assert f"{ROWS} training rows" in checks["linear"].text
@@ -339,8 +337,6 @@ def test_every_fit_is_compared_with_baselines(method):
 
 def test_rows_held_out_for_validation_are_checked():
     method = bayou.MAP(steps=300, validation=0.2)
-    posterior = bayou.fit(
-        network(), linear_rows(100), method, likelihood=bayou.Gaussian(0.1), progress=False
-    )
+    posterior = bayou.fit(network(), linear_rows(100), method, likelihood=bayou.Gaussian(0.1))
     assert "20 held-out rows" in posterior.checks["linear"].text
     assert "coverage" in posterior.checks

@@ -141,7 +141,7 @@ def fit_run(name, checkpoint=None, seed=3):
     """Fit one of the runs."""
     torch.manual_seed(0)
     net, data, options = RUNS[name]()
-    return bayou.fit(net, data, seed=seed, checkpoint=checkpoint, progress=False, **options)
+    return bayou.fit(net, data, seed=seed, checkpoint=checkpoint, **options)
 
 
 def result(posterior):
@@ -229,7 +229,7 @@ def small(net=None, **changes):
         changes.pop("guide", bayou.MeanField()),
         **({"steps": 12, "batch_size": 16, "log_every": 1} | changes),
     )
-    return bayou.fit(net, options.pop("data"), method=method, **options)
+    return bayou.fit(net, options.pop("data"), method, **options)
 
 
 def make_objective(guide, samples=1, net=None, features=3):

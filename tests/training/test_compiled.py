@@ -69,7 +69,6 @@ def test_a_second_run_of_the_same_network_and_method_is_not_traced_again(method,
             likelihood=bayou.Gaussian(0.1),
             method=fitted,
             seed=seed,
-            progress=False,
         )
 
     run(0)
@@ -86,7 +85,7 @@ def test_a_step_of_swag_can_be_compiled(traced):
     compiled loss.
     """
     method = bayou.SWAG(start=None, steps=4, every=2, compile=True)
-    bayou.fit(curve_net(0), DATA, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
+    bayou.fit(curve_net(0), DATA, likelihood=bayou.Gaussian(0.1), method=method)
     assert traced() > 0
 
 
@@ -96,9 +95,7 @@ def test_any_number_of_networks_and_data_sets_can_be_compiled_in_one_process(tra
     for i in range(9):
         data = tuple(part[: 20 + i] for part in DATA)
         method = bayou.MAP(steps=1, compile=True)
-        bayou.fit(
-            curve_net(i % 2), data, likelihood=bayou.Gaussian(0.1), method=method, progress=False
-        )
+        bayou.fit(curve_net(i % 2), data, likelihood=bayou.Gaussian(0.1), method=method)
 
 
 DATA = torch.linspace(-1, 1, 40)[:, None], torch.linspace(-1, 1, 40)[:, None].sin()
@@ -121,7 +118,7 @@ def test_runs_on_a_cuda_device_resume_and_name_nans(name, tmp_path, monkeypatch)
     def fit(checkpoint=None):
         torch.manual_seed(0)
         net, data, options = RUNS[name]()
-        return bayou.fit(net.cuda(), data, seed=3, checkpoint=checkpoint, progress=False, **options)
+        return bayou.fit(net.cuda(), data, seed=3, checkpoint=checkpoint, **options)
 
     torch.manual_seed(0)  # as fit does, before the state that must come back is taken
     file, state = tmp_path / "run.ckpt", torch.cuda.get_rng_state()
@@ -133,7 +130,7 @@ def test_runs_on_a_cuda_device_resume_and_name_nans(name, tmp_path, monkeypatch)
             fit(file)
     assert_same(fit(file), whole)
     x = RUNS[name]()[1][0]
-    assert whole.predict(x, 5, seed=0).outputs.is_cuda
+    assert whole.predict(x, 5).outputs.is_cuda
     if name == "adam_dropout":
         poison(monkeypatch, 7, "gradient", guide=0)
         with pytest.raises(
@@ -161,9 +158,7 @@ def test_a_replayed_step_equals_the_eager_step(method):
     net = mlp().cuda()
     options = {"log_every": 1, "batch_size": 16}
     eager, graph, again = (
-        bayou.fit(
-            net, (x, y), method=replace(method, compile=compiled, **options), seed=3, progress=False
-        )
+        bayou.fit(net, (x, y), replace(method, compile=compiled, **options), seed=3)
         for compiled in (False, True, True)
     )
     for one, two, same in zip(eager.history, graph.history, again.history, strict=True):
@@ -202,7 +197,7 @@ def test_a_replayed_step_that_is_not_finite_raises():
     x, y = (part.cuda() for part in classes())
     method = bayou.MAP(steps=200, compile=True, lr=1e30, log_every=10)
     with pytest.raises(FloatingPointError, match="not finite"):
-        bayou.fit(mlp().cuda(), (x, y), method=method, progress=False)
+        bayou.fit(mlp().cuda(), (x, y), method)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -213,7 +208,7 @@ def test_autocast_rounds_only_the_products_of_the_network(method):
     torch.manual_seed(0)
     net, data = mlp(), classes()
     exact, rounded = (
-        bayou.fit(net, data, method=replace(method, autocast=autocast, log_every=1), progress=False)
+        bayou.fit(net, data, replace(method, autocast=autocast, log_every=1))
         for autocast in (False, True)
     )
     first, other = exact.history[0], rounded.history[0]
@@ -276,9 +271,7 @@ def test_chains_with_recorded_gradients_are_the_same(compile, module, method, mo
         net = curve_net(0).to("cuda", torch.float64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.MixingWarning)
-            return bayou.fit(
-                net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1), progress=False
-            ).stack
+            return bayou.fit(net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1)).stack
 
     recorded = draws(replace(method, compile=compile))
     monkeypatch.setattr(f"bayou.methods.{module}.Recorded", lambda function, compile: function)

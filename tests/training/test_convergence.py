@@ -46,9 +46,7 @@ class Linear:
 
     def fit(self, method):
         likelihood = bayou.Gaussian(self.noise)
-        return bayou.fit(
-            nn.Linear(2, 1), self.data, method=method, likelihood=likelihood, progress=False
-        )
+        return bayou.fit(nn.Linear(2, 1), self.data, method, likelihood=likelihood)
 
     def distance(self, w):
         """Return the largest distance of weights (..., 3) from the mean, in standard deviations."""
@@ -124,9 +122,8 @@ def test_a_finish_with_too_few_passes_warns():
         posterior = bayou.fit(
             net,
             (x, y),
-            method=bayou.MAP(effort=0.05, batch_size=30),
+            bayou.MAP(effort=0.05, batch_size=30),
             likelihood=bayou.Gaussian(0.05),
-            progress=False,
         )
     assert posterior.history[-1]["rising"] > 0
 
@@ -178,9 +175,8 @@ def slow_fit(effort, lr, batch_size=10, checkpoint=None):
     return bayou.fit(
         Slow(),
         rows,
-        method=method,
+        method,
         likelihood=bayou.Gaussian(0.5),
-        progress=False,
         checkpoint=checkpoint,
     )
 

@@ -59,7 +59,7 @@ def fit(net=None, data=(X, Y), **options):
         "likelihood": bayou.Categorical(),
         "method": bayou.VI(steps=2, batch_size=4),
     } | options
-    return bayou.fit(nn.Linear(2, 10) if net is None else net, data, progress=False, **options)
+    return bayou.fit(nn.Linear(2, 10) if net is None else net, data, **options)
 
 
 # --- what is taken ------------------------------------------------------------------------------

@@ -131,7 +131,6 @@ def test_a_chain_that_diverges_in_a_worker_leaves_the_draws_of_the_others():
                 method,
                 likelihood=bayou.Gaussian(1.0),
                 seed=2,
-                progress=False,
             )
         found[parallel] = caught.value.posterior
     whole, apart = found.values()

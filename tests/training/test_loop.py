@@ -267,7 +267,7 @@ def test_a_fit_is_reproducible_and_restores_the_random_streams(name):
     state = torch.get_rng_state()
     generator = getattr(data, "generator", None)
     generator_state = None if generator is None else generator.get_state()
-    second = bayou.fit(net, data, seed=3, progress=False, **options)
+    second = bayou.fit(net, data, seed=3, **options)
     assert torch.equal(torch.get_rng_state(), state)
     assert generator is None or torch.equal(generator.get_state(), generator_state)
     assert_same(second, first)
@@ -281,7 +281,7 @@ def test_a_fit_is_independent_of_the_global_random_stream():
     for seed in (1, 2):
         torch.manual_seed(seed)
         method = bayou.VI(bayou.MNF(), steps=5)
-        posteriors.append(bayou.fit(net, classes(), method=method, progress=False))
+        posteriors.append(bayou.fit(net, classes(), method))
     assert_same(*posteriors)
 
 

@@ -234,7 +234,7 @@ def test_a_sharded_parameter_to_train_raises(one_process):
     # DTensors, as fully_shard makes of parameters.
     net = distribute_module(mlp(), init_device_mesh("cpu", (1,)))
     for call in (
-        lambda: bayou.fit(net, data()[:2], progress=False),
+        lambda: bayou.fit(net, data()[:2]),
         lambda: bayou.bayesianize(net, bayou.MeanField()),
     ):
         with pytest.raises(
@@ -313,11 +313,11 @@ def test_work_that_is_not_shared_warns_before_it_begins(method, work, monkeypatc
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*do not share", bayou.BayouWarning)
             if work is None:
-                method.fit(target, (x, y), progress=False)
+                method.fit(target, (x, y))
                 return
             words = f"the 2 processes of torchrun do not share {work}: each computes all of it"
             with pytest.raises(bayou.BayouWarning, match=words):
-                bayou.select.plan(method, target, (x, y), progress=False).fit(progress=False)
+                bayou.select.plan(method, target, (x, y)).fit()
     finally:
         sharing._RANKS.reset(token)
 

@@ -41,7 +41,7 @@ def test_small_products_are_computed_by_one_thread(method, width, expected):
     layer = Watched(width, width)
     Watched.counts = []
     net = nn.Sequential(nn.Linear(4, width), layer, nn.Linear(width, 3))
-    bayou.fit(net, (x, x.argmax(1) % 3), method=method, progress=False)
+    bayou.fit(net, (x, x.argmax(1) % 3), method)
     assert set(Watched.counts[-2:]) == {expected}
     assert torch.get_num_threads() == 2
 
