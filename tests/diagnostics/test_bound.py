@@ -12,7 +12,9 @@ from bayou.diagnostics import bound, bound_gap
 from bayou.flows import naf
 from bayou.guides.multiplicative import Conjugate
 
-MEAN = torch.tensor([[1.5], [-0.7], [0.2]], dtype=torch.float64)
+F64 = torch.float64
+
+MEAN = torch.tensor([[1.5], [-0.7], [0.2]], dtype=F64)
 
 
 def number_2(auxiliary="conjugate"):
@@ -40,8 +42,8 @@ def r_is_q(guide):
     """
     affine = bayou.flows.DiagonalAffine(1).double()
     with torch.no_grad():
-        z, _ = affine(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
-        assert torch.allclose(z, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+        z, _ = affine(torch.tensor([[0.0], [1.0]], dtype=F64))
+        assert torch.allclose(z, torch.tensor([[0.0], [1.0]], dtype=F64))
         affine.shift.fill_(-2.0)
         affine.log_scale.fill_(math.log(2.0))
     guide.auxiliary.transform = affine
@@ -93,7 +95,7 @@ def log_q_by_quadrature(guide, weight):
     """log ∫∫ q(W|z) q(z) dz for two gains on a fine grid, with the density of q(z) by the inverse
     of its flow.
     """
-    line = torch.linspace(-2, 5, 141, dtype=torch.float64)
+    line = torch.linspace(-2, 5, 141, dtype=F64)
     z = torch.cartesian_prod(line, line)
     given = Normal(guide.center * z.unsqueeze(1), guide.log_std.exp())  # (grid, 2, 2)
     log_q = guide.gain.log_prob(z)
@@ -120,9 +122,7 @@ def test_brute_force_of_a_tiny_layer(auxiliary, components):
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in guide.gain.transform.parameters():
-            parameter.add_(
-                0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            )
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=F64))
         weight = bnn.sample(150, seed=1)["weight"]
         each = log_q_by_quadrature(guide, weight) - Normal(0.0, 1.0).log_prob(weight).flatten(
             1
@@ -130,7 +130,7 @@ def test_brute_force_of_a_tiny_layer(auxiliary, components):
     error = float(each.std()) / math.sqrt(len(each))
     found = bound_gap(bnn, draws=300, samples=400, seed=0).total
     tolerance = 4 * math.hypot(error, found.upper.standard_error)
-    assert found.lower.value - tolerance < float(each.mean()) < found.upper.value + tolerance
+    assert found.lower.value - tolerance < each.mean() < found.upper.value + tolerance
     assert found.gap_lower.value > -4 * found.gap_lower.standard_error
     assert found.upper.value - found.lower.value < 0.1
 
@@ -150,7 +150,7 @@ def test_total_is_the_kl_of_elbo(prior):
     elbo's KL.
     """
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2)).double()
-    x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.arange(8) % 2
+    x, y = torch.randn(8, 1, 4, 4, dtype=F64), torch.arange(8) % 2
     rules = {"*.weight": bayou.MNF(std=0.1), "*.bias": bayou.MeanField(std=0.1)}
     posterior = bayou.fit(net, (x, y), bayou.VI(rules, steps=3), prior=prior)
     found, elbo = (

@@ -16,25 +16,27 @@ from bayou.network.target import Target
 from bayou.posteriors import Empirical, Guided
 from bayou.posteriors.guided import Bayesian
 
-WEIGHT = torch.tensor([[1.0, -0.5, 0.0]], dtype=torch.float64)
+F64 = torch.float64
+
+WEIGHT = torch.tensor([[1.0, -0.5, 0.0]], dtype=F64)
 
 
 def regression(n, seed, noise=0.3):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, x @ WEIGHT.T + noise * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    x = torch.randn(n, 3, generator=generator, dtype=F64)
+    return x, x @ WEIGHT.T + noise * torch.randn(n, 1, generator=generator, dtype=F64)
 
 
 def classes(n, seed, sharpness=2.0):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    x = torch.randn(n, 3, generator=generator, dtype=F64)
     p = torch.sigmoid(sharpness * x @ WEIGHT.T)[:, 0]
-    return x, (torch.rand(n, generator=generator, dtype=torch.float64) < p).long()
+    return x, (torch.rand(n, generator=generator, dtype=F64) < p).long()
 
 
 def points(likelihood, *weights, chains=1, n=100):
     """The posterior that is made of these weights of a linear network."""
-    net = torch.nn.Linear(3, len(weights[0]), bias=False, dtype=torch.float64)
+    net = torch.nn.Linear(3, len(weights[0]), bias=False, dtype=F64)
     target = Target.build(net, likelihood, None, n)
     return Empirical(target, Network(net), {"weight": torch.stack(weights)}, chains=chains)
 
@@ -52,19 +54,15 @@ def test_the_linear_baseline_is_the_ridge_regression_of_the_least_leave_one_out_
     rows, columns
 ):
     generator = torch.Generator().manual_seed(0)
-    x, new = (
-        torch.randn(n, columns, generator=generator, dtype=torch.float64) * 3 + 1 for n in (rows, 7)
-    )
-    y = x[:, :2].sum(1, keepdim=True) + torch.randn(
-        rows, 1, generator=generator, dtype=torch.float64
-    )
+    x, new = (torch.randn(n, columns, generator=generator, dtype=F64) * 3 + 1 for n in (rows, 7))
+    y = x[:, :2].sum(1, keepdim=True) + torch.randn(rows, 1, generator=generator, dtype=F64)
     p = baselines(bayou.Gaussian().bind(), x, y, (1,))["linear"](new)
     mean, std = x.mean(0), x.std(0, correction=0)
     ridge = RidgeCV(rows * np.logspace(-5, 3, 61)).fit(((x - mean) / std).numpy(), y[:, 0].numpy())
     torch.testing.assert_close(
         p.mean[:, 0], torch.tensor(ridge.predict(((new - mean) / std).numpy()))
     )
-    assert bool((p.std > 0).all())
+    assert (p.std > 0).all()
 
 
 def test_the_linear_baseline_of_classes_is_a_logistic_regression():
@@ -136,14 +134,8 @@ def test_coverage_that_chance_does_not_explain(noise, status, word):
 
 def test_a_wide_interval_of_residuals_that_are_not_normal_is_not_blamed_on_the_noise():
     x, y = regression(400, 1, noise=0.0)
-    phase = (
-        2
-        * math.pi
-        * torch.rand(400, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    )
-    noise = 0.05 * torch.randn(
-        400, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    )
+    phase = 2 * math.pi * torch.rand(400, 1, generator=torch.Generator().manual_seed(2), dtype=F64)
+    noise = 0.05 * torch.randn(400, 1, generator=torch.Generator().manual_seed(3), dtype=F64)
     posterior = points(bayou.Gaussian(math.hypot(0.2 / math.sqrt(2), 0.05)), WEIGHT)
     found = check(posterior, regression(100, 0), (x, y + 0.2 * phase.sin() + noise))["coverage"]
     assert found.status == "ok"
@@ -197,8 +189,8 @@ def test_luck_is_half_of_what_the_training_rows_do_to_least_squares():
     """
     generator = torch.Generator().manual_seed(0)
     rows, weights = 400, 5
-    x = torch.randn(2000, rows, weights, generator=generator, dtype=torch.float64)
-    noise = torch.randn(2000, rows, 1, generator=generator, dtype=torch.float64)
+    x = torch.randn(2000, rows, weights, generator=generator, dtype=F64)
+    noise = torch.randn(2000, rows, 1, generator=generator, dtype=F64)
     excess = torch.linalg.lstsq(x, noise).solution.square().sum((1, 2)) / 2
     assert float(excess.std()) == pytest.approx(
         2 * _training_row_error(x[0], 1, rows), rel=0.1
@@ -244,7 +236,7 @@ def test_confidences_that_are_off_together_as_far_as_functions_differ_are_chance
 
 def guided(mean, std, noise):
     """N(mean, std²) over the weights of a linear network."""
-    net = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    net = torch.nn.Linear(3, 1, bias=False, dtype=F64)
     with torch.no_grad():
         net.weight.copy_(mean)
     return Guided(
@@ -261,9 +253,7 @@ def test_a_posterior_worse_than_its_own_mean_is_said_to_be():
 
 
 def test_chains_that_disagree_in_what_they_predict():
-    noise = 0.05 * torch.randn(
-        100, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
+    noise = 0.05 * torch.randn(100, 1, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
     same = points(bayou.Gaussian(0.3), *(WEIGHT + noise), chains=2)
     apart = points(
         bayou.Gaussian(0.3),

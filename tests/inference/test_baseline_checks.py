@@ -19,6 +19,8 @@ from bayou.methods.laplace_run import SCALES
 from bayou.network.target import Target
 from bayou.training.data import BatchRange, as_data, last_batches
 
+F64 = torch.float64
+
 Rows = tuple[Tensor, Tensor]
 
 
@@ -119,18 +121,16 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode():
     it learned from.
     """
     torch.manual_seed(0)
-    x = torch.randn(40, 60, dtype=torch.float64)
-    y = (x @ torch.randn(60, 1, dtype=torch.float64)) + 0.5 * torch.randn(
-        40, 1, dtype=torch.float64
-    )
+    x = torch.randn(40, 60, dtype=F64)
+    y = (x @ torch.randn(60, 1, dtype=F64)) + 0.5 * torch.randn(40, 1, dtype=F64)
     options = {
         "likelihood": bayou.Gaussian(0.5),
         "prior": bayou.Normal(1.0),
         "progress": False,
     }
-    net = nn.Linear(60, 1, bias=False, dtype=torch.float64)
+    net = nn.Linear(60, 1, bias=False, dtype=F64)
     with torch.no_grad():
-        precision = torch.eye(60, dtype=torch.float64) + x.T @ x / 0.25
+        precision = torch.eye(60, dtype=F64) + x.T @ x / 0.25
         net.weight.copy_(torch.linalg.solve(precision, x.T @ y / 0.25).T)
     with warnings.catch_warnings():
         warnings.simplefilter("error", bayou.BayouWarning)
@@ -177,7 +177,6 @@ def test_the_last_batches_of_a_loader():
         DataLoader(TensorDataset(torch.arange(50.0)[:, None], torch.arange(50)), batch_size=10), 128
     )
     rest, held = last_batches(data, 0.1)
-    assert held is not None
     assert [int(y[0]) for _, y in rest.epoch()] == [0, 10, 20, 30]
     assert [int(y[0]) for _, y in held.epoch()] == [40]
     assert (rest.n, held.n, rest.batches, held.batches) == (40, 10, 4, 1)
@@ -187,10 +186,8 @@ def test_the_last_batches_of_a_loader():
 
 def test_the_best_constant_is_the_frequencies():
     y = torch.tensor([0, 0, 0, 1, 2, 2])
-    each = constant_nll(
-        Categorical().bind(), torch.zeros(6, 3, dtype=torch.float64), [y[:4], y[4:]]
-    )
-    share = torch.tensor([3, 1, 2], dtype=torch.float64) / 6
+    each = constant_nll(Categorical().bind(), torch.zeros(6, 3, dtype=F64), [y[:4], y[4:]])
+    share = torch.tensor([3, 1, 2], dtype=F64) / 6
     assert torch.allclose(each, -share.log()[y], atol=1e-4)
 
 
@@ -233,9 +230,9 @@ def test_ivon_and_vi_agree_on_what_cold_means():
     """
     torch.manual_seed(0)
     n, noise = 20, 1.0
-    x = torch.zeros(n, 30, dtype=torch.float64)  # 29 weights that the data say nothing about
+    x = torch.zeros(n, 30, dtype=F64)  # 29 weights that the data say nothing about
     x[:, 0] = 1
-    y = 0.7 + torch.randn(n, 1, dtype=torch.float64)
+    y = 0.7 + torch.randn(n, 1, dtype=F64)
     beta = n / 30
     precision = 1 + n / (beta * noise**2)
     mean = float(y.mean()) * (precision - 1) / precision
@@ -243,7 +240,7 @@ def test_ivon_and_vi_agree_on_what_cold_means():
         (bayou.VI(steps=1200, lr=0.02, samples=2, cold=True), 0.02),
         (bayou.IVON(steps=1200, lr=0.1, hessian=0.5, samples=4, local=True, cold=True), 0.03),
     ):
-        net = nn.Linear(30, 1, bias=False, dtype=torch.float64)
+        net = nn.Linear(30, 1, bias=False, dtype=F64)
         options = {"likelihood": bayou.Gaussian(noise), "prior": bayou.Normal(1.0)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.methods.CollapseWarning)

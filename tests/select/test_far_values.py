@@ -36,7 +36,7 @@ def test_a_fit_by_name_names_the_sentinels_of_x(value, count):
     assert sum(isinstance(one.message, SentinelWarning) for one in caught) == 1
     new, truth = linear_rows()
     error = (posterior.predict(new).mean - truth)[7 + count :].square().mean().sqrt()
-    assert float(error / truth.std()) < 0.5
+    assert error / truth.std() < 0.5
 
 
 @pytest.mark.parametrize(("value", "rows"), [(999999999.0, [5]), (-999.0, [5, 8, 9])])
@@ -52,7 +52,7 @@ def test_a_given_likelihood_fits_such_targets_with_a_warning():
     y[5] = 999999999.0
     with pytest.warns(SentinelWarning, match="y is"):
         posterior = bayou.fit(network(), (x, y), QUICK, likelihood=StudentT(3.0, 0.1, learn=True))
-    assert float(posterior.predict(x).mean.abs().max()) < 1e4
+    assert posterior.predict(x).mean.abs().max() < 1e4
 
 
 def test_heavy_tails_indicators_and_constant_columns_have_no_sentinels():

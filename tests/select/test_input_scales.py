@@ -95,7 +95,7 @@ def test_inputs_without_effect_get_narrow_priors_whatever_the_units_of_x():
     units = torch.tensor([1.0, 10.0, 0.1, 1.0, 5.0], dtype=F64)
     other, _ = input_scales(x * units, 7 * y + 3, held, seed=0)
     effects = torch.tensor(other, dtype=F64) * units
-    assert bool((effects[:, 0] > 3 * effects[:, 1:].amax(1)).all())
+    assert (effects[:, 0] > 3 * effects[:, 1:].amax(1)).all()
 
 
 def test_inputs_of_equal_effect_keep_one_scale():
@@ -130,7 +130,7 @@ def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(tmp_path):
     posterior.save(tmp_path / "p.bayou")
     loaded = bayou.load(tmp_path / "p.bayou", network())
     prior = loaded.target.priors["0.weight"]
-    assert float(prior.log_scale[0, 0]) > float(prior.log_scale[0, 1:].max()) + 1
+    assert prior.log_scale[0, 0] > float(prior.log_scale[0, 1:].max()) + 1
     assert any(isinstance(spec, UnitNormal) for spec in loaded.target.prior.values())
 
 

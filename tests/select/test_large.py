@@ -22,15 +22,15 @@ from bayou.select.noise import match_noise
 from bayou.training.data import as_data
 from bayou.training.seeds import part_seed
 
+F64 = torch.float64
+
 NOISE = 0.5
 
 
 def table(rows):
     torch.manual_seed(1)
-    x = torch.randn(rows, 3, dtype=torch.float64)
-    return x, x @ x.new_tensor([[1.0], [-0.5], [0.0]]) + NOISE * torch.randn(
-        rows, 1, dtype=torch.float64
-    )
+    x = torch.randn(rows, 3, dtype=F64)
+    return x, x @ x.new_tensor([[1.0], [-0.5], [0.0]]) + NOISE * torch.randn(rows, 1, dtype=F64)
 
 
 @pytest.mark.parametrize("name", ["laplace", "ensemble", "ensemble of default length"])
@@ -44,7 +44,6 @@ def test_the_noise_is_the_likeliest_for_held_out_rows(name):
     _, held = data.split(1 / 6, part_seed(3, "folds"))
     residuals = Residuals.of(posterior, held, 3)
     noise = posterior.target.likelihood.gaussian_noise
-    assert noise is not None
     total = residuals.variances + noise**2
     # equal where all rows have the same variance
     assert float(total.mean()) == pytest.approx(float(residuals.squares.mean()), rel=1e-2)
@@ -105,8 +104,8 @@ def uneven_rows():
     they do not need.
     """
     generator = torch.Generator().manual_seed(0)
-    squares = torch.randn(2000, 1, generator=generator, dtype=torch.float64).square()
-    variances = torch.zeros(2000, 1, dtype=torch.float64)
+    squares = torch.randn(2000, 1, generator=generator, dtype=F64).square()
+    variances = torch.zeros(2000, 1, dtype=F64)
     variances[:20] = 400.0
     return Residuals(squares, variances)
 
@@ -118,13 +117,13 @@ def test_rows_with_a_large_variance_do_not_make_the_intervals_of_the_others_too_
     assert abs(found.coverage(noise) - LEVEL) < 5 * math.sqrt(LEVEL * (1 - LEVEL) / 2000)
     # by the means of both, the noise would be at the bound of the variances, and the intervals too
     # narrow
-    assert float(found.variances.mean()) > float(found.squares.mean())
+    assert found.variances.mean() > found.squares.mean()
     assert found.coverage(0.5 * math.sqrt(float(found.squares.mean()))) < 0.7
 
 
 def test_a_posterior_that_is_worse_than_its_mode_or_covers_too_little_is_not_acceptable():
     generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(1000, 1, generator=generator, dtype=torch.float64)
+    noise = torch.randn(1000, 1, generator=generator, dtype=F64)
     mode = Residuals(noise.square(), torch.zeros_like(noise))
     comparison, is_acceptable = judge(Residuals(noise.square(), torch.full_like(noise, 0.01)), mode)
     assert is_acceptable
@@ -177,5 +176,4 @@ def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(
     assert posterior.checks["mode"].status == "ok"
     assert posterior.choice.startswith("the last layer is random")
     noise = posterior.target.likelihood.gaussian_noise
-    assert noise is not None
     assert abs(noise - NOISE) < 5 * NOISE / math.sqrt(2 * 1000)

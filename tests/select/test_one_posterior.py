@@ -10,6 +10,8 @@ from bayou.app.runs import nets
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run
 
+F64 = torch.float64
+
 NUMBERS, CLASSES = "numbers", "classes"
 
 
@@ -69,11 +71,11 @@ def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
 
 
 def test_the_likelihood_of_a_name_follows_from_y():
-    x = torch.randn(30, 2, dtype=torch.float64)
+    x = torch.randn(30, 2, dtype=F64)
     net, method = torch.nn.Linear(2, 3).double(), bayou.select.by_name("map", steps=3, effort=0.1)
     posterior = bayou.fit(net, (x, torch.arange(30) % 3), method)
     assert posterior.target.likelihood_spec == bayou.Categorical()
-    y = 4 * torch.randn(30, 3, dtype=torch.float64)
+    y = 4 * torch.randn(30, 3, dtype=F64)
     fitted = bayou.fit(net, (x, y), "mle").target.likelihood_spec
     assert isinstance(fitted, bayou.Gaussian)
     assert fitted.learn

@@ -98,10 +98,8 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out():
     rows = as_data((x, y), 32)
     several = split_folds(rows, 0)
     held = held_out_masks(rows, several)
-    assert bool(
-        (held.sum(0) == 1).all()
-    )  # every row is held out once, and the last mode holds out none
-    assert not bool(held[-1].any())
+    assert (held.sum(0) == 1).all()  # every row is held out once, and the last mode holds out none
+    assert not held[-1].any()
     steps = [4.0**k for k in range(5, -6, -1)]
     factors = [[{}] * 6, [{"weight": 1e4}] * 6]  # the second keeps the weights at zero far too long
     with Progress("search", len(steps), False) as line:

@@ -18,14 +18,16 @@ from bayou.select.prior_scale import select_prior_scale
 from bayou.select.search_run import SearchRun
 from bayou.training.data import as_data
 
+F64 = torch.float64
+
 OPTIONS = {"seed": 0, "progress": False}
 
 
 def numbers():
     """40 rows of two numbers, and a number y with noise."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
-    return x, x[:, :1].sin() + 0.2 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    x = torch.randn(40, 2, generator=generator, dtype=F64)
+    return x, x[:, :1].sin() + 0.2 * torch.randn(40, 1, generator=generator, dtype=F64)
 
 
 def classes():
@@ -73,7 +75,6 @@ def test_a_plan_says_in_words_what_was_selected():
     x, y = rows
     fitted = bayou.fit(network(1), (x, 50 * y), by_name("map", effort=0.1))
     noise = fitted.target.likelihood.gaussian_noise
-    assert noise is not None
     std = float(50 * y.std(correction=0))
     assert f"noise {noise / std:.3g} standard deviations of y, by the errors" in fitted.plan
     rows = classes()
@@ -106,7 +107,7 @@ def test_a_plan_can_be_changed_and_fitted():
     assert isinstance(mode.method, Fitted)
     other = replace(mode, target=replace(mode.target, prior=bayou.Normal(0.01)))
     narrow = other.fit()  # the posterior of the search is that of another target
-    assert float(narrow.sample(1)["0.weight"].abs().max()) < 0.1
+    assert narrow.sample(1)["0.weight"].abs().max() < 0.1
 
 
 def test_a_method_object_is_its_own_plan():

@@ -27,14 +27,16 @@ from bayou.select.standardize import (
 from bayou.training.data import as_data
 from bayou.training.inputs import forward_inputs
 
+F64 = torch.float64
+
 ROWS = 40
 
 
 def linear_rows(rows=ROWS, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
-    noise = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
-    return x, x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64) + 0.1 * noise
+    x = torch.randn(rows, 3, generator=generator, dtype=F64)
+    noise = torch.randn(rows, 1, generator=generator, dtype=F64)
+    return x, x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=F64) + 0.1 * noise
 
 
 def network(inputs=3, outputs=1):
@@ -72,8 +74,8 @@ def test_predictions_scale_with_y(name, scale):
 
 def test_columns_of_x_may_be_shifted_and_scaled():
     x, y = linear_rows()
-    scale = torch.tensor([1e6, 1e-6, 3.0], dtype=torch.float64)
-    shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=torch.float64)
+    scale = torch.tensor([1e6, 1e-6, 3.0], dtype=F64)
+    shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=F64)
     new = linear_rows(seed=1)[0]
     expected = fitted_to_unit_scale().predict(new)
     predictive = fitted(shift + scale * x, y).predict(shift + scale * new)
@@ -112,7 +114,7 @@ def test_operations_take_rows_in_the_units_of_y():
     posterior = fitted(x[:60], prices[:60])
     intervals = bayou.operations.conformal(posterior, (x[60:], prices[60:]), 0.8)
     low, high = intervals.interval(x)
-    assert float(((low <= prices) & (prices <= high)).double().mean()) > 0.6
+    assert ((low <= prices) & (prices <= high)).double().mean() > 0.6
     student = bayou.operations.distill(posterior, network(outputs=2), (x, prices), steps=400)
     error = (student.predict(x).mean - posterior.predict(x).mean).square().mean().sqrt()
     assert error < 0.2 * prices.std()
@@ -143,7 +145,7 @@ def test_a_network_with_its_own_noise_has_units_too():
     posterior = fitted(x, 1e6 * y - 3e6, net=net, likelihood=bayou.HeteroscedasticGaussian())
     predictive = posterior.predict(x)
     assert (predictive.mean - (1e6 * y - 3e6)).square().mean().sqrt() < 0.2 * 1e6 * y.std()
-    assert 1e4 < float(predictive.std.mean()) < 1e6
+    assert 1e4 < predictive.std.mean() < 1e6
 
 
 class Prices(torch.utils.data.Dataset):
@@ -182,13 +184,12 @@ def test_a_fit_to_a_loader_predicts_in_its_units():
 
 def test_codes_indicators_constants_and_images_are_left_alone():
     x, _ = linear_rows()
-    codes = torch.arange(ROWS, dtype=torch.float64).remainder(7)
+    codes = torch.arange(ROWS, dtype=F64).remainder(7)
     indicator = (x[:, 0] > 0).double()
-    constant = torch.full((ROWS,), 5.0, dtype=torch.float64)
-    years = torch.arange(ROWS, dtype=torch.float64) + 1980
+    constant = torch.full((ROWS,), 5.0, dtype=F64)
+    years = torch.arange(ROWS, dtype=F64) + 1980
     table = torch.stack([codes, indicator, constant, years, 1e4 * x[:, 1]], 1)
     columns = describe_columns(network(5), table)
-    assert columns is not None
     assert columns.is_standardized.tolist() == [False, False, False, True, True]
     assert describe_columns(network(), torch.rand(10, 1, 8, 8)) is None
     assert describe_columns(network(), torch.randint(0, 100, (10, 5))) is None
@@ -209,13 +210,12 @@ def test_columns_that_are_indices_of_an_embedding_are_left_alone():
             return self.head(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
 
     net = Embedded().double()
-    codes = torch.arange(ROWS, dtype=torch.float64)
+    codes = torch.arange(ROWS, dtype=F64)
     years = 1980 + codes
     x = torch.stack([codes, years], 1)
     columns = leave_indices(net, (x,), {0: describe_columns(net, x)})[0]
-    assert columns is not None
     assert columns.is_standardized.tolist() == [False, True]
-    y = torch.randn(ROWS, 1, dtype=torch.float64)
+    y = torch.randn(ROWS, 1, dtype=F64)
     fitted(x, y, net=net).predict(x)
 
 
@@ -224,8 +224,6 @@ def test_features_of_sequences_are_standardized_along_their_axis():
     x = torch.randn(30, 5, 2, generator=generator) * torch.tensor([1e3, 1.0])
     recurrent = describe_columns(nn.LSTM(2, 3, batch_first=True), x)
     convolved = describe_columns(nn.Conv1d(5, 3, 1), x)
-    assert recurrent is not None
-    assert convolved is not None
     assert recurrent.affine().shift.shape == (2,)
     assert convolved.affine().shift.shape == (5, 1)
 
@@ -236,7 +234,7 @@ def test_a_pretrained_network_keeps_its_units():
     net = nn.Linear(3, 1).double()
     assert not is_pretrained(net, (x,), prices, None)
     solution = torch.linalg.lstsq(
-        torch.cat([x, torch.ones(ROWS, 1, dtype=torch.float64)], 1), prices
+        torch.cat([x, torch.ones(ROWS, 1, dtype=F64)], 1), prices
     ).solution
     with torch.no_grad():
         net.weight.copy_(solution[:3].T)
@@ -296,7 +294,7 @@ def test_units_are_switched_on_in_every_copy_of_a_network():
     )
     wrapped = with_units(net, units)
     twin = copy.deepcopy(wrapped)
-    x = torch.randn(4, 2, dtype=torch.float64)
+    x = torch.randn(4, 2, dtype=F64)
     assert torch.equal(twin(x), net(x))
     units.activate(net.weight)
     expected = 5 + 6 * net((x - torch.tensor([1.0, 2.0])) / torch.tensor([3.0, 4.0]))

@@ -20,6 +20,8 @@ from bayou.methods import vi
 from bayou.network.target import Target
 from bayou.posteriors.guided import Bayesian
 
+F64 = torch.float64
+
 N = 60
 
 
@@ -237,8 +239,8 @@ def make_objective(guide, samples=1, net=None, features=3):
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     net = (nn.Linear(3, 1) if net is None else net).double()
-    x = torch.randn(8, features, generator=generator, dtype=torch.float64)
-    y = torch.randn(8, 1, generator=generator, dtype=torch.float64)
+    x = torch.randn(8, features, generator=generator, dtype=F64)
+    y = torch.randn(8, 1, generator=generator, dtype=F64)
     target = Target.build(net, bayou.Gaussian(0.5), None, 8)
     bayesian = Bayesian(net, guide, target.prior, (x,))
     bound = vi.EvidenceBound(bayou.VI(guide, samples=samples), target, bayesian)

@@ -24,6 +24,8 @@ from tests.training.runs import (
     small,
 )
 
+F64 = torch.float64
+
 
 @pytest.mark.slow
 def test_a_compiled_run_is_reproducible_and_resumes(tmp_path, monkeypatch):
@@ -177,7 +179,7 @@ def test_a_single_row_of_a_flow_is_the_same_when_compiled():
     with torch.no_grad():
         for parameter in flow.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    x = torch.randn(1, 7, dtype=torch.float64, device="cuda", requires_grad=True)
+    x = torch.randn(1, 7, dtype=F64, device="cuda", requires_grad=True)
 
     def value(x):
         y, ladj = flow(x)
@@ -240,8 +242,8 @@ def test_a_recorded_function_equals_the_function(device, compile, monkeypatch):
     recorded = Recorded(gradient, compile)
     for number in range(9):
         rows = 5 if number % 3 == 2 else 10
-        x = torch.randn(rows, 3, dtype=torch.float64, device=device)
-        w = torch.randn(3, dtype=torch.float64, device=device)
+        x = torch.randn(rows, 3, dtype=F64, device=device)
+        w = torch.randn(3, dtype=F64, device=device)
         values = recorded(w, (x, x.sum(1)))
         torch.testing.assert_close(values, gradient(w, (x, x.sum(1))), rtol=1e-9, atol=1e-9)
     if compile:
@@ -261,14 +263,14 @@ def test_a_recorded_function_equals_the_function(device, compile, monkeypatch):
 )
 def test_chains_with_recorded_gradients_are_the_same(compile, module, method, monkeypatch):
     """Two batches of one size and a smaller one in each epoch."""
-    x = torch.linspace(-1, 1, 25, dtype=torch.float64, device="cuda").unsqueeze(1)
+    x = torch.linspace(-1, 1, 25, dtype=F64, device="cuda").unsqueeze(1)
     method = replace(method, batch_size=10, start=None)
     if module == "mclmc":
         method = replace(method, step_size=0.01, length=0.1)
 
     def draws(method):
         torch.manual_seed(0)
-        net = curve_net(0).to("cuda", torch.float64)
+        net = curve_net(0).to("cuda", F64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.MixingWarning)
             return bayou.fit(net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1)).stack

@@ -25,6 +25,8 @@ from tests.training.runs import (
     small,
 )
 
+F64 = torch.float64
+
 # --- early stopping ------------------------------------------------------------------------------
 
 
@@ -160,7 +162,7 @@ def test_clip_bounds_the_norm_of_the_gradient():
 
 def test_the_gradient_of_a_minibatch_is_that_of_all_data_on_average():
     loss, bayesian, x, y = make_objective(bayou.Delta(penalty=True))
-    one = torch.ones((), dtype=torch.float64)
+    one = torch.ones((), dtype=F64)
 
     def gradient(rows):
         bayesian.zero_grad()
@@ -191,7 +193,7 @@ def test_beta_scales_the_kl_in_the_loss_and_not_in_the_history(guide):
     values = []
     for beta in (0.0, 0.5, 1.0):
         torch.manual_seed(1)
-        value, report = loss(x, y, torch.tensor(beta, dtype=torch.float64))
+        value, report = loss(x, y, torch.tensor(beta, dtype=F64))
         assert float(report["elbo"]) == pytest.approx(
             float(report["log_likelihood"] - report["kl"]), rel=1e-12
         )
@@ -235,7 +237,7 @@ def test_eight_samples_divide_the_variance_of_the_gradient_by_eight():
         for seed in range(100):
             torch.manual_seed(seed)
             bayesian.zero_grad()
-            loss(x, y, torch.ones((), dtype=torch.float64))[0].backward()
+            loss(x, y, torch.ones((), dtype=F64))[0].backward()
             gradients.append(torch.cat([p.grad.flatten() for p in bayesian.parameters()]))
         return float(torch.stack(gradients).var(0).sum())
 
