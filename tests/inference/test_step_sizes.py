@@ -38,14 +38,28 @@ def logistic_data(weights, rows):
 
 
 def fitted(method, net, data, likelihood, **options):
-    found = bayou.fit(net, data, method, likelihood=likelihood, **{"progress": False} | options)
-    return found
+    return bayou.fit(net, data, method, likelihood=likelihood, **options)
 
 
 def linear(inputs):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Linear(inputs, 1, bias=False, dtype=F64)
+
+
+def linear_fit(method):
+    return fitted(method, linear(3), linear_data(), bayou.Gaussian(0.5))
+
+
+def linear_hessian():
+    """XᵀX/σ² + I, and its largest eigenvalue."""
+    x, _ = linear_data()
+    hessian = x.T @ x / 0.25 + torch.eye(3, dtype=F64)
+    return hessian, torch.linalg.eigvalsh(hessian)[-1].item()
+
+
+def logistic_fit(method, rows, **options):
+    return fitted(method, linear(2), rows, bayou.Bernoulli(), **options)
 
 
 def test_the_curvature_is_the_largest_eigenvalue():
@@ -55,7 +69,7 @@ def test_the_curvature_is_the_largest_eigenvalue():
     target = Target.build(net, bayou.Gaussian(0.5), None, len(x))
     joint = Joint(target, Network(net), target.start())
     w = joint.start + torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
-    hessian = x.T @ x / 0.25 + torch.eye(3, dtype=F64)
+    hessian, _ = linear_hessian()
     g = torch.tensor([[0.01, 1.0, 30.0]] * 4, dtype=F64)
     scaled = g[0].sqrt().diag() @ hessian @ g[0].sqrt().diag()
     for batch_size in (40, 7):
@@ -69,13 +83,12 @@ def test_the_curvature_is_the_largest_eigenvalue():
 @pytest.mark.parametrize(("batch_size", "share"), [(40, 0.5), (30, 0.5), (8, 8 / 32)])
 def test_the_step_follows_from_curvature_and_batches(batch_size, share):
     """h·λ = min(½, M/(N − M)) for SGLD; a batch of 30 of 40 is one of two, so 20 on average."""
-    x, y = linear_data()
     method = bayou.SGLD(steps=20, draws=2, batch_size=batch_size)
-    p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
-    largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
+    p = linear_fit(method)
+    _, largest = linear_hessian()
     assert p.history[-1]["lr"] * largest == pytest.approx(share, rel=1e-3)
     method = bayou.SGHMC(steps=20, draws=2, batch_size=8, friction=0.2)
-    heavy = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
+    heavy = linear_fit(method)
     assert heavy.history[-1]["lr"] * largest == pytest.approx(0.2 * 8 / 32, rel=1e-3)
 
 
@@ -85,12 +98,11 @@ def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(
     """A curvature that is 40 times too small means h = 20/λ, where SGLD runs away; it must halve to
     below 4/λ.
     """
-    x, y = linear_data()
-    largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
+    _, largest = linear_hessian()
     true = ChainProbe.curvature
     monkeypatch.setattr(ChainProbe, "curvature", lambda *args: true(*args) / 40)
     method = bayou.SGLD(steps=800, draws=19, chains=2, batch_size=40, start=None)
-    p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
+    p = linear_fit(method)
     assert p.history[0]["lr"] == pytest.approx(20 / largest, rel=1e-3)
     assert p.history[-1]["lr"] < 4 / largest
     assert (p.stack["weight"].flatten(1) - 1).abs().max() < 3
@@ -111,12 +123,12 @@ def test_a_killed_run_goes_on_bit_for_bit_in_the_middle_of_its_burn_in(tmp_path,
     method = bayou.PSGLD(
         steps=160, draws=5, chains=2, batch_size=8, checkpoint_every=10, start=None
     )
-    whole = fitted(method, linear(2), rows, bayou.Bernoulli())
+    whole = logistic_fit(method, rows)
     monkeypatch.setattr(Progress, "update", stop)
     with pytest.raises(Stop):
-        fitted(method, linear(2), rows, bayou.Bernoulli(), checkpoint=tmp_path / "run")
+        logistic_fit(method, rows, checkpoint=tmp_path / "run")
     monkeypatch.undo()
-    again = fitted(method, linear(2), rows, bayou.Bernoulli(), checkpoint=tmp_path / "run")
+    again = logistic_fit(method, rows, checkpoint=tmp_path / "run")
     assert torch.equal(again.stack["weight"], whole.stack["weight"])
     assert again.history[-1]["lr"] == whole.history[-1]["lr"]
 
@@ -136,7 +148,7 @@ def exact_logistic(x, y, reach=6.0):
 @pytest.mark.slow
 def test_default_settings_sample_a_logistic_regression(make):
     x, y = logistic_data([1.0, -0.7], 60)
-    p = fitted(make(), linear(2), (x, y), bayou.Bernoulli())
+    p = logistic_fit(make(), (x, y))
     mean, std = exact_logistic(x, y)
     w = p.stack["weight"][:, 0]
     assert ((w.mean(0) - mean) / std).abs().max() < 0.3
@@ -201,9 +213,8 @@ def test_a_learned_noise_does_not_start_at_interpolation():
 
 
 def test_mixing_is_kept_with_the_posterior(tmp_path):
-    x, y = linear_data()
     method = bayou.HMC(draws=150, warmup=80, leapfrogs=8, start=None)
-    p = fitted(method, linear(3), (x, y), bayou.Gaussian(0.5))
+    p = linear_fit(method)
     assert p.mixing["mixed"]
     assert p.mixing["r_hat_median"] <= p.mixing["r_hat"] < 1.1
     assert p.mixing["ess_median"] >= p.mixing["ess"] > 50
@@ -216,23 +227,21 @@ def test_mixing_is_kept_with_the_posterior(tmp_path):
 
 
 def test_no_verdict_on_a_handful_of_draws():
-    x, y = linear_data()
-    p = fitted(bayou.SGLD(steps=40, draws=10, lr=1e-9), linear(3), (x, y), bayou.Gaussian(0.5))
+    p = linear_fit(bayou.SGLD(steps=40, draws=10, lr=1e-9))
     assert not p.mixing["enough"]
     assert "mixed" not in p.mixing
 
 
 def test_chains_that_stand_still_and_chains_that_are_lost_are_named():
-    x, y = linear_data()
     still = bayou.SGLD(steps=60, draws=30, lr=1e-9, dispersal=1.0)
     with pytest.warns(
         bayou.MixingWarning, match=r"SGLD have not mixed: R-hat is \d+.*effective sample size is \d"
     ):
-        p = fitted(still, linear(3), (x, y), bayou.Gaussian(0.5))
+        p = linear_fit(still)
     assert repr(p).endswith("not mixed)")
-    largest = float(torch.linalg.eigvalsh(x.T @ x / 0.25 + torch.eye(3, dtype=F64))[-1])
+    _, largest = linear_hessian()
     wild = bayou.SGLD(
         steps=400, draws=100, lr=3.96 / largest, start=bayou.MAP(steps=300, lr=0.05), batch_size=40
     )
     with pytest.warns(bayou.MixingWarning, match="nats below the start"):
-        fitted(wild, linear(3), (x, y), bayou.Gaussian(0.5))
+        linear_fit(wild)

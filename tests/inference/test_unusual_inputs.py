@@ -44,12 +44,20 @@ def fit(net, data, method=None, **options):
     return bayou.fit(net, data, method, **options)
 
 
+def regression(method=None, net=None, **options):
+    return fit(net or nn.Linear(3, 1), (X, Y), method, likelihood=NOISE, **options)
+
+
+def classification(y=CLASSES, method=None, **options):
+    return fit(nn.Linear(3, 2), (X, y), method, **options)
+
+
 @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", [MAP(steps=STEPS), "map"])
 def test_fit_without_gradients_names_the_block(method, block):
     message = rf"needs gradients, which torch.{block.__name__}\(\) switches off"
     with block(), pytest.raises(ValueError, match=message):
-        fit(nn.Linear(3, 1), (X, Y), method, likelihood=NOISE)
+        regression(method)
 
 
 class Words(nn.Module):
@@ -96,14 +104,14 @@ def test_exported_program_is_refused_with_a_sentence():
     with pytest.raises(
         ValueError, match=r"program of torch.export.*pass the module that was exported"
     ):
-        fit(program, (X, Y), likelihood=NOISE)
+        regression(net=program)
     with pytest.raises(ValueError, match=r"program of torch.export"):
-        fit(nn.Sequential(program, nn.Linear(1, 1)), (X, Y), likelihood=NOISE)
+        regression(net=nn.Sequential(program, nn.Linear(1, 1)))
 
 
 def test_traced_graph_of_fx_is_fitted():
     net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
-    assert fit(net, (X, Y), likelihood=NOISE).predict(X).mean.shape == (20, 1)
+    assert regression(net=net).predict(X).mean.shape == (20, 1)
 
 
 class EncoderDecoder(nn.Module):
@@ -144,12 +152,13 @@ def test_void_label_names_ignore_index(void):
         ValueError,
         match=rf"if {void} marks labels to leave out, Categorical\(ignore_index={void}\)",
     ):
-        fit(nn.Linear(3, 2), (X, y))
-    assert fit(nn.Linear(3, 2), (X, y), likelihood=Categorical(ignore_index=void)).predict(
-        X
-    ).mean.shape == (20, 2)
+        classification(y)
+    assert classification(y, likelihood=Categorical(ignore_index=void)).predict(X).mean.shape == (
+        20,
+        2,
+    )
     with pytest.raises(ValueError, match="or give more outputs$"):
-        fit(nn.Linear(3, 2), (X, torch.arange(20)))
+        classification(torch.arange(20))
 
 
 @pytest.mark.parametrize("method", [VI(steps=STEPS), Laplace(start=MAP(steps=STEPS)), "laplace"])
@@ -157,22 +166,20 @@ def test_labels_that_are_all_ignored_are_refused(method):
     y = torch.full((20,), -100)
     likelihood = Categorical(ignore_index=-100)
     with pytest.raises(ValueError, match="no label to learn from"):
-        fit(nn.Linear(3, 2), (X, y), method, likelihood=likelihood)
+        classification(y, method, likelihood=likelihood)
     loader = DataLoader(TensorDataset(X, y), batch_size=8)
     with pytest.raises(ValueError, match="no label to learn from"):
-        fit(nn.Linear(3, 2), loader, MAP(steps=STEPS), likelihood=likelihood)
+        fit(nn.Linear(3, 2), loader, likelihood=likelihood)
     y[-1] = 1  # the first batch may have none
-    assert (
-        fit(nn.Linear(3, 2), loader, MAP(steps=STEPS), likelihood=likelihood).stopped == "finished"
-    )
+    assert fit(nn.Linear(3, 2), loader, likelihood=likelihood).stopped == "finished"
 
 
 def test_output_of_a_network_with_one_tensor_is_refused_unless_it_means_that_tensor():
     for output in ("zz", 3):
         with pytest.raises(ValueError, match=r"returns one tensor \(20, 1\); leave output= out"):
-            fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE, output=output)
+            regression(output=output)
     for output in ("logits", 0):
-        assert fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE, output=output).stopped == "finished"
+        assert regression(output=output).stopped == "finished"
 
 
 def test_ivon_refuses_a_rate_beyond_a_newton_step():
@@ -216,11 +223,10 @@ def test_list_of_batches_is_all_their_rows():
     assert isinstance(rows, Rows)
     assert torch.equal(rows.targets(), Y)
     method = MAP(steps=STEPS, batch_size=20)
-    expected = fit(net, (X, Y), method, likelihood=NOISE).stack["weight"]
-    for data in (batches, tuple(batches), [*batches[:1], (X[8:], Y[8:])]):
-        assert torch.equal(fit(net, data, method, likelihood=NOISE).stack["weight"], expected)
+    expected = regression(method, net).stack["weight"]
     named = [{"input": X[:8], "labels": Y[:8]}, {"input": X[8:], "labels": Y[8:]}]
-    assert torch.equal(fit(net, named, method, likelihood=NOISE).stack["weight"], expected)
+    for data in (batches, tuple(batches), [*batches[:1], (X[8:], Y[8:])], named):
+        assert torch.equal(fit(net, data, method, likelihood=NOISE).stack["weight"], expected)
     pair = as_data([((X, X), Y)], 20)
     assert isinstance(pair, Rows)
     assert len(pair.source[0]) == 2
@@ -267,14 +273,14 @@ class Named(Dataset[Any]):
     ids=["pairs", "only inputs", "tensor", "mappings"],
 )
 def test_predictions_for_a_data_loader_are_those_for_all_its_rows(data):
-    posterior = fit(nn.Linear(3, 1), (X, Y), VI(steps=STEPS), likelihood=NOISE)
+    posterior = regression(VI(steps=STEPS))
     loader = DataLoader(data, batch_size=7)
     expected = posterior.predict(X, samples=4).outputs
     assert torch.equal(posterior.predict(loader, samples=4).outputs, expected)
 
 
 def test_predictions_for_a_data_loader_that_shuffles_are_refused():
-    posterior = fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE)
+    posterior = regression()
     with pytest.raises(ValueError, match="shuffle=False"):
         posterior.predict(DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True))
     ragged = DataLoader([(torch.zeros(n), 0.0) for n in (3, 3, 4, 4)], batch_size=2)
@@ -293,7 +299,7 @@ def test_predictions_for_a_data_loader_that_shuffles_are_refused():
     ],
 )
 def test_predictions_for_a_dataset_or_a_list_of_batches_name_what_to_pass(inputs, words):
-    posterior = fit(nn.Linear(3, 1), (X, Y), likelihood=NOISE)
+    posterior = regression()
     with pytest.raises(ValueError, match=words):
         posterior.predict(inputs)
 
@@ -312,11 +318,11 @@ def initial_noise(posterior):
     ids=lambda method: type(method).__name__,
 )
 def test_likelihood_of_a_method_object_is_inferred_from_y(method):
-    posterior = fit(nn.Linear(3, 2), (X, CLASSES), method)
+    posterior = classification(method=method)
     assert isinstance(posterior.target.likelihood_spec, Categorical)
     scales = torch.tensor([0.5, 1.5])
     y = scales * (Y - Y.mean()) / Y.std(correction=0)  # the mean standard deviation is 1
-    posterior = fit(nn.Linear(3, 2), (X, y), method)
+    posterior = classification(y, method)
     assert initial_noise(posterior) == pytest.approx(0.5)
     posterior = fit(nn.Linear(3, 1), DataLoader(TensorDataset(X, Y), batch_size=5), MAP(steps=1))
     assert initial_noise(posterior) == pytest.approx(0.5 * float(Y.std(correction=0)))
