@@ -57,11 +57,17 @@ def laplace(net, data, **options):
     return bayou.fit(net, data, bayou.Laplace(start=None), **options)
 
 
-def test_laplace_at_a_trained_network_is_no_worse_than_the_network():
+@pytest.fixture(scope="module")
+def problem():
+    """Rows, a network that is trained on them, other rows, and their NLL by the network."""
     data, test = rows(300, 1), rows(500, 2)
     net = trained(data)
     with torch.no_grad():
-        mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
+        return data, net, test, float(nn.functional.cross_entropy(net(test[0]), test[1]))
+
+
+def test_laplace_at_a_trained_network_is_no_worse_than_the_network(problem):
+    data, net, test, mode = problem
     found = laplace(net, data)
     assert nll(found.predict(test[0]), test[1]) < mode + 0.02
     tried = [record["prior_scale"] for record in found.history if "prior_scale" in record]
@@ -74,11 +80,8 @@ def test_laplace_at_a_trained_network_is_no_worse_than_the_network():
     assert nll(by_batches.predict(test[0]), test[1]) < mode + 0.02
 
 
-def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said():
-    data, test = rows(300, 1), rows(500, 2)
-    net = trained(data)
-    with torch.no_grad():
-        mode = float(nn.functional.cross_entropy(net(test[0]), test[1]))
+def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said(problem):
+    data, net, test, mode = problem
     with pytest.warns(
         bayou.methods.WorseThanModeWarning,
         match="worse than its own mode: NLL .* 256 training rows",
@@ -98,14 +101,14 @@ def test_a_prior_that_was_asked_for_stays_and_what_it_does_is_said():
 def test_the_remedy_of_a_prior_that_is_too_wide_is_another_setting(where, remedy):
     data = rows(40, 1)
     method = bayou.Laplace("diagonal", where=where, start=None)
-    options = {"prior": bayou.Normal(100.0), "progress": False}
+    options = {"prior": bayou.Normal(100.0)}
     with pytest.warns(bayou.methods.WorseThanModeWarning, match=remedy):
         bayou.fit(trained(data), data, method, **options)
 
 
 def test_laplace_of_a_trained_network_takes_no_steps_that_could_be_too_few():
     net, data = nn.Linear(2, 1), (torch.randn(40, 2), torch.randn(40, 1))
-    options = {"likelihood": bayou.Gaussian(1.0), "progress": False}
+    options = {"likelihood": bayou.Gaussian(1.0)}
     found = bayou.fit(net, data, bayou.Laplace("full", start=None), **options)
     assert "converged" not in found.checks
     short = bayou.Laplace("full", start=bayou.MAP(steps=5))
@@ -120,21 +123,18 @@ def test_a_right_posterior_is_not_called_worse_than_its_mode():
     """Few data, many weights, a linear model: exact, and up to ½·log 2 behind its mode on the rows
     it learned from.
     """
-    torch.manual_seed(0)
     x = torch.randn(40, 60, dtype=F64)
     y = (x @ torch.randn(60, 1, dtype=F64)) + 0.5 * torch.randn(40, 1, dtype=F64)
     options = {
         "likelihood": bayou.Gaussian(0.5),
         "prior": bayou.Normal(1.0),
-        "progress": False,
     }
     net = nn.Linear(60, 1, bias=False, dtype=F64)
     with torch.no_grad():
         precision = torch.eye(60, dtype=F64) + x.T @ x / 0.25
         net.weight.copy_(torch.linalg.solve(precision, x.T @ y / 0.25).T)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", bayou.BayouWarning)
-        found = bayou.fit(net, (x, y), bayou.Laplace("full", start=None), **options)
+    # a warning is an error in these tests
+    found = bayou.fit(net, (x, y), bayou.Laplace("full", start=None), **options)
     last, check = found.history[-1], found.checks["mode"]
     assert 0.1 < last["nll"] - last["mode_nll"] < 0.5 * math.log(2)
     assert (
@@ -199,7 +199,7 @@ def deep():
 
 @pytest.mark.slow
 def test_a_collapse_is_said_and_a_cold_posterior_learns():
-    data, options = rows(60, 1), {"progress": False, "prior": bayou.Normal(1.0)}
+    data, options = rows(60, 1), {"prior": bayou.Normal(1.0)}
     with pytest.warns(
         bayou.methods.CollapseWarning,
         match=r"no better than a constant: NLL 1\.\d+ on 60 training rows",
@@ -228,7 +228,6 @@ def test_ivon_and_vi_agree_on_what_cold_means():
     """One weight, y ~ N(w, σ²): the best tempered q has precision P + N/(β·σ²), and is what both
     find.
     """
-    torch.manual_seed(0)
     n, noise = 20, 1.0
     x = torch.zeros(n, 30, dtype=F64)  # 29 weights that the data say nothing about
     x[:, 0] = 1
@@ -251,7 +250,6 @@ def test_ivon_and_vi_agree_on_what_cold_means():
 
 @pytest.mark.parametrize(("lr", "worse"), [(0.3, False), (2.0, True)])
 def test_a_path_that_leaves_its_start_for_worse_says_so(lr, worse):
-    torch.manual_seed(0)
     x = torch.randn(120, 2)
     data = x, (x[:, 0] * x[:, 1] > 0).long()
     net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
@@ -264,13 +262,10 @@ def test_a_path_that_leaves_its_start_for_worse_says_so(lr, worse):
     assert (posterior.checks["mode"].status == "failed") == worse
 
 
-def test_rows_with_many_outputs_are_checked_a_few_at_a_time(
-    monkeypatch,
-):
+def test_rows_with_many_outputs_are_checked_a_few_at_a_time(monkeypatch):
     """Outputs of 50 draws of all rows of a language model, S·B·T·C numbers, need not be held at
     once.
     """
-    torch.manual_seed(0)
     net, x = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 30)), torch.randint(30, (20, 6))
     seen = []
     plain = bayou.posteriors.GaussianPosterior.predict
@@ -287,7 +282,6 @@ def test_rows_with_many_outputs_are_checked_a_few_at_a_time(
         options = {
             "likelihood": Categorical(shift=1),
             "prior": bayou.Normal(),
-            "progress": False,
         }
         found.append(bayou.fit(net, (x, x), method, **options).history[-1])
     assert seen == [20] + [3] * 6 + [2]

@@ -8,6 +8,7 @@ from torch import nn
 
 import bayou
 from bayou.inference.point import PointModel
+from tests.training.runs import interrupt_at_call
 
 F64 = torch.float64
 START = bayou.MAP(batch_size=3, steps=4)
@@ -45,19 +46,9 @@ def test_a_start_has_its_own_batch_size(method, monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_ctrl_c_in_the_start_ends_the_run_and_the_same_call_goes_on(method, monkeypatch, tmp_path):
-    calls, plain = 0, PointModel.loss
-
-    def stopped(self, x, y):
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise KeyboardInterrupt
-        return plain(self, x, y)
-
     with monkeypatch.context() as patch:
-        patch.setattr(PointModel, "loss", stopped)
+        interrupt_at_call(patch, 3, KeyboardInterrupt, of=PointModel)
         assert fit(method, checkpoint=tmp_path / "run").stopped == "interrupted"
-    assert calls == 3
     went_on, whole = fit(method, checkpoint=tmp_path / "run"), fit(method)
     assert went_on.stopped == "finished"
     for name, value in whole.sample(2, seed=0).items():

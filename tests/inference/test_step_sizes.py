@@ -92,9 +92,7 @@ def test_the_step_follows_from_curvature_and_batches(batch_size, share):
     assert heavy.history[-1]["lr"] * largest == pytest.approx(0.2 * 8 / 32, rel=1e-3)
 
 
-def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(
-    monkeypatch,
-):
+def test_a_chain_that_is_lost_in_the_burn_in_goes_on_with_smaller_steps(monkeypatch):
     """A curvature that is 40 times too small means h = 20/λ, where SGLD runs away; it must halve to
     below 4/λ.
     """

@@ -3,7 +3,6 @@ support.
 """
 
 import math
-import warnings
 from typing import Any
 
 import pytest
@@ -42,6 +41,12 @@ SHORT_CHAIN = SGLD(chains=1, start=None, steps=8, draws=2)
 def fit(net, data, method=None, **options):
     method = MAP(steps=STEPS) if method is None else method
     return bayou.fit(net, data, method, **options)
+
+
+def refuse(message, function, *arguments, **options):
+    """Check that a call raises this sentence."""
+    with pytest.raises(ValueError, match=message):
+        function(*arguments, **options)
 
 
 def regression(method=None, net=None, **options):
@@ -101,12 +106,8 @@ def test_sparse_embeddings_have_dense_gradients_in_a_fit(method, bag):
 def test_exported_program_is_refused_with_a_sentence():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     program = torch.export.export(net, (X,)).module()
-    with pytest.raises(
-        ValueError, match=r"program of torch.export.*pass the module that was exported"
-    ):
-        regression(net=program)
-    with pytest.raises(ValueError, match=r"program of torch.export"):
-        regression(net=nn.Sequential(program, nn.Linear(1, 1)))
+    refuse(r"program of torch.export.*pass the module that was exported", regression, net=program)
+    refuse(r"program of torch.export", regression, net=nn.Sequential(program, nn.Linear(1, 1)))
 
 
 def test_traced_graph_of_fx_is_fitted():
@@ -136,10 +137,9 @@ class EncoderDecoder(nn.Module):
 
 def test_encoder_decoder_with_labels_only_asks_for_the_inputs_of_the_decoder():
     data = {"input_ids": IDS, "labels": IDS}
-    with pytest.raises(
-        ValueError, match="decoder_input_ids=net.prepare_decoder_input_ids_from_labels"
-    ):
-        fit(EncoderDecoder(), data)
+    refuse(
+        "decoder_input_ids=net.prepare_decoder_input_ids_from_labels", fit, EncoderDecoder(), data
+    )
     complete = data | {"decoder_input_ids": IDS.roll(1, 1)}
     assert fit(EncoderDecoder(), complete).predict(complete).outputs.shape == (1, 20, 3, 7)
 
@@ -148,28 +148,25 @@ def test_encoder_decoder_with_labels_only_asks_for_the_inputs_of_the_decoder():
 def test_void_label_names_ignore_index(void):
     y = CLASSES.clone()
     y[0] = void
-    with pytest.raises(
-        ValueError,
-        match=rf"if {void} marks labels to leave out, Categorical\(ignore_index={void}\)",
-    ):
-        classification(y)
+    refuse(
+        rf"if {void} marks labels to leave out, Categorical\(ignore_index={void}\)",
+        classification,
+        y,
+    )
     assert classification(y, likelihood=Categorical(ignore_index=void)).predict(X).mean.shape == (
         20,
         2,
     )
-    with pytest.raises(ValueError, match="or give more outputs$"):
-        classification(torch.arange(20))
+    refuse("or give more outputs$", classification, torch.arange(20))
 
 
 @pytest.mark.parametrize("method", [VI(steps=STEPS), Laplace(start=MAP(steps=STEPS)), "laplace"])
 def test_labels_that_are_all_ignored_are_refused(method):
     y = torch.full((20,), -100)
     likelihood = Categorical(ignore_index=-100)
-    with pytest.raises(ValueError, match="no label to learn from"):
-        classification(y, method, likelihood=likelihood)
+    refuse("no label to learn from", classification, y, method, likelihood=likelihood)
     loader = DataLoader(TensorDataset(X, y), batch_size=8)
-    with pytest.raises(ValueError, match="no label to learn from"):
-        fit(nn.Linear(3, 2), loader, likelihood=likelihood)
+    refuse("no label to learn from", fit, nn.Linear(3, 2), loader, likelihood=likelihood)
     y[-1] = 1  # the first batch may have none
     assert fit(nn.Linear(3, 2), loader, likelihood=likelihood).stopped == "finished"
 
@@ -183,12 +180,8 @@ def test_output_of_a_network_with_one_tensor_is_refused_unless_it_means_that_ten
 
 
 def test_ivon_refuses_a_rate_beyond_a_newton_step():
-    with pytest.raises(
-        ValueError, match=r"IVON lr must be at most 1/hessian = 10, .* got lr=10000000000.0"
-    ):
-        IVON(lr=1e10)
-    with pytest.raises(ValueError, match="at most 1/hessian = 2"):
-        IVON(lr=3.0, hessian=0.5)
+    refuse(r"IVON lr must be at most 1/hessian = 10, .* got lr=10000000000.0", IVON, lr=1e10)
+    refuse("at most 1/hessian = 2", IVON, lr=3.0, hessian=0.5)
     assert IVON(lr=10.0).lr == 10.0
 
 
@@ -216,7 +209,6 @@ def test_infinite_settings_are_refused_at_once(make, value):
 
 
 def test_list_of_batches_is_all_their_rows():
-    torch.manual_seed(0)
     net = nn.Linear(3, 1)
     batches = [(X[:8], Y[:8]), (X[8:13], Y[8:13]), (X[13:], Y[13:])]
     rows = as_data(batches, 20)
@@ -253,8 +245,7 @@ def test_list_of_examples_is_a_data_set():
 
 @pytest.mark.parametrize("data", [[], [X, X, X], [(X, Y), 3], [(X, Y, Y)]])
 def test_list_of_other_things_is_refused(data):
-    with pytest.raises(ValueError, match="data must be a pair of tensors"):
-        as_data(data)
+    refuse("data must be a pair of tensors", as_data, data)
 
 
 class Named(Dataset[Any]):
@@ -281,11 +272,13 @@ def test_predictions_for_a_data_loader_are_those_for_all_its_rows(data):
 
 def test_predictions_for_a_data_loader_that_shuffles_are_refused():
     posterior = regression()
-    with pytest.raises(ValueError, match="shuffle=False"):
-        posterior.predict(DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True))
+    refuse(
+        "shuffle=False",
+        posterior.predict,
+        DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True),
+    )
     ragged = DataLoader([(torch.zeros(n), 0.0) for n in (3, 3, 4, 4)], batch_size=2)
-    with pytest.raises(ValueError, match="rows of different shapes"):
-        posterior.predict(ragged)
+    refuse("rows of different shapes", posterior.predict, ragged)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +293,7 @@ def test_predictions_for_a_data_loader_that_shuffles_are_refused():
 )
 def test_predictions_for_a_dataset_or_a_list_of_batches_name_what_to_pass(inputs, words):
     posterior = regression()
-    with pytest.raises(ValueError, match=words):
-        posterior.predict(inputs)
+    refuse(words, posterior.predict, inputs)
 
 
 def initial_noise(posterior):
@@ -341,9 +333,8 @@ def test_float_labels_without_a_likelihood_warn_once_of_the_gaussian(y, words):
     with pytest.warns(bayou.BayouWarning, match=f"has only 0 and 1.*{words}") as caught:
         fit(nn.Linear(3, y.shape[1]), (X, y.float()))
     assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fit(nn.Linear(3, y.shape[1]), (X, y.float()), likelihood=bayou.Bernoulli())
+    # a second warning would be an error in these tests
+    fit(nn.Linear(3, y.shape[1]), (X, y.float()), likelihood=bayou.Bernoulli())
 
 
 def test_fit_by_name_warns_of_float_labels():
@@ -360,6 +351,4 @@ def test_fit_by_name_warns_of_float_labels():
 
 @pytest.mark.parametrize("y", [CLASSES, Y, torch.zeros(20, 2), torch.ones(20, 1)])
 def test_other_targets_have_no_warning_of_labels(y):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_binary_targets(as_data((X, y)))
+    warn_of_binary_targets(as_data((X, y)))  # a warning is an error in these tests

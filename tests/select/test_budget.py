@@ -107,10 +107,7 @@ class Counter:
         return [modes.passes for modes in self.searches]
 
 
-def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(
-    monkeypatch,
-):
-    torch.manual_seed(0)
+def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(monkeypatch):
     counter = Counter(monkeypatch)
     method = by_name("laplace", effort=0.5)
     posterior = bayou.fit(convolutional(), classes(1, 6, 6), method, progress=counter.show)
@@ -123,10 +120,7 @@ def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(
     assert "choosing the prior" in counter.titles[0]
 
 
-def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(
-    monkeypatch,
-):
-    torch.manual_seed(0)
+def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(monkeypatch):
     counter = Counter(monkeypatch)
     method = by_name("laplace", effort=0.25)
     bayou.fit(Recurrent(), numbers(6, 3), method, progress=counter.show)
@@ -139,7 +133,6 @@ def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(
 
 @pytest.mark.parametrize("method", ["laplace", "dropout"])
 def test_the_search_with_batch_norm_costs_at_most_two_fits(method, monkeypatch):
-    torch.manual_seed(0)
     net = with_batch_norm()
     if method == "dropout":
         net = bayou.select.with_dropout(net)
@@ -152,10 +145,7 @@ def test_the_search_with_batch_norm_costs_at_most_two_fits(method, monkeypatch):
     assert not counter.searches
 
 
-def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(
-    monkeypatch,
-):
-    torch.manual_seed(0)
+def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(monkeypatch):
     counter = Counter(monkeypatch)
     method = by_name("mnf", steps=STEPS)
     likelihood = bayou.HeteroscedasticGaussian()
@@ -169,24 +159,19 @@ def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(
     assert counter.titles_at_first_pass == 1
 
 
-def target_of(net, data, likelihood):
-    return Target.build(net, likelihood, bayou.Normal("fan_in"), len(data[1]))
+def share(net, data, likelihood=None):
+    likelihood = likelihood or bayou.Categorical()
+    target = Target.build(net, likelihood, bayou.Normal("fan_in"), len(data[1]))
+    return shares_passes(target, as_data(data))
 
 
 def test_only_modes_of_small_linear_layers_share_passes():
     small = nn.Sequential(nn.Linear(4, 50), nn.SiLU(), nn.Linear(50, 3))
-    rows = as_data(classes(4))
-    assert shares_passes(target_of(small, classes(4), bayou.Categorical()), rows)
+    assert share(small, classes(4))
     wide = nn.Sequential(nn.Linear(4, 40_000), nn.SiLU(), nn.Linear(40_000, 3))
-    assert not shares_passes(target_of(wide, classes(4), bayou.Categorical()), rows)
-    images = as_data(classes(1, 6, 6))
-    assert not shares_passes(
-        target_of(convolutional(), classes(1, 6, 6), bayou.Categorical()), images
-    )
-    real = as_data(numbers(4))
-    assert not shares_passes(
-        target_of(two_outputs(), numbers(4), bayou.HeteroscedasticGaussian()), real
-    )
+    assert not share(wide, classes(4))
+    assert not share(convolutional(), classes(1, 6, 6))
+    assert not share(two_outputs(), numbers(4), bayou.HeteroscedasticGaussian())
 
 
 def test_what_a_search_can_afford():

@@ -28,6 +28,11 @@ def network(columns=5):
         return nn.Sequential(nn.Linear(columns, 10), nn.SiLU(), nn.Linear(10, 1)).double()
 
 
+def target_of(net, prior=None):
+    likelihood = bayou.Gaussian(0.5, learn=True)
+    return Target.build(net, likelihood, prior or Normal("fan_in"), 60)
+
+
 @pytest.fixture
 def processes():
     """Two processes of some of 20 rows with two outputs: one scale for all inputs, and one for
@@ -54,9 +59,7 @@ def test_the_kernel_is_that_of_many_erf_units(processes):
         )
 
 
-def test_evidence_gradient_and_predictions_are_those_of_gaussian_processes(
-    processes,
-):
+def test_evidence_gradient_and_predictions_are_those_of_gaussian_processes(processes):
     points = (
         processes.first
         + 0.3 * torch.randn(2, 9, generator=torch.Generator().manual_seed(2), dtype=F64)
@@ -109,9 +112,7 @@ def test_inputs_of_equal_effect_keep_one_scale():
 
 
 def test_the_prior_of_a_choice_has_the_precisions_of_its_search():
-    target = Target.build(
-        network(), bayou.Gaussian(0.5, learn=True), Normal("fan_in", gain=2.0), 80
-    )
+    target = target_of(network(), Normal("fan_in", gain=2.0))
     settings = NoiseAndPrior(0.2, 1.3, 10.0, 2.0, input_scales=(2.0, 0.5, 0.1, 1.0, 3.0))
     applied = settings.apply(target)
     for name, factor in settings.multipliers(target).items():
@@ -135,18 +136,12 @@ def test_a_name_selects_scales_of_inputs_and_keeps_them_in_its_file(tmp_path):
 
 
 def test_only_networks_with_a_weight_for_each_column_are_asked():
-    target = Target.build(network(), bayou.Gaussian(0.5, learn=True), Normal("fan_in"), 60)
+    target = target_of(network())
     x, _ = table(60)
     assert takes_columns(target, x)
     assert not takes_columns(target, x[:, :4])
     assert not takes_columns(target, x[:, :, None])
     assert not takes_columns(target, (x, x))
-    single = Target.build(network(1), bayou.Gaussian(0.5, learn=True), Normal("fan_in"), 60)
-    assert not takes_columns(single, x[:, :1])
-    given = Target.build(
-        network(),
-        bayou.Gaussian(0.5, learn=True),
-        {"0.weight": UnitNormal(inputs=(1, 2, 3, 4, 5)), "*": Normal()},
-        60,
-    )
-    assert not takes_columns(given, x)
+    assert not takes_columns(target_of(network(1)), x[:, :1])
+    given = {"0.weight": UnitNormal(inputs=(1, 2, 3, 4, 5)), "*": Normal()}
+    assert not takes_columns(target_of(network(), given), x)

@@ -159,9 +159,7 @@ class WideDraws(Method):
 
 
 @pytest.mark.parametrize("last_layer", [None, WideDraws()])
-def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(
-    last_layer,
-):
+def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(last_layer):
     x, y = table(6000)
     draws = WideDraws(0.4, last_layer)
     method = NamedMethod(draws, bayou.MAP(steps=80, lr=0.05), selects_layers=True)

@@ -20,8 +20,6 @@ from bayou.training.data import as_data
 
 F64 = torch.float64
 
-OPTIONS = {"seed": 0, "progress": False}
-
 
 def numbers():
     """40 rows of two numbers, and a number y with noise."""
@@ -52,10 +50,10 @@ def target_of(rows):
 @pytest.mark.parametrize("rows", [numbers(), classes()], ids=["numbers", "classes"])
 def test_the_fit_of_a_plan_is_one_fit_of_its_method(name, rows):
     method = by_name(name, effort=0.05)
-    made = plan(method, target_of(rows), rows, **OPTIONS)
+    made = plan(method, target_of(rows), rows)
     assert isinstance(made, Plan)
     posterior = made.fit()
-    again = made.method.fit(made.target, made.rows, **OPTIONS)
+    again = made.method.fit(made.target, made.rows)
     x = rows[0][:5]
     outputs = posterior.predict(x, samples=3).outputs
     assert torch.equal(outputs, again.predict(x, samples=3).outputs)
@@ -67,7 +65,7 @@ def test_the_fit_of_a_plan_is_one_fit_of_its_method(name, rows):
 
 def test_a_plan_says_in_words_what_was_selected():
     rows = numbers()
-    made = plan(by_name("laplace", effort=0.1), target_of(rows), rows, **OPTIONS)
+    made = plan(by_name("laplace", effort=0.1), target_of(rows), rows)
     assert " of the default, chosen from " in made.description
     assert "noise " in made.description
     assert "in the units of the fit, by the errors" in made.description
@@ -78,7 +76,7 @@ def test_a_plan_says_in_words_what_was_selected():
     std = float(50 * y.std(correction=0))
     assert f"noise {noise / std:.3g} standard deviations of y, by the errors" in fitted.plan
     rows = classes()
-    layers = plan(by_name("ffg", steps=5), target_of(rows), rows, **OPTIONS)
+    layers = plan(by_name("ffg", steps=5), target_of(rows), rows)
     assert "random weights: " in layers.description
     assert "was selected: the lowest NLL" in layers.choice
 
@@ -100,10 +98,10 @@ def test_the_scale_of_a_prior_and_its_folds_are_described():
 
 def test_a_plan_can_be_changed_and_fitted():
     rows = numbers()
-    made = plan(by_name("ffg", steps=10, effort=0.1), target_of(rows), rows, **OPTIONS)
+    made = plan(by_name("ffg", steps=10, effort=0.1), target_of(rows), rows)
     longer = replace(made, method=replace(made.method, steps=20))
     assert longer.fit().history[-1]["step"] == 19
-    mode = plan(by_name("map", effort=0.1), target_of(rows), rows, **OPTIONS)
+    mode = plan(by_name("map", effort=0.1), target_of(rows), rows)
     assert isinstance(mode.method, Fitted)
     other = replace(mode, target=replace(mode.target, prior=bayou.Normal(0.01)))
     narrow = other.fit()  # the posterior of the search is that of another target
@@ -112,7 +110,7 @@ def test_a_plan_can_be_changed_and_fitted():
 
 def test_a_method_object_is_its_own_plan():
     rows = numbers()
-    made = plan(bayou.MAP(steps=3), target_of(rows), rows, **OPTIONS)
+    made = plan(bayou.MAP(steps=3), target_of(rows), rows)
     assert made.method == bayou.MAP(steps=3)
     assert made.stages == ()
     assert made.fit().plan == ""
@@ -160,9 +158,7 @@ def test_the_done_part_of_a_fit_never_decreases(rows, monkeypatch):
     assert len(counts) == 1  # all stages are numbered together
 
 
-def test_between_the_user_and_the_last_fit_there_are_at_most_seven_functions(
-    monkeypatch,
-):
+def test_between_the_user_and_the_last_fit_there_are_at_most_seven_functions(monkeypatch):
     """Of fits that are compared, too."""
     depths = []
     plain = bayou.VI.fit

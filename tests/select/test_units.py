@@ -4,7 +4,6 @@ user.
 
 import copy
 import math
-import warnings
 from functools import cache
 
 import pytest
@@ -49,6 +48,10 @@ def fitted(x, y, name="map", net=None, **options):
     net = network(x.shape[1], y.shape[1]) if net is None else net
     method = bayou.select.by_name(name, effort=0.1)
     return bayou.fit(net, (x, y), method, **options)
+
+
+def fitted_by(method, data):
+    return bayou.fit(network(), data, method, likelihood=bayou.Gaussian(0.1))
 
 
 @cache
@@ -277,12 +280,10 @@ def test_the_network_of_the_user_is_not_changed():
 def test_a_method_object_warns_once_about_units():
     x, y = linear_rows()
     method = bayou.MAP(steps=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1))
+    fitted_by(method, (x, y))  # a warning is an error in these tests
     x[:, 2] *= 1e5
     with pytest.warns(UnitsWarning, match=r"y has .* and x has .*column 2.*by name") as caught:
-        bayou.fit(network(), (x, 1e4 * y), method, likelihood=bayou.Gaussian(0.1))
+        fitted_by(method, (x, 1e4 * y))
     assert sum(isinstance(warning.message, UnitsWarning) for warning in caught) == 1
 
 
@@ -325,7 +326,7 @@ FITTED_METHODS = [
 @pytest.mark.filterwarnings("ignore:the chains of HMC")
 def test_every_fit_is_compared_with_baselines(method):
     x, y = linear_rows()
-    posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1))
+    posterior = fitted_by(method, (x, y))
     checks = posterior.checks
     assert {"constant", "linear", "mode"} <= {check.name for check in checks}
     assert f"{ROWS} training rows" in checks["linear"].text
@@ -335,6 +336,6 @@ def test_every_fit_is_compared_with_baselines(method):
 
 def test_rows_held_out_for_validation_are_checked():
     method = bayou.MAP(steps=300, validation=0.2)
-    posterior = bayou.fit(network(), linear_rows(100), method, likelihood=bayou.Gaussian(0.1))
+    posterior = fitted_by(method, linear_rows(100))
     assert "20 held-out rows" in posterior.checks["linear"].text
     assert "coverage" in posterior.checks

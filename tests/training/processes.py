@@ -128,7 +128,7 @@ def run(name, **changes):
         "local": curve | {"method": bayou.VI(**SHORT)},
         "mnf": curve | {"method": bayou.VI(bayou.MNF(), **SHORT)},
     }
-    return bayou.fit(**({"seed": 3, "progress": False} | runs[name] | changes))
+    return bayou.fit(**({"seed": 3} | runs[name] | changes))
 
 
 NOISE = bayou.Gaussian(0.3)

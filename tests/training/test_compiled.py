@@ -18,7 +18,7 @@ from tests.training.runs import (
     Died,
     assert_same,
     classes,
-    interrupt_at_call,
+    die_at_call,
     mlp,
     poison,
     small,
@@ -126,10 +126,7 @@ def test_runs_on_a_cuda_device_resume_and_name_nans(name, tmp_path, monkeypatch)
     file, state = tmp_path / "run.ckpt", torch.cuda.get_rng_state()
     whole = fit()
     assert torch.equal(torch.cuda.get_rng_state(), state)
-    with monkeypatch.context() as patch:
-        interrupt_at_call(patch, 11)
-        with pytest.raises(Died):
-            fit(file)
+    die_at_call(11, fit, file)
     assert_same(fit(file), whole)
     x = RUNS[name]()[1][0]
     assert whole.predict(x, 5).outputs.is_cuda
@@ -174,7 +171,6 @@ def test_a_single_row_of_a_flow_is_the_same_when_compiled():
     """A compiled row of a GPU is written as a sum instead of a product: values and gradients of the
     eager flow.
     """
-    torch.manual_seed(0)
     flow = bayou.flows.gated(7, layers=2).double().cuda()
     with torch.no_grad():
         for parameter in flow.parameters():
@@ -207,7 +203,6 @@ def test_a_replayed_step_that_is_not_finite_raises():
     "method", [bayou.MAP(steps=60, lr=0.05), bayou.VI(bayou.MNF(), steps=60, lr=0.02)]
 )
 def test_autocast_rounds_only_the_products_of_the_network(method):
-    torch.manual_seed(0)
     net, data = mlp(), classes()
     exact, rounded = (
         bayou.fit(net, data, replace(method, autocast=autocast, log_every=1))

@@ -16,6 +16,7 @@ from bayou.training.convergence import (
     fall_from_maximum,
     trend,
 )
+from tests.training.runs import die_at_call
 
 F64 = torch.float64
 CASES = {
@@ -198,22 +199,9 @@ def test_a_run_that_used_up_its_budget_warns_with_its_rate():
     assert posterior.history[-1]["rising"] > 10
 
 
-def test_a_killed_run_resumes_with_its_longer_plan(monkeypatch, tmp_path):
+def test_a_killed_run_resumes_with_its_longer_plan(tmp_path):
     whole = slow_fit(0.05, 0.02)
-    calls = 0
-    plain = PointModel.loss
-
-    def dies(self, x, y):
-        nonlocal calls
-        calls += 1
-        if calls == 140:
-            raise SystemExit
-        return plain(self, x, y)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PointModel, "loss", dies)
-        with pytest.raises(SystemExit):
-            slow_fit(0.05, 0.02, checkpoint=tmp_path / "run")
+    die_at_call(140, slow_fit, 0.05, 0.02, checkpoint=tmp_path / "run", of=PointModel)
     again = slow_fit(0.05, 0.02, checkpoint=tmp_path / "run")
     assert [r["step"] for r in again.history] == [r["step"] for r in whole.history]
     assert torch.equal(again.sample(1)["w"], whole.sample(1)["w"])
@@ -249,9 +237,7 @@ def test_a_fall_from_the_maximum_is_told_from_noise():
     assert fall_from_maximum([0.0] * 30 + [-100.0] * 9) == 0  # too few to tell
 
 
-def test_a_variational_run_that_ends_below_its_maximum_warns(
-    monkeypatch,
-):
+def test_a_variational_run_that_ends_below_its_maximum_warns(monkeypatch):
     monkeypatch.setattr("bayou.methods.vi.MIN_COLLAPSE_STEPS", 100)
     case = Linear("plain")
 

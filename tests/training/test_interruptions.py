@@ -21,9 +21,9 @@ from bayou.training.guards import FiniteCheck, Interrupt
 from tests.training import runs
 from tests.training.runs import (
     RUNS,
-    Died,
     assert_same,
     classes,
+    die_at_call,
     digest,
     fit_run,
     interrupt_at_call,
@@ -35,13 +35,10 @@ from tests.training.runs import (
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_dies_inside_an_epoch_resumes_bit_for_bit(name, tmp_path, monkeypatch):
+def test_a_run_that_dies_inside_an_epoch_resumes_bit_for_bit(name, tmp_path):
     whole = fit_run(name)
     file = tmp_path / "run.ckpt"
-    with monkeypatch.context() as patch:
-        interrupt_at_call(patch, 11)
-        with pytest.raises(Died):
-            fit_run(name, file)
+    die_at_call(11, fit_run, name, file)
     assert read_file(file)[1]["state"]["step"] == 9
     resumed = fit_run(name, file)
     assert_same(resumed, whole)

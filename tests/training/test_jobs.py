@@ -53,7 +53,7 @@ def make_net():
 def fitted(net=None, **options):
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
     method = bayou.Ensemble(3, options.pop("of", SHORT), parallel=options.pop("parallel", None))
-    options = {"likelihood": bayou.Gaussian(0.1), "progress": False, "seed": 3} | options
+    options = {"likelihood": bayou.Gaussian(0.1), "seed": 3} | options
     return bayou.fit(make_net() if net is None else net, (x, x[:, :1].sin()), method, **options)
 
 
@@ -87,7 +87,7 @@ def sampled(net=None, method=bayou.HMC, **options):
         else {"steps": 20, "draws": 4, "lr": 1e-4}
     )
     own = method(chains=3, start=SHORT, parallel=options.pop("parallel", None), **length)
-    options = {"likelihood": bayou.Gaussian(0.3), "progress": False, "seed": 3} | options
+    options = {"likelihood": bayou.Gaussian(0.3), "seed": 3} | options
     return bayou.fit((net or make_net()).double(), (x, x[:, :1].sin()), own, **options)
 
 

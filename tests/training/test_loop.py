@@ -14,12 +14,11 @@ from bayou.posteriors.guided import Bayesian
 from bayou.training.data import Rows, as_data
 from tests.training.runs import (
     RUNS,
-    Died,
     assert_same,
     classes,
     curve,
+    die_at_call,
     fit_run,
-    interrupt_at_call,
     make_objective,
     result,
     small,
@@ -102,7 +101,6 @@ def test_a_schedule_multiplies_both_learning_rates(schedule, factor):
 
 
 def test_scale_lr_is_the_rate_of_log_stds_only():
-    torch.manual_seed(0)
     bayesian = Bayesian(nn.Linear(3, 2), bayou.MeanField())
     rest, scales = vi.parameter_groups(bayesian, 0.1, 1.0)
     assert [id(p) for p in rest["params"]] == [id(g.center) for g in bayesian.guides]
@@ -135,12 +133,9 @@ def test_dropout_rates_and_prior_scales_have_scale_lr(guide, prior, scales):
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.NAdam, torch.optim.Rprop])
-def test_other_optimizers_resume_bit_for_bit(optimizer, tmp_path, monkeypatch):
+def test_other_optimizers_resume_bit_for_bit(optimizer, tmp_path):
     options = {"optimizer": optimizer, "checkpoint": tmp_path / "c", "checkpoint_every": 5}
-    with monkeypatch.context() as patch:
-        interrupt_at_call(patch, 8)
-        with pytest.raises(Died):
-            small(**options)
+    die_at_call(8, small, **options)
     assert_same(small(**options), small(optimizer=optimizer))
 
 
