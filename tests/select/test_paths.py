@@ -28,6 +28,12 @@ def ridge(count=60):
     return Target.build(net, bayou.Gaussian(0.5), bayou.Normal(0.7), count), (x, y)
 
 
+def ridge_mode(x, y, precision):
+    """The weights (8, 1) of the largest posterior density, by their closed form."""
+    gram = x.T @ x / 0.25 + precision / 0.7**2 * torch.eye(8, dtype=F64)
+    return torch.linalg.solve(gram, x.T @ y / 0.25)
+
+
 def test_many_rosenbrock_valleys_are_minimized_at_once():
     """From starts of very different difficulty, each to its own minimum (a, a²)."""
     a = torch.tensor([1.0, 0.5, 2.0, -1.0], dtype=F64)
@@ -62,9 +68,7 @@ def test_modes_are_those_of_ridge_regression():
     modes = Modes(target, (x, y), masks, factors, 1e-12)
     weights = modes.run(300)["weight"]
     for mask, factor, weight in zip(masks, factors, weights, strict=True):
-        own, precision = x[mask], factor.get("weight", 1.0) / 0.7**2
-        gram = own.T @ own / 0.25 + precision * torch.eye(8, dtype=F64)
-        exact = torch.linalg.solve(gram, own.T @ y[mask] / 0.25)
+        exact = ridge_mode(x[mask], y[mask], factor.get("weight", 1.0))
         torch.testing.assert_close(weight, exact.T, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(modes.errors()[1], (x @ weights[1].T - y).square().squeeze(1))
 
@@ -110,16 +114,14 @@ def test_the_search_finds_the_best_ridge_of_leave_some_out():
     for step in steps:
         squares = []
         for mask in held[:-1]:
-            gram = x[~mask].T @ x[~mask] / 0.25 + step / 0.7**2 * torch.eye(8, dtype=F64)
-            w = torch.linalg.solve(gram, x[~mask].T @ y[~mask] / 0.25)
+            w = ridge_mode(x[~mask], y[~mask], step)
             squares.append((x[mask] @ w - y[mask]).square().flatten())
         exact.append(torch.cat(squares).mean())
     assert found.prior == 0
     assert found.step == int(torch.stack(exact).argmin())
     assert float(found.errors.mean()) == pytest.approx(float(exact[found.step]), rel=1e-3)
     assert found.trials[0, found.step] == pytest.approx(float(found.errors.mean()))
-    gram = x.T @ x / 0.25 + steps[found.step] / 0.7**2 * torch.eye(8, dtype=F64)
-    whole = torch.linalg.solve(gram, x.T @ y / 0.25)  # the last mode is that of all rows
+    whole = ridge_mode(x, y, steps[found.step])  # the last mode is that of all rows
     torch.testing.assert_close(found.modes["weight"][-1], whole.T, rtol=1e-3, atol=1e-4)
 
 

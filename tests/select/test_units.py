@@ -38,6 +38,9 @@ def linear_rows(rows=ROWS, seed=0):
     return x, x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=F64) + 0.1 * noise
 
 
+NEW, _ = linear_rows(seed=1)
+
+
 def network(inputs=3, outputs=1):
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -64,9 +67,8 @@ def fitted_to_unit_scale(name="map"):
 )
 def test_predictions_scale_with_y(name, scale):
     x, y = linear_rows()
-    new = linear_rows(seed=1)[0]
-    expected = fitted_to_unit_scale(name).predict(new)
-    predictive = fitted(x, scale * (y + 1e3), name).predict(new)
+    expected = fitted_to_unit_scale(name).predict(NEW)
+    predictive = fitted(x, scale * (y + 1e3), name).predict(NEW)
     # equal up to the rounding of scale·y, which a search of modes amplifies
     assert torch.allclose(predictive.mean / scale - 1e3, expected.mean, atol=5e-3)
     assert torch.allclose(predictive.std / scale, expected.std, rtol=2e-2)
@@ -79,9 +81,8 @@ def test_columns_of_x_may_be_shifted_and_scaled():
     x, y = linear_rows()
     scale = torch.tensor([1e6, 1e-6, 3.0], dtype=F64)
     shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=F64)
-    new = linear_rows(seed=1)[0]
-    expected = fitted_to_unit_scale().predict(new)
-    predictive = fitted(shift + scale * x, y).predict(shift + scale * new)
+    expected = fitted_to_unit_scale().predict(NEW)
+    predictive = fitted(shift + scale * x, y).predict(shift + scale * NEW)
     assert torch.allclose(predictive.mean, expected.mean, atol=2e-3)
     assert torch.allclose(predictive.std, expected.std, rtol=2e-2)
 
@@ -98,7 +99,7 @@ def test_outputs_of_different_units_have_a_noise_each():
 def test_files_modules_and_exports_speak_the_units_of_y(tmp_path):
     x, y = linear_rows()
     posterior = fitted(10 * x + 50, 1e4 * y + 2e5)
-    new = 10 * linear_rows(seed=1)[0] + 50
+    new = 10 * NEW + 50
     mean = posterior.predict(new).mean
     assert (mean - 2e5).abs().max() < 2e5
     posterior.save(tmp_path / "prices.bayou")

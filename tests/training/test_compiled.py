@@ -65,13 +65,7 @@ def traced(monkeypatch):
 def test_a_second_run_of_the_same_network_and_method_is_not_traced_again(method, traced):
     def run(seed, **options):
         fitted = replace(method, steps=2, compile=True, **options)
-        bayou.fit(
-            curve_net(0),
-            DATA,
-            likelihood=bayou.Gaussian(0.1),
-            method=fitted,
-            seed=seed,
-        )
+        fit_curve(fitted, seed=seed)
 
     run(0)
     first = traced()
@@ -87,7 +81,7 @@ def test_a_step_of_swag_can_be_compiled(traced):
     compiled loss.
     """
     method = bayou.SWAG(start=None, steps=4, every=2, compile=True)
-    bayou.fit(curve_net(0), DATA, likelihood=bayou.Gaussian(0.1), method=method)
+    fit_curve(method)
     assert traced() > 0
 
 
@@ -97,10 +91,15 @@ def test_any_number_of_networks_and_data_sets_can_be_compiled_in_one_process(tra
     for i in range(9):
         data = tuple(part[: 20 + i] for part in DATA)
         method = bayou.MAP(steps=1, compile=True)
-        bayou.fit(curve_net(i % 2), data, likelihood=bayou.Gaussian(0.1), method=method)
+        fit_curve(method, curve_net(i % 2), data)
 
 
 DATA = torch.linspace(-1, 1, 40)[:, None], torch.linspace(-1, 1, 40)[:, None].sin()
+
+
+def fit_curve(method, net=None, data=DATA, **options):
+    likelihood = bayou.Gaussian(0.1)
+    return bayou.fit(net or curve_net(0), data, method, likelihood=likelihood, **options)
 
 
 def curve_net(layers):
@@ -268,7 +267,7 @@ def test_chains_with_recorded_gradients_are_the_same(compile, module, method, mo
         net = curve_net(0).to("cuda", F64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.MixingWarning)
-            return bayou.fit(net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1)).stack
+            return fit_curve(method, net, (x, x.sin())).stack
 
     recorded = draws(replace(method, compile=compile))
     monkeypatch.setattr(f"bayou.methods.{module}.Recorded", lambda function, compile: function)

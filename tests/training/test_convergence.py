@@ -223,17 +223,20 @@ def test_the_gain_of_a_short_run_counts_at_its_rate():
     assert Trend(1.0, 1.0, 7).is_flat(10_000)  # within its noise
 
 
+def falls(rows):
+    return torch.tensor([fall_from_maximum(row.tolist()) for row in rows])
+
+
 def test_a_fall_from_the_maximum_is_told_from_noise():
     noise = torch.randn(200, 100, generator=torch.Generator().manual_seed(0)).double()
-    assert sum(fall_from_maximum(row.tolist()) > 0 for row in noise) == 0
+    assert not falls(noise).any()
     rises = torch.linspace(-50, 0, 100) + noise
-    assert sum(fall_from_maximum(row.tolist()) > 0 for row in rises) == 0
+    assert not falls(rises).any()
     lost = rises.clone()
     lost[:, 60:] -= 60 + 5 * noise[:, 60:].abs()
-    falls = torch.tensor([fall_from_maximum(row.tolist()) for row in lost])
-    assert torch.all((falls > 30) & (falls < 60))
+    assert 30 < falls(lost).min() < falls(lost).max() < 60
     rises[:, ::25] -= 1e4  # single bad draws are no fall
-    assert sum(fall_from_maximum(row.tolist()) > 0 for row in rises) == 0
+    assert not falls(rises).any()
     assert fall_from_maximum([0.0] * 30 + [-100.0] * 9) == 0  # too few to tell
 
 

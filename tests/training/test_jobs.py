@@ -137,10 +137,6 @@ def test_a_chain_that_diverges_in_a_worker_leaves_the_draws_of_the_others():
     assert apart.stopped == "diverged"
     assert 0 < apart.draws == 50 * apart.chains  # chains that are finite to the end
     assert apart.chains <= whole.chains
-    with pytest.raises(
-        ValueError, match="SGLD parallel must be an executor or None, got 'threads'"
-    ):
-        bayou.SGLD(parallel="threads")
 
 
 def test_a_member_that_fails_in_a_worker_is_named():
@@ -150,11 +146,12 @@ def test_a_member_that_fails_in_a_worker_is_named():
         fitted(parallel=Mortal(), of=bayou.MAP(steps=30, lr=1e30, batch_size=8))
 
 
-def test_an_invalid_executor_raises():
-    with pytest.raises(
-        ValueError, match="parallel must be 'vmap', an executor or None, got 'threads'"
-    ):
-        bayou.Ensemble(parallel="threads")
+@pytest.mark.parametrize(
+    ("method", "choices"), [(bayou.Ensemble, "'vmap', an executor"), (bayou.SGLD, "an executor")]
+)
+def test_an_invalid_executor_raises(method, choices):
+    with pytest.raises(ValueError, match=f"parallel must be {choices} or None, got 'threads'"):
+        method(parallel="threads")
 
 
 def test_a_network_that_cannot_be_sent_to_a_worker_raises():
