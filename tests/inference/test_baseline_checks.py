@@ -164,12 +164,12 @@ def test_rows_are_held_out_where_the_prior_is_a_guess(options, n, held):
         bayou.Laplace(**options),
         as_data((torch.zeros(n, 8), torch.zeros(n, dtype=torch.long)), 128),
     )
-    rest, found = method._split(Target.build(net, Categorical(), None, n), data, seed=0)
-    assert (0 if found is None else found.n, rest.n) == (held, n - held)
-    assert (
-        method._split(Target.build(net, Categorical(), bayou.Normal(1.0), n), data, seed=0)[1]
-        is None
+    (rest, found), (_, of_given_prior) = (
+        method._split(Target.build(net, Categorical(), prior, n), data, seed=0)
+        for prior in (None, bayou.Normal(1.0))
     )
+    assert (0 if found is None else found.n, rest.n) == (held, n - held)
+    assert of_given_prior is None
 
 
 def test_the_last_batches_of_a_loader():

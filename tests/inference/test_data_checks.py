@@ -42,10 +42,10 @@ def fitted(net=None, data=(X, Y), **options):
     return bayou.fit(make_net() if net is None else net, data, **options)
 
 
-def refuse(message, *arguments, **options):
-    """Check that a fit raises this sentence."""
+def refuse(message, *arguments, function=fitted, **options):
+    """Check that a fit, or another function, raises this sentence."""
     with pytest.raises(ValueError, match=message):
-        fitted(*arguments, **options)
+        function(*arguments, **options)
 
 
 METHODS = {
@@ -253,8 +253,7 @@ NETWORKS = {
 def test_what_is_no_network_of_real_dense_tensors_is_refused(name):
     make, message = NETWORKS[name]
     refuse(message, make())
-    with pytest.raises(ValueError, match=message):
-        bayou.bayesianize(make(), bayou.MeanField())
+    refuse(message, make(), bayou.MeanField(), function=bayou.bayesianize)
 
 
 OUTPUTS = {
@@ -306,23 +305,19 @@ def test_wrong_arguments_of_fit_are_sentences(options, message):
 
 
 def test_wrong_arguments_of_bayesianize_are_sentences():
+    family = r"rules must be a family such as MeanField\(\), .* got"
     for rules in (3.0, bayou.MeanField, "ffg", {"*": 3.0}):
-        with pytest.raises(
-            ValueError, match=r"rules must be a family such as MeanField\(\), .* got"
-        ):
-            bayou.bayesianize(make_net(), rules)
-    with pytest.raises(ValueError, match=r"prior must be a Prior .* got 3.0"):
-        bayou.bayesianize(make_net(), bayou.MeanField(), prior=3.0)
+        refuse(family, make_net(), rules, function=bayou.bayesianize)
+    prior = "prior must be a Prior .* got 3.0"
+    refuse(prior, make_net(), bayou.MeanField(), prior=3.0, function=bayou.bayesianize)
 
 
 def test_wrong_arguments_of_load_are_sentences(tmp_path):
     path = tmp_path / "point.bayou"
     fitted().save(path)
     for arguments in ((None,), (None, make_net()), (path,), (path, None), (make_net(), path)):
-        with pytest.raises(
-            ValueError, match=r"load needs the name of a file and the network .* load\('post"
-        ):
-            bayou.load(*arguments)
+        message = r"load needs the name of a file and the network .* load\('post"
+        refuse(message, *arguments, function=bayou.load)
 
 
 class Items(Dataset[Any]):
@@ -403,9 +398,6 @@ def test_what_cannot_be_predicted_is_a_sentence():
         (X.double(), r"x is torch.float64 .* use x.to\(torch.float32\)"),
         (X.to("meta"), "meta device"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            posterior.predict(x)
-    with pytest.raises(
-        ValueError, match=r"y must be a tensor, got ndarray; use torch.as_tensor\(y\)"
-    ):
-        posterior.predict(X).log_prob(Y.numpy())
+        refuse(message, x, function=posterior.predict)
+    message = r"y must be a tensor, got ndarray; use torch.as_tensor\(y\)"
+    refuse(message, Y.numpy(), function=posterior.predict(X).log_prob)

@@ -89,8 +89,8 @@ def test_a_choice_of_layers_starts_at_the_mode_of_all_rows():
     still = bayou.VI(bayou.MeanField(), steps=1, lr=1e-12, scale_lr=1e-12)
     posterior = fit_layers(still, net, (x[:40], y[:40]))
     mode = bayou.fit(net, (x[:40], y[:40]), START).sample(1)
-    for name, value in posterior.mean().items():
-        assert torch.allclose(value, mode[name][0], atol=1e-6)
+    expected = {name: value[0] for name, value in mode.items()}
+    torch.testing.assert_close(posterior.mean(), expected, rtol=0, atol=1e-6)
     numbers = fit_layers(still, net, (x[:40], x[:40, :4]), likelihood=bayou.Gaussian(0.3))
     assert not numbers.choice
 
