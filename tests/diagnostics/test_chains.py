@@ -2,35 +2,32 @@
 of chains.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.posteriors import Empirical
 
-measures: ModuleType = importlib.import_module("bayou.metrics.chains")
+F64 = torch.float64
+
+measures = importlib.import_module("bayou.metrics.chains")
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "arviz_chains.json").read_text())[
     "cases"
 ]
 NAMES = ("rhat", "ess_bulk", "ess_tail", "ess_mean", "mcse")
 
 
-def autoregressive(
-    chains: int, draws: int, coefficient: float, columns: int = 1, seed: int = 0
-) -> Tensor:
+def autoregressive(chains, draws, coefficient, columns=1, seed=0):
     noise = torch.randn(
-        chains, draws, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        chains, draws, columns, generator=torch.Generator().manual_seed(seed), dtype=F64
     )
     x = [noise[:, 0] / math.sqrt(1 - coefficient**2)]
     for t in range(1, draws):
@@ -40,9 +37,9 @@ def autoregressive(
 
 @pytest.mark.parametrize("case", REFERENCE)
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_to_the_numbers_of_arviz(case: str, name: str) -> None:
+def test_equal_to_the_numbers_of_arviz(case, name):
     expected = REFERENCE[case][name]
-    found = getattr(measures, name)(torch.tensor(REFERENCE[case]["draws"], dtype=torch.float64))
+    found = getattr(measures, name)(torch.tensor(REFERENCE[case]["draws"], dtype=F64))
     if expected is not None:  # ArviZ has no R-hat of one chain; split in two, there is one
         assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-6)
     else:
@@ -51,7 +48,7 @@ def test_equal_to_the_numbers_of_arviz(case: str, name: str) -> None:
 
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of ArviZ, about its next version
-def test_equal_to_arviz_itself() -> None:
+def test_equal_to_arviz_itself():
     import arviz
 
     for chains, draws, coefficient in ((4, 250, 0.6), (2, 101, -0.4), (5, 30, 0.95)):
@@ -67,17 +64,17 @@ def test_equal_to_arviz_itself() -> None:
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.5, 0.9, -0.5])
-def test_the_effective_size_of_an_autoregressive_chain(coefficient: float) -> None:
+def test_the_effective_size_of_an_autoregressive_chain(coefficient):
     """K·(1 − φ)/(1 + φ) independent draws; the estimate scatters by a few per cent at this
     length.
     """
     x = autoregressive(4, 5000, coefficient, columns=8, seed=3)
     exact = 20_000 * (1 - coefficient) / (1 + coefficient)
     assert float(measures.ess_mean(x).mean()) == pytest.approx(exact, rel=0.08)
-    assert float(measures.rhat(x).max()) < 1.01
+    assert measures.rhat(x).max() < 1.01
 
 
-def test_the_standard_error_is_the_scatter_of_means() -> None:
+def test_the_standard_error_is_the_scatter_of_means():
     """600 chains of φ = 0.8: the standard deviation of their means, known to 3 %, against the mean
     estimate.
     """
@@ -86,19 +83,19 @@ def test_the_standard_error_is_the_scatter_of_means() -> None:
     assert float(measures.mcse(x).mean()) == pytest.approx(float(scatter), rel=0.1)
 
 
-def test_chains_that_disagree_in_place_or_in_scale_are_found() -> None:
+def test_chains_that_disagree_in_place_or_in_scale_are_found():
     x = autoregressive(4, 200, 0.0)
-    assert float(measures.rhat(x)) < 1.02
+    assert measures.rhat(x) < 1.02
     shifted, stretched = x.clone(), x.clone()
     shifted[0] += 2
     stretched[0] *= 5
-    assert float(measures.rhat(shifted)) > 1.2
-    assert float(measures.rhat(stretched)) > 1.05  # found by the folded draws
+    assert measures.rhat(shifted) > 1.2
+    assert measures.rhat(stretched) > 1.05  # found by the folded draws
     drifting = x + torch.linspace(0, 3, 200).reshape(1, -1, 1)
-    assert float(measures.rhat(drifting)) > 1.2  # found by splitting
+    assert measures.rhat(drifting) > 1.2  # found by splitting
 
 
-def test_coordinates_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinates_do_not_see_each_other(monkeypatch):
     x = autoregressive(3, 40, 0.5, columns=6).unflatten(-1, (2, 3))
     for name in NAMES:
         whole = getattr(measures, name)(x)
@@ -111,7 +108,7 @@ def test_coordinates_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> N
             torch.testing.assert_close(getattr(measures, name)(x), whole, rtol=1e-12, atol=0)
 
 
-def test_bad_draws_are_refused() -> None:
+def test_bad_draws_are_refused():
     with pytest.raises(ValueError, match="at least 4 draws"):
         measures.rhat(torch.zeros(4, 3))
     with pytest.raises(ValueError, match="NaN"):
@@ -119,12 +116,12 @@ def test_bad_draws_are_refused() -> None:
     assert float(measures.ess_mean(torch.ones(2, 10))) == 20
 
 
-def posterior(draws: dict[str, Tensor] | None = None) -> Empirical:
+def posterior(draws=None):
     """Two chains of a small network, one bias constant."""
-    net = nn.Linear(2, 1, dtype=torch.float64)
+    net = nn.Linear(2, 1, dtype=F64)
     target = Target.build(net, bayou.Gaussian(0.1), None, 5)
     weight = autoregressive(2, 100, 0.3, columns=2).reshape(200, 1, 2)
-    stack = draws or {"weight": weight, "bias": torch.ones(1, dtype=torch.float64).expand(200, 1)}
+    stack = draws or {"weight": weight, "bias": torch.ones(1, dtype=F64).expand(200, 1)}
     return Empirical(target, Network(net), stack, chains=2)
 
 
@@ -133,7 +130,7 @@ def posterior(draws: dict[str, Tensor] | None = None) -> Empirical:
 @pytest.mark.filterwarnings(
     "ignore:invalid value encountered:RuntimeWarning"
 )  # ArviZ, on a weight that never moves
-def test_draws_by_chain_are_those_of_arviz() -> None:
+def test_draws_by_chain_are_those_of_arviz():
     import arviz
 
     p = posterior()

@@ -2,8 +2,6 @@
 the whole table.
 """
 
-from __future__ import annotations
-
 import pytest
 from scipy.stats import binom
 
@@ -17,7 +15,7 @@ HARD = (  # 50 rows to test on cannot tell these
 )
 
 
-def flagged(case: int, sizes: list[tuple[int, int, int]], seeds: int = SEEDS) -> list[str]:
+def flagged(case, sizes, seeds=SEEDS):
     return [
         f"{size}, seed {seed}: {found}"
         for size in sizes
@@ -26,7 +24,7 @@ def flagged(case: int, sizes: list[tuple[int, int, int]], seeds: int = SEEDS) ->
     ]
 
 
-def most(fits: int) -> int:
+def most(fits):
     """What is wrong of so many fits at a rate of 5 %, but for a probability of 0.005: 7 of 50, 5 of
     30.
     """
@@ -41,13 +39,13 @@ LEFT_OUT = (  # a harder case of the same check is among the others
 )
 
 
-def numbers(kind: str) -> list[int]:
+def numbers(kind):
     return [
         k for k, case in enumerate(gate.CASES) if case.kind == kind and case.name not in LEFT_OUT
     ]
 
 
-def test_a_right_fit_is_hardly_ever_flagged() -> None:
+def test_a_right_fit_is_hardly_ever_flagged():
     """20 fits at 5 %: more than 4 with probability 0.003; at the 10 % or 28 % of before, with 0.04
     or 0.7.
     """
@@ -58,7 +56,7 @@ def test_a_right_fit_is_hardly_ever_flagged() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", numbers("right"), ids=lambda k: gate.CASES[k].name)
-def test_of_right_fits_5_percent_are_flagged_at_most(case: int) -> None:
+def test_of_right_fits_5_percent_are_flagged_at_most(case):
     sizes = [size for size in gate.SIZES if size[0] >= gate.CASES[case].least]
     assert len(found := flagged(case, sizes)) <= most(SEEDS * len(sizes)), found
 
@@ -66,7 +64,7 @@ def test_of_right_fits_5_percent_are_flagged_at_most(case: int) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", numbers("wrong"), ids=lambda k: gate.CASES[k].name)
-def test_of_wrong_fits_95_percent_are_flagged_at_least(case: int) -> None:
+def test_of_wrong_fits_95_percent_are_flagged_at_least(case):
     least = 200 if gate.CASES[case].name in HARD else 0
     sizes = [size for size in gate.SIZES if size[1] >= least]
     fits = SEEDS * len(sizes)

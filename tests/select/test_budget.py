@@ -2,14 +2,11 @@
 what it does.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.inference.modes import Modes
@@ -24,7 +21,7 @@ from bayou.select.budget import (
 from bayou.select.ratio import NOISE_STEPS
 from bayou.select.regularization_path import LOG_PROB_PASSES, PASSES
 from bayou.training import loop
-from bayou.training.data import Rows, as_data
+from bayou.training.data import as_data
 
 ROWS = 225
 STEPS = 60  # of fits by minibatches
@@ -33,30 +30,30 @@ STEPS = 60  # of fits by minibatches
 class Recurrent(nn.Module):
     """An LSTM over the second axis of x (N, 6, 3)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.LSTM(3, 4, batch_first=True)
         self.head = nn.Linear(4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         states, _ = self.body(x)
         return self.head(states[:, -1])
 
 
-def with_batch_norm() -> nn.Module:
+def with_batch_norm():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
 
 
-def convolutional() -> nn.Module:
+def convolutional():
     pooled = nn.AdaptiveAvgPool2d(2)
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), pooled, nn.Flatten(), nn.Linear(12, 3))
 
 
-def two_outputs() -> nn.Module:
+def two_outputs():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def numbers(*shape: int) -> tuple[Tensor, Tensor]:
+def numbers(*shape):
     """Inputs (ROWS, *shape), and one number y for each that depends on them."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, *shape, generator=generator)
@@ -64,7 +61,7 @@ def numbers(*shape: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def classes(*shape: int) -> tuple[Tensor, Tensor]:
+def classes(*shape):
     """The same with three classes."""
     x, y = numbers(*shape)
     return x, (y[:, 0] > -0.5).long() + (y[:, 0] > 0.8).long()
@@ -75,20 +72,20 @@ class Counter:
     run by minibatches.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.searches: list[Modes] = []
-        self.runs: list[int] = []
-        self.titles: list[str] = []
-        self.titles_at_first_pass: int | None = None
+    def __init__(self, monkeypatch):
+        self.searches = []
+        self.runs = []
+        self.titles = []
+        self.titles_at_first_pass = None
         plain_modes = Modes.__init__
         plain_step = loop.TrainingRun.step
 
-        def made(modes: Modes, *args: Any) -> None:
+        def made(modes, *args):
             self.note_pass()
             self.searches.append(modes)
             plain_modes(modes, *args)
 
-        def step(run: loop.TrainingRun, x: Any, y: Tensor) -> None:
+        def step(run, x, y):
             self.note_pass()
             if run.state.step == 0:
                 self.runs.append(0)
@@ -98,22 +95,19 @@ class Counter:
         monkeypatch.setattr(Modes, "__init__", made)
         monkeypatch.setattr(loop.TrainingRun, "step", step)
 
-    def note_pass(self) -> None:
+    def note_pass(self):
         if self.titles_at_first_pass is None:
             self.titles_at_first_pass = len(self.titles)
 
-    def show(self, title: str, step: int, total: int, fields: dict[str, float]) -> None:
+    def show(self, title, step, total, fields):
         self.titles.append(title)
 
-    def passes(self) -> list[int]:
+    def passes(self):
         """Passes over all rows, of one network, of every batch of modes."""
         return [modes.passes for modes in self.searches]
 
 
-def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch.manual_seed(0)
+def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(monkeypatch):
     counter = Counter(monkeypatch)
     method = by_name("laplace", effort=0.5)
     posterior = bayou.fit(convolutional(), classes(1, 6, 6), method, progress=counter.show)
@@ -126,10 +120,7 @@ def test_the_search_of_an_expensive_network_on_classes_costs_at_most_two_fits(
     assert "choosing the prior" in counter.titles[0]
 
 
-def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch.manual_seed(0)
+def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(monkeypatch):
     counter = Counter(monkeypatch)
     method = by_name("laplace", effort=0.25)
     bayou.fit(Recurrent(), numbers(6, 3), method, progress=counter.show)
@@ -141,10 +132,7 @@ def test_the_search_of_an_expensive_network_on_numbers_costs_at_most_two_fits(
 
 
 @pytest.mark.parametrize("method", ["laplace", "dropout"])
-def test_the_search_with_batch_norm_costs_at_most_two_fits(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
+def test_the_search_with_batch_norm_costs_at_most_two_fits(method, monkeypatch):
     net = with_batch_norm()
     if method == "dropout":
         net = bayou.select.with_dropout(net)
@@ -157,10 +145,7 @@ def test_the_search_with_batch_norm_costs_at_most_two_fits(
     assert not counter.searches
 
 
-def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch.manual_seed(0)
+def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(monkeypatch):
     counter = Counter(monkeypatch)
     method = by_name("mnf", steps=STEPS)
     likelihood = bayou.HeteroscedasticGaussian()
@@ -174,36 +159,25 @@ def test_the_search_with_a_heteroscedastic_head_costs_at_most_two_fits(
     assert counter.titles_at_first_pass == 1
 
 
-def target_of(
-    net: nn.Module, data: tuple[Tensor, Tensor], likelihood: bayou.likelihoods.Likelihood
-) -> Target:
-    return Target.build(net, likelihood, bayou.Normal("fan_in"), len(data[1]))
+def share(net, data, likelihood=None):
+    likelihood = likelihood or bayou.Categorical()
+    target = Target.build(net, likelihood, bayou.Normal("fan_in"), len(data[1]))
+    return shares_passes(target, as_data(data))
 
 
-def test_only_modes_of_small_linear_layers_share_passes() -> None:
+def test_only_modes_of_small_linear_layers_share_passes():
     small = nn.Sequential(nn.Linear(4, 50), nn.SiLU(), nn.Linear(50, 3))
-    rows = as_data(classes(4))
-    assert isinstance(rows, Rows)
-    assert shares_passes(target_of(small, classes(4), bayou.Categorical()), rows)
+    assert share(small, classes(4))
     wide = nn.Sequential(nn.Linear(4, 40_000), nn.SiLU(), nn.Linear(40_000, 3))
-    assert not shares_passes(target_of(wide, classes(4), bayou.Categorical()), rows)
-    images = as_data(classes(1, 6, 6))
-    assert isinstance(images, Rows)
-    assert not shares_passes(
-        target_of(convolutional(), classes(1, 6, 6), bayou.Categorical()), images
-    )
-    real = as_data(numbers(4))
-    assert isinstance(real, Rows)
-    assert not shares_passes(
-        target_of(two_outputs(), numbers(4), bayou.HeteroscedasticGaussian()), real
-    )
+    assert not share(wide, classes(4))
+    assert not share(convolutional(), classes(1, 6, 6))
+    assert not share(two_outputs(), numbers(4), bayou.HeteroscedasticGaussian())
 
 
-def test_what_a_search_can_afford() -> None:
+def test_what_a_search_can_afford():
     assert affordable_passes(120, 3) == 80
     assert affordable_passes(1, 30) == 1
     rows = as_data(numbers(4))
-    assert isinstance(rows, Rows)
     start = bayou.MAP()
     assert shortened_start(start, rows, 3).steps == math.floor(2 * start.total_steps(rows) / 3)
     assert shortened_start(start, rows, 1).steps == start.total_steps(

@@ -1,17 +1,12 @@
 """Regressions of more than 5,000 rows: one fit without the rows that select the noise."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.adapters.sklearn import BayesClassifier, BayesRegressor
@@ -19,56 +14,52 @@ from bayou.inference.baseline_checks import WorseThanModeWarning
 from bayou.inference.method import Method
 from bayou.network import Network
 from bayou.network.target import Target
-from bayou.posteriors import Empirical, Posterior
+from bayou.posteriors import Empirical
 from bayou.select import NamedMethod, by_name, plan
 from bayou.select.judgment import LEVEL, Residuals, judge
 from bayou.select.many_rows import LARGE_BATCH, with_large_steps
 from bayou.select.noise import match_noise
-from bayou.training.data import Rows, as_data
+from bayou.training.data import as_data
 from bayou.training.seeds import part_seed
+
+F64 = torch.float64
 
 NOISE = 0.5
 
 
-def table(rows: int) -> tuple[Tensor, Tensor]:
+def table(rows):
     torch.manual_seed(1)
-    x = torch.randn(rows, 3, dtype=torch.float64)
-    return x, x @ x.new_tensor([[1.0], [-0.5], [0.0]]) + NOISE * torch.randn(
-        rows, 1, dtype=torch.float64
-    )
+    x = torch.randn(rows, 3, dtype=F64)
+    return x, x @ x.new_tensor([[1.0], [-0.5], [0.0]]) + NOISE * torch.randn(rows, 1, dtype=F64)
 
 
 @pytest.mark.parametrize("name", ["laplace", "ensemble", "ensemble of default length"])
-def test_the_noise_is_the_likeliest_for_held_out_rows(name: str) -> None:
+def test_the_noise_is_the_likeliest_for_held_out_rows(name):
     x, y = table(6000)
     length = {"effort": 0.03} if name.endswith("length") else {"steps": 80}
     method = by_name(name.split()[0], lr=0.05, members=2, **length)
-    posterior = bayou.fit(nn.Linear(3, 1).double(), (x, y), method, seed=3, progress=False)
+    posterior = bayou.fit(nn.Linear(3, 1).double(), (x, y), method, seed=3)
     assert posterior.target.n == 5000
     data = as_data((x, y))
-    assert isinstance(data, Rows)
     _, held = data.split(1 / 6, part_seed(3, "folds"))
     residuals = Residuals.of(posterior, held, 3)
     noise = posterior.target.likelihood.gaussian_noise
-    assert noise is not None
     total = residuals.variances + noise**2
     # equal where all rows have the same variance
     assert float(total.mean()) == pytest.approx(float(residuals.squares.mean()), rel=1e-2)
     # the derivative of the log density
     assert abs(float(((residuals.squares - total) / total.square()).mean())) < 1e-6
     assert abs(noise - NOISE) < 5 * NOISE / math.sqrt(2 * 1000)  # 1,000 held-out rows
-    assert posterior.predict(x[:4], seed=0).aleatoric_std.square().mean().item() == pytest.approx(
+    assert posterior.predict(x[:4]).aleatoric_std.square().mean().item() == pytest.approx(
         noise**2, rel=1e-9
     )
     assert match_noise(posterior, held, 3) == pytest.approx(noise, rel=1e-9)
 
 
-def test_default_settings_are_those_for_many_rows_and_given_ones_are_kept() -> None:
+def test_default_settings_are_those_for_many_rows_and_given_ones_are_kept():
     data = as_data(table(20_000))
-    assert isinstance(data, Rows)
     method = with_large_steps(by_name("ensemble"), data)
-    assert isinstance(method, NamedMethod)
-    assert method.start == method.method.of  # type: ignore[attr-defined]
+    assert method.start == method.method.of
     assert (method.start.batch_size, method.start.steps) == (
         LARGE_BATCH,
         40 * math.ceil(20_000 / LARGE_BATCH),
@@ -85,9 +76,7 @@ def test_default_settings_are_those_for_many_rows_and_given_ones_are_kept() -> N
 
 
 @pytest.mark.parametrize(("rows", "large"), [(5000, False), (5001, True)])
-def test_the_default_network_grows_with_the_rows_of_a_regression(
-    rows: int, large: bool, tmp_path: Path
-) -> None:
+def test_the_default_network_grows_with_the_rows_of_a_regression(rows, large, tmp_path):
     x, y = (value.numpy() for value in table(rows))
     model = BayesRegressor("mle", steps=2, random_state=0).fit(x, y[:, 0])
     widths = [
@@ -110,31 +99,31 @@ def test_the_default_network_grows_with_the_rows_of_a_regression(
     assert next(classes.posterior_.target.net.parameters()).shape == (50, 3)
 
 
-def uneven_rows() -> Residuals:
+def uneven_rows():
     """Residuals of 2,000 rows of noise 1, of which 20 have functions with a variance of 400 that
     they do not need.
     """
     generator = torch.Generator().manual_seed(0)
-    squares = torch.randn(2000, 1, generator=generator, dtype=torch.float64).square()
-    variances = torch.zeros(2000, 1, dtype=torch.float64)
+    squares = torch.randn(2000, 1, generator=generator, dtype=F64).square()
+    variances = torch.zeros(2000, 1, dtype=F64)
     variances[:20] = 400.0
     return Residuals(squares, variances)
 
 
-def test_rows_with_a_large_variance_do_not_make_the_intervals_of_the_others_too_narrow() -> None:
+def test_rows_with_a_large_variance_do_not_make_the_intervals_of_the_others_too_narrow():
     found = uneven_rows()
     noise = found.likeliest_noise()
     assert abs(noise - 1) < 5 / math.sqrt(2 * 1980)
     assert abs(found.coverage(noise) - LEVEL) < 5 * math.sqrt(LEVEL * (1 - LEVEL) / 2000)
     # by the means of both, the noise would be at the bound of the variances, and the intervals too
     # narrow
-    assert float(found.variances.mean()) > float(found.squares.mean())
+    assert found.variances.mean() > found.squares.mean()
     assert found.coverage(0.5 * math.sqrt(float(found.squares.mean()))) < 0.7
 
 
-def test_a_posterior_that_is_worse_than_its_mode_or_covers_too_little_is_not_acceptable() -> None:
+def test_a_posterior_that_is_worse_than_its_mode_or_covers_too_little_is_not_acceptable():
     generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(1000, 1, generator=generator, dtype=torch.float64)
+    noise = torch.randn(1000, 1, generator=generator, dtype=F64)
     mode = Residuals(noise.square(), torch.zeros_like(noise))
     comparison, is_acceptable = judge(Residuals(noise.square(), torch.full_like(noise, 0.01)), mode)
     assert is_acceptable
@@ -158,10 +147,10 @@ class WideDraws(Method):
     shift: float = 0.0
     last_layer: Method | None = None
 
-    def restricted_to(self, names: Sequence[str], *, learns_others: bool = False) -> Method | None:
+    def restricted_to(self, names, *, learns_others=False):
         return self.last_layer
 
-    def fit(self, target: Target, data: Any, **options: Any) -> Posterior:
+    def fit(self, target, data, **options):
         stack = {
             name: value.expand(2, *value.shape).clone() for name, value in target.start().items()
         }
@@ -170,9 +159,7 @@ class WideDraws(Method):
 
 
 @pytest.mark.parametrize("last_layer", [None, WideDraws()])
-def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(
-    last_layer: Method | None,
-) -> None:
+def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(last_layer):
     x, y = table(6000)
     draws = WideDraws(0.4, last_layer)
     method = NamedMethod(draws, bayou.MAP(steps=80, lr=0.05), selects_layers=True)
@@ -180,14 +167,11 @@ def test_held_out_rows_reject_a_posterior_that_is_worse_than_its_mode(
     target = Target.build(nn.Linear(3, 1).double(), bayou.Gaussian(0.5, learn=True), None, 6000)
     if last_layer is None:
         with pytest.warns(WorseThanModeWarning, match="held-out rows"):
-            posterior = plan(method, target, data, progress=False).fit(progress=False)
+            posterior = plan(method, target, data).fit()
         assert posterior.checks["mode"].status == "failed"
         return
-    posterior = plan(method, target, data, progress=False).fit(
-        progress=False
-    )  # a warning is an error in these tests
+    posterior = plan(method, target, data).fit()  # a warning is an error in these tests
     assert posterior.checks["mode"].status == "ok"
     assert posterior.choice.startswith("the last layer is random")
     noise = posterior.target.likelihood.gaussian_noise
-    assert noise is not None
     assert abs(noise - NOISE) < 5 * NOISE / math.sqrt(2 * 1000)

@@ -1,24 +1,21 @@
 """A name stands for one posterior: in Python, in scikit-learn and on the command line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_diabetes, load_iris
-from torch import Tensor
 
 import bayou
 from bayou.app.runs import nets
 from bayou.app.runs.config import Config
 from bayou.app.runs.folder import Run
 
+F64 = torch.float64
+
 NUMBERS, CLASSES = "numbers", "classes"
 
 
-def table(kind: str, path: Path) -> Path:
+def table(kind, path):
     """Sixty rows of four columns as a CSV file."""
     X, y = (load_diabetes if kind == NUMBERS else load_iris)(return_X_y=True)
     rows = np.random.default_rng(0).permutation(len(X))[:60]
@@ -33,7 +30,7 @@ def table(kind: str, path: Path) -> Path:
     return path
 
 
-def moments(posterior: bayou.Posterior, x: Tensor) -> Tensor:
+def moments(posterior, x):
     """Predictive mean and standard deviation."""
     p = posterior.predict(x, samples=30, seed=1)
     return torch.stack([p.mean, p.std])
@@ -48,12 +45,12 @@ def moments(posterior: bayou.Posterior, x: Tensor) -> Tensor:
     ],
 )
 def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
-    kind: str, name: str, tmp_path: Path
-) -> None:
+    kind, name, tmp_path
+):
     settings = {"steps": 40, "effort": 0.1}
     config = Config(
         str(table(kind, tmp_path / "t.csv")), (name,), target="y", precision="float64", **settings
-    )  # type: ignore[arg-type]
+    )
     run = Run.create(tmp_path / "run", config)
     run.work()
     data = run.load_data()
@@ -61,7 +58,7 @@ def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
 
     x, y = data.train
     net = nets.build("silu-50", data.input_shape, data.output_size, seed=0).double()
-    by_fit = bayou.fit(net, (x, y), bayou.select.by_name(name, **settings), seed=0, progress=False)
+    by_fit = bayou.fit(net, (x, y), bayou.select.by_name(name, **settings))
     estimator = bayou.BayesRegressor if kind == NUMBERS else bayou.BayesClassifier
     model = estimator(name, random_state=0, **settings).fit(x.numpy(), y.numpy())
 
@@ -73,17 +70,15 @@ def test_a_name_is_one_posterior_in_python_scikit_learn_and_on_the_command_line(
     torch.testing.assert_close(moments(model.posterior_, inputs), expected, rtol=1e-2, atol=1e-3)
 
 
-def test_the_likelihood_of_a_name_follows_from_y() -> None:
-    x = torch.randn(30, 2, dtype=torch.float64)
+def test_the_likelihood_of_a_name_follows_from_y():
+    x = torch.randn(30, 2, dtype=F64)
     net, method = torch.nn.Linear(2, 3).double(), bayou.select.by_name("map", steps=3, effort=0.1)
-    posterior = bayou.fit(net, (x, torch.arange(30) % 3), method, progress=False)
+    posterior = bayou.fit(net, (x, torch.arange(30) % 3), method)
     assert posterior.target.likelihood_spec == bayou.Categorical()
-    y = 4 * torch.randn(30, 3, dtype=torch.float64)
-    fitted = bayou.fit(net, (x, y), "mle", progress=False).target.likelihood_spec
+    y = 4 * torch.randn(30, 3, dtype=F64)
+    fitted = bayou.fit(net, (x, y), "mle").target.likelihood_spec
     assert isinstance(fitted, bayou.Gaussian)
     assert fitted.learn
     assert fitted.noise == 0.5
     assert fitted.units == pytest.approx(y.std(0, correction=0).tolist())
-    assert isinstance(
-        bayou.fit(net, (x, y), method, progress=False).target.likelihood_spec, bayou.Gaussian
-    )
+    assert isinstance(bayou.fit(net, (x, y), method).target.likelihood_spec, bayou.Gaussian)

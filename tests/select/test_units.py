@@ -2,16 +2,13 @@
 user.
 """
 
-from __future__ import annotations
-
 import copy
 import math
-import warnings
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 import bayou
@@ -29,43 +26,49 @@ from bayou.select.standardize import (
 from bayou.training.data import as_data
 from bayou.training.inputs import forward_inputs
 
+F64 = torch.float64
+
 ROWS = 40
 
 
-def linear_rows(rows: int = ROWS, seed: int = 0) -> tuple[Tensor, Tensor]:
+def linear_rows(rows=ROWS, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
-    noise = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
-    return x, x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64) + 0.1 * noise
+    x = torch.randn(rows, 3, generator=generator, dtype=F64)
+    noise = torch.randn(rows, 1, generator=generator, dtype=F64)
+    return x, x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=F64) + 0.1 * noise
 
 
-def network(inputs: int = 3, outputs: int = 1) -> nn.Module:
+NEW, _ = linear_rows(seed=1)
+
+
+def network(inputs=3, outputs=1):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
 
 
-def fitted(
-    x: Tensor, y: Tensor, name: str = "map", net: nn.Module | None = None, **options: object
-):
+def fitted(x, y, name="map", net=None, **options):
     net = network(x.shape[1], y.shape[1]) if net is None else net
     method = bayou.select.by_name(name, effort=0.1)
-    return bayou.fit(net, (x, y), method, progress=False, **options)
+    return bayou.fit(net, (x, y), method, **options)
+
+
+def fitted_by(method, data):
+    return bayou.fit(network(), data, method, likelihood=bayou.Gaussian(0.1))
 
 
 @cache
-def fitted_to_unit_scale(name: str = "map"):
+def fitted_to_unit_scale(name="map"):
     return fitted(*linear_rows(), name)
 
 
 @pytest.mark.parametrize(
     ("name", "scale"), [("map", 1e-9), ("map", 1e9), ("laplace", 1e9), ("mnf", 1e-9)]
 )
-def test_predictions_scale_with_y(name: str, scale: float) -> None:
+def test_predictions_scale_with_y(name, scale):
     x, y = linear_rows()
-    new = linear_rows(seed=1)[0]
-    expected = fitted_to_unit_scale(name).predict(new, seed=0)
-    predictive = fitted(x, scale * (y + 1e3), name).predict(new, seed=0)
+    expected = fitted_to_unit_scale(name).predict(NEW)
+    predictive = fitted(x, scale * (y + 1e3), name).predict(NEW)
     # equal up to the rounding of scale·y, which a search of modes amplifies
     assert torch.allclose(predictive.mean / scale - 1e3, expected.mean, atol=5e-3)
     assert torch.allclose(predictive.std / scale, expected.std, rtol=2e-2)
@@ -74,30 +77,29 @@ def test_predictions_scale_with_y(name: str, scale: float) -> None:
     assert torch.allclose(ends / scale - 1e3, expected_ends, atol=2e-2)
 
 
-def test_columns_of_x_may_be_shifted_and_scaled() -> None:
+def test_columns_of_x_may_be_shifted_and_scaled():
     x, y = linear_rows()
-    scale = torch.tensor([1e6, 1e-6, 3.0], dtype=torch.float64)
-    shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=torch.float64)
-    new = linear_rows(seed=1)[0]
-    expected = fitted_to_unit_scale().predict(new, seed=0)
-    predictive = fitted(shift + scale * x, y).predict(shift + scale * new, seed=0)
+    scale = torch.tensor([1e6, 1e-6, 3.0], dtype=F64)
+    shift = torch.tensor([-4e6, 2e-5, 2000.0], dtype=F64)
+    expected = fitted_to_unit_scale().predict(NEW)
+    predictive = fitted(shift + scale * x, y).predict(shift + scale * NEW)
     assert torch.allclose(predictive.mean, expected.mean, atol=2e-3)
     assert torch.allclose(predictive.std, expected.std, rtol=2e-2)
 
 
-def test_outputs_of_different_units_have_a_noise_each() -> None:
+def test_outputs_of_different_units_have_a_noise_each():
     x, y = linear_rows()
     several = torch.cat([1e6 * y, 1e-3 * y + 5], 1)
-    predictive = fitted(x, several).predict(x, seed=0)
+    predictive = fitted(x, several).predict(x)
     error = (predictive.mean - several).square().mean(0).sqrt()
     assert torch.allclose(predictive.std.mean(0), error, rtol=0.5)
     assert float(predictive.std[0, 0] / predictive.std[0, 1]) == pytest.approx(1e9, rel=1e-6)
 
 
-def test_files_modules_and_exports_speak_the_units_of_y(tmp_path) -> None:
+def test_files_modules_and_exports_speak_the_units_of_y(tmp_path):
     x, y = linear_rows()
     posterior = fitted(10 * x + 50, 1e4 * y + 2e5)
-    new = 10 * linear_rows(seed=1)[0] + 50
+    new = 10 * NEW + 50
     mean = posterior.predict(new).mean
     assert (mean - 2e5).abs().max() < 2e5
     posterior.save(tmp_path / "prices.bayou")
@@ -110,21 +112,19 @@ def test_files_modules_and_exports_speak_the_units_of_y(tmp_path) -> None:
     assert torch.allclose(program.module()(new)["std"], posterior.predict(new).std)
 
 
-def test_operations_take_rows_in_the_units_of_y() -> None:
+def test_operations_take_rows_in_the_units_of_y():
     x, y = linear_rows(80)
     prices = 1e4 * y + 2e5
     posterior = fitted(x[:60], prices[:60])
     intervals = bayou.operations.conformal(posterior, (x[60:], prices[60:]), 0.8)
     low, high = intervals.interval(x)
-    assert float(((low <= prices) & (prices <= high)).double().mean()) > 0.6
-    student = bayou.operations.distill(
-        posterior, network(outputs=2), (x, prices), steps=400, progress=False
-    )
+    assert ((low <= prices) & (prices <= high)).double().mean() > 0.6
+    student = bayou.operations.distill(posterior, network(outputs=2), (x, prices), steps=400)
     error = (student.predict(x).mean - posterior.predict(x).mean).square().mean().sqrt()
     assert error < 0.2 * prices.std()
 
 
-def test_the_bound_and_the_history_are_those_of_y_in_its_units() -> None:
+def test_the_bound_and_the_history_are_those_of_y_in_its_units():
     x, y = linear_rows()
     scale = 1e4
     small = fitted(x, y, "laplace")
@@ -136,37 +136,37 @@ def test_the_bound_and_the_history_are_those_of_y_in_its_units() -> None:
     assert log_likelihood == pytest.approx(large.history[-1]["log_likelihood"], abs=1e-3)
 
 
-def test_a_given_noise_is_in_the_units_of_y() -> None:
+def test_a_given_noise_is_in_the_units_of_y():
     x, y = linear_rows()
     posterior = fitted(x, 1e4 * y, likelihood=bayou.Gaussian(1e3))
     assert posterior.target.likelihood.gaussian_noise == pytest.approx(1e3)
     assert (posterior.predict(x).mean - 1e4 * y).square().mean().sqrt() < 3e3
 
 
-def test_a_network_with_its_own_noise_has_units_too() -> None:
+def test_a_network_with_its_own_noise_has_units_too():
     x, y = linear_rows(80)
     net = network(outputs=2)
     posterior = fitted(x, 1e6 * y - 3e6, net=net, likelihood=bayou.HeteroscedasticGaussian())
     predictive = posterior.predict(x)
     assert (predictive.mean - (1e6 * y - 3e6)).square().mean().sqrt() < 0.2 * 1e6 * y.std()
-    assert 1e4 < float(predictive.std.mean()) < 1e6
+    assert 1e4 < predictive.std.mean() < 1e6
 
 
 class Prices(torch.utils.data.Dataset):
     """A map-style data set whose items are in units far from 1."""
 
-    def __init__(self, rows: int = 64) -> None:
+    def __init__(self, rows=64):
         self.x, self.y = linear_rows(rows)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         return 100 * self.x[index] + 1e3, 1e5 * self.y[index]
 
 
 @pytest.mark.parametrize("kind", ["dataset", "loader"])
-def test_batches_of_data_sets_and_loaders_are_standardized(kind: str) -> None:
+def test_batches_of_data_sets_and_loaders_are_standardized(kind):
     rows = as_data(Prices() if kind == "dataset" else DataLoader(Prices(), 16))
     units = choose_units(network(), rows, None)
     batches = list(apply_units(units, rows).epoch())
@@ -177,24 +177,23 @@ def test_batches_of_data_sets_and_loaders_are_standardized(kind: str) -> None:
         assert torch.allclose(values.std(0, correction=0), torch.ones(values.shape[1]).double())
 
 
-def test_a_fit_to_a_loader_predicts_in_its_units() -> None:
+def test_a_fit_to_a_loader_predicts_in_its_units():
     data = Prices()
     method = bayou.select.by_name("map", steps=200)
-    posterior = bayou.fit(network(), DataLoader(data, 64), method, progress=False)
+    posterior = bayou.fit(network(), DataLoader(data, 64), method)
     x = 100 * data.x + 1e3
     error = (posterior.predict(x).mean - 1e5 * data.y).square().mean().sqrt()
     assert error < 0.2 * 1e5 * data.y.std()
 
 
-def test_codes_indicators_constants_and_images_are_left_alone() -> None:
+def test_codes_indicators_constants_and_images_are_left_alone():
     x, _ = linear_rows()
-    codes = torch.arange(ROWS, dtype=torch.float64).remainder(7)
+    codes = torch.arange(ROWS, dtype=F64).remainder(7)
     indicator = (x[:, 0] > 0).double()
-    constant = torch.full((ROWS,), 5.0, dtype=torch.float64)
-    years = torch.arange(ROWS, dtype=torch.float64) + 1980
+    constant = torch.full((ROWS,), 5.0, dtype=F64)
+    years = torch.arange(ROWS, dtype=F64) + 1980
     table = torch.stack([codes, indicator, constant, years, 1e4 * x[:, 1]], 1)
     columns = describe_columns(network(5), table)
-    assert columns is not None
     assert columns.is_standardized.tolist() == [False, False, False, True, True]
     assert describe_columns(network(), torch.rand(10, 1, 8, 8)) is None
     assert describe_columns(network(), torch.randint(0, 100, (10, 5))) is None
@@ -204,45 +203,42 @@ def test_codes_indicators_constants_and_images_are_left_alone() -> None:
     assert describe_columns(network(), pixels) is None
 
 
-def test_columns_that_are_indices_of_an_embedding_are_left_alone() -> None:
+def test_columns_that_are_indices_of_an_embedding_are_left_alone():
     class Embedded(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.table = nn.Embedding(50, 3)
             self.head = nn.Linear(4, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.head(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
 
     net = Embedded().double()
-    codes = torch.arange(ROWS, dtype=torch.float64)
+    codes = torch.arange(ROWS, dtype=F64)
     years = 1980 + codes
     x = torch.stack([codes, years], 1)
     columns = leave_indices(net, (x,), {0: describe_columns(net, x)})[0]
-    assert columns is not None
     assert columns.is_standardized.tolist() == [False, True]
-    y = torch.randn(ROWS, 1, dtype=torch.float64)
+    y = torch.randn(ROWS, 1, dtype=F64)
     fitted(x, y, net=net).predict(x)
 
 
-def test_features_of_sequences_are_standardized_along_their_axis() -> None:
+def test_features_of_sequences_are_standardized_along_their_axis():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 5, 2, generator=generator) * torch.tensor([1e3, 1.0])
     recurrent = describe_columns(nn.LSTM(2, 3, batch_first=True), x)
     convolved = describe_columns(nn.Conv1d(5, 3, 1), x)
-    assert recurrent is not None
-    assert convolved is not None
     assert recurrent.affine().shift.shape == (2,)
     assert convolved.affine().shift.shape == (5, 1)
 
 
-def test_a_pretrained_network_keeps_its_units() -> None:
+def test_a_pretrained_network_keeps_its_units():
     x, y = linear_rows()
     prices = 100 * y + 500
     net = nn.Linear(3, 1).double()
     assert not is_pretrained(net, (x,), prices, None)
     solution = torch.linalg.lstsq(
-        torch.cat([x, torch.ones(ROWS, 1, dtype=torch.float64)], 1), prices
+        torch.cat([x, torch.ones(ROWS, 1, dtype=F64)], 1), prices
     ).solution
     with torch.no_grad():
         net.weight.copy_(solution[:3].T)
@@ -252,7 +248,7 @@ def test_a_pretrained_network_keeps_its_units() -> None:
     assert choose_units(network(), as_data((x, prices)), None) is not None
 
 
-def test_a_pretrained_classifier_keeps_its_units() -> None:
+def test_a_pretrained_classifier_keeps_its_units():
     x, y = linear_rows(100)
     labels = (y[:, 0] > 0).long()
     assert not is_pretrained(network(outputs=2), (x,), labels, None)
@@ -263,7 +259,7 @@ def test_a_pretrained_classifier_keeps_its_units() -> None:
     assert is_pretrained(net, (x,), labels, None)
 
 
-def test_frozen_networks_and_where_keep_their_units() -> None:
+def test_frozen_networks_and_where_keep_their_units():
     x, y = linear_rows()
     net = network()
     net[0].requires_grad_(False)
@@ -272,7 +268,7 @@ def test_frozen_networks_and_where_keep_their_units() -> None:
     assert units_of(posterior.target.net) is None
 
 
-def test_the_network_of_the_user_is_not_changed() -> None:
+def test_the_network_of_the_user_is_not_changed():
     x, y = linear_rows()
     net = network()
     before = copy.deepcopy(net.state_dict())
@@ -282,19 +278,17 @@ def test_the_network_of_the_user_is_not_changed() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_a_method_object_warns_once_about_units() -> None:
+def test_a_method_object_warns_once_about_units():
     x, y = linear_rows()
     method = bayou.MAP(steps=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+    fitted_by(method, (x, y))  # a warning is an error in these tests
     x[:, 2] *= 1e5
     with pytest.warns(UnitsWarning, match=r"y has .* and x has .*column 2.*by name") as caught:
-        bayou.fit(network(), (x, 1e4 * y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+        fitted_by(method, (x, 1e4 * y))
     assert sum(isinstance(warning.message, UnitsWarning) for warning in caught) == 1
 
 
-def test_units_are_switched_on_in_every_copy_of_a_network() -> None:
+def test_units_are_switched_on_in_every_copy_of_a_network():
     net = nn.Linear(2, 1).double()
     units = Units(
         [Standardization(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))],
@@ -302,7 +296,7 @@ def test_units_are_switched_on_in_every_copy_of_a_network() -> None:
     )
     wrapped = with_units(net, units)
     twin = copy.deepcopy(wrapped)
-    x = torch.randn(4, 2, dtype=torch.float64)
+    x = torch.randn(4, 2, dtype=F64)
     assert torch.equal(twin(x), net(x))
     units.activate(net.weight)
     expected = 5 + 6 * net((x - torch.tensor([1.0, 2.0])) / torch.tensor([3.0, 4.0]))
@@ -312,7 +306,7 @@ def test_units_are_switched_on_in_every_copy_of_a_network() -> None:
     assert torch.allclose(with_units(net, again)(x), expected)
 
 
-def test_damaged_units_in_a_file_raise(tmp_path) -> None:
+def test_damaged_units_in_a_file_raise(tmp_path):
     x, y = linear_rows()
     fitted(x, 1e4 * y).save(tmp_path / "a.bayou")
     tensors, config = read_file(tmp_path / "a.bayou")
@@ -331,9 +325,9 @@ FITTED_METHODS = [
 
 @pytest.mark.parametrize("method", FITTED_METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.filterwarnings("ignore:the chains of HMC")
-def test_every_fit_is_compared_with_baselines(method) -> None:
+def test_every_fit_is_compared_with_baselines(method):
     x, y = linear_rows()
-    posterior = bayou.fit(network(), (x, y), method, likelihood=bayou.Gaussian(0.1), progress=False)
+    posterior = fitted_by(method, (x, y))
     checks = posterior.checks
     assert {"constant", "linear", "mode"} <= {check.name for check in checks}
     assert f"{ROWS} training rows" in checks["linear"].text
@@ -341,10 +335,8 @@ def test_every_fit_is_compared_with_baselines(method) -> None:
     assert {"constant", "linear"} <= {check.name for check in fitted_to_unit_scale().checks}
 
 
-def test_rows_held_out_for_validation_are_checked() -> None:
+def test_rows_held_out_for_validation_are_checked():
     method = bayou.MAP(steps=300, validation=0.2)
-    posterior = bayou.fit(
-        network(), linear_rows(100), method, likelihood=bayou.Gaussian(0.1), progress=False
-    )
+    posterior = fitted_by(method, linear_rows(100))
     assert "20 held-out rows" in posterior.checks["linear"].text
     assert "coverage" in posterior.checks

@@ -102,33 +102,30 @@ def run(name, **changes):
         {"net": mlp(), "data": (x, y), "likelihood": NOISE},
     )
     named = {"input": x, "labels": label}
+    mode = bayou.MAP(**SHORT)
     runs = {
-        "map": curve | {"method": bayou.MAP(clip=0.5, **SHORT)},
-        "mle": classes | {"method": bayou.MLE(validation=0.2, **SHORT)},
-        "loader": classes | {"data": loader(named), "method": bayou.MAP(**SHORT)},
-        "vi": curve | {"method": bayou.VI(bayou.MeanField(local=False), samples=2, **SHORT)},
-        "ivon": curve | {"method": bayou.IVON(**SHORT)},
-        "sgld": curve | {"method": bayou.SGLD(steps=12, lr=1e-4, draws=3, batch_size=9, chains=2)},
-        "sghmc": curve | {"method": bayou.SGHMC(steps=12, draws=3, batch_size=9, chains=2)},
-        "swag": classes | {"method": bayou.SWAG(start=bayou.MAP(**SHORT), steps=12, batch_size=9)},
-        "ensemble": classes | {"method": bayou.Ensemble(2, bayou.MAP(**SHORT))},
-        "vmap": classes | {"method": bayou.Ensemble(2, bayou.MAP(**SHORT), parallel="vmap")},
-        "laplace": classes | {"method": bayou.Laplace(start=bayou.MAP(**SHORT))},
-        "hmc": classes | {"method": bayou.HMC(draws=2, chains=2, warmup=2)},
-        "dropout": {
-            "net": mlp(2, nn.Dropout(0.3)),
-            "data": (x, label),
-            "method": bayou.MAP(**SHORT),
-        },
-        "batch norm": {
-            "net": mlp(2, nn.BatchNorm1d(6)),
-            "data": (x[:36], label[:36]),
-            "method": bayou.MAP(**SHORT),
-        },
-        "local": curve | {"method": bayou.VI(**SHORT)},
-        "mnf": curve | {"method": bayou.VI(bayou.MNF(), **SHORT)},
+        "map": (curve, bayou.MAP(clip=0.5, **SHORT)),
+        "mle": (classes, bayou.MLE(validation=0.2, **SHORT)),
+        "loader": (classes | {"data": loader(named)}, mode),
+        "vi": (curve, bayou.VI(bayou.MeanField(local=False), samples=2, **SHORT)),
+        "ivon": (curve, bayou.IVON(**SHORT)),
+        "sgld": (curve, bayou.SGLD(steps=12, lr=1e-4, draws=3, batch_size=9, chains=2)),
+        "sghmc": (curve, bayou.SGHMC(steps=12, draws=3, batch_size=9, chains=2)),
+        "swag": (classes, bayou.SWAG(start=mode, steps=12, batch_size=9)),
+        "ensemble": (classes, bayou.Ensemble(2, mode)),
+        "vmap": (classes, bayou.Ensemble(2, mode, parallel="vmap")),
+        "laplace": (classes, bayou.Laplace(start=mode)),
+        "hmc": (classes, bayou.HMC(draws=2, chains=2, warmup=2)),
+        "dropout": (classes | {"net": mlp(2, nn.Dropout(0.3))}, mode),
+        "batch norm": (
+            {"net": mlp(2, nn.BatchNorm1d(6)), "data": (x[:36], label[:36])},
+            mode,
+        ),
+        "local": (curve, bayou.VI(**SHORT)),
+        "mnf": (curve, bayou.VI(bayou.MNF(), **SHORT)),
     }
-    return bayou.fit(**({"seed": 3, "progress": False} | runs[name] | changes))
+    options, method = runs[name]
+    return bayou.fit(**(options | {"seed": 3, "method": method} | changes))
 
 
 NOISE = bayou.Gaussian(0.3)

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -19,6 +20,8 @@ import bayou
 from bayou.methods import vi
 from bayou.network.target import Target
 from bayou.posteriors.guided import Bayesian
+
+F64 = torch.float64
 
 N = 60
 
@@ -54,26 +57,23 @@ def mlp(i=3, o=2, extra=()):
     return nn.Sequential(nn.Linear(i, 8), *extra, nn.Tanh(), nn.Linear(8, o))
 
 
-def base(**changes):
-    return {
-        "steps": 22,
-        "batch_size": 16,
-        "log_every": 5,
-        "checkpoint_every": 3,
-        "lr": 0.01,
-    } | changes
+BASE = {"steps": 22, "batch_size": 16, "log_every": 5, "checkpoint_every": 3, "lr": 0.01}
+
+
+def by_vi(*guide, **changes):
+    """The options of a fit by VI."""
+    return {"method": bayou.VI(*guide, **BASE | changes)}
 
 
 def _adam_dropout():
-    return mlp(extra=[nn.Dropout(0.3)]), classes(), {"method": bayou.VI(**base())}
+    return mlp(extra=[nn.Dropout(0.3)]), classes(), by_vi()
 
 
 def _sgd_momentum_batchnorm():
     def sgd(groups):
         return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
 
-    method = bayou.VI(optimizer=sgd, clip=1.0, **base())
-    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": method}
+    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), by_vi(optimizer=sgd, clip=1.0)
 
 
 def _mnf_scheduler():
@@ -83,22 +83,21 @@ def _mnf_scheduler():
     def adamw(groups):
         return torch.optim.AdamW(groups, amsgrad=True)
 
-    method = bayou.VI(bayou.MNF(), schedule=halve, optimizer=adamw, warmup=0.5, **base())
-    return mlp(), classes(), {"method": method}
+    return mlp(), classes(), by_vi(bayou.MNF(), schedule=halve, optimizer=adamw, warmup=0.5)
 
 
 def _validation():
-    method = bayou.VI(validation=0.25, patience=2, **base(steps=200, lr=0.5, batch_size=10))
-    return mlp(), classes(), {"method": method}
+    changes = {"steps": 200, "lr": 0.5, "batch_size": 10}
+    return mlp(), classes(), by_vi(validation=0.25, patience=2, **changes)
 
 
 def _dataset():
-    return mlp(), Augmented(*classes()), {"method": bayou.VI(samples=2, **base())}
+    return mlp(), Augmented(*classes()), by_vi(samples=2)
 
 
 def _loader():
     loader = DataLoader(Augmented(*classes()), batch_size=16, shuffle=True)
-    return mlp(extra=[nn.Dropout(0.3)]), loader, {"method": bayou.VI(**base())}
+    return mlp(extra=[nn.Dropout(0.3)]), loader, by_vi()
 
 
 def _loader_generator():
@@ -109,7 +108,7 @@ def _loader_generator():
         drop_last=True,
         generator=torch.Generator().manual_seed(5),
     )
-    return mlp(), loader, {"method": bayou.VI(**base())}
+    return mlp(), loader, by_vi()
 
 
 def _learned():
@@ -117,17 +116,16 @@ def _learned():
         "prior": bayou.Normal(1.0, learn=True),
         "likelihood": bayou.Gaussian(0.3, learn=True),
     }
-    return mlp(1, 1), curve(), {"method": bayou.VI(**base()), **options}
+    return mlp(1, 1), curve(), by_vi() | options
 
 
 def _reinforce():
     guide = bayou.Dropout(per="weight", rate="reinforce")
-    return mlp(), classes(), {"method": bayou.VI(guide, **base())}
+    return mlp(), classes(), by_vi(guide)
 
 
 def _inducing():
-    method = bayou.VI(bayou.Inducing(20), **base())
-    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), {"method": method}
+    return mlp(extra=[nn.BatchNorm1d(8)]), classes(), by_vi(bayou.Inducing(20))
 
 
 RUNS = {
@@ -141,7 +139,7 @@ def fit_run(name, checkpoint=None, seed=3):
     """Fit one of the runs."""
     torch.manual_seed(0)
     net, data, options = RUNS[name]()
-    return bayou.fit(net, data, seed=seed, checkpoint=checkpoint, progress=False, **options)
+    return bayou.fit(net, data, seed=seed, checkpoint=checkpoint, **options)
 
 
 def result(posterior):
@@ -166,17 +164,25 @@ class Died(BaseException):
     """A process that ends without a chance to clean up."""
 
 
-def interrupt_at_call(monkeypatch, step, error=Died):
+def interrupt_at_call(monkeypatch, step, error=Died, of=vi.EvidenceBound):
     """Let call number ``step`` of the loss raise an error."""
     calls = itertools.count(1)
-    plain = vi.EvidenceBound.loss
+    plain = of.loss
 
     def watched(self, *args):
         if next(calls) == step:
             raise error
         return plain(self, *args)
 
-    monkeypatch.setattr(vi.EvidenceBound, "loss", watched)
+    monkeypatch.setattr(of, "loss", watched)
+
+
+def die_at_call(step, fit, *args, of=vi.EvidenceBound, **options):
+    """Begin a fit that dies in this call of the loss."""
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at_call(patch, step, of=of)
+        with pytest.raises(Died):
+            fit(*args, **options)
 
 
 class Poison(torch.autograd.Function):
@@ -220,16 +226,16 @@ def small(net=None, **changes):
     options = {
         "data": classes(),
         "seed": 0,
-        "progress": False,
         "checkpoint": None,
         "likelihood": None,
     }
-    options |= {key: changes.pop(key) for key in list(changes) if key in options or key == "prior"}
+    names = [*options, "prior", "progress"]
+    options |= {key: changes.pop(key) for key in list(changes) if key in names}
     method = bayou.VI(
         changes.pop("guide", bayou.MeanField()),
         **({"steps": 12, "batch_size": 16, "log_every": 1} | changes),
     )
-    return bayou.fit(net, options.pop("data"), method=method, **options)
+    return bayou.fit(net, options.pop("data"), method, **options)
 
 
 def make_objective(guide, samples=1, net=None, features=3):
@@ -237,8 +243,8 @@ def make_objective(guide, samples=1, net=None, features=3):
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     net = (nn.Linear(3, 1) if net is None else net).double()
-    x = torch.randn(8, features, generator=generator, dtype=torch.float64)
-    y = torch.randn(8, 1, generator=generator, dtype=torch.float64)
+    x = torch.randn(8, features, generator=generator, dtype=F64)
+    y = torch.randn(8, 1, generator=generator, dtype=F64)
     target = Target.build(net, bayou.Gaussian(0.5), None, 8)
     bayesian = Bayesian(net, guide, target.prior, (x,))
     bound = vi.EvidenceBound(bayou.VI(guide, samples=samples), target, bayesian)

@@ -18,11 +18,13 @@ from tests.training.runs import (
     Died,
     assert_same,
     classes,
-    interrupt_at_call,
+    die_at_call,
     mlp,
     poison,
     small,
 )
+
+F64 = torch.float64
 
 
 @pytest.mark.slow
@@ -63,14 +65,7 @@ def traced(monkeypatch):
 def test_a_second_run_of_the_same_network_and_method_is_not_traced_again(method, traced):
     def run(seed, **options):
         fitted = replace(method, steps=2, compile=True, **options)
-        bayou.fit(
-            curve_net(0),
-            DATA,
-            likelihood=bayou.Gaussian(0.1),
-            method=fitted,
-            seed=seed,
-            progress=False,
-        )
+        fit_curve(fitted, seed=seed)
 
     run(0)
     first = traced()
@@ -86,7 +81,7 @@ def test_a_step_of_swag_can_be_compiled(traced):
     compiled loss.
     """
     method = bayou.SWAG(start=None, steps=4, every=2, compile=True)
-    bayou.fit(curve_net(0), DATA, likelihood=bayou.Gaussian(0.1), method=method, progress=False)
+    fit_curve(method)
     assert traced() > 0
 
 
@@ -96,12 +91,15 @@ def test_any_number_of_networks_and_data_sets_can_be_compiled_in_one_process(tra
     for i in range(9):
         data = tuple(part[: 20 + i] for part in DATA)
         method = bayou.MAP(steps=1, compile=True)
-        bayou.fit(
-            curve_net(i % 2), data, likelihood=bayou.Gaussian(0.1), method=method, progress=False
-        )
+        fit_curve(method, curve_net(i % 2), data)
 
 
 DATA = torch.linspace(-1, 1, 40)[:, None], torch.linspace(-1, 1, 40)[:, None].sin()
+
+
+def fit_curve(method, net=None, data=DATA, **options):
+    likelihood = bayou.Gaussian(0.1)
+    return bayou.fit(net or curve_net(0), data, method, likelihood=likelihood, **options)
 
 
 def curve_net(layers):
@@ -121,19 +119,16 @@ def test_runs_on_a_cuda_device_resume_and_name_nans(name, tmp_path, monkeypatch)
     def fit(checkpoint=None):
         torch.manual_seed(0)
         net, data, options = RUNS[name]()
-        return bayou.fit(net.cuda(), data, seed=3, checkpoint=checkpoint, progress=False, **options)
+        return bayou.fit(net.cuda(), data, seed=3, checkpoint=checkpoint, **options)
 
     torch.manual_seed(0)  # as fit does, before the state that must come back is taken
     file, state = tmp_path / "run.ckpt", torch.cuda.get_rng_state()
     whole = fit()
     assert torch.equal(torch.cuda.get_rng_state(), state)
-    with monkeypatch.context() as patch:
-        interrupt_at_call(patch, 11)
-        with pytest.raises(Died):
-            fit(file)
+    die_at_call(11, fit, file)
     assert_same(fit(file), whole)
     x = RUNS[name]()[1][0]
-    assert whole.predict(x, 5, seed=0).outputs.is_cuda
+    assert whole.predict(x, 5).outputs.is_cuda
     if name == "adam_dropout":
         poison(monkeypatch, 7, "gradient", guide=0)
         with pytest.raises(
@@ -161,9 +156,7 @@ def test_a_replayed_step_equals_the_eager_step(method):
     net = mlp().cuda()
     options = {"log_every": 1, "batch_size": 16}
     eager, graph, again = (
-        bayou.fit(
-            net, (x, y), method=replace(method, compile=compiled, **options), seed=3, progress=False
-        )
+        bayou.fit(net, (x, y), replace(method, compile=compiled, **options), seed=3)
         for compiled in (False, True, True)
     )
     for one, two, same in zip(eager.history, graph.history, again.history, strict=True):
@@ -177,12 +170,11 @@ def test_a_single_row_of_a_flow_is_the_same_when_compiled():
     """A compiled row of a GPU is written as a sum instead of a product: values and gradients of the
     eager flow.
     """
-    torch.manual_seed(0)
     flow = bayou.flows.gated(7, layers=2).double().cuda()
     with torch.no_grad():
         for parameter in flow.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    x = torch.randn(1, 7, dtype=torch.float64, device="cuda", requires_grad=True)
+    x = torch.randn(1, 7, dtype=F64, device="cuda", requires_grad=True)
 
     def value(x):
         y, ladj = flow(x)
@@ -202,7 +194,7 @@ def test_a_replayed_step_that_is_not_finite_raises():
     x, y = (part.cuda() for part in classes())
     method = bayou.MAP(steps=200, compile=True, lr=1e30, log_every=10)
     with pytest.raises(FloatingPointError, match="not finite"):
-        bayou.fit(mlp().cuda(), (x, y), method=method, progress=False)
+        bayou.fit(mlp().cuda(), (x, y), method)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -210,10 +202,9 @@ def test_a_replayed_step_that_is_not_finite_raises():
     "method", [bayou.MAP(steps=60, lr=0.05), bayou.VI(bayou.MNF(), steps=60, lr=0.02)]
 )
 def test_autocast_rounds_only_the_products_of_the_network(method):
-    torch.manual_seed(0)
     net, data = mlp(), classes()
     exact, rounded = (
-        bayou.fit(net, data, method=replace(method, autocast=autocast, log_every=1), progress=False)
+        bayou.fit(net, data, replace(method, autocast=autocast, log_every=1))
         for autocast in (False, True)
     )
     first, other = exact.history[0], rounded.history[0]
@@ -245,8 +236,8 @@ def test_a_recorded_function_equals_the_function(device, compile, monkeypatch):
     recorded = Recorded(gradient, compile)
     for number in range(9):
         rows = 5 if number % 3 == 2 else 10
-        x = torch.randn(rows, 3, dtype=torch.float64, device=device)
-        w = torch.randn(3, dtype=torch.float64, device=device)
+        x = torch.randn(rows, 3, dtype=F64, device=device)
+        w = torch.randn(3, dtype=F64, device=device)
         values = recorded(w, (x, x.sum(1)))
         torch.testing.assert_close(values, gradient(w, (x, x.sum(1))), rtol=1e-9, atol=1e-9)
     if compile:
@@ -266,19 +257,17 @@ def test_a_recorded_function_equals_the_function(device, compile, monkeypatch):
 )
 def test_chains_with_recorded_gradients_are_the_same(compile, module, method, monkeypatch):
     """Two batches of one size and a smaller one in each epoch."""
-    x = torch.linspace(-1, 1, 25, dtype=torch.float64, device="cuda").unsqueeze(1)
+    x = torch.linspace(-1, 1, 25, dtype=F64, device="cuda").unsqueeze(1)
     method = replace(method, batch_size=10, start=None)
     if module == "mclmc":
         method = replace(method, step_size=0.01, length=0.1)
 
     def draws(method):
         torch.manual_seed(0)
-        net = curve_net(0).to("cuda", torch.float64)
+        net = curve_net(0).to("cuda", F64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", bayou.MixingWarning)
-            return bayou.fit(
-                net, (x, x.sin()), method, likelihood=bayou.Gaussian(0.1), progress=False
-            ).stack
+            return fit_curve(method, net, (x, x.sin())).stack
 
     recorded = draws(replace(method, compile=compile))
     monkeypatch.setattr(f"bayou.methods.{module}.Recorded", lambda function, compile: function)

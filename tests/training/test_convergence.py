@@ -1,13 +1,10 @@
 """Runs without a given length, which continue until their objective is flat, or warn."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.inference.point import PointModel
@@ -19,6 +16,7 @@ from bayou.training.convergence import (
     fall_from_maximum,
     trend,
 )
+from tests.training.runs import die_at_call
 
 F64 = torch.float64
 CASES = {
@@ -31,7 +29,7 @@ CASES = {
 class Linear:
     """A regression with three weights: its exact posterior, and the ELBO of a Gaussian."""
 
-    def __init__(self, case: str) -> None:
+    def __init__(self, case):
         a, b, u, v, bias, self.noise = CASES[case]
         generator = torch.Generator().manual_seed(len(case))
         x = torch.randn(60, 2, generator=generator) * torch.tensor([a, b])
@@ -47,17 +45,15 @@ class Linear:
         self.mean = torch.linalg.solve(self.precision, self.features.T @ self.y / self.noise**2)
         self.sd = torch.linalg.inv(self.precision).diag().sqrt()
 
-    def fit(self, method: bayou.methods.Method) -> bayou.Posterior:
+    def fit(self, method):
         likelihood = bayou.Gaussian(self.noise)
-        return bayou.fit(
-            nn.Linear(2, 1), self.data, method=method, likelihood=likelihood, progress=False
-        )
+        return bayou.fit(nn.Linear(2, 1), self.data, method, likelihood=likelihood)
 
-    def distance(self, w: Tensor) -> float:
+    def distance(self, w):
         """Return the largest distance of weights (..., 3) from the mean, in standard deviations."""
         return float(((w - self.mean) / self.sd).abs().max())
 
-    def elbo(self, mean: Tensor, std: Tensor) -> float:
+    def elbo(self, mean, std):
         residual = self.y - self.features @ mean
         square = residual.square().sum() + (self.features.square() @ std.square()).sum()
         log_likelihood = (
@@ -69,7 +65,7 @@ class Linear:
         )
 
 
-def vector(params: dict[str, Tensor]) -> Tensor:
+def vector(params):
     """Weights and bias of stacks as (S, 3)."""
     return torch.cat([params["weight"].flatten(1), params["bias"]], 1).detach().double()
 
@@ -77,13 +73,13 @@ def vector(params: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     "case", ["other units", pytest.param("large weights", marks=pytest.mark.slow)]
 )
-def test_a_point_ends_at_the_mode(case: str) -> None:
+def test_a_point_ends_at_the_mode(case):
     problem = Linear(case)
     assert problem.distance(vector(problem.fit(bayou.MAP()).sample(1))) < 0.02
 
 
 @pytest.mark.slow
-def test_laplace_is_the_exact_posterior() -> None:
+def test_laplace_is_the_exact_posterior():
     problem = Linear("large weights")
     posterior = problem.fit(bayou.Laplace("full"))
     draws = vector(posterior.sample(40_000, seed=0))
@@ -92,10 +88,9 @@ def test_laplace_is_the_exact_posterior() -> None:
 
 
 @pytest.mark.slow
-def test_mean_field_ends_at_the_best_mean_field() -> None:
+def test_mean_field_ends_at_the_best_mean_field():
     problem = Linear("large weights")
     posterior = problem.fit(bayou.VI())
-    assert isinstance(posterior, bayou.posteriors.Guided)
     mean = vector({name: value.unsqueeze(0) for name, value in posterior.bayesian.mean().items()})[
         0
     ]
@@ -113,14 +108,12 @@ def test_mean_field_ends_at_the_best_mean_field() -> None:
         ([], bayou.Gaussian(1.0, learn=True), bayou.MAP(), False),  # a noise of 0 has no bound
     ],
 )
-def test_the_finish_needs_a_deterministic_bounded_objective(
-    layers: list[nn.Module], noise: bayou.Gaussian, method: bayou.MAP, smooth: bool
-) -> None:
+def test_the_finish_needs_a_deterministic_bounded_objective(layers, noise, method, smooth):
     target = Target.build(nn.Sequential(nn.Linear(2, 1), *layers), noise, None, 10)
     assert PointModel(method, target).smooth == smooth
 
 
-def test_a_finish_with_too_few_passes_warns() -> None:
+def test_a_finish_with_too_few_passes_warns():
     """50 passes, of a network that needs many."""
     x, y = Linear("plain").data
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -130,20 +123,18 @@ def test_a_finish_with_too_few_passes_warns() -> None:
         posterior = bayou.fit(
             net,
             (x, y),
-            method=bayou.MAP(effort=0.05, batch_size=30),
+            bayou.MAP(effort=0.05, batch_size=30),
             likelihood=bayou.Gaussian(0.05),
-            progress=False,
         )
     assert posterior.history[-1]["rising"] > 0
 
 
-def test_trend() -> None:
+def test_trend():
     assert trend([0.0] * 14, 5) is None
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(300, generator=generator, dtype=F64)
     flat, rising = noise.tolist(), (noise + 0.02 * torch.arange(300)).tolist()
     change = trend(rising, 10)
-    assert change is not None
     assert change.gain == pytest.approx(1.2, abs=0.55)
     assert change.error == pytest.approx(math.sqrt(2 / 60), rel=0.25)
     assert change.steps == 600
@@ -151,7 +142,6 @@ def test_trend() -> None:
     assert not change.is_flat(3)
     assert change.is_flat(2000)  # whose log joint varies by more than ten times as much
     no_change = trend(flat, 10)
-    assert no_change is not None
     assert no_change.is_flat(3)
 
 
@@ -159,24 +149,22 @@ def test_trend() -> None:
     ("plan", "epoch", "width"),
     [(2000, 1, 41), (2000, 12, 36), (2000, 100, 100), (2000, 200, 41), (20, 3, 1)],
 )
-def test_cells_have_whole_epochs_if_there_are_enough(plan: int, epoch: int, width: int) -> None:
+def test_cells_have_whole_epochs_if_there_are_enough(plan, epoch, width):
     assert cell_width(plan, epoch) == width
 
 
 class Slow(nn.Module):
     """A network with one weight."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * self.w
 
 
-def slow_fit(
-    effort: float, lr: float, batch_size: int = 10, checkpoint: Path | None = None
-) -> bayou.Posterior:
+def slow_fit(effort, lr, batch_size=10, checkpoint=None):
     """Fit the weight 2, far from its start 0; the first plan has 2,000·effort steps."""
     x = torch.linspace(-1, 1, 40).unsqueeze(1)
     rows = list(zip(x, 2 * x, strict=True))  # might change, so that there is no finish by L-BFGS
@@ -186,14 +174,13 @@ def slow_fit(
     return bayou.fit(
         Slow(),
         rows,
-        method=method,
+        method,
         likelihood=bayou.Gaussian(0.5),
-        progress=False,
         checkpoint=checkpoint,
     )
 
 
-def test_a_run_continues_until_it_is_flat() -> None:
+def test_a_run_continues_until_it_is_flat():
     x = torch.linspace(-1, 1, 40)
     posterior = slow_fit(effort=0.05, lr=0.03)
     assert 100 < posterior.history[-1]["step"] < 999
@@ -202,7 +189,7 @@ def test_a_run_continues_until_it_is_flat() -> None:
     assert "rising" not in posterior.history[-1]
 
 
-def test_a_run_that_used_up_its_budget_warns_with_its_rate() -> None:
+def test_a_run_that_used_up_its_budget_warns_with_its_rate():
     with pytest.warns(
         ConvergenceWarning,
         match=r"budget of 500 steps .* rising by [0-9.e+]+ nats in a thousand steps",
@@ -212,31 +199,16 @@ def test_a_run_that_used_up_its_budget_warns_with_its_rate() -> None:
     assert posterior.history[-1]["rising"] > 10
 
 
-def test_a_killed_run_resumes_with_its_longer_plan(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_killed_run_resumes_with_its_longer_plan(tmp_path):
     whole = slow_fit(0.05, 0.02)
-    calls = 0
-    plain = PointModel.loss
-
-    def dies(self: PointModel, x: Tensor, y: Tensor) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == 140:
-            raise SystemExit
-        return plain(self, x, y)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PointModel, "loss", dies)
-        with pytest.raises(SystemExit):
-            slow_fit(0.05, 0.02, checkpoint=tmp_path / "run")
+    die_at_call(140, slow_fit, 0.05, 0.02, checkpoint=tmp_path / "run", of=PointModel)
     again = slow_fit(0.05, 0.02, checkpoint=tmp_path / "run")
     assert [r["step"] for r in again.history] == [r["step"] for r in whole.history]
     assert torch.equal(again.sample(1)["w"], whole.sample(1)["w"])
 
 
 @pytest.mark.parametrize(("steps", "rising"), [(5, False), (12, True), (50, True), (1000, False)])
-def test_a_run_of_a_given_length_records_whether_it_was_rising(steps: int, rising: bool) -> None:
+def test_a_run_of_a_given_length_records_whether_it_was_rising(steps, rising):
     """Five steps are too few to tell, and are not called flat."""
     posterior = Linear("plain").fit(bayou.MAP(steps=steps, lr=0.01 if steps < 100 else 0.1))
     assert posterior.history[-1]["step"] == steps - 1
@@ -244,34 +216,35 @@ def test_a_run_of_a_given_length_records_whether_it_was_rising(steps: int, risin
     assert posterior.checks["converged"].status == ("ok" if steps == 1000 else "warning")
 
 
-def test_the_gain_of_a_short_run_counts_at_its_rate() -> None:
+def test_the_gain_of_a_short_run_counts_at_its_rate():
     """A nat in 7 steps of 10,000 weights is not flat; in 300 steps it is."""
     assert not Trend(1.0, 0.0, 7).is_flat(10_000)
     assert Trend(1.0, 0.0, 300).is_flat(10_000)
     assert Trend(1.0, 1.0, 7).is_flat(10_000)  # within its noise
 
 
-def test_a_fall_from_the_maximum_is_told_from_noise() -> None:
+def falls(rows):
+    return torch.tensor([fall_from_maximum(row.tolist()) for row in rows])
+
+
+def test_a_fall_from_the_maximum_is_told_from_noise():
     noise = torch.randn(200, 100, generator=torch.Generator().manual_seed(0)).double()
-    assert sum(fall_from_maximum(row.tolist()) > 0 for row in noise) == 0
+    assert not falls(noise).any()
     rises = torch.linspace(-50, 0, 100) + noise
-    assert sum(fall_from_maximum(row.tolist()) > 0 for row in rises) == 0
+    assert not falls(rises).any()
     lost = rises.clone()
     lost[:, 60:] -= 60 + 5 * noise[:, 60:].abs()
-    falls = torch.tensor([fall_from_maximum(row.tolist()) for row in lost])
-    assert torch.all((falls > 30) & (falls < 60))
+    assert 30 < falls(lost).min() < falls(lost).max() < 60
     rises[:, ::25] -= 1e4  # single bad draws are no fall
-    assert sum(fall_from_maximum(row.tolist()) > 0 for row in rises) == 0
+    assert not falls(rises).any()
     assert fall_from_maximum([0.0] * 30 + [-100.0] * 9) == 0  # too few to tell
 
 
-def test_a_variational_run_that_ends_below_its_maximum_warns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_variational_run_that_ends_below_its_maximum_warns(monkeypatch):
     monkeypatch.setattr("bayou.methods.vi.MIN_COLLAPSE_STEPS", 100)
     case = Linear("plain")
 
-    def rates(later: float) -> bayou.VI:
+    def rates(later):
         return bayou.VI(
             steps=160,
             lr=0.1,

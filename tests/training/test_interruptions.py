@@ -21,9 +21,9 @@ from bayou.training.guards import FiniteCheck, Interrupt
 from tests.training import runs
 from tests.training.runs import (
     RUNS,
-    Died,
     assert_same,
     classes,
+    die_at_call,
     digest,
     fit_run,
     interrupt_at_call,
@@ -31,18 +31,24 @@ from tests.training.runs import (
     small,
 )
 
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "run.ckpt"
+
+
+def saved_step(file):
+    return read_file(file)[1]["state"]["step"]
+
+
 # --- killed runs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_dies_inside_an_epoch_resumes_bit_for_bit(name, tmp_path, monkeypatch):
+def test_a_run_that_dies_inside_an_epoch_resumes_bit_for_bit(name, file):
     whole = fit_run(name)
-    file = tmp_path / "run.ckpt"
-    with monkeypatch.context() as patch:
-        interrupt_at_call(patch, 11)
-        with pytest.raises(Died):
-            fit_run(name, file)
-    assert read_file(file)[1]["state"]["step"] == 9
+    die_at_call(11, fit_run, name, file)
+    assert saved_step(file) == 9
     resumed = fit_run(name, file)
     assert_same(resumed, whole)
     seconds = [record["seconds"] for record in resumed.history]
@@ -62,7 +68,7 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not out.exists()
-    assert 0 < read_file(file)[1]["state"]["step"] < 22
+    assert 0 < saved_step(file) < 22
     assert_same(fit_run("loader", file), fit_run("loader"))
 
 
@@ -80,8 +86,7 @@ def test_a_killed_process_resumes_bit_for_bit(tmp_path):
         ({"likelihood": bayou.Categorical(label_smoothing=0.1)}, "likelihood"),
     ],
 )
-def test_a_checkpoint_of_another_run_raises(change, named, tmp_path):
-    file = tmp_path / "run.ckpt"
+def test_a_checkpoint_of_another_run_raises(change, named, file):
     small(checkpoint=file)
     before = digest(file)
     with pytest.raises(
@@ -92,15 +97,13 @@ def test_a_checkpoint_of_another_run_raises(change, named, tmp_path):
     assert digest(file) == before
 
 
-def test_initial_weights_and_checkpoint_every_do_not_identify_a_run(tmp_path):
-    file = tmp_path / "run.ckpt"
+def test_initial_weights_and_checkpoint_every_do_not_identify_a_run(file):
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     assert_same(small(checkpoint=file), small(net=net, checkpoint=file, checkpoint_every=7))
 
 
 @pytest.mark.parametrize("damage", ["flip", "posterior"])
-def test_a_file_that_is_no_checkpoint_raises_and_is_kept(damage, tmp_path):
-    file = tmp_path / "run.ckpt"
+def test_a_file_that_is_no_checkpoint_raises_and_is_kept(damage, file):
     posterior = small(checkpoint=file)
     if damage == "posterior":
         posterior.save(file)
@@ -132,9 +135,8 @@ def test_a_missing_folder_raises_before_the_first_step(tmp_path, monkeypatch):
     ],
 )
 def test_an_error_names_the_tensor_that_is_nan_and_keeps_the_checkpoint(
-    how, named, clip, tmp_path, monkeypatch
+    how, named, clip, file, monkeypatch
 ):
-    file = tmp_path / "run.ckpt"
     kept = []
     plain = Checkpoint.save
 
@@ -149,7 +151,7 @@ def test_an_error_names_the_tensor_that_is_nan_and_keeps_the_checkpoint(
     assert "smaller lr" in str(error.value)
     assert len(kept) == 3
     assert digest(file) == kept[-1]
-    assert read_file(file)[1]["state"]["step"] == 6
+    assert saved_step(file) == 6
 
 
 class Overflow(torch.optim.SGD):
@@ -164,13 +166,12 @@ class Overflow(torch.optim.SGD):
             self.param_groups[1]["params"][1].data[0] = math.inf
 
 
-def test_a_parameter_that_overflows_is_neither_saved_nor_returned(tmp_path):
-    file = tmp_path / "run.ckpt"
+def test_a_parameter_that_overflows_is_neither_saved_nor_returned(file):
     with pytest.raises(
         FloatingPointError, match="step 2: the parameter log_std of '0.bias' is not finite"
     ):
         small(optimizer=Overflow, checkpoint=file, checkpoint_every=1)
-    assert read_file(file)[1]["state"]["step"] == 2
+    assert saved_step(file) == 2
     with pytest.raises(FloatingPointError, match="step 2: the parameter log_std of '0.bias'"):
         small(optimizer=Overflow, steps=3)
     with pytest.raises(FloatingPointError, match="step 3: the parameter log_std of '0.bias'"):
@@ -223,19 +224,17 @@ def test_the_first_bad_step_on_another_device_is_reported():
 # --- Ctrl-C -------------------------------------------------------------------------------------
 
 
-def test_a_keyboard_interrupt_saves_and_returns_the_posterior_so_far(tmp_path, monkeypatch):
-    file = tmp_path / "run.ckpt"
+def test_a_keyboard_interrupt_saves_and_returns_the_posterior_so_far(file, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_at_call(patch, 11, KeyboardInterrupt)
         posterior = fit_run("reinforce", file)
     assert posterior.stopped == "interrupted"
-    assert read_file(file)[1]["state"]["step"] == 10
+    assert saved_step(file) == 10
     assert not posterior.bayesian.training
     assert_same(fit_run("reinforce", file), fit_run("reinforce"))
 
 
-def test_an_interrupt_after_the_forward_pass_restores_running_statistics(tmp_path, monkeypatch):
-    file = tmp_path / "run.ckpt"
+def test_an_interrupt_after_the_forward_pass_restores_running_statistics(file, monkeypatch):
     calls = itertools.count(1)
     plain = vi.EvidenceBound.loss
 
@@ -251,8 +250,7 @@ def test_an_interrupt_after_the_forward_pass_restores_running_statistics(tmp_pat
     assert_same(fit_run("sgd_momentum_batchnorm", file), fit_run("sgd_momentum_batchnorm"))
 
 
-def test_an_interrupt_inside_an_update_is_not_saved(tmp_path):
-    file = tmp_path / "run.ckpt"
+def test_an_interrupt_inside_an_update_is_not_saved(file):
 
     class Torn(torch.optim.SGD):
         count = 0
@@ -264,12 +262,11 @@ def test_an_interrupt_inside_an_update_is_not_saved(tmp_path):
                 raise KeyboardInterrupt
 
     assert small(optimizer=Torn, checkpoint=file, checkpoint_every=4).stopped == "interrupted"
-    assert read_file(file)[1]["state"]["step"] == 4
+    assert saved_step(file) == 4
     assert_same(small(optimizer=Torn, checkpoint=file, checkpoint_every=4), small(optimizer=Torn))
 
 
-def test_a_real_sigint_waits_for_the_end_of_the_step(tmp_path):
-    file = tmp_path / "run.ckpt"
+def test_a_real_sigint_waits_for_the_end_of_the_step(file):
     x, y = classes()
     done = []
 
@@ -288,7 +285,7 @@ def test_a_real_sigint_waits_for_the_end_of_the_step(tmp_path):
     posterior = small(net=Network(3, 2), data=(x, y), checkpoint=file)
     assert posterior.stopped == "interrupted"
     assert len(posterior.history) == 6  # the step at hand was finished
-    assert read_file(file)[1]["state"]["step"] == 6
+    assert saved_step(file) == 6
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -14,16 +14,17 @@ from bayou.posteriors.guided import Bayesian
 from bayou.training.data import Rows, as_data
 from tests.training.runs import (
     RUNS,
-    Died,
     assert_same,
     classes,
     curve,
+    die_at_call,
     fit_run,
-    interrupt_at_call,
     make_objective,
     result,
     small,
 )
+
+F64 = torch.float64
 
 # --- early stopping ------------------------------------------------------------------------------
 
@@ -100,12 +101,6 @@ def test_a_schedule_multiplies_both_learning_rates(schedule, factor):
 
 
 def test_scale_lr_is_the_rate_of_log_stds_only():
-    torch.manual_seed(0)
-    bayesian = Bayesian(nn.Linear(3, 2), bayou.MeanField())
-    rest, scales = vi.parameter_groups(bayesian, 0.1, 1.0)
-    assert [id(p) for p in rest["params"]] == [id(g.center) for g in bayesian.guides]
-    assert [id(p) for p in scales["params"]] == [id(g.log_std) for g in bayesian.guides]
-    assert (rest["lr"], scales["lr"]) == (0.1, 1.0)
     frozen = small(lr=1e-12, scale_lr=0.1)
     start = small(lr=1e-12, scale_lr=1e-12)
     for one, two in zip(frozen.bayesian.guides, start.bayesian.guides, strict=True):
@@ -116,6 +111,7 @@ def test_scale_lr_is_the_rate_of_log_stds_only():
 @pytest.mark.parametrize(
     ("guide", "prior", "scales"),
     [
+        (bayou.MeanField(), bayou.Normal(1.0), {"log_std"}),
         (bayou.Dropout(rate="concrete"), bayou.Normal(1.0), {"logit_p"}),
         (bayou.MeanField(), bayou.Normal(1.0, learn=True), {"log_std", "log_scale"}),
         (
@@ -125,20 +121,19 @@ def test_scale_lr_is_the_rate_of_log_stds_only():
         ),
     ],
 )
-def test_dropout_rates_and_prior_scales_have_scale_lr(guide, prior, scales):
+def test_stds_dropout_rates_and_prior_scales_have_scale_lr(guide, prior, scales):
     bayesian = Bayesian(nn.Linear(3, 2), guide, prior)
-    _, group = vi.parameter_groups(bayesian, 0.1, 1.0)
+    rest, group = vi.parameter_groups(bayesian, 0.1, 1.0)
+    assert (rest["lr"], group["lr"]) == (0.1, 1.0)
     names = {id(p): name.rpartition(".")[2] for name, p in bayesian.named_parameters()}
     assert {names[id(p)] for p in group["params"]} == scales
+    assert {names[id(p)] for p in rest["params"]} == set(names.values()) - scales
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.NAdam, torch.optim.Rprop])
-def test_other_optimizers_resume_bit_for_bit(optimizer, tmp_path, monkeypatch):
+def test_other_optimizers_resume_bit_for_bit(optimizer, tmp_path):
     options = {"optimizer": optimizer, "checkpoint": tmp_path / "c", "checkpoint_every": 5}
-    with monkeypatch.context() as patch:
-        interrupt_at_call(patch, 8)
-        with pytest.raises(Died):
-            small(**options)
+    die_at_call(8, small, **options)
     assert_same(small(**options), small(optimizer=optimizer))
 
 
@@ -160,7 +155,7 @@ def test_clip_bounds_the_norm_of_the_gradient():
 
 def test_the_gradient_of_a_minibatch_is_that_of_all_data_on_average():
     loss, bayesian, x, y = make_objective(bayou.Delta(penalty=True))
-    one = torch.ones((), dtype=torch.float64)
+    one = torch.ones((), dtype=F64)
 
     def gradient(rows):
         bayesian.zero_grad()
@@ -191,7 +186,7 @@ def test_beta_scales_the_kl_in_the_loss_and_not_in_the_history(guide):
     values = []
     for beta in (0.0, 0.5, 1.0):
         torch.manual_seed(1)
-        value, report = loss(x, y, torch.tensor(beta, dtype=torch.float64))
+        value, report = loss(x, y, torch.tensor(beta, dtype=F64))
         assert float(report["elbo"]) == pytest.approx(
             float(report["log_likelihood"] - report["kl"]), rel=1e-12
         )
@@ -235,7 +230,7 @@ def test_eight_samples_divide_the_variance_of_the_gradient_by_eight():
         for seed in range(100):
             torch.manual_seed(seed)
             bayesian.zero_grad()
-            loss(x, y, torch.ones((), dtype=torch.float64))[0].backward()
+            loss(x, y, torch.ones((), dtype=F64))[0].backward()
             gradients.append(torch.cat([p.grad.flatten() for p in bayesian.parameters()]))
         return float(torch.stack(gradients).var(0).sum())
 
@@ -267,7 +262,7 @@ def test_a_fit_is_reproducible_and_restores_the_random_streams(name):
     state = torch.get_rng_state()
     generator = getattr(data, "generator", None)
     generator_state = None if generator is None else generator.get_state()
-    second = bayou.fit(net, data, seed=3, progress=False, **options)
+    second = bayou.fit(net, data, seed=3, **options)
     assert torch.equal(torch.get_rng_state(), state)
     assert generator is None or torch.equal(generator.get_state(), generator_state)
     assert_same(second, first)
@@ -281,7 +276,7 @@ def test_a_fit_is_independent_of_the_global_random_stream():
     for seed in (1, 2):
         torch.manual_seed(seed)
         method = bayou.VI(bayou.MNF(), steps=5)
-        posteriors.append(bayou.fit(net, classes(), method=method, progress=False))
+        posteriors.append(bayou.fit(net, classes(), method))
     assert_same(*posteriors)
 
 

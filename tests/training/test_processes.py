@@ -94,11 +94,19 @@ def close(one, two):
     torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
+def common(results, *keys):
+    """Return what all processes have in this place, equal bit for bit."""
+    for key in keys:
+        results = [found[key] for found in results]
+    first, *others = results
+    for other in others:
+        torch.testing.assert_close(first, other, rtol=0, atol=0)
+    return first
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_two_processes_end_where_one_does(name, two):
-    first, second = (found["tensors"][name] for found in two[1])
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    close(first, tensors(run(name)))
+    close(common(two[1], "tensors", name), tensors(run(name)))
 
 
 def test_records_of_the_history_are_of_all_rows(two):
@@ -109,8 +117,7 @@ def test_records_of_the_history_are_of_all_rows(two):
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_two_processes_with_noise_of_rows_end_close_to_one(name, two):
-    first, second = (found["tensors"][name] for found in two[1])
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    first = common(two[1], "tensors", name)
     whole = tensors(run(name))
     moved = {
         key: (value - first[key]).abs().max()
@@ -123,11 +130,9 @@ def test_two_processes_with_noise_of_rows_end_close_to_one(name, two):
 
 
 def test_predictions_are_shared_and_equal(two):
-    expected = run("vi").predict(data()[0], samples=4, seed=5).outputs
-    (many, one), (other, another) = (found["predicted"] for found in two[1])
-    assert torch.equal(many, other)
-    close(many, expected)
-    assert torch.equal(one, another)  # without a seed, and with fewer rows than processes
+    # also without a seed, and with fewer rows than processes
+    many, _ = common(two[1], "predicted")
+    close(many, run("vi").predict(data()[0], samples=4, seed=5).outputs)
 
 
 def test_processes_with_different_arguments_raise(two):
@@ -139,9 +144,7 @@ def test_processes_with_different_arguments_raise(two):
 
 
 def test_processes_that_share_draws_end_where_one_does(two):
-    first, second = (found["draws"] for found in two[1])
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    close(first, [tensors(run(name)) for name in processes.DRAWS])
+    close(common(two[1], "draws"), [tensors(run(name)) for name in processes.DRAWS])
     for found in two[1]:  # one call per step, not two
         assert found["calls"] - found["calls with shared draws"] == 12
     assert "2 processes cannot share 3 samples" in two[1][0]["errors"]["samples"]
@@ -234,7 +237,7 @@ def test_a_sharded_parameter_to_train_raises(one_process):
     # DTensors, as fully_shard makes of parameters.
     net = distribute_module(mlp(), init_device_mesh("cpu", (1,)))
     for call in (
-        lambda: bayou.fit(net, data()[:2], progress=False),
+        lambda: bayou.fit(net, data()[:2]),
         lambda: bayou.bayesianize(net, bayou.MeanField()),
     ):
         with pytest.raises(
@@ -313,11 +316,11 @@ def test_work_that_is_not_shared_warns_before_it_begins(method, work, monkeypatc
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*do not share", bayou.BayouWarning)
             if work is None:
-                method.fit(target, (x, y), progress=False)
+                method.fit(target, (x, y))
                 return
             words = f"the 2 processes of torchrun do not share {work}: each computes all of it"
             with pytest.raises(bayou.BayouWarning, match=words):
-                bayou.select.plan(method, target, (x, y), progress=False).fit(progress=False)
+                bayou.select.plan(method, target, (x, y)).fit()
     finally:
         sharing._RANKS.reset(token)
 
@@ -339,8 +342,7 @@ def test_work_that_is_not_shared_warns_once_in_the_first_process():
 def test_other_methods_in_three_processes(tmp_path):
     found = results_of(tmp_path, "--slow", size=3)
     for name in SLOW_EXACT + SLOW_RANDOM:
-        for other in found[1:]:
-            torch.testing.assert_close(other[name], found[0][name], rtol=0, atol=0)
+        common(found, name)
     for name in SLOW_EXACT:
         torch.testing.assert_close(found[0][name], tensors(run(name)), rtol=1e-9, atol=1e-9)
 

@@ -1,19 +1,15 @@
 """The number of torch threads during a run."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.training import threads
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
+def two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -25,7 +21,7 @@ class Watched(nn.Linear):
 
     counts: list[int]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if torch.is_grad_enabled():
             self.counts.append(torch.get_num_threads())
         return super().forward(x)
@@ -40,19 +36,17 @@ class Watched(nn.Linear):
         (bayou.SGLD(steps=2, draws=1), 3, 1),
     ],
 )
-def test_small_products_are_computed_by_one_thread(
-    method: bayou.methods.Method, width: int, expected: int
-) -> None:
+def test_small_products_are_computed_by_one_thread(method, width, expected):
     x = torch.randn(50, 4)
     layer = Watched(width, width)
     Watched.counts = []
     net = nn.Sequential(nn.Linear(4, width), layer, nn.Linear(width, 3))
-    bayou.fit(net, (x, x.argmax(1) % 3), method=method, progress=False)
+    bayou.fit(net, (x, x.argmax(1) % 3), method)
     assert set(Watched.counts[-2:]) == {expected}
     assert torch.get_num_threads() == 2
 
 
-def test_the_last_of_two_runs_restores_the_number_of_threads() -> None:
+def test_the_last_of_two_runs_restores_the_number_of_threads():
     first = threads.suitable_threads(1)
     second = threads.suitable_threads(1)
     first.__enter__()
@@ -63,7 +57,7 @@ def test_the_last_of_two_runs_restores_the_number_of_threads() -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_the_largest_product_of_a_network() -> None:
+def test_the_largest_product_of_a_network():
     net = nn.Sequential(nn.Conv2d(3, 8, 5), nn.Flatten(), nn.Linear(8 * 4 * 4, 10))
     out, work = threads.largest_product(lambda: net(torch.zeros(2, 3, 8, 8)))
     assert out.shape == (2, 10)
