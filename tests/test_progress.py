@@ -11,28 +11,28 @@ from bayou.core.progress import Progress
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def _run(show: progress.Show, steps: int = 3) -> None:
+def _run(show, steps=3):
     with Progress("fitting", steps, show) as bar:
         for step in range(steps):
             bar.update(step + 1, loss=1.5)
 
 
-def test_no_output_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_without_a_terminal(capsys):
     _run(True)
     _run(False)
     assert capsys.readouterr() == ("", "")
 
 
-def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines(capsys):
     _run("plain")
     assert capsys.readouterr() == ("", "fitting 3/3  loss 1.5\n")
 
 
-def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     _run(True)
@@ -41,7 +41,7 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "loss 1.5" in terminal.getvalue()
 
 
-def test_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_without_rich_gets_lines(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "find_spec", lambda name: None)
@@ -49,7 +49,7 @@ def test_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert terminal.getvalue() == "fitting 3/3  loss 1.5\n"
 
 
-def test_a_bar_inside_a_bar_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_inside_a_bar_does_not_stop_the_work(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress("outer", 1) as outer:
@@ -59,7 +59,7 @@ def test_a_bar_inside_a_bar_does_not_stop_the_work(monkeypatch: pytest.MonkeyPat
     assert "1/1" in terminal.getvalue()
 
 
-def test_an_error_closes_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_closes_the_bar(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with pytest.raises(KeyError), Progress("fitting", 2):
@@ -67,22 +67,22 @@ def test_an_error_closes_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
-def test_invalid_show_raises() -> None:
+def test_invalid_show_raises():
     with pytest.raises(ValueError, match="got 'loud'"):
-        Progress("fitting", 2, "loud")  # type: ignore[arg-type]
+        Progress("fitting", 2, "loud")
 
 
-def test_function_is_called_instead_of_output(capsys: pytest.CaptureFixture[str]) -> None:
-    heard: list[tuple[str, int, int, dict[str, float]]] = []
+def test_function_is_called_instead_of_output(capsys):
+    heard = []
     _run(lambda title, step, total, fields: heard.append((title, step, total, fields)))
     assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5, "seconds_left": 0.0})
     assert capsys.readouterr() == ("", "")
 
 
-def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
-    heard: list[tuple[str, float | None]] = []
+def test_stages_are_numbered_and_their_whole_never_decreases():
+    heard = []
 
-    def run(title: str) -> None:
+    def run(title):
         with Progress(
             title, 4, lambda title, step, total, numbers: heard.append((title, numbers.get("done")))
         ) as line:
@@ -105,16 +105,16 @@ def test_stages_are_numbered_and_their_whole_never_decreases() -> None:
     ]  # fmt: skip
     *done, last, again = [share for _, share in heard]
     assert last is again is None  # there are no stages, hence no whole
-    assert done == sorted(done)  # type: ignore[type-var]
+    assert done == sorted(done)
     assert done[1] == progress.SHARE / 2  # of the first of two stages
     assert done[1] < done[-1] < 1  # whether more follows is not known
 
 
-def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part() -> None:
+def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part():
     """A mode in a stage of its own, then five fits: each of them moves the part that is done."""
-    heard: list[float] = []
+    heard = []
 
-    def run() -> None:
+    def run():
         with Progress(
             "fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])
         ) as line:
@@ -133,9 +133,7 @@ def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part() -> None:
     assert heard[-1] < progress.MAX_DONE
 
 
-def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(monkeypatch):
     now, heard = [0.0], list[dict[str, float]]()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with Progress(
@@ -147,9 +145,7 @@ def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(
     assert [numbers["seconds_left"] for numbers in heard] == [2.0 * k for k in range(99, -1, -1)]
 
 
-def test_the_time_that_is_left_counts_no_preparation_and_every_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_that_is_left_counts_no_preparation_and_every_step(monkeypatch):
     """A minute before the first steps, which come in pairs, as in a search: not "about 3 h" at 2 of
     360.
     """
@@ -169,7 +165,7 @@ def test_the_time_that_is_left_counts_no_preparation_and_every_step(
 @pytest.mark.parametrize(
     ("seconds", "text"), [(6.4, "6 s"), (98, "98 s"), (200, "3 min"), (7200, "2 h")]
 )
-def test_describe_formats_a_line(seconds: float, text: str) -> None:
+def test_describe_formats_a_line(seconds, text):
     numbers = {"loss": 1.5, "kl": 3.0, "seconds_left": seconds, "done": 0.384}
     assert (
         progress.describe(300, 2000, numbers, 1)

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import scipy.integrate
 import scipy.optimize
 import scipy.stats
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou import metrics
@@ -30,10 +29,10 @@ from bayou.likelihoods.predictive import Predictive
 F64 = torch.float64
 
 
-def recipes() -> SimpleNamespace:
+def recipes():
     """The names that the code of the sections defines."""
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    namespace: dict[str, Any] = {}
+    namespace = {}
     for section in re.findall(
         r"## Add a (?:guide|likelihood|prior|metric).*?(?=\n## )", text, re.DOTALL
     ):
@@ -49,19 +48,19 @@ OUTPUTS = 2 * torch.randn(
 )  # (S, B, 1)
 
 
-def predicted(spec: Likelihood | None = None, outputs: Tensor = OUTPUTS) -> Predictive:
+def predicted(spec=None, outputs=OUTPUTS):
     return Predictive((spec or recipe.Logistic(SCALE)).bind(dtype=F64), outputs)
 
 
-def mixture(row: int) -> Any:
+def mixture(row):
     return scipy.stats.logistic(OUTPUTS[:, row, 0].numpy(), SCALE)
 
 
-def integral(function: Any) -> float:
+def integral(function):
     return float(scipy.integrate.quad(function, -30, 30, limit=500)[0])
 
 
-def test_a_new_guide_draws_from_its_density() -> None:
+def test_a_new_guide_draws_from_its_density():
     """Means within five standard errors; E[kl] = log q − E[log p] with E[w²] = center² + width²/3
     under N(0, 1).
     """
@@ -82,7 +81,7 @@ def test_a_new_guide_draws_from_its_density() -> None:
     assert abs(float(kl.mean() - expected)) < 5 * float(kl.std()) / math.sqrt(n)
 
 
-def test_sampled_moments_of_a_new_likelihood() -> None:
+def test_sampled_moments_of_a_new_likelihood():
     """Standard errors of n = 2,048 draws: std/√n of a mean, √((κ − 1)/n)·var of a variance, κ =
     4.2; five of them.
     """
@@ -100,7 +99,7 @@ def test_sampled_moments_of_a_new_likelihood() -> None:
     )  # every sample has the same noise
 
 
-def test_sampled_mixtures_of_a_new_likelihood() -> None:
+def test_sampled_mixtures_of_a_new_likelihood():
     p = predicted()
     cdf = p.cdf(torch.zeros(5, 1, dtype=F64))
     low, high = p.interval(0.8)
@@ -120,7 +119,7 @@ def test_sampled_mixtures_of_a_new_likelihood() -> None:
             )
 
 
-def test_scores_of_a_new_likelihood() -> None:
+def test_scores_of_a_new_likelihood():
     """CRPS of a logistic: s·(z − 2·log F(z) − 1) (Jordan et al. 2019); 20,000 draws, five standard
     errors.
     """
@@ -139,7 +138,7 @@ def test_scores_of_a_new_likelihood() -> None:
     )
 
 
-def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path: Path) -> None:
+def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path):
     """A line through the origin: the mode by scipy, the precision Σ x²/(3·scale²) + 1 of the Fisher
     information.
     """
@@ -152,7 +151,7 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path: Path) ->
     )
     posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
 
-    def loss(w: float) -> float:
+    def loss(w):
         return 0.5 * w**2 - scipy.stats.logistic.logpdf(y.numpy(), w * x.numpy(), SCALE).sum()
 
     assert float(posterior.mean()["weight"]) == pytest.approx(
@@ -169,7 +168,7 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path: Path) ->
     assert torch.equal(again.predict(x, seed=0).outputs, posterior.predict(x, seed=0).outputs)
 
 
-def test_a_new_prior_is_scipys_and_is_fitted() -> None:
+def test_a_new_prior_is_scipys_and_is_fitted():
     bound = recipe.LogisticPrior(0.7).bind((3, 2), dtype=F64)
     w = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
     expected = scipy.stats.logistic(0, 0.7).logpdf(w.numpy()).sum((1, 2))
@@ -196,21 +195,21 @@ def test_a_new_prior_is_scipys_and_is_fitted() -> None:
 class Gumbel(BoundLikelihood):
     """P(Y ≤ y) = exp(−exp(−(y − f))): skewed, and with a cdf."""
 
-    def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
+    def pointwise(self, f, y):
         return f - y - torch.exp(f - y)
 
-    def sample(self, f: Tensor, n: int | None = None, seed: rng.Seed = None) -> Tensor:
+    def sample(self, f, n=None, seed=None):
         return f - torch.log(
             -torch.log(self.draw_noise(rng.uniform, f, n, seed).clamp(1e-12, 1 - 1e-12))
         )
 
-    def cdf(self, f: Tensor, y: Tensor) -> Tensor:
+    def cdf(self, f, y):
         return torch.exp(-torch.exp(f - y))
 
 
 @pytest.mark.parametrize("q", [1e-6, 0.05, 0.5, 0.9, 1 - 1e-6])
 @pytest.mark.parametrize("samples", [1, 6])
-def test_with_a_cdf_quantiles_are_solved_for(q: float, samples: int) -> None:
+def test_with_a_cdf_quantiles_are_solved_for(q, samples):
     found = Predictive(Gumbel(), OUTPUTS[:samples]).quantile(q)
     for row in range(5):
         law = scipy.stats.gumbel_r(OUTPUTS[:samples, row, 0].numpy())
@@ -223,11 +222,11 @@ class BoundBinomial(FiniteLikelihood):
 
     support = "counts"
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n):
         super().__init__()
         self.n = n
 
-    def log_pmf(self, f: Tensor) -> Tensor:
+    def log_pmf(self, f):
         k = torch.arange(self.n + 1, dtype=f.dtype, device=f.device)
         ways = math.lgamma(self.n + 1) - torch.lgamma(k + 1) - torch.lgamma(self.n - k + 1)
         success, failure = (nn.functional.logsigmoid(sign * f).unsqueeze(-1) for sign in (1, -1))
@@ -238,13 +237,11 @@ class BoundBinomial(FiniteLikelihood):
 class Binomial(Likelihood):
     n: int = 7
 
-    def bind(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> BoundBinomial:
+    def bind(self, *, dtype=None, device=None):
         return BoundBinomial(self.n)
 
 
-def test_a_finite_likelihood_is_its_probabilities() -> None:
+def test_a_finite_likelihood_is_its_probabilities():
     p, chance = predicted(Binomial()), OUTPUTS.sigmoid().numpy()
     law, k = scipy.stats.binom(7, chance), np.arange(8)
     pmf = scipy.stats.binom(7, chance[..., None]).pmf(k).mean(0)[:, 0]  # (B, K)

@@ -2,15 +2,11 @@
 uncertainty.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou import metrics
@@ -22,7 +18,7 @@ F64 = torch.float64
 S, B, T, C = 3, 5, 7, 4
 PAD = -100
 WEIGHT = (0.5, 2.0, 0.0, 1.5)
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "plain": {},
     "ignored": {"ignore_index": PAD},
     "shifted": {"shift": 1},
@@ -33,18 +29,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def noise(*shape: int) -> Tensor:
+def noise(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
 
 
-def labels(ignored: bool = True) -> Tensor:
+def labels(ignored=True):
     y = torch.randint(C, (B, T), generator=torch.Generator().manual_seed(1))
     if ignored:
         y[0, 3:] = y[2, :2] = y[4] = PAD  # the end, the start, a whole row
     return y
 
 
-def loss(f: Tensor, y: Tensor, case: dict[str, Any]) -> Tensor:
+def loss(f, y, case):
     """−log p of torch for every label: (B, T − shift)."""
     shift, weight = case.get("shift", 0), case.get("weight")
     f, y = f[:, : T - shift], y[:, shift:]
@@ -57,35 +53,35 @@ def loss(f: Tensor, y: Tensor, case: dict[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_log_probabilities_are_those_of_torch(name: str) -> None:
+def test_log_probabilities_are_those_of_torch(name):
     case = CASES[name]
     f, y = noise(S, B, T, C), labels("ignore_index" in case)
     likelihood = Categorical(**case).bind(dtype=F64)
     likelihood.validate(f.shape[1:], y)
     expected = torch.stack([-loss(one, y, case).sum(1) for one in f])
-    torch.testing.assert_close(likelihood.log_prob(f, y), expected)
+    assert_close(likelihood.log_prob(f, y), expected)
     scored = {key: value for key, value in case.items() if key in ("ignore_index", "shift")}
     own = (
         torch.stack([-loss(one, y, scored).sum(1) for one in f]).logsumexp(0)
         - torch.tensor(S).log()
     )
-    torch.testing.assert_close(
+    assert_close(
         Predictive(likelihood, f).log_prob(y), own
     )  # a density: without weights
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_curvature_counts_labels_as_the_loss_does(name: str) -> None:
+def test_curvature_counts_labels_as_the_loss_does(name):
     case = CASES[name]
     f, y = noise(B, T, C), labels("ignore_index" in case)
     likelihood = Categorical(**case).bind(dtype=F64)
     hessian = torch.func.hessian(lambda f: loss(f, y, case).sum())(f)  # (B, T, C, B, T, C)
     h = information(likelihood, f, y, "ggn")
     own = torch.einsum("btcbTC->btcTC", hessian)
-    torch.testing.assert_close(sum(torch.einsum("btc,bTC->btcTC", s, s) for s in h.columns()), own)
+    assert_close(sum(torch.einsum("btc,bTC->btcTC", s, s) for s in h.columns()), own)
 
 
-def test_sampled_curvature_is_unbiased_where_labels_are_shifted_and_ignored() -> None:
+def test_sampled_curvature_is_unbiased_where_labels_are_shifted_and_ignored():
     case, draws = CASES["all"], 4000
     f, y = noise(B, T, C), labels()
     likelihood = Categorical(**case).bind(dtype=F64)
@@ -102,23 +98,23 @@ def test_sampled_curvature_is_unbiased_where_labels_are_shifted_and_ignored() ->
 class Tokens(nn.Module):
     """(B, T) tokens to (B, T, C) logits."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.embedding, self.head = nn.Embedding(6, 3), nn.Linear(3, C)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(torch.tanh(self.embedding(ids)))
 
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
-def test_rows_without_labels_do_not_change_a_laplace_approximation(structure: Any) -> None:
+def test_rows_without_labels_do_not_change_a_laplace_approximation(structure):
     ids = torch.randint(6, (B, T), generator=torch.Generator().manual_seed(2))
     net, y = Tokens().double(), labels()
     y[:4] = labels(ignored=False)[:4]
     method = bayou.Laplace(structure, start=None, curvature="ggn")
-    options: dict[str, Any] = {"prior": bayou.Normal(1.0), "progress": False}
+    options = {"prior": bayou.Normal(1.0), "progress": False}
     whole, part = (
         bayou.fit(
             net, (ids[:n], y[:n]), method, likelihood=Categorical(ignore_index=PAD), **options
@@ -126,12 +122,12 @@ def test_rows_without_labels_do_not_change_a_laplace_approximation(structure: An
         for n in (5, 4)
     )
     for name, std in whole.std().items():
-        torch.testing.assert_close(std, part.std()[name], atol=1e-9, rtol=1e-6)
+        assert_close(std, part.std()[name], atol=1e-9, rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", [bayou.MAP(steps=40, lr=0.1), bayou.VI(steps=40, lr=0.1)])
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
-def test_a_shifted_fit_predicts_the_next_token(method: Any) -> None:
+def test_a_shifted_fit_predicts_the_next_token(method):
     ids = torch.arange(T).repeat(12, 1).add(torch.arange(12).unsqueeze(1)) % C
     posterior = bayou.fit(
         Tokens(), (ids, ids), method, likelihood=Categorical(shift=1), progress=False
@@ -144,19 +140,19 @@ def test_a_shifted_fit_predicts_the_next_token(method: Any) -> None:
     assert set(metrics.summary(p, ids)) >= {"nll", "ece", "rejection"}
 
 
-def test_maps_have_the_terms_of_the_sums() -> None:
+def test_maps_have_the_terms_of_the_sums():
     p = Predictive(Categorical(class_axis=-3).bind(), noise(S, B, C, 2, 3))
     assert p.entropy_map.shape == p.mutual_information_map.shape == (B, 2, 3)
-    torch.testing.assert_close(p.entropy_map.sum((1, 2)), p.entropy)
-    torch.testing.assert_close(p.mutual_information_map.sum((1, 2)), p.mutual_information)
-    torch.testing.assert_close(
+    assert_close(p.entropy_map.sum((1, 2)), p.entropy)
+    assert_close(p.mutual_information_map.sum((1, 2)), p.mutual_information)
+    assert_close(
         p.entropy_map, torch.distributions.Categorical(p.probabilities).entropy()
     )
     vector = Predictive(Categorical().bind(), noise(S, B, C))
     assert torch.equal(vector.entropy_map, vector.entropy)
 
 
-def test_scores_leave_out_what_is_ignored() -> None:
+def test_scores_leave_out_what_is_ignored():
     f, y = noise(S, B, T, C), labels()
     p = Predictive(Categorical(ignore_index=PAD).bind(), f)
     known = y != PAD
@@ -174,7 +170,7 @@ def test_scores_leave_out_what_is_ignored() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
-def test_a_guarantee_needs_all_labels() -> None:
+def test_a_guarantee_needs_all_labels():
     y = labels()
     posterior = bayou.fit(
         Tokens(),
@@ -188,17 +184,17 @@ def test_a_guarantee_needs_all_labels() -> None:
 
 
 class Pixels(nn.Module):
-    def __init__(self, outputs: int, last: bool = False) -> None:
+    def __init__(self, outputs, last=False):
         super().__init__()
         torch.manual_seed(0)
         self.conv, self.last = nn.Conv2d(1, outputs, 3, padding=1), last
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.conv(x).movedim(1, -1) if self.last else self.conv(x)
 
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
-def test_the_axis_of_the_classes_is_found_from_the_shapes() -> None:
+def test_the_axis_of_the_classes_is_found_from_the_shapes():
     x, y = noise(6, 1, 4, 5).float(), torch.randint(3, (6, 4, 5))
     y[0] = 255
     likelihood, point = Categorical(ignore_index=255), bayou.MAP(steps=2)
@@ -211,7 +207,7 @@ def test_the_axis_of_the_classes_is_found_from_the_shapes() -> None:
     ]
     probabilities = [fit.predict(x).probabilities for fit in fits]
     assert probabilities[0].shape == (6, 4, 5, 3)
-    torch.testing.assert_close(*probabilities, atol=1e-5, rtol=1e-5)
+    assert_close(*probabilities, atol=1e-5, rtol=1e-5)
     with pytest.raises(
         ValueError, match=r"classes on axis 1 or on the last; give Categorical\(class_axis=-3\) or"
     ):
@@ -230,16 +226,16 @@ def test_the_axis_of_the_classes_is_found_from_the_shapes() -> None:
 class Lengths:
     """Batches of two lengths."""
 
-    def __init__(self, odd: int) -> None:
+    def __init__(self, odd):
         self.odd = odd
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self):
         yield torch.zeros(4, 3).long(), torch.zeros(4, 3).long()
         yield torch.zeros(4, 2).long(), torch.full((4, 2), self.odd)
 
 
-def test_labels_that_are_no_classes_are_sentences_before_a_step() -> None:
-    def fit(y: Tensor, **options: Any) -> None:
+def test_labels_that_are_no_classes_are_sentences_before_a_step():
+    def fit(y, **options):
         bayou.fit(
             Tokens(),
             (torch.zeros_like(y), y),
@@ -280,12 +276,12 @@ def test_labels_that_are_no_classes_are_sentences_before_a_step() -> None:
         ({"shift": 1, "class_axis": -3}, r"shift=1 is for f \(B, T, C\), got class_axis=-3"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_settings_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Categorical(**options)
 
 
-def test_settings_survive_a_file(tmp_path: Any) -> None:
+def test_settings_survive_a_file(tmp_path):
     likelihood = Categorical(ignore_index=PAD, shift=1, label_smoothing=0.1, weight=WEIGHT)
     y = labels()
     posterior = bayou.fit(
@@ -300,7 +296,7 @@ def test_settings_survive_a_file(tmp_path: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
-def test_several_labels_of_a_row_are_independent() -> None:
+def test_several_labels_of_a_row_are_independent():
     x = noise(40, 2)
     y = (x @ torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], dtype=F64) > 0).float()
     net = nn.Linear(2, 3).double()
@@ -321,21 +317,21 @@ def test_several_labels_of_a_row_are_independent() -> None:
     assert metrics.accuracy(p, y) == pytest.approx(sum(each) / 3)
 
 
-def test_images_with_their_own_noise_have_channels_first() -> None:
+def test_images_with_their_own_noise_have_channels_first():
     f, y = noise(S, B, 4, 3, 2), noise(B, 2, 3, 2).roll(1)
     first, last = (HeteroscedasticGaussian(0.1, axis=axis).bind() for axis in (-3, -1))
     assert first.target_shape(f.shape[1:]) == y.shape
     back, y_last = f.movedim(-3, -1), y.movedim(-3, -1)
-    torch.testing.assert_close(first.log_prob(f, y), last.log_prob(back, y_last))
+    assert_close(first.log_prob(f, y), last.log_prob(back, y_last))
     own, other = (
         sum(s.square() for s in one.information(at).columns())
         for one, at in ((first, f[0]), (last, back[0]))
     )
-    torch.testing.assert_close(own.movedim(-3, -1), other)  # type: ignore[union-attr]
+    assert_close(own.movedim(-3, -1), other)
     p, q = Predictive(first, f), Predictive(last, back)
     for name in ("mean", "std", "entropy_map"):
-        torch.testing.assert_close(getattr(p, name).movedim(-3, -1), getattr(q, name))
-    torch.testing.assert_close(p.quantile(0.9).movedim(-3, -1), q.quantile(0.9))
+        assert_close(getattr(p, name).movedim(-3, -1), getattr(q, name))
+    assert_close(p.quantile(0.9).movedim(-3, -1), q.quantile(0.9))
     with pytest.raises(
         ValueError, match="axis must be a negative whole number, from the end, got 1"
     ):
