@@ -16,6 +16,7 @@ import scipy.integrate
 import scipy.optimize
 import scipy.stats
 import torch
+from numpy.testing import assert_allclose
 from torch import nn
 
 import bayou
@@ -23,10 +24,9 @@ from bayou import metrics
 from bayou.core import rng
 from bayou.curvature import information
 from bayou.likelihoods import BoundLikelihood, FiniteLikelihood, Likelihood
-from bayou.likelihoods.base import MONTE_CARLO_DRAWS
+from bayou.likelihoods.base import MONTE_CARLO_DRAWS as DRAWS
 from bayou.likelihoods.predictive import Predictive
-
-F64 = torch.float64
+from tests.test_likelihoods import F64, noise
 
 
 def recipes():
@@ -43,9 +43,9 @@ def recipes():
 
 recipe = recipes()
 SCALE = 0.4
-OUTPUTS = 2 * torch.randn(
-    6, 5, 1, generator=torch.Generator().manual_seed(0), dtype=F64
-)  # (S, B, 1)
+ENTROPY = math.log(SCALE) + 2
+OUTPUTS = 2 * noise(6, 5, 1)  # (S, B, 1)
+ROOT = math.sqrt(DRAWS)
 
 
 def predicted(spec=None, outputs=OUTPUTS):
@@ -68,9 +68,7 @@ def test_a_new_guide_draws_from_its_density():
     bayesian = bayou.bayesianize(nn.Linear(3, 2, bias=False).double(), recipe.Uniform(0.2))
     (guide,), n = bayesian.guides, 4000
     w, center, std = (
-        bayesian.sample(n, seed=0)["weight"],
-        guide.mean()["weight"],
-        guide.std()["weight"],
+        values["weight"] for values in (bayesian.sample(n, seed=0), guide.mean(), guide.std())
     )
     assert ((w.mean(0) - center).abs() < 5 * std / math.sqrt(n)).all()
     assert ((w - center).abs() <= 0.2).all()
@@ -86,14 +84,9 @@ def test_sampled_moments_of_a_new_likelihood():
     4.2; five of them.
     """
     p, std = predicted(), SCALE * math.pi / math.sqrt(3)
-    assert ((p.means - OUTPUTS).abs() < 5 * std / math.sqrt(MONTE_CARLO_DRAWS)).all()
-    assert (
-        (p.aleatoric_std.square() / std**2 - 1).abs() < 5 * math.sqrt(3.2 / MONTE_CARLO_DRAWS)
-    ).all()
-    assert (
-        (p.likelihood.entropy(OUTPUTS) - math.log(SCALE) - 2).abs()
-        < 5 / math.sqrt(MONTE_CARLO_DRAWS)
-    ).all()
+    assert ((p.means - OUTPUTS).abs() < 5 * std / ROOT).all()
+    assert ((p.aleatoric_std.square() / std**2 - 1).abs() < 5 * math.sqrt(3.2 / DRAWS)).all()
+    assert ((p.likelihood.entropy(OUTPUTS) - ENTROPY).abs() < 5 / ROOT).all()
     torch.testing.assert_close(
         p.epistemic_std, OUTPUTS.std(0, correction=0)
     )  # every sample has the same noise
@@ -106,16 +99,12 @@ def test_sampled_mixtures_of_a_new_likelihood():
     for row in range(5):
         law = mixture(row)
         entropy = integral(lambda y, law=law: scipy.special.entr(law.pdf(y).mean()))
-        assert p.entropy[row] == pytest.approx(entropy, abs=5 / math.sqrt(MONTE_CARLO_DRAWS))
-        assert p.mutual_information[row] == pytest.approx(
-            entropy - math.log(SCALE) - 2, abs=2 / math.sqrt(MONTE_CARLO_DRAWS)
-        )
-        assert cdf[row] == pytest.approx(
-            law.cdf(0).mean(), abs=5 * math.sqrt(0.25 / MONTE_CARLO_DRAWS)
-        )
+        assert p.entropy[row] == pytest.approx(entropy, abs=5 / ROOT)
+        assert p.mutual_information[row] == pytest.approx(entropy - ENTROPY, abs=2 / ROOT)
+        assert cdf[row] == pytest.approx(law.cdf(0).mean(), abs=5 * math.sqrt(0.25 / DRAWS))
         for q, y in ((0.1, low), (0.9, high)):
             assert law.cdf(y[row].numpy()).mean() == pytest.approx(
-                q, abs=5 * math.sqrt(q * (1 - q) / MONTE_CARLO_DRAWS)
+                q, abs=5 * math.sqrt(q * (1 - q) / DRAWS)
             )
 
 
@@ -143,12 +132,10 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path):
     information.
     """
     x = torch.linspace(-1, 1, 50, dtype=F64).unsqueeze(1)
-    y = 1.5 * x + 0.3 * torch.randn(50, 1, generator=torch.Generator().manual_seed(1), dtype=F64)
+    y = 1.5 * x + 0.3 * noise(50, 1, seed=1)
     net = nn.Linear(1, 1, bias=False).double()
-    likelihood, method = (
-        recipe.Logistic(SCALE),
-        bayou.Laplace("full", start=bayou.MAP(steps=300, lr=0.05)),
-    )
+    likelihood = recipe.Logistic(SCALE)
+    method = bayou.Laplace("full", start=bayou.MAP(steps=300, lr=0.05))
     posterior = bayou.fit(net, (x, y), method=method, likelihood=likelihood, progress=False)
 
     def loss(w):
@@ -160,9 +147,7 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path):
     precision = float(x.square().sum()) / (3 * SCALE**2) + 1
     assert float(posterior.covariance.log_det) == pytest.approx(-math.log(precision), abs=0.05)
     h = sum(s.square() for s in information(likelihood.bind(), x, y, seed=0).columns())
-    assert h.mean() == pytest.approx(
-        1 / (3 * SCALE**2), rel=5 * math.sqrt(2 / MONTE_CARLO_DRAWS / len(x))
-    )
+    assert h.mean() == pytest.approx(1 / (3 * SCALE**2), rel=5 * math.sqrt(2 / DRAWS / len(x)))
     posterior.save(tmp_path / "file.bayou")
     again = bayou.load(tmp_path / "file.bayou", net)
     assert torch.equal(again.predict(x, seed=0).outputs, posterior.predict(x, seed=0).outputs)
@@ -170,22 +155,16 @@ def test_a_new_likelihood_is_fitted_saved_and_has_a_curvature(tmp_path):
 
 def test_a_new_prior_is_scipys_and_is_fitted():
     bound = recipe.LogisticPrior(0.7).bind((3, 2), dtype=F64)
-    w = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    w = noise(4, 3, 2)
     expected = scipy.stats.logistic(0, 0.7).logpdf(w.numpy()).sum((1, 2))
-    np.testing.assert_allclose(bound.log_prob(w).numpy(), expected, rtol=1e-12)
+    assert_allclose(bound.log_prob(w).numpy(), expected, rtol=1e-12)
     draws = bound.sample(5000, seed=0)
     std = 0.7 * math.pi / math.sqrt(3)
     assert ((draws.mean(0)).abs() < 5 * std / math.sqrt(5000)).all()
     x = torch.linspace(-1, 1, 20).unsqueeze(1)
     method = bayou.VI(bayou.MeanField(), steps=5)
-    posterior = bayou.fit(
-        nn.Linear(1, 1),
-        (x, x),
-        method=method,
-        likelihood=recipe.Logistic(),
-        prior=recipe.LogisticPrior(),
-        progress=False,
-    )
+    options = {"likelihood": recipe.Logistic(), "prior": recipe.LogisticPrior()}
+    posterior = bayou.fit(nn.Linear(1, 1), (x, x), method=method, **options, progress=False)
     assert posterior.predict(x, 3, seed=0).mean.isfinite().all()
 
 
@@ -243,22 +222,21 @@ class Binomial(Likelihood):
 
 def test_a_finite_likelihood_is_its_probabilities():
     p, chance = predicted(Binomial()), OUTPUTS.sigmoid().numpy()
-    law, k = scipy.stats.binom(7, chance), np.arange(8)
-    pmf = scipy.stats.binom(7, chance[..., None]).pmf(k).mean(0)[:, 0]  # (B, K)
-    np.testing.assert_allclose(p.means, law.mean())
-    np.testing.assert_allclose(p.aleatoric_std, np.sqrt(law.var().mean(0)))
-    np.testing.assert_allclose(p.probabilities[:, 0], pmf)
-    np.testing.assert_allclose(p.entropy, scipy.special.entr(pmf).sum(-1))
-    np.testing.assert_allclose(
-        p.mutual_information, scipy.special.entr(pmf).sum(-1) - law.entropy().mean(0)[:, 0]
-    )
+    law = scipy.stats.binom(7, chance)
+    pmf = law.pmf(np.arange(8)).mean(0)  # (B, K)
+    assert_allclose(p.means, law.mean())
+    assert_allclose(p.aleatoric_std, np.sqrt(law.var().mean(0)))
+    assert_allclose(p.probabilities[:, 0], pmf)
+    entropy = scipy.special.entr(pmf).sum(-1)
+    assert_allclose(p.entropy, entropy)
+    assert_allclose(p.mutual_information, entropy - law.entropy().mean(0)[:, 0])
     low, high = p.interval(0.9)
-    assert low.flatten().tolist() == [int(np.argmax(row.cumsum() >= 0.05)) for row in pmf]
-    assert high.flatten().tolist() == [int(np.argmax(row.cumsum() >= 0.95)) for row in pmf]
+    for found, level in ((low, 0.05), (high, 0.95)):
+        assert found.flatten().tolist() == (pmf.cumsum(-1) < level).sum(-1).tolist()
     y = p.sample(1, seed=0)[0]
-    np.testing.assert_allclose(p.log_prob(y), np.log(pmf[np.arange(5), y.flatten()]))
+    assert_allclose(p.log_prob(y), np.log(pmf[np.arange(5), y.flatten()]))
     assert next(iter(metrics.summary(p, y))) == "rmse"
     h = sum(s.square() for s in information(p.likelihood, OUTPUTS[0], y).columns())
-    np.testing.assert_allclose(h, (7 * chance * (1 - chance))[0])
+    assert_allclose(h, (7 * chance * (1 - chance))[0])
     with pytest.raises(ValueError, match="scale"):
         metrics.nll(p, y, scale=2.0)
