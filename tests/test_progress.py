@@ -15,9 +15,23 @@ class Terminal(io.StringIO):
         return True
 
 
-def _run(show, steps=3):
-    with Progress("fitting", steps, show) as bar:
-        for step in range(steps):
+def on_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time, in a list of one number."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def _run(show):
+    with Progress("fitting", 3, show) as bar:
+        for step in range(3):
             bar.update(step + 1, loss=1.5)
 
 
@@ -33,25 +47,21 @@ def test_plain_lines(capsys):
 
 
 def test_bar_on_a_terminal(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = on_terminal(monkeypatch)
     _run(True)
-    assert "fitting" in terminal.getvalue()
-    assert "3/3" in terminal.getvalue()
-    assert "loss 1.5" in terminal.getvalue()
+    for words in ("fitting", "3/3", "loss 1.5"):
+        assert words in terminal.getvalue()
 
 
 def test_terminal_without_rich_gets_lines(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = on_terminal(monkeypatch)
     monkeypatch.setattr(progress, "find_spec", lambda name: None)
     _run(True)
     assert terminal.getvalue() == "fitting 3/3  loss 1.5\n"
 
 
 def test_a_bar_inside_a_bar_does_not_stop_the_work(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = on_terminal(monkeypatch)
     with Progress("outer", 1) as outer:
         _run(True)
         outer.update(1)
@@ -60,8 +70,7 @@ def test_a_bar_inside_a_bar_does_not_stop_the_work(monkeypatch):
 
 
 def test_an_error_closes_the_bar(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = on_terminal(monkeypatch)
     with pytest.raises(KeyError), Progress("fitting", 2):
         raise KeyError
     assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
@@ -74,7 +83,7 @@ def test_invalid_show_raises():
 
 def test_function_is_called_instead_of_output(capsys):
     heard = []
-    _run(lambda title, step, total, fields: heard.append((title, step, total, fields)))
+    _run(lambda *line: heard.append(line))
     assert heard[-1] == ("fitting", 3, 3, {"loss": 1.5, "seconds_left": 0.0})
     assert capsys.readouterr() == ("", "")
 
@@ -115,9 +124,7 @@ def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part():
     heard = []
 
     def run():
-        with Progress(
-            "fitting", 4, lambda title, step, total, numbers: heard.append(numbers["done"])
-        ) as line:
+        with Progress("fitting", 4, lambda *line: heard.append(line[-1]["done"])) as line:
             line.update(4)
 
     with progress.stage(1, 2):
@@ -133,33 +140,27 @@ def test_a_search_before_the_stages_of_a_fit_leaves_them_a_part():
     assert heard[-1] < progress.MAX_DONE
 
 
-def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(monkeypatch):
-    now, heard = [0.0], list[dict[str, float]]()
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Progress(
-        "fitting", 1000, lambda title, step, total, numbers: heard.append(numbers)
-    ) as line:
+def test_the_time_that_is_left_is_that_of_the_steps_since_a_run_was_resumed(now):
+    heard = []
+    with Progress("fitting", 1000, lambda *line: heard.append(line[-1]["seconds_left"])) as line:
         for step in range(900, 1000):
             now[0] += 2.0
             line.update(step + 1)
-    assert [numbers["seconds_left"] for numbers in heard] == [2.0 * k for k in range(99, -1, -1)]
+    assert heard == [2.0 * k for k in range(99, -1, -1)]
 
 
-def test_the_time_that_is_left_counts_no_preparation_and_every_step(monkeypatch):
+def test_the_time_that_is_left_counts_no_preparation_and_every_step(now):
     """A minute before the first steps, which come in pairs, as in a search: not "about 3 h" at 2 of
     360.
     """
-    now, heard = [0.0], list[dict[str, float]]()
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Progress(
-        "searching", 20, lambda title, step, total, numbers: heard.append(numbers)
-    ) as line:
+    heard = []
+    with Progress("searching", 20, lambda *line: heard.append(line[-1]["seconds_left"])) as line:
         now[0] += 60.0
         line.start_clock(360)
         for step in range(2, 361, 2):
             now[0] += 1.0
             line.update(step)
-    assert [numbers["seconds_left"] for numbers in heard] == [0.5 * k for k in range(358, -1, -2)]
+    assert heard == [0.5 * k for k in range(358, -1, -2)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from outside.
 
 import re
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,8 @@ def test_a_method_has_a_page_with_an_equation_and_every_section(name):
 
 def test_pages_are_those_of_the_folder_and_of_the_toctree():
     files = {page.stem for page in (DOCS / "methods").glob("*.md")}
-    listed = set(
-        re.findall(
-            r"^methods/([\w-]+)$", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
-        )
-    )
+    toctree = (DOCS / "methods.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^methods/([\w-]+)$", toctree, re.MULTILINE))
     assert files == set(pages.PAGES) == listed
     assert set(bayou.list_methods()) <= files
 
@@ -102,9 +100,7 @@ def test_the_tree_ends_in_pages_and_code_that_exists():
     for leaf in leaves:
         assert (DOCS / f"{leaf['page']}.md").exists()
         for name in re.findall(r"bayou\.([\w.]+)\(", leaf.get("code", "")):
-            found = bayou
-            for part in name.split("."):
-                found = getattr(found, part)
+            attrgetter(name)(bayou)
         for name in re.findall(r'data, "([\w-]+)"', leaf.get("code", "")):
             assert name in bayou.list_methods()
     html = pages.tree()

@@ -46,11 +46,8 @@ def normal(scale):
 
 def test_conjugate_regression_number_1():
     x, y = regression()
-    exact = float(
-        MultivariateNormal(torch.zeros(21, dtype=F64), x @ x.T + 0.01 * torch.eye(21)).log_prob(
-            y[:, 0]
-        )
-    )
+    law = MultivariateNormal(torch.zeros(21, dtype=F64), x @ x.T + 0.01 * torch.eye(21))
+    exact = float(law.log_prob(y[:, 0]))
     assert exact == pytest.approx(6.465824, abs=1e-6)
     net = nn.Linear(4, 1, bias=False).double()
     options = {"chains": 500, "temperatures": 200, "first": 1e-4, "leapfrogs": 6}

@@ -57,10 +57,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpy.typing import NDArray
 from numpyro.infer import MCMC, NUTS, init_to_sample
 
-Array = NDArray[np.float64]
 HIDDEN = 20
 X_SCALE = 4.0
 Y_SCALE = 32.0
@@ -143,10 +141,10 @@ def run_nuts():
 
 
 def summary(draws):
-    """Mean, sd, their Monte-Carlo standard errors, R-hat, ESS of draws (chains, draws)."""
+    """Rounded: mean, sd, their Monte-Carlo standard errors, R-hat, ESS of draws (chains, draws)."""
     d = np.ascontiguousarray(draws)
     low, median, high = np.quantile(d, [0.05, 0.5, 0.95])
-    return {
+    numbers = {
         "mean": d.mean(),
         "mean_mcse": az.mcse(d, method="mean"),
         "sd": d.std(ddof=1),
@@ -158,9 +156,6 @@ def summary(draws):
         "ess_bulk": az.ess(d, method="bulk"),
         "ess_tail": az.ess(d, method="tail"),
     }
-
-
-def rounded(numbers):
     return {name: float(f"{value:.6g}") for name, value in numbers.items()}
 
 
@@ -190,8 +185,8 @@ def main(path):
         },
         "nuts": {
             "settings": settings,
-            "log_likelihood": rounded(summary(log_likelihood(*parameters))),
-            "grid": [rounded({"x": at, **summary(f[:, :, i])}) for i, at in enumerate(GRID)],
+            "log_likelihood": summary(log_likelihood(*parameters)),
+            "grid": [{"x": at, **summary(f[:, :, i])} for i, at in enumerate(GRID)],
         },
     }
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False), encoding="utf-8")
