@@ -30,22 +30,25 @@ def noise(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
+def doubles(values):
+    return torch.tensor(values, dtype=F64)
+
+
+def predictive(spec, outputs):
+    return Predictive(spec.bind(dtype=outputs.dtype), outputs)
+
+
 def labels(high, *shape):
     return torch.randint(high, shape, generator=torch.Generator().manual_seed(1))
 
 
 OUTPUTS, WIDE, Y = noise(4, 6, 2), noise(4, 6, 4), noise(6, 2, seed=1)
-DF = torch.tensor(3.5, dtype=F64)
+DF = doubles(3.5)
 # (spec, outputs (S, B, *out), y (B, *event), the same as a torch.distributions object)
 CASES = {
     "gaussian": (Gaussian(0.3), OUTPUTS, Y, lambda f: D.Normal(f, 0.3)),
     "gaussian flat": (Gaussian(2), noise(4, 6), noise(6, seed=1), lambda f: D.Normal(f, 2.0)),
-    "student": (
-        StudentT(3.5, 0.4),
-        OUTPUTS,
-        Y,
-        lambda f: D.StudentT(DF, f, 0.4),
-    ),
+    "student": (StudentT(3.5, 0.4), OUTPUTS, Y, lambda f: D.StudentT(DF, f, 0.4)),
     "heteroscedastic": (
         HeteroscedasticGaussian(),
         WIDE,
@@ -82,12 +85,7 @@ CASES = {
         labels(5, 6, 2, 3),
         lambda f: D.Categorical(logits=f.movedim(-3, -1)),
     ),
-    "bernoulli": (
-        Bernoulli(),
-        3 * OUTPUTS,
-        labels(2, 6, 2),
-        lambda f: D.Bernoulli(logits=f),
-    ),
+    "bernoulli": (Bernoulli(), 3 * OUTPUTS, labels(2, 6, 2), lambda f: D.Bernoulli(logits=f)),
     "poisson": (Poisson(), OUTPUTS, labels(7, 6, 2), lambda f: D.Poisson(f.exp())),
 }
 case = pytest.mark.parametrize("name", CASES)
@@ -205,8 +203,8 @@ def test_the_expected_log_prob_is_exact_or_a_lower_bound(spec, exact):
 def test_the_bound_of_bernoulli_is_that_of_jensen():
     """−log(1 + E exp(∓F)), with the expectation by quadrature."""
     likelihood = Bernoulli().bind()
-    f = torch.tensor([[0.3, -1.2]], dtype=F64)
-    variance = torch.tensor([[0.5, 1.5]], dtype=F64)
+    f = doubles([[0.3, -1.2]])
+    variance = doubles([[0.5, 1.5]])
     draws = f.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * NODES
     for sign, label in ((1, 1.0), (-1, 0.0)):
         mean = (-sign * draws).exp() @ MASSES
@@ -223,7 +221,7 @@ def test_the_sampled_entropy_of_a_mixture_is_close_to_the_integral():
 
 
 def test_the_bound_of_two_classes_has_known_values():
-    f, v = torch.tensor([[1.0, -0.5]], dtype=F64), torch.tensor([[0.25, 0.09]], dtype=F64)
+    f, v = doubles([[1.0, -0.5]]), doubles([[0.25, 0.09]])
     likelihood, y = Categorical().bind(), torch.tensor([0])
     assert float(likelihood.expected_log_prob(f, v, y)) == pytest.approx(-0.312288, abs=1e-6)
     assert float(likelihood.log_prob(f, y)) == pytest.approx(-0.201413, abs=1e-6)
@@ -239,7 +237,7 @@ def test_the_student_cdf_is_scipys_to_the_far_tail(df):
     seen = expected > 1e-270
     np.testing.assert_allclose(unit.cdf(z).numpy()[seen], expected[seen], rtol=1e-9)
     assert unit.entropy == pytest.approx(scipy.stats.t.entropy(df), rel=1e-9)
-    p = Predictive(StudentT(df, 1.0).bind(dtype=F64), torch.zeros(1, 1, 1, dtype=F64))
+    p = predictive(StudentT(df, 1.0), torch.zeros(1, 1, 1, dtype=F64))
     for q in (1e-9, 0.4, 0.999):
         assert p.quantile(q).item() == pytest.approx(scipy.stats.t.ppf(q, df), rel=1e-8, abs=1e-12)
 
@@ -265,7 +263,7 @@ def test_cdfs_are_scipys():
 
 
 def test_the_poisson_entropy_is_scipys_on_both_sides_of_50():
-    rates = torch.tensor([0.01, 1.0, 20.0, 49.9, 50.1, 400.0], dtype=F64)
+    rates = doubles([0.01, 1.0, 20.0, 49.9, 50.1, 400.0])
     np.testing.assert_allclose(
         Poisson().bind().entropy(rates.log()), scipy.stats.poisson.entropy(rates), atol=1e-7
     )
@@ -367,7 +365,7 @@ def test_a_likelihood_needs_a_density_and_a_cdf_only():
         def cdf(self, f, y):
             return -torch.expm1(-f.exp() * y.clamp_min(0.0))
 
-    likelihood, f = Exponential(), torch.tensor([[0.0, 1.5]], dtype=F64)
+    likelihood, f = Exponential(), doubles([[0.0, 1.5]])
     draws = likelihood.sample(f[0], 4000, seed=0)
     assert_close(likelihood.sample(f[0], 9, seed=0), draws[:9])
     mean = (-f[0]).exp()

@@ -21,13 +21,9 @@ from bayou.likelihoods import (
     StudentT,
 )
 from bayou.likelihoods.predictive import Predictive
-from tests.test_likelihoods import F64, labels, noise
+from tests.test_likelihoods import F64, doubles, labels, noise, predictive
 
 same = partial(pytest.approx, rel=1e-9)
-
-
-def predictive(likelihood, outputs):
-    return Predictive(likelihood.bind(dtype=outputs.dtype), outputs)
 
 
 CLASSES = predictive(Categorical(), 2 * noise(9, 300, 4))
@@ -89,8 +85,8 @@ def test_a_confidence_of_one_is_in_the_last_bin():
     """Confidences .95 (right) and 1 (wrong) share a bin: |½ − .975|; a separate bin for 1 would
     give .525.
     """
-    p = torch.tensor([[0.95, 0.05], [1.0, 0.0]], dtype=F64)
-    sure = Predictive(Categorical().bind(), p.clamp_min(1e-300).log().unsqueeze(0))
+    p = doubles([[0.95, 0.05], [1.0, 0.0]])
+    sure = predictive(Categorical(), p.clamp_min(1e-300).log().unsqueeze(0))
     assert float(sure.mean.max()) == 1.0
     assert metrics.ece(sure, torch.tensor([0, 1])) == same(0.475)
 
@@ -189,7 +185,7 @@ def test_crps_from_draws_against_the_integral(likelihood):
     |Y − y| < 3).
     """
     p = predictive(likelihood, noise(6, 5, 1))
-    y = torch.tensor([[0.0], [1.0], [4.0], [2.0], [1.0]], dtype=F64)
+    y = doubles([[0.0], [1.0], [4.0], [2.0], [1.0]])
     draws = 20_000
     assert metrics.crps(p, y, draws=draws) == pytest.approx(
         crps_by_integral(p, y, points=2001), abs=4 * 3 / math.sqrt(5 * draws)
@@ -318,10 +314,7 @@ def test_total_variation_of_counts_is_a_sum():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: metrics.accuracy(NUMBERS, noise(300, 1)),
-            "for classes",
-        ),
+        (lambda: metrics.accuracy(NUMBERS, noise(300, 1)), "for classes"),
         (lambda: metrics.rmse(CLASSES, LABELS), "for numbers, got classes"),
         (lambda: metrics.brier(CLASSES, LABELS[:5]), r"y has shape \(5,\)"),
         (lambda: metrics.ece(CLASSES, LABELS, bins=0), "bins must be"),
@@ -339,14 +332,8 @@ def test_total_variation_of_counts_is_a_sum():
             lambda: metrics.agreement(CLASSES, predictive(Categorical(), noise(1, 7, 4))),
             r"got \(300, 4\) and \(7, 4\); predict",
         ),
-        (
-            lambda: metrics.total_variation(CLASSES, NUMBERS),
-            "one kind of likelih",
-        ),
-        (
-            lambda: metrics.agreement(NUMBERS, NUMBERS),
-            "use total_variation",
-        ),
+        (lambda: metrics.total_variation(CLASSES, NUMBERS), "one kind of likelih"),
+        (lambda: metrics.agreement(NUMBERS, NUMBERS), "use total_variation"),
     ],
 )
 def test_errors_state_the_remedy(call, message):

@@ -18,14 +18,14 @@ from bayou.likelihoods import (
     mixtures,
 )
 from bayou.likelihoods.predictive import Predictive
-from tests.test_likelihoods import CASES as ALL_CASES, F64, case, noise
+from tests.test_likelihoods import CASES as ALL_CASES, F64, case, doubles, noise, predictive
 
 CASES = {name: (spec, f, tuple(y.shape)) for name, (spec, f, y, _) in ALL_CASES.items()}
 
 
 def made(name, dtype=F64):
     spec, outputs, _ = CASES[name]
-    return Predictive(spec.bind(dtype=dtype), outputs.to(dtype))
+    return predictive(spec, outputs.to(dtype))
 
 
 def moments(p):
@@ -79,7 +79,7 @@ def test_the_expected_log_score_is_minus_the_entropy(name):
         outputs = outputs[..., ::2]
     elif len(event) > 1:
         outputs = outputs[..., :1]
-    p, n = Predictive(spec.bind(dtype=F64), outputs), 600
+    p, n = predictive(spec, outputs), 600
     scores = torch.stack([p.log_prob(y) for y in p.sample(n, seed=4)])
     assert ((p.entropy + scores.mean(0)).abs() < 4.5 * scores.std(0) / math.sqrt(n)).all()
 
@@ -102,15 +102,13 @@ def test_information_of_known_cases():
     """S certain and different answers: log S nats of entropy, all of them epistemic. S coin flips:
     none is.
     """
-    certain = Predictive(Categorical().bind(), 1000 * torch.eye(4, dtype=F64)[:, None])
+    certain = predictive(Categorical(), 1000 * torch.eye(4, dtype=F64)[:, None])
     assert certain.entropy.item() == pytest.approx(math.log(4))
     assert certain.mutual_information.item() == pytest.approx(math.log(4))
-    coins = Predictive(Bernoulli().bind(), torch.zeros(4, 1, dtype=F64))
+    coins = predictive(Bernoulli(), torch.zeros(4, 1, dtype=F64))
     assert coins.entropy.item() == pytest.approx(math.log(2))
     assert coins.mutual_information.item() == 0
-    apart = Predictive(
-        Gaussian(0.1).bind(dtype=F64), torch.tensor([[-9.0], [0.0], [7.0]], dtype=F64)
-    )
+    apart = predictive(Gaussian(0.1), doubles([[-9.0], [0.0], [7.0]]))
     assert apart.mutual_information.item() == pytest.approx(math.log(3), abs=1e-7)
     assert apart.entropy.item() == pytest.approx(
         math.log(3) + 0.5 * math.log(2 * math.pi * math.e * 0.01), abs=1e-7
@@ -119,14 +117,14 @@ def test_information_of_known_cases():
 
 def test_a_class_that_is_ruled_out_makes_no_nan():
     logits = torch.tensor([[[0.0, -math.inf, 1.0]], [[2.0, -math.inf, -math.inf]]])
-    p = Predictive(Categorical().bind(), logits)
+    p = predictive(Categorical(), logits)
     for value in (*moments(p), p.log_prob(torch.tensor([0]))):
         assert value.isfinite().all()
     assert p.log_prob(torch.tensor([1])).item() == -math.inf
 
 
 def test_log_prob_survives_where_every_probability_underflows():
-    p = Predictive(Gaussian(0.01).bind(), torch.tensor([[0.0], [1.0]]))
+    p = predictive(Gaussian(0.01), torch.tensor([[0.0], [1.0]]))
     assert p.log_prob(torch.tensor([10.0])).item() == pytest.approx(
         -405000 - math.log(2) + 3.686, rel=1e-6
     )
@@ -137,14 +135,14 @@ def test_quantiles_are_scipys_roots(q):
     f = 2 * noise(15, 4)
     for spec, family in ((Gaussian(0.5), scipy.stats.norm), (StudentT(3.0, 0.5), scipy.stats.t)):
         shape = (3.0,) if isinstance(spec, StudentT) else ()
-        quantile = Predictive(spec.bind(dtype=F64), f).quantile(q)
+        quantile = predictive(spec, f).quantile(q)
         for b in range(4):
             law = family(*shape, f[:, b].numpy(), 0.5)
             root = scipy.optimize.brentq(
                 lambda y, law=law: law.cdf(y).mean() - q, -500, 500, xtol=1e-13
             )
             assert quantile[b].item() == pytest.approx(root, rel=1e-8)
-        single = Predictive(spec.bind(dtype=torch.float32), f.float()).quantile(q)
+        single = predictive(spec, f.float()).quantile(q)
         assert_close(single.double(), quantile, rtol=1e-4, atol=1e-4)
 
 
@@ -156,7 +154,7 @@ def test_discrete_quantiles_are_the_smallest_that_reach_the_level():
         cdf = torch.stack([p.cdf(torch.full(event, count, dtype=F64)) for count in range(counts)])
         for q in levels:
             assert_close(p.quantile(q).to(F64), (cdf < q).sum(0).to(F64))
-    point = Predictive(Poisson().bind(), torch.full((1, 1), math.log(3e3), dtype=F64))
+    point = predictive(Poisson(), torch.full((1, 1), math.log(3e3), dtype=F64))
     assert point.interval(0.9) == tuple(scipy.stats.poisson.interval(0.9, 3e3))
 
 
@@ -165,7 +163,7 @@ def test_discrete_quantiles_are_the_smallest_that_reach_the_level():
 )
 def test_the_entropy_of_a_mixture_is_the_integral(spread, wobble, samples):
     f = torch.cat([spread * noise(samples, 2, 1), wobble * noise(samples, 2, 1, seed=1)], -1)
-    entropy = Predictive(HeteroscedasticGaussian().bind(), f).entropy
+    entropy = predictive(HeteroscedasticGaussian(), f).entropy
     for b in range(2):
         means, stds = f[:, b, 0].numpy(), np.exp(0.5 * f[:, b, 1].numpy())
         grid = np.linspace((means - 10 * stds).min(), (means + 10 * stds).max(), 20_001)
@@ -182,7 +180,7 @@ def test_the_entropy_of_a_mixture_is_the_integral(spread, wobble, samples):
 def test_the_entropy_of_a_poisson_mixture_is_the_sum(rates):
     counts = np.arange(10_000)
     pmf = np.mean([scipy.stats.poisson.pmf(counts, rate) for rate in rates], axis=0)
-    p = Predictive(Poisson().bind(), torch.tensor(rates, dtype=F64).log()[:, None])
+    p = predictive(Poisson(), doubles(rates).log()[:, None])
     assert p.entropy.item() == pytest.approx(scipy.special.entr(pmf).sum(), abs=3e-5)
 
 
@@ -203,15 +201,13 @@ def test_classes_have_a_set_and_no_interval():
     """.5, .3, .2 and .3, .6, .1 (after averaging): the fewest classes that reach the level, and yes
     or no too.
     """
-    p = torch.tensor(
-        [[[0.6, 0.2, 0.2], [0.2, 0.7, 0.1]], [[0.4, 0.4, 0.2], [0.4, 0.5, 0.1]]], dtype=F64
-    )
-    classes = Predictive(Categorical().bind(), p.log())
+    p = doubles([[[0.6, 0.2, 0.2], [0.2, 0.7, 0.1]], [[0.4, 0.4, 0.2], [0.4, 0.5, 0.1]]])
+    classes = predictive(Categorical(), p.log())
     assert_close(classes.probabilities, p.mean(0))
     assert classes.prediction_set(0.55).tolist() == [[True, True, False], [False, True, False]]
     assert classes.prediction_set(0.75).tolist() == [[True, True, False], [True, True, False]]
     assert classes.prediction_set(0.95).all()
-    coin = Predictive(Bernoulli().bind(), torch.tensor([[2.0, -0.1]], dtype=F64))
+    coin = predictive(Bernoulli(), doubles([[2.0, -0.1]]))
     assert coin.prediction_set(0.8).tolist() == [[False, True], [True, True]]
     for one in (classes, coin):
         with pytest.raises(ValueError, match=r"no order.*prediction_set\(0.8\)"):
@@ -229,7 +225,7 @@ def test_bad_inputs_fail_at_the_door():
     ):
         with pytest.raises(ValueError, match=message):
             Predictive(spec.bind(), outputs)
-    p = Predictive(Gaussian().bind(), torch.zeros(2, 3, 1))
+    p = predictive(Gaussian(), torch.zeros(2, 3, 1))
     with pytest.raises(ValueError, match="unsqueeze"):
         p.log_prob(torch.zeros(3))
     for level in (0, 1, 1.5, math.nan):
@@ -242,7 +238,7 @@ def test_bad_inputs_fail_at_the_door():
 def test_gradients_reach_the_outputs():
     for name, (spec, outputs, _) in CASES.items():
         leaf = outputs.clone().requires_grad_()
-        p = Predictive(spec.bind(dtype=F64), leaf)
+        p = predictive(spec, leaf)
         for value in moments(p):
             (grad,) = torch.autograd.grad(value.sum(), [leaf], retain_graph=True)
             assert grad.isfinite().all(), name
@@ -250,7 +246,7 @@ def test_gradients_reach_the_outputs():
 
 @pytest.mark.parametrize("likelihood", [Gaussian(0.3), HeteroscedasticGaussian(), Categorical()])
 def test_what_is_traced_is_computed_without_a_look_at_values_and_the_same(likelihood, monkeypatch):
-    p = Predictive(likelihood.bind(dtype=F64), noise(7, 5, 4))
+    p = predictive(likelihood, noise(7, 5, 4))
     before = moments(p)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: pytest.fail("a branch on a value"))

@@ -26,7 +26,7 @@ from bayou.curvature import information
 from bayou.likelihoods import BoundLikelihood, FiniteLikelihood, Likelihood
 from bayou.likelihoods.base import MONTE_CARLO_DRAWS as DRAWS
 from bayou.likelihoods.predictive import Predictive
-from tests.test_likelihoods import F64, noise
+from tests.test_likelihoods import F64, noise, predictive
 
 
 def recipes():
@@ -49,7 +49,7 @@ ROOT = math.sqrt(DRAWS)
 
 
 def predicted(spec=None, outputs=OUTPUTS):
-    return Predictive((spec or recipe.Logistic(SCALE)).bind(dtype=F64), outputs)
+    return predictive(spec or recipe.Logistic(SCALE), outputs)
 
 
 def mixture(row):

@@ -15,7 +15,7 @@ from bayou import metrics
 from bayou.curvature.information import information
 from bayou.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
 from bayou.likelihoods.predictive import Predictive
-from tests.test_likelihoods import F64, labels, noise
+from tests.test_likelihoods import F64, doubles, labels, noise, predictive
 
 may_warn = pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
 fit = partial(bayou.fit, progress=False)
@@ -46,7 +46,7 @@ def loss(f, y, case):
     f, y = f[:, : T - shift], y[:, shift:]
     scored = {"ignore_index", "label_smoothing"}
     options = {name: value for name, value in case.items() if name in scored}
-    weight = None if weight is None else torch.tensor(weight, dtype=F64)
+    weight = None if weight is None else doubles(weight)
     return F.cross_entropy(f.movedim(-1, 1), y, weight, reduction="none", **options)
 
 
@@ -136,20 +136,20 @@ def test_a_shifted_fit_predicts_the_next_token(method):
 
 
 def test_maps_have_the_terms_of_the_sums():
-    p = Predictive(Categorical(class_axis=-3).bind(), noise(S, B, C, 2, 3))
+    p = predictive(Categorical(class_axis=-3), noise(S, B, C, 2, 3))
     assert p.entropy_map.shape == p.mutual_information_map.shape == (B, 2, 3)
     assert_close(p.entropy_map.sum((1, 2)), p.entropy)
     assert_close(p.mutual_information_map.sum((1, 2)), p.mutual_information)
     assert_close(p.entropy_map, torch.distributions.Categorical(p.probabilities).entropy())
-    vector = Predictive(Categorical().bind(), noise(S, B, C))
+    vector = predictive(Categorical(), noise(S, B, C))
     assert torch.equal(vector.entropy_map, vector.entropy)
 
 
 def test_scores_leave_out_what_is_ignored():
     f, y = noise(S, B, T, C), tokens()
-    p = Predictive(Categorical(ignore_index=PAD).bind(), f)
+    p = predictive(Categorical(ignore_index=PAD), f)
     known = y != PAD
-    flat = Predictive(Categorical().bind(), f[:, known])
+    flat = predictive(Categorical(), f[:, known])
     for score in (metrics.accuracy, metrics.brier, metrics.ece):
         assert score(p, y) == pytest.approx(score(flat, y[known]), abs=1e-12)
     wrong = (p.probabilities.argmax(-1) != y).double().where(known, torch.nan)
@@ -260,17 +260,14 @@ def test_settings_survive_a_file(tmp_path):
 @may_warn
 def test_several_labels_of_a_row_are_independent():
     x = noise(40, 2)
-    y = (x @ torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], dtype=F64) > 0).float()
+    y = (x @ doubles([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]) > 0).float()
     net = nn.Linear(2, 3).double()
     method = bayou.Laplace(start=bayou.MAP(steps=50, lr=0.1))
     posterior = fit(net, (x, y), method, likelihood=Bernoulli())
     p = posterior.predict(x, 10, seed=0)
     assert p.entropy_map.shape == (40, 3)
     assert metrics.accuracy(p, y) > 0.9
-    each = [
-        metrics.accuracy(Predictive(Bernoulli().bind(), p.outputs[..., k]), y[:, k])
-        for k in range(3)
-    ]
+    each = [metrics.accuracy(predictive(Bernoulli(), p.outputs[..., k]), y[:, k]) for k in range(3)]
     assert metrics.accuracy(p, y) == pytest.approx(sum(each) / 3)
 
 
