@@ -50,7 +50,7 @@ BRITISH = re.compile(
 
 
 @pytest.mark.parametrize("page", PROSE)
-def test_prose_is_plain_and_american(page: str) -> None:
+def test_prose_is_plain_and_american(page):
     """Outside code, no metaphors of rooms and doors, and the spelling of PyTorch."""
     code = re.compile(r"```.*?```|`[^`]*`|^    [^\n]*$", re.DOTALL | re.MULTILINE)
     text = code.sub("", (ROOT / page).read_text(encoding="utf-8"))
@@ -60,13 +60,11 @@ def test_prose_is_plain_and_american(page: str) -> None:
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")  # so few steps
 @pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning")
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_search: None
-) -> None:
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, short_search):
     monkeypatch.setattr(Settings, "total_steps", lambda self, data: 20)
     fit = bayou.flows.fit
 
-    def short(flow: bayou.flows.Flow, data: object, **options: object) -> object:
+    def short(flow, data, **options):
         return fit(flow, data, **{**options, "steps": 10, "progress": False})
 
     monkeypatch.setattr(bayou.flows, "fit", short)
@@ -77,6 +75,6 @@ def test_the_code_of_a_page_runs(
     )
     assert blocks, f"{page} has no code"
     torch.manual_seed(0)
-    namespace: dict[str, object] = {}
+    namespace = {}
     for block in blocks:
         exec(compile(block, page, "exec"), namespace)

@@ -1,16 +1,12 @@
 """Public names say what they are: every parameter is in the docstring, by its name."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FunctionType, GenericAlias
-from typing import Any
 
 import pytest
 
@@ -35,13 +31,13 @@ MODULES = (
 
 
 @cache
-def source_docstrings(module: str) -> dict[str, str]:
+def source_docstrings(module):
     """Return the docstrings in the source of a module, by qualified name."""
     path = ROOT / module.replace(".", "/")
     text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
     docstrings = {}
 
-    def visit(body: list[ast.stmt], prefix: str) -> None:
+    def visit(body, prefix):
         for node in body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 docstrings.setdefault(prefix + node.name, ast.get_docstring(node) or "")
@@ -52,13 +48,13 @@ def source_docstrings(module: str) -> dict[str, str]:
     return docstrings
 
 
-def source_entries(value: Any) -> set[str]:
+def source_entries(value):
     """Return the entries of the ``Args`` section of a class or function in its source."""
     doc = source_docstrings(value.__module__).get(value.__qualname__, "")
     return set(args_entries(doc))
 
 
-def parameters(function: FunctionType) -> set[str]:
+def parameters(function):
     """Return the public parameters of a function."""
     return {
         name
@@ -69,7 +65,7 @@ def parameters(function: FunctionType) -> set[str]:
     }
 
 
-def public_functions(cls: type) -> Iterator[FunctionType]:
+def public_functions(cls):
     """Yield the public functions that a class defines itself."""
     for name, value in vars(cls).items():
         function = getattr(value, "__func__", inspect.unwrap(value) if callable(value) else None)
@@ -77,7 +73,7 @@ def public_functions(cls: type) -> Iterator[FunctionType]:
             yield function
 
 
-def undescribed(cls: type) -> Iterator[str]:
+def undescribed(cls):
     """Yield the parameters of a class and of its methods without an entry in ``Args``.
 
     A class describes the fields that it introduces, in its docstring or in that of ``__init__``;
@@ -105,7 +101,7 @@ def undescribed(cls: type) -> Iterator[str]:
             yield f"{function.__qualname__}: {name}"
 
 
-def public_values(module: str) -> Iterator[Any]:
+def public_values(module):
     """Yield the classes and functions that a module exports."""
     namespace = importlib.import_module(module)
     for name in namespace.__all__:
@@ -116,7 +112,7 @@ def public_values(module: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_public_parameter_has_an_entry_in_the_source(module: str) -> None:
+def test_every_public_parameter_has_an_entry_in_the_source(module):
     missing = []
     for value in public_values(module):
         if value is Training:
@@ -129,7 +125,7 @@ def test_every_public_parameter_has_an_entry_in_the_source(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_args_describe_nothing_but_parameters(module: str) -> None:
+def test_args_describe_nothing_but_parameters(module):
     for value in public_values(module):
         name = value.__name__
         assert value.__doc__, f"{name} has no docstring"
@@ -144,7 +140,7 @@ def test_args_describe_nothing_but_parameters(module: str) -> None:
             assert entries <= set(keywords), name
 
 
-def test_a_docstring_has_the_args_of_the_base_classes() -> None:
+def test_a_docstring_has_the_args_of_the_base_classes():
     @dataclasses.dataclass
     class Base(Checked):
         """A base.

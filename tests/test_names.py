@@ -1,7 +1,5 @@
 """The public names: base classes, namespaces, names in files."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 
@@ -13,7 +11,7 @@ from bayou.core.specs import from_json, to_json
 from bayou.network.target import Target
 
 
-def test_the_top_level_has_fifty_names_and_namespaces_for_the_rest() -> None:
+def test_the_top_level_has_fifty_names_and_namespaces_for_the_rest():
     spaces = {name for name in bayou.__all__ if isinstance(getattr(bayou, name), types.ModuleType)}
     assert {
         "diagnostics",
@@ -45,15 +43,13 @@ def test_the_top_level_has_fifty_names_and_namespaces_for_the_rest() -> None:
         (bayou.likelihoods.StudentT(3.0), "StudentT", bayou.likelihoods.Likelihood),
     ],
 )
-def test_a_file_holds_the_public_name_which_is_unique_in_its_family(
-    spec: object, name: str, family: type
-) -> None:
+def test_a_file_holds_the_public_name_which_is_unique_in_its_family(spec, name, family):
     written = to_json(spec)
     assert written["spec"] == type(spec).__name__ == name
     assert from_json(written, family) == spec
 
 
-def test_a_copied_target_learns_a_noise_of_its_own() -> None:
+def test_a_copied_target_learns_a_noise_of_its_own():
     target = Target.build(torch.nn.Linear(1, 1), bayou.Gaussian(0.5, learn=True), None, 10)
     other = target.copy(20)
     assert (other.n, target.copy().n) == (20, 10)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,22 +23,22 @@ DATA, _, REST = CODE.partition("\nposterior")
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def example(tmp_path_factory):
     """Return the names of the example after it ran as it is written."""
-    namespace: dict[str, Any] = {"__builtins__": __builtins__}
+    namespace = {"__builtins__": __builtins__}
     torch.manual_seed(0)
     file = tmp_path_factory.mktemp("readme") / "sine.bayou"
     exec(CODE.replace('"sine.bayou"', repr(str(file))), namespace)
     return namespace
 
 
-def widths(example: dict[str, Any]) -> Callable[[float], float]:
+def widths(example):
     """The width of the interval of the example at an input."""
     grid, width = torch.linspace(-4, 4, 100), (example["high"] - example["low"])[:, 0]
     return lambda x: float(width[(grid - x).abs().argmin()])
 
 
-def test_the_interval_is_wide_where_there_were_no_data(example: dict[str, Any]) -> None:
+def test_the_interval_is_wide_where_there_were_no_data(example):
     width, x = widths(example), example["x"]
     assert not bool(((x > -1) & (x < 0.5)).any())  # as its comment says
     among = max(width(place) for place in (-1.8, -1.5, -1.2, 0.7, 1.0, 1.3))
@@ -49,7 +47,7 @@ def test_the_interval_is_wide_where_there_were_no_data(example: dict[str, Any]) 
     assert min(width(4), width(-4)) > 4 * among
 
 
-def test_the_interval_covers_what_it_promises(example: dict[str, Any]) -> None:
+def test_the_interval_covers_what_it_promises(example):
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(1000, 1, generator=generator) + torch.where(
         torch.rand(1000, 1, generator=generator) < 0.5, -2, 0.5
@@ -60,7 +58,7 @@ def test_the_interval_covers_what_it_promises(example: dict[str, Any]) -> None:
     assert found.status == "ok", str(found)
 
 
-def test_the_checks_of_the_example_find_nothing_wrong(example: dict[str, Any]) -> None:
+def test_the_checks_of_the_example_find_nothing_wrong(example):
     found = bayou.diagnostics.check(example["posterior"], (example["x"], example["y"]))
     assert {one.name for one in found} >= {
         "mode",
@@ -74,9 +72,9 @@ def test_the_checks_of_the_example_find_nothing_wrong(example: dict[str, Any]) -
 @pytest.mark.parametrize(
     "name", re.findall(r'`"(\w+)"`', TEXT.partition("To compare methods")[2].partition("\n\n")[0])
 )
-def test_the_methods_that_the_text_compares(name: str) -> None:
+def test_the_methods_that_the_text_compares(name):
     """On the example: no error, no failed check and no warning."""
-    namespace: dict[str, Any] = {}
+    namespace = {}
     torch.manual_seed(0)
     exec(DATA, namespace)
     data = (namespace["x"], namespace["y"])
@@ -86,19 +84,14 @@ def test_the_methods_that_the_text_compares(name: str) -> None:
     assert found.status != "failed", str(found)
 
 
-def test_every_name_in_the_tables_is_there() -> None:
+def test_every_name_in_the_tables_is_there():
     part = TEXT.partition("## Methods")[2].partition("## Flows")[0]
-    names = [
-        n
-        for line in part.splitlines()
-        if line.startswith("|")
-        for n in re.findall(r"`([A-Za-z_.]+)`", line)
-    ]
-    names = [name for name in names if name not in ("vmap", "draw.kl")]  # of torch, of a draw
+    lines = "\n".join(line for line in part.splitlines() if line.startswith("|"))
+    names = set(re.findall(r"`([A-Za-z_.]+)`", lines)) - {"vmap", "draw.kl"}  # of torch, of a draw
     assert len(names) > 30
     spaces = (bayou, bayou.guides, bayou.priors, bayou.likelihoods)
     for name in names:
-        found: Any = next((space for space in spaces if hasattr(space, name.split(".")[0])), None)
+        found = next((space for space in spaces if hasattr(space, name.split(".")[0])), None)
         for word in name.split("."):
             assert hasattr(found, word), name
             found = getattr(found, word)
@@ -107,14 +100,14 @@ def test_every_name_in_the_tables_is_there() -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    (bayou .*)$", TEXT, re.MULTILINE))
-def test_the_commands_are_understood(line: str) -> None:
+def test_the_commands_are_understood(line):
     words = shlex.split(line, comments=True)[1:]
-    command = get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    command = get_command(app).commands[words[0]]
     command.make_context(words[0], words[1:])  # raises on an option that is not there
 
 
 @pytest.mark.slow
-def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path: Path) -> None:
+def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path):
     """As `make demo` runs it: MLE is flagged as overconfident, the others are better, and MNF is
     the best of them.
     """
@@ -141,7 +134,7 @@ def test_the_demo_shows_a_plain_network_that_is_sure_where_it_is_wrong(tmp_path:
     assert min(results, key=lambda name: results[name]["metrics"]["nll"]) == "mnf"
 
 
-def test_make_targets_links_license_and_python() -> None:
+def test_make_targets_links_license_and_python():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"make (\w+)", TEXT):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -2,10 +2,9 @@
 from outside.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ RESOURCE = re.compile(
 
 
 @pytest.mark.parametrize("name", bayou.list_methods())
-def test_a_method_has_a_page_with_an_equation_and_every_section(name: str) -> None:
+def test_a_method_has_a_page_with_an_equation_and_every_section(name):
     text = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
     heads = re.findall(r"^## (.+)", text, re.MULTILINE)
     assert text.count("$$") == 2
@@ -38,22 +37,19 @@ def test_a_method_has_a_page_with_an_equation_and_every_section(name: str) -> No
     assert f'"{name}"' in text, "the page does not show how to fit it by name"
 
 
-def test_pages_are_those_of_the_folder_and_of_the_toctree() -> None:
+def test_pages_are_those_of_the_folder_and_of_the_toctree():
     files = {page.stem for page in (DOCS / "methods").glob("*.md")}
-    listed = set(
-        re.findall(
-            r"^methods/([\w-]+)$", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
-        )
-    )
+    toctree = (DOCS / "methods.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^methods/([\w-]+)$", toctree, re.MULTILINE))
     assert files == set(pages.PAGES) == listed
     assert set(bayou.list_methods()) <= files
 
 
-def named(label: str) -> set[str]:
+def named(label):
     return {name for name, page in pages.PAGES.items() if re.match(page.labels, label)}
 
 
-def test_no_row_of_a_method_is_lost() -> None:
+def test_no_row_of_a_method_is_lost():
     """Labels in the columns of methods that no page has: other libraries, baselines and what is not
     a method.
     """
@@ -71,7 +67,7 @@ def test_no_row_of_a_method_is_lost() -> None:
     assert not lost
 
 
-def test_every_flow_of_the_registry_is_on_a_page_with_its_picture() -> None:
+def test_every_flow_of_the_registry_is_on_a_page_with_its_picture():
     listed = [name for maps, _ in pages.FLOWS.values() for name in maps.split()]
     assert sorted(listed) == sorted(registry())
     for page, (maps, _) in pages.FLOWS.items():
@@ -85,7 +81,7 @@ def test_every_flow_of_the_registry_is_on_a_page_with_its_picture() -> None:
         assert all(f"`{name}`" in pages.catalog_table(maps.split()) for name in maps.split())
 
 
-def test_every_table_is_shown_with_command_date_and_its_limits() -> None:
+def test_every_table_is_shown_with_command_date_and_its_limits():
     stems = {path.stem for path in pages.RESULTS.glob("*.md")}
     assert set(pages.remarks()) == stems
     assert set(pages.shown()) == stems
@@ -97,16 +93,14 @@ def test_every_table_is_shown_with_command_date_and_its_limits() -> None:
         assert "**Limits.**" in pages.table_page(stem)
 
 
-def test_the_tree_ends_in_pages_and_code_that_exists() -> None:
+def test_the_tree_ends_in_pages_and_code_that_exists():
     root = tomllib.loads((DOCS / "which.toml").read_text(encoding="utf-8"))
     leaves = list(pages.leaves(root))
     assert len(leaves) > 20
     for leaf in leaves:
         assert (DOCS / f"{leaf['page']}.md").exists()
         for name in re.findall(r"bayou\.([\w.]+)\(", leaf.get("code", "")):
-            found = bayou
-            for part in name.split("."):
-                found = getattr(found, part)
+            attrgetter(name)(bayou)
         for name in re.findall(r'data, "([\w-]+)"', leaf.get("code", "")):
             assert name in bayou.list_methods()
     html = pages.tree()
@@ -114,5 +108,5 @@ def test_the_tree_ends_in_pages_and_code_that_exists() -> None:
 
 
 @pytest.mark.parametrize("page", SOURCES, ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_no_source_names_an_external_resource(page: Path) -> None:
+def test_no_source_names_an_external_resource(page):
     assert not RESOURCE.findall(page.read_text(encoding="utf-8"))

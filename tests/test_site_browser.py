@@ -2,20 +2,16 @@
 the keyboard.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote_plus, unquote, urlsplit
 
 import pytest
@@ -30,7 +26,7 @@ CHROMIUM = (
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """``BAYOU_SITE``, or built once, whichever processes of pytest-xdist run the tests of it."""
     if given := os.environ.get("BAYOU_SITE"):
         return Path(given)
@@ -57,12 +53,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments: Any) -> None:
+    def log_message(self, *arguments):
         pass
 
 
 @pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
+def address(site):
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as serving:
         threading.Thread(target=serving.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{serving.server_port}"
@@ -70,7 +66,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
@@ -82,7 +78,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:
+def page(browser, address):
     """A page that fails the test for errors in the console and for requests to anywhere else."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     opened, wrong = context.new_page(), list[str]()
@@ -101,7 +97,7 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     assert not wrong
 
 
-def built(site: Path) -> list[str]:
+def built(site):
     """Every page but the source listings, which are those of the code."""
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     return [name for name in found if not name.startswith(("_modules/", "_static/"))]
@@ -111,7 +107,7 @@ IDENTIFIER = re.compile(r'<[^>]*\s(?:id|name)="([^"]+)"')
 LINK = re.compile(r'<[^>]*\s(?:href|src)="([^"]*)"')
 
 
-def test_every_link_within_the_site_has_its_target(site: Path) -> None:
+def test_every_link_within_the_site_has_its_target(site):
     """Pages, source listings and downloads, with the place on the page that a link names."""
     texts = {path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert any("_modules" in path.parts for path in texts)
@@ -133,14 +129,14 @@ def test_every_link_within_the_site_has_its_target(site: Path) -> None:
     assert not broken
 
 
-def test_no_built_file_names_an_external_resource(site: Path) -> None:
+def test_no_built_file_names_an_external_resource(site):
     for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
         if "_modules" not in path.parts:
             assert not RESOURCE.findall(path.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_is_wider_than_a_phone(page: Any, address: str, site: Path, scheme: str) -> None:
+def test_no_page_is_wider_than_a_phone(page, address, site, scheme):
     page.set_viewport_size({"width": 390, "height": 844})
     page.emulate_media(color_scheme=scheme)
     names = built(site)
@@ -154,13 +150,13 @@ def test_no_page_is_wider_than_a_phone(page: Any, address: str, site: Path, sche
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
 
 
-def test_tables_sort_and_filter(page: Any, address: str) -> None:
+def test_tables_sort_and_filter(page, address):
     page.goto(f"{address}/methods/mnf.html")
     table = page.locator("table:has(th:has-text('RMSE'))").first
     head = table.locator("th:has-text('RMSE')")
     column = head.evaluate("cell => cell.cellIndex") + 1
 
-    def values() -> list[float]:
+    def values():
         texts = table.locator(f"tbody td:nth-child({column})").all_inner_texts()
         return [float(text.split()[0]) for text in texts if text]
 
@@ -179,7 +175,7 @@ def test_tables_sort_and_filter(page: Any, address: str) -> None:
     assert left.count() > 100
 
 
-def test_the_tree_works_by_keyboard(page: Any, address: str) -> None:
+def test_the_tree_works_by_keyboard(page, address):
     page.goto(f"{address}/which.html")
     first = page.locator(".tree > details > summary").first
     first.focus()
@@ -203,9 +199,7 @@ def test_the_tree_works_by_keyboard(page: Any, address: str) -> None:
         ("I have a density", "flow.log_prob(data)"),
     ],
 )
-def test_a_card_of_the_start_page_leads_to_the_answer(
-    page: Any, address: str, card: str, answer: str
-) -> None:
+def test_a_card_of_the_start_page_leads_to_the_answer(page, address, card, answer):
     page.goto(f"{address}/index.html")
     page.locator(".card", has_text=card).click()
     page.wait_for_load_state()
@@ -220,6 +214,6 @@ def test_a_card_of_the_start_page_leads_to_the_answer(
         ("NaN", "guide/missing_values"),
     ],
 )
-def test_search_finds_a_page(page: Any, address: str, query: str, found: str) -> None:
+def test_search_finds_a_page(page, address, query, found):
     page.goto(f"{address}/search.html?q={quote_plus(query)}")
     page.locator(f"#search-results a[href^='{found}']").first.wait_for()

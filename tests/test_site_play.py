@@ -2,15 +2,11 @@
 errors.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,18 +29,18 @@ SEVEN = [[[0.2, 0.15], [0.8, 0.15], [0.45, 0.88]]]  # strokes
 
 
 @lru_cache
-def data() -> dict[str, Any]:
+def data():
     text = (STATIC / "play_data.js").read_text()
     return json.loads(text.removeprefix("const DATA = ").removesuffix(";\n"))
 
 
-def array(packed: dict[str, Any]) -> torch.Tensor:
+def array(packed):
     return torch.from_numpy(
         np.frombuffer(base64.b64decode(packed["f32"]), np.float32).copy().reshape(packed["shape"])
     )
 
 
-def posterior(layers: list[dict[str, Any]]) -> Empirical:
+def posterior(layers):
     """The networks of the page as a posterior of the library."""
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     stack = {
@@ -56,7 +52,7 @@ def posterior(layers: list[dict[str, Any]]) -> Empirical:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Any]:
+def opened(browser):
     """The page at phone width; any request or message of the console is an error."""
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
     tab, problems = context.new_page(), list[str]()
@@ -73,13 +69,13 @@ def opened(browser: Any) -> Iterator[Any]:
     context.close()
 
 
-def test_the_page_needs_no_network() -> None:
+def test_the_page_needs_no_network():
     assert "http" not in (STATIC / "play.html").read_text().replace("http-equiv", "")
     assert len(array(data()["digits"]["mean"])) == 10
 
 
 @peers
-def test_probabilities_are_those_of_predict(opened: Any) -> None:
+def test_probabilities_are_those_of_predict(opened):
     many, plain = posterior(data()["digits"]["layers"]), posterior(data()["digits"]["plain"])
     opened.evaluate("strokes => { bayou.clear(); bayou.pad.strokes.push(...strokes); }", SEVEN)
     got = opened.evaluate(
@@ -98,12 +94,12 @@ def test_probabilities_are_those_of_predict(opened: Any) -> None:
         assert torch.allclose(torch.tensor(mean), array(data()["digits"]["mean"])[k], atol=1e-3)
 
 
-def percentages(text: str) -> list[float]:
+def percentages(text):
     return [float(number) for number in re.findall(r"([\d.]+) %", text)]
 
 
 @peers
-def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened: Any) -> None:
+def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened):
     """The numbers that the page shows, for every letter of the button; an A is the exception that
     the text names.
     """
@@ -128,7 +124,7 @@ def test_the_networks_disagree_about_letters_and_one_network_is_sure(opened: Any
 
 
 @peers
-def test_one_network_is_sure_far_from_all_points_and_the_average_is_not(opened: Any) -> None:
+def test_one_network_is_sure_far_from_all_points_and_the_average_is_not(opened):
     """The sentence above the plane, on the grid of the page and by the number below it."""
     assert (
         "sure of itself in most places far from all points"
@@ -160,7 +156,7 @@ def test_one_network_is_sure_far_from_all_points_and_the_average_is_not(opened: 
 
 
 @peers
-def test_the_band_is_near_that_of_hmc_and_wider_than_a_point(opened: Any) -> None:
+def test_the_band_is_near_that_of_hmc_and_wider_than_a_point(opened):
     """Between the points and at them, before they move: first layers are draws of HMC, last layers
     are exact.
     """
@@ -177,7 +173,7 @@ def test_the_band_is_near_that_of_hmc_and_wider_than_a_point(opened: Any) -> Non
 
 
 @peers
-def test_everything_has_a_label_and_enough_contrast(opened: Any) -> None:
+def test_everything_has_a_label_and_enough_contrast(opened):
     unnamed = opened.evaluate(
         """() => [...document.querySelectorAll("canvas, button, select, input")].filter((e) =>
             !(e.getAttribute("aria-label") || e.textContent.trim() || e.closest("label"))).map((e) => e.id)"""

@@ -6,7 +6,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,16 +21,16 @@ LIMIT = 70
 RMSE_OF_A_LINEAR_MODEL = 8.8  # of the page, on the same test rows
 
 
-def code_blocks(text: str) -> list[str]:
+def code_blocks(text):
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def commands(text: str) -> list[list[str]]:
+def commands(text):
     """The arguments of the commands of a page, without ``bayou``."""
     return [line.split()[1:] for line in re.findall(r"^    (bayou .+)$", text, re.MULTILINE)]
 
 
-def printed_sentences(text: str) -> list[str]:
+def printed_sentences(text):
     """The lines of a page that a command prints as its conclusion: from the scores to the next
     command.
     """
@@ -42,14 +41,14 @@ def printed_sentences(text: str) -> list[str]:
     ]
 
 
-def words(text: str) -> str:
+def words(text):
     """A text without its numbers, which depend on the machine in their last digits."""
     return re.sub(r"\d[\d.,]*", "#", text)
 
 
-def decided_rows(text: str) -> dict[str, list[int]]:
+def decided_rows(text):
     """The rows of the table of decisions by its first column, the reason left out."""
-    decisions: dict[str, list[int]] = {}
+    decisions = {}
     for label, rows in re.findall(
         r"^\| (run|skip|unsure)[^|]* \| ([\d, ]+) \|", text, re.MULTILINE
     ):
@@ -57,7 +56,7 @@ def decided_rows(text: str) -> dict[str, list[int]]:
     return decisions
 
 
-def test_the_second_file_comes_after_one_on_which_uncertainty_helps() -> None:
+def test_the_second_file_comes_after_one_on_which_uncertainty_helps():
     assert "is better than a linear model" in FIRST
     assert "not better than a linear model" not in FIRST
     assert "not better than a linear model" in SECOND
@@ -67,11 +66,9 @@ def test_the_second_file_comes_after_one_on_which_uncertainty_helps() -> None:
 
 
 @pytest.mark.slow
-def test_the_decisions_are_those_of_the_page_and_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_decisions_are_those_of_the_page_and_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {}
+    namespace = {}
     make_files, decide_function, *_ = code_blocks(FIRST)
     exec(compile(make_files, "csv.md", "exec"), namespace)
     exec(compile(decide_function, "csv.md", "exec"), namespace)
@@ -90,7 +87,7 @@ def test_the_decisions_are_those_of_the_page_and_right(
     assert scores["metrics"]["rmse"] == pytest.approx(float(rmse), rel=0.03)
     with open("predictions.csv", newline="") as file:
         predictions = list(csv.DictReader(file))
-    decisions: dict[str, list[int]] = {}
+    decisions = {}
     for number, row in enumerate(predictions, 1):
         decisions.setdefault(namespace["decide"](row), []).append(number)
     assert decisions == decided_rows(FIRST)

@@ -1,11 +1,8 @@
 """A warning of bayou fails the test that did not expect it, and one of another library does not."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import warnings
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from bayou.core.progress import BayouWarning
 ROOT = Path(bayou.__file__).parent
 
 
-def raised() -> Iterator[tuple[str, type | None]]:
+def raised():
     """Every call of ``warnings.warn`` in the sources, by file and line, with its category."""
     for path in sorted(ROOT.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -44,7 +41,7 @@ def raised() -> Iterator[tuple[str, type | None]]:
 WARNINGS = dict(raised())
 
 
-def test_every_warning_of_the_sources_is_found() -> None:
+def test_every_warning_of_the_sources_is_found():
     assert {place.split(":")[0] for place in WARNINGS} >= {
         "training/monitors.py",
         "inference/probe.py",
@@ -58,7 +55,7 @@ def test_every_warning_of_the_sources_is_found() -> None:
 
 
 @pytest.mark.parametrize("place", WARNINGS)
-def test_a_warning_of_bayou_is_an_error(place: str) -> None:
+def test_a_warning_of_bayou_is_an_error(place):
     category = WARNINGS[place]
     assert category is not None, f"{place}: the category is no name of its module"
     assert issubclass(category, BayouWarning), (
@@ -73,14 +70,14 @@ def test_a_warning_of_bayou_is_an_error(place: str) -> None:
 @pytest.mark.parametrize(
     "category", [UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning]
 )
-def test_a_warning_of_another_library_is_shown(category: type[Warning], module: str) -> None:
+def test_a_warning_of_another_library_is_shown(category, module):
     """Also where it points at the line of bayou, or of a test, that called the other library."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.warn_explicit("no bf16 on this processor", category, "somewhere.py", 1, module)
     assert [str(warning.message) for warning in shown] == ["no bf16 on this processor"]
 
 
-def test_a_file_that_bayou_leaves_open_is_an_error() -> None:
+def test_a_file_that_bayou_leaves_open_is_an_error():
     with pytest.raises(ResourceWarning):
         warnings.warn_explicit(
             "unclosed file", ResourceWarning, "somewhere.py", 1, "bayou.core.files"

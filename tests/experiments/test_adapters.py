@@ -2,8 +2,6 @@
 them.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -18,7 +16,7 @@ TINY = Sizes(
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_an_adapter_begins_at_the_base_and_a_character_sees_no_later_one(text: bool) -> None:
+def test_an_adapter_begins_at_the_base_and_a_character_sees_no_later_one(text):
     torch.manual_seed(0)
     net = Transformer(TINY, text)
     x = torch.randint(27, (3, 12)) if text else torch.randn(3, 3, 32, 32)
@@ -38,7 +36,7 @@ def test_an_adapter_begins_at_the_base_and_a_character_sees_no_later_one(text: b
         assert not torch.equal(net(changed)[:, 6:], before[:, 6:])
 
 
-def test_characters_are_rows_of_their_own() -> None:
+def test_characters_are_rows_of_their_own():
     y = torch.randint(27, (2, 5), generator=torch.Generator().manual_seed(0))
     outputs = torch.randn(3, 2, 5, 27, generator=torch.Generator().manual_seed(1))
     whole = bayou.likelihoods.predictive.Predictive(bayou.Categorical(shift=1).bind(), outputs)

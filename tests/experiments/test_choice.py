@@ -2,8 +2,6 @@
 the preset's.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -15,12 +13,12 @@ from experiments.choice import DATA, candidates, rows
 from experiments.defaults import TABLES, Defaults
 
 
-def lines(table: tuple[np.ndarray, np.ndarray]) -> set[bytes]:
+def lines(table):
     return set(map(bytes, np.hstack([table[0], table[1][:, None]])))
 
 
 @pytest.mark.slow
-def test_candidates_are_judged_on_training_rows_that_they_have_not_learned() -> None:
+def test_candidates_are_judged_on_training_rows_that_they_have_not_learned():
     for name in [*TABLES, "digits-few"]:
         learned, held = rows(name, 1)
         assert len(held[1]) == (len(learned[1]) + len(held[1])) // 5
@@ -33,7 +31,7 @@ def test_candidates_are_judged_on_training_rows_that_they_have_not_learned() -> 
     assert max(fit.seed for fit in Defaults().fits([], [], None, None)) < choice.FIRST
 
 
-def test_every_preset_is_one_candidate_and_auto_tries_no_others() -> None:
+def test_every_preset_is_one_candidate_and_auto_tries_no_others():
     for classes in (False, True):
         now = [one.method for one in candidates(classes) if one.present(classes)]
         assert sorted(now) == sorted({one.method for one in candidates(classes)})

@@ -2,11 +2,7 @@
 is said.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ from experiments.defaults import TABLES
 NUMBERS = [name for name, table in TABLES.items() if not table.classes]
 
 
-def test_training_and_test_rows_of_tables_are_disjoint() -> None:
+def test_training_and_test_rows_of_tables_are_disjoint():
     assert len(NUMBERS) >= 8
     assert len(TABLES) - len(NUMBERS) >= 3
     for table in TABLES.values():
@@ -31,9 +27,9 @@ def test_training_and_test_rows_of_tables_are_disjoint() -> None:
         assert not np.array_equal(table.split(2)[0][1], y)
 
 
-def test_baselines_cover_linear_data_and_rows_are_kept(tmp_path: Path) -> None:
-    told: list[str] = []
-    options: dict[str, Any] = {"data": ["linear, 100 × 8", "wine"], "seeds": 1, "tell": told.append}
+def test_baselines_cover_linear_data_and_rows_are_kept(tmp_path):
+    told = []
+    options = {"data": ["linear, 100 × 8", "wine"], "seeds": 1, "tell": told.append}
     only = ["BayesianRidge", "Gaussian process", "logistic regression"]
     page, numbers = reproduce.reproduce("defaults", tmp_path, only=only, **options)
     reproduce.reproduce("defaults", tmp_path, only=only, **options)

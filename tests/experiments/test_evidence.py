@@ -2,10 +2,7 @@
 quadrature.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -20,20 +17,20 @@ F64 = torch.float64
 Pair = tuple[Tensor, Tensor]
 
 
-def regression() -> Pair:
+def regression():
     """Number 1: x = linspace(−1, 1, 21), features (1, x, x², x³), y = sin 3x."""
     x = torch.linspace(-1, 1, 21, dtype=F64)
     return torch.stack([x**k for k in range(4)], 1), torch.sin(3 * x).unsqueeze(1)
 
 
-def logistic() -> tuple[nn.Linear, Pair]:
+def logistic():
     """Two weights, twelve rows."""
     x = torch.linspace(-2, 2, 12, dtype=F64).unsqueeze(1)
     y = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 1, 1], dtype=F64).unsqueeze(1)
     return nn.Linear(1, 1).double(), (x, y)
 
 
-def quadrature(data: Pair, log_prior: Any) -> float:
+def quadrature(data, log_prior):
     """log ∫ p(w)·Π σ(±f(x)) dw over a grid; the integrand is smooth and has died at its edges."""
     axis = torch.linspace(-25, 25, 1501, dtype=F64)
     slope, shift = torch.meshgrid(axis, axis, indexing="ij")
@@ -43,20 +40,17 @@ def quadrature(data: Pair, log_prior: Any) -> float:
     return float(total.flatten().logsumexp(0)) + 2 * math.log(float(axis[1] - axis[0]))
 
 
-def normal(scale: float) -> Any:
+def normal(scale):
     return torch.distributions.Normal(torch.zeros((), dtype=F64), scale).log_prob
 
 
-def test_conjugate_regression_number_1() -> None:
+def test_conjugate_regression_number_1():
     x, y = regression()
-    exact = float(
-        MultivariateNormal(torch.zeros(21, dtype=F64), x @ x.T + 0.01 * torch.eye(21)).log_prob(
-            y[:, 0]
-        )
-    )
+    law = MultivariateNormal(torch.zeros(21, dtype=F64), x @ x.T + 0.01 * torch.eye(21))
+    exact = float(law.log_prob(y[:, 0]))
     assert exact == pytest.approx(6.465824, abs=1e-6)
     net = nn.Linear(4, 1, bias=False).double()
-    options: dict[str, Any] = {"chains": 500, "temperatures": 200, "first": 1e-4, "leapfrogs": 6}
+    options = {"chains": 500, "temperatures": 200, "first": 1e-4, "leapfrogs": 6}
     found = evidence(net, (x, y), likelihood=bayou.Gaussian(0.1), progress=False, **options)
     assert found.standard_error < 0.3
     assert abs(found.value - exact) < 4 * found.standard_error
@@ -77,16 +71,16 @@ def test_conjugate_regression_number_1() -> None:
         (priors.StudentT(3.0), torch.distributions.StudentT(torch.tensor(3.0, dtype=F64)).log_prob),
     ],
 )
-def test_logistic_regression_against_quadrature(prior: bayou.priors.Prior, log_prior: Any) -> None:
+def test_logistic_regression_against_quadrature(prior, log_prior):
     net, data = logistic()
     exact = quadrature(data, log_prior)
-    options: dict[str, Any] = {"likelihood": bayou.Bernoulli(), "prior": prior, "progress": False}
+    options = {"likelihood": bayou.Bernoulli(), "prior": prior, "progress": False}
     found = evidence(net, data, chains=400, temperatures=40, leapfrogs=5, first=0.01, **options)
     assert found.standard_error < 0.1
     assert abs(found.value - exact) < 4 * found.standard_error
 
 
-def test_the_numbers_of_weights() -> None:
+def test_the_numbers_of_weights():
     """log 1/C Σw, its error by the delta method and the effective chains, of weights (1, 2, 3,
     6).
     """
@@ -110,7 +104,7 @@ def test_the_numbers_of_weights() -> None:
         ({"data": (torch.zeros(3, 2), torch.zeros(3, 1))}, "float32|shape|inputs"),
     ],
 )
-def test_invalid_evidence_arguments_raise(changes: dict[str, Any], message: str) -> None:
+def test_invalid_evidence_arguments_raise(changes, message):
     net, data = logistic()
     given = {"data": data, "likelihood": bayou.Gaussian(0.1), "progress": False} | changes
     with pytest.raises(ValueError, match=message):

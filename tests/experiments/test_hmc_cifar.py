@@ -2,13 +2,12 @@
 known scores.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from bayou.data.files import folders
 from experiments.hmc_cifar import images
@@ -17,7 +16,7 @@ from experiments.hmc_cifar.network import Block, FilterResponseNorm, resnet
 from experiments.hmc_cifar.scores import scores, spearman
 
 
-def test_the_network_has_the_weights_and_the_padding_of_the_reference() -> None:
+def test_the_network_has_the_weights_and_the_padding_of_the_reference():
     torch.manual_seed(0)
     net = resnet()
     assert sum(parameter.numel() for parameter in net.parameters()) == 274_042
@@ -27,10 +26,10 @@ def test_the_network_has_the_weights_and_the_padding_of_the_reference() -> None:
     out = conv(pad(x))
     corner = (conv.weight * x[:, :, :3, :3]).sum((1, 2, 3)) + conv.bias  # JAX pads only at the end
     assert out.shape == (1, 32, 16, 16)
-    torch.testing.assert_close(out[0, :, 0, 0], corner)
+    assert_close(out[0, :, 0, 0], corner)
 
 
-def test_the_norm_is_its_formula() -> None:
+def test_the_norm_is_its_formula():
     norm = FilterResponseNorm(3).double()
     torch.nn.init.normal_(norm.affine)
     gamma, beta, tau = norm.affine.split(3)
@@ -39,10 +38,10 @@ def test_the_norm_is_its_formula() -> None:
         for c in range(3):
             z = x[b, c] / (x[b, c].pow(2).mean() + 1e-6).sqrt()
             expected = (gamma[c] * z + beta[c]).clamp_min(tau[c].item())
-            torch.testing.assert_close(norm(x)[b, c], expected)
+            assert_close(norm(x)[b, c], expected)
 
 
-def test_corruptions_are_deterministic_and_grow() -> None:
+def test_corruptions_are_deterministic_and_grow():
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
     pixels[0] = 128
     for kind in images.CORRUPTIONS:
@@ -63,7 +62,7 @@ def test_corruptions_are_deterministic_and_grow() -> None:
     assert noise.mean() == pytest.approx(0, abs=0.3)
 
 
-def test_ranks_of_equal_values_are_shared() -> None:
+def test_ranks_of_equal_values_are_shared():
     a, b = torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])
     assert spearman(a, b) == pytest.approx(0.9486832980505138)  # scipy.stats.spearmanr
     assert spearman(a, -a) == pytest.approx(-1)
@@ -73,7 +72,7 @@ def test_ranks_of_equal_values_are_shared() -> None:
     not any((folder / "cifar10/hmc_resnet20_frn_swish.npz").is_file() for folder in folders()),
     reason="needs the data",
 )
-def test_the_reference_has_its_published_scores() -> None:
+def test_the_reference_has_its_published_scores():
     task = images.read(Sizes(train=10), torch.device("cpu"))
     found = scores({"test": task.hmc.log()}, task)
     for name, value in {"accuracy": 91.44, "nll": 0.2773, "ece": 0.0522, "entropy": 0.4022}.items():

@@ -2,8 +2,6 @@
 warnings are shown.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from experiments.networks import TASKS
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_training_and_test_rows_of_networks_are_disjoint(name: str) -> None:
+def test_training_and_test_rows_of_networks_are_disjoint(name):
     task = TASKS[name]
     (x, y), (x_test, y_test) = task.split(1)
     first, other = (part[0] if isinstance(part, tuple) else part for part in (x, x_test))

@@ -2,8 +2,6 @@
 tensors.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,13 +11,13 @@ from experiments.hmc_cifar.network import resnet
 from experiments.measure import partial
 
 
-def test_the_table_is_that_of_its_numbers() -> None:
+def test_the_table_is_that_of_its_numbers():
     rows = json.loads(partial.NUMBERS.read_text(encoding="utf-8"))["rows"]
     assert partial.render(rows) == partial.TABLE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("data", partial.CHOICES)
-def test_the_counts_are_those_of_the_patterns(data: str) -> None:
+def test_the_counts_are_those_of_the_patterns(data):
     outputs = {"digits": (64, 7), "concrete": (8, 1)}
     net = resnet(8, 1) if data == "cifar10" else partial.mlp(*outputs[data])
     sizes = {name: value.numel() for name, value in net.named_parameters()}

@@ -44,9 +44,10 @@ def main():
                 "rhat": float(arviz.rhat(draws, method="rank"))
                 if len(draws) > 1
                 else None,  # it wants two chains
-                "ess_bulk": float(arviz.ess(draws, method="bulk")),
-                "ess_tail": float(arviz.ess(draws, method="tail")),
-                "ess_mean": float(arviz.ess(draws, method="mean")),
+                **{
+                    f"ess_{part}": float(arviz.ess(draws, method=part))
+                    for part in ("bulk", "tail", "mean")
+                },
                 "mcse": float(arviz.mcse(draws, method="mean")),
             }
     content = {"arviz": arviz.__version__, "numpy": np.__version__, "cases": found}

@@ -43,8 +43,6 @@ Commands
 The versions used, the seed and the settings are recorded in the JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform
@@ -52,7 +50,6 @@ import statistics
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import arviz as az
 import jax
@@ -60,10 +57,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpy.typing import NDArray
 from numpyro.infer import MCMC, NUTS, init_to_sample
 
-Array = NDArray[np.float64]
 HIDDEN = 20
 X_SCALE = 4.0
 Y_SCALE = 32.0
@@ -80,37 +75,37 @@ SETTINGS = {
 }
 
 
-def data() -> tuple[Array, Array]:
+def data():
     x = np.linspace(-4.0, 4.0, 20)
     order = [(7 * i + 3) % 20 for i in range(20)]
     noise = np.array([NOISE * statistics.NormalDist().inv_cdf((r + 0.5) / 20) for r in order])
     return x, x**3 + noise
 
 
-def network(x: Array, w: Array, b: Array, v: Array, c: Array) -> Array:
+def network(x, w, b, v, c):
     """f in scaled units at x in original units; leading axes of the parameters are kept."""
     hidden = np.tanh(w[..., :, None] * (x / X_SCALE) + b[..., :, None])
     return (v[..., :, None] * hidden).sum(-2) + c[..., None]
 
 
-def log_likelihood(*parameters: Array) -> Array:
+def log_likelihood(*parameters):
     x, y = data()
     scale = NOISE / Y_SCALE
     z = (y / Y_SCALE - network(x, *parameters)) / scale
     return (-0.5 * z**2 - math.log(scale) - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def log_prior(*parameters: Array) -> float:
+def log_prior(*parameters):
     values = np.concatenate([np.atleast_1d(p) for p in parameters])
     return float((-0.5 * values**2 - 0.5 * math.log(2 * math.pi)).sum())
 
 
-def run_nuts() -> tuple[list[Array], dict[str, Any]]:
+def run_nuts():
     """Draws of w, b, v and c, (chains, draws, ...), and how they were made."""
     jax.config.update("jax_enable_x64", True)
     x, y = (jnp.asarray(values) for values in data())
 
-    def model() -> None:
+    def model():
         normal = dist.Normal(0.0, 1.0)
         w, b, v = (
             numpyro.sample(name, normal.expand([HIDDEN]).to_event(1)) for name in ("w", "b", "v")
@@ -145,11 +140,11 @@ def run_nuts() -> tuple[list[Array], dict[str, Any]]:
     return [np.asarray(draws[name]) for name in ("w", "b", "v", "c")], settings
 
 
-def summary(draws: Array) -> dict[str, float]:
-    """Mean, sd, their Monte-Carlo standard errors, R-hat, ESS of draws (chains, draws)."""
+def summary(draws):
+    """Rounded: mean, sd, their Monte-Carlo standard errors, R-hat, ESS of draws (chains, draws)."""
     d = np.ascontiguousarray(draws)
     low, median, high = np.quantile(d, [0.05, 0.5, 0.95])
-    return {
+    numbers = {
         "mean": d.mean(),
         "mean_mcse": az.mcse(d, method="mean"),
         "sd": d.std(ddof=1),
@@ -161,13 +156,10 @@ def summary(draws: Array) -> dict[str, float]:
         "ess_bulk": az.ess(d, method="bulk"),
         "ess_tail": az.ess(d, method="tail"),
     }
-
-
-def rounded(numbers: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in numbers.items()}
 
 
-def main(path: Path) -> None:
+def main(path):
     x, y = data()
     parameters, settings = run_nuts()
     f = Y_SCALE * network(np.array(GRID), *parameters)
@@ -193,8 +185,8 @@ def main(path: Path) -> None:
         },
         "nuts": {
             "settings": settings,
-            "log_likelihood": rounded(summary(log_likelihood(*parameters))),
-            "grid": [rounded({"x": at, **summary(f[:, :, i])}) for i, at in enumerate(GRID)],
+            "log_likelihood": summary(log_likelihood(*parameters)),
+            "grid": [{"x": at, **summary(f[:, :, i])} for i, at in enumerate(GRID)],
         },
     }
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False), encoding="utf-8")
