@@ -1,18 +1,11 @@
 """Parameters away from their initial values, where many maps are the identity."""
 
-from __future__ import annotations
-
-from typing import TypeVar
-
 import torch
-from torch import nn
 
 from bayou.core import rng
 
-M = TypeVar("M", bound=nn.Module)
 
-
-def perturb(module: M, scale: float = 0.3) -> M:
+def perturb(module, scale=0.3):
     """Return the module in double precision, with noise added to its parameters.
 
     Args:

@@ -2,42 +2,36 @@
 the libraries.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, distributions, nn
+from torch import distributions, nn
 
 from bayou.flows import Cost, Flow, Inverse, Ladj, StandardNormal, realnvp
 from experiments.measure.adapt import adapt
 from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained
 
-Pair = tuple[Tensor, Tensor]
 MATHEMATICS = ("inverse", "ladj", "density", "gradcheck", "state_dict", "batch")
 
 
 class Shear(nn.Module):
     """y = (x₀, e^a·x₁ + sin x₀ + context₀), in the form of nflows: one batch axis, ladj (n,)."""
 
-    def __init__(self, wrong: float = 0.0) -> None:
+    def __init__(self, wrong=0.0):
         super().__init__()
         self.wrong = wrong
         self.log_scale = nn.Parameter(torch.tensor(0.3))
 
-    def _shift(self, first: Tensor, context: Tensor | None) -> Tensor:
+    def _shift(self, first, context):
         return first.sin() if context is None else first.sin() + context[:, :1]
 
-    def forward(self, inputs: Tensor, context: Tensor | None = None) -> Pair:
+    def forward(self, inputs, context=None):
         assert inputs.ndim == 2
         first, second = inputs[:, :1], inputs[:, 1:]
         y = torch.cat([first, second * self.log_scale.exp() + self._shift(first, context)], -1)
         return y, (self.log_scale + self.wrong).expand(len(inputs))
 
-    def inverse(self, inputs: Tensor, context: Tensor | None = None) -> Pair:
+    def inverse(self, inputs, context=None):
         assert inputs.ndim == 2
         first, second = inputs[:, :1], inputs[:, 1:]
         x = torch.cat([first, (second - self._shift(first, context)) * (-self.log_scale).exp()], -1)
@@ -48,19 +42,19 @@ class Shear(nn.Module):
     ("transform", "options"),
     [(Shear(), {}), (distributions.SigmoidTransform().inv, {"domain": (0.0, 1.0)})],
 )
-def test_a_correct_transform_passes(transform: Any, options: dict[str, Any]) -> None:
+def test_a_correct_transform_passes(transform, options):
     report = check(adapt(transform, 2, **options), only=(*MATHEMATICS, "vmap", "tails"))
     report.raise_if_failed()
 
 
-def test_a_wrong_log_determinant_is_found() -> None:
+def test_a_wrong_log_determinant_is_found():
     report = check(adapt(Shear(wrong=0.01), 2), only=["inverse", "ladj"])
     assert {result.name for result in report.failures} == {"ladj forward", "ladj inverse"}
     assert report["ladj forward"].value == pytest.approx(0.01)
     assert report.subject == "Shear on 2, parameters perturbed by 0.2 (seed 0)"
 
 
-def test_the_wrapped_object_is_called_and_not_modified() -> None:
+def test_the_wrapped_object_is_called_and_not_modified():
     shear = Shear().double()
     x = torch.randn(2, 3, 2, dtype=torch.float64)
     y, ladj = adapt(shear, 2)(x)
@@ -71,7 +65,7 @@ def test_the_wrapped_object_is_called_and_not_modified() -> None:
     assert torch.equal(shear.log_scale, Shear().double().log_scale)
 
 
-def test_a_context_is_passed_on() -> None:
+def test_a_context_is_passed_on():
     adapted = adapt(Shear(), 2, context_dim=3)
     check(adapted, only=("inverse", "ladj", "gradcheck", "batch")).raise_if_failed()
     x, context = torch.zeros(4, 2), torch.randn(3)
@@ -81,23 +75,23 @@ def test_a_context_is_passed_on() -> None:
 class Hutchinson(nn.Module):
     """y = A x with an unbiased log-determinant: log|det A| plus noise of the global stream."""
 
-    def __init__(self, bias: float = 0.0) -> None:
+    def __init__(self, bias=0.0):
         super().__init__()
         self.bias, self.log_scale = bias, nn.Parameter(torch.tensor([0.3, -0.1]))
 
-    def _noisy(self, x: Tensor) -> Tensor:
+    def _noisy(self, x):
         assert self.training
         return self.log_scale.sum() + 0.1 * torch.randn_like(x[:, 0]) + self.bias
 
-    def forward(self, x: Tensor) -> Pair:
+    def forward(self, x):
         return x * self.log_scale.exp(), self._noisy(x)
 
-    def inverse(self, x: Tensor) -> Pair:
+    def inverse(self, x):
         return x * (-self.log_scale).exp(), -self._noisy(x)
 
 
-def test_an_estimate_follows_the_seed_and_the_training_flag() -> None:
-    def adapted(bias: float) -> Any:
+def test_an_estimate_follows_the_seed_and_the_training_flag():
+    def adapted(bias):
         return adapt(Hutchinson(bias), 2, ladj_kind=Ladj.estimate, training=True)
 
     check(adapted(0.0), only=["inverse", "ladj", "gradcheck"]).raise_if_failed()
@@ -113,10 +107,10 @@ def test_an_estimate_follows_the_seed_and_the_training_flag() -> None:
 
 
 class Triple(nn.Module):
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return x, x, x
 
-    def inverse(self, x: Tensor) -> Any:
+    def inverse(self, x):
         return x, x  # no log-determinant of a row
 
 
@@ -135,7 +129,7 @@ class Triple(nn.Module):
         (lambda: adapt(Triple(), 2).inverse(torch.zeros(3, 2)), r"gave shapes \(3, 2\) and \(3, 2\)"),
     ],
 )  # fmt: skip
-def test_objects_of_another_kind_are_refused(call: Callable[[], object], message: str) -> None:
+def test_objects_of_another_kind_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -147,7 +141,7 @@ ONLY = ("inverse", "ladj", "density", "gradcheck")
 
 
 @pytest.mark.peers
-def test_zuko() -> None:
+def test_zuko():
     import zuko
 
     for name in ("MAF", "NSF", "NICE"):
@@ -164,7 +158,7 @@ def test_zuko() -> None:
 
 
 @pytest.mark.peers
-def test_a_row_of_a_continuous_flow_of_zuko_depends_on_its_batch_and_loses_gradients() -> None:
+def test_a_row_of_a_continuous_flow_of_zuko_depends_on_its_batch_and_loses_gradients():
     import zuko
 
     flow = zuko.flows.CNF(2, hidden_features=(8,))
@@ -186,7 +180,7 @@ def test_a_row_of_a_continuous_flow_of_zuko_depends_on_its_batch_and_loses_gradi
 
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
-def test_nflows() -> None:
+def test_nflows():
     from nflows.distributions.normal import StandardNormal as Theirs
     from nflows.flows.base import Flow as TheirFlow
     from nflows.transforms import LULinear, MaskedAffineAutoregressiveTransform
@@ -202,7 +196,7 @@ def test_nflows() -> None:
 
 
 @pytest.mark.peers
-def test_normflows() -> None:
+def test_normflows():
     import normflows as nf
 
     coupling = nf.flows.AffineCouplingBlock(nf.nets.MLP([1, 8, 2]))
@@ -218,7 +212,7 @@ def test_normflows() -> None:
 
 
 @pytest.mark.peers
-def test_a_residual_flow_of_normflows_weights_all_rows_as_the_first() -> None:
+def test_a_residual_flow_of_normflows_weights_all_rows_as_the_first():
     import normflows as nf
 
     net = nf.nets.LipschitzMLP([3, 8, 3], init_zeros=False, lipschitz_const=0.9)

@@ -1,13 +1,9 @@
 """Causal conditioners: the inputs they depend on, and steps that equal the whole pass."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bayou.core import rng
@@ -15,7 +11,6 @@ from bayou.flows import (
     Affine,
     Autoregressive,
     CausalTransformer,
-    Chain,
     Flow,
     PixelCNN,
     Spline,
@@ -26,10 +21,9 @@ from bayou.flows import (
     transformer_flow,
     wavenet,
 )
-from bayou.flows.models.causal import Causal
 from bayou.flows.models.transformer import MAX_UNFUSED
 
-NETS: dict[str, Callable[[], Causal]] = {
+NETS = {
     "wavenet": lambda: WaveNet((9, 2), 3, 8),
     "wavenet, a vector": lambda: WaveNet(5, 2, 8, depth=1),
     "wavenet, backwards": lambda: WaveNet((7, 1), 3, 8, reverse=True, context_dim=2),
@@ -43,7 +37,7 @@ NETS: dict[str, Callable[[], Causal]] = {
 }
 
 
-def made(build: Callable[[], Causal], scale: float = 0.3) -> Causal:
+def made(build, scale=0.3):
     """In float64, with all its parameters at random."""
     with rng.isolated(0, torch.device("cpu")):
         net = build().double()
@@ -53,7 +47,7 @@ def made(build: Callable[[], Causal], scale: float = 0.3) -> Causal:
     return net
 
 
-def inputs(net: Causal, *batch: int) -> tuple[Tensor, Tensor | None]:
+def inputs(net, *batch):
     n = math.prod(batch)
     x = rng.normal(n, (net.dim,), net.place, 1).reshape(*batch, net.dim)
     c = (
@@ -64,7 +58,7 @@ def inputs(net: Causal, *batch: int) -> tuple[Tensor, Tensor | None]:
     return x, c
 
 
-def stepped(net: Causal, x: Tensor, context: Tensor | None) -> Tensor:
+def stepped(net, x, context):
     steps, found = net.steps(x, context), {}
     for d in net.coordinates:
         found[d] = steps.params()
@@ -74,7 +68,7 @@ def stepped(net: Causal, x: Tensor, context: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("name", NETS)
 @torch.no_grad()
-def test_steps_equal_the_whole_pass(name: str) -> None:
+def test_steps_equal_the_whole_pass(name):
     net = made(NETS[name])
     x, context = inputs(net, 2, 3)
     whole = net(x, context)
@@ -85,7 +79,7 @@ def test_steps_equal_the_whole_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETS)
 @torch.no_grad()
-def test_a_coordinate_changes_only_later_parameters(name: str) -> None:
+def test_a_coordinate_changes_only_later_parameters(name):
     net = made(NETS[name])
     x, context = inputs(net, 1)
     moved = x + 1e3 * torch.eye(net.dim, dtype=x.dtype)  # row d has moved in coordinate d
@@ -102,7 +96,7 @@ def test_a_coordinate_changes_only_later_parameters(name: str) -> None:
         )
 
 
-def seen(net: Causal) -> Tensor:
+def seen(net):
     """(D, D) in order: whether the parameters of coordinate i depend on coordinate j, at one of
     three points.
     """
@@ -126,17 +120,15 @@ def seen(net: Causal) -> Tensor:
         lambda: CausalTransformer((1, 8, 8), 1, 32, patch=2),
     ],
 )
-def test_parameters_depend_on_all_predecessors_and_nothing_else(
-    build: Callable[[], Causal],
-) -> None:
+def test_parameters_depend_on_all_predecessors_and_nothing_else(build):
     found = seen(made(build, 0.1))
     assert int(found.sum()) == 2016  # 64·63/2
     assert torch.equal(found, torch.ones(64, 64, dtype=torch.bool).tril(-1))
 
 
-def test_ten_dilations_see_1024_positions() -> None:
+def test_ten_dilations_see_1024_positions():
     net = made(lambda: WaveNet(1100, 1, 4), 0.05)
-    assert net.dilations == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # type: ignore[attr-defined]
+    assert net.dilations == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
     x = inputs(net, 1)[0].requires_grad_()
     (gradient,) = torch.autograd.grad(net(x)[0, 1080].sum(), x)
     assert gradient[0].nonzero().flatten().tolist() == list(range(1080 - 1024, 1080))
@@ -151,9 +143,7 @@ def test_ten_dilations_see_1024_positions() -> None:
     ],
 )
 @torch.no_grad()
-def test_all_steps_together_take_the_operations_of_about_one_pass(
-    build: Callable[[], Causal],
-) -> None:
+def test_all_steps_together_take_the_operations_of_about_one_pass(build):
     net = build()
     x = torch.zeros(2, net.dim)
     counts = []
@@ -172,18 +162,18 @@ def test_all_steps_together_take_the_operations_of_about_one_pass(
         lambda: transformer_flow((1, 2, 4), width=8, patch=2),
     ],
 )
-def test_draws_have_the_density_that_is_scored(build: Callable[[], Chain]) -> None:
+def test_draws_have_the_density_that_is_scored(build):
     transform = build().double()
     with torch.no_grad():
         for key, p in transform.named_parameters():
             p.add_(0.3 * rng.normal(1, p.shape, p, rng.fold(0, key))[0])
-    flow = Flow(StandardNormal(transform.event_shape).double(), transform)  # type: ignore[arg-type]
+    flow = Flow(StandardNormal(transform.event_shape).double(), transform)
     y, log_q = flow.sample_and_log_prob(5, seed=0)
     assert y.shape == (5, *flow.event_shape)
     assert torch.allclose(flow.log_prob(y), log_q, atol=1e-7)
 
 
-def test_a_flow_learns_an_autoregressive_process() -> None:
+def test_a_flow_learns_an_autoregressive_process():
     """x_t = .9·x_{t−1} + .4·ε: the least NLL is the entropy of eight Gaussians, above which a fit
     stays, but near.
     """
@@ -223,6 +213,6 @@ def test_a_flow_learns_an_autoregressive_process() -> None:
         (lambda: wavenet((4, 2)).inverse(torch.zeros(3, 4)), r"last 2 axes must be \(..., 4, 2\)"),
     ],
 )
-def test_bad_input(call: Callable[[], object], message: str) -> None:
+def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()

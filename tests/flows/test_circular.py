@@ -1,31 +1,28 @@
 """Flows of angles: splines of the circle, and conditioners that are continuous on it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from bayou.core import rng
 from bayou.flows import Flow, Spline, VonMises, circular_spline
 from tests.flows.parameters import perturb
 
 
-def grid(n: int) -> Tensor:
+def grid(n):
     """n angles at equal distances: the mean over them is a quadrature that is exact for smooth
     periodic functions.
     """
     return -math.pi + 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
 
 
-def torus(coupling: bool, context_dim: int = 0) -> Flow:
+def torus(coupling, context_dim=0):
     transform = circular_spline(2, 3, (16,), context_dim=context_dim, coupling=coupling)
     return perturb(Flow(VonMises(2, 0.5, 2.0), transform), 0.15)
 
 
-def test_a_circular_spline_is_a_bijection_of_the_circle_without_a_seam() -> None:
+def test_a_circular_spline_is_a_bijection_of_the_circle_without_a_seam():
     spline = Spline(5, math.pi, circular=True)
     p = rng.normal(200, (spline.params,), torch.zeros(()).double(), 0)
     x = grid(200).roll(7)
@@ -48,9 +45,7 @@ def test_a_circular_spline_is_a_bijection_of_the_circle_without_a_seam() -> None
 
 @pytest.mark.parametrize("context_dim", [0, 2])
 @pytest.mark.parametrize("coupling", [True, False])
-def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(
-    coupling: bool, context_dim: int
-) -> None:
+def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(coupling, context_dim):
     flow, n = torus(coupling, context_dim), 256
     context = None if not context_dim else torch.tensor([0.4, -1.2]).double()
     x = torch.stack(torch.meshgrid(grid(n), grid(n), indexing="ij"), -1)

@@ -1,18 +1,13 @@
 """Compression: the length of a stream, exact decoding, and errors for anything else."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random
 import tracemalloc
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from bayou.flows import (
     MADE,
@@ -43,18 +38,18 @@ from bayou.flows.discrete.bijections import cnn
 from tests.flows.parameters import perturb
 
 
-def perturbed(name: str, scale: float = 0.3) -> Flow:
+def perturbed(name, scale=0.3):
     return perturb(FLOWS[name](), scale).float()
 
 
-def ideal(flow: Flow, y: Tensor) -> float:
+def ideal(flow, y):
     """−log₂ p(y) of all rows."""
     wide = copy.deepcopy(flow).double()
     with torch.no_grad():
         return -wide.log_prob(y.double()).sum().item() / math.log(2)
 
 
-def grouped() -> Flow:
+def grouped():
     event = (1, 4, 4)
     groups = Groups(quincunx(event, 2), [cnn(2, (8,), 6)])
     return Flow(
@@ -62,7 +57,7 @@ def grouped() -> Flow:
     )
 
 
-FLOWS: dict[str, Callable[[], Flow]] = {
+FLOWS = {
     "integers": lambda: Flow(
         DiscretizedLogistic(5, 16, 2), Chain(integer(5, 16, layers=2, hidden=(8,)))
     ),
@@ -93,7 +88,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
 }
 
 
-def data(flow: Flow, rows: int) -> Tensor:
+def data(flow, rows):
     """Draws, in range where the data have one."""
     y = flow.sample(rows, seed=0)
     last = (
@@ -107,9 +102,7 @@ def data(flow: Flow, rows: int) -> Tensor:
     ("name", "rows"),
     [(name, rows) for name in FLOWS for rows in (0, 1, 100)] + [("integers", 2100)],
 )
-def test_decoding_is_exact_and_the_length_is_the_negative_log_probability(
-    name: str, rows: int
-) -> None:
+def test_decoding_is_exact_and_the_length_is_the_negative_log_probability(name, rows):
     flow = perturbed(name)
     y = data(flow, rows)
     stream = flow.compress(y)
@@ -118,7 +111,7 @@ def test_decoding_is_exact_and_the_length_is_the_negative_log_probability(
     assert 8 * len(stream) <= 1.0005 * ideal(flow, y) + 8 * 40
 
 
-def test_a_symbol_of_probability_zero_is_coded() -> None:
+def test_a_symbol_of_probability_zero_is_coded():
     flow = Flow(DiscretizedLogistic(1, 20, mean=0.0, scale=1.0), IntegerIdentity(1))
     y = torch.tensor([[900.0], [-5000.0], [0.0]])
     stream = flow.compress(y)
@@ -129,7 +122,7 @@ def test_a_symbol_of_probability_zero_is_coded() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 7, 64])
-def test_lanes(lanes: int) -> None:
+def test_lanes(lanes):
     """Whatever their number, the same symbols come back, in any pieces."""
     generator = np.random.default_rng(0)
     weights = generator.integers(1, 1000, 31)
@@ -138,7 +131,7 @@ def test_lanes(lanes: int) -> None:
     k = generator.choice(31, 3001, p=np.diff(edges) / rans.TOTAL)
     coded = rans.encode(edges[k], edges[k + 1] - edges[k], lanes)
 
-    def find(part: slice, slot: rans.Ints) -> tuple[rans.Ints, rans.Ints, rans.Ints]:
+    def find(part, slot):
         found = np.searchsorted(edges, slot, "right") - 1
         return found, edges[found], edges[found + 1] - edges[found]
 
@@ -150,7 +143,7 @@ def test_lanes(lanes: int) -> None:
     assert 8 * len(coded) < bits + 8 * lanes + 64 + 8 * 8
 
 
-def test_the_shape_the_dtype_and_the_seeds_are_kept() -> None:
+def test_the_shape_the_dtype_and_the_seeds_are_kept():
     flow = perturbed("integers")
     y, before = data(flow, 12).reshape(3, 1, 4, 5), torch.get_rng_state()
     again = flow.decompress(flow.compress(y))
@@ -165,7 +158,7 @@ def test_the_shape_the_dtype_and_the_seeds_are_kept() -> None:
     assert wide.training
 
 
-def test_another_number_of_threads_reads_it() -> None:
+def test_another_number_of_threads_reads_it():
     flow, threads = perturbed("one after another", 0.1), torch.get_num_threads()
     y = data(flow, 100)
     try:
@@ -177,7 +170,7 @@ def test_another_number_of_threads_reads_it() -> None:
         torch.set_num_threads(threads)
 
 
-CONDITIONAL: dict[str, Callable[[], Flow]] = {
+CONDITIONAL = {
     "integers": lambda: Flow(
         DiscretizedLogistic(5, 16), integer(5, 16, 2, (8,), wrap=True, context_dim=3)
     ),
@@ -193,7 +186,7 @@ CONDITIONAL: dict[str, Callable[[], Flow]] = {
 
 
 @pytest.mark.parametrize("name", CONDITIONAL)
-def test_with_a_context(name: str) -> None:
+def test_with_a_context(name):
     flow = perturb(CONDITIONAL[name](), 0.8).float()
     context = torch.eye(3).repeat(7, 1)
     y = flow.sample(1, context, seed=0)[0]
@@ -206,10 +199,10 @@ def test_with_a_context(name: str) -> None:
     with pytest.raises(ValueError, match="needs a context"):
         flow.compress(y)
     with pytest.raises(CodecError, match="must be a tensor .* got list"):
-        flow.compress(y, [0, 1, 2])  # type: ignore[arg-type]
+        flow.compress(y, [0, 1, 2])
 
 
-def test_a_stream_of_a_gpu_is_decoded_on_a_cpu() -> None:
+def test_a_stream_of_a_gpu_is_decoded_on_a_cpu():
     """Up to 1,024 rows it differs from one of a CPU by its version alone."""
     flow = perturbed("pixel after pixel")
     y = data(flow, 20)
@@ -221,7 +214,7 @@ def test_a_stream_of_a_gpu_is_decoded_on_a_cpu() -> None:
 # --- errors -------------------------------------------------------------------------------------
 
 
-def test_every_flipped_bit_is_noticed() -> None:
+def test_every_flipped_bit_is_noticed():
     flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
     for i in range(len(stream)):
@@ -243,14 +236,14 @@ def test_every_flipped_bit_is_noticed() -> None:
         (lambda s: s[:3] + b"\x07" + s[4:], "version 7, this bayou reads 2 to 3"),
     ],
 )
-def test_foreign_and_damaged_streams(change: Callable[[bytes], bytes], message: str) -> None:
+def test_foreign_and_damaged_streams(change, message):
     flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
     with pytest.raises(CodecError, match=message):
         flow.decompress(change(stream))
 
 
-def sealed(flow: Flow, body: bytes, version: int = 2) -> bytes:
+def sealed(flow, body, version=2):
     """A forged stream: whole by its checksum, and of this model."""
     return codec.MAGIC + bytes([version]) + codec._crc(body, version) + body
 
@@ -270,7 +263,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_stream_with_invalid_sizes_is_an_error(name: str) -> None:
+def test_a_stream_with_invalid_sizes_is_an_error(name):
     flow = perturbed("classes")
     stream = flow.compress(data(flow, 20))
     head = rans.read_varints(stream, 20, 4)[1]
@@ -286,7 +279,7 @@ def test_a_stream_with_invalid_sizes_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["integers", "classes"])
-def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
+def test_mutated_streams_give_an_error_or_the_data(name):
     """Bytes changed, cut, doubled or run together behind the digest of the model, under a checksum
     that fits.
     """
@@ -310,12 +303,12 @@ def test_mutated_streams_give_an_error_or_the_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [10**12, "text"])
-def test_only_bytes_are_a_stream(stream: Any) -> None:
+def test_only_bytes_are_a_stream(stream):
     with pytest.raises(CodecError, match="decompress takes the bytes"):
         FLOWS["classes"]().decompress(stream)
 
 
-def test_another_model_is_refused() -> None:
+def test_another_model_is_refused():
     flow = perturbed("classes")
     y = data(flow, 20)
     stream, other = flow.compress(y), copy.deepcopy(flow)
@@ -328,7 +321,7 @@ def test_another_model_is_refused() -> None:
     assert torch.equal(copy.deepcopy(flow).decompress(stream), y)
 
 
-def test_a_machine_that_computes_differently_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_computes_differently_is_noticed(monkeypatch):
     flow = perturbed("integers")
     stream = flow.compress(data(flow, 50))
     below = DiscretizedLogistic.below
@@ -353,7 +346,7 @@ def test_a_machine_that_computes_differently_is_noticed(monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_flows_without_a_code(flow: Callable[[], Flow], says: str) -> None:
+def test_flows_without_a_code(flow, says):
     with pytest.raises(CodecError, match=says):
         flow().compress(torch.zeros(1, 2))
     with pytest.raises(CodecError, match=says):
@@ -373,21 +366,21 @@ def test_flows_without_a_code(flow: Callable[[], Flow], says: str) -> None:
         ([[0, 1]], "got list"),
     ],
 )
-def test_data_that_cannot_be_coded(y: Tensor, says: str) -> None:
+def test_data_that_cannot_be_coded(y, says):
     with pytest.raises(ValueError, match=says):
         FLOWS["classes"]().compress(y)
 
 
-def test_a_map_that_is_not_a_bijection_is_detected() -> None:
+def test_a_map_that_is_not_a_bijection_is_detected():
     class Lost(IntegerIdentity):
-        def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        def _inverse(self, y, context):
             return super()._inverse((y / 2).floor(), context)
 
     with pytest.raises(CodecError, match="does not map back"):
         Flow(DiscretizedLogistic(2), Lost(2)).compress(torch.ones(1, 2))
 
 
-def test_a_chain_checks_what_its_last_map_checks() -> None:
+def test_a_chain_checks_what_its_last_map_checks():
     """A range was checked by a map alone, and not where it ends a chain."""
     chain = Chain(Inverse(IntegerIdentity(2, 4)), Dequantize(2, levels=4))
     with pytest.raises(ValueError, match="Dequantize takes 0 to 3, got 0 to 4"):

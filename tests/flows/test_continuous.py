@@ -1,13 +1,10 @@
 """Continuous flows against closed forms, independence of rows, and error messages."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou import flows
 from bayou.core import rng
@@ -37,11 +34,11 @@ class Field(nn.Module):
         velocity: a function of (t, z).
     """
 
-    def __init__(self, velocity: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, velocity):
         super().__init__()
         self.velocity = velocity
 
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+    def forward(self, t, z):
         return self.velocity(t, z)
 
 
@@ -49,7 +46,7 @@ LINEAR = Field(lambda _, z: z @ A.T)
 CUBIC = Field(lambda _, z: -(z**3))
 
 
-def mean_velocity(t: Tensor, z: Tensor) -> Tensor:
+def mean_velocity(t, z):
     """The mean velocity of (1 − t)·x0 + t·x1, x0 ~ N(0, 1), x1 ~ N(2, .25); its flow is 2 + x/2."""
     t = t.unsqueeze(-1)
     variance = (1 - t) ** 2 + t**2 / 4
@@ -59,16 +56,16 @@ def mean_velocity(t: Tensor, z: Tensor) -> Tensor:
 class Contraction(nn.Module):
     """ż = rate·z, with y = x·exp(rate)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rate = nn.Parameter(torch.tensor(-4.0))
 
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+    def forward(self, t, z):
         return self.rate * z
 
 
 @pytest.mark.parametrize("solver", ["rk4", "dopri5"])
-def test_closed_forms(solver: str) -> None:
+def test_closed_forms(solver):
     options = {"solver": solver, "steps": 64, "tolerance": 1e-9}
     y, ladj = Continuous(2, LINEAR, **options)(torch.tensor([1.0, 2.0], dtype=torch.float64))
     assert y.tolist() == pytest.approx([-0.9972043, 1.1478990], abs=1e-7)
@@ -83,7 +80,7 @@ def test_closed_forms(solver: str) -> None:
     assert (y.item(), ladj.item()) == pytest.approx((2.35, -math.log(2)), abs=1e-6)
 
 
-def test_hutchinson_is_unbiased_with_the_variance_of_signs() -> None:
+def test_hutchinson_is_unbiased_with_the_variance_of_signs():
     flow = Continuous(2, LINEAR, trace="hutchinson", steps=4)
     assert flow.ladj_kind is Ladj.estimate
     x = torch.tensor([1.0, 2.0], dtype=torch.float64).expand(4096, 2)
@@ -93,7 +90,7 @@ def test_hutchinson_is_unbiased_with_the_variance_of_signs() -> None:
     assert torch.equal(flow(x[:3], seed=0, start=5)[1], ladj[5:8])
 
 
-def test_adaptive_steps_of_a_row_do_not_depend_on_the_batch() -> None:
+def test_adaptive_steps_of_a_row_do_not_depend_on_the_batch():
     flow = Continuous(1, CUBIC, solver="dopri5", tolerance=1e-4)
     x = torch.tensor([[0.1], [8.0], [1.5]], dtype=torch.float64)
     together = flow(x)
@@ -103,7 +100,7 @@ def test_adaptive_steps_of_a_row_do_not_depend_on_the_batch() -> None:
         assert torch.equal(alone[1][0], together[1][i])
 
 
-def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
+def test_gradients_go_through_the_steps_with_and_without_checkpoints():
     found = []
     for solver, checkpoint in (("rk4", False), ("rk4", True), ("dopri5", False), ("dopri5", True)):
         torch.manual_seed(0)
@@ -116,7 +113,7 @@ def test_gradients_go_through_the_steps_with_and_without_checkpoints() -> None:
         assert (found[first] - found[second]).abs().max() < error
 
 
-def test_accuracy_bounds_the_error_of_the_solver_and_check_allows_it() -> None:
+def test_accuracy_bounds_the_error_of_the_solver_and_check_allows_it():
     torch.manual_seed(0)
     flow = continuous(2, hidden=(8,), steps=8)
     assert flow.accuracy == pytest.approx((4 * math.pi / 8) ** 4 / 14400)
@@ -135,7 +132,7 @@ def test_accuracy_bounds_the_error_of_the_solver_and_check_allows_it() -> None:
     assert not report.passed  # too rough for eight steps
 
 
-def test_halving_a_step_divides_the_error_by_sixteen() -> None:
+def test_halving_a_step_divides_the_error_by_sixteen():
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     exact = torch.matrix_exp(A) @ x
     errors = [(Continuous(2, LINEAR, steps=n)(x)[0] - exact).norm().item() for n in (8, 16, 32)]
@@ -143,7 +140,7 @@ def test_halving_a_step_divides_the_error_by_sixteen() -> None:
     assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
 
 
-def test_uneven_steps_are_as_accurate_as_their_widest() -> None:
+def test_uneven_steps_are_as_accurate_as_their_widest():
     x, noise = (
         torch.tensor([1.0, 2.0], dtype=torch.float64),
         torch.rand(5, generator=torch.Generator().manual_seed(0)),
@@ -159,7 +156,7 @@ def test_uneven_steps_are_as_accurate_as_their_widest() -> None:
         assert torch.allclose(gradient, torch.matrix_exp(A).sum(0), atol=1e-3)
 
 
-def test_a_field_that_explodes_is_an_error() -> None:
+def test_a_field_that_explodes_is_an_error():
     flow = Continuous(1, Field(lambda _, z: 3 * z.square()), solver="dopri5", tolerance=1e-2)
     with pytest.raises(InversionError, match="row 1 .* stiff or not finite"):
         flow(torch.tensor([[0.01], [2.0]], dtype=torch.float64))
@@ -179,12 +176,12 @@ def test_a_field_that_explodes_is_an_error() -> None:
         (lambda: TimeUNet((1, 6, 6), channels=(8, 8, 8)), "multiples of 4"),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], message: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
+def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors():
     """One step of RK4 across a contraction gives another density than two steps."""
     core = Continuous(1, Contraction(), steps=1)
     flow, data = Flow(StandardNormal(1), core), 0.02 * rng.normal(200, (1,), torch.zeros(()), 1)
@@ -198,7 +195,7 @@ def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors() -> None:
 
 
 @pytest.mark.parametrize("solver", ["rk4", "dopri5"])
-def test_varied_steps_and_refinement(solver: str) -> None:
+def test_varied_steps_and_refinement(solver):
     core = Continuous(1, CUBIC, steps=2, solver=solver, tolerance=1e-3)
     flow, x = (
         flows.Chain(core, flows.DiagonalAffine(1).double()),
@@ -222,7 +219,7 @@ def test_varied_steps_and_refinement(solver: str) -> None:
 # --- matching -----------------------------------------------------------------------------------
 
 
-def test_the_least_loss_of_matching_two_gaussians() -> None:
+def test_the_least_loss_of_matching_two_gaussians():
     """Independent paths cross: πs/2 for s = ½. Paired by transport, they are nearly those of the
     flow itself.
     """
@@ -235,7 +232,7 @@ def test_the_least_loss_of_matching_two_gaussians() -> None:
     )
 
 
-def test_a_matched_flow_has_the_density_of_its_data() -> None:
+def test_a_matched_flow_has_the_density_of_its_data():
     torch.manual_seed(0)
     data = 2 + 0.5 * torch.randn(2000, 1)
     flow = Flow(StandardNormal(1), continuous(1, hidden=(32,), steps=16))
@@ -250,7 +247,7 @@ def test_a_matched_flow_has_the_density_of_its_data() -> None:
 
 
 @torch.no_grad()
-def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
+def test_accuracy_bounds_the_error_of_a_flow_of_images():
     torch.manual_seed(0)
     flow = perturb(continuous((1, 2, 2), field=TimeUNet((1, 2, 2), (4, 8)), steps=8), 0.1)
     x = torch.randn(2, 1, 2, 2, dtype=torch.float64)
@@ -264,7 +261,7 @@ def test_accuracy_bounds_the_error_of_a_flow_of_images() -> None:
     assert 8.0**-4 < error <= flow.accuracy  # fast waves of the time cost more than steps⁻⁴
 
 
-def test_fields_of_images_depend_on_time_and_context_and_start_at_zero() -> None:
+def test_fields_of_images_depend_on_time_and_context_and_start_at_zero():
     torch.manual_seed(0)
     field = TimeUNet((3, 8, 8), (8, 16), context_dim=2)
     z, t, context = torch.randn(4, 3, 8, 8), torch.rand(4), torch.randn(4, 2)
@@ -277,7 +274,7 @@ def test_fields_of_images_depend_on_time_and_context_and_start_at_zero() -> None
 
 
 @pytest.mark.parametrize("hidden", [(6,), (6, 5), (4, 5, 6)])
-def test_the_trace_of_a_field_of_vectors_is_that_of_its_jacobian(hidden: tuple[int, ...]) -> None:
+def test_the_trace_of_a_field_of_vectors_is_that_of_its_jacobian(hidden):
     torch.manual_seed(0)
     core = perturb(continuous(3, hidden, context_dim=2), 0.5)
     z, t, context = torch.randn(4, 3).double(), torch.rand(4).double(), torch.randn(4, 2).double()

@@ -1,15 +1,11 @@
 """Composition, flows as distributions, open intervals, and errors for bad input."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributions as D, nn
+from torch import distributions as D, nn
 
 from bayou.flows import (
     MADE,
@@ -29,7 +25,6 @@ from bayou.flows import (
     InverseCDF,
     InversionError,
     LULinear,
-    Map,
     Permutation,
     Planar,
     Sigmoid,
@@ -45,7 +40,7 @@ from bayou.flows import (
 from bayou.flows.core.roots import solve_increasing
 from tests.flows.parameters import perturb
 
-BASES: dict[str, Callable[[], nn.Module]] = {
+BASES = {
     "standard normal": lambda: StandardNormal(2),
     "diagonal normal": lambda: DiagonalNormal(2, 1.0, 2.0),
     "uniform": lambda: Uniform(2),
@@ -54,14 +49,14 @@ BASES: dict[str, Callable[[], nn.Module]] = {
 each_base = pytest.mark.parametrize("base", BASES)
 
 
-def points(*shape: int) -> Tensor:
+def points(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 # --- composition --------------------------------------------------------------------------------
 
 
-def test_a_chain_applies_its_links_in_order_and_adds_their_ladjs() -> None:
+def test_a_chain_applies_its_links_in_order_and_adds_their_ladjs():
     f, g = perturb(DiagonalAffine(3)), perturb(LULinear(3))
     x = points(4, 3)
     y, ladj = Chain(f, g)(x)
@@ -71,7 +66,7 @@ def test_a_chain_applies_its_links_in_order_and_adds_their_ladjs() -> None:
     assert torch.equal(ladj, first + second)
 
 
-def test_chains_are_flat_and_as_costly_as_their_worst_link() -> None:
+def test_chains_are_flat_and_as_costly_as_their_worst_link():
     chain = Chain(Chain(reverse(2), realnvp(2, layers=1)), maf(2, layers=2), Planar(2))
     links = [Permutation, Coupling, Inverse, Inverse, Planar]
     assert [type(t) for t in chain.transforms] == links
@@ -79,7 +74,7 @@ def test_chains_are_flat_and_as_costly_as_their_worst_link() -> None:
     assert Chain(InverseCDF(2), LULinear(2)).domain == (0.0, 1.0)
 
 
-def test_an_inverse_exchanges_the_directions() -> None:
+def test_an_inverse_exchanges_the_directions():
     f = perturb(realnvp(2))
     x = points(3, 2)
     for pair, expected in (
@@ -93,7 +88,7 @@ def test_an_inverse_exchanges_the_directions() -> None:
     assert (inverse.domain, inverse.codomain) == ((-math.inf, math.inf), (0.0, 1.0))
 
 
-def test_conditional_starts_as_the_transform_itself_and_learns() -> None:
+def test_conditional_starts_as_the_transform_itself_and_learns():
     f = perturb(LULinear(2))
     conditional = Conditional(f, context_dim=3).double()
     x, context = points(4, 2), points(4, 3)
@@ -106,7 +101,7 @@ def test_conditional_starts_as_the_transform_itself_and_learns() -> None:
     assert not torch.allclose(y[0], y[1])
 
 
-def test_batch_norm_is_that_of_torch() -> None:
+def test_batch_norm_is_that_of_torch():
     layer, module = BatchNorm(3), nn.BatchNorm1d(3)
     x = 2 * points(20, 3).float() + 1
     for _ in range(2):
@@ -121,8 +116,8 @@ def test_batch_norm_is_that_of_torch() -> None:
 
 
 @pytest.mark.parametrize("base", sorted(BASES.keys() - {"uniform"}))
-def test_the_two_ways_to_a_log_density_agree(base: str) -> None:
-    flow = perturb(Flow(BASES[base](), realnvp(2)))  # type: ignore[arg-type]
+def test_the_two_ways_to_a_log_density_agree(base):
+    flow = perturb(Flow(BASES[base](), realnvp(2)))
     y, log_prob = flow.sample_and_log_prob(50, seed=0)
     assert torch.allclose(flow.log_prob(y), log_prob, atol=1e-9)
     assert torch.equal(flow.sample(50, seed=0), y.detach())
@@ -132,11 +127,11 @@ def test_the_two_ways_to_a_log_density_agree(base: str) -> None:
 
 @pytest.mark.parametrize("n", [(), 0, 3, (2, 3)])
 @pytest.mark.parametrize("batch", [None, (), (4,), (2, 1)])
-def test_shapes_of_samples(n: int | tuple[int, ...], batch: tuple[int, ...] | None) -> None:
+def test_shapes_of_samples(n, batch):
     context_dim = 0 if batch is None else 3
     context = None if batch is None else torch.zeros(*batch, 3)
     coupling = realnvp(5, layers=1, context_dim=context_dim)
-    maps: list[tuple[Map, int]] = [(coupling, 5), (Chain(coupling, Slice(5, 4)), 4)]
+    maps = [(coupling, 5), (Chain(coupling, Slice(5, 4)), 4)]
     expected = ((n,) if isinstance(n, int) else n) + (batch or ())
     for transform, size in maps:
         flow = Flow(StandardNormal(5), transform)
@@ -146,8 +141,8 @@ def test_shapes_of_samples(n: int | tuple[int, ...], batch: tuple[int, ...] | No
 
 
 @each_base
-def test_draws_depend_on_the_seed_and_their_index(base: str) -> None:
-    flow = perturb(Flow(BASES[base](), LULinear(2)))  # type: ignore[arg-type]
+def test_draws_depend_on_the_seed_and_their_index(base):
+    flow = perturb(Flow(BASES[base](), LULinear(2)))
     ten = flow.sample(10, seed=0)
     for other in (
         flow.sample(6000, seed=0)[:10],
@@ -165,8 +160,8 @@ def test_draws_depend_on_the_seed_and_their_index(base: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @each_base
-def test_dtype_follows_the_flow(base: str, dtype: torch.dtype) -> None:
-    flow = Flow(BASES[base](), reverse(2)).to(dtype)  # type: ignore[arg-type]
+def test_dtype_follows_the_flow(base, dtype):
+    flow = Flow(BASES[base](), reverse(2)).to(dtype)
     y, log_prob = flow.sample_and_log_prob(5, seed=0)
     assert y.dtype == log_prob.dtype == flow.log_prob(y).dtype == dtype
     assert bool(log_prob.isfinite().all())
@@ -177,7 +172,7 @@ def test_dtype_follows_the_flow(base: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("levels", [3, 256, 1000, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dequantized_numbers_stay_in_their_bins(levels: int | None, dtype: torch.dtype) -> None:
+def test_dequantized_numbers_stay_in_their_bins(levels, dtype):
     f = Dequantize(1, levels=levels)
     y = torch.arange(-300, 300) if levels is None else torch.arange(levels)
     y = y.to(dtype).unsqueeze(-1)
@@ -187,7 +182,7 @@ def test_dequantized_numbers_stay_in_their_bins(levels: int | None, dtype: torch
         assert levels is None or (x.min() > 0 and x.max() < 1)
 
 
-def test_a_density_of_white_pixels_is_finite() -> None:
+def test_a_density_of_white_pixels_is_finite():
     y = torch.full((1, 8), 255.0)
     noise = ((), (torch.full_like(y, 1 - 2.0**-24),))
     for onto in (Inverse(InverseCDF(8)), Sigmoid((8,))):
@@ -197,7 +192,7 @@ def test_a_density_of_white_pixels_is_finite() -> None:
 
 
 @pytest.mark.parametrize("x", [-12.0, -7.0, -1.0, 5.2])
-def test_the_normal_cdf_keeps_its_lower_tail(x: float) -> None:
+def test_the_normal_cdf_keeps_its_lower_tail(x):
     f = InverseCDF(1)
     u, _ = f.inverse(torch.tensor([x]))
     assert u.item() == pytest.approx(NormalDist().cdf(x), rel=1e-4)
@@ -206,9 +201,7 @@ def test_the_normal_cdf_keeps_its_lower_tail(x: float) -> None:
 
 @pytest.mark.parametrize("family", [D.Normal, D.Laplace, D.Gumbel, D.Cauchy])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_ends_of_an_inverse_cdf_are_finite(
-    family: Callable[..., D.Distribution], dtype: torch.dtype
-) -> None:
+def test_the_ends_of_an_inverse_cdf_are_finite(family, dtype):
     f = InverseCDF(1, family).to(dtype)
     limits = torch.finfo(dtype)
     y, ladj = f(torch.tensor([[limits.tiny], [1 - limits.eps / 2]], dtype=dtype))
@@ -219,7 +212,7 @@ def test_the_ends_of_an_inverse_cdf_are_finite(
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.05])
-def test_a_saturated_sigmoid_can_be_inverted(margin: float) -> None:
+def test_a_saturated_sigmoid_can_be_inverted(margin):
     f = Sigmoid((2,), margin)
     y, _ = f(torch.tensor([-200.0, 200.0]))
     x, ladj = f.inverse(y)  # which refuses the ends of the interval
@@ -255,9 +248,7 @@ ANGLES = Spline(4, math.pi, circular=True)
         (WITH_CONTEXT, (GOOD, torch.zeros(4, 2).int()), r"context must be floating point, got"),
     ],
 )  # fmt: skip
-def test_bad_input_is_a_clear_error_with_a_remedy(
-    transform: Map, arguments: tuple[Any, ...], message: str
-) -> None:
+def test_bad_input_is_a_clear_error_with_a_remedy(transform, arguments, message):
     flow = Flow(StandardNormal(3), transform)
     for method in (transform, transform.inverse, flow.log_prob):
         with pytest.raises(ValueError, match=message):
@@ -293,12 +284,12 @@ def test_bad_input_is_a_clear_error_with_a_remedy(
         (lambda: VonMises(2, kappa=math.nan), "0 < kappa < 100"),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], message: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_an_inversion_that_fails_raises_with_its_residual() -> None:
+def test_an_inversion_that_fails_raises_with_its_residual():
     ones = torch.ones(2, dtype=torch.float64)
     with pytest.raises(
         InversionError, match=r"2 of 2 inversions did not converge: largest residual .*float64"

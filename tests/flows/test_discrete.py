@@ -2,16 +2,13 @@
 gradients.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from decimal import Decimal, localcontext
 from itertools import product
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou.core import rng
 from bayou.flows import (
@@ -22,7 +19,6 @@ from bayou.flows import (
     Groups,
     IntegerCoupling,
     IntegerIdentity,
-    Map,
     ModuloAutoregressive,
     ModuloCoupling,
     OneHot,
@@ -34,12 +30,11 @@ from bayou.flows import (
     registry,
 )
 from bayou.flows.discrete.bijections import cnn, straight_through, units
-from bayou.flows.discrete.masses import DiscreteBase
 from tests.conformance.flow_properties import check
 from tests.flows.parameters import perturb
 
 
-def every(classes: int, dim: int) -> Tensor:
+def every(classes, dim):
     """All of K^D: (K^D, D)."""
     return torch.tensor(list(product(range(classes), repeat=dim)), dtype=torch.float64)
 
@@ -47,18 +42,18 @@ def every(classes: int, dim: int) -> Tensor:
 # --- golden numbers -----------------------------------------------------------------------------
 
 
-def test_units() -> None:
+def test_units():
     assert (len(units(27)), len(units(256))) == (18, 128)
     assert all(u * pow(u, -1, 27) % 27 == 1 for u in units(27))
 
 
-def xor_rows() -> Tensor:
+def xor_rows():
     """(.45, .05, .05, .45) on 2×2, as twenty rows."""
     return torch.tensor([[0, 0], [1, 1]] * 9 + [[0, 1], [1, 0]], dtype=torch.float32).repeat(10, 1)
 
 
 @pytest.mark.parametrize("autoregressive", [False, True])
-def test_xor_is_found_by_straight_through_gradients(autoregressive: bool) -> None:
+def test_xor_is_found_by_straight_through_gradients(autoregressive):
     """Independent symbols cost 2 bits; z₂ = x₁ + x₂ mod 2 makes it 1.4689956."""
     y = xor_rows()
     independent, flow = (
@@ -72,12 +67,12 @@ def test_xor_is_found_by_straight_through_gradients(autoregressive: bool) -> Non
     assert -flow.log_prob(y).mean().item() / math.log(2) == pytest.approx(1.4689956, abs=2e-4)
 
 
-def logistic_mass(x: int, mean: str, scale: str) -> float:
+def logistic_mass(x, mean, scale):
     """log₂ of a logistic mass with 300 digits."""
     with localcontext() as context:
         context.prec = 300
 
-        def below(edge: Decimal) -> Decimal:
+        def below(edge):
             return 1 / (1 + (-(edge - Decimal(mean)) / Decimal(scale)).exp())
 
         mass = below(x + Decimal("0.5")) - below(x - Decimal("0.5"))
@@ -86,7 +81,7 @@ def logistic_mass(x: int, mean: str, scale: str) -> float:
 
 @pytest.mark.parametrize("x", [85, -85, 0, 3, -40])
 @pytest.mark.parametrize(("mean", "scale"), [("0.12", "1"), ("-3.5", "0.3"), ("1.25", "7")])
-def test_the_tails_are_accurate(x: int, mean: str, scale: str) -> None:
+def test_the_tails_are_accurate(x, mean, scale):
     base = DiscretizedLogistic(1, mean=float(mean), scale=float(scale)).double()
     found = base.log_prob(torch.tensor([float(x)], dtype=torch.float64)).item() / math.log(2)
     assert found == pytest.approx(logistic_mass(x, mean, scale), rel=1e-12)
@@ -99,11 +94,11 @@ def test_the_tails_are_accurate(x: int, mean: str, scale: str) -> None:
 # --- masses -------------------------------------------------------------------------------------
 
 
-def small_groups() -> Groups:
+def small_groups():
     return Groups(quincunx((1, 2, 2), 1), [cnn(2, (4,), 6)])
 
 
-BASES: dict[str, tuple[Callable[[], DiscreteBase], int]] = {
+BASES = {
     "logistic": (lambda: DiscretizedLogistic(3, 4, bounded=True), 4),
     "logistics": (lambda: DiscretizedLogistic((3, 1), 4, components=3, bounded=True), 4),
     "logistic, autoregressive": (lambda: DiscretizedLogistic(3, 4, 2, MADE(3, 6, (8,)), bounded=True), 4),
@@ -117,7 +112,7 @@ each_base = pytest.mark.parametrize("name", BASES)
 
 
 @each_base
-def test_masses_sum_to_one(name: str) -> None:
+def test_masses_sum_to_one(name):
     build, levels = BASES[name]
     base = perturb(build(), 0.5)
     symbols = every(levels, base.symbols)
@@ -127,7 +122,7 @@ def test_masses_sum_to_one(name: str) -> None:
 
 
 @each_base
-def test_draws_have_the_masses(name: str) -> None:
+def test_draws_have_the_masses(name):
     build, levels = BASES[name]
     base = perturb(build(), 0.5)
     n, symbols = 20_000, every(levels, base.symbols)
@@ -141,13 +136,13 @@ def test_draws_have_the_masses(name: str) -> None:
 
 
 @each_base
-def test_stages_equal_the_whole_pass(name: str) -> None:
+def test_stages_equal_the_whole_pass(name):
     build, levels = BASES[name]
     base = perturb(build(), 0.5)
     symbols = every(levels, base.symbols)
     whole, seen = base.params(base.as_event(symbols)).expand(len(symbols), base.symbols, -1), []
 
-    def choose(members: list[int], params: Tensor) -> Tensor:
+    def choose(members, params):
         assert torch.allclose(params, whole[:, members], atol=1e-12)
         k = symbols[:, members]
         tables = [t.detach().numpy() for t in base.tables(params.flatten(0, -2))]
@@ -166,7 +161,7 @@ def test_stages_equal_the_whole_pass(name: str) -> None:
     assert sorted(seen) == list(range(base.symbols))
 
 
-def test_an_unbounded_mixture_sums_to_one() -> None:
+def test_an_unbounded_mixture_sums_to_one():
     base = perturb(DiscretizedLogistic(1, 16, components=3), 0.5)
     x = torch.arange(-600.0, 600.0, dtype=torch.float64).unsqueeze(-1)
     assert base.log_prob(x).exp().sum().item() == pytest.approx(1.0, abs=1e-12)
@@ -175,7 +170,7 @@ def test_an_unbounded_mixture_sums_to_one() -> None:
     assert bounded.log_prob(torch.tensor([16.0])).item() == -math.inf
 
 
-def test_quincunx_goes_from_coarse_to_fine() -> None:
+def test_quincunx_goes_from_coarse_to_fine():
     groups = quincunx((1, 4, 4), 2)[0]
     assert groups.tolist() == [[0, 4, 2, 4], [4, 3, 4, 3], [2, 4, 1, 4], [4, 3, 4, 3]]
     assert quincunx((3, 5, 7), 2).shape == (3, 5, 7)
@@ -187,7 +182,7 @@ def test_quincunx_goes_from_coarse_to_fine() -> None:
 class Torn(IntegerIdentity):
     """Whole numbers that come back as others in half precision."""
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y, context):
         x, term = super()._inverse(y, context)
         return x + (y.dtype is torch.bfloat16), term
 
@@ -195,17 +190,17 @@ class Torn(IntegerIdentity):
 class Between(IntegerIdentity):
     """Numbers that are not whole."""
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x, context):
         return x + 0.5, x.new_zeros(x.shape[:-1])
 
-    def validate(self, x: Tensor, context: Tensor | None = None, inverse: bool = False) -> None:
+    def validate(self, x, context=None, inverse=False):
         """It takes what it gives."""
 
-    def _inverse(self, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _inverse(self, y, context):
         return y - 0.5, y.new_zeros(y.shape[:-1])
 
 
-def test_check_knows_whole_numbers() -> None:
+def test_check_knows_whole_numbers():
     report = check(
         OneHot(2, 3), skip=["compile"], base=Categorical(2, 3)
     )  # even masses: no error at all is allowed
@@ -228,7 +223,7 @@ def test_check_knows_whole_numbers() -> None:
         (27, 2, lambda: modulo(2, 27, layers=2, hidden=(16,))),
     ],
 )
-def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Map]) -> None:
+def test_all_of_them_are_permuted(classes, dim, build):
     chain = perturb(build(), 0.5)
     y = every(classes, dim)
     x = chain.inverse(y)[0].argmax(-1).double()
@@ -237,7 +232,7 @@ def test_all_of_them_are_permuted(classes: int, dim: int, build: Callable[[], Ma
     assert torch.equal(chain(torch.nn.functional.one_hot(x.long(), classes).double())[0], y)
 
 
-def test_numbers_that_go_round_are_permuted() -> None:
+def test_numbers_that_go_round_are_permuted():
     chain = perturb(integer(3, 6, layers=3, hidden=(8,), wrap=True), 2.0)
     y = every(6, 3)
     x = chain.inverse(y)[0]
@@ -246,7 +241,7 @@ def test_numbers_that_go_round_are_permuted() -> None:
     assert torch.equal(chain(x)[0], y)
 
 
-def test_modulo_is_mu_plus_sigma_x() -> None:
+def test_modulo_is_mu_plus_sigma_x():
     coupling = perturb(ModuloCoupling(2, 27, hidden=(8,)), 2.0)
     y = every(27, 2)
     x = OneHot(2, 27).inverse(y)[0]
@@ -258,7 +253,7 @@ def test_modulo_is_mu_plus_sigma_x() -> None:
     assert torch.equal(coupling(x)[0].argmax(-1)[:, 1], expected.long())
 
 
-def test_integers_move_by_whole_numbers_and_gradients_pass() -> None:
+def test_integers_move_by_whole_numbers_and_gradients_pass():
     t = torch.tensor([0.4, 1.6, -2.5, 1e6 + 0.3], requires_grad=True)
     y = straight_through(t.round(), t)
     assert torch.equal(y, t.round())
@@ -269,7 +264,7 @@ def test_integers_move_by_whole_numbers_and_gradients_pass() -> None:
     assert all(p.grad is not None for p in flow.parameters())
 
 
-def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
+def test_an_integer_flow_learns_the_dependence_of_the_halves():
     """x₂ = x₁ + small noise: independent symbols pay for both, a flow for one and the noise."""
     first = torch.randint(0, 64, (2000, 1), generator=torch.Generator().manual_seed(0))
     noise = torch.randint(-1, 2, (2000, 1), generator=torch.Generator().manual_seed(1))
@@ -283,7 +278,7 @@ def test_an_integer_flow_learns_the_dependence_of_the_halves() -> None:
     assert bits < 6 + 3.2 < 12 - 2
 
 
-def test_a_group_sees_the_groups_before_it_only() -> None:
+def test_a_group_sees_the_groups_before_it_only():
     event = (1, 4, 4)
     groups = quincunx(event, 2)
     groups_net = Groups(groups, [cnn(2, (8,), 3)])
@@ -342,9 +337,9 @@ def test_a_group_sees_the_groups_before_it_only() -> None:
         (
             lambda: registry("nice"),
             "no kind 'nice' of maps; the kinds are vector, bijective, surjective",
-        ),  # type: ignore[arg-type]
+        ),
     ],
 )
-def test_bad_input(call: Callable[[], object], message: str) -> None:
+def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()

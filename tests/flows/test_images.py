@@ -1,15 +1,10 @@
 """Flows of images: whole models against the Jacobian of all their noise, bits, classes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayou.core import rng
@@ -23,7 +18,6 @@ from bayou.flows import (
     Flow,
     ImageCoupling,
     Ladj,
-    Map,
     Side,
     Sigmoid,
     Squeeze,
@@ -45,13 +39,13 @@ from tests.flows.parameters import perturb
 NET = partial(conv_net, hidden=4)
 
 
-def built(make: Callable[[], Any], seed: int = 0) -> Any:
+def built(make, seed=0):
     """The same weights at every call."""
     with rng.isolated(seed, torch.device("cpu")):
         return make()
 
 
-def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
+def pixels(n, *shape, levels=256):
     return torch.randint(0, levels, (n, *shape), generator=torch.Generator().manual_seed(0))
 
 
@@ -70,7 +64,7 @@ def pixels(n: int, *shape: int, levels: int = 256) -> Tensor:
         ),
     ],
 )
-def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[], Map]) -> None:
+def test_the_density_is_that_of_all_noise_through_the_jacobian(make):
     """log p(y) = log N(z; 0, I) − log|det ∂y/∂z|, z the noise of the base and of every split."""
     chain = perturb(built(make), 0.1).eval()
     flow = Flow(StandardNormal(chain.event_in).double(), chain)
@@ -79,7 +73,7 @@ def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[]
     pieces = [x, *noise]
     sizes = [piece.numel() for piece in pieces]
 
-    def image(z: Tensor) -> Tensor:
+    def image(z):
         first, *rest = (
             part.reshape(p.shape) for part, p in zip(z.split(sizes), pieces, strict=True)
         )
@@ -94,7 +88,7 @@ def test_the_density_is_that_of_all_noise_through_the_jacobian(make: Callable[[]
     assert flow.kind is Ladj.exact
 
 
-def test_a_squeeze_is_pixel_unshuffle() -> None:
+def test_a_squeeze_is_pixel_unshuffle():
     x = torch.arange(2 * 3 * 4 * 6.0).reshape(2, 3, 4, 6)
     y, term = Squeeze((3, 4, 6))(x)
     assert torch.equal(y, F.pixel_unshuffle(x, 2))
@@ -102,7 +96,7 @@ def test_a_squeeze_is_pixel_unshuffle() -> None:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_checkerboard_keeps_every_second_pixel(flip: bool) -> None:
+def test_a_checkerboard_keeps_every_second_pixel(flip):
     coupling = perturb(
         built(lambda: ImageCoupling((2, 4, 6), Affine(), "checkerboard", flip, NET)), 0.1
     )
@@ -111,7 +105,7 @@ def test_a_checkerboard_keeps_every_second_pixel(flip: bool) -> None:
     assert torch.equal(coupling(x)[0] == x, (even != flip).expand_as(x))
 
 
-def test_a_rotation_is_one_and_starts_another_way_each_time() -> None:
+def test_a_rotation_is_one_and_starts_another_way_each_time():
     first, second = (rotation(6, seed).double() for seed in (0, 1))
     lower, upper = first.weight.factors()
     w = lower @ upper
@@ -121,7 +115,7 @@ def test_a_rotation_is_one_and_starts_another_way_each_time() -> None:
     assert isinstance(first, Conv1x1)
 
 
-def test_act_norm_standardizes_channels() -> None:
+def test_act_norm_standardizes_channels():
     norm = ActNorm((3, None, None)).double()
     scale = torch.tensor([1.0, 5.0, 0.1])[:, None, None]
     y = 2 + scale * rng.normal(10, (3, 4, 4), torch.zeros((), dtype=torch.float64), 0)
@@ -132,7 +126,7 @@ def test_act_norm_standardizes_channels() -> None:
     assert set(norm.state_dict()) == set(ActNorm(3).state_dict())
 
 
-def test_a_coupling_in_half_precision_is_still_exact() -> None:
+def test_a_coupling_in_half_precision_is_still_exact():
     coupling = built(
         lambda: ImageCoupling((2, 4, 4), Affine(), net=partial(conv_net, hidden=8, half=True))
     )
@@ -150,13 +144,11 @@ def test_a_coupling_in_half_precision_is_still_exact() -> None:
 
 
 @pytest.mark.parametrize("net", [conv_net, partial(gated_net, blocks=1, heads=0)])
-def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(
-    net: Callable[..., nn.Module],
-) -> None:
+def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(net):
     """A Glow of 48 couplings with 256 hidden channels was infinite after one step of 1e-3."""
     x = rng.normal(2, (3, 4, 4), torch.zeros(()), 0)
 
-    def moved(hidden: int) -> float:
+    def moved(hidden):
         conditioner = built(lambda: net((3, 4, 4), 6, hidden=hidden))
         optimizer = torch.optim.Adam(conditioner.parameters(), 1e-3)
         conditioner(x).sum().backward()
@@ -169,7 +161,7 @@ def test_a_step_of_adam_moves_wide_networks_no_further_than_narrow_ones(
 # --- bits ---------------------------------------------------------------------------------------
 
 
-def test_a_uniform_model_scores_eight_bits() -> None:
+def test_a_uniform_model_scores_eight_bits():
     flow = Flow(Uniform((3, 4, 4)), Dequantize((3, 4, 4), 256))
     for samples in (1, 3):
         bits = bits_per_dim(flow, pixels(5, 3, 4, 4).to(torch.uint8), samples)
@@ -177,7 +169,7 @@ def test_a_uniform_model_scores_eight_bits() -> None:
         assert torch.allclose(bits, torch.full((5,), 8.0), atol=1e-5)
 
 
-def test_bits_do_not_depend_on_the_batch() -> None:
+def test_bits_do_not_depend_on_the_batch():
     flow = perturb(
         built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 16, "variational")), 0.05
     )
@@ -188,7 +180,7 @@ def test_bits_do_not_depend_on_the_batch() -> None:
     assert not torch.equal(whole, bits_per_dim(flow, y, 2, seed=1))
 
 
-def test_variational_dequantization_starts_uniform_and_closes_its_gap() -> None:
+def test_variational_dequantization_starts_uniform_and_closes_its_gap():
     """Bin [0, 1) of N(.5, .25²): log-mass −.0465679, uniform dequantization −.1993108, a learned
     one in between.
     """
@@ -199,7 +191,7 @@ def test_variational_dequantization_starts_uniform_and_closes_its_gap() -> None:
     assert torch.allclose(log_q, torch.zeros(64).double(), atol=1e-9)
     assert (u.min() > 0) & (u.max() < 1)
 
-    def bound() -> float:
+    def bound():
         return flow.log_prob(y.repeat(64, 1, 1, 1), seed=1).mean().item() / 4
 
     assert bound() == pytest.approx(-0.1993108, abs=0.01)
@@ -212,7 +204,7 @@ def test_variational_dequantization_starts_uniform_and_closes_its_gap() -> None:
         assert -0.1 < bound() < -0.04656
 
 
-def test_more_dequantization_samples_tighten_the_bound() -> None:
+def test_more_dequantization_samples_tighten_the_bound():
     flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4)))
     y = pixels(200, 1, 4, 4)
     flow.log_prob(y.float())  # training mode: act norm takes its statistics
@@ -221,7 +213,7 @@ def test_more_dequantization_samples_tighten_the_bound() -> None:
     assert many < one - 1e-4
 
 
-def test_bits_per_dim_does_not_initialize_act_norm() -> None:
+def test_bits_per_dim_does_not_initialize_act_norm():
     flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4)))
     before = {key: value.clone() for key, value in flow.state_dict().items()}
     bits_per_dim(flow, pixels(5, 1, 4, 4))
@@ -229,7 +221,7 @@ def test_bits_per_dim_does_not_initialize_act_norm() -> None:
     assert all(torch.equal(value, before[key]) for key, value in flow.state_dict().items())
 
 
-def test_samples_are_images_and_depend_on_their_index() -> None:
+def test_samples_are_images_and_depend_on_their_index():
     flow = built(lambda: image_flow(glow_image((1, 4, 4), 2, 1, 4), 17))
     flow.log_prob(pixels(20, 1, 4, 4, levels=17).float())  # act norm takes its statistics
     drawn = flow.eval().sample(20, seed=0)
@@ -238,7 +230,7 @@ def test_samples_are_images_and_depend_on_their_index() -> None:
     assert torch.equal(flow.sample(5, seed=0, start=3), drawn[3:8])
 
 
-def test_densities_and_draws_by_class() -> None:
+def test_densities_and_draws_by_class():
     chain = built(lambda: glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=3))
     flow = perturb(image_flow(chain, 8), 0.2).eval()
     y, classes = pixels(4, 1, 4, 4, levels=8).double(), torch.eye(3).double()
@@ -258,7 +250,7 @@ def test_densities_and_draws_by_class() -> None:
         flow.log_prob(y)
 
 
-def test_a_class_is_learned() -> None:
+def test_a_class_is_learned():
     """Black images of class 0, white ones of class 1."""
     flow = built(
         lambda: image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=8, context_dim=2), 16)
@@ -277,15 +269,15 @@ def test_a_class_is_learned() -> None:
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def small() -> Flow:
+def small():
     return Flow(Uniform((1, 4, 4)), Dequantize((1, 4, 4), 256))
 
 
-def given() -> Flow:
+def given():
     return image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=4, context_dim=3))
 
 
-def model() -> Flow:
+def model():
     return image_flow(glow_image((1, 4, 4), levels=2, steps=1, hidden=4))
 
 
@@ -297,7 +289,7 @@ def model() -> Flow:
         (lambda: glow_image((1, 28, 28), levels=3), "even height and width, got 7×7"),
         (lambda: ImageCoupling((1, 4, 4), Affine()), "needs two"),
         (lambda: ImageCoupling((1, 3, 4), Affine(), "checkerboard"), "a checkerboard needs an even height"),
-        (lambda: ImageCoupling((2, 4, 4), Affine(), "half"), "mask must be"),  # type: ignore[arg-type]
+        (lambda: ImageCoupling((2, 4, 4), Affine(), "half"), "mask must be"),
         (lambda: flowpp_image((1, 4, 4), hidden=6, heads=4), "multiple of the number of heads, got 6 and 4"),
         (lambda: glow_image((1, 4, 4), 1, context_dim=-1), "context_dim=-1; pass at most one"),
         (lambda: ImageCoupling((2, 4, 4), Affine(), context=1, context_dim=2), "pass at most one"),
@@ -306,7 +298,7 @@ def model() -> Flow:
         (lambda: split_channels((1, 2, 2)), "needs 0 < keep <"),
         (lambda: Sigmoid((1, 2, 2), 0.5), r"margin of Sigmoid lies in \[0, 0.5\)"),
         (lambda: Sigmoid((1, 1, 1)).inverse(torch.full((1, 1, 1), 255.0)), r"lie in \(0, 1\), got 255 to 255"),
-        (lambda: image_flow(Sigmoid((1, 2, 2)), 256, "normal"), "dequantize must be"),  # type: ignore[arg-type]
+        (lambda: image_flow(Sigmoid((1, 2, 2)), 256, "normal"), "dequantize must be"),
         (lambda: small().log_prob(pixels(1, 1, 4, 4)), r"must be floating point, got torch.int64; use x.float\(\)"),
         (lambda: bits_per_dim(model(), torch.full((1, 1, 4, 4), 256)), "takes 0 to 255, got 256"),
         (lambda: fit(model(), torch.full((8, 1, 4, 4), 256.0), progress=False), "takes 0 to 255, got 256"),
@@ -316,12 +308,12 @@ def model() -> Flow:
          "density of real numbers"),
     ],
 )  # fmt: skip
-def test_bad_input(call: Callable[[], object], message: str) -> None:
+def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_the_inverse_of_a_bounded_affine_map_expands_little() -> None:
+def test_the_inverse_of_a_bounded_affine_map_expands_little():
     """From data to noise: sigmoid(q + 2)/sigmoid(2), the identity at p = 0, and never above
     1/sigmoid(2).
 

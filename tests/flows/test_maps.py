@@ -3,16 +3,12 @@
 Closed forms are in ``test_surjections.py`` and ``test_residual.py``.
 """
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import vmap
 
 from bayou.flows import (
@@ -28,10 +24,8 @@ from bayou.flows import (
     Label,
     Ladj,
     LULinear,
-    Map,
     Planar,
     Residual,
-    Rows,
     Side,
     Slice,
     StandardNormal,
@@ -42,11 +36,10 @@ from bayou.flows import (
 from bayou.flows._registry import autoencoder
 from tests.conformance.flow_properties import check
 
-Pair = tuple[Tensor, Tensor]
 BOUND = Label.of(Ladj.bound)
 
 
-def roulette(kind: type[Residual] = Residual) -> Residual:
+def roulette(kind=Residual):
     """y = x + B·x, whose ladj is estimated."""
     g = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
@@ -57,10 +50,10 @@ def roulette(kind: type[Residual] = Residual) -> Residual:
 # --- kinds and sides ----------------------------------------------------------------------------
 
 
-def test_kinds_and_sides_of_compositions() -> None:
+def test_kinds_and_sides_of_compositions():
     exact, bound, estimate = Label(), BOUND, Label(Ladj.estimate)
     both = bound | estimate
-    cases: list[tuple[Map, Label, Label]] = [
+    cases = [
         (realnvp(2), exact, exact),
         (Slice(2, 1), bound, exact),
         (Inverse(Slice(2, 1)), exact, bound),
@@ -87,7 +80,7 @@ def test_kinds_and_sides_of_compositions() -> None:
     assert Side.equal.opposite is Side.equal
 
 
-def test_the_events_of_a_chain_are_those_of_its_ends() -> None:
+def test_the_events_of_a_chain_are_those_of_its_ends():
     chain = Chain(realnvp(5), Slice(5, 3), Chain(LULinear(3), autoencoder(3)), Planar(4))
     assert (chain.event_in, chain.event_out) == ((5,), (4,))
     assert len(chain.transforms) == 4 + 1 + 2 + 1
@@ -98,7 +91,7 @@ def test_the_events_of_a_chain_are_those_of_its_ends() -> None:
         Chain(realnvp(3), Slice(3, 2)).inverse(torch.zeros(4, 3))
 
 
-def test_compositions_of_transforms_are_transforms() -> None:
+def test_compositions_of_transforms_are_transforms():
     for map_ in (
         Chain(LULinear(2), realnvp(2)),
         Inverse(LULinear(2)),
@@ -119,7 +112,7 @@ def test_compositions_of_transforms_are_transforms() -> None:
 # --- noise --------------------------------------------------------------------------------------
 
 
-def test_links_directions_and_base_have_noise_of_their_own() -> None:
+def test_links_directions_and_base_have_noise_of_their_own():
     chain = Chain(Slice(3, 2), Slice(2, 1))
     x, _ = chain.inverse(torch.zeros(50, 1), seed=0)
     assert not torch.isclose(x[:, 1], x[:, 2]).any()
@@ -134,7 +127,7 @@ def test_links_directions_and_base_have_noise_of_their_own() -> None:
     assert LULinear(2).noise(zeros, seed=0) == ()
 
 
-def test_noise_from_outside_serves_vmap_and_compiled_code() -> None:
+def test_noise_from_outside_serves_vmap_and_compiled_code():
     chain = Chain(LULinear(3), Slice(3, 2)).double()
     y = torch.ones(4, 2).double()
     noise = chain.noise(y, inverse=True, seed=0)
@@ -152,7 +145,7 @@ def test_noise_from_outside_serves_vmap_and_compiled_code() -> None:
     assert draw(y)[0].shape == (4, 3)
 
 
-def test_a_resampled_mask_follows_the_seed() -> None:
+def test_a_resampled_mask_follows_the_seed():
     flow = gated_resampled(6).train()
     masks = []
     for seed in (0, 1, 0):
@@ -164,8 +157,8 @@ def test_a_resampled_mask_follows_the_seed() -> None:
 
 
 @pytest.mark.parametrize("context", [None, torch.ones(4, 3)])
-def test_draws_and_densities_of_a_flow_do_not_depend_on_chunks(context: Tensor | None) -> None:
-    transform: Map = Chain(Slice(3, 2), autoencoder(2))
+def test_draws_and_densities_of_a_flow_do_not_depend_on_chunks(context):
+    transform = Chain(Slice(3, 2), autoencoder(2))
     if context is not None:
         transform = Conditional(transform, 3)
     flow = Flow(StandardNormal(3), transform)
@@ -184,9 +177,9 @@ def test_draws_and_densities_of_a_flow_do_not_depend_on_chunks(context: Tensor |
     )
 
 
-def test_a_flow_needs_an_event_of_known_size() -> None:
+def test_a_flow_needs_an_event_of_known_size():
     drop = Slice(2, 1)
-    drop.event_out = (None,)  # type: ignore[assignment]
+    drop.event_out = (None,)
     with pytest.raises(ValueError, match="is not known; build its maps with sizes"):
         Flow(StandardNormal(2), drop)
 
@@ -197,17 +190,17 @@ def test_a_flow_needs_an_event_of_known_size() -> None:
 class LostConstant(Slice):
     """log 2 is missing from both terms, so that the round trip agrees."""
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+    def _forward(self, x, context):
         y, term = super()._forward(x, context)
         return y, term - math.log(2)
 
-    def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
+    def _inverse(self, y, context, noise):
         x, term = super()._inverse(y, context, noise)
         return x, term + math.log(2)
 
 
 class LostForward(Slice):
-    def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
+    def _forward(self, x, context):
         y, term = super()._forward(x, context)
         return y, term - 0.2
 
@@ -215,14 +208,14 @@ class LostForward(Slice):
 class OtherWidth(Slice):
     """Draws from a wider q than the one of its term."""
 
-    def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
+    def _inverse_noise(self, rows):
         return (1.5 * super()._inverse_noise(rows)[0],)
 
 
 class Shifted(Slice):
     """The inverse is not one."""
 
-    def _inverse(self, y: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
+    def _inverse(self, y, context, noise):
         return super()._inverse(y + 1e-6, context, noise)
 
 
@@ -236,20 +229,20 @@ class Mislabeled(Slice):
 class OneNoise(Slice):
     """All rows of a batch have the noise of its first."""
 
-    def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
+    def _inverse_noise(self, rows):
         (noise,) = super()._inverse_noise(rows)
         return (noise.flatten(0, -2)[:1].expand(noise.shape) if noise.ndim > 1 else noise,)
 
 
 class GlobalNoise(Slice):
-    def _inverse_noise(self, rows: Rows) -> tuple[Any, ...]:
+    def _inverse_noise(self, rows):
         return (torch.randn(*rows.batch, 1).to(rows.like),)
 
 
 class LostForwardBothRandom(Autoencoder):
     """Only draws show it: there is no round trip."""
 
-    def _forward(self, x: Tensor, context: Tensor | None, noise: Tensor) -> Pair:
+    def _forward(self, x, context, noise):
         y, term = super()._forward(x, context, noise)
         return y, term - 0.1
 
@@ -257,13 +250,13 @@ class LostForwardBothRandom(Autoencoder):
 class Truncated(Residual):
     """Two terms of the series for every row: biased."""
 
-    def _noise(self, rows: Rows, inverse: bool) -> tuple[Any, ...]:
+    def _noise(self, rows, inverse):
         probe, terms = super()._noise(rows, inverse)
         return probe, torch.full_like(terms, self.lipschitz**1.5)
 
 
 class DetachedTerm(Residual):
-    def _value_and_ladj(self, *args: Any) -> Pair:
+    def _value_and_ladj(self, *args):
         value, ladj = super()._value_and_ladj(*args)
         return value, ladj.detach()
 
@@ -271,7 +264,7 @@ class DetachedTerm(Residual):
 class FirstRow(Residual):
     """Every gradient has the weight of the first row, as in two public implementations."""
 
-    def _value_and_ladj(self, *args: Any) -> Pair:
+    def _value_and_ladj(self, *args):
         value, ladj = super()._value_and_ladj(*args)
         if ladj.requires_grad:
             ladj.register_hook(
@@ -283,19 +276,19 @@ class FirstRow(Residual):
 class TooNoisy(Residual):
     """Unbiased, and of no use: 4,096 draws do not tell."""
 
-    def _value_and_ladj(self, g: Any, x: Tensor, probe: Tensor, u: Tensor) -> Pair:
+    def _value_and_ladj(self, g, x, probe, u):
         value, ladj = super()._value_and_ladj(g, x, probe, u)
         return value, ladj + 10 * probe[..., 0]
 
 
-def lost_forward_both_random() -> Map:
+def lost_forward_both_random():
     parts = autoencoder(2)
     return LostForwardBothRandom(parts.decoder, parts.encoder)
 
 
 LADJ = {"ladj forward", "ladj inverse"}
 LADJ_GRADIENT = {"ladj forward gradient", "ladj inverse gradient"}
-BROKEN: list[tuple[Callable[[], Map], str, set[str]]] = [
+BROKEN = [
     (lambda: LostConstant(2, 1), "ladj", LADJ),
     (lambda: LostForward(2, 1), "ladj", {"ladj opposite", "ladj forward"}),
     (lambda: OtherWidth(2, 1), "ladj", LADJ),
@@ -312,21 +305,19 @@ BROKEN: list[tuple[Callable[[], Map], str, set[str]]] = [
 
 
 @pytest.mark.parametrize(("build", "name", "rows"), BROKEN)
-def test_each_fault_fails_its_own_check(
-    build: Callable[[], Map], name: str, rows: set[str]
-) -> None:
+def test_each_fault_fails_its_own_check(build, name, rows):
     report = check(build(), only=[name], perturb=0.0)
     assert {result.name for result in report.failures} == rows, str(report)
 
 
-def test_a_map_on_part_of_its_domain_is_checked_from_a_base_of_its_own() -> None:
+def test_a_map_on_part_of_its_domain_is_checked_from_a_base_of_its_own():
     class Integers(DiagonalNormal):
         """⌊N(0, 2²)⌋, whose mass is a difference of normal CDFs."""
 
-        def draw(self, *args: Any, **options: Any) -> Tensor:
+        def draw(self, *args, **options):
             return super().draw(*args, **options).floor()
 
-        def log_prob(self, x: Tensor) -> Tensor:
+        def log_prob(self, x):
             normal = torch.distributions.Normal(self.mean, self.log_std.exp())
             return (normal.cdf(x + 1) - normal.cdf(x)).log().sum(-1)
 
@@ -335,6 +326,6 @@ def test_a_map_on_part_of_its_domain_is_checked_from_a_base_of_its_own() -> None
     report.raise_if_failed()
 
 
-def test_too_many_dimensions_for_draws_are_reported() -> None:
+def test_too_many_dimensions_for_draws_are_reported():
     report = check(Chain(DiagonalAffine(80), Slice(80, 78)), only=["ladj"])
     assert "too few draws for 80 dimensions" in report["ladj inverse"].note

@@ -1,13 +1,10 @@
 """Residual flows: bounds of norms, exact and estimated determinants, inverses by fixed points."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou.flows import (
     Contracting,
@@ -24,13 +21,13 @@ from tests.conformance.flow_properties import check
 B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)
 
 
-def linear(determinant: str) -> Residual:
+def linear(determinant):
     g = nn.Linear(2, 2, bias=False).double()
     g.weight.data.copy_(B)
-    return Residual(2, g, 0.7, determinant)  # type: ignore[arg-type]
+    return Residual(2, g, 0.7, determinant)
 
 
-def test_the_determinant_of_a_linear_map_and_its_gradient() -> None:
+def test_the_determinant_of_a_linear_map_and_its_gradient():
     x = torch.tensor([0.5, -1.0], dtype=torch.float64)
     flow = linear("exact")
     _, ladj = flow(x)
@@ -41,7 +38,7 @@ def test_the_determinant_of_a_linear_map_and_its_gradient() -> None:
     )
 
 
-def test_roulette_is_unbiased_in_value_and_gradient() -> None:
+def test_roulette_is_unbiased_in_value_and_gradient():
     flow, n = linear("roulette"), 20_000
     assert flow.ladj_kind is Ladj.estimate
     x = torch.tensor([0.5, -1.0], dtype=torch.float64).expand(n, 2)
@@ -57,7 +54,7 @@ def test_roulette_is_unbiased_in_value_and_gradient() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (64, 20), (20, 64)])
-def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape: tuple[int, int]) -> None:
+def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape):
     for seed in range(5):
         w = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         ratio = (schatten(w) / torch.linalg.matrix_norm(w, 2)).item()
@@ -67,7 +64,7 @@ def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape: tuple[int, int
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype: torch.dtype) -> None:
+def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype):
     w = torch.randn(
         3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype
     ).requires_grad_()
@@ -87,9 +84,7 @@ def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype: torch.dt
         (lambda: contracting_cnn(1, (6,), 0.8, squeeze=2), (1, 8, 8)),
     ],
 )
-def test_networks_contract_however_large_their_weights(
-    net: Callable[[], nn.Module], event: tuple[int, ...]
-) -> None:
+def test_networks_contract_however_large_their_weights(net, event):
     torch.manual_seed(0)
     g = net().double()
     with torch.no_grad():
@@ -101,13 +96,13 @@ def test_networks_contract_however_large_their_weights(
     assert torch.linalg.matrix_norm(jacobian, 2).max() <= 0.8
 
 
-def test_a_layer_of_zeros_returns_its_bias() -> None:
+def test_a_layer_of_zeros_returns_its_bias():
     layer = Contracting(2, 2, 0.9)
     nn.init.zeros_(layer.weight)
     assert torch.equal(layer(torch.ones(3, 2)), layer.bias.expand(3, 2))
 
 
-def test_networks_start_small_with_bent_units() -> None:
+def test_networks_start_small_with_bent_units():
     """With straight units two moons stayed at the loss of a Gaussian for hundreds of steps."""
     torch.manual_seed(0)
     for g, x in (
@@ -118,7 +113,7 @@ def test_networks_start_small_with_bent_units() -> None:
         assert nn.functional.softplus(g[1].raw).item() == pytest.approx(10.0)
 
 
-def test_the_slope_of_lipswish_is_at_most_one() -> None:
+def test_the_slope_of_lipswish_is_at_most_one():
     swish = LipSwish().double()
     x = torch.linspace(-50, 50, 100_001, dtype=torch.float64, requires_grad=True)
     for raw in (-2.0, 0.5, 3.0):
@@ -127,12 +122,12 @@ def test_the_slope_of_lipswish_is_at_most_one() -> None:
         assert slope == pytest.approx(1.0, abs=1e-6)
 
 
-def test_the_determinant_is_exact_up_to_sixteen_dimensions() -> None:
+def test_the_determinant_is_exact_up_to_sixteen_dimensions():
     assert residual(16).ladj_kind is Ladj.exact
     assert residual(17).ladj_kind is Ladj.estimate
 
 
-def test_the_norm_of_the_jacobian_is_measured_and_checked() -> None:
+def test_the_norm_of_the_jacobian_is_measured_and_checked():
     torch.manual_seed(0)
     flow = residual((1, 4, 4), layers=2, hidden=(8,), lipschitz=0.8).double()
     for layer, scale in zip(flow.transforms, (1.0, 20.0), strict=True):
@@ -148,7 +143,7 @@ def test_the_norm_of_the_jacobian_is_measured_and_checked() -> None:
     assert 0.1 < row.value < 1
 
     class Steep(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return 0.9 * x
 
     report = check(Residual(2, Steep(), 0.8), only=["inverse"])
@@ -156,9 +151,9 @@ def test_the_norm_of_the_jacobian_is_measured_and_checked() -> None:
     assert report["lipschitz"].value == pytest.approx(0.9 / 0.8)
 
 
-def test_a_map_that_does_not_contract_is_an_error() -> None:
+def test_a_map_that_does_not_contract_is_an_error():
     class Steep(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return 1.5 * x
 
     with pytest.raises(InversionError, match="Lipschitz constant of g is above 0.9"):
@@ -174,7 +169,7 @@ def test_a_map_that_does_not_contract_is_an_error() -> None:
         (lambda: ContractingConv(2, 2, 4, 0.9), "odd kernel"),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], message: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -185,9 +180,7 @@ def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], messa
 @pytest.mark.parametrize(
     ("inputs", "outputs", "kernel"), [(1, 5, 3), (4, 3, 3), (3, 3, 1), (2, 2, 5)]
 )
-def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(
-    inputs: int, outputs: int, kernel: int
-) -> None:
+def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(inputs, outputs, kernel):
     for seed in range(3):
         torch.manual_seed(seed)
         conv = ContractingConv(
@@ -209,14 +202,14 @@ def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(
     assert torch.linalg.matrix_norm(small, 2) <= 0.7 * (1 + 1e-12)
 
 
-def test_a_convolution_keeps_its_batch() -> None:
+def test_a_convolution_keeps_its_batch():
     conv = ContractingConv(2, 3, 3, 0.9).double()
     x = torch.randn(2, 4, 2, 6, 6, dtype=torch.float64)
     assert conv(x).shape == (2, 4, 3, 6, 6)
     assert torch.allclose(conv(x)[1, 2], conv(x[1, 2]), atol=1e-12)
 
 
-def test_dropping_finished_rows_does_not_change_the_result() -> None:
+def test_dropping_finished_rows_does_not_change_the_result():
     """Sorted and dropped, each row has the sum of its own terms."""
     torch.manual_seed(0)
     flow = residual(9, layers=1, hidden=(12,), determinant="roulette").double().transforms[0]
@@ -233,14 +226,14 @@ def test_dropping_finished_rows_does_not_change_the_result() -> None:
         assert found[i].item() == pytest.approx(total, abs=1e-12)
 
 
-def test_rows_drop_out_to_powers_of_two() -> None:
+def test_rows_drop_out_to_powers_of_two():
     """A GPU tunes its convolutions to every new size: with any number of rows a step took twenty
     seconds.
     """
-    sizes: list[int] = []
+    sizes = []
 
     class Watched(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             sizes.append(len(x))
             return 0.1 * super().forward(x)
 

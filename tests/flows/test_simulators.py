@@ -1,7 +1,5 @@
 """The simulators of experiments/measure/sbi.py: moments of x given theta, and posteriors in closed form."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -11,7 +9,7 @@ from experiments.measure.sbi import TASKS
 N = 40_000
 
 
-def test_slcp_has_the_mean_and_covariance_of_its_parameters() -> None:
+def test_slcp_has_the_mean_and_covariance_of_its_parameters():
     theta = torch.tensor([1.0, -2.0, 1.2, -0.8, 0.7])
     points = TASKS["slcp"].simulate(theta.expand(N, 5)).reshape(-1, 2)
     first, second, rho = 1.2**2, 0.8**2, math.tanh(0.7)
@@ -22,7 +20,7 @@ def test_slcp_has_the_mean_and_covariance_of_its_parameters() -> None:
     )
 
 
-def test_two_moons_are_half_circles_at_two_parameters_of_one_place() -> None:
+def test_two_moons_are_half_circles_at_two_parameters_of_one_place():
     simulate = TASKS["two_moons"].simulate
     for theta in ([0.3, 0.5], [-0.5, -0.3]):  # equal |θ₁ + θ₂| and θ₂ − θ₁
         x = simulate(torch.tensor(theta).expand(N, 2)) - torch.tensor(
@@ -33,7 +31,7 @@ def test_two_moons_are_half_circles_at_two_parameters_of_one_place() -> None:
         assert x[:, 0].min() > -1e-6
 
 
-def test_statistics_of_the_spikes_have_their_expectation() -> None:
+def test_statistics_of_the_spikes_have_their_expectation():
     """The count of spikes is binomial with p = ½ at theta = 0, and the offset shifts its logit."""
     simulate = TASKS["bernoulli_glm"].simulate
     for offset in (0.0, 1.0):
@@ -43,7 +41,7 @@ def test_statistics_of_the_spikes_have_their_expectation() -> None:
         assert abs(simulate(theta)[:, 0].mean() - 100 * p) < 4 * math.sqrt(100 * p * (1 - p) / N)
 
 
-def test_the_linear_posterior_is_half_of_the_observation() -> None:
+def test_the_linear_posterior_is_half_of_the_observation():
     """E[theta | x] = x/2 for prior and noise of equal variance: the regression of theta on x has
     the slope ½.
     """

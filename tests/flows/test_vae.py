@@ -2,15 +2,11 @@
 maximizes.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributions as D, nn
+from torch import distributions as D, nn
 
 from bayou.core import rng
 from bayou.flows import (
@@ -30,11 +26,9 @@ from bayou.flows import (
     Side,
     StandardNormal,
     Sylvester,
-    Transform,
     realnvp,
 )
 from bayou.flows.layers.linear import multiply_reflections, orthonormalize
-from bayou.flows.models.decoders import Decoder
 from bayou.flows.models.vae import NegativeElbo
 from experiments.measure.vae_nets import (
     amortized,
@@ -53,7 +47,7 @@ PRECISION = torch.eye(2).double() + W.T @ W / VARIANCE  # of the posterior
 EVIDENCE = MARGINAL.log_prob(X[0]).item()  # −3.4082298
 
 
-def affine(weight: Tensor, bias: Tensor, log_scale: Tensor) -> AmortizedAffine:
+def affine(weight, bias, log_scale):
     """N(weight·context + bias, exp(log_scale)²)."""
     made = AmortizedAffine(len(bias), weight.shape[1]).double()
     with torch.no_grad():
@@ -62,7 +56,7 @@ def affine(weight: Tensor, bias: Tensor, log_scale: Tensor) -> AmortizedAffine:
     return made
 
 
-def pca(exact: bool = True, wide: float = 1.0) -> VAE:
+def pca(exact=True, wide=1.0):
     """Probabilistic PCA with its posterior, or with the best mean field, its std times ``wide``."""
     cov = torch.linalg.inv(PRECISION)
     gain = cov @ W.T / VARIANCE
@@ -72,7 +66,7 @@ def pca(exact: bool = True, wide: float = 1.0) -> VAE:
         with torch.no_grad():  # L·U with U diagonal is the Cholesky factor
             mix.weight.lower.copy_(lower / lower.diagonal())
             mix.weight.log_diagonal.copy_(lower.diagonal().log())
-        q: Transform = Chain(mix, affine(gain, -gain @ B, torch.zeros(2).double()))
+        q = Chain(mix, affine(gain, -gain @ B, torch.zeros(2).double()))
     else:
         q = affine(gain, -gain @ B, -0.5 * PRECISION.diagonal().log() + math.log(wide))
     decoder = Flow(
@@ -85,7 +79,7 @@ def pca(exact: bool = True, wide: float = 1.0) -> VAE:
 # --- a model whose evidence is known ------------------------------------------------------------
 
 
-def test_pca_with_its_posterior_is_exact_at_every_draw() -> None:
+def test_pca_with_its_posterior_is_exact_at_every_draw():
     vae = pca()
     assert torch.allclose(
         vae.terms(X, 50, seed=0).elbo, torch.full((50, 1), EVIDENCE).double(), atol=1e-7
@@ -96,7 +90,7 @@ def test_pca_with_its_posterior_is_exact_at_every_draw() -> None:
     assert (flow.kind, flow.label.inverse) == (Ladj.bound, Side.lower)
 
 
-def test_pca_with_the_best_mean_field() -> None:
+def test_pca_with_the_best_mean_field():
     elbo = pca(exact=False).terms(X, 40_000, seed=0).elbo[:, 0].detach()
     error = elbo.std().item() / 200
     divergence = 0.5 * (PRECISION.diagonal().log().sum() - PRECISION.logdet()).item()
@@ -104,7 +98,7 @@ def test_pca_with_the_best_mean_field() -> None:
     assert error < 2e-4
 
 
-def test_importance_samples_tighten_the_bound_to_the_evidence() -> None:
+def test_importance_samples_tighten_the_bound_to_the_evidence():
     vae, rows = pca(exact=False, wide=1.7), X.expand(4000, 3)
     found = [vae.elbo(rows, seed=0).detach()] + [vae.log_prob(rows, k, seed=1) for k in (2, 8, 64)]
     means, errors = (
@@ -122,7 +116,7 @@ def test_importance_samples_tighten_the_bound_to_the_evidence() -> None:
     )
 
 
-def test_chunks_and_neighbors_change_no_row() -> None:
+def test_chunks_and_neighbors_change_no_row():
     vae = pca(exact=False)
     rows = X + rng.normal(7, (3,), X, 0)
     whole = vae.log_prob(rows, 1200, seed=0)
@@ -135,7 +129,7 @@ def test_chunks_and_neighbors_change_no_row() -> None:
     assert torch.allclose(vae.sample(2, seed=0, start=4), draws[4:], atol=1e-12)
 
 
-def test_draws_are_of_the_model() -> None:
+def test_draws_are_of_the_model():
     draws = pca().sample(20_000, seed=0)
     cov = MARGINAL.covariance_matrix
     assert torch.allclose(
@@ -144,7 +138,7 @@ def test_draws_are_of_the_model() -> None:
     assert torch.allclose(draws.T.cov(), cov, atol=5 * 2 * cov.max().item() / math.sqrt(20_000))
 
 
-def test_reconstructions_are_means() -> None:
+def test_reconstructions_are_means():
     vae = pca()
     gain = torch.linalg.inv(PRECISION) @ W.T / VARIANCE
     z = (X - B) @ gain.T
@@ -154,7 +148,7 @@ def test_reconstructions_are_means() -> None:
     assert torch.equal(vae.encode(X, seed=0), vae.encode(X, seed=0))
 
 
-def test_a_prior_may_be_a_flow() -> None:
+def test_a_prior_may_be_a_flow():
     prior = Flow(StandardNormal(2).double(), perturb(realnvp(2, layers=2, hidden=(8,))))
     decoder, encoder = pca().map.decoder, pca(exact=False, wide=1.5).map.encoder
     vae = VAE(decoder, encoder, prior)
@@ -171,9 +165,7 @@ def test_a_prior_may_be_a_flow() -> None:
 
 
 @pytest.mark.parametrize("kind", [Planar, Sylvester])
-def test_a_context_is_what_conditional_makes_of_the_flow_without_one(
-    kind: Callable[..., Any],
-) -> None:
+def test_a_context_is_what_conditional_makes_of_the_flow_without_one(kind):
     mine, plain = perturb(kind(3, 2, context_dim=2)), kind(3, 2).double()
     other = Conditional(plain, 2, hidden=()).double()
     with torch.no_grad():
@@ -186,7 +178,7 @@ def test_a_context_is_what_conditional_makes_of_the_flow_without_one(
         assert torch.allclose(f(x, context)[1], ladj, atol=1e-12)
 
 
-def test_frames() -> None:
+def test_frames():
     a = rng.normal(6, (5, 3), W, 0)
     q, r = torch.linalg.qr(a)
     assert torch.allclose(
@@ -200,7 +192,7 @@ def test_frames() -> None:
 
 # --- decoders -----------------------------------------------------------------------------------
 
-DECODERS: dict[str, Callable[[nn.Module | None], Decoder]] = {
+DECODERS = {
     "bernoulli": lambda net: BernoulliDecoder(2, net or nn.Linear(2, 2)),
     "logistic": lambda net: LogisticDecoder(2, net or nn.Linear(2, 4), levels=4),
     "categorical": lambda net: CategoricalDecoder(2, net or nn.Linear(2, 6), levels=3),
@@ -208,7 +200,7 @@ DECODERS: dict[str, Callable[[nn.Module | None], Decoder]] = {
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_masses_sum_to_one_and_draws_have_them(name: str) -> None:
+def test_masses_sum_to_one_and_draws_have_them(name):
     decoder = perturb(DECODERS[name](None), 1.0)
     levels, z = decoder.levels or 0, torch.tensor([0.4, -1.1], dtype=torch.float64)
     x = torch.cartesian_prod(*[torch.arange(levels).double()] * 2)
@@ -225,7 +217,7 @@ def test_masses_sum_to_one_and_draws_have_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_vae_of_pixels_keeps_the_contract(name: str) -> None:
+def test_a_vae_of_pixels_keeps_the_contract(name):
     encoder = Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(4,), context_dim=2))
     only = ["ladj", "batch", "dtype", "state_dict"]
     check_trained(
@@ -233,7 +225,7 @@ def test_a_vae_of_pixels_keeps_the_contract(name: str) -> None:
     ).raise_if_failed()
 
 
-def test_bernoulli_evidence_by_summing_over_z() -> None:
+def test_bernoulli_evidence_by_summing_over_z():
     decoder, x = (
         perturb(BernoulliDecoder(3, nn.Linear(1, 3)), 1.0),
         torch.tensor([[1.0, 0.0, 1.0]]).double(),
@@ -254,11 +246,11 @@ def test_bernoulli_evidence_by_summing_over_z() -> None:
 # --- learning -----------------------------------------------------------------------------------
 
 
-def test_the_loss_weights_the_kl() -> None:
+def test_the_loss_weights_the_kl():
     vae, rows = pca(exact=False, wide=1.5), torch.arange(4)
     objective = NegativeElbo(vae, X.expand(4, 3), None, 4, 0.0, 1.0, 0)
 
-    def value(beta: float) -> float:
+    def value(beta):
         with rng.isolated(0, torch.device("cpu")):
             return objective.value(rows, torch.tensor(beta)).item()
 
@@ -270,7 +262,7 @@ def test_the_loss_weights_the_kl() -> None:
     )
 
 
-def digits(n: int = 200) -> Tensor:
+def digits(n=200):
     """Rows of two prototypes with flipped pixels."""
     like = torch.zeros(())
     prototypes = (rng.uniform(2, (12,), like, 0) < 0.5).float()
@@ -278,7 +270,7 @@ def digits(n: int = 200) -> Tensor:
     return (prototypes[(rng.uniform(n, (), like, 2) < 0.5).long()] - flip).abs()
 
 
-def small(kind: str = "gaussian", **options: Any) -> VAE:
+def small(kind="gaussian", **options):
     with rng.isolated(0, torch.device("cpu")):
         return VAE(BernoulliDecoder(12, dense_decoder((12,), 2, hidden=16)),
                    ConditionalFlow(amortized(kind, 2, 16, **options), dense_encoder((12,), 16)))  # fmt: skip
@@ -286,10 +278,8 @@ def small(kind: str = "gaussian", **options: Any) -> VAE:
 
 @pytest.mark.parametrize(("warmup", "beta", "expected"), [(0.5, 1.0, [0.2, 0.4, 0.6, 0.8, 1.0, 1, 1, 1, 1, 1]),
                                                           (0.0, 0.3, [0.3] * 10)])  # fmt: skip
-def test_beta_rises(
-    monkeypatch: pytest.MonkeyPatch, warmup: float, beta: float, expected: list[float]
-) -> None:
-    seen: list[float] = []
+def test_beta_rises(monkeypatch, warmup, beta, expected):
+    seen = []
     value = NegativeElbo.value
     monkeypatch.setattr(
         NegativeElbo,
@@ -300,7 +290,7 @@ def test_beta_rises(
     assert seen == pytest.approx(expected)
 
 
-def test_a_fit_learns_repeats_and_leaves_the_global_stream_alone() -> None:
+def test_a_fit_learns_repeats_and_leaves_the_global_stream_alone():
     data, found = digits(), []
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -320,7 +310,7 @@ def test_a_fit_learns_repeats_and_leaves_the_global_stream_alone() -> None:
     assert alike.float().mean() > 0.9
 
 
-def test_the_best_parameters_by_given_rows_are_kept() -> None:
+def test_the_best_parameters_by_given_rows_are_kept():
     data, vae = digits(), small()
     held = digits(60)[40:]
     result = vae.fit(
@@ -347,7 +337,7 @@ def test_the_best_parameters_by_given_rows_are_kept() -> None:
         (lambda: small().fit(digits(), held_out=digits()[:, :3]), r"\(\.\.\., 12\)"),
         (lambda: Sylvester(3, rank=4), "rank must be between 1 and 3"),
         (lambda: Sylvester(3, form="triangular", rank=2), "a lower rank needs the orthogonal form"),
-        (lambda: Sylvester(3, form="diagonal"), "Sylvester form must be"),  # type: ignore[arg-type]
+        (lambda: Sylvester(3, form="diagonal"), "Sylvester form must be"),
         (lambda: LogisticDecoder(2, nn.Identity(), levels=1), "levels of pixels: .* at least 2, got 1"),
         (lambda: VAE(BernoulliDecoder(2, nn.Linear(2, 3)), Flow(StandardNormal(2), AmortizedAffine(2, 2))).sample(2),
          r"returned \(2, 3\) for \(2, 2\); expected \(2, 1, 2\)"),
@@ -357,6 +347,6 @@ def test_the_best_parameters_by_given_rows_are_kept() -> None:
                      StandardNormal(3)), r"has events \(2,\), the prior \(3,\)"),
     ],
 )  # fmt: skip
-def test_bad_input(call: Callable[[], object], message: str) -> None:
+def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
