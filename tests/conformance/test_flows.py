@@ -18,7 +18,7 @@ from bayou.flows.core.transform import Ladj, Map, Side
 from tests.conformance.flow_properties import check
 from tests.conformance.training import check_trained, random_training
 from tests.conformance.variants import VARIANTS
-from tests.flows.parameters import perturb
+from tests.flows.tools import built, perturb
 
 DIMS = (1, 2, 5, 16)
 STEPS = 10
@@ -60,8 +60,7 @@ def build(name, dim, seed=0, whole=False):
     options = SMALL.get(name, {})
     if not options and not whole and "layers" in inspect.signature(FLOWS[name]).parameters:
         options = FEWER.get(name, {"layers": 2})
-    with rng.isolated(seed, torch.device("cpu")):
-        return FLOWS[name](dim, **options)
+    return built(lambda: FLOWS[name](dim, **options), seed)
 
 
 def passes(name, dim, whole=False, **options):
@@ -118,13 +117,12 @@ def shallow(name):
     """The flow with one layer, RealNVP with two: a compiler unrolls them all, and the loops of root
     finding too.
     """
-    constructor = FLOWS[name]
-    with rng.isolated(0, torch.device("cpu")):
-        if name == "continuous":
-            return constructor(2, hidden=[8], steps=2)
-        if "layers" not in inspect.signature(constructor).parameters:
-            return constructor(2)
-        return constructor(2, layers=2 if name == "realnvp" else 1)
+    options = {}
+    if name == "continuous":
+        options = {"hidden": [8], "steps": 2}
+    elif "layers" in inspect.signature(FLOWS[name]).parameters:
+        options = {"layers": 2 if name == "realnvp" else 1}
+    return built(lambda: FLOWS[name](2, **options))
 
 
 def slow_but(*quick):
@@ -176,8 +174,7 @@ LARGER = ["flowpp", "naf", "tan", "wavenet", "transformer_flow"]
 @pytest.mark.parametrize("name", [*map(slow_but(*CONDITIONAL), (*CONDITIONAL, *LARGER))])
 def test_flows_that_take_a_context(name):
     constructor = FLOWS[name]
-    with rng.isolated(0, torch.device("cpu")):
-        flow = constructor(2, context_dim=3, **SMALL.get(name, {"layers": 2}))
+    flow = built(lambda: constructor(2, context_dim=3, **SMALL.get(name, {"layers": 2})))
     assert flow.context_dim == 3
     check_trained(flow, only=MATHEMATICS, train_steps=STEPS).raise_if_failed()
     contexts = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 2.0]]).double()

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayou.core import rng
 from bayou.flows import DiagonalNormal, GaussianMixture, StandardNormal, Uniform, VonMises
-from tests.flows.parameters import perturb
 from tests.flows.test_contract import points
+from tests.flows.tools import LIKE, close, double, identical, perturb
 
 KAPPAS = [1e-3, 1.0, 20.0, 99.0]
 
@@ -29,7 +29,7 @@ def test_bases_agree_with_torch_distributions():
         (Uniform(2, -9.0, 7.0), D.Independent(D.Uniform(torch.tensor([-9.0, -9.0]).to(x), 7.0), 1)),
     ]
     for base, peer in pairs:
-        assert torch.allclose(base.log_prob(x), peer.log_prob(x), atol=1e-12)
+        close(base.log_prob(x), peer.log_prob(x))
     assert Uniform(2).log_prob(torch.tensor([[0.5, 0.5], [0.5, 1.5]])).tolist() == [0.0, -math.inf]
     assert StandardNormal((2, 3)).log_prob(points(4, 2, 3)).shape == (4,)
 
@@ -68,32 +68,32 @@ def test_draws_from_a_box_lie_inside(low, high):
 def test_the_von_mises_density_is_that_of_torch_and_integrates_to_one(kappa):
     base = VonMises(1, 0.7, kappa).double()
     x = (-math.pi + 2 * math.pi * torch.arange(400, dtype=torch.float64) / 400).unsqueeze(-1)
-    mean, concentration = torch.tensor([0.7, kappa], dtype=torch.float64)
+    mean, concentration = double([0.7, kappa])
     expected = D.VonMises(mean, concentration).log_prob(x).squeeze(-1)
     # torch computes I₀ by a fit of seven digits
-    assert torch.allclose(base.log_prob(x), expected, atol=2e-6 * kappa + 1e-6)
+    close(base.log_prob(x), expected, atol=2e-6 * kappa + 1e-6)
     assert abs(2 * math.pi * base.log_prob(x).exp().mean().item() - 1) < 1e-12
     turned = base.log_prob(x + 2 * math.pi)
-    assert torch.allclose(turned, base.log_prob(x), atol=1e-12 * kappa + 1e-14)
+    close(turned, base.log_prob(x), atol=1e-12 * kappa + 1e-14)
 
 
 @pytest.mark.parametrize("kappa", KAPPAS)
 def test_von_mises_draws_invert_the_cdf(kappa):
     base, n = VonMises(1, 0.0, kappa).double(), 50
     x = base.draw(n, seed=3).squeeze(-1)
-    u = rng.uniform(n, (1,), torch.zeros(()).double(), 3).squeeze(-1)
+    u = rng.uniform(n, (1,), LIKE, 3).squeeze(-1)
     nodes, weights = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(400))
     half = (x + math.pi) / 2  # the CDF by quadrature on [−π, x]
     angles = -math.pi + half[:, None] * (1 + nodes)
     cdf = half * (weights * base.log_prob(angles.unsqueeze(-1)).exp()).sum(-1)
-    assert torch.allclose(cdf, u, atol=1e-12)
+    close(cdf, u)
 
 
 def test_von_mises_draws_depend_on_their_index_and_are_around_the_mean():
     base = VonMises((2, 3), 3.0, 5.0).double()
     x = base.draw(100, (4,), seed=0)
     assert x.shape == (100, 4, 2, 3)
-    assert torch.equal(base.draw(3, (4,), seed=0, start=7), x[7:10])
+    identical(base.draw(3, (4,), seed=0, start=7), x[7:10])
     assert x.abs().max() <= math.pi
     kappa = torch.tensor(5.0)
     resultant = torch.special.i1e(kappa) / torch.special.i0e(kappa)  # E[cos(x − μ)]
@@ -139,8 +139,8 @@ def test_means_and_stds_of_a_mixture_have_gradients_without_tails():
         base.mean[1] = base.mean[0] + 0.5 * points(100)
     x = base.draw(100, seed=0)
     slope, logits_slope = torch.autograd.grad(x.sum(), (base.mean, base.logits))
-    assert torch.equal(slope.sum(0), torch.full((100,), 100.0, dtype=torch.float64))
-    assert torch.equal(slope, slope[:, :1].expand(2, 100))
+    identical(slope.sum(0), torch.full((100,), 100.0, dtype=torch.float64))
+    identical(slope, slope[:, :1].expand(2, 100))
     assert bool((logits_slope != 0).all())
 
 
@@ -169,7 +169,7 @@ def test_a_mixture_with_fixed_weights_has_no_gradient_of_them():
     assert base.logits.grad is None
     assert base.mean.grad is not None
     learning = GaussianMixture(2, 3)
-    assert torch.allclose(learning.draw(5, seed=0), base.draw(5, seed=0))
+    close(learning.draw(5, seed=0), base.draw(5, seed=0))
     assert bool((GaussianMixture(2, 1).mean == 0).all())
 
 
@@ -186,4 +186,4 @@ def test_gradients_of_a_mixture_in_tails_are_those_of_double_precision():
     ):
         expected = weight_gradients(copy.deepcopy(base).double(), rows.double())
         gradients = weight_gradients(base, rows).double()
-        assert torch.allclose(gradients, expected, rtol=1e-3, atol=1e-3)
+        close(gradients, expected, rtol=1e-3, atol=1e-3)

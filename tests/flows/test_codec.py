@@ -35,7 +35,7 @@ from bayou.flows import (
 )
 from bayou.flows.discrete import codec, rans
 from bayou.flows.discrete.bijections import cnn
-from tests.flows.parameters import perturb
+from tests.flows.tools import identical, perturb
 
 
 def perturbed(name, scale=0.3):
@@ -98,15 +98,20 @@ def data(flow, rows):
     return y if levels is None else y.clamp(0, levels - 1)
 
 
+def compressed(name="classes", rows=20):
+    """A flow, draws of it and their stream."""
+    flow = perturbed(name)
+    y = data(flow, rows)
+    return flow, y, flow.compress(y)
+
+
 @pytest.mark.parametrize(
     ("name", "rows"),
     [(name, rows) for name in FLOWS for rows in (0, 1, 100)] + [("integers", 2100)],
 )
 def test_decoding_is_exact_and_the_length_is_the_negative_log_probability(name, rows):
-    flow = perturbed(name)
-    y = data(flow, rows)
-    stream = flow.compress(y)
-    assert torch.equal(flow.decompress(stream), y)
+    flow, y, stream = compressed(name, rows)
+    identical(flow.decompress(stream), y)
     # header and states; parameters are rounded to 2^-12, and the masses to 2^-28
     assert 8 * len(stream) <= 1.0005 * ideal(flow, y) + 8 * 40
 
@@ -115,7 +120,7 @@ def test_a_symbol_of_probability_zero_is_coded():
     flow = Flow(DiscretizedLogistic(1, 20, mean=0.0, scale=1.0), IntegerIdentity(1))
     y = torch.tensor([[900.0], [-5000.0], [0.0]])
     stream = flow.compress(y)
-    assert torch.equal(flow.decompress(stream), y)
+    identical(flow.decompress(stream), y)
     assert 8 * len(stream) < 8 * 40 + 3 * 32
     with pytest.raises(CodecError, match="from 0 to 4000000, more than 1,048,576; scale the data"):
         flow.compress(torch.tensor([[0.0], [4e6]]))
@@ -148,10 +153,10 @@ def test_the_shape_the_dtype_and_the_seeds_are_kept():
     y, before = data(flow, 12).reshape(3, 1, 4, 5), torch.get_rng_state()
     again = flow.decompress(flow.compress(y))
     assert (again.shape, again.dtype) == (y.shape, y.dtype)
-    assert torch.equal(again, y)
+    identical(again, y)
     single = flow.decompress(flow.compress(y[0, 0, 0]))
     assert single.shape == (5,)
-    assert torch.equal(before, torch.get_rng_state())
+    identical(before, torch.get_rng_state())
     wide = copy.deepcopy(flow).double().train()
     assert wide.compress(y.double()) == flow.compress(y)  # what codes is one and the same model
     assert wide.decompress(flow.compress(y)).dtype == torch.float64
@@ -165,7 +170,7 @@ def test_another_number_of_threads_reads_it():
         torch.set_num_threads(1)
         stream = flow.compress(y)
         torch.set_num_threads(2)
-        assert torch.equal(flow.decompress(stream), y)
+        identical(flow.decompress(stream), y)
     finally:
         torch.set_num_threads(threads)
 
@@ -192,8 +197,8 @@ def test_with_a_context(name):
     y = flow.sample(1, context, seed=0)[0]
     assert (flow.log_prob(y[0], torch.eye(3)).diff().abs() > 1e-3).any()
     stream = flow.compress(y, context)
-    assert torch.equal(flow.decompress(stream, context), y)
-    assert torch.equal(flow.decompress(flow.compress(y, context[0]), context[0]), y)
+    identical(flow.decompress(stream, context), y)
+    identical(flow.decompress(flow.compress(y, context[0]), context[0]), y)
     with pytest.raises(CodecError, match="another model.*and pass the same context"):
         flow.decompress(stream, context.flip(-1))
     with pytest.raises(ValueError, match="needs a context"):
@@ -204,19 +209,17 @@ def test_with_a_context(name):
 
 def test_a_stream_of_a_gpu_is_decoded_on_a_cpu():
     """Up to 1,024 rows it differs from one of a CPU by its version alone."""
-    flow = perturbed("pixel after pixel")
-    y = data(flow, 20)
-    body = flow.compress(y)[8:]
+    flow, y, stream = compressed("pixel after pixel")
+    body = stream[8:]
     stream = codec.MAGIC + bytes([codec.VERSION["cuda"]]) + codec._crc(body, 3) + body
-    assert torch.equal(flow.decompress(stream), y)
+    identical(flow.decompress(stream), y)
 
 
 # --- errors -------------------------------------------------------------------------------------
 
 
 def test_every_flipped_bit_is_noticed():
-    flow = perturbed("classes")
-    stream = flow.compress(data(flow, 20))
+    flow, _, stream = compressed()
     for i in range(len(stream)):
         for bit in (0, 7):
             damaged = bytearray(stream)
@@ -237,8 +240,7 @@ def test_every_flipped_bit_is_noticed():
     ],
 )
 def test_foreign_and_damaged_streams(change, message):
-    flow = perturbed("classes")
-    stream = flow.compress(data(flow, 20))
+    flow, _, stream = compressed()
     with pytest.raises(CodecError, match=message):
         flow.decompress(change(stream))
 
@@ -264,8 +266,7 @@ FORGERIES = {
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_stream_with_invalid_sizes_is_an_error(name):
-    flow = perturbed("classes")
-    stream = flow.compress(data(flow, 20))
+    flow, _, stream = compressed()
     head = rans.read_varints(stream, 20, 4)[1]
     header_end, numbers = FORGERIES[name]
     kept = stream[8:20] if header_end == 0 else stream[8:head]
@@ -283,9 +284,8 @@ def test_mutated_streams_give_an_error_or_the_data(name):
     """Bytes changed, cut, doubled or run together behind the digest of the model, under a checksum
     that fits.
     """
-    flow = perturbed(name)
-    y = data(flow, 7)
-    body, generator, refused = flow.compress(y)[8:], random.Random(0), 0
+    flow, y, stream = compressed(name, 7)
+    body, generator, refused = stream[8:], random.Random(0), 0
     for _ in range(100):
         changed = bytearray(body[12:])
         for _ in range(generator.randint(1, 4)):
@@ -296,7 +296,7 @@ def test_mutated_streams_give_an_error_or_the_data(name):
             width, size = generator.choice((0, 1, 1, 9)), generator.choice((0, 1, 1, 9))
             changed[at : at + width] = piece[:size]
         try:
-            assert torch.equal(flow.decompress(sealed(flow, body[:12] + bytes(changed))), y)
+            identical(flow.decompress(sealed(flow, body[:12] + bytes(changed))), y)
         except CodecError:
             refused += 1
     assert refused > 50
@@ -309,21 +309,19 @@ def test_only_bytes_are_a_stream(stream):
 
 
 def test_another_model_is_refused():
-    flow = perturbed("classes")
-    y = data(flow, 20)
-    stream, other = flow.compress(y), copy.deepcopy(flow)
+    flow, y, stream = compressed()
+    other = copy.deepcopy(flow)
     with torch.no_grad():
         other.base.table[0, 0] += 1e-6
     with pytest.raises(CodecError, match="written by another model.*load the weights"):
         other.decompress(stream)
     with pytest.raises(CodecError, match="written by another model"):
         perturbed("modulo").decompress(stream)
-    assert torch.equal(copy.deepcopy(flow).decompress(stream), y)
+    identical(copy.deepcopy(flow).decompress(stream), y)
 
 
 def test_a_machine_that_computes_differently_is_noticed(monkeypatch):
-    flow = perturbed("integers")
-    stream = flow.compress(data(flow, 50))
+    flow, _, stream = compressed("integers", 50)
     below = DiscretizedLogistic.below
     monkeypatch.setattr(
         DiscretizedLogistic, "below", staticmethod(lambda k, *tables: 0.999 * below(k, *tables))

@@ -18,8 +18,9 @@ from bayou.flows.contractive.contracting import schatten
 from bayou.flows.core.implicit import SecondDerivativeError
 from bayou.flows.core.roots import solve_increasing
 from tests.conformance.flow_properties import check
+from tests.flows.tools import close, double, seeded
 
-RIGHT_SIDES = torch.tensor([0.0, 1.3, 2.0], dtype=torch.float64)
+RIGHT_SIDES = double([0.0, 1.3, 2.0])
 
 
 def cubic(x, scale, right):
@@ -46,7 +47,7 @@ def loss(solve, theta):
     return x.exp().sum() + theta.sum() * x.sum()
 
 
-THETA = torch.cat([torch.tensor([0.7], dtype=torch.float64), RIGHT_SIDES])
+THETA = torch.cat([double([0.7]), RIGHT_SIDES])
 
 
 def test_derivatives_up_to_the_fourth_order_are_those_of_the_closed_form():
@@ -60,7 +61,7 @@ def test_derivatives_up_to_the_fourth_order_are_those_of_the_closed_form():
             derivatives.append(value.detach())
         if solve is root:
             found = torch.stack(derivatives)
-    assert torch.allclose(found, torch.stack(derivatives), rtol=1e-9, atol=1e-9)
+    close(found, torch.stack(derivatives), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_derivatives_up_to_the_fourth_order_are_those_of_the_closed_form():
 def test_every_mode_gives_the_same_second_derivatives(second):
     found = second(lambda theta: loss(root, theta))(THETA)
     expected = hessian(lambda theta: loss(cardano, theta))(THETA)
-    assert torch.allclose(found, expected, rtol=1e-10)
+    close(found, expected, rtol=1e-10)
 
 
 def test_forward_mode_works_outside_of_functional_transforms():
@@ -81,26 +82,26 @@ def test_forward_mode_works_outside_of_functional_transforms():
         with torch.no_grad():
             without_graph = forward_ad.unpack_dual(root(THETA[0], dual)).tangent
     expected = 1 / cubic(cardano(THETA[0], RIGHT_SIDES), THETA[0], RIGHT_SIDES)[1]
-    assert torch.allclose(found, expected, rtol=1e-12)
-    assert torch.allclose(without_graph, expected, rtol=1e-12)
+    close(found, expected, rtol=1e-12)
+    close(without_graph, expected, rtol=1e-12)
 
 
 def test_vmap_of_second_derivatives_and_second_derivatives_of_vmap():
-    scales = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    scales = double([0.5, 1.0, 2.0])
 
     def single(solve, scale, right):
         return solve(scale, right.unsqueeze(0)).sum()
 
     mapped = vmap(grad(grad(lambda s, r: single(root, s, r), 1), 1))(scales, RIGHT_SIDES)
     expected = vmap(grad(grad(lambda s, r: single(cardano, s, r), 1), 1))(scales, RIGHT_SIDES)
-    assert torch.allclose(mapped, expected, rtol=1e-9, atol=1e-12)
+    close(mapped, expected, rtol=1e-9)
     right = RIGHT_SIDES.clone().requires_grad_()
     total = vmap(lambda s, r: single(root, s, r))(scales, right).sum()
     (first,) = torch.autograd.grad(total, right, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), right)
-    assert torch.allclose(second, expected, rtol=1e-9, atol=1e-12)
+    close(second, expected, rtol=1e-9)
     vmap(lambda s, r: single(root, s, r))(scales, right).sum().backward()
-    assert torch.allclose(right.grad, first.detach(), rtol=1e-14)
+    close(right.grad, first.detach(), rtol=1e-14)
 
 
 @pytest.mark.slow
@@ -111,8 +112,8 @@ def test_a_compiled_root_has_second_derivatives_where_the_compiler_allows_them()
     (second,) = torch.autograd.grad(first.sum(), right)
     (expected,) = torch.autograd.grad(root(THETA[0], right).sum(), right, create_graph=True)
     (again,) = torch.autograd.grad(expected.sum(), right)
-    assert torch.allclose(first, expected, rtol=1e-12)
-    assert torch.allclose(second, again, rtol=1e-10)
+    close(first, expected, rtol=1e-12)
+    close(second, again, rtol=1e-10)
 
 
 class Draws(nn.Module):
@@ -174,8 +175,8 @@ def test_second_derivatives_in_the_means_of_a_mixture_are_those_with_constant_we
         base.draw(64, seed=0).sin().sum(), base.mean, create_graph=True
     )
     (expected,) = torch.autograd.grad(gradient.square().sum(), base.mean)
-    assert torch.allclose(found, expected)
-    assert torch.allclose(gradients["mean"], gradient)
+    close(found, expected)
+    close(gradients["mean"], gradient)
 
 
 def test_functional_gradients_of_draws_of_a_mixture_are_those_of_autograd():
@@ -184,7 +185,7 @@ def test_functional_gradients_of_draws_of_a_mixture_are_those_of_autograd():
     gradients = grad(lambda values: functional_call(draws, values, ()).sin().sum())(named)
     expected = torch.autograd.grad(draws().sin().sum(), list(draws.parameters()))
     for key, gradient in zip(named, expected, strict=True):
-        assert torch.allclose(gradients[key], gradient)
+        close(gradients[key], gradient)
 
 
 class Contraction(nn.Module):
@@ -202,7 +203,6 @@ class Contraction(nn.Module):
 
 @pytest.mark.parametrize("determinant", ["exact", "roulette"])
 def test_residual_flows_of_any_network_have_second_derivatives(determinant):
-    torch.manual_seed(0)
     flow = Residual(2, Contraction(), 0.6, determinant)
     report = check(flow, only=["inverse", "gradcheck", "gradgradcheck"], perturb=0.0)
     report.raise_if_failed()
@@ -212,7 +212,6 @@ def test_residual_flows_of_any_network_have_second_derivatives(determinant):
 
 @pytest.mark.parametrize("determinant", ["exact", "roulette"])
 def test_second_derivatives_where_norms_are_above_their_bound(determinant):
-    torch.manual_seed(0)
     flow = residual(2, 1, (4,), 0.5, determinant)
     with torch.no_grad():
         for name, p in flow.named_parameters():
@@ -223,12 +222,11 @@ def test_second_derivatives_where_norms_are_above_their_bound(determinant):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_second_derivatives_of_the_norm(dtype):
-    w = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    w = torch.randn(3, 4, generator=seeded(0), dtype=dtype)
     assert torch.autograd.gradgradcheck(schatten, w.requires_grad_(), eps=1e-5, atol=1e-4)
 
 
 def test_solvers_of_continuous_flows_have_the_same_second_derivatives():
-    torch.manual_seed(0)
     flow = continuous(2, (8,), steps=16, tolerance=1e-7).double()
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     products = []
@@ -237,5 +235,5 @@ def test_solvers_of_continuous_flows_have_the_same_second_derivatives():
         (gradient,) = torch.autograd.grad(y.sin().sum() + ladj.sum(), x, create_graph=True)
         products.append(torch.autograd.grad(gradient.sin().sum(), x)[0])
     kept, recomputed, adaptive = products
-    assert torch.allclose(recomputed, kept, rtol=1e-10)
-    assert torch.allclose(adaptive, kept, rtol=1e-3, atol=1e-4)  # errors of the solvers
+    close(recomputed, kept, rtol=1e-10)
+    close(adaptive, kept, rtol=1e-3, atol=1e-4)  # errors of the solvers

@@ -20,6 +20,7 @@ from bayou.flows import (
 from bayou.flows.fitting.fit import fit
 from bayou.training.graphs import Replay
 from tests.flows.test_continuous import Contraction
+from tests.flows.tools import seeded
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -53,10 +54,8 @@ def replays(monkeypatch):
     return seen
 
 
-ROWS = (
-    torch.randn(300, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0]) + 1
-)
-PIXELS = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()
+ROWS = torch.randn(300, 2, generator=seeded(0)) * torch.tensor([1.0, 3.0]) + 1
+PIXELS = torch.randint(0, 256, (300, 1, 8, 8), generator=seeded(0)).float()
 CASES = {
     "maf": (lambda: Flow(StandardNormal(2), maf(2)), ROWS, {}),
     "image": (

@@ -17,8 +17,9 @@ from bayou.flows import (
 )
 from bayou.flows.contractive.contracting import contracting_cnn, contracting_mlp, schatten
 from tests.conformance.flow_properties import check
+from tests.flows.tools import close, double, identical, item_is, near, refuses, seeded
 
-B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)
+B = double([[0.3, -0.5], [0.4, 0.2]])
 
 
 def linear(determinant):
@@ -28,29 +29,27 @@ def linear(determinant):
 
 
 def test_the_determinant_of_a_linear_map_and_its_gradient():
-    x = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    x = double([0.5, -1.0])
     flow = linear("exact")
     _, ladj = flow(x)
-    assert ladj.item() == pytest.approx(0.5653138, abs=1e-7)
+    item_is(ladj, 0.5653138, abs=1e-7)
     (gradient,) = torch.autograd.grad(ladj, flow.g.weight)
-    assert torch.allclose(
-        gradient, torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]]).double(), atol=1e-6
-    )
+    close(gradient, torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]]).double(), atol=1e-6)
 
 
 def test_roulette_is_unbiased_in_value_and_gradient():
     flow, n = linear("roulette"), 20_000
     assert flow.ladj_kind is Ladj.estimate
-    x = torch.tensor([0.5, -1.0], dtype=torch.float64).expand(n, 2)
+    x = double([0.5, -1.0]).expand(n, 2)
     _, ladj = flow(x, seed=0)
-    assert abs(ladj.mean().item() - 0.5653138) < 5 * ladj.std().item() / math.sqrt(n)
-    weight = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    near(ladj, 0.5653138)
+    weight = torch.randn(n, generator=seeded(0), dtype=torch.float64)
     (gradient,) = torch.autograd.grad(
         (weight * ladj).mean(), flow.g.weight
     )  # random weights of rows
     inverse = torch.linalg.inv(torch.eye(2).double() + B).T
-    assert torch.allclose(gradient, weight.mean() * inverse, atol=5 * 1.5 / math.sqrt(n))
-    assert torch.equal(flow(x[:3], seed=0, start=7)[1], ladj[7:10])
+    close(gradient, weight.mean() * inverse, atol=5 * 1.5 / math.sqrt(n))
+    identical(flow(x[:3], seed=0, start=7)[1], ladj[7:10])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (64, 20), (20, 64)])
@@ -60,21 +59,19 @@ def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape):
         ratio = (schatten(w) / torch.linalg.matrix_norm(w, 2)).item()
         assert 1 - 1e-12 <= ratio <= min(shape) ** (1 / 258) + 1e-12
     same = torch.eye(*shape, dtype=torch.float64)  # all singular values alike: the worst case
-    assert schatten(same).item() == pytest.approx(min(shape) ** (1 / 258))
+    item_is(schatten(same), min(shape) ** (1 / 258))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype):
-    w = torch.randn(
-        3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype
-    ).requires_grad_()
+    w = torch.randn(3, 5, 4, generator=seeded(0), dtype=dtype).requires_grad_()
     values = torch.linalg.svdvals(w)
     largest = values.detach().amax(-1, keepdim=True)
     expected = largest.squeeze(-1) * ((values / largest) ** 258).sum(-1) ** (1 / 258)
-    weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    weights = double([1.0, -2.0, 3.0])
     found, truth = (torch.autograd.grad((n * weights).sum(), w)[0] for n in (schatten(w), expected))
-    assert torch.allclose(schatten(w), expected, rtol=1e-12)
-    assert torch.allclose(found, truth, atol=1e-12)
+    close(schatten(w), expected, rtol=1e-12)
+    close(found, truth)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +82,6 @@ def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype):
     ],
 )
 def test_networks_contract_however_large_their_weights(net, event):
-    torch.manual_seed(0)
     g = net().double()
     with torch.no_grad():
         for p in g.parameters():
@@ -99,18 +95,17 @@ def test_networks_contract_however_large_their_weights(net, event):
 def test_a_layer_of_zeros_returns_its_bias():
     layer = Contracting(2, 2, 0.9)
     nn.init.zeros_(layer.weight)
-    assert torch.equal(layer(torch.ones(3, 2)), layer.bias.expand(3, 2))
+    identical(layer(torch.ones(3, 2)), layer.bias.expand(3, 2))
 
 
 def test_networks_start_small_with_bent_units():
     """With straight units two moons stayed at the loss of a Gaussian for hundreds of steps."""
-    torch.manual_seed(0)
     for g, x in (
         (contracting_mlp(2, (64, 64), 0.9), torch.randn(50, 2)),
         (contracting_cnn(1, (16,), 0.9), torch.randn(5, 1, 8, 8)),
     ):
         assert g(x).norm() < 0.2 * x.norm() + 0.2
-        assert nn.functional.softplus(g[1].raw).item() == pytest.approx(10.0)
+        item_is(nn.functional.softplus(g[1].raw), 10.0)
 
 
 def test_the_slope_of_lipswish_is_at_most_one():
@@ -127,8 +122,16 @@ def test_the_determinant_is_exact_up_to_sixteen_dimensions():
     assert residual(17).ladj_kind is Ladj.estimate
 
 
+class Steep(nn.Module):
+    def __init__(self, slope):
+        super().__init__()
+        self.slope = slope
+
+    def forward(self, x):
+        return self.slope * x
+
+
 def test_the_norm_of_the_jacobian_is_measured_and_checked():
-    torch.manual_seed(0)
     flow = residual((1, 4, 4), layers=2, hidden=(8,), lipschitz=0.8).double()
     for layer, scale in zip(flow.transforms, (1.0, 20.0), strict=True):
         for p in layer.g.parameters():
@@ -136,42 +139,27 @@ def test_the_norm_of_the_jacobian_is_measured_and_checked():
         x = torch.randn(3, 1, 4, 4, dtype=torch.float64)
         jacobian = torch.func.vmap(torch.func.jacrev(layer.g))(x).reshape(3, 16, 16)
         truth = torch.linalg.matrix_norm(jacobian, 2)
-        assert torch.allclose(layer.jacobian_norm(x, iterations=300), truth, rtol=1e-3)
+        close(layer.jacobian_norm(x, iterations=300), truth, rtol=1e-3)
         assert (layer.jacobian_norm(x) <= truth * (1 + 1e-12)).all()
     row = check(flow, only=["inverse"])["lipschitz"]
     assert row.passed
     assert 0.1 < row.value < 1
-
-    class Steep(nn.Module):
-        def forward(self, x):
-            return 0.9 * x
-
-    report = check(Residual(2, Steep(), 0.8), only=["inverse"])
+    report = check(Residual(2, Steep(0.9), 0.8), only=["inverse"])
     assert not report["lipschitz"].passed
     assert report["lipschitz"].value == pytest.approx(0.9 / 0.8)
 
 
 def test_a_map_that_does_not_contract_is_an_error():
-    class Steep(nn.Module):
-        def forward(self, x):
-            return 1.5 * x
-
     with pytest.raises(InversionError, match="Lipschitz constant of g is above 0.9"):
-        Residual(1, Steep(), 0.9).inverse(torch.tensor([[2.0]], dtype=torch.float64))
+        Residual(1, Steep(1.5), 0.9).inverse(double([[2.0]]))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Residual(1, nn.Identity(), 1.5), "between 0 and 1, got 1.5"),
-        (lambda: Residual(1, nn.Identity(), 0.5, "truncated"), "determinant must be"),
-        (lambda: residual((2, 3)), r"shape \(C, H, W\) of images, got \(2, 3\)"),
-        (lambda: ContractingConv(2, 2, 4, 0.9), "odd kernel"),
-    ],
+test_arguments_that_do_not_fit_are_refused = refuses(
+    (lambda: Residual(1, nn.Identity(), 1.5), "between 0 and 1, got 1.5"),
+    (lambda: Residual(1, nn.Identity(), 0.5, "truncated"), "determinant must be"),
+    (lambda: residual((2, 3)), r"shape \(C, H, W\) of images, got \(2, 3\)"),
+    (lambda: ContractingConv(2, 2, 4, 0.9), "odd kernel"),
 )  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # --- images -------------------------------------------------------------------------------------
@@ -202,16 +190,8 @@ def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(inputs, outpu
     assert torch.linalg.matrix_norm(small, 2) <= 0.7 * (1 + 1e-12)
 
 
-def test_a_convolution_keeps_its_batch():
-    conv = ContractingConv(2, 3, 3, 0.9).double()
-    x = torch.randn(2, 4, 2, 6, 6, dtype=torch.float64)
-    assert conv(x).shape == (2, 4, 3, 6, 6)
-    assert torch.allclose(conv(x)[1, 2], conv(x[1, 2]), atol=1e-12)
-
-
 def test_dropping_finished_rows_does_not_change_the_result():
     """Sorted and dropped, each row has the sum of its own terms."""
-    torch.manual_seed(0)
     flow = residual(9, layers=1, hidden=(12,), determinant="roulette").double().transforms[0]
     x = torch.randn(40, 9, dtype=torch.float64)
     probe, u = flow.noise(x, seed=3)
@@ -223,7 +203,7 @@ def test_dropping_finished_rows_does_not_change_the_result():
         for k in range(1, count + 1):
             power = jacobian[i] @ power
             total = total + (-1) ** (k + 1) * (probe[i] @ power).item() / k / 0.9 ** (k - 1)
-        assert found[i].item() == pytest.approx(total, abs=1e-12)
+        item_is(found[i], total, abs=1e-12)
 
 
 def test_rows_drop_out_to_powers_of_two():
