@@ -115,22 +115,21 @@ def test_the_image_of_an_inverse_is_the_input_to_a_few_roundings(function, scale
     """The quadratic of a spline lost most digits in steep bins (y was off by 1e-2), roots of a
     mixture one digit.
     """
-    rows = 10_000 if isinstance(function, Spline) else 2_000
+    is_spline = isinstance(function, Spline)
+    rows = 10_000 if is_spline else 2_000
     p = scale * rng.normal(rows, (function.params,), torch.zeros(()), seed=0)
-    if not isinstance(function, Spline):
+    if not is_spline:
         p[:, :2] = 0.0  # the affine map after it
     elif function.circular:
         p[:, -1] = 0.0  # the shift, by which angles wrap around
-    end = function.bound if isinstance(function, Spline) else DEVIATIONS
+    end = function.bound if is_spline else DEVIATIONS
     y = 0.999 * end * (2 * rng.uniform(rows, (), torch.zeros(()), seed=1) - 1)
     x, log_slope = function.inverse(y, p)
     image, _ = function.forward(x.double(), p.double())
     slope = function.inverse(y.double(), p.double())[1].neg().exp()
     # Knots are sums over the box, so that their rounding errors are those of its size.
-    size = torch.full_like(slope, end) if isinstance(function, Spline) else 1 + y.abs()
-    error = (image - y).abs() / (
-        EPS * (size + slope * (size if isinstance(function, Spline) else x.abs()))
-    )
+    size = torch.full_like(slope, end) if is_spline else 1 + y.abs()
+    error = (image - y).abs() / (EPS * (size + slope * (size if is_spline else x.abs())))
     assert error.max().item() <= roundings
     assert log_slope.isfinite().all()
 

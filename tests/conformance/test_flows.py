@@ -63,11 +63,16 @@ def build(name, dim, seed=0, whole=False):
     return built(lambda: FLOWS[name](dim, **options), seed)
 
 
-def passes(name, dim, whole=False, **options):
-    fresh = partial(build, name, dim, 1, whole)
-    report = check_trained(build(name, dim, whole=whole), dim, fresh=fresh, perturb=0.0, **options)
+def holds(transform, *dim, **options):
+    """The report of ``check_trained``, without failures."""
+    report = check_trained(transform, *dim, **options)
     report.raise_if_failed()
     return report
+
+
+def passes(name, dim, whole=False, **options):
+    fresh = partial(build, name, dim, 1, whole)
+    return holds(build(name, dim, whole=whole), dim, fresh=fresh, perturb=0.0, **options)
 
 
 # The largest, and others than the smallest before training, are among the slow ones below; so is
@@ -132,17 +137,13 @@ def slow_but(*quick):
 
 @pytest.mark.parametrize("name", [*map(slow_but(*ONE_GRAPH), FLOWS)])
 def test_compiles_to_one_graph(name):
-    check_trained(
-        shallow(name), only=["compile"], compile_backend="eager", train_steps=2
-    ).raise_if_failed()
+    holds(shallow(name), only=["compile"], compile_backend="eager", train_steps=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATED)
 def test_compiles_with_inductor(name):
-    check_trained(
-        shallow(name), only=["compile"], compile_backend="inductor", train_steps=2
-    ).raise_if_failed()
+    holds(shallow(name), only=["compile"], compile_backend="inductor", train_steps=2)
 
 
 @pytest.mark.parametrize("name", sorted(NEED_TWO))
@@ -161,8 +162,7 @@ def test_the_resampled_gate_is_exact_with_a_fixed_mask():
     flow = build("gated_resampled", 2)
     assert flow.ladj_kind is Ladj.bound
     flow.ladj_kind = Ladj.exact
-    report = check_trained(flow, only=["ladj", "density"], train_steps=STEPS)
-    report.raise_if_failed()
+    report = holds(flow, only=["ladj", "density"], train_steps=STEPS)
     assert "skipped" not in str(report)
 
 
@@ -176,7 +176,7 @@ def test_flows_that_take_a_context(name):
     constructor = FLOWS[name]
     flow = built(lambda: constructor(2, context_dim=3, **SMALL.get(name, {"layers": 2})))
     assert flow.context_dim == 3
-    check_trained(flow, only=MATHEMATICS, train_steps=STEPS).raise_if_failed()
+    holds(flow, only=MATHEMATICS, train_steps=STEPS)
     contexts = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 2.0]]).double()
     y, _ = perturb(flow).eval()(torch.zeros(2).double(), contexts)
     assert not torch.equal(y[0], y[1]), "the context has no effect"
@@ -184,15 +184,13 @@ def test_flows_that_take_a_context(name):
 
 @pytest.mark.parametrize("name", ["diagonal_affine", "lu_linear", "planar"])
 def test_conditional_flows(name):
-    conditional = Conditional(build(name, 2), 3)
-    report = check_trained(conditional, only=MATHEMATICS, rows=4, train_steps=STEPS)
-    report.raise_if_failed()
+    holds(Conditional(build(name, 2), 3), only=MATHEMATICS, rows=4, train_steps=STEPS)
 
 
 def test_chains_of_different_kinds():
     parts = [build(name, 2) for name in ("lu_linear", "planar", "realnvp", "maf", "act_norm")]
     for chain in (Chain(*parts), Inverse(Chain(*parts))):
-        check_trained(chain, only=MATHEMATICS, train_steps=STEPS).raise_if_failed()
+        holds(chain, only=MATHEMATICS, train_steps=STEPS)
 
 
 # --- maps of all kinds --------------------------------------------------------------------------
@@ -233,7 +231,7 @@ LONG = {"residual images, roulette", "continuous, hutchinson", "transformer, pat
 def test_maps_of_all_kinds(name):
     transform, options = build_map(name)
     skip = ["compile", *SKIPPED.get(name, [])]
-    check_trained(transform, skip=skip, **options).raise_if_failed()
+    holds(transform, skip=skip, **options)
     label, is_random = transform.label, transform.takes_noise
     has_exact_inverse = Side.equal in (label.inverse, transform.opposite.inverse)
     kinds = {
@@ -258,7 +256,7 @@ WHOLE = [name for name in OTHERS if name not in VARIANTS or name in FORMS]
 @pytest.mark.parametrize("name", [*map(slow_but(*COMPILED), WHOLE)])
 def test_maps_of_all_kinds_compile_to_one_graph(name):
     transform, options = build_map(name)
-    check_trained(transform, only=["compile"], compile_backend="eager", **options).raise_if_failed()
+    holds(transform, only=["compile"], compile_backend="eager", **options)
 
 
 def test_every_map_is_listed():

@@ -14,7 +14,7 @@ from bayou.flows.core.compose import Conditional, Inverse
 from bayou.flows.core.implicit import refuse_second_derivative
 from bayou.flows.core.transform import Cost, Ladj, Transform
 from tests.conformance.flow_properties import all_properties, check
-from tests.flows.tools import identical
+from tests.flows.tools import failed, identical
 
 
 class Affine(Transform):
@@ -229,10 +229,6 @@ BROKEN = {
 }
 
 
-def failed(report):
-    return {result.name for result in report.failures}
-
-
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_a_correct_transform_passes_everything(dim):
     report = check(Affine(dim), dim, compile_backend="eager")
@@ -334,7 +330,6 @@ class Sigmoid(Transform):
 def test_bounded_domains_and_codomains(transform):
     report = check(transform, compile_backend="eager")
     report.raise_if_failed()
-    assert report["density"].value is not None
     assert report["density"].value < 1e-4
     assert "inputs only" in report["vmap forward"].note
 

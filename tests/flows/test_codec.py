@@ -4,6 +4,7 @@ import copy
 import math
 import random
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,7 +27,6 @@ from bayou.flows import (
     OneHotMADE,
     PixelCNN,
     Squeeze,
-    StandardNormal,
     integer,
     modulo,
     quincunx,
@@ -35,7 +35,10 @@ from bayou.flows import (
 )
 from bayou.flows.discrete import codec, rans
 from bayou.flows.discrete.bijections import cnn
-from tests.flows.tools import identical, perturb
+from tests.flows.tools import identical, perturb, standard
+
+EVENT = (1, 4, 4)
+codec_error = partial(pytest.raises, CodecError)
 
 
 def perturbed(name, scale=0.3):
@@ -50,10 +53,9 @@ def ideal(flow, y):
 
 
 def grouped():
-    event = (1, 4, 4)
-    groups = Groups(quincunx(event, 2), [cnn(2, (8,), 6)])
+    groups = Groups(quincunx(EVENT, 2), [cnn(2, (8,), 6)])
     return Flow(
-        DiscretizedLogistic(event, 16, 2, groups), integer(event, 16, layers=2, hidden=(8,))
+        DiscretizedLogistic(EVENT, 16, 2, groups), integer(EVENT, 16, layers=2, hidden=(8,))
     )
 
 
@@ -122,7 +124,7 @@ def test_a_symbol_of_probability_zero_is_coded():
     stream = flow.compress(y)
     identical(flow.decompress(stream), y)
     assert 8 * len(stream) < 8 * 40 + 3 * 32
-    with pytest.raises(CodecError, match="from 0 to 4000000, more than 1,048,576; scale the data"):
+    with codec_error(match="from 0 to 4000000, more than 1,048,576; scale the data"):
         flow.compress(torch.tensor([[0.0], [4e6]]))
 
 
@@ -180,8 +182,8 @@ CONDITIONAL = {
         DiscretizedLogistic(5, 16), integer(5, 16, 2, (8,), wrap=True, context_dim=3)
     ),
     "images": lambda: Flow(
-        DiscretizedLogistic((1, 4, 4), 16),
-        integer((1, 4, 4), 16, 2, (8,), wrap=True, context_dim=3),
+        DiscretizedLogistic(EVENT, 16),
+        integer(EVENT, 16, 2, (8,), wrap=True, context_dim=3),
     ),
     "modulo": lambda: Flow(Categorical(4, 5), modulo(4, 5, 2, (8,), context_dim=3)),
     "modulo, autoregressive": lambda: Flow(
@@ -199,11 +201,11 @@ def test_with_a_context(name):
     stream = flow.compress(y, context)
     identical(flow.decompress(stream, context), y)
     identical(flow.decompress(flow.compress(y, context[0]), context[0]), y)
-    with pytest.raises(CodecError, match="another model.*and pass the same context"):
+    with codec_error(match="another model.*and pass the same context"):
         flow.decompress(stream, context.flip(-1))
     with pytest.raises(ValueError, match="needs a context"):
         flow.compress(y)
-    with pytest.raises(CodecError, match="must be a tensor .* got list"):
+    with codec_error(match="must be a tensor .* got list"):
         flow.compress(y, [0, 1, 2])
 
 
@@ -224,7 +226,7 @@ def test_every_flipped_bit_is_noticed():
         for bit in (0, 7):
             damaged = bytearray(stream)
             damaged[i] ^= 1 << bit
-            with pytest.raises(CodecError, match="damaged|not written by|version"):
+            with codec_error(match="damaged|not written by|version"):
                 flow.decompress(bytes(damaged))
 
 
@@ -241,7 +243,7 @@ def test_every_flipped_bit_is_noticed():
 )
 def test_foreign_and_damaged_streams(change, message):
     flow, _, stream = compressed()
-    with pytest.raises(CodecError, match=message):
+    with codec_error(match=message):
         flow.decompress(change(stream))
 
 
@@ -272,7 +274,7 @@ def test_a_stream_with_invalid_sizes_is_an_error(name):
     kept = stream[8:20] if header_end == 0 else stream[8:head]
     forged = sealed(flow, kept + b"".join(map(rans.varint, numbers)) + stream[head:])
     tracemalloc.start()
-    with pytest.raises(CodecError, match="checksum of the stream is correct, but"):
+    with codec_error(match="checksum of the stream is correct, but"):
         flow.decompress(forged)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -304,7 +306,7 @@ def test_mutated_streams_give_an_error_or_the_data(name):
 
 @pytest.mark.parametrize("stream", [10**12, "text"])
 def test_only_bytes_are_a_stream(stream):
-    with pytest.raises(CodecError, match="decompress takes the bytes"):
+    with codec_error(match="decompress takes the bytes"):
         FLOWS["classes"]().decompress(stream)
 
 
@@ -313,9 +315,9 @@ def test_another_model_is_refused():
     other = copy.deepcopy(flow)
     with torch.no_grad():
         other.base.table[0, 0] += 1e-6
-    with pytest.raises(CodecError, match="written by another model.*load the weights"):
+    with codec_error(match="written by another model.*load the weights"):
         other.decompress(stream)
-    with pytest.raises(CodecError, match="written by another model"):
+    with codec_error(match="written by another model"):
         perturbed("modulo").decompress(stream)
     identical(copy.deepcopy(flow).decompress(stream), y)
 
@@ -326,14 +328,14 @@ def test_a_machine_that_computes_differently_is_noticed(monkeypatch):
     monkeypatch.setattr(
         DiscretizedLogistic, "below", staticmethod(lambda k, *tables: 0.999 * below(k, *tables))
     )
-    with pytest.raises(CodecError, match="decodes to different numbers"):
+    with codec_error(match="decodes to different numbers"):
         flow.decompress(stream)
 
 
 @pytest.mark.parametrize(
     ("flow", "says"),
     [
-        (lambda: Flow(StandardNormal(2), realnvp(2)), "its base, StandardNormal, is not discrete"),
+        (lambda: standard(realnvp(2)), "its base, StandardNormal, is not discrete"),
         (
             lambda: Flow(DiscretizedLogistic(2), Chain(IntegerIdentity(2), LULinear(2))),
             "link 2 of 2, LULinear, is not a bijection",
@@ -345,9 +347,9 @@ def test_a_machine_that_computes_differently_is_noticed(monkeypatch):
     ],
 )
 def test_flows_without_a_code(flow, says):
-    with pytest.raises(CodecError, match=says):
+    with codec_error(match=says):
         flow().compress(torch.zeros(1, 2))
-    with pytest.raises(CodecError, match=says):
+    with codec_error(match=says):
         flow().decompress(b"")
 
 
@@ -374,7 +376,7 @@ def test_a_map_that_is_not_a_bijection_is_detected():
         def _inverse(self, y, context):
             return super()._inverse((y / 2).floor(), context)
 
-    with pytest.raises(CodecError, match="does not map back"):
+    with codec_error(match="does not map back"):
         Flow(DiscretizedLogistic(2), Lost(2)).compress(torch.ones(1, 2))
 
 

@@ -14,7 +14,6 @@ from bayou.flows import (
     Flow,
     InversionError,
     Ladj,
-    StandardNormal,
     continuous,
 )
 from bayou.flows.fitting import objectives
@@ -25,6 +24,7 @@ from tests.conformance.training import check_trained
 from tests.flows.tools import (
     LIKE,
     close,
+    derivative,
     double,
     identical,
     item_is,
@@ -32,6 +32,7 @@ from tests.flows.tools import (
     perturb,
     refuses,
     seeded,
+    standard,
 )
 
 A = double([[0.3, -1.2], [0.7, -0.5]])
@@ -159,7 +160,7 @@ def test_uneven_steps_are_as_accurate_as_their_widest():
             y, ladj = flow(x.requires_grad_())
         assert (y - exact).norm() < (1.75 / 0.25 / steps) ** 4
         item_is(ladj, -0.2, abs=1e-12)
-        (gradient,) = torch.autograd.grad(y.sum(), x)
+        gradient = derivative(y.sum(), x)
         close(gradient, torch.matrix_exp(A).sum(0), atol=1e-3)
 
 
@@ -173,9 +174,9 @@ test_arguments_that_do_not_fit_are_refused = refuses(
     (lambda: Continuous(1, CUBIC, solver="euler"), "solver must be"),
     (lambda: Continuous(1, CUBIC, trace="none"), "trace must be"),
     (lambda: continuous((1, 2, 2)), "needs a field="),
-    (lambda: flows.fit(Flow(StandardNormal(2), flows.realnvp(2)), torch.zeros(9, 2), matching=True),
+    (lambda: flows.fit(standard(flows.realnvp(2)), torch.zeros(9, 2), matching=True),
      "a continuous flow, got Chain"),
-    (lambda: flows.fit(Flow(StandardNormal(2), continuous(2)), lambda x: x.sum(-1), matching=True),
+    (lambda: flows.fit(standard(continuous(2)), lambda x: x.sum(-1), matching=True),
      "matching fits data"),
     (lambda: TimeUNet((1, 2, 2), (4, 1)), r"at least 2, got \(4, 1\)"),
     (lambda: TimeUNet((1, 6, 6), channels=(8, 8, 8)), "multiples of 4"),
@@ -185,7 +186,7 @@ test_arguments_that_do_not_fit_are_refused = refuses(
 def test_fit_refines_the_steps_of_a_flow_that_exploits_solver_errors():
     """One step of RK4 across a contraction gives another density than two steps."""
     core = Continuous(1, Contraction(), steps=1)
-    flow, data = Flow(StandardNormal(1), core), 0.02 * rng.normal(200, (1,), torch.zeros(()), 1)
+    flow, data = standard(core), 0.02 * rng.normal(200, (1,), torch.zeros(()), 1)
     with pytest.warns(UserWarning, match="1 steps of RK4 are too few .* build it with steps="):
         found = flows.fit(flow, data, steps=20, lr=1e-3, progress=False)
     assert core.steps in (4, 8)
@@ -233,7 +234,7 @@ def test_the_least_loss_of_matching_two_gaussians():
 
 def test_a_matched_flow_has_the_density_of_its_data():
     data = 2 + 0.5 * torch.randn(2000, 1)
-    flow = Flow(StandardNormal(1), continuous(1, hidden=(32,), steps=16))
+    flow = standard(continuous(1, hidden=(32,), steps=16))
     result = flows.fit(flow, data, matching=True, steps=400, lr=1e-2, progress=False)
     assert result.objective == "flow matching"
     assert "matching loss" in result.measure

@@ -38,7 +38,7 @@ from bayou.flows import (
     reverse,
 )
 from bayou.flows.core.roots import solve_increasing
-from tests.flows.tools import close, identical, item_is, perturb, refuses, seeded
+from tests.flows.tools import close, identical, item_is, perturb, refuses, seeded, standard
 
 BASES = {
     "standard normal": lambda: StandardNormal(2),
@@ -134,7 +134,7 @@ def test_shapes_of_samples(n, batch):
     maps = [(coupling, 5), (Chain(coupling, Slice(5, 4)), 4)]
     expected = ((n,) if isinstance(n, int) else n) + (batch or ())
     for transform, size in maps:
-        flow = Flow(StandardNormal(5), transform)
+        flow = standard(transform)
         y, log_prob = flow.sample_and_log_prob(n, context, seed=0)
         assert y.shape == flow.sample(n, context, seed=0).shape == (*expected, size)
         assert log_prob.shape == flow.log_prob(y, context, seed=0).shape == expected
@@ -249,7 +249,7 @@ ANGLES = Spline(4, math.pi, circular=True)
     ],
 )  # fmt: skip
 def test_bad_input_is_a_clear_error_with_a_remedy(transform, arguments, message):
-    flow = Flow(StandardNormal(3), transform)
+    flow = standard(transform)
     for method in (transform, transform.inverse, flow.log_prob):
         with pytest.raises(ValueError, match=message):
             method(*arguments)
@@ -270,8 +270,8 @@ test_arguments_that_do_not_fit_are_refused = refuses(
     (lambda: Spline(4, 180.0, circular=True), "has bound=math.pi, got 180.0; scale the angles"),
     (lambda: Flow(StandardNormal(2), FLOW), r"events \(2,\) but the transform takes \(3,\)"),
     (lambda: Flow(FLOW, StandardNormal(3)), r"got Flow\(Chain, StandardNormal\); expected Flow\(base"),
-    (lambda: Flow(StandardNormal(3), FLOW).sample(-1), "cannot draw -1 samples"),
-    (lambda: Flow(StandardNormal(3), FLOW).sample(2, seed="0"), "seed must be"),
+    (lambda: standard(FLOW).sample(-1), "cannot draw -1 samples"),
+    (lambda: standard(FLOW).sample(2, seed="0"), "seed must be"),
     (lambda: StandardNormal(0), "expected a whole number of at least 1"),
     (lambda: StandardNormal(()), "expected an event with at least one axis"),
     (lambda: DiagonalNormal(2, std=0.0), "needs a finite mean and a positive and finite std"),

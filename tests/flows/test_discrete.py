@@ -33,6 +33,8 @@ from bayou.flows.discrete.bijections import cnn, straight_through, units
 from tests.conformance.flow_properties import check
 from tests.flows.tools import close, double, identical, item_is, perturb, refuses, seeded
 
+EVENT = (1, 4, 4)
+
 
 def every(classes, dim):
     """All of K^D: (K^D, D)."""
@@ -175,7 +177,7 @@ def test_an_unbounded_mixture_sums_to_one():
 
 
 def test_quincunx_goes_from_coarse_to_fine():
-    groups = quincunx((1, 4, 4), 2)[0]
+    groups = quincunx(EVENT, 2)[0]
     assert groups.tolist() == [[0, 4, 2, 4], [4, 3, 4, 3], [2, 4, 1, 4], [4, 3, 4, 3]]
     assert quincunx((3, 5, 7), 2).shape == (3, 5, 7)
 
@@ -263,7 +265,7 @@ def test_integers_move_by_whole_numbers_and_gradients_pass():
     identical(y, t.round())
     y.sum().backward()
     identical(t.grad, torch.ones(4))
-    flow = Flow(DiscretizedLogistic((1, 4, 4), 16), integer((1, 4, 4), 16, layers=2, hidden=(8,)))
+    flow = Flow(DiscretizedLogistic(EVENT, 16), integer(EVENT, 16, layers=2, hidden=(8,)))
     (-flow.log_prob(torch.full((3, 1, 4, 4), 9.0)).sum()).backward()
     assert all(p.grad is not None for p in flow.parameters())
 
@@ -303,7 +305,7 @@ test_bad_input = refuses(
     ),
     (lambda: IntegerCoupling(2).inverse(torch.tensor([1, 2])), "must be floating point"),
     (
-        lambda: IntegerCoupling((1, 4, 4), "channels"),
+        lambda: IntegerCoupling(EVENT, "channels"),
         'mask must be "half", "alternate" or 16 booleans',
     ),
     (lambda: IntegerCoupling((4, 4)), r"takes vectors or images \(C, H, W\), got \(4, 4\)"),
@@ -312,7 +314,7 @@ test_bad_input = refuses(
     (lambda: Categorical(2, 3, OneHotMADE(2, 3, 4)), "build it with dim=2, params=3"),
     (lambda: DiscretizedLogistic(2, 1), "levels of DiscretizedLogistic: .* at least 2, got 1"),
     (
-        lambda: Groups(quincunx((1, 4, 4), 2), [nn.Identity()] * 2),
+        lambda: Groups(quincunx(EVENT, 2), [nn.Identity()] * 2),
         "one for each of 5 groups; got 2",
     ),
     (lambda: ModuloAutoregressive(OneHotMADE(2, 3, 3), 3), "build it with params=5"),

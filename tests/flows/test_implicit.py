@@ -18,7 +18,7 @@ from bayou.flows.contractive.contracting import schatten
 from bayou.flows.core.implicit import SecondDerivativeError
 from bayou.flows.core.roots import solve_increasing
 from tests.conformance.flow_properties import check
-from tests.flows.tools import close, double, seeded
+from tests.flows.tools import close, derivative, double, seeded
 
 RIGHT_SIDES = double([0.0, 1.3, 2.0])
 
@@ -57,7 +57,7 @@ def test_derivatives_up_to_the_fourth_order_are_those_of_the_closed_form():
         value = solve(scale, right)
         derivatives = []
         for _ in range(4):
-            (value,) = torch.autograd.grad(value.sum(), right, create_graph=True)
+            value = derivative(value.sum(), right, create_graph=True)
             derivatives.append(value.detach())
         if solve is root:
             found = torch.stack(derivatives)
@@ -97,8 +97,8 @@ def test_vmap_of_second_derivatives_and_second_derivatives_of_vmap():
     close(mapped, expected, rtol=1e-9)
     right = RIGHT_SIDES.clone().requires_grad_()
     total = vmap(lambda s, r: single(root, s, r))(scales, right).sum()
-    (first,) = torch.autograd.grad(total, right, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), right)
+    first = derivative(total, right, create_graph=True)
+    second = derivative(first.sum(), right)
     close(second, expected, rtol=1e-9)
     vmap(lambda s, r: single(root, s, r))(scales, right).sum().backward()
     close(right.grad, first.detach(), rtol=1e-14)
@@ -169,12 +169,10 @@ def test_second_derivatives_in_the_weights_of_a_mixture_raise(first, second):
 
 def test_second_derivatives_in_the_means_of_a_mixture_are_those_with_constant_weights():
     base, gradients = mixture_gradients()
-    (found,) = torch.autograd.grad(gradients["mean"].square().sum(), base.mean)
+    found = derivative(gradients["mean"].square().sum(), base.mean)
     base.logits.requires_grad_(False)
-    (gradient,) = torch.autograd.grad(
-        base.draw(64, seed=0).sin().sum(), base.mean, create_graph=True
-    )
-    (expected,) = torch.autograd.grad(gradient.square().sum(), base.mean)
+    gradient = derivative(base.draw(64, seed=0).sin().sum(), base.mean, create_graph=True)
+    expected = derivative(gradient.square().sum(), base.mean)
     close(found, expected)
     close(gradients["mean"], gradient)
 
@@ -232,7 +230,7 @@ def test_solvers_of_continuous_flows_have_the_same_second_derivatives():
     products = []
     for flow.solver, flow.checkpoint in (("rk4", False), ("rk4", True), ("dopri5", False)):
         y, ladj = flow(x)
-        (gradient,) = torch.autograd.grad(y.sin().sum() + ladj.sum(), x, create_graph=True)
+        gradient = derivative(y.sin().sum() + ladj.sum(), x, create_graph=True)
         products.append(torch.autograd.grad(gradient.sin().sum(), x)[0])
     kept, recomputed, adaptive = products
     close(recomputed, kept, rtol=1e-10)

@@ -18,7 +18,6 @@ from bayou.flows import (
     Dequantize,
     DiagonalAffine,
     DiagonalNormal,
-    Flow,
     Inverse,
     Label,
     Ladj,
@@ -27,14 +26,13 @@ from bayou.flows import (
     Residual,
     Side,
     Slice,
-    StandardNormal,
     Transform,
     gated_resampled,
     realnvp,
 )
 from bayou.flows._registry import autoencoder
 from tests.conformance.flow_properties import check
-from tests.flows.tools import close, identical
+from tests.flows.tools import close, failed, identical, standard
 
 BOUND = Label.of(Ladj.bound)
 
@@ -117,12 +115,12 @@ def test_links_directions_and_base_have_noise_of_their_own():
     x, _ = chain.inverse(torch.zeros(50, 1), seed=0)
     assert not torch.isclose(x[:, 1], x[:, 2]).any()
     zeros = torch.zeros(50, 2)
-    q = Flow(StandardNormal(2), realnvp(2, layers=1, context_dim=2))
+    q = standard(realnvp(2, layers=1, context_dim=2))
     square = Autoencoder(q, q)
     (forward,) = square.noise(zeros, seed=0)
     (inverse,) = square.noise(zeros, inverse=True, seed=0)
     assert not torch.isclose(forward, inverse).any()
-    augmented = Flow(StandardNormal(1), Inverse(Slice(2, 1)))
+    augmented = standard(Inverse(Slice(2, 1)))
     assert not torch.isclose(*augmented.sample(50, seed=0).unbind(-1)).any()
     assert LULinear(2).noise(zeros, seed=0) == ()
 
@@ -159,7 +157,7 @@ def test_draws_and_densities_of_a_flow_do_not_depend_on_chunks(context):
     transform = Chain(Slice(3, 2), autoencoder(2))
     if context is not None:
         transform = Conditional(transform, 3)
-    flow = Flow(StandardNormal(3), transform)
+    flow = standard(transform)
     y, log_q = flow.sample_and_log_prob(10, context, seed=0)
     identical(flow.sample(10, context, seed=0), y)
     chunks = [
@@ -177,7 +175,7 @@ def test_a_flow_needs_an_event_of_known_size():
     drop = Slice(2, 1)
     drop.event_out = (None,)
     with pytest.raises(ValueError, match="is not known; build its maps with sizes"):
-        Flow(StandardNormal(2), drop)
+        standard(drop)
 
 
 # --- check --------------------------------------------------------------------------------------
@@ -286,7 +284,7 @@ BROKEN = [
 @pytest.mark.parametrize(("build", "name", "rows"), BROKEN)
 def test_each_fault_fails_its_own_check(build, name, rows):
     report = check(build(), only=[name], perturb=0.0)
-    assert {result.name for result in report.failures} == rows, str(report)
+    assert failed(report) == rows, str(report)
 
 
 def test_a_map_on_part_of_its_domain_is_checked_from_a_base_of_its_own():

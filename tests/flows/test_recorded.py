@@ -8,8 +8,6 @@ from bayou.flows import (
     Chain,
     Continuous,
     DiagonalAffine,
-    Flow,
-    StandardNormal,
     Transform,
     continuous,
     glow_image,
@@ -20,7 +18,7 @@ from bayou.flows import (
 from bayou.flows.fitting.fit import fit
 from bayou.training.graphs import Replay
 from tests.flows.test_continuous import Contraction
-from tests.flows.tools import seeded
+from tests.flows.tools import seeded, standard
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -57,14 +55,14 @@ def replays(monkeypatch):
 ROWS = torch.randn(300, 2, generator=seeded(0)) * torch.tensor([1.0, 3.0]) + 1
 PIXELS = torch.randint(0, 256, (300, 1, 8, 8), generator=seeded(0)).float()
 CASES = {
-    "maf": (lambda: Flow(StandardNormal(2), maf(2)), ROWS, {}),
+    "maf": (lambda: standard(maf(2)), ROWS, {}),
     "image": (
         lambda: image_flow(glow_image((1, 8, 8), levels=1, steps=2, hidden=8), 256, "uniform"),
         PIXELS,
         {},
     ),
-    "continuous": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {}),
-    "matching": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {"matching": True}),
+    "continuous": (lambda: standard(continuous(2)), ROWS, {}),
+    "matching": (lambda: standard(continuous(2)), ROWS, {"matching": True}),
 }
 
 
@@ -103,7 +101,7 @@ class Branching(Transform):
     "make", [Branching, lambda: residual(2, layers=1, hidden=(8,), determinant="roulette")]
 )
 def test_maps_that_cannot_be_recorded_are_run_step_by_step(make, replays):
-    found, _ = train(lambda: Flow(StandardNormal(2), Chain(DiagonalAffine((2,)), make())), ROWS)
+    found, _ = train(lambda: standard(Chain(DiagonalAffine((2,)), make())), ROWS)
     assert not replays
     assert found.steps == 30
 
@@ -111,7 +109,7 @@ def test_maps_that_cannot_be_recorded_are_run_step_by_step(make, replays):
 @needs_cuda
 def test_a_replayed_step_that_goes_wrong_is_noticed_and_undone():
     torch.manual_seed(0)
-    flow = Flow(StandardNormal(2), maf(2)).cuda()
+    flow = standard(maf(2)).cuda()
     with pytest.raises(FloatingPointError, match="keeps its last good parameters"):
         fit(
             flow,
@@ -130,9 +128,7 @@ def test_a_replayed_step_that_goes_wrong_is_noticed_and_undone():
 @needs_cuda
 def test_a_clock_ends_a_replayed_run(replays):
     torch.manual_seed(0)
-    found = fit(
-        Flow(StandardNormal(2), maf(2)).cuda(), ROWS, seconds=1.5, patience=None, progress=False
-    )
+    found = fit(standard(maf(2)).cuda(), ROWS, seconds=1.5, patience=None, progress=False)
     assert found.stopped == "finished"
     assert 1.4 < found.seconds < 10
     assert replays
@@ -146,7 +142,7 @@ def test_a_step_is_recorded_again_when_its_solver_takes_more_steps(replays):
         with pytest.warns(UserWarning, match="steps of RK4 are too few"):
             results.append(
                 train(
-                    lambda core=core: Flow(StandardNormal(2), core),
+                    lambda core=core: standard(core),
                     0.02 * ROWS,
                     optimizer=optimizer,
                 )

@@ -30,7 +30,7 @@ from bayou.flows import (
 )
 from bayou.flows.surjections.maps import log_ndtr
 from tests.conformance.variants import Ordered, Positive
-from tests.flows.tools import LIKE, close, double, item_is, near, refuses
+from tests.flows.tools import LIKE, close, double, item_is, near, refuses, standard
 
 DRAWS = 20_000
 
@@ -103,8 +103,8 @@ def correlated(mean, std):
         linear.weight.log_diagonal[1] = math.log(0.6)
         q.shift.fill_(mean)
         q.log_scale.fill_(math.log(std))
-    drop = Slice(2, 1, Flow(StandardNormal(1), q))
-    return Flow(StandardNormal(2), Chain(linear, drop)).double()
+    drop = Slice(2, 1, standard(q))
+    return standard(Chain(linear, drop)).double()
 
 
 def test_augmentation_is_bounded_from_both_sides():
@@ -193,13 +193,13 @@ test_bad_input = refuses(
     (lambda: Dequantize(1).inverse(torch.tensor([1])), "must be floating point"),
     (lambda: Argmax(1, 3).inverse(torch.tensor([3.0])), "takes 0 to 2, got 3"),
     (lambda: BinaryArgmax(1, 27).inverse(torch.tensor([-1.0])), "takes 0 to 26"),
-    (lambda: Dequantize(2, q=Flow(StandardNormal(2), LULinear(2))), r"needs q on \(0, 1\)"),
+    (lambda: Dequantize(2, q=standard(LULinear(2))), r"needs q on \(0, 1\)"),
     (lambda: Slice(2, 2), "needs 0 < keep <"),
     (lambda: Slice((2, 4, 4), 1), "pass a flow over them"),
-    (lambda: Slice(3, 1, Flow(StandardNormal(1), LULinear(1))), r"distribution of events \(2,\)"),
-    (lambda: Slice(3, 1, Flow(StandardNormal(2), realnvp(2, context_dim=2))), "build it with context_dim=1"),
+    (lambda: Slice(3, 1, standard(LULinear(1))), r"distribution of events \(2,\)"),
+    (lambda: Slice(3, 1, standard(realnvp(2, context_dim=2))), "build it with context_dim=1"),
     (lambda: Slice(2, 1, Flow(DiagonalNormal(1), LULinear(1))), "base without parameters"),
     (lambda: Sort(2).inverse(torch.tensor([1.0, 0.0])), r"use Inverse\(Sort\)"),
     (lambda: Max(1), "entries of Max: .* at least 2"),
-    (lambda: Flow(StandardNormal(1), Dequantize(1)).log_prob(torch.zeros(1), samples=0), "at least 1"),
+    (lambda: standard(Dequantize(1)).log_prob(torch.zeros(1), samples=0), "at least 1"),
 )  # fmt: skip

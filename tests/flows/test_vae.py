@@ -36,7 +36,17 @@ from experiments.measure.vae_nets import (
     dense_encoder,
 )
 from tests.conformance.training import check_trained
-from tests.flows.tools import built, close, double, identical, item_is, near, perturb, refuses
+from tests.flows.tools import (
+    built,
+    close,
+    double,
+    identical,
+    item_is,
+    near,
+    perturb,
+    refuses,
+    standard,
+)
 
 W = double([[1.0, 0.5], [-0.3, 0.8], [0.2, -1.0]])
 B = double([0.1, -0.2, 0.3])
@@ -206,7 +216,7 @@ def test_masses_sum_to_one_and_draws_have_them(name):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_vae_of_pixels_keeps_the_contract(name):
-    encoder = Flow(StandardNormal(2), realnvp(2, layers=1, hidden=(4,), context_dim=2))
+    encoder = standard(realnvp(2, layers=1, hidden=(4,), context_dim=2))
     only = ["ladj", "batch", "dtype", "state_dict"]
     check_trained(
         Autoencoder(DECODERS[name](None), encoder), only=only, train_steps=2
@@ -313,7 +323,7 @@ def test_the_best_parameters_by_given_rows_are_kept():
 
 
 def affine_vae(outputs=2, context=2, prior=None):
-    encoder = Flow(StandardNormal(2), AmortizedAffine(2, context))
+    encoder = standard(AmortizedAffine(2, context))
     return VAE(BernoulliDecoder(2, nn.Linear(2, outputs)), encoder, prior)
 
 

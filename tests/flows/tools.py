@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bayou.core import rng
+from bayou.flows import Flow, StandardNormal
 
 LIKE = torch.zeros((), dtype=torch.float64)
 
@@ -24,6 +25,16 @@ def built(make, seed=0):
     """Return what a function makes, with the same weights at every call."""
     with rng.isolated(seed, torch.device("cpu")):
         return make()
+
+
+def standard(transform):
+    """Return the flow of a transform of standard normal numbers."""
+    return Flow(StandardNormal(transform.event_in), transform)
+
+
+def derivative(value, x, **options):
+    """Return the gradient of a number in one tensor."""
+    return torch.autograd.grad(value, x, **options)[0]
 
 
 def perturb(module, scale=0.3):
@@ -63,6 +74,11 @@ def near(values, expected, tolerance=1e-12):
     """Assert that the mean of draws is the expected one within five standard errors."""
     error = values.std().item() / math.sqrt(values.numel())
     assert abs(values.mean().item() - expected) < 5 * error + tolerance
+
+
+def failed(report):
+    """Return the names of the rows of a report that failed."""
+    return {result.name for result in report.failures}
 
 
 def refuses(*cases):
