@@ -3,16 +3,12 @@
 Second derivatives, one compiled graph, vmap over parameters, half precision and saved states.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -21,8 +17,8 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map, tree_map_only
 
 from bayou.core import rng
-from bayou.flows import Ladj, Map, Report
-from bayou.flows.checking.case import DIRECTIONS, Case, Noise, distance, pair_distance
+from bayou.flows import Ladj
+from bayou.flows.checking.case import DIRECTIONS, distance, pair_distance
 from bayou.flows.checking.check import (
     PERTURB,
     measure,
@@ -36,12 +32,11 @@ from bayou.flows.checking.derivatives import (
     has_no_gradient,
     joint_functions,
 )
-from bayou.flows.checking.properties import PROPERTIES, Property
+from bayou.flows.checking.properties import PROPERTIES
 from bayou.flows.checking.report import Result
 from bayou.flows.checking.terms import gradient
 from bayou.flows.core.compose import Direction
 from bayou.flows.core.implicit import SecondDerivativeError
-from bayou.flows.core.transform import Pair
 
 VMAP_COPIES = 3
 VMAP_PERTURBATION = 0.05  # the standard deviation of the differences of copies
@@ -64,16 +59,16 @@ STENCIL = {1: 8 / 12, -1: -8 / 12, 2: -1 / 12, -2: 1 / 12}
 
 
 def check(
-    transform: Map,
-    dim: int | tuple[int, ...] | None = None,
+    transform,
+    dim=None,
     *,
-    only: Collection[str] | None = None,
-    skip: Collection[str] = (),
-    perturb: float = PERTURB,
-    compile_backend: str = "inductor",
-    fresh: Callable[[], Map] | None = None,
-    **options: Any,
-) -> Report:
+    only=None,
+    skip=(),
+    perturb=PERTURB,
+    compile_backend="inductor",
+    fresh=None,
+    **options,
+):
     """Measure the properties of ``flows.check`` and of this module, with the options of the former.
 
     Args:
@@ -90,9 +85,7 @@ def check(
     return measure(properties, prepare_case(transform, dim, **options), perturb)
 
 
-def all_properties(
-    compile_backend: str = "inductor", fresh: Callable[[], Map] | None = None
-) -> dict[str, Property]:
+def all_properties(compile_backend="inductor", fresh=None):
     """Return the properties of ``flows.check`` and those of this module, by name."""
     return PROPERTIES | {
         "gradgradcheck": gradgradcheck,
@@ -103,7 +96,7 @@ def all_properties(
     }
 
 
-def gradgradcheck(case: Case) -> Iterator[Result]:
+def gradgradcheck(case):
     """Compare derivatives of gradients, along a random direction, with finite differences.
 
     Or they raise a ``SecondDerivativeError``. With L a random combination of all y and ladj, the
@@ -125,7 +118,7 @@ def gradgradcheck(case: Case) -> Iterator[Result]:
             yield _check_second_derivative(case, f, inputs)
 
 
-def _check_second_derivative(case: Case, f: JointFunction, inputs: Inputs) -> Result:
+def _check_second_derivative(case, f, inputs):
     """Compare the second derivative of a direction with finite differences of its gradient."""
     name = f"gradgradcheck {f.name}"
     is_symmetric = case.transform.ladj_kind is not Ladj.estimate
@@ -155,7 +148,7 @@ def _check_second_derivative(case: Case, f: JointFunction, inputs: Inputs) -> Re
     return Result.of(name, gap, limit, "relative to the largest entry")
 
 
-def _random_direction(tensors: list[Tensor], seed: rng.Seed) -> Tensor:
+def _random_direction(tensors, seed):
     """Return a random vector of all entries of the tensors, with norm 1 for each tensor."""
     directions = []
     for i, tensor in enumerate(tensors):
@@ -180,9 +173,9 @@ class _Gradient:
     inputs: Inputs
     seed: int
 
-    def __call__(self, point: Tensor, create_graph: bool = False) -> Tensor:
+    def __call__(self, point, create_graph=False):
         """Return the gradient at a vector."""
-        y, ladj = self.f(*self._split(point))  # type: ignore[arg-type]
+        y, ladj = self.f(*self._split(point))
         loss = 0 * point.sum()  # a constant has a gradient, too
         for name, output in (("y", y), ("ladj", ladj)):
             seed = rng.fold(self.seed, "loss", name)
@@ -190,9 +183,9 @@ class _Gradient:
             loss = loss + (weights * output).sum()
         return torch.autograd.grad(loss, point, create_graph=create_graph)[0]
 
-    def _split(self, point: Tensor) -> Inputs:
+    def _split(self, point):
         """Return the inputs of f, with the values of a vector."""
-        inputs: list[Tensor | None] = []
+        inputs = []
         start = 0
         for tensor in self.inputs:
             if tensor is None or not tensor.requires_grad:
@@ -202,13 +195,13 @@ class _Gradient:
             start += tensor.numel()
         return tuple(inputs)
 
-    def vector_jacobian_product(self, point: Tensor, weights: Tensor) -> Tensor:
+    def vector_jacobian_product(self, point, weights):
         """Return the gradient of weights·∇L, by autograd."""
         point = point.clone().requires_grad_()
         inner = self(point, create_graph=True) @ weights + 0 * point.sum()
         return torch.autograd.grad(inner, point)[0]
 
-    def finite_difference(self, point: Tensor, direction: Tensor, step: float) -> Tensor:
+    def finite_difference(self, point, direction, step):
         """Return the derivative of ∇L along a direction, by differences of fourth order."""
         total = torch.zeros_like(point)
         for multiple, weight in STENCIL.items():
@@ -217,7 +210,7 @@ class _Gradient:
         return total
 
 
-def compile_graph(case: Case, backend: str) -> Iterator[Result]:
+def compile_graph(case, backend):
     """Compare one compiled graph without breaks with eager mode: values and gradients.
 
     Args:
@@ -248,13 +241,13 @@ def compile_graph(case: Case, backend: str) -> Iterator[Result]:
         yield Result.of(f"compile {name} gradient", gap, limit, backend)
 
 
-def _fresh_function(f: Direction) -> Callable[[Tensor, Tensor | None, Noise], Pair]:
+def _fresh_function(f):
     """Return a function that runs f, with a code object of its own.
 
     Compiled code is cached by code object: a new one evicts nothing from the caller's cache.
     """
 
-    def run(x: Tensor, context: Tensor | None, noise: Noise, f: Direction = f) -> Pair:
+    def run(x, context, noise, f=f):
         return f(x, context, noise=noise)
 
     code = run.__code__.replace()
@@ -262,7 +255,7 @@ def _fresh_function(f: Direction) -> Callable[[Tensor, Tensor | None, Noise], Pa
 
 
 @torch.no_grad()
-def vmap_parameters(case: Case) -> Iterator[Result]:
+def vmap_parameters(case):
     """Compare ``vmap`` over stacked parameters and inputs with a loop.
 
     Args:
@@ -276,14 +269,8 @@ def vmap_parameters(case: Case) -> Iterator[Result]:
         x = torch.stack([case.inputs(name, label=f"copy {i}") for i in range(VMAP_COPIES)])
         noises = [case.noise(name, row, context) for row in x]
 
-        def call(
-            values: dict[str, Tensor],
-            x: Tensor,
-            noise: Noise,
-            f: Direction = f,
-            context: Tensor | None = context,
-        ) -> Pair:
-            pair: Pair = functional_call(f, values, (x, context), {"noise": noise})
+        def call(values, x, noise, f=f, context=context):
+            pair = functional_call(f, values, (x, context), {"noise": noise})
             return pair
 
         noise_stack = tree_map(lambda *tensors: torch.stack(tensors), *noises)
@@ -299,7 +286,7 @@ def vmap_parameters(case: Case) -> Iterator[Result]:
 
 
 @torch.no_grad()
-def dtype(case: Case) -> Iterator[Result]:
+def dtype(case):
     """Check that float64, float32 and bfloat16 are preserved, with results close to float64.
 
     Args:
@@ -313,7 +300,7 @@ def dtype(case: Case) -> Iterator[Result]:
                 yield _check_dtype(case, precision, name)
 
 
-def _check_discrete_dtype(case: Case, precision: torch.dtype) -> Result:
+def _check_discrete_dtype(case, precision):
     """Check that a bijection of integers is exact; half precision may round a shift."""
     transform = copy.deepcopy(case.transform).to(precision)
     x = case.inputs("forward").to(precision)
@@ -327,7 +314,7 @@ def _check_discrete_dtype(case: Case, precision: torch.dtype) -> Result:
     return Result(_dtype_name(precision), is_preserved and is_inverted, note=note)
 
 
-def _check_dtype(case: Case, precision: torch.dtype, name: str) -> Result:
+def _check_dtype(case, precision, name):
     """Compare a direction in some precision with float64, with the same rounded parameters."""
     row_name = f"{_dtype_name(precision)} {name}"
     transform = copy.deepcopy(case.transform).to(precision)
@@ -348,13 +335,13 @@ def _check_dtype(case: Case, precision: torch.dtype, name: str) -> Result:
     return Result.of(row_name, pair_distance(pair, expected), DTYPE_TOLERANCES[precision])
 
 
-def _dtype_name(precision: torch.dtype) -> str:
+def _dtype_name(precision):
     """Return the name of a dtype without its package."""
     return str(precision).removeprefix("torch.")
 
 
 @torch.no_grad()
-def state_dict(case: Case, build: Callable[[], Map] | None) -> Iterator[Result]:
+def state_dict(case, build):
     """Check that a saved state, loaded into a copy with other values, gives bitwise equal results.
 
     The copy runs in training mode before, which may change running statistics or initialize from

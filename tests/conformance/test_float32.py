@@ -7,8 +7,6 @@ double precision, of changes of one unit in the last place of the input, the con
 parameters.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -18,11 +16,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from bayou.core import rng
-from bayou.flows import Map, Spline, logistic_mixture
+from bayou.flows import Spline, logistic_mixture
 from bayou.flows.checking.check import perturb_parameters, resolve_event
 from bayou.flows.core.compose import Direction
 from bayou.flows.core.transform import Ladj
-from bayou.flows.layers.elementwise import Elementwise
 from tests.conformance.test_flows import FLOWS, LONG, OTHERS, build, build_map
 
 EPS = torch.finfo(torch.float32).eps
@@ -37,7 +34,7 @@ BIJECTIONS = [
 ]
 
 
-def far_points(map_: Map, inverse: bool) -> Tensor:
+def far_points(map_, inverse):
     """Points that are far from the center in one coordinate or in all."""
     event = resolve_event(map_, None)
     if inverse:
@@ -52,18 +49,18 @@ def far_points(map_: Map, inverse: bool) -> Tensor:
     return torch.cat(points).clamp(low + margin, high - margin).reshape(-1, *event)
 
 
-def far_context(map_: Map) -> Tensor | None:
+def far_context(map_):
     if not map_.context_dim:
         return None
     return rng.normal(1, (map_.context_dim,), torch.zeros(()), seed=1)
 
 
-def rounded(x: Tensor, seed: rng.Seed) -> Tensor:
+def rounded(x, seed):
     """x with relative changes of about one unit in the last place of float32."""
     return x * (1 + EPS * rng.normal(1, x.shape, x, seed)[0])
 
 
-def by_row(x: Tensor) -> Tensor:
+def by_row(x):
     """The largest magnitude of every row."""
     return x.abs().reshape(len(x), -1).amax(-1)
 
@@ -71,7 +68,7 @@ def by_row(x: Tensor) -> Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("direction", ["forward", "inverse"])
 @pytest.mark.parametrize("name", BIJECTIONS)
-def test_errors_are_those_of_rounding(name: str, direction: str) -> None:
+def test_errors_are_those_of_rounding(name, direction):
     single = (build(name, 2) if name in FLOWS else build_map(name)[0]).float().eval()
     perturb_parameters(single, 0.5, 0)
     x = far_points(single, direction == "inverse")
@@ -114,28 +111,25 @@ def test_errors_are_those_of_rounding(name: str, direction: str) -> None:
         (logistic_mixture(4), 3.0, 5.0),
     ],
 )
-def test_the_image_of_an_inverse_is_the_input_to_a_few_roundings(
-    function: Elementwise, scale: float, roundings: float
-) -> None:
+def test_the_image_of_an_inverse_is_the_input_to_a_few_roundings(function, scale, roundings):
     """The quadratic of a spline lost most digits in steep bins (y was off by 1e-2), roots of a
     mixture one digit.
     """
-    rows = 10_000 if isinstance(function, Spline) else 2_000
+    is_spline = isinstance(function, Spline)
+    rows = 10_000 if is_spline else 2_000
     p = scale * rng.normal(rows, (function.params,), torch.zeros(()), seed=0)
-    if not isinstance(function, Spline):
+    if not is_spline:
         p[:, :2] = 0.0  # the affine map after it
     elif function.circular:
         p[:, -1] = 0.0  # the shift, by which angles wrap around
-    end = function.bound if isinstance(function, Spline) else DEVIATIONS
+    end = function.bound if is_spline else DEVIATIONS
     y = 0.999 * end * (2 * rng.uniform(rows, (), torch.zeros(()), seed=1) - 1)
     x, log_slope = function.inverse(y, p)
     image, _ = function.forward(x.double(), p.double())
     slope = function.inverse(y.double(), p.double())[1].neg().exp()
     # Knots are sums over the box, so that their rounding errors are those of its size.
-    size = torch.full_like(slope, end) if isinstance(function, Spline) else 1 + y.abs()
-    error = (image - y).abs() / (
-        EPS * (size + slope * (size if isinstance(function, Spline) else x.abs()))
-    )
+    size = torch.full_like(slope, end) if is_spline else 1 + y.abs()
+    error = (image - y).abs() / (EPS * (size + slope * (size if is_spline else x.abs())))
     assert error.max().item() <= roundings
     assert log_slope.isfinite().all()
 
@@ -143,7 +137,7 @@ def test_the_image_of_an_inverse_is_the_input_to_a_few_roundings(
 @torch.no_grad()
 @pytest.mark.parametrize("direction", ["forward", "inverse"])
 @pytest.mark.parametrize("spline", [Spline(), Spline(64), Spline(bound=math.pi, circular=True)])
-def test_splines_are_finite_and_inside_their_box_at_knots(spline: Spline, direction: str) -> None:
+def test_splines_are_finite_and_inside_their_box_at_knots(spline, direction):
     """Rounding puts a number at a knot outside of its bin, where log-slopes were NaN."""
     p = 30.0 * rng.normal(1_000, (spline.params,), torch.zeros(()), seed=0)
     if spline.circular:

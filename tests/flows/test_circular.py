@@ -1,56 +1,48 @@
 """Flows of angles: splines of the circle, and conditioners that are continuous on it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from bayou.core import rng
 from bayou.flows import Flow, Spline, VonMises, circular_spline
-from tests.flows.parameters import perturb
+from tests.flows.tools import LIKE, close, perturb
 
 
-def grid(n: int) -> Tensor:
+def grid(n):
     """n angles at equal distances: the mean over them is a quadrature that is exact for smooth
     periodic functions.
     """
     return -math.pi + 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
 
 
-def torus(coupling: bool, context_dim: int = 0) -> Flow:
+def torus(coupling, context_dim=0):
     transform = circular_spline(2, 3, (16,), context_dim=context_dim, coupling=coupling)
     return perturb(Flow(VonMises(2, 0.5, 2.0), transform), 0.15)
 
 
-def test_a_circular_spline_is_a_bijection_of_the_circle_without_a_seam() -> None:
+def test_a_circular_spline_is_a_bijection_of_the_circle_without_a_seam():
     spline = Spline(5, math.pi, circular=True)
-    p = rng.normal(200, (spline.params,), torch.zeros(()).double(), 0)
+    p = rng.normal(200, (spline.params,), LIKE, 0)
     x = grid(200).roll(7)
     y, log_slope = spline.forward(x, p)
     assert y.abs().max() <= math.pi
-    back, opposite = spline.inverse(y, p)
-    assert torch.allclose(back, x, atol=1e-12)
-    assert torch.allclose(opposite, -log_slope, atol=1e-11)
     again, same = spline.forward(x + 2 * math.pi, p)
-    assert torch.allclose(torch.cos(again - y), torch.ones(200).double(), atol=1e-14)
-    assert torch.allclose(same, log_slope, atol=1e-12)
+    close(torch.cos(again - y), 1, atol=1e-14)
+    close(same, log_slope)
     end = torch.full((200,), math.pi, dtype=torch.float64)
     (low, low_slope), (high, high_slope) = spline.forward(-end, p), spline.forward(end - 1e-13, p)
-    assert torch.allclose(torch.cos(low - high), torch.ones(200).double(), atol=1e-14)
-    assert torch.allclose(low_slope, high_slope, atol=1e-10)
+    close(torch.cos(low - high), 1, atol=1e-14)
+    close(low_slope, high_slope, atol=1e-10)
     assert low_slope.abs().min() > 1e-6  # the slope at the seam is a parameter
     zero = torch.zeros(200, spline.params, dtype=torch.float64)
-    assert torch.allclose(spline.forward(x, zero)[0], x, atol=1e-14)
+    close(spline.forward(x, zero)[0], x, atol=1e-14)
 
 
 @pytest.mark.parametrize("context_dim", [0, 2])
 @pytest.mark.parametrize("coupling", [True, False])
-def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(
-    coupling: bool, context_dim: int
-) -> None:
+def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(coupling, context_dim):
     flow, n = torus(coupling, context_dim), 256
     context = None if not context_dim else torch.tensor([0.4, -1.2]).double()
     x = torch.stack(torch.meshgrid(grid(n), grid(n), indexing="ij"), -1)
@@ -62,7 +54,5 @@ def test_densities_on_the_torus_integrate_to_one_and_have_no_seam(
             ends = (edge.clone(), edge.clone())
             ends[0][:, d], ends[1][:, d] = -math.pi, math.pi - 1e-12
             low, high = (flow.log_prob(end, context) for end in ends)
-            assert torch.allclose(low, high, atol=1e-9)
-    y, log_q = flow.sample_and_log_prob(100, context, seed=0)
-    assert y.abs().max() <= math.pi
-    assert torch.allclose(flow.log_prob(y, context), log_q, atol=1e-9)
+            close(low, high, atol=1e-9)
+    assert flow.sample(100, context, seed=0).abs().max() <= math.pi

@@ -1,7 +1,5 @@
 """The examples in the docstrings of flows run and print what they show."""
 
-from __future__ import annotations
-
 import doctest
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +17,7 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples_print_what_they_show(name: str) -> None:
+def test_docstring_examples_print_what_they_show(name):
     results = doctest.testmod(import_module(f"bayou.flows.{name}"))
     assert results.attempted > 0
     assert results.failed == 0

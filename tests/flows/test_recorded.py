@@ -1,19 +1,13 @@
 """Steps of ``fit`` on a GPU that are recorded once and replayed equal single steps."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou.flows import (
     Chain,
     Continuous,
     DiagonalAffine,
-    Flow,
-    StandardNormal,
     Transform,
     continuous,
     glow_image,
@@ -21,19 +15,20 @@ from bayou.flows import (
     maf,
     residual,
 )
-from bayou.flows.fitting.fit import FitResult, fit
+from bayou.flows.fitting.fit import fit
 from bayou.training.graphs import Replay
 from tests.flows.test_continuous import Contraction
+from tests.flows.tools import seeded, standard
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def plain(params: Any, lr: float) -> torch.optim.Optimizer:
+def plain(params, lr):
     """Adam of the same steps that cannot be recorded."""
     return torch.optim.Adam(params, lr=lr, fused=True)
 
 
-def train(make: Any, data: Tensor, **options: Any) -> tuple[FitResult, Tensor]:
+def train(make, data, **options):
     torch.manual_seed(0)
     flow = make().cuda()
     result = fit(
@@ -43,12 +38,12 @@ def train(make: Any, data: Tensor, **options: Any) -> tuple[FitResult, Tensor]:
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def replays(monkeypatch):
     """The steps that were replayed."""
-    seen: list[int] = []
+    seen = []
     call = Replay.__call__
 
-    def note(self: Replay, x: Any, y: Tensor, step: int) -> dict[str, Tensor]:
+    def note(self, x, y, step):
         numbers = call(self, x, y, step)
         seen.append(step)
         return numbers
@@ -57,25 +52,23 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-ROWS = (
-    torch.randn(300, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 3.0]) + 1
-)
-PIXELS = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).float()
-CASES: dict[str, tuple[Any, Tensor, dict[str, Any]]] = {
-    "maf": (lambda: Flow(StandardNormal(2), maf(2)), ROWS, {}),
+ROWS = torch.randn(300, 2, generator=seeded(0)) * torch.tensor([1.0, 3.0]) + 1
+PIXELS = torch.randint(0, 256, (300, 1, 8, 8), generator=seeded(0)).float()
+CASES = {
+    "maf": (lambda: standard(maf(2)), ROWS, {}),
     "image": (
         lambda: image_flow(glow_image((1, 8, 8), levels=1, steps=2, hidden=8), 256, "uniform"),
         PIXELS,
         {},
     ),
-    "continuous": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {}),
-    "matching": (lambda: Flow(StandardNormal(2), continuous(2)), ROWS, {"matching": True}),
+    "continuous": (lambda: standard(continuous(2)), ROWS, {}),
+    "matching": (lambda: standard(continuous(2)), ROWS, {"matching": True}),
 }
 
 
 @needs_cuda
 @pytest.mark.parametrize("name", CASES)
-def test_replayed_steps_equal_single_steps(name: str, replays: list[int]) -> None:
+def test_replayed_steps_equal_single_steps(name, replays):
     make, data, options = CASES[name]
     fast, weights = train(make, data, **options)
     assert len(replays) == 27
@@ -93,11 +86,11 @@ class Branching(Transform):
 
     event_shape = (2,)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
-    def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _forward(self, x, context):
         return x, x.new_zeros(x.shape[:-1]) if x.sum().item() < 1e30 else x[..., 0]
 
     _inverse = _forward
@@ -107,16 +100,16 @@ class Branching(Transform):
 @pytest.mark.parametrize(
     "make", [Branching, lambda: residual(2, layers=1, hidden=(8,), determinant="roulette")]
 )
-def test_maps_that_cannot_be_recorded_are_run_step_by_step(make: Any, replays: list[int]) -> None:
-    found, _ = train(lambda: Flow(StandardNormal(2), Chain(DiagonalAffine((2,)), make())), ROWS)
+def test_maps_that_cannot_be_recorded_are_run_step_by_step(make, replays):
+    found, _ = train(lambda: standard(Chain(DiagonalAffine((2,)), make())), ROWS)
     assert not replays
     assert found.steps == 30
 
 
 @needs_cuda
-def test_a_replayed_step_that_goes_wrong_is_noticed_and_undone() -> None:
+def test_a_replayed_step_that_goes_wrong_is_noticed_and_undone():
     torch.manual_seed(0)
-    flow = Flow(StandardNormal(2), maf(2)).cuda()
+    flow = standard(maf(2)).cuda()
     with pytest.raises(FloatingPointError, match="keeps its last good parameters"):
         fit(
             flow,
@@ -133,25 +126,23 @@ def test_a_replayed_step_that_goes_wrong_is_noticed_and_undone() -> None:
 
 
 @needs_cuda
-def test_a_clock_ends_a_replayed_run(replays: list[int]) -> None:
+def test_a_clock_ends_a_replayed_run(replays):
     torch.manual_seed(0)
-    found = fit(
-        Flow(StandardNormal(2), maf(2)).cuda(), ROWS, seconds=1.5, patience=None, progress=False
-    )
+    found = fit(standard(maf(2)).cuda(), ROWS, seconds=1.5, patience=None, progress=False)
     assert found.stopped == "finished"
     assert 1.4 < found.seconds < 10
     assert replays
 
 
 @needs_cuda
-def test_a_step_is_recorded_again_when_its_solver_takes_more_steps(replays: list[int]) -> None:
+def test_a_step_is_recorded_again_when_its_solver_takes_more_steps(replays):
     results = []
     for optimizer in (None, plain):
         core = Continuous(2, Contraction(), steps=1)
         with pytest.warns(UserWarning, match="steps of RK4 are too few"):
             results.append(
                 train(
-                    lambda core=core: Flow(StandardNormal(2), core),
+                    lambda core=core: standard(core),
                     0.02 * ROWS,
                     optimizer=optimizer,
                 )

@@ -1,13 +1,10 @@
 """Residual flows: bounds of norms, exact and estimated determinants, inverses by fixed points."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou.flows import (
     Contracting,
@@ -20,64 +17,59 @@ from bayou.flows import (
 )
 from bayou.flows.contractive.contracting import contracting_cnn, contracting_mlp, schatten
 from tests.conformance.flow_properties import check
+from tests.flows.tools import close, derivative, double, identical, item_is, near, refuses, seeded
 
-B = torch.tensor([[0.3, -0.5], [0.4, 0.2]], dtype=torch.float64)
+B = double([[0.3, -0.5], [0.4, 0.2]])
 
 
-def linear(determinant: str) -> Residual:
+def linear(determinant):
     g = nn.Linear(2, 2, bias=False).double()
     g.weight.data.copy_(B)
-    return Residual(2, g, 0.7, determinant)  # type: ignore[arg-type]
+    return Residual(2, g, 0.7, determinant)
 
 
-def test_the_determinant_of_a_linear_map_and_its_gradient() -> None:
-    x = torch.tensor([0.5, -1.0], dtype=torch.float64)
+def test_the_determinant_of_a_linear_map_and_its_gradient():
+    x = double([0.5, -1.0])
     flow = linear("exact")
     _, ladj = flow(x)
-    assert ladj.item() == pytest.approx(0.5653138, abs=1e-7)
-    (gradient,) = torch.autograd.grad(ladj, flow.g.weight)
-    assert torch.allclose(
-        gradient, torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]]).double(), atol=1e-6
-    )
+    item_is(ladj, 0.5653138, abs=1e-7)
+    gradient = derivative(ladj, flow.g.weight)
+    close(gradient, torch.tensor([[0.681818, -0.227273], [0.284091, 0.738636]]).double(), atol=1e-6)
 
 
-def test_roulette_is_unbiased_in_value_and_gradient() -> None:
+def test_roulette_is_unbiased_in_value_and_gradient():
     flow, n = linear("roulette"), 20_000
     assert flow.ladj_kind is Ladj.estimate
-    x = torch.tensor([0.5, -1.0], dtype=torch.float64).expand(n, 2)
+    x = double([0.5, -1.0]).expand(n, 2)
     _, ladj = flow(x, seed=0)
-    assert abs(ladj.mean().item() - 0.5653138) < 5 * ladj.std().item() / math.sqrt(n)
-    weight = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    (gradient,) = torch.autograd.grad(
-        (weight * ladj).mean(), flow.g.weight
-    )  # random weights of rows
+    near(ladj, 0.5653138)
+    weight = torch.randn(n, generator=seeded(0), dtype=torch.float64)
+    gradient = derivative((weight * ladj).mean(), flow.g.weight)  # random weights of rows
     inverse = torch.linalg.inv(torch.eye(2).double() + B).T
-    assert torch.allclose(gradient, weight.mean() * inverse, atol=5 * 1.5 / math.sqrt(n))
-    assert torch.equal(flow(x[:3], seed=0, start=7)[1], ladj[7:10])
+    close(gradient, weight.mean() * inverse, atol=5 * 1.5 / math.sqrt(n))
+    identical(flow(x[:3], seed=0, start=7)[1], ladj[7:10])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (64, 20), (20, 64)])
-def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape: tuple[int, int]) -> None:
+def test_the_norm_is_an_upper_bound_that_is_nearly_reached(shape):
     for seed in range(5):
         w = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         ratio = (schatten(w) / torch.linalg.matrix_norm(w, 2)).item()
         assert 1 - 1e-12 <= ratio <= min(shape) ** (1 / 258) + 1e-12
     same = torch.eye(*shape, dtype=torch.float64)  # all singular values alike: the worst case
-    assert schatten(same).item() == pytest.approx(min(shape) ** (1 / 258))
+    item_is(schatten(same), min(shape) ** (1 / 258))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype: torch.dtype) -> None:
-    w = torch.randn(
-        3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype
-    ).requires_grad_()
+def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype):
+    w = torch.randn(3, 5, 4, generator=seeded(0), dtype=dtype).requires_grad_()
     values = torch.linalg.svdvals(w)
     largest = values.detach().amax(-1, keepdim=True)
     expected = largest.squeeze(-1) * ((values / largest) ** 258).sum(-1) ** (1 / 258)
-    weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    weights = double([1.0, -2.0, 3.0])
     found, truth = (torch.autograd.grad((n * weights).sum(), w)[0] for n in (schatten(w), expected))
-    assert torch.allclose(schatten(w), expected, rtol=1e-12)
-    assert torch.allclose(found, truth, atol=1e-12)
+    close(schatten(w), expected, rtol=1e-12)
+    close(found, truth)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +79,7 @@ def test_the_gradient_of_the_norm_is_that_of_the_singular_values(dtype: torch.dt
         (lambda: contracting_cnn(1, (6,), 0.8, squeeze=2), (1, 8, 8)),
     ],
 )
-def test_networks_contract_however_large_their_weights(
-    net: Callable[[], nn.Module], event: tuple[int, ...]
-) -> None:
-    torch.manual_seed(0)
+def test_networks_contract_however_large_their_weights(net, event):
     g = net().double()
     with torch.no_grad():
         for p in g.parameters():
@@ -101,24 +90,23 @@ def test_networks_contract_however_large_their_weights(
     assert torch.linalg.matrix_norm(jacobian, 2).max() <= 0.8
 
 
-def test_a_layer_of_zeros_returns_its_bias() -> None:
+def test_a_layer_of_zeros_returns_its_bias():
     layer = Contracting(2, 2, 0.9)
     nn.init.zeros_(layer.weight)
-    assert torch.equal(layer(torch.ones(3, 2)), layer.bias.expand(3, 2))
+    identical(layer(torch.ones(3, 2)), layer.bias.expand(3, 2))
 
 
-def test_networks_start_small_with_bent_units() -> None:
+def test_networks_start_small_with_bent_units():
     """With straight units two moons stayed at the loss of a Gaussian for hundreds of steps."""
-    torch.manual_seed(0)
     for g, x in (
         (contracting_mlp(2, (64, 64), 0.9), torch.randn(50, 2)),
         (contracting_cnn(1, (16,), 0.9), torch.randn(5, 1, 8, 8)),
     ):
         assert g(x).norm() < 0.2 * x.norm() + 0.2
-        assert nn.functional.softplus(g[1].raw).item() == pytest.approx(10.0)
+        item_is(nn.functional.softplus(g[1].raw), 10.0)
 
 
-def test_the_slope_of_lipswish_is_at_most_one() -> None:
+def test_the_slope_of_lipswish_is_at_most_one():
     swish = LipSwish().double()
     x = torch.linspace(-50, 50, 100_001, dtype=torch.float64, requires_grad=True)
     for raw in (-2.0, 0.5, 3.0):
@@ -127,13 +115,21 @@ def test_the_slope_of_lipswish_is_at_most_one() -> None:
         assert slope == pytest.approx(1.0, abs=1e-6)
 
 
-def test_the_determinant_is_exact_up_to_sixteen_dimensions() -> None:
+def test_the_determinant_is_exact_up_to_sixteen_dimensions():
     assert residual(16).ladj_kind is Ladj.exact
     assert residual(17).ladj_kind is Ladj.estimate
 
 
-def test_the_norm_of_the_jacobian_is_measured_and_checked() -> None:
-    torch.manual_seed(0)
+class Steep(nn.Module):
+    def __init__(self, slope):
+        super().__init__()
+        self.slope = slope
+
+    def forward(self, x):
+        return self.slope * x
+
+
+def test_the_norm_of_the_jacobian_is_measured_and_checked():
     flow = residual((1, 4, 4), layers=2, hidden=(8,), lipschitz=0.8).double()
     for layer, scale in zip(flow.transforms, (1.0, 20.0), strict=True):
         for p in layer.g.parameters():
@@ -141,42 +137,27 @@ def test_the_norm_of_the_jacobian_is_measured_and_checked() -> None:
         x = torch.randn(3, 1, 4, 4, dtype=torch.float64)
         jacobian = torch.func.vmap(torch.func.jacrev(layer.g))(x).reshape(3, 16, 16)
         truth = torch.linalg.matrix_norm(jacobian, 2)
-        assert torch.allclose(layer.jacobian_norm(x, iterations=300), truth, rtol=1e-3)
+        close(layer.jacobian_norm(x, iterations=300), truth, rtol=1e-3)
         assert (layer.jacobian_norm(x) <= truth * (1 + 1e-12)).all()
     row = check(flow, only=["inverse"])["lipschitz"]
     assert row.passed
     assert 0.1 < row.value < 1
-
-    class Steep(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return 0.9 * x
-
-    report = check(Residual(2, Steep(), 0.8), only=["inverse"])
+    report = check(Residual(2, Steep(0.9), 0.8), only=["inverse"])
     assert not report["lipschitz"].passed
     assert report["lipschitz"].value == pytest.approx(0.9 / 0.8)
 
 
-def test_a_map_that_does_not_contract_is_an_error() -> None:
-    class Steep(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return 1.5 * x
-
+def test_a_map_that_does_not_contract_is_an_error():
     with pytest.raises(InversionError, match="Lipschitz constant of g is above 0.9"):
-        Residual(1, Steep(), 0.9).inverse(torch.tensor([[2.0]], dtype=torch.float64))
+        Residual(1, Steep(1.5), 0.9).inverse(double([[2.0]]))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Residual(1, nn.Identity(), 1.5), "between 0 and 1, got 1.5"),
-        (lambda: Residual(1, nn.Identity(), 0.5, "truncated"), "determinant must be"),
-        (lambda: residual((2, 3)), r"shape \(C, H, W\) of images, got \(2, 3\)"),
-        (lambda: ContractingConv(2, 2, 4, 0.9), "odd kernel"),
-    ],
+test_arguments_that_do_not_fit_are_refused = refuses(
+    (lambda: Residual(1, nn.Identity(), 1.5), "between 0 and 1, got 1.5"),
+    (lambda: Residual(1, nn.Identity(), 0.5, "truncated"), "determinant must be"),
+    (lambda: residual((2, 3)), r"shape \(C, H, W\) of images, got \(2, 3\)"),
+    (lambda: ContractingConv(2, 2, 4, 0.9), "odd kernel"),
 )  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # --- images -------------------------------------------------------------------------------------
@@ -185,9 +166,7 @@ def test_arguments_that_do_not_fit_are_refused(call: Callable[[], object], messa
 @pytest.mark.parametrize(
     ("inputs", "outputs", "kernel"), [(1, 5, 3), (4, 3, 3), (3, 3, 1), (2, 2, 5)]
 )
-def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(
-    inputs: int, outputs: int, kernel: int
-) -> None:
+def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(inputs, outputs, kernel):
     for seed in range(3):
         torch.manual_seed(seed)
         conv = ContractingConv(
@@ -209,16 +188,8 @@ def test_the_bound_of_a_convolution_is_above_its_norm_on_any_image(
     assert torch.linalg.matrix_norm(small, 2) <= 0.7 * (1 + 1e-12)
 
 
-def test_a_convolution_keeps_its_batch() -> None:
-    conv = ContractingConv(2, 3, 3, 0.9).double()
-    x = torch.randn(2, 4, 2, 6, 6, dtype=torch.float64)
-    assert conv(x).shape == (2, 4, 3, 6, 6)
-    assert torch.allclose(conv(x)[1, 2], conv(x[1, 2]), atol=1e-12)
-
-
-def test_dropping_finished_rows_does_not_change_the_result() -> None:
+def test_dropping_finished_rows_does_not_change_the_result():
     """Sorted and dropped, each row has the sum of its own terms."""
-    torch.manual_seed(0)
     flow = residual(9, layers=1, hidden=(12,), determinant="roulette").double().transforms[0]
     x = torch.randn(40, 9, dtype=torch.float64)
     probe, u = flow.noise(x, seed=3)
@@ -230,17 +201,17 @@ def test_dropping_finished_rows_does_not_change_the_result() -> None:
         for k in range(1, count + 1):
             power = jacobian[i] @ power
             total = total + (-1) ** (k + 1) * (probe[i] @ power).item() / k / 0.9 ** (k - 1)
-        assert found[i].item() == pytest.approx(total, abs=1e-12)
+        item_is(found[i], total, abs=1e-12)
 
 
-def test_rows_drop_out_to_powers_of_two() -> None:
+def test_rows_drop_out_to_powers_of_two():
     """A GPU tunes its convolutions to every new size: with any number of rows a step took twenty
     seconds.
     """
-    sizes: list[int] = []
+    sizes = []
 
     class Watched(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             sizes.append(len(x))
             return 0.1 * super().forward(x)
 

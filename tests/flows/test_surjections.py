@@ -1,13 +1,10 @@
 """Surjections against closed forms; the conformance suite runs ``check`` on all of them."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayou.core import rng
 from bayou.flows import (
@@ -33,26 +30,17 @@ from bayou.flows import (
 )
 from bayou.flows.surjections.maps import log_ndtr
 from tests.conformance.variants import Ordered, Positive
+from tests.flows.tools import LIKE, close, double, item_is, near, refuses, standard
 
 DRAWS = 20_000
 
 
-def near(values: Tensor, expected: float) -> None:
-    """The mean of draws is the expected one within five standard errors."""
-    error = values.std().item() / math.sqrt(len(values))
-    assert abs(values.mean().item() - expected) < 5 * error + 1e-12, (
-        values.mean().item(),
-        expected,
-        error,
-    )
-
-
-def base(mean: float, std: float) -> DiagonalNormal:
+def base(mean, std):
     return DiagonalNormal(1, mean, std).double()
 
 
-def rows(value: Sequence[float], n: int = DRAWS) -> Tensor:
-    return torch.tensor([value], dtype=torch.float64).expand(n, -1)
+def rows(value, n=DRAWS):
+    return double([value]).expand(n, -1)
 
 
 # --- numbers ------------------------------------------------------------------------------------
@@ -61,7 +49,7 @@ def rows(value: Sequence[float], n: int = DRAWS) -> Tensor:
 @pytest.mark.parametrize(
     ("std", "mass", "bound"), [(0.5, -0.3817151, -0.3924580), (0.25, -0.0465679, -0.1993108)]
 )
-def test_uniform_dequantization(std: float, mass: float, bound: float) -> None:
+def test_uniform_dequantization(std, mass, bound):
     flow = Flow(base(0.5, std), Dequantize(1))
     near(flow.log_prob(rows([0.0]), seed=0).detach(), bound)
     near(flow.log_prob(rows([0.0]), seed=0).detach().exp(), math.exp(mass))
@@ -72,17 +60,17 @@ def test_uniform_dequantization(std: float, mass: float, bound: float) -> None:
     )
 
 
-def test_importance_samples_tighten_the_bound() -> None:
+def test_importance_samples_tighten_the_bound():
     flow = Flow(base(0.5, 0.25), Dequantize(1))
     found = flow.log_prob(rows([0.0], 2000), samples=100, seed=0).detach()
-    assert abs(found.mean().item() + 0.0473) < 5 * found.std().item() / math.sqrt(2000) + 5e-5
+    near(found, -0.0473, 5e-5)
     assert found.mean() > -0.0485
 
 
-def test_the_best_dequantization_is_the_conditional_density() -> None:
-    normal = torch.distributions.Normal(torch.tensor(0.5, dtype=torch.float64), 0.5)
+def test_the_best_dequantization_is_the_conditional_density():
+    normal = torch.distributions.Normal(double(0.5), 0.5)
     low, high = (
-        normal.cdf(torch.zeros((), dtype=torch.float64)),
+        normal.cdf(LIKE),
         normal.cdf(torch.ones((), dtype=torch.float64)),
     )
 
@@ -91,30 +79,20 @@ def test_the_best_dequantization_is_the_conditional_density() -> None:
 
         domain = codomain = (0.0, 1.0)
 
-        def __init__(self) -> None:
+        def __init__(self):
             nn.Module.__init__(self)
             self.event_shape = (1,)
 
-        def _forward(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        def _forward(self, x, context):
             u = normal.icdf(low + x * (high - low))
             return u, ((high - low).log() - normal.log_prob(u)).sum(-1)
 
     flow = Flow(base(0.5, 0.5), Dequantize(1, q=Flow(Uniform(1).double(), Truncated())))
     found = flow.log_prob(rows([0.0], 100), seed=0)
-    assert torch.allclose(found, torch.full_like(found, -0.3817151), atol=1e-6)
+    close(found, -0.3817151, atol=1e-6)
 
 
-def test_levels_scale_the_data_and_cost_their_logarithm() -> None:
-    flow = Flow(Uniform((3, 2, 2)).double(), Dequantize((3, 2, 2), levels=256))
-    y = torch.randint(0, 256, (5, 3, 2, 2), generator=torch.Generator().manual_seed(0)).double()
-    bits = -flow.log_prob(y, seed=0) / (12 * math.log(2))
-    assert torch.allclose(bits, torch.full_like(bits, 8.0))
-    drawn = flow.sample(100, seed=0)
-    assert torch.equal(drawn, drawn.floor())
-    assert (drawn.min() >= 0) & (drawn.max() < 256)
-
-
-def correlated(mean: float, std: float) -> Flow:
+def correlated(mean, std):
     """(a, b) of unit variances with correlation .8, of which b is dropped: y ~ N(0, 1).
 
     The inverse draws b from N(mean, std²).
@@ -125,11 +103,11 @@ def correlated(mean: float, std: float) -> Flow:
         linear.weight.log_diagonal[1] = math.log(0.6)
         q.shift.fill_(mean)
         q.log_scale.fill_(math.log(std))
-    drop = Slice(2, 1, Flow(StandardNormal(1), q))
-    return Flow(StandardNormal(2), Chain(linear, drop)).double()
+    drop = Slice(2, 1, standard(q))
+    return standard(Chain(linear, drop)).double()
 
 
-def test_augmentation_is_bounded_from_both_sides() -> None:
+def test_augmentation_is_bounded_from_both_sides():
     """inverse side ≤ log p(y) ≤ forward side, at y = 1 with log p(y) = −1.4189385."""
     near(correlated(0.0, 1.0).log_prob(rows([1.0]), seed=0).detach(), -2.6858907)
     flow = correlated(0.3, 0.9)
@@ -139,9 +117,9 @@ def test_augmentation_is_bounded_from_both_sides() -> None:
     # Given y = 1, b is N(.8, .36), and the forward side is log p(x) − term at its x.
     b = 0.8 + 0.6 * rng.normal(DRAWS, (1,), below, 0)
     chain = flow.transform
-    x, _ = chain.transforms[0].inverse(torch.cat([rows([1.0]), b], -1))  # type: ignore[union-attr, index]
+    x, _ = chain.transforms[0].inverse(torch.cat([rows([1.0]), b], -1))
     y, term = chain.forward(x)
-    assert torch.allclose(y, torch.ones_like(y))
+    close(y, torch.ones_like(y))
     above = (flow.base.log_prob(x) - term).detach()
     assert abs(above.mean().item() + 1.137) < 0.02
 
@@ -149,38 +127,34 @@ def test_augmentation_is_bounded_from_both_sides() -> None:
 class Largest(StandardNormal):
     """The largest of three standard normals."""
 
-    def draw(
-        self, n: int, batch: Sequence[int] = (), seed: rng.Seed = None, start: int = 0
-    ) -> Tensor:
+    def draw(self, n, batch=(), seed=None, start=0):
         return rng.normal(n, (*batch, 3), self.anchor, seed, start).max(-1, keepdim=True).values
 
-    def log_prob(self, x: Tensor) -> Tensor:
+    def log_prob(self, x):
         return super().log_prob(x) + math.log(3) + 2 * torch.special.log_ndtr(x).sum(-1)
 
 
-def test_exact_terms() -> None:
-    x = torch.tensor([0.3, -0.5, 1.1], dtype=torch.float64)
-    assert Inverse(Abs(1)).inverse(x[:1])[1].item() == pytest.approx(-math.log(2))
-    assert Inverse(Sort(4)).inverse(torch.tensor([2.0, 1.0, 0.0, 5.0]).double())[
-        1
-    ].item() == pytest.approx(-3.1780538)
+def test_exact_terms():
+    x = double([0.3, -0.5, 1.1])
+    item_is(Inverse(Abs(1)).inverse(x[:1])[1], -math.log(2))
+    item_is(Inverse(Sort(4)).inverse(torch.tensor([2.0, 1.0, 0.0, 5.0]).double())[1], -3.1780538)
     pooled = Flow(Largest(1).double(), Inverse(Max(3)).double())
-    assert pooled.log_prob(x).item() == pytest.approx(-3.5318156)
+    item_is(pooled.log_prob(x), -3.5318156)
     assert pooled.kind is Ladj.exact
     iid = Flow(Ordered(3).double(), Inverse(Sort(3)))
-    assert iid.log_prob(x).item() == pytest.approx(StandardNormal(3).double().log_prob(x).item())
+    item_is(iid.log_prob(x), StandardNormal(3).double().log_prob(x).item())
     folded = Flow(Positive(1, 0.0, 1.0).double(), Inverse(Abs(1)))
-    assert folded.log_prob(x[:1]).item() == pytest.approx(base(0.0, 1.0).log_prob(x[:1]).item())
+    item_is(folded.log_prob(x[:1]), base(0.0, 1.0).log_prob(x[:1]).item())
 
 
-def test_log_ndtr_in_both_tails() -> None:
-    x = torch.tensor([-300.0, -30.0, -1.0, 0.0, 1.0, 10.0], dtype=torch.float64)
-    assert torch.allclose(log_ndtr(x), torch.special.log_ndtr(x), rtol=1e-13, atol=1e-16)
+def test_log_ndtr_in_both_tails():
+    x = double([-300.0, -30.0, -1.0, 0.0, 1.0, 10.0])
+    close(log_ndtr(x), torch.special.log_ndtr(x), rtol=1e-13, atol=1e-16)
     assert log_ndtr(torch.tensor([-5.0], dtype=torch.bfloat16)).dtype == torch.float32
 
 
-def test_gumbels_that_have_the_locations_of_the_base_give_the_mass_at_every_draw() -> None:
-    location = torch.tensor([[0.5, -0.3, 1.0]], dtype=torch.float64)
+def test_gumbels_that_have_the_locations_of_the_base_give_the_mass_at_every_draw():
+    location = double([[0.5, -0.3, 1.0]])
     start, surjection = (
         InverseCDF((1, 3), torch.distributions.Gumbel).double(),
         Argmax(1, 3).double(),
@@ -191,10 +165,10 @@ def test_gumbels_that_have_the_locations_of_the_base_give_the_mass_at_every_draw
     found = Flow(Uniform((1, 3)).double(), Chain(start, surjection)).log_prob(
         rows([1.0], 50), seed=0
     )
-    assert torch.allclose(found, torch.full_like(found, -1.9307730), atol=1e-6)
+    close(found, -1.930773, atol=1e-6)
 
 
-def test_unused_codes_are_second_codes_of_the_first_classes() -> None:
+def test_unused_codes_are_second_codes_of_the_first_classes():
     surjection = BinaryArgmax(1, 27).double()
     assert surjection.bits == 5
     x = torch.tensor(
@@ -213,25 +187,19 @@ def test_unused_codes_are_second_codes_of_the_first_classes() -> None:
 # --- bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (lambda: Dequantize(1).inverse(torch.tensor([0.5])), "whole numbers as data, got 0.5"),
-        (lambda: Dequantize(1, levels=256).inverse(torch.tensor([256.0])), "takes 0 to 255, got 256"),
-        (lambda: Dequantize(1).inverse(torch.tensor([1])), "must be floating point"),
-        (lambda: Argmax(1, 3).inverse(torch.tensor([3.0])), "takes 0 to 2, got 3"),
-        (lambda: BinaryArgmax(1, 27).inverse(torch.tensor([-1.0])), "takes 0 to 26"),
-        (lambda: Dequantize(2, q=Flow(StandardNormal(2), LULinear(2))), r"needs q on \(0, 1\)"),
-        (lambda: Slice(2, 2), "needs 0 < keep <"),
-        (lambda: Slice((2, 4, 4), 1), "pass a flow over them"),
-        (lambda: Slice(3, 1, Flow(StandardNormal(1), LULinear(1))), r"distribution of events \(2,\)"),
-        (lambda: Slice(3, 1, Flow(StandardNormal(2), realnvp(2, context_dim=2))), "build it with context_dim=1"),
-        (lambda: Slice(2, 1, Flow(DiagonalNormal(1), LULinear(1))), "base without parameters"),
-        (lambda: Sort(2).inverse(torch.tensor([1.0, 0.0])), r"use Inverse\(Sort\)"),
-        (lambda: Max(1), "entries of Max: .* at least 2"),
-        (lambda: Flow(StandardNormal(1), Dequantize(1)).log_prob(torch.zeros(1), samples=0), "at least 1"),
-    ],
+test_bad_input = refuses(
+    (lambda: Dequantize(1).inverse(torch.tensor([0.5])), "whole numbers as data, got 0.5"),
+    (lambda: Dequantize(1, levels=256).inverse(torch.tensor([256.0])), "takes 0 to 255, got 256"),
+    (lambda: Dequantize(1).inverse(torch.tensor([1])), "must be floating point"),
+    (lambda: Argmax(1, 3).inverse(torch.tensor([3.0])), "takes 0 to 2, got 3"),
+    (lambda: BinaryArgmax(1, 27).inverse(torch.tensor([-1.0])), "takes 0 to 26"),
+    (lambda: Dequantize(2, q=standard(LULinear(2))), r"needs q on \(0, 1\)"),
+    (lambda: Slice(2, 2), "needs 0 < keep <"),
+    (lambda: Slice((2, 4, 4), 1), "pass a flow over them"),
+    (lambda: Slice(3, 1, standard(LULinear(1))), r"distribution of events \(2,\)"),
+    (lambda: Slice(3, 1, standard(realnvp(2, context_dim=2))), "build it with context_dim=1"),
+    (lambda: Slice(2, 1, Flow(DiagonalNormal(1), LULinear(1))), "base without parameters"),
+    (lambda: Sort(2).inverse(torch.tensor([1.0, 0.0])), r"use Inverse\(Sort\)"),
+    (lambda: Max(1), "entries of Max: .* at least 2"),
+    (lambda: standard(Dequantize(1)).log_prob(torch.zeros(1), samples=0), "at least 1"),
 )  # fmt: skip
-def test_bad_input(wrong: Callable[[], object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        wrong()
