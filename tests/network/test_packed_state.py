@@ -2,9 +2,6 @@
 layers.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +9,6 @@ from torch import nn
 import bayou
 from bayou import MAP, SGHMC, VI, Ensemble, Gaussian, Laplace
 from bayou.core.files import FileError
-from bayou.inference.method import Method
 
 X = torch.linspace(-1, 1, 60).reshape(20, 3)
 Y = X.sum(1, keepdim=True)
@@ -29,33 +25,33 @@ METHODS = {
 class WithExtraState(nn.Module):
     """A network with a state that is no tensor, and that it need not be able to read again."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         self.version = 7
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(x)
+    def forward(self, x):
+        out = self.layer(x)
         return out
 
-    def get_extra_state(self) -> dict[str, int]:
+    def get_extra_state(self):
         return {"version": self.version}
 
 
 class WithTensorState(WithExtraState):
     """A network with an extra state that is a tensor."""
 
-    def get_extra_state(self) -> Any:
+    def get_extra_state(self):
         return torch.tensor(self.version)
 
-    def set_extra_state(self, state: Any) -> None:
+    def set_extra_state(self, state):
         self.version = int(state)
 
 
 class Quantized(nn.Module):
     """A statically quantized layer below a head of ordinary numbers."""
 
-    def __init__(self, scale: float = 0.05) -> None:
+    def __init__(self, scale=0.05):
         super().__init__()
         quantized = torch.ao.nn.quantized
         layer = quantized.Linear(3, 8)
@@ -69,19 +65,19 @@ class Quantized(nn.Module):
         )
         self.head = nn.Linear(8, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.body(x))
+    def forward(self, x):
+        out = self.head(self.body(x))
         return out
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def engine(monkeypatch):
     if "qnnpack" not in torch.backends.quantized.supported_engines:
         pytest.skip("this build of torch cannot pack quantized weights")
     monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")
 
 
-def check_round_trip(net: nn.Module, method: Method, path: Path) -> None:
+def check_round_trip(net, method, path):
     posterior = bayou.fit(net, (X, Y), method, likelihood=Gaussian(0.3), progress=False)
     posterior.save(path)
     loaded = bayou.load(path, net)
@@ -93,11 +89,11 @@ def check_round_trip(net: nn.Module, method: Method, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_network_with_extra_state_is_fitted_and_saved(name: str, tmp_path: Path) -> None:
+def test_network_with_extra_state_is_fitted_and_saved(name, tmp_path):
     check_round_trip(WithExtraState(), METHODS[name], tmp_path / "posterior")
 
 
-def test_extra_state_that_is_a_tensor_belongs_to_the_network(tmp_path: Path) -> None:
+def test_extra_state_that_is_a_tensor_belongs_to_the_network(tmp_path):
     net = WithTensorState()
     check_round_trip(net, METHODS["map"], tmp_path / "posterior")
     posterior = bayou.fit(net, (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False)
@@ -108,15 +104,11 @@ def test_extra_state_that_is_a_tensor_belongs_to_the_network(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_network_with_quantized_layers_below_a_head_is_fitted_and_saved(
-    name: str, tmp_path: Path, engine: None
-) -> None:
+def test_network_with_quantized_layers_below_a_head_is_fitted_and_saved(name, tmp_path, engine):
     check_round_trip(Quantized(), METHODS[name], tmp_path / "posterior")
 
 
-def test_posterior_on_quantized_layers_refuses_other_packed_weights(
-    tmp_path: Path, engine: None
-) -> None:
+def test_posterior_on_quantized_layers_refuses_other_packed_weights(tmp_path, engine):
     posterior = bayou.fit(
         Quantized(), (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False
     )
@@ -126,9 +118,7 @@ def test_posterior_on_quantized_layers_refuses_other_packed_weights(
 
 
 @pytest.mark.parametrize(("make", "kind"), [(WithExtraState, VI), (Quantized, MAP)])
-def test_interrupted_run_resumes_with_packed_state(
-    kind: Any, make: Any, tmp_path: Path, engine: None
-) -> None:
+def test_interrupted_run_resumes_with_packed_state(kind, make, tmp_path, engine):
     """A checkpoint holds the tensors, and the best epoch of a validation split is restored."""
     torch.manual_seed(0)
     net = make()

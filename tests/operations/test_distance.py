@@ -2,18 +2,14 @@
 scipy.
 """
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.network.layout import fan_ins
@@ -26,7 +22,7 @@ from bayou.operations import (
 
 
 @pytest.fixture(autouse=True)
-def _doubles() -> Iterator[None]:
+def _doubles():
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     yield
@@ -36,20 +32,20 @@ def _doubles() -> Iterator[None]:
 class Residual(nn.Module):
     """x + g(x) with two linear layers."""
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units):
         super().__init__()
         self.g = nn.Sequential(nn.Linear(units, 32), nn.Tanh(), nn.Linear(32, units))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.g(x)
+    def forward(self, x):
+        out = x + self.g(x)
         return out
 
 
-def norm(weight: Tensor) -> float:
+def norm(weight):
     return float(torch.linalg.matrix_norm(weight.detach().flatten(1), ord=2))
 
 
-def test_the_spectral_norm_is_bounded_and_smaller_weights_stay() -> None:
+def test_the_spectral_norm_is_bounded_and_smaller_weights_stay():
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 5), nn.Linear(5, 4)
     )
@@ -69,28 +65,28 @@ def test_the_spectral_norm_is_bounded_and_smaller_weights_stay() -> None:
         spectral_normalized(net, 0)
 
 
-def test_the_gradient_is_that_of_the_bounded_weight() -> None:
+def test_the_gradient_is_that_of_the_bounded_weight():
     made = spectral_normalized(nn.Linear(4, 3), 0.5)
-    x, weight = torch.randn(6, 4), made.parametrizations.weight.original.detach()  # type: ignore[union-attr]
+    x, weight = torch.randn(6, 4), made.parametrizations.weight.original.detach()
     assert norm(weight) > 0.5
 
-    def loss(w: Tensor) -> Tensor:
+    def loss(w):
         order = torch.linalg.svdvals(w).pow(258).sum().pow(1 / 258)
         return nn.functional.linear(x, w * 0.5 / order, made.bias).sin().sum()
 
     made(x).sin().sum().backward()
     expected = torch.func.grad(loss)(weight)
-    torch.testing.assert_close(made.parametrizations.weight.original.grad, expected)  # type: ignore[union-attr]
+    torch.testing.assert_close(made.parametrizations.weight.original.grad, expected)
 
 
-def test_a_residual_block_keeps_distances_within_its_bounds() -> None:
+def test_a_residual_block_keeps_distances_within_its_bounds():
     block = spectral_normalized(Residual(5), 0.9)
     a, b = torch.randn(2, 500, 5)
     ratio = (block(a) - block(b)).detach().norm(dim=-1) / (a - b).norm(dim=-1)
     assert 1 - 0.81 <= float(ratio.min()) < float(ratio.max()) <= 1 + 0.81
 
 
-def test_fan_ins_of_parametrized_weights() -> None:
+def test_fan_ins_of_parametrized_weights():
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 6, 2), nn.Flatten(), nn.Linear(6, 2)
     )
@@ -101,9 +97,9 @@ def test_fan_ins_of_parametrized_weights() -> None:
 
 
 @pytest.mark.parametrize("features", [400, 40_000])
-def test_random_features_have_the_kernel(features: int) -> None:
+def test_random_features_have_the_kernel(features):
     x = torch.randn(12, 3)
-    phi = random_feature_head(nn.Linear(3, 1), features, 1.7)[0][0](x).detach()  # type: ignore[index]
+    phi = random_feature_head(nn.Linear(3, 1), features, 1.7)[0][0](x).detach()
     expected = (-0.5 * torch.cdist(x, x).square() / 1.7**2).exp()
     error = (phi @ phi.mT - expected).abs().max()
     assert float(error) < 4 / math.sqrt(
@@ -111,7 +107,7 @@ def test_random_features_have_the_kernel(features: int) -> None:
     )  # of 78 pairs; a term 2·cos·cos has a standard deviation of 1 at most
 
 
-def test_random_feature_head_replaces_the_last_linear_layer() -> None:
+def test_random_feature_head_replaces_the_last_linear_layer():
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
     new, same, other = (random_feature_head(net, 50, 2.0, seed=seed) for seed in (0, 0, 1))
     names = ["0.weight", "0.bias", "2.1.weight"]
@@ -127,7 +123,7 @@ def test_random_feature_head_replaces_the_last_linear_layer() -> None:
 FEATURES = 500
 
 
-def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
+def test_sngp_is_the_gaussian_process(tmp_path):
     x = torch.randn(30, 2)
     y = x[:, :1].sin() + 0.1 * torch.randn(30, 1)
     body = spectral_normalized(nn.Sequential(Residual(2), nn.Linear(2, 1)), 0.9)
@@ -139,10 +135,10 @@ def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
         "progress": False,
         "seed": 0,
     }
-    posterior = bayou.fit(net, (x, y), method, **given)  # type: ignore[arg-type]
+    posterior = bayou.fit(net, (x, y), method, **given)
 
-    def phi(rows: Tensor) -> Tensor:
-        made: Tensor = net[1][0](net[0](rows))
+    def phi(rows):
+        made = net[1][0](net[0](rows))
         return made.detach()
 
     new = torch.randn(8, 2)
@@ -167,13 +163,13 @@ def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
     torch.testing.assert_close(copy.deepcopy(net)(new), net(new))
 
 
-def classified(rows: int = 300) -> tuple[nn.Sequential, Tensor, Tensor]:
+def classified(rows=300):
     y = torch.arange(rows) % 3
     x = torch.randn(rows, 4) + 2 * torch.nn.functional.one_hot(y, 4)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), x, y
 
 
-def test_feature_densities_are_those_of_scipy(tmp_path: Path) -> None:
+def test_feature_densities_are_those_of_scipy(tmp_path):
     stats = pytest.importorskip("scipy.stats")
     net, x, y = classified()
     z = net[:2](x).detach().numpy()
@@ -199,7 +195,7 @@ def test_feature_densities_are_those_of_scipy(tmp_path: Path) -> None:
     assert torch.equal(again(x), density(x))  # it has a network of its own
 
 
-def test_features_without_a_density_raise() -> None:
+def test_features_without_a_density_raise():
     _, x, y = classified(30)
     with pytest.raises(ValueError, match="two rows of each class"):
         feature_density(nn.Linear(4, 3), (x, torch.tensor([2] + 29 * [0])))

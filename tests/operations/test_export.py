@@ -1,16 +1,11 @@
 """The exported program says what the posterior says, for every batch size, from a file too."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.operations.export import export, export_onnx
@@ -42,18 +37,18 @@ NETS = {
 }
 
 
-def data(rows: int = 48) -> tuple[Tensor, Tensor]:
+def data(rows=48):
     x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(0))
     return x, torch.arange(rows) % 3
 
 
 @cache
-def fitted(net: str, method: str) -> bayou.Posterior:
+def fitted(net, method):
     torch.manual_seed(0)
     return bayou.fit(NETS[net](3), data(), method=METHODS[method], progress=False)
 
 
-def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-5) -> None:
+def compare(program, p, x, tolerance=1e-5):
     found = program.module()(x)
     for name, value in found.items():
         want = p.outputs if name == "outputs" else getattr(p, name)
@@ -74,7 +69,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("net", "method"), CASES)
-def test_programs_predict_as_posteriors(net: str, method: str) -> None:
+def test_programs_predict_as_posteriors(net, method):
     posterior = fitted(net, method)
     x, _ = data()
     samples = min(5, posterior.draws or 5)
@@ -89,7 +84,7 @@ def test_programs_predict_as_posteriors(net: str, method: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore:The given buffer is not writable:UserWarning"
 )  # of torch up to 2.11
-def test_saved_program_needs_no_bayou(tmp_path: Path) -> None:
+def test_saved_program_needs_no_bayou(tmp_path):
     posterior, x = fitted("mlp", "mnf"), data()[0]
     torch.export.save(export(posterior, x[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
     program = torch.export.load(tmp_path / "a.pt2")
@@ -98,15 +93,15 @@ def test_saved_program_needs_no_bayou(tmp_path: Path) -> None:
 
 
 class Two(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.left, self.right = nn.Linear(16, 3), nn.Linear(16, 3)
 
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+    def forward(self, x, z):
         return self.left(x) + self.right(z)
 
 
-def regression() -> bayou.Posterior:
+def regression():
     """Return an ensemble whose members have their own noise, with a temperature."""
     x, _ = data()
     posterior = bayou.fit(
@@ -120,12 +115,12 @@ def regression() -> bayou.Posterior:
     return posterior
 
 
-def two_inputs() -> bayou.Posterior:
+def two_inputs():
     x, y = data()
     return bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
 
 
-def test_programs_of_regressions() -> None:
+def test_programs_of_regressions():
     x, _ = data()
     posterior = regression()
     program = export(posterior, x[:2])
@@ -136,7 +131,7 @@ def test_programs_of_regressions() -> None:
 @pytest.mark.skipif(
     torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run"
 )
-def test_programs_of_several_inputs() -> None:
+def test_programs_of_several_inputs():
     x, _ = data()
     pair = (x, x.flip(1))
     posterior = two_inputs()
@@ -146,15 +141,15 @@ def test_programs_of_several_inputs() -> None:
 
 
 class Branch(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(16, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.fc(x) if float(x.sum()) > 0 else self.fc(-x)
 
 
-def test_posteriors_without_a_program_raise() -> None:
+def test_posteriors_without_a_program_raise():
     x, y = data()
     linearized = bayou.fit(
         NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False
@@ -177,7 +172,7 @@ def test_posteriors_without_a_program_raise() -> None:
         export(branch, x)
 
 
-ONNX_CASES: dict[str, Callable[[], bayou.Posterior]] = {
+ONNX_CASES = {
     "vi": lambda: fitted("mlp", "mnf"),
     "dropout": lambda: fitted("mlp", "dropout"),
     "conv": lambda: fitted("conv", "gaussian"),
@@ -189,7 +184,7 @@ ONNX_CASES: dict[str, Callable[[], bayou.Posterior]] = {
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 @pytest.mark.parametrize("case", ONNX_CASES)
-def test_onnx_files_predict_as_posteriors(case: str, tmp_path: Path) -> None:
+def test_onnx_files_predict_as_posteriors(case, tmp_path):
     from onnxruntime import InferenceSession
 
     posterior = ONNX_CASES[case]()
@@ -212,9 +207,7 @@ def test_onnx_files_predict_as_posteriors(case: str, tmp_path: Path) -> None:
             torch.testing.assert_close(torch.from_numpy(value), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_missing_onnx_raises_with_the_command_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_onnx_raises_with_the_command_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"needs onnxscript, .* pip install 'bayou\[onnx\]'"):
         export_onnx(fitted("mlp", "point"), tmp_path / "a.onnx", data()[0])

@@ -2,11 +2,6 @@
 density.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -21,28 +16,28 @@ F64 = torch.float64
 X = torch.linspace(-1, 1, 21, dtype=F64)
 PHI, Y = torch.stack([X, X**2, X**3], 1), torch.sin(3 * X)[:, None]
 FIRST, SECOND = (PHI[:11], Y[:11]), (PHI[11:], Y[11:])
-LINE: dict[str, Any] = {
+LINE = {
     "likelihood": bayou.Gaussian(0.1),
     "prior": bayou.Normal(1.0),
     "progress": False,
 }
 
 
-def line() -> nn.Module:
+def line():
     """METHODS number 1 with the constant as a bias: two tensors."""
     return nn.Linear(3, 1, dtype=F64)
 
 
-def two_layers(outputs: int = 2) -> nn.Module:
+def two_layers(outputs=2):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
 
 
-def first(method: bayou.methods.Method) -> bayou.Posterior:
+def first(method):
     return bayou.fit(line(), FIRST, method=method, **LINE)
 
 
-def mode(*parts: tuple[torch.Tensor, torch.Tensor]) -> nn.Module:
+def mode(*parts):
     """The line at the mean of its posterior, in closed form."""
     x, y = (torch.cat(part) for part in zip(*parts, strict=True))
     phi = torch.cat((x, torch.ones_like(x[:, :1])), 1)
@@ -53,7 +48,7 @@ def mode(*parts: tuple[torch.Tensor, torch.Tensor]) -> nn.Module:
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
-def test_laplace_of_two_tasks_is_that_of_all_rows(structure: Any) -> None:
+def test_laplace_of_two_tasks_is_that_of_all_rows(structure):
     """Number 8. Of a linear model with one output the Kronecker factors add up exactly too; so do
     the evidences.
     """
@@ -77,10 +72,10 @@ def test_laplace_of_two_tasks_is_that_of_all_rows(structure: Any) -> None:
     assert (
         scale < 1e-8
     )  # of curvatures of 2,000: the mode of the two tasks is the batch mean to 1e-11
-    assert one.log_evidence + two.log_evidence == pytest.approx(6.465824, abs=5e-7)  # type: ignore[operator]
+    assert one.log_evidence + two.log_evidence == pytest.approx(6.465824, abs=5e-7)
 
 
-POSTERIORS: dict[str, bayou.methods.Method] = {
+POSTERIORS = {
     "LowRank": bayou.VI(bayou.LowRank(2, std=0.3), steps=3),
     "JointFlow": bayou.VI(bayou.JointFlow("realnvp"), steps=3),
     "Inducing": bayou.VI(bayou.Inducing(4), steps=3),
@@ -92,19 +87,19 @@ POSTERIORS: dict[str, bayou.methods.Method] = {
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
-def test_the_prior_is_the_density_of_the_posterior(name: str) -> None:
+def test_the_prior_is_the_density_of_the_posterior(name):
     posterior = first(POSTERIORS[name])
     target = Target.build(line(), bayou.Gaussian(0.1), posterior.as_prior(), 10)
     draws = posterior.sample(3, seed=0)
-    torch.testing.assert_close(target.log_prior(draws), posterior.log_prob(draws))  # type: ignore[attr-defined]
+    torch.testing.assert_close(target.log_prior(draws), posterior.log_prob(draws))
     moved = {key: value + 0.3 for key, value in draws.items()}
-    torch.testing.assert_close(target.log_prior(moved), posterior.log_prob(moved))  # type: ignore[attr-defined]
+    torch.testing.assert_close(target.log_prior(moved), posterior.log_prob(moved))
 
 
 @pytest.mark.parametrize(
     "family", [bayou.MeanField(0.4), bayou.LowRank(2, std=0.4)], ids=["MeanField", "LowRank"]
 )
-def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
+def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family):
     posterior = first(bayou.Laplace("full", start=bayou.MAP(steps=5)))
     assert isinstance(posterior, GaussianPosterior)
     bayesian = Bayesian(line(), {"*": family}, posterior.as_prior(), PHI[:2])
@@ -116,10 +111,10 @@ def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
     mean = bayesian.mean()
     if isinstance(family, bayou.LowRank):
         guide = bayesian.guides[0]
-        parts = guide.split(torch.cat((torch.diag(guide.log_std.exp()), guide.factor.mT)))  # type: ignore[operator]
+        parts = guide.split(torch.cat((torch.diag(guide.log_std.exp()), guide.factor.mT)))
         root = torch.cat([parts[name].flatten(1) for name in names], 1).mT
     else:
-        std = {name: value for guide in bayesian.guides for name, value in guide.std().items()}  # type: ignore[union-attr]
+        std = {name: value for guide in bayesian.guides for name, value in guide.std().items()}
         root = torch.diag(torch.cat([std[name].flatten() for name in names]))
     q = _normal({name: mean[name] for name in names}, root)
     with torch.no_grad():
@@ -128,14 +123,12 @@ def test_the_kl_to_a_joint_prior_is_that_of_gaussians(family: Any) -> None:
     assert abs(float(kl.mean()) - expected) < 5 * float(kl.std()) / 20**0.5
 
 
-def _normal(
-    mean: dict[str, torch.Tensor], root: torch.Tensor
-) -> torch.distributions.MultivariateNormal:
+def _normal(mean, root):
     center, root = torch.cat([value.flatten() for value in mean.values()]).detach(), root.detach()
     return torch.distributions.MultivariateNormal(center, root @ root.mT)
 
 
-def test_the_nearest_product_is_the_first_singular_pair_of_the_rearranged_sum() -> None:
+def test_the_nearest_product_is_the_first_singular_pair_of_the_rearranged_sum():
     """Van Loan 1993, against the sum written out; a sum that is a product stays what it is."""
     torch.manual_seed(0)
     roots = [(torch.randn(2, 3, 3, dtype=F64), torch.randn(2, 4, 4, dtype=F64)) for _ in range(2)]
@@ -143,8 +136,8 @@ def test_the_nearest_product_is_the_first_singular_pair_of_the_rearranged_sum() 
     a, g = nearest_product(pairs)
     for group in range(2):
         total = sum(torch.kron(x[group], y[group]) for x, y in pairs)
-        distance = float((total - torch.kron(a[group], g[group])).norm())  # type: ignore[operator]
-        blocks = total.reshape(3, 4, 3, 4).permute(0, 2, 1, 3).reshape(9, 16)  # type: ignore[union-attr]
+        distance = float((total - torch.kron(a[group], g[group])).norm())
+        blocks = total.reshape(3, 4, 3, 4).permute(0, 2, 1, 3).reshape(9, 16)
         assert distance == pytest.approx(float(torch.linalg.svdvals(blocks)[1:].norm()), rel=1e-10)
         assert float(torch.linalg.eigvalsh(a[group]).min()) > 0
         assert float(torch.linalg.eigvalsh(g[group]).min()) > 0
@@ -158,7 +151,7 @@ TASKS = [(PHI, (PHI[:, 0] > 0).long()), (PHI, (PHI[:, 1] > 0.3).long())]
 
 
 @pytest.mark.parametrize("structure", ["full", pytest.param("kronecker", marks=pytest.mark.slow)])
-def test_heads_of_a_laplace_with_correlations(structure: Any) -> None:
+def test_heads_of_a_laplace_with_correlations(structure):
     """The body is what the last task left of it, without the head that it was correlated with."""
     method = bayou.Laplace(structure, start=bayou.MAP(steps=10))
     found = bayou.continual(
@@ -182,7 +175,7 @@ def test_heads_of_a_laplace_with_correlations(structure: Any) -> None:
     assert joined.predict(PHI, seed=0).mean.shape == (21, 2)
 
 
-def test_methods_with_the_joint_prior_of_another_method() -> None:
+def test_methods_with_the_joint_prior_of_another_method():
     """A chain, an MNF and a point with the prior that a full Laplace left, under local noise or
     not.
     """
@@ -196,7 +189,7 @@ def test_methods_with_the_joint_prior_of_another_method() -> None:
         assert found.predict(PHI, seed=0).mean.isfinite().all()
 
 
-def test_methods_that_cannot_use_a_joint_prior_raise() -> None:
+def test_methods_that_cannot_use_a_joint_prior_raise():
     full, rank = (
         first(POSTERIORS["Laplace, full"]).as_prior(),
         first(POSTERIORS["LowRank"]).as_prior(),
@@ -221,7 +214,7 @@ def test_methods_that_cannot_use_a_joint_prior_raise() -> None:
         with pytest.raises(ValueError, match=message):
             bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})
     frozen = line()
-    frozen.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
+    frozen.bias.requires_grad_(False)
     with pytest.raises(
         ValueError, match="has no density of weight alone, as heads and frozen tensors need"
     ):
@@ -236,7 +229,7 @@ def test_methods_that_cannot_use_a_joint_prior_raise() -> None:
         bayou.continual(two_layers(), TASKS, flow, heads="2.*", progress=False)
 
 
-def test_files_of_posteriors_with_a_joint_prior_need_that_prior(tmp_path: Path) -> None:
+def test_files_of_posteriors_with_a_joint_prior_need_that_prior(tmp_path):
     prior = first(POSTERIORS["Laplace, full"]).as_prior()
     for method in (POSTERIORS["Laplace, full"], POSTERIORS["LowRank"]):
         posterior = bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})

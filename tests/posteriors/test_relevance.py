@@ -1,12 +1,8 @@
 """Priors by unit: which inputs matter, by VI and by the evidence of Laplace."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.core import rng
@@ -16,29 +12,27 @@ DOUBLE = torch.float64
 BY_UNIT = bayou.Normal("fan_in", learn="units")
 
 
-def table(columns: int = 6, rows: int = 200) -> tuple[Tensor, Tensor]:
+def table(columns=6, rows=200):
     """y depends on the first two columns alone."""
     like = torch.zeros((), dtype=DOUBLE)
     x = rng.normal(rows, (columns,), like, seed=0)
     return x, torch.sin(2 * x[:, :1]) + x[:, 1:2] + 0.1 * rng.normal(rows, (1,), like, seed=1)
 
 
-def net(columns: int = 6) -> nn.Sequential:
+def net(columns=6):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(columns, 10), nn.Tanh(), nn.Linear(10, 1)).to(DOUBLE)
 
 
-def fit(
-    method: bayou.methods.Method, prior: object = BY_UNIT, **options: object
-) -> bayou.Posterior:
+def fit(method, prior=BY_UNIT, **options):
     likelihood = bayou.Gaussian(0.1)
     return bayou.fit(
         net(), table(), method=method, prior=prior, likelihood=likelihood, progress=False, **options
     )
 
 
-def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
+def linear():
     """Three answers, of which two columns out of four matter; the network is at the least
     squares.
     """
@@ -50,7 +44,7 @@ def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
     return found, (x, y)
 
 
-def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
+def test_vi_learns_the_factors_of_the_closed_form(tmp_path):
     """a_i² = mean_j (m² + σ²)/s²: the scales that make the KL of the fitted q smallest."""
     net, data = linear()
     method = bayou.VI(
@@ -84,7 +78,7 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     ],
     ids=lambda guide: type(guide).__name__,
 )
-def test_every_family_learns_a_prior_by_unit(guide: object) -> None:
+def test_every_family_learns_a_prior_by_unit(guide):
     posterior = fit(bayou.VI(guide, steps=3))
     relevance = posterior.relevance("*.weight")
     assert {name: value.shape for name, value in relevance.items()} == {
@@ -96,14 +90,14 @@ def test_every_family_learns_a_prior_by_unit(guide: object) -> None:
     )  # each of them has moved
 
 
-def test_an_ensemble_says_the_mean_of_its_members() -> None:
+def test_an_ensemble_says_the_mean_of_its_members():
     posterior = fit(bayou.Ensemble(2, of=bayou.VI(steps=3)))
     members = [member.relevance()["0.weight"] for member in posterior.components]
     torch.testing.assert_close(posterior.relevance()["0.weight"], torch.stack(members).mean(0))
 
 
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
-def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str) -> None:
+def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure):
     """Over s and a: for every input α_i·Σ_j (w_ji² + Σ_ji,ji) = number of its weights, α_i =
     1/(s·a_i)².
     """
@@ -132,7 +126,7 @@ def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str) -> No
     assert posterior.log_evidence > flat.log_evidence + 1
 
 
-def test_a_unit_without_weights_has_a_small_scale_not_none() -> None:
+def test_a_unit_without_weights_has_a_small_scale_not_none():
     """Its evidence has no largest value: the factor stays within bounds."""
     x, y = table(4, 50)
     net = nn.Linear(4, 1, dtype=DOUBLE)
@@ -150,9 +144,7 @@ def test_a_unit_without_weights_has_a_small_scale_not_none() -> None:
     assert float(relevance[2:].max()) < 0.02 < float(relevance[:2].min())
 
 
-def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_full_one_does() -> (
-    None
-):
+def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_full_one_does():
     """One output and Gaussian noise: A ⊗ G is the whole curvature."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
@@ -201,8 +193,6 @@ def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_ful
         (bayou.MAP(steps=2), BY_UNIT, "MAP cannot learn a prior"),
     ],
 )
-def test_priors_without_factors_have_no_relevance(
-    method: bayou.methods.Method, prior: object, message: str
-) -> None:
+def test_priors_without_factors_have_no_relevance(method, prior, message):
     with pytest.raises(ValueError, match=message):
         fit(method, prior).relevance()
