@@ -4,6 +4,7 @@ do.
 
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,8 +56,11 @@ class Named(Plain):
         return self.made(super().forward(scale, features))
 
 
+fit = partial(bayou.fit, progress=False)
+
+
 def outputs(net, data, x, method, **options):
-    return bayou.fit(net, data, method, progress=False, **options).predict(x, 4, seed=0).outputs
+    return fit(net, data, method, **options).predict(x, 4, seed=0).outputs
 
 
 POINT = bayou.MAP(steps=5)
@@ -139,7 +143,7 @@ OUTPUTS = {
 def test_selected_output_is_fitted_and_stored_in_files(name, tmp_path):
     made, output = OUTPUTS[name]
     net = Named(made)
-    posterior = bayou.fit(net, BATCH, POINT, output=output, progress=False)
+    posterior = fit(net, BATCH, POINT, output=output)
     expected = outputs(Plain(), ((SCALE, X), Y), (SCALE, X), POINT)
     assert torch.equal(posterior.predict(BATCH, 4, seed=0).outputs, expected)
     assert not {**net._forward_hooks, **net._forward_pre_hooks}  # the network is not changed
@@ -161,7 +165,7 @@ def test_invalid_output_raises():
     with pytest.raises(
         ValueError, match="must return one tensor, got Outputs of loss, logits; select"
     ):
-        bayou.fit(Named(), BATCH, POINT, output="other", progress=False)
+        fit(Named(), BATCH, POINT, output="other")
 
 
 def test_draws_take_keywords():
@@ -185,7 +189,7 @@ def test_a_network_of_keywords_is_compressed():
         def forward(self, *, features, scale):
             return {"logits": super().forward(scale, features)}
 
-    posterior = bayou.fit(Traced(), BATCH, bayou.VI(steps=3), progress=False)
+    posterior = fit(Traced(), BATCH, bayou.VI(steps=3))
     small = bayou.compress(posterior, example_x=UserDict(BATCH))
     assert small(features=X, scale=SCALE)["logits"].shape == (N, 2)
     assert small.compression.difference is not None
@@ -208,7 +212,7 @@ def test_a_network_of_keywords_is_compressed():
 )
 def test_invalid_mappings_raise(data, message):
     with pytest.raises(ValueError, match=message):
-        bayou.fit(Named(), data, POINT, progress=False)
+        fit(Named(), data, POINT)
 
 
 def test_flags_of_a_mapping_are_arguments_of_the_network():
@@ -217,6 +221,6 @@ def test_flags_of_a_mapping_are_arguments_of_the_network():
             return (1 + double) * super().forward(**inputs).logits
 
     batch = {"double": True} | BATCH
-    posterior = bayou.fit(Flagged(), batch, bayou.MAP(steps=1, lr=1e-9), progress=False)
+    posterior = fit(Flagged(), batch, bayou.MAP(steps=1, lr=1e-9))
     f = posterior.predict(batch).outputs
     torch.testing.assert_close(f[0], 2 * Plain()(SCALE, X), atol=1e-6, rtol=1e-5)

@@ -77,8 +77,13 @@ def engine(monkeypatch):
     monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")
 
 
+def fit(net, method, **options):
+    likelihood = Gaussian(0.3)
+    return bayou.fit(net, (X, Y), method, likelihood=likelihood, progress=False, **options)
+
+
 def check_round_trip(net, method, path):
-    posterior = bayou.fit(net, (X, Y), method, likelihood=Gaussian(0.3), progress=False)
+    posterior = fit(net, method)
     posterior.save(path)
     loaded = bayou.load(path, net)
     before = posterior.predict(X, samples=3, seed=0).outputs
@@ -96,11 +101,9 @@ def test_network_with_extra_state_is_fitted_and_saved(name, tmp_path):
 def test_extra_state_that_is_a_tensor_belongs_to_the_network(tmp_path):
     net = WithTensorState()
     check_round_trip(net, METHODS["map"], tmp_path / "posterior")
-    posterior = bayou.fit(net, (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False)
     other = WithTensorState()
     other.version = 3
-    posterior.save(tmp_path / "other")
-    assert bayou.load(tmp_path / "other", other).target.net.version == 3
+    assert bayou.load(tmp_path / "posterior", other).target.net.version == 3
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -109,9 +112,7 @@ def test_network_with_quantized_layers_below_a_head_is_fitted_and_saved(name, tm
 
 
 def test_posterior_on_quantized_layers_refuses_other_packed_weights(tmp_path, engine):
-    posterior = bayou.fit(
-        Quantized(), (X, Y), METHODS["map"], likelihood=Gaussian(0.3), progress=False
-    )
+    posterior = fit(Quantized(), METHODS["map"])
     posterior.save(tmp_path / "posterior")
     with pytest.raises(FileError, match="packed_params"):
         bayou.load(tmp_path / "posterior", Quantized(scale=0.02))
@@ -123,12 +124,8 @@ def test_interrupted_run_resumes_with_packed_state(kind, make, tmp_path, engine)
     torch.manual_seed(0)
     net = make()
     method = kind(steps=8, batch_size=8, validation=0.2, checkpoint_every=2)
-    data = (X, Y)
-    likelihood = Gaussian(0.3)
-    whole = bayou.fit(net, data, method, likelihood=likelihood, progress=False)
-    path = tmp_path / "run"
-    bayou.fit(net, data, method, likelihood=likelihood, checkpoint=path, progress=False)
-    again = bayou.fit(net, data, method, likelihood=likelihood, checkpoint=path, progress=False)
+    whole = fit(net, method)
+    _, again = (fit(net, method, checkpoint=tmp_path / "run") for _ in range(2))
     expected = whole.sample(2, seed=0)
     for name, value in again.sample(2, seed=0).items():
         assert torch.equal(value, expected[name])
