@@ -16,6 +16,8 @@ X = np.linspace(-1, 1, 21)
 PHI, Y = np.stack([X**k for k in range(4)], 1), np.sin(3 * X)
 ONLINE = bayou.Laplace(structure="diagonal", start=bayou.MAP())
 SHORT = bayou.Laplace(structure="diagonal", start=bayou.MAP(steps=20))
+FAMILY = bayou.MeanField(0.1)
+VI = bayou.VI(FAMILY, steps=5, start=None)
 LINE = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(1.0), "progress": False}
 
 
@@ -104,15 +106,14 @@ def two_heads():
     return [nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, k)).double() for k in (2, 3)]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT],
-    ids=["MeanField", "Laplace"],
-)
+def by_heads(method, **options):
+    options = {"heads": "2.*", "progress": False} | options
+    return bayou.continual(two_heads(), TASKS, method, **options)
+
+
+@pytest.mark.parametrize("method", [VI, SHORT], ids=["MeanField", "Laplace"])
 def test_heads_are_those_of_their_task(method):
-    found = bayou.continual(
-        two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False
-    )
+    found = by_heads(method, prior=bayou.Normal(0.7))
     first, last = found.posteriors
     priors = last.bound_priors()
     assert torch.equal(priors["0.weight"].mean, first.mean()["0.weight"])
@@ -133,10 +134,7 @@ def test_heads_are_those_of_their_task(method):
 
 
 def test_coresets_of_heads_are_fitted_separately():
-    method = bayou.VI(bayou.MeanField(0.1), steps=5, start=None)
-    found = bayou.continual(
-        two_heads(), TASKS, method, heads=["2.*"], coreset=4, selection="k-center", progress=False
-    )
+    found = by_heads(VI, heads=["2.*"], coreset=4, selection="k-center")
     (first, last), (again, _) = found.posteriors, found.final
     priors = again.bound_priors()
     assert torch.equal(priors["0.weight"].mean, last.mean()["0.weight"])
@@ -147,10 +145,7 @@ def test_coresets_of_heads_are_fitted_separately():
 
 
 def test_interrupted_sequence_continues_from_its_checkpoints(tmp_path):
-    method, file = bayou.VI(bayou.MeanField(0.1), steps=5, start=None), tmp_path / "run"
-    nets = two_heads()
-    options = {"heads": "2.*", "coreset": 4, "checkpoint": file, "progress": False}
-    found, again = (bayou.continual(nets, TASKS, method, **options) for _ in range(2))
+    found, again = (by_heads(VI, coreset=4, checkpoint=tmp_path / "run") for _ in range(2))
     assert {path.name for path in tmp_path.iterdir()} >= {
         "run.task0",
         "run.task1",
@@ -189,7 +184,7 @@ def test_networks_that_do_not_belong_together_raise():
         bayou.continual([line()], [GOOD, GOOD], SHORT, **LINE)
     message = r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1"
     with pytest.raises(ValueError, match=message):
-        bayou.continual(two_heads(), TASKS, SHORT, heads="2.weight", progress=False)
+        by_heads(SHORT, heads="2.weight")
 
 
 def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch):
@@ -203,8 +198,7 @@ def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch):
         return posterior
 
     monkeypatch.setattr(bayou.VI, "fit", interrupted)
-    method = bayou.VI(bayou.MeanField(0.1), steps=3, start=None)
-    found = bayou.continual(two_heads()[0], [TASKS[0]] * 3, method, coreset=4, progress=False)
+    found = bayou.continual(two_heads()[0], [TASKS[0]] * 3, VI, coreset=4, progress=False)
     assert (runs, len(found.posteriors), len(found.final), len(found.coresets)) == (2, 2, 2, 2)
     assert found.final[0] is found.posteriors[-1]
 
@@ -214,7 +208,7 @@ def test_heads_of_one_network_start_at_permuted_values():
     then forgotten.
     """
     net = two_heads()[0]
-    still = bayou.VI(bayou.MeanField(0.1), steps=1, lr=1e-300, start="network")
+    still = bayou.VI(FAMILY, steps=1, lr=1e-300, start="network")
     found = bayou.continual(net, [TASKS[0]] * 3, still, heads="2.*", seed=1, progress=False)
     first, second, third = (q.mean() for q in found.posteriors)
     assert torch.equal(first["2.weight"], net[2].weight)
