@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.network.layout import fan_ins
@@ -58,7 +59,7 @@ def test_the_spectral_norm_is_bounded_and_smaller_weights_stay():
         assert (
             0.7 * 8 ** (-1 / 258) - 1e-12 <= norm(made[place].weight) <= 0.7 + 1e-12
         )  # an upper bound
-    torch.testing.assert_close(made[4].weight, net[4].weight, rtol=0, atol=0)
+    assert_close(made[4].weight, net[4].weight, rtol=0, atol=0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert torch.equal(made[0].parametrizations.weight.original, net[0].weight)
     with pytest.raises(ValueError, match="bound must be positive, got 0"):
@@ -76,7 +77,7 @@ def test_the_gradient_is_that_of_the_bounded_weight():
 
     made(x).sin().sum().backward()
     expected = torch.func.grad(loss)(weight)
-    torch.testing.assert_close(made.parametrizations.weight.original.grad, expected)
+    assert_close(made.parametrizations.weight.original.grad, expected)
 
 
 def test_a_residual_block_keeps_distances_within_its_bounds():
@@ -146,7 +147,7 @@ def test_sngp_is_the_gaussian_process(tmp_path):
     expected = (
         1.5**2 * phi(new).square().sum(-1) - (cross @ torch.linalg.solve(k, cross.mT)).diagonal()
     )
-    torch.testing.assert_close(posterior.function(new)[1].flatten(), expected)
+    assert_close(posterior.function(new)[1].flatten(), expected)
     assert float(posterior.function(x)[1].max()) < 0.1**2
     far = 100 * nn.functional.normalize(torch.randn(50, 2), dim=-1)
     at_far = posterior.function(far)[1].flatten() / 1.5**2
@@ -156,11 +157,11 @@ def test_sngp_is_the_gaussian_process(tmp_path):
 
     posterior.save(tmp_path / "sngp.bayou")
     again = bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, FEATURES, 1.0))
-    torch.testing.assert_close(again.predict(new).mean, posterior.predict(new).mean)
+    assert_close(again.predict(new).mean, posterior.predict(new).mean)
     with pytest.raises(bayou.core.files.FileError):  # other features
         bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, FEATURES, 1.0, seed=7))
-    torch.testing.assert_close(posterior.to_module()(new), net(new))
-    torch.testing.assert_close(copy.deepcopy(net)(new), net(new))
+    assert_close(posterior.to_module()(new), net(new))
+    assert_close(copy.deepcopy(net)(new), net(new))
 
 
 def classified(rows=300):
