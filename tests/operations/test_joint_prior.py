@@ -5,6 +5,7 @@ density.
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.curvature.joint import nearest_product
@@ -16,16 +17,16 @@ F64 = torch.float64
 X = torch.linspace(-1, 1, 21, dtype=F64)
 PHI, Y = torch.stack([X, X**2, X**3], 1), torch.sin(3 * X)[:, None]
 FIRST, SECOND = (PHI[:11], Y[:11]), (PHI[11:], Y[11:])
-LINE = {
-    "likelihood": bayou.Gaussian(0.1),
-    "prior": bayou.Normal(1.0),
-    "progress": False,
-}
 
 
 def line():
     """METHODS number 1 with the constant as a bias: two tensors."""
     return nn.Linear(3, 1, dtype=F64)
+
+
+def fit(net, data, method, **options):
+    options = {"prior": bayou.Normal(1.0), "progress": False} | options
+    return bayou.fit(net, data, method, likelihood=bayou.Gaussian(0.1), **options)
 
 
 def two_layers(outputs=2):
@@ -34,7 +35,7 @@ def two_layers(outputs=2):
 
 
 def first(method):
-    return bayou.fit(line(), FIRST, method=method, **LINE)
+    return fit(line(), FIRST, method)
 
 
 def mode(*parts):
@@ -53,14 +54,14 @@ def test_laplace_of_two_tasks_is_that_of_all_rows(structure):
     the evidences.
     """
     method = bayou.Laplace(structure, curvature="ggn", start=None)
-    one = bayou.fit(mode(FIRST), FIRST, method=method, **LINE)
-    two = bayou.fit(mode(FIRST, SECOND), SECOND, method=method, **{**LINE, "prior": one.as_prior()})
-    batch = bayou.fit(mode(FIRST, SECOND), (PHI, Y), method=method, **LINE)
+    one = fit(mode(FIRST), FIRST, method)
+    two = fit(mode(FIRST, SECOND), SECOND, method, prior=one.as_prior())
+    batch = fit(mode(FIRST, SECOND), (PHI, Y), method)
     assert isinstance(one, GaussianPosterior)
     assert isinstance(two, GaussianPosterior)
     assert isinstance(batch, GaussianPosterior)
     names = {name: torch.randn(5, *value.shape, dtype=F64) for name, value in batch.mean().items()}
-    torch.testing.assert_close(
+    assert_close(
         two.covariance.mahalanobis(names), batch.covariance.mahalanobis(names), rtol=1e-12, atol=0
     )
     target, start = (
@@ -91,9 +92,9 @@ def test_the_prior_is_the_density_of_the_posterior(name):
     posterior = first(POSTERIORS[name])
     target = Target.build(line(), bayou.Gaussian(0.1), posterior.as_prior(), 10)
     draws = posterior.sample(3, seed=0)
-    torch.testing.assert_close(target.log_prior(draws), posterior.log_prob(draws))
+    assert_close(target.log_prior(draws), posterior.log_prob(draws))
     moved = {key: value + 0.3 for key, value in draws.items()}
-    torch.testing.assert_close(target.log_prior(moved), posterior.log_prob(moved))
+    assert_close(target.log_prior(moved), posterior.log_prob(moved))
 
 
 @pytest.mark.parametrize(
@@ -142,9 +143,7 @@ def test_the_nearest_product_is_the_first_singular_pair_of_the_rearranged_sum():
         assert float(torch.linalg.eigvalsh(a[group]).min()) > 0
         assert float(torch.linalg.eigvalsh(g[group]).min()) > 0
     a, g = nearest_product([pairs[0], (2 * pairs[0][0], pairs[0][1])])
-    torch.testing.assert_close(
-        torch.kron(a[0], g[0]), 3 * torch.kron(pairs[0][0][0], pairs[0][1][0])
-    )
+    assert_close(torch.kron(a[0], g[0]), 3 * torch.kron(pairs[0][0][0], pairs[0][1][0]))
 
 
 TASKS = [(PHI, (PHI[:, 0] > 0).long()), (PHI, (PHI[:, 1] > 0.3).long())]
@@ -161,7 +160,7 @@ def test_heads_of_a_laplace_with_correlations(structure):
     assert isinstance(joined, GaussianPosterior)
     for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
         source = one if name[0] == "2" else two
-        torch.testing.assert_close(joined.std()[name], source.std()[name])
+        assert_close(joined.std()[name], source.std()[name])
         assert torch.equal(joined.mean()[name], source.mean()[name])
     body = {name: value for name, value in one.sample(3, seed=0).items() if name[0] == "0"}
     (coupling,) = two.target.couplings
@@ -169,9 +168,7 @@ def test_heads_of_a_laplace_with_correlations(structure):
     draws = one.sample(20_000, seed=1)
     drawn = torch.cat([draws[name].flatten(1) for name in coupling.density.names], 1)
     normal = torch.distributions.MultivariateNormal(drawn.mean(0), drawn.mT.cov())
-    torch.testing.assert_close(
-        coupling.density.log_prob(body), normal.log_prob(flat), atol=0.3, rtol=0
-    )
+    assert_close(coupling.density.log_prob(body), normal.log_prob(flat), atol=0.3, rtol=0)
     assert joined.predict(PHI, seed=0).mean.shape == (21, 2)
 
 
@@ -180,12 +177,11 @@ def test_methods_with_the_joint_prior_of_another_method():
     not.
     """
     prior = first(bayou.Laplace("full", start=bayou.MAP(steps=3))).as_prior()
-    options = {**LINE, "prior": prior}
     for method in (
         bayou.VI(bayou.MNF(), steps=2), bayou.SGLD(steps=4, lr=1e-6, draws=2, start=None),
         bayou.Ensemble(2, bayou.MAP(steps=2)), bayou.VI(bayou.MeanField(), steps=2, compile=False),
     ):  # fmt: skip
-        found = bayou.fit(line(), SECOND, method=method, **options)
+        found = fit(line(), SECOND, method, prior=prior)
         assert found.predict(PHI, seed=0).mean.isfinite().all()
 
 
@@ -212,18 +208,13 @@ def test_methods_that_cannot_use_a_joint_prior_raise():
         ),
     ]:
         with pytest.raises(ValueError, match=message):
-            bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})
+            fit(line(), SECOND, method, prior=prior)
     frozen = line()
     frozen.bias.requires_grad_(False)
     with pytest.raises(
         ValueError, match="has no density of weight alone, as heads and frozen tensors need"
     ):
-        bayou.fit(
-            frozen,
-            SECOND,
-            method=bayou.MAP(steps=1),
-            **{**LINE, "prior": first(POSTERIORS["Inducing"]).as_prior()},
-        )
+        fit(frozen, SECOND, bayou.MAP(steps=1), prior=first(POSTERIORS["Inducing"]).as_prior())
     flow = bayou.VI(bayou.JointFlow("realnvp"), steps=2)
     with pytest.raises(ValueError, match="has no density of .* alone, as heads"):
         bayou.continual(two_layers(), TASKS, flow, heads="2.*", progress=False)
@@ -232,12 +223,10 @@ def test_methods_that_cannot_use_a_joint_prior_raise():
 def test_files_of_posteriors_with_a_joint_prior_need_that_prior(tmp_path):
     prior = first(POSTERIORS["Laplace, full"]).as_prior()
     for method in (POSTERIORS["Laplace, full"], POSTERIORS["LowRank"]):
-        posterior = bayou.fit(line(), SECOND, method=method, **{**LINE, "prior": prior})
+        posterior = fit(line(), SECOND, method, prior=prior)
         posterior.save(tmp_path / "second.bayou")
         again = bayou.load(tmp_path / "second.bayou", line(), prior=prior)
         expected = posterior.predict(PHI, 3, seed=0).outputs
-        torch.testing.assert_close(
-            again.predict(PHI, 3, seed=0).outputs, expected, rtol=1e-12, atol=0
-        )
+        assert_close(again.predict(PHI, 3, seed=0).outputs, expected, rtol=1e-12, atol=0)
         with pytest.raises(ValueError, match="prior"):
             bayou.load(tmp_path / "second.bayou", line())
