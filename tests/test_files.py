@@ -1,7 +1,5 @@
 """Atomic writes, locks, and paths that are not opened."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,8 +25,8 @@ time.sleep(60)
 posix = pytest.mark.skipif(files.fcntl is None, reason="locks of POSIX")
 
 
-def test_a_file_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: Any) -> None:
-    done: list[str] = []
+def test_a_file_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
+    done = []
     sync, rename = os.fsync, os.replace
     monkeypatch.setattr(
         os,
@@ -48,15 +45,15 @@ def test_a_file_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: Any
     assert Path(done[2]).name in (tmp_path.name, ".part")
 
 
-def test_concurrent_writes_of_json_are_atomic(tmp_path: Path) -> None:
+def test_concurrent_writes_of_json_are_atomic(tmp_path):
     path, values = (
         tmp_path / "facts.json",
         [{"who": who, "numbers": [who] * 2000} for who in range(3)],
     )
     write_json(path, values[0])
-    problems: list[BaseException] = []
+    problems = []
 
-    def write(value: Any) -> None:
+    def write(value):
         try:
             for _ in range(25):
                 write_json(path, value)
@@ -75,8 +72,8 @@ def test_concurrent_writes_of_json_are_atomic(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
 )
-def test_a_failed_write_leaves_no_part_and_no_folder(tmp_path: Path, error: BaseException) -> None:
-    def write() -> None:
+def test_a_failed_write_leaves_no_part_and_no_folder(tmp_path, error):
+    def write():
         with files.writing(tmp_path / "new" / "run" / "a.csv", folders=True) as stream:
             stream.write(b"half")
             raise error
@@ -88,7 +85,7 @@ def test_a_failed_write_leaves_no_part_and_no_folder(tmp_path: Path, error: Base
         assert "No space left on device; what was there is untouched" in str(caught.value)
 
 
-def test_every_file_of_the_library_is_written_in_one_way() -> None:
+def test_every_file_of_the_library_is_written_in_one_way():
     writes = re.compile(
         r"""\bopen\([^()]*["'][wax][b+]*["']|\.(write_text|write_bytes|savefig)\("""
     )
@@ -99,10 +96,8 @@ def test_every_file_of_the_library_is_written_in_one_way() -> None:
 
 
 @posix
-def test_a_file_system_without_locks_is_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(*args: Any) -> None:
+def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
+    def none(*args):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(files.fcntl, "flock", none)
@@ -113,7 +108,7 @@ def test_a_file_system_without_locks_is_written_to(
 
 
 @posix
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_process(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE
     ) as other:
@@ -127,7 +122,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes with a name")
-def test_pipes_and_devices_are_errors_and_not_opened(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_errors_and_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     os.symlink("/dev/zero", tmp_path / "device")
     for name in ("pipe", "device"):
@@ -144,7 +139,7 @@ def test_pipes_and_devices_are_errors_and_not_opened(tmp_path: Path) -> None:
     "content",
     [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}", b"nul\0"],
 )
-def test_invalid_json_is_a_file_error(content: bytes, tmp_path: Path) -> None:
+def test_invalid_json_is_a_file_error(content, tmp_path):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(RunError, match=r"a\.json cannot be read: .*; delete it and run again"):
         read_json(tmp_path / "a.json")

@@ -17,7 +17,7 @@ class Net(nn.Module):
     second graph.
     """
 
-    def __init__(self, reentrant: bool | None) -> None:
+    def __init__(self, reentrant):
         super().__init__()
         torch.manual_seed(0)
         self.reentrant = reentrant

@@ -2,13 +2,11 @@
 output.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.network import fan_ins, layouts
@@ -17,12 +15,12 @@ from bayou.network import fan_ins, layouts
 class Conv1D(nn.Module):
     """The linear layer of GPT-2 in transformers, whose weight is stored (inputs, outputs)."""
 
-    def __init__(self, nf: int, nx: int) -> None:
+    def __init__(self, nf, nx):
         super().__init__()
         self.nf, self.nx = nf, nx
         self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.addmm(self.bias, x.view(-1, self.nx), self.weight).view(*x.shape[:-1], self.nf)
 
 
@@ -35,12 +33,12 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_fan_in_counts_the_inputs_of_one_output(name: str) -> None:
+def test_the_fan_in_counts_the_inputs_of_one_output(name):
     layer, expected = LAYERS[name]
     assert fan_ins(nn.Sequential(layer)) == {"0.weight": expected, "0.bias": expected}
 
 
-def test_a_conv1d_has_the_prior_of_the_linear_layer_that_it_is() -> None:
+def test_a_conv1d_has_the_prior_of_the_linear_layer_that_it_is():
     layer = Conv1D(3, 12)
     layout = layouts(nn.Sequential(layer), ["0.weight"])["0.weight"]
     assert layout.axes == (0, 1)
@@ -52,6 +50,6 @@ def test_a_conv1d_has_the_prior_of_the_linear_layer_that_it_is() -> None:
     assert float(draws.std()) == pytest.approx(1 / math.sqrt(12), rel=0.02)
 
 
-def test_linear_layer_named_conv1d_is_a_linear_layer() -> None:
+def test_linear_layer_named_conv1d_is_a_linear_layer():
     other = type("Conv1D", (nn.Linear,), {})(12, 3)
     assert fan_ins(nn.Sequential(other))["0.weight"] == 12

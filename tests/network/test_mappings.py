@@ -2,12 +2,9 @@
 do.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, UserDict
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,17 +28,17 @@ BATCH = {"scale": SCALE, "features": X, "labels": Y}
 class Outputs(OrderedDict[str, Any]):
     """What networks of transformers return: a dict whose values are attributes, too."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return self[name]
 
 
 class Plain(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
 
-    def forward(self, scale: Tensor, features: Tensor) -> Any:
+    def forward(self, scale, features):
         return self.b(torch.tanh(self.a(features) * scale))
 
 
@@ -50,23 +47,24 @@ class Named(Plain):
     nothing.
     """
 
-    def __init__(
-        self, made: Callable[[Tensor], Any] = lambda logits: Outputs(loss=None, logits=logits)
-    ) -> None:
+    def __init__(self, made=lambda logits: Outputs(loss=None, logits=logits)):
         super().__init__()
         self.made = made
 
-    def forward(self, *, features: Tensor, scale: Tensor, labels: Tensor | None = None) -> Any:
+    def forward(self, *, features, scale, labels=None):
         assert labels is None
         return self.made(super().forward(scale, features))
 
 
-def outputs(net: nn.Module, data: Any, x: Any, method: Any, **options: Any) -> Tensor:
-    return bayou.fit(net, data, method, progress=False, **options).predict(x, 4, seed=0).outputs
+fit = partial(bayou.fit, progress=False)
+
+
+def outputs(net, data, x, method, **options):
+    return fit(net, data, method, **options).predict(x, 4, seed=0).outputs
 
 
 POINT = bayou.MAP(steps=5)
-METHODS: dict[str, Any] = {
+METHODS = {
     "map": POINT,
     "several draws": bayou.VI(bayou.MNF(), steps=2, samples=2),
     "laplace": bayou.Laplace("full", start=POINT),
@@ -78,7 +76,7 @@ METHODS: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
 @pytest.mark.parametrize("name", METHODS)
-def test_mappings_give_the_posterior_of_positional_inputs(name: str) -> None:
+def test_mappings_give_the_posterior_of_positional_inputs(name):
     plain = outputs(Plain(), ((SCALE, X), Y), (SCALE, X), METHODS[name])
     assert torch.equal(outputs(Named(), UserDict(BATCH), UserDict(BATCH), METHODS[name]), plain)
 
@@ -86,37 +84,37 @@ def test_mappings_give_the_posterior_of_positional_inputs(name: str) -> None:
 class Items:
     """A data set of another library: not a torch Dataset, its items are dicts."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return N
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def __getitem__(self, index):
         return {name: value[index] for name, value in BATCH.items()}
 
 
 class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def __iter__(self):
         return (Items()[index] for index in range(N))
 
 
 class Reader:
     """A loader of another library: no Dataset, no length."""
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def __iter__(self):
         return ({name: value[i : i + 8] for name, value in BATCH.items()} for i in range(0, N, 8))
 
 
-FORMS: dict[str, Any] = {
+FORMS = {
     "a mapping": UserDict(BATCH),
     "a pair": ({"scale": SCALE, "features": X}, Y),
     "a data set": Items(),
-    "a loader": DataLoader(Items(), 8),  # type: ignore[arg-type]
+    "a loader": DataLoader(Items(), 8),
     "a loader of a stream": DataLoader(Stream(), 8),
     "another loader": Reader(),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_data_of_mappings_have_the_same_rows(form: str) -> None:
+def test_data_of_mappings_have_the_same_rows(form):
     data = as_data(FORMS[form], 8)
     assert (data.n, data.batches) == (N, 3)
     for number, (x, y) in enumerate(data.epoch()):
@@ -131,7 +129,7 @@ class Attributes:
     logits: Tensor
 
 
-OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
+OUTPUTS = {
     "a dict": (lambda f: {"hidden": 2 * f, "logits": f}, None),
     "attributes": (Attributes, None),
     "a name": (lambda f: {"aux": 2 * f, "out": f}, "out"),
@@ -142,10 +140,10 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_selected_output_is_fitted_and_stored_in_files(name: str, tmp_path: Path) -> None:
+def test_selected_output_is_fitted_and_stored_in_files(name, tmp_path):
     made, output = OUTPUTS[name]
     net = Named(made)
-    posterior = bayou.fit(net, BATCH, POINT, output=output, progress=False)
+    posterior = fit(net, BATCH, POINT, output=output)
     expected = outputs(Plain(), ((SCALE, X), Y), (SCALE, X), POINT)
     assert torch.equal(posterior.predict(BATCH, 4, seed=0).outputs, expected)
     assert not {**net._forward_hooks, **net._forward_pre_hooks}  # the network is not changed
@@ -159,18 +157,18 @@ def test_selected_output_is_fitted_and_stored_in_files(name: str, tmp_path: Path
     assert torch.equal(loaded.predict(BATCH, 4, seed=0).outputs, expected)
 
 
-def test_invalid_output_raises() -> None:
+def test_invalid_output_raises():
     with pytest.raises(
         ValueError, match=r"output must be a name, an index or a function of the outputs, got 1.5"
     ):
-        bayou.fit(Named(), BATCH, POINT, output=1.5)  # type: ignore[arg-type]
+        bayou.fit(Named(), BATCH, POINT, output=1.5)
     with pytest.raises(
         ValueError, match="must return one tensor, got Outputs of loss, logits; select"
     ):
-        bayou.fit(Named(), BATCH, POINT, output="other", progress=False)
+        fit(Named(), BATCH, POINT, output="other")
 
 
-def test_draws_take_keywords() -> None:
+def test_draws_take_keywords():
     named, plain = (bayou.bayesianize(net, bayou.MNF()) for net in (Named(), Plain()))
     for samples in (None, 3):
         found, expected = (bnn.draw(samples, seed=0) for bnn in (named, plain))
@@ -186,12 +184,12 @@ def test_draws_take_keywords() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")
-def test_a_network_of_keywords_is_compressed() -> None:
+def test_a_network_of_keywords_is_compressed():
     class Traced(Plain):
-        def forward(self, *, features: Tensor, scale: Tensor) -> Any:
+        def forward(self, *, features, scale):
             return {"logits": super().forward(scale, features)}
 
-    posterior = bayou.fit(Traced(), BATCH, bayou.VI(steps=3), progress=False)
+    posterior = fit(Traced(), BATCH, bayou.VI(steps=3))
     small = bayou.compress(posterior, example_x=UserDict(BATCH))
     assert small(features=X, scale=SCALE)["logits"].shape == (N, 2)
     assert small.compression.difference is not None
@@ -212,17 +210,17 @@ def test_a_network_of_keywords_is_compressed() -> None:
         ),
     ],
 )
-def test_invalid_mappings_raise(data: Any, message: str) -> None:
+def test_invalid_mappings_raise(data, message):
     with pytest.raises(ValueError, match=message):
-        bayou.fit(Named(), data, POINT, progress=False)
+        fit(Named(), data, POINT)
 
 
-def test_flags_of_a_mapping_are_arguments_of_the_network() -> None:
+def test_flags_of_a_mapping_are_arguments_of_the_network():
     class Flagged(Named):
-        def forward(self, *, double: bool, **inputs: Any) -> Any:
+        def forward(self, *, double, **inputs):
             return (1 + double) * super().forward(**inputs).logits
 
     batch = {"double": True} | BATCH
-    posterior = bayou.fit(Flagged(), batch, bayou.MAP(steps=1, lr=1e-9), progress=False)
+    posterior = fit(Flagged(), batch, bayou.MAP(steps=1, lr=1e-9))
     f = posterior.predict(batch).outputs
     torch.testing.assert_close(f[0], 2 * Plain()(SCALE, X), atol=1e-6, rtol=1e-5)

@@ -1,15 +1,11 @@
 """What lies below the first random tensor is computed once for all draws."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
-from bayou.posteriors import Mixture, Posterior
+from bayou.posteriors import Mixture
 
 N, WIDTH, CLASSES = 24, 12, 3
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -22,7 +18,7 @@ class Counting(nn.Module):
 
     calls = 0
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(
             nn.Linear(2, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
@@ -30,7 +26,7 @@ class Counting(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
         self.double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         Counting.calls += len(x) == N
         h = self.body(x.unflatten(1, (3, 2)))
         return self.head(nn.functional.scaled_dot_product_attention(h, h, h).mean(1))
@@ -39,12 +35,12 @@ class Counting(nn.Module):
 class Branching(Counting):
     """The head looks at its values, which vmap does not support."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         f = super().forward(x)
         return f if bool(f.detach().abs().max() < 1e9) else -f
 
 
-METHODS: dict[str, tuple[Any, str | None]] = {
+METHODS = {
     "mnf": (bayou.VI(bayou.MNF(), steps=2), "last"),
     "points below": (bayou.VI({"head.*": bayou.MeanField(), "*": bayou.Delta()}, steps=2), None),
     "sgld": (bayou.SGLD(steps=12, draws=6, start=POINT), "last"),
@@ -54,12 +50,12 @@ METHODS: dict[str, tuple[Any, str | None]] = {
 }
 
 
-def fitted(method: Any, where: str | None, net: type[nn.Module] = Counting) -> Posterior:
+def fitted(method, where, net=Counting):
     torch.manual_seed(0)
     return bayou.fit(net(), (X, Y), method, where=where, progress=False)
 
 
-def calls(run: Any) -> int:
+def calls(run):
     Counting.calls = 0
     run()
     return Counting.calls
@@ -67,7 +63,7 @@ def calls(run: Any) -> int:
 
 @pytest.mark.filterwarnings("ignore::bayou.BayouWarning")  # short runs
 @pytest.mark.parametrize("name", METHODS)
-def test_predictions_compute_the_body_once(name: str) -> None:
+def test_predictions_compute_the_body_once(name):
     posterior = fitted(*METHODS[name])
     p = posterior.predict(X, 6, seed=0)
     assert calls(lambda: posterior.predict(X, 6, seed=0)) == 1
@@ -76,26 +72,26 @@ def test_predictions_compute_the_body_once(name: str) -> None:
     torch.testing.assert_close(p.outputs, torch.stack(each).detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_network_with_random_first_layer_is_called_for_every_draw() -> None:
+def test_network_with_random_first_layer_is_called_for_every_draw():
     posterior = fitted(bayou.VI(bayou.MeanField(), steps=2), None)
     assert calls(lambda: posterior.predict(X, 6, seed=0)) >= 6
 
 
-def test_members_of_a_mixture_compute_the_body_once_each() -> None:
+def test_members_of_a_mixture_compute_the_body_once_each():
     posterior = fitted(bayou.Ensemble(2, bayou.VI(bayou.MeanField(), steps=2), init="keep"), "last")
     assert isinstance(posterior, Mixture)
     posterior.predict(X, 8, seed=0)
     assert calls(lambda: posterior.predict(X, 8, seed=0)) == 2
 
 
-def test_operation_without_a_batching_rule_uses_a_loop() -> None:
+def test_operation_without_a_batching_rule_uses_a_loop():
     method = bayou.VI(bayou.MeanField(), steps=2, samples=3)
     posterior, same = fitted(method, "last", Branching), fitted(method, "last")
     got, want = posterior.predict(X, 6, seed=0), same.predict(X, 6, seed=0)
     assert got.outputs.shape == want.outputs.shape == (6, N, CLASSES)
     assert calls(lambda: posterior.predict(X, 6, seed=0)) >= 6
-    assert not posterior.bayesian.shares  # type: ignore[union-attr]
-    assert same.bayesian.shares  # type: ignore[union-attr]
+    assert not posterior.bayesian.shares
+    assert same.bayesian.shares
 
 
 FAMILIES = {
@@ -106,14 +102,14 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_draws_of_a_training_step_compute_the_body_once(family: str) -> None:
+def test_draws_of_a_training_step_compute_the_body_once(family):
     torch.manual_seed(0)
     net = Counting()
     net.body.requires_grad_(False)
     bnn = bayou.bayesianize(net, FAMILIES[family], example=X)
     assert calls(lambda: bnn.draw(5)(X)) == 1
 
-    def gradient(shares: bool) -> tuple[Tensor, list[Tensor | None]]:
+    def gradient(shares):
         bnn.shares = shares
         out = bnn.draw(5, seed=0)(X)
         return out, list(

@@ -1,14 +1,11 @@
 """Which rows to label: BatchBALD against enumeration of all outcomes, and what every way is for."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.likelihoods.predictive import Predictive
@@ -17,13 +14,13 @@ from bayou.operations.acquire import SCORES, acquire, batch_bald
 F64 = torch.float64
 
 
-def made(samples: int = 6, rows: int = 7, classes: int = 3, seed: int = 0) -> Predictive:
+def made(samples=6, rows=7, classes=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
     outputs = 2 * torch.randn(samples, rows, classes, generator=generator, dtype=F64)
     return Predictive(bayou.Categorical().bind(), outputs)
 
 
-def information(p: Predictive, rows: tuple[int, ...]) -> float:
+def information(p, rows):
     """I[y_1 .. y_b; w] by its definition: every outcome of these rows, one by one."""
     probabilities = p.outputs.softmax(-1)  # (S, B, K)
     joint = [
@@ -38,10 +35,10 @@ def information(p: Predictive, rows: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_batchbald_is_the_greedy_choice_of_enumeration(seed: int) -> None:
+def test_batchbald_is_the_greedy_choice_of_enumeration(seed):
     p = made(seed=seed)
     found = batch_bald(p, 4, seed=0)
-    chosen: tuple[int, ...] = ()
+    chosen = ()
     for row, gain in zip(found.indices.tolist(), found.scores.tolist(), strict=True):
         every = {r: information(p, (*chosen, r)) for r in range(7) if r not in chosen}
         assert row == max(every, key=lambda r: every[r])
@@ -54,14 +51,14 @@ def test_batchbald_is_the_greedy_choice_of_enumeration(seed: int) -> None:
     assert (1 - 1 / math.e) * best <= float(found.scores.sum()) <= best + 1e-12  # Nemhauser 1978
 
 
-def test_the_first_row_is_that_of_bald() -> None:
+def test_the_first_row_is_that_of_bald():
     p = made(rows=30)
     found = batch_bald(p, 1, seed=0)
     assert int(found.indices[0]) == int(p.mutual_information.argmax())
     assert float(found.scores[0]) == pytest.approx(float(p.mutual_information.max()), abs=1e-12)
 
 
-def test_sampled_outcomes_agree_with_all_of_them() -> None:
+def test_sampled_outcomes_agree_with_all_of_them():
     """Where one row is left to choose, 100 of 243 outcomes before it give its information without a
     bias.
     """
@@ -80,7 +77,7 @@ def test_sampled_outcomes_agree_with_all_of_them() -> None:
     assert few == pytest.approx([float(exact.scores.sum())] * 20, rel=0.1)
 
 
-def test_batchbald_selects_one_of_two_equal_rows() -> None:
+def test_batchbald_selects_one_of_two_equal_rows():
     """BALD takes the best row and its copy; given the label, a copy of a row without noise has
     nothing left to say.
     """
@@ -104,7 +101,7 @@ pytestmark = [
 ]
 
 
-def fitted(method: Any, task: str = "classes") -> tuple[bayou.Posterior, Tensor]:
+def fitted(method, task="classes"):
     torch.manual_seed(0)
     x = torch.randn(90, 2)
     y = (x[:, 0] > 0).long() if task == "classes" else x[:, :1].sin()
@@ -116,7 +113,7 @@ def fitted(method: Any, task: str = "classes") -> tuple[bayou.Posterior, Tensor]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_scores_are_those_of_predictions(method: str) -> None:
+def test_scores_are_those_of_predictions(method):
     posterior, pool = fitted(METHODS[method])
     p = posterior.predict(pool, seed=0)
     scores = {
@@ -135,14 +132,14 @@ def test_scores_are_those_of_predictions(method: str) -> None:
         assert bool((found.scores.diff() <= 1e-6).all())  # the best first
 
 
-def test_rows_of_numbers_are_selected_where_networks_disagree() -> None:
+def test_rows_of_numbers_are_selected_where_networks_disagree():
     posterior, pool = fitted(METHODS["ensemble"], "numbers")
     far = torch.cat([0.1 * pool[:10], pool[:10] + 30.0])
     for how in ("bald", "variance", "entropy"):
         assert int(acquire(posterior, far, 3, how).indices.min()) >= 10
 
 
-def test_invalid_arguments_raise() -> None:
+def test_invalid_arguments_raise():
     posterior, pool = fitted(METHODS["ensemble"])
     numbers, _ = fitted(METHODS["ensemble"], "numbers")
     point, _ = fitted(START)

@@ -2,15 +2,11 @@
 to predict.
 """
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.core.files import read_file, write_file
@@ -38,11 +34,11 @@ pytestmark = [
 ]
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def tempered(f: Tensor, t: Any) -> Tensor:
+def tempered(f, t):
     """log p_s of every class at a temperature: p_s^(1/T), or below 1 p_s·(Π_r p_r^(1/S))^(1/T − 1),
     normalized.
     """
@@ -50,7 +46,7 @@ def tempered(f: Tensor, t: Any) -> Tensor:
     return (log_p / t if t >= 1 else log_p + (1 / t - 1) * log_p.mean(0)).log_softmax(-1)
 
 
-def test_temperature_of_constant_logits_in_closed_form() -> None:
+def test_temperature_of_constant_logits_in_closed_form():
     """Logits (f, 0) everywhere and a share a of right rows: softmax(f/T) = a at T = f/log(a/(1 −
     a)).
     """
@@ -64,7 +60,7 @@ def test_temperature_of_constant_logits_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_noise_scale_in_closed_form(paired: bool) -> None:
+def test_noise_scale_in_closed_form(paired):
     """T² = mean ((y − f)/σ)², whether σ is one for all or of the network."""
     f, y = normal(50, 1), normal(50, 1, seed=1)
     log_variance = (
@@ -81,12 +77,10 @@ def test_noise_scale_in_closed_form(paired: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["categorical", "bernoulli", "gaussian"])
 @pytest.mark.parametrize("doubt", [6.0, 0.6])
-def test_temperature_of_a_mixture_is_stationary_and_the_best_of_a_grid(
-    kind: str, doubt: float
-) -> None:
+def test_temperature_of_a_mixture_is_stationary_and_the_best_of_a_grid(kind, doubt):
     """d NLL/d log T = 0 by autograd of the formula itself, and no T of a fine grid is better."""
     f, noise = 3 * normal(5, 80, 1), doubt * normal(80, 1, seed=1)
-    spec: Any = {
+    spec = {
         "categorical": bayou.Categorical(),
         "bernoulli": bayou.Bernoulli(),
         "gaussian": bayou.Gaussian(0.3),
@@ -97,7 +91,7 @@ def test_temperature_of_a_mixture_is_stationary_and_the_best_of_a_grid(
     else:
         y = (f.mean(0) + noise > 0).to(F64) if kind == "bernoulli" else f[0] + 0.02 * noise
 
-    def nll(log_t: Tensor) -> Tensor:
+    def nll(log_t):
         t = log_t.exp()
         if kind == "categorical":
             each = torch.distributions.Categorical(logits=tempered(f, t)).log_prob(y)
@@ -121,9 +115,7 @@ def test_temperature_of_a_mixture_is_stationary_and_the_best_of_a_grid(
     )
 
 
-def fitted(
-    method: str, task: str, seed: int = 0
-) -> tuple[bayou.Posterior, Tensor, Tensor, nn.Module]:
+def fitted(method, task, seed=0):
     torch.manual_seed(seed)
     x = torch.randn(160, 2)
     noise = torch.randn(160, 1)
@@ -134,7 +126,7 @@ def fitted(
     )
     outputs = 1 if task == "numbers" else 2
     net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Dropout(0.1), nn.Linear(30, outputs))
-    options: Any = {"likelihood": LIKELIHOODS[task], "progress": False, "seed": 0}
+    options = {"likelihood": LIKELIHOODS[task], "progress": False, "seed": 0}
     return bayou.fit(net, (x[:40], y[:40]), method=METHODS[method], **options), x, y, net
 
 
@@ -143,7 +135,7 @@ CASES += [(method, "numbers") for method in ("ensemble", "laplace")]
 
 
 @pytest.mark.parametrize(("method", "task"), CASES)
-def test_predictions_and_files_have_the_temperature(method: str, task: str, tmp_path: Path) -> None:
+def test_predictions_and_files_have_the_temperature(method, task, tmp_path):
     posterior, x, y, net = fitted(method, task, seed=1)
     before = posterior.predict(x[100:], seed=0)
     found = bayou.calibrate(posterior, (x[40:100], y[40:100]))
@@ -170,7 +162,7 @@ def test_predictions_and_files_have_the_temperature(method: str, task: str, tmp_
     )
 
 
-def test_probit_predictions_have_the_temperature() -> None:
+def test_probit_predictions_have_the_temperature():
     posterior, x, _, _ = fitted("laplace", "classes")
     before = posterior.using("probit").predict(x)
     posterior.temperature = 2.0
@@ -178,7 +170,7 @@ def test_probit_predictions_have_the_temperature() -> None:
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers"])
-def test_exported_programs_have_the_temperature(task: str) -> None:
+def test_exported_programs_have_the_temperature(task):
     posterior, x, y, _ = fitted("ensemble" if task == "classes" else "map", task)
     bayou.calibrate(posterior, (x[40:100], y[40:100]))
     p, found = posterior.predict(x, seed=0), export(posterior, x[:3]).module()(x)
@@ -186,7 +178,7 @@ def test_exported_programs_have_the_temperature(task: str) -> None:
     torch.testing.assert_close(found["std"], p.std)
 
 
-def test_files_without_a_temperature_load_and_invalid_ones_raise(tmp_path: Path) -> None:
+def test_files_without_a_temperature_load_and_invalid_ones_raise(tmp_path):
     posterior, _, _, net = fitted("map", "numbers")
     posterior.save(tmp_path / "plain.bayou")
     tensors, config = read_file(tmp_path / "plain.bayou")
@@ -200,7 +192,7 @@ def test_files_without_a_temperature_load_and_invalid_ones_raise(tmp_path: Path)
             bayou.load(tmp_path / "odd.bayou", net)
 
 
-def test_failed_calibration_raises_and_changes_nothing() -> None:
+def test_failed_calibration_raises_and_changes_nothing():
     posterior, x, y, _ = fitted("map", "classes")
     right = posterior.predict(x).mean.argmax(-1)
     with pytest.raises(ValueError, match="below the limit .*: they are too few"):

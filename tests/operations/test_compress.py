@@ -26,7 +26,7 @@ def compress_point(make, x, spoil):
     torch.manual_seed(1)
     net = make().double().eval()
     data = (x, net(x).detach())
-    fitted = bayou.fit(net, data, method=bayou.MAP(steps=1), likelihood=GAUSSIAN, progress=False)
+    fitted = fit(net, data, bayou.MAP(steps=1))
     with torch.no_grad():
         for module in net.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -357,13 +357,7 @@ class Shared(nn.Module):
 def test_weights_with_small_ratios_are_zero_in_layers_of_every_kind(make, bits):
     torch.manual_seed(0)
     x = IMAGES.float()
-    posterior = bayou.fit(
-        make().eval(),
-        (x, torch.zeros(3, 2)),
-        method=bayou.VI(steps=1, batch_size=3),
-        likelihood=GAUSSIAN,
-        progress=False,
-    )
+    posterior = fit(make().eval(), (x, torch.zeros(3, 2)), bayou.VI(steps=1, batch_size=3))
     expected = {}
     with torch.no_grad():
         for guide in posterior.bayesian.guides:
@@ -400,13 +394,7 @@ def test_sparse_vd_shrinks_and_predicts_as_before():
     x, y = problem()
     torch.manual_seed(0)
     method = bayou.VI(bayou.SparseVD(), steps=400, lr=0.03)
-    posterior = bayou.fit(
-        chain(12, 40, 1).double(),
-        (x[:300], y[:300]),
-        method=method,
-        likelihood=bayou.Gaussian(0.1),
-        progress=False,
-    )
+    posterior = fit(chain(12, 40, 1).double(), (x[:300], y[:300]), method, likelihood=bayou.Gaussian(0.1))
     small = bayou.compress(posterior)
     full = posterior.to_module()
     pruned = posterior.to_module()
@@ -436,13 +424,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_posteriors_of_every_method_with_a_mean_and_a_spread(name):
-    posterior = bayou.fit(
-        chain(12, 10, 1).double(),
-        problem(),
-        method=METHODS[name],
-        likelihood=bayou.Gaussian(0.1),
-        progress=False,
-    )
+    posterior = fit(chain(12, 10, 1).double(), problem(), METHODS[name], likelihood=bayou.Gaussian(0.1))
     smallest = bayou.compress(posterior, 1e9, samples=20)
     assert smallest[0].out_features == 1  # at least one
     small = bayou.compress(posterior, 0.0, bits=True, samples=20)
@@ -457,9 +439,7 @@ def spread_over(sizes=(12, 10, 1), seed=0):
     y = x[:, :1]
     net = nn.Sequential(nn.Linear(*sizes[:2]), nn.Tanh(), nn.Linear(*sizes[1:])).double()
     method = bayou.VI(bayou.MeanField(), steps=1, start="network")
-    posterior = bayou.fit(
-        net, (x, y), method=method, likelihood=bayou.Gaussian(0.1), progress=False
-    )
+    posterior = fit(net, (x, y), method, likelihood=bayou.Gaussian(0.1))
     with torch.no_grad():
         for guide in posterior.bayesian.guides:
             guide.center.copy_(torch.randn_like(guide.center))
@@ -498,13 +478,7 @@ def test_rounding_to_zero_removes_units_and_points_are_not_rounded():
     assert plain[0].out_features == 10
     assert small[0].out_features < 10
     assert plain.compression.bits == {}
-    fitted = bayou.fit(
-        posterior.to_module(),
-        (x, x[:, :1]),
-        method=bayou.MAP(steps=1),
-        likelihood=bayou.Gaussian(0.1),
-        progress=False,
-    )
+    fitted = fit(posterior.to_module(), (x, x[:, :1]), bayou.MAP(steps=1), likelihood=bayou.Gaussian(0.1))
     point = bayou.compress(fitted, bits=True)
     assert_same_outputs(fitted.to_module(), point, x)
     assert point.compression.bits == {}
@@ -614,13 +588,7 @@ def test_units_stay_if_their_removal_changes_the_outputs(hook, fault):
 
 
 def test_network_of_images_is_not_run_without_example_x():
-    posterior = bayou.fit(
-        around("batch norm"),
-        (IMAGES.float(), torch.zeros(3, 2)),
-        method=bayou.MAP(steps=1),
-        likelihood=GAUSSIAN,
-        progress=False,
-    )
+    posterior = fit(around("batch norm"), (IMAGES.float(), torch.zeros(3, 2)), bayou.MAP(steps=1))
     compression = bayou.compress(posterior).compression
     assert compression.difference is None
     assert "not run: pass example_x" in str(compression)

@@ -2,15 +2,11 @@
 of their own.
 """
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.likelihoods.predictive import Predictive
@@ -26,23 +22,23 @@ class Linear:
     are too large.
     """
 
-    def __init__(self, likelihood: bayou.likelihoods.Likelihood) -> None:
+    def __init__(self, likelihood):
         self.likelihood = likelihood.bind(dtype=F64)
 
-    def predict(self, x: Tensor, samples: int | None = None, *, seed: Any = None) -> Predictive:
+    def predict(self, x, samples=None, *, seed=None):
         return Predictive(self.likelihood, torch.stack([x, 1.5 * x, 2 * x]))
 
 
-def normal(*shape: int, seed: int) -> Tensor:
+def normal(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def numbers(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+def numbers(rows, seed):
     x = normal(rows, R, seed=seed)
     return x, x + (0.2 + x.abs()) * normal(rows, R, seed=seed + 1)
 
 
-def classes(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+def classes(rows, seed):
     x = 2 * normal(rows, R, 4, seed=seed)
     gumbel = (
         -torch.empty(rows, R, 4, dtype=F64)
@@ -52,7 +48,7 @@ def classes(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, (0.7 * x + gumbel).argmax(-1)
 
 
-def assert_coverage(hits: Tensor, n: int, level: float) -> None:
+def assert_coverage(hits, n, level):
     """Coverage given what was held out is Beta(k, n + 1 − k), k = ⌈(n + 1)·level⌉ (Vovk 2012): its
     mean, to 4.5 sd.
     """
@@ -65,7 +61,7 @@ def assert_coverage(hits: Tensor, n: int, level: float) -> None:
 
 @pytest.mark.parametrize("score", ["cqr", "split"])
 @pytest.mark.parametrize(("n", "level"), [(9, 0.9), (50, 0.8), (101, 0.95)])
-def test_coverage_of_intervals(score: Any, n: int, level: float) -> None:
+def test_coverage_of_intervals(score, n, level):
     posterior, (x, y) = Linear(bayou.Gaussian(0.3)), numbers(60, 7)
     low, high = conformal(posterior, numbers(n, 3), level, score=score).interval(x)
     assert_coverage((low <= y) & (y <= high), n, level)
@@ -77,7 +73,7 @@ def test_coverage_of_intervals(score: Any, n: int, level: float) -> None:
     ("score", "options"),
     [("lac", {}), ("aps", {}), ("aps", {"randomized": False})],
 )
-def test_coverage_of_sets(score: Any, options: dict[str, Any]) -> None:
+def test_coverage_of_sets(score, options):
     posterior, (x, y) = Linear(bayou.Categorical()), classes(60, 7)
     c = conformal(posterior, classes(40, 3), 0.8, score=score, **options)
     mask = c.set(x)
@@ -88,13 +84,13 @@ def test_coverage_of_sets(score: Any, options: dict[str, Any]) -> None:
     assert bool((filled == mask)[mask.any(-1)].all())
 
 
-def test_coverage_by_group() -> None:
+def test_coverage_by_group():
     """Rows of two kinds, one with ten times the noise: over all they are held, each by itself only
     by group.
     """
     n, posterior = 40, Linear(bayou.Gaussian(0.3))
 
-    def made(rows: int, seed: int) -> tuple[Tensor, Tensor, list[str]]:
+    def made(rows, seed):
         x, wide = normal(rows, R, seed=seed), torch.arange(rows) % 2
         return (
             x,
@@ -114,10 +110,10 @@ def test_coverage_by_group() -> None:
     assert abs(float(hits[0].double().mean()) - 0.8) < 0.02
 
 
-def test_scores_by_hand() -> None:
+def test_scores_by_hand():
     f = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], dtype=F64).log()
     p = Predictive(bayou.Categorical().bind(), f.unsqueeze(0))
-    made = {kind: Score(kind, 0.9, randomized=False).of_classes(p, 0) for kind in SETS}  # type: ignore[arg-type]
+    made = {kind: Score(kind, 0.9, randomized=False).of_classes(p, 0) for kind in SETS}
     expected = {
         "lac": [[0.5, 0.7, 0.8], [0.9, 0.8, 0.3]],
         "aps": [[0.5, 0.8, 1.0], [1.0, 0.9, 0.7]],
@@ -126,7 +122,7 @@ def test_scores_by_hand() -> None:
         torch.testing.assert_close(score, torch.tensor(expected[kind], dtype=F64))
 
 
-def test_thresholds_by_hand() -> None:
+def test_thresholds_by_hand():
     """Scores 1 .. 9 of a posterior that says 0 ± 1: with level .9 the 9th, with .5 the 5th."""
     x = torch.zeros(9, 1, dtype=F64)
     y = torch.arange(1.0, 10.0, dtype=F64).unsqueeze(1)
@@ -153,7 +149,7 @@ METHODS = {
 }
 
 
-def fitted(method: str, task: str) -> tuple[bayou.Posterior, Tensor, Tensor, nn.Module]:
+def fitted(method, task):
     torch.manual_seed(0)
     x = torch.randn(240, 2)
     y = (
@@ -173,7 +169,7 @@ def fitted(method: str, task: str) -> tuple[bayou.Posterior, Tensor, Tensor, nn.
 @pytest.mark.parametrize(
     ("method", "task"), [("map", "classes"), ("ensemble", "numbers"), ("laplace", "classes")]
 )
-def test_coverage_of_posteriors_and_files(method: str, task: str, tmp_path: Path) -> None:
+def test_coverage_of_posteriors_and_files(method, task, tmp_path):
     posterior, x, y, net = fitted(method, task)
     held = (x[60:140], y[60:140])
     groups = (x[:, 0] > 0).tolist()
@@ -197,7 +193,7 @@ def test_coverage_of_posteriors_and_files(method: str, task: str, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
-def test_invalid_arguments_raise(tmp_path: Path) -> None:
+def test_invalid_arguments_raise(tmp_path):
     posterior, x, y, net = fitted("map", "classes")
     held = (x[60:100], y[60:100])
     c = bayou.conformal(posterior, held)
@@ -235,7 +231,7 @@ def test_invalid_arguments_raise(tmp_path: Path) -> None:
             call()
 
 
-def test_repeated_rows_do_not_count_as_training_rows() -> None:
+def test_repeated_rows_do_not_count_as_training_rows():
     """Rows of few values repeat themselves: some in both parts are what chance brings."""
     x = torch.randint(3, (400, 2), generator=torch.Generator().manual_seed(0)).to(F64)
     posterior = Linear(bayou.Gaussian(1.0))

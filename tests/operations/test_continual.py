@@ -1,10 +1,5 @@
 """One task after another: METHODS number 8 in closed form, heads, coresets."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,18 +16,20 @@ X = np.linspace(-1, 1, 21)
 PHI, Y = np.stack([X**k for k in range(4)], 1), np.sin(3 * X)
 ONLINE = bayou.Laplace(structure="diagonal", start=bayou.MAP())
 SHORT = bayou.Laplace(structure="diagonal", start=bayou.MAP(steps=20))
+FAMILY = bayou.MeanField(0.1)
+VI = bayou.VI(FAMILY, steps=5, start=None)
 LINE = {"likelihood": bayou.Gaussian(0.1), "prior": bayou.Normal(1.0), "progress": False}
 
 
-def rows(which: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def rows(which):
     return torch.from_numpy(PHI[which]), torch.from_numpy(Y[which])[:, None]
 
 
-def line() -> nn.Module:
+def line():
     return nn.Linear(4, 1, bias=False, dtype=F64)
 
 
-def reference(*parts: Any) -> tuple[np.ndarray, np.ndarray]:
+def reference(*parts):
     """Mean field over a sequence of rows: a Gaussian keeps the exact mean and the diagonal of the
     precision.
     """
@@ -45,7 +42,7 @@ def reference(*parts: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
+def test_two_tasks_end_at_the_mean_field_of_methods():
     """Number 8. In a linear model the mode and the diagonal of the curvature are the best
     factorized Gaussian.
     """
@@ -66,7 +63,7 @@ def test_two_tasks_end_at_the_mean_field_of_methods() -> None:
 
 
 @pytest.mark.slow
-def test_coresets_are_fitted_after_all_tasks() -> None:
+def test_coresets_are_fitted_after_all_tasks():
     tasks = [rows(slice(0, 11)), rows(slice(11, 21))]
     found = bayou.continual(line(), tasks, ONLINE, coreset=3, seed=1, **LINE)
     held = [
@@ -86,7 +83,7 @@ def test_coresets_are_fitted_after_all_tasks() -> None:
     )
 
 
-def test_k_center_selects_the_farthest_rows() -> None:
+def test_k_center_selects_the_farthest_rows():
     x = torch.tensor([0.0, 0.1, 10.0, 5.0, 4.9, 0.0]).unsqueeze(1)
     for seed in range(4):
         found = k_center(x, 3, seed)
@@ -103,26 +100,25 @@ X2 = torch.randn(40, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
 TASKS = [(X2, (X2[:, 0] > 0).long()), (X2, (X2[:, 1] > 0).long() + (X2[:, 0] > 1).long())]
 
 
-def two_heads() -> list[nn.Module]:
+def two_heads():
     """Two classes in one task, three in the other."""
     torch.manual_seed(0)
     return [nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, k)).double() for k in (2, 3)]
 
 
-@pytest.mark.parametrize(
-    "method",
-    [bayou.VI(bayou.MeanField(0.1), steps=30, start=None), SHORT],
-    ids=["MeanField", "Laplace"],
-)
-def test_heads_are_those_of_their_task(method: bayou.methods.Method) -> None:
-    found = bayou.continual(
-        two_heads(), TASKS, method, heads="2.*", prior=bayou.Normal(0.7), progress=False
-    )
+def by_heads(method, **options):
+    options = {"heads": "2.*", "progress": False} | options
+    return bayou.continual(two_heads(), TASKS, method, **options)
+
+
+@pytest.mark.parametrize("method", [VI, SHORT], ids=["MeanField", "Laplace"])
+def test_heads_are_those_of_their_task(method):
+    found = by_heads(method, prior=bayou.Normal(0.7))
     first, last = found.posteriors
     priors = last.bound_priors()
-    assert torch.equal(priors["0.weight"].mean, first.mean()["0.weight"])  # type: ignore[arg-type]
-    torch.testing.assert_close(priors["0.weight"].log_scale.exp(), first.std()["0.weight"])  # type: ignore[operator, union-attr]
-    torch.testing.assert_close(priors["2.weight"].log_scale.exp(), torch.tensor(0.7, dtype=F64))  # type: ignore[operator, union-attr]
+    assert torch.equal(priors["0.weight"].mean, first.mean()["0.weight"])
+    torch.testing.assert_close(priors["0.weight"].log_scale.exp(), first.std()["0.weight"])
+    torch.testing.assert_close(priors["2.weight"].log_scale.exp(), torch.tensor(0.7, dtype=F64))
     again, same = found.final
     assert same is last
     if isinstance(first, Guided):  # draws of both
@@ -137,25 +133,19 @@ def test_heads_are_those_of_their_task(method: bayou.methods.Method) -> None:
     assert [q.predict(X2, seed=0).mean.shape[-1] for q in found.final] == [2, 3]
 
 
-def test_coresets_of_heads_are_fitted_separately() -> None:
-    method = bayou.VI(bayou.MeanField(0.1), steps=5, start=None)
-    found = bayou.continual(
-        two_heads(), TASKS, method, heads=["2.*"], coreset=4, selection="k-center", progress=False
-    )
+def test_coresets_of_heads_are_fitted_separately():
+    found = by_heads(VI, heads=["2.*"], coreset=4, selection="k-center")
     (first, last), (again, _) = found.posteriors, found.final
     priors = again.bound_priors()
-    assert torch.equal(priors["0.weight"].mean, last.mean()["0.weight"])  # type: ignore[arg-type]
-    assert torch.equal(priors["2.weight"].mean, first.mean()["2.weight"])  # type: ignore[arg-type]
+    assert torch.equal(priors["0.weight"].mean, last.mean()["0.weight"])
+    assert torch.equal(priors["2.weight"].mean, first.mean()["2.weight"])
     assert [
         (len(x), q.target.n) for (x, _), q in zip(found.coresets, found.final, strict=True)
     ] == [(4, 4), (4, 4)]
 
 
-def test_interrupted_sequence_continues_from_its_checkpoints(tmp_path: Path) -> None:
-    method, file = bayou.VI(bayou.MeanField(0.1), steps=5, start=None), tmp_path / "run"
-    nets = two_heads()
-    options: dict[str, Any] = {"heads": "2.*", "coreset": 4, "checkpoint": file, "progress": False}
-    found, again = (bayou.continual(nets, TASKS, method, **options) for _ in range(2))
+def test_interrupted_sequence_continues_from_its_checkpoints(tmp_path):
+    found, again = (by_heads(VI, coreset=4, checkpoint=tmp_path / "run") for _ in range(2))
     assert {path.name for path in tmp_path.iterdir()} >= {
         "run.task0",
         "run.task1",
@@ -184,47 +174,44 @@ ONES = torch.ones(5, 3, dtype=F64)
         ([DataLoader(TensorDataset(*GOOD))], {"coreset": 2}, "split its data yourself"),
     ],
 )
-def test_invalid_tasks_raise_before_the_first_fit(
-    tasks: list[Any], options: dict[str, Any], message: str
-) -> None:
+def test_invalid_tasks_raise_before_the_first_fit(tasks, options, message):
     with pytest.raises(ValueError, match=message):
         bayou.continual(line(), tasks, bayou.VI(steps=100_000_000), **LINE, **options)
 
 
-def test_networks_that_do_not_belong_together_raise() -> None:
+def test_networks_that_do_not_belong_together_raise():
     with pytest.raises(ValueError, match="1 networks for 2 tasks"):
         bayou.continual([line()], [GOOD, GOOD], SHORT, **LINE)
     message = r"'2\.bias' is \(2,\) in the network of task 0 and \(3,\) in that of task 1"
     with pytest.raises(ValueError, match=message):
-        bayou.continual(two_heads(), TASKS, SHORT, heads="2.weight", progress=False)
+        by_heads(SHORT, heads="2.weight")
 
 
-def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_with_the_tasks_so_far(monkeypatch):
     whole, runs = bayou.VI.fit, 0
 
-    def interrupted(self: bayou.VI, *arguments: Any, **options: Any) -> Guided:
+    def interrupted(self, *arguments, **options):
         nonlocal runs
         runs += 1
         posterior = whole(self, *arguments, **options)
         posterior.stopped = "interrupted" if runs == 2 else "finished"
-        return posterior  # type: ignore[return-value]
+        return posterior
 
     monkeypatch.setattr(bayou.VI, "fit", interrupted)
-    method = bayou.VI(bayou.MeanField(0.1), steps=3, start=None)
-    found = bayou.continual(two_heads()[0], [TASKS[0]] * 3, method, coreset=4, progress=False)
+    found = bayou.continual(two_heads()[0], [TASKS[0]] * 3, VI, coreset=4, progress=False)
     assert (runs, len(found.posteriors), len(found.final), len(found.coresets)) == (2, 2, 2, 2)
     assert found.final[0] is found.posteriors[-1]
 
 
-def test_heads_of_one_network_start_at_permuted_values() -> None:
+def test_heads_of_one_network_start_at_permuted_values():
     """With one start for all heads a second task is learned by the features of the first, which is
     then forgotten.
     """
     net = two_heads()[0]
-    still = bayou.VI(bayou.MeanField(0.1), steps=1, lr=1e-300, start="network")
+    still = bayou.VI(FAMILY, steps=1, lr=1e-300, start="network")
     found = bayou.continual(net, [TASKS[0]] * 3, still, heads="2.*", seed=1, progress=False)
     first, second, third = (q.mean() for q in found.posteriors)
-    assert torch.equal(first["2.weight"], net[2].weight)  # type: ignore[index]
+    assert torch.equal(first["2.weight"], net[2].weight)
     for name in ("2.weight", "2.bias"):
         assert torch.equal(
             second[name].flatten().sort().values, first[name].flatten().sort().values

@@ -2,18 +2,15 @@
 scipy.
 """
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.network.layout import fan_ins
@@ -26,7 +23,7 @@ from bayou.operations import (
 
 
 @pytest.fixture(autouse=True)
-def _doubles() -> Iterator[None]:
+def _doubles():
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     yield
@@ -36,20 +33,20 @@ def _doubles() -> Iterator[None]:
 class Residual(nn.Module):
     """x + g(x) with two linear layers."""
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units):
         super().__init__()
         self.g = nn.Sequential(nn.Linear(units, 32), nn.Tanh(), nn.Linear(32, units))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.g(x)
+    def forward(self, x):
+        out = x + self.g(x)
         return out
 
 
-def norm(weight: Tensor) -> float:
+def norm(weight):
     return float(torch.linalg.matrix_norm(weight.detach().flatten(1), ord=2))
 
 
-def test_the_spectral_norm_is_bounded_and_smaller_weights_stay() -> None:
+def test_the_spectral_norm_is_bounded_and_smaller_weights_stay():
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 5), nn.Linear(5, 4)
     )
@@ -62,35 +59,35 @@ def test_the_spectral_norm_is_bounded_and_smaller_weights_stay() -> None:
         assert (
             0.7 * 8 ** (-1 / 258) - 1e-12 <= norm(made[place].weight) <= 0.7 + 1e-12
         )  # an upper bound
-    torch.testing.assert_close(made[4].weight, net[4].weight, rtol=0, atol=0)
+    assert_close(made[4].weight, net[4].weight, rtol=0, atol=0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert torch.equal(made[0].parametrizations.weight.original, net[0].weight)
     with pytest.raises(ValueError, match="bound must be positive, got 0"):
         spectral_normalized(net, 0)
 
 
-def test_the_gradient_is_that_of_the_bounded_weight() -> None:
+def test_the_gradient_is_that_of_the_bounded_weight():
     made = spectral_normalized(nn.Linear(4, 3), 0.5)
-    x, weight = torch.randn(6, 4), made.parametrizations.weight.original.detach()  # type: ignore[union-attr]
+    x, weight = torch.randn(6, 4), made.parametrizations.weight.original.detach()
     assert norm(weight) > 0.5
 
-    def loss(w: Tensor) -> Tensor:
+    def loss(w):
         order = torch.linalg.svdvals(w).pow(258).sum().pow(1 / 258)
         return nn.functional.linear(x, w * 0.5 / order, made.bias).sin().sum()
 
     made(x).sin().sum().backward()
     expected = torch.func.grad(loss)(weight)
-    torch.testing.assert_close(made.parametrizations.weight.original.grad, expected)  # type: ignore[union-attr]
+    assert_close(made.parametrizations.weight.original.grad, expected)
 
 
-def test_a_residual_block_keeps_distances_within_its_bounds() -> None:
+def test_a_residual_block_keeps_distances_within_its_bounds():
     block = spectral_normalized(Residual(5), 0.9)
     a, b = torch.randn(2, 500, 5)
     ratio = (block(a) - block(b)).detach().norm(dim=-1) / (a - b).norm(dim=-1)
     assert 1 - 0.81 <= float(ratio.min()) < float(ratio.max()) <= 1 + 0.81
 
 
-def test_fan_ins_of_parametrized_weights() -> None:
+def test_fan_ins_of_parametrized_weights():
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 6, 2), nn.Flatten(), nn.Linear(6, 2)
     )
@@ -101,9 +98,9 @@ def test_fan_ins_of_parametrized_weights() -> None:
 
 
 @pytest.mark.parametrize("features", [400, 40_000])
-def test_random_features_have_the_kernel(features: int) -> None:
+def test_random_features_have_the_kernel(features):
     x = torch.randn(12, 3)
-    phi = random_feature_head(nn.Linear(3, 1), features, 1.7)[0][0](x).detach()  # type: ignore[index]
+    phi = random_feature_head(nn.Linear(3, 1), features, 1.7)[0][0](x).detach()
     expected = (-0.5 * torch.cdist(x, x).square() / 1.7**2).exp()
     error = (phi @ phi.mT - expected).abs().max()
     assert float(error) < 4 / math.sqrt(
@@ -111,7 +108,7 @@ def test_random_features_have_the_kernel(features: int) -> None:
     )  # of 78 pairs; a term 2·cos·cos has a standard deviation of 1 at most
 
 
-def test_random_feature_head_replaces_the_last_linear_layer() -> None:
+def test_random_feature_head_replaces_the_last_linear_layer():
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
     new, same, other = (random_feature_head(net, 50, 2.0, seed=seed) for seed in (0, 0, 1))
     names = ["0.weight", "0.bias", "2.1.weight"]
@@ -127,7 +124,7 @@ def test_random_feature_head_replaces_the_last_linear_layer() -> None:
 FEATURES = 500
 
 
-def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
+def test_sngp_is_the_gaussian_process(tmp_path):
     x = torch.randn(30, 2)
     y = x[:, :1].sin() + 0.1 * torch.randn(30, 1)
     body = spectral_normalized(nn.Sequential(Residual(2), nn.Linear(2, 1)), 0.9)
@@ -139,10 +136,10 @@ def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
         "progress": False,
         "seed": 0,
     }
-    posterior = bayou.fit(net, (x, y), method, **given)  # type: ignore[arg-type]
+    posterior = bayou.fit(net, (x, y), method, **given)
 
-    def phi(rows: Tensor) -> Tensor:
-        made: Tensor = net[1][0](net[0](rows))
+    def phi(rows):
+        made = net[1][0](net[0](rows))
         return made.detach()
 
     new = torch.randn(8, 2)
@@ -150,7 +147,7 @@ def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
     expected = (
         1.5**2 * phi(new).square().sum(-1) - (cross @ torch.linalg.solve(k, cross.mT)).diagonal()
     )
-    torch.testing.assert_close(posterior.function(new)[1].flatten(), expected)
+    assert_close(posterior.function(new)[1].flatten(), expected)
     assert float(posterior.function(x)[1].max()) < 0.1**2
     far = 100 * nn.functional.normalize(torch.randn(50, 2), dim=-1)
     at_far = posterior.function(far)[1].flatten() / 1.5**2
@@ -160,20 +157,20 @@ def test_sngp_is_the_gaussian_process(tmp_path: Path) -> None:
 
     posterior.save(tmp_path / "sngp.bayou")
     again = bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, FEATURES, 1.0))
-    torch.testing.assert_close(again.predict(new).mean, posterior.predict(new).mean)
+    assert_close(again.predict(new).mean, posterior.predict(new).mean)
     with pytest.raises(bayou.core.files.FileError):  # other features
         bayou.load(tmp_path / "sngp.bayou", random_feature_head(body, FEATURES, 1.0, seed=7))
-    torch.testing.assert_close(posterior.to_module()(new), net(new))
-    torch.testing.assert_close(copy.deepcopy(net)(new), net(new))
+    assert_close(posterior.to_module()(new), net(new))
+    assert_close(copy.deepcopy(net)(new), net(new))
 
 
-def classified(rows: int = 300) -> tuple[nn.Sequential, Tensor, Tensor]:
+def classified(rows=300):
     y = torch.arange(rows) % 3
     x = torch.randn(rows, 4) + 2 * torch.nn.functional.one_hot(y, 4)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), x, y
 
 
-def test_feature_densities_are_those_of_scipy(tmp_path: Path) -> None:
+def test_feature_densities_are_those_of_scipy(tmp_path):
     stats = pytest.importorskip("scipy.stats")
     net, x, y = classified()
     z = net[:2](x).detach().numpy()
@@ -199,7 +196,7 @@ def test_feature_densities_are_those_of_scipy(tmp_path: Path) -> None:
     assert torch.equal(again(x), density(x))  # it has a network of its own
 
 
-def test_features_without_a_density_raise() -> None:
+def test_features_without_a_density_raise():
     _, x, y = classified(30)
     with pytest.raises(ValueError, match="two rows of each class"):
         feature_density(nn.Linear(4, 3), (x, torch.tensor([2] + 29 * [0])))

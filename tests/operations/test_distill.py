@@ -2,21 +2,15 @@
 that it is told by.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import bayou
-from bayou.likelihoods import BoundCategorical, Categorical, Gaussian, Likelihood
+from bayou.likelihoods import BoundCategorical, Categorical, Gaussian
 from bayou.network import Network
 from bayou.network.target import Target
 from bayou.operations.distill import dirichlet_loss, gaussian_nll, two_variances_nll
-from bayou.posteriors import Posterior
 from bayou.posteriors.empirical import Empirical
 
 F64 = torch.float64
@@ -25,33 +19,31 @@ EYE = torch.eye(
 )  # a row for each of four x: a linear student can say anything of each of them
 
 
-def teacher(outputs: int, likelihood: Likelihood, draws: int = 2) -> Posterior:
+def teacher(outputs, likelihood, draws=2):
     """A posterior of known functions: f_s(x_i) is row i of weight s."""
     net = nn.Linear(4, outputs, bias=False, dtype=F64)
     weight = torch.randn(draws, outputs, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
     return Empirical(Target.build(net, likelihood, None, 4), Network(net), {"weight": weight})
 
 
-def student(outputs: int) -> nn.Module:
+def student(outputs):
     return nn.Linear(4, outputs, bias=False, dtype=F64)
 
 
-def distilled(
-    posterior: Posterior, outputs: int, keep: str | None = None, steps: int = 800
-) -> object:
+def distilled(posterior, outputs, keep=None, steps=800):
     options = {"steps": steps, "lr": 0.05, "batch_size": 4, "progress": False}
-    return bayou.distill(posterior, student(outputs), EYE, keep=keep, **options)  # type: ignore[arg-type]
+    return bayou.distill(posterior, student(outputs), EYE, keep=keep, **options)
 
 
 @pytest.mark.parametrize("likelihood", [Categorical(), bayou.Bernoulli()])
-def test_student_of_classes_is_the_mixture_of_the_draws(likelihood: Likelihood) -> None:
+def test_student_of_classes_is_the_mixture_of_the_draws(likelihood):
     """min −Σ_c p_teacher·log p_student is p_student = p_teacher; with the two swapped it would be a
     vertex.
     """
     posterior = teacher(3, likelihood)
     found = distilled(posterior, 3)
     assert isinstance(found, Empirical)
-    outputs = posterior.stack["weight"].mT  # type: ignore[attr-defined]
+    outputs = posterior.stack["weight"].mT
     probability = torch.sigmoid
     if isinstance(likelihood, Categorical):
         probability = torch.nn.Softmax(-1)
@@ -60,21 +52,21 @@ def test_student_of_classes_is_the_mixture_of_the_draws(likelihood: Likelihood) 
     torch.testing.assert_close(probability(found.to_module()(EYE)), expected, atol=1e-6, rtol=0)
 
 
-def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture() -> None:
+def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture():
     posterior = teacher(2, Gaussian(0.5))
-    found = distilled(posterior, 4).predict(EYE)  # type: ignore[attr-defined]
-    draws = posterior.stack["weight"].mT  # type: ignore[attr-defined]
+    found = distilled(posterior, 4).predict(EYE)
+    draws = posterior.stack["weight"].mT
     torch.testing.assert_close(found.mean, draws.mean(0), atol=1e-6, rtol=0)
     torch.testing.assert_close(
         found.std.square(), draws.var(0, correction=0) + 0.25, atol=1e-6, rtol=0
     )
 
 
-def test_epistemic_and_aleatoric_variance_are_separate() -> None:
+def test_epistemic_and_aleatoric_variance_are_separate():
     posterior = teacher(1, Gaussian(0.5), draws=5)
     found = distilled(posterior, 3, "epistemic")
     assert isinstance(found, bayou.operations.Distilled)
-    draws = posterior.stack["weight"].mT  # type: ignore[attr-defined]
+    draws = posterior.stack["weight"].mT
     mean, between, within = found.outputs(EYE).chunk(3, -1)
     torch.testing.assert_close(mean, draws.mean(0), atol=1e-5, rtol=0)
     torch.testing.assert_close(between.exp(), draws.var(0, correction=0), atol=1e-5, rtol=0)
@@ -90,12 +82,12 @@ def test_epistemic_and_aleatoric_variance_are_separate() -> None:
         found.concentration(EYE)
 
 
-def test_a_dirichlet_has_the_mean_and_the_variance_of_its_draws() -> None:
+def test_a_dirichlet_has_the_mean_and_the_variance_of_its_draws():
     """At the optimum E p and Σ_c Var p_c of the Dirichlet are the teacher's; the gradients of both
     vanish there.
     """
     posterior = teacher(3, Categorical(), draws=6)
-    p = posterior.stack["weight"].mT.softmax(-1)  # type: ignore[attr-defined]
+    p = posterior.stack["weight"].mT.softmax(-1)
     mean, variance = p.mean(0), p.var(0, correction=0).sum(-1)
     total = (1 - mean.square().sum(-1)) / variance - 1
     f = (total.unsqueeze(-1) * mean).log().requires_grad_()
@@ -116,7 +108,7 @@ def test_a_dirichlet_has_the_mean_and_the_variance_of_its_draws() -> None:
     assert torch.equal(said.outputs, found.predict(EYE, 20_000, seed=1).outputs)
 
 
-def test_gaussian_losses_are_expectations() -> None:
+def test_gaussian_losses_are_expectations():
     """Over a teacher of two points and noise, term by term against torch.distributions."""
     f, draws = torch.randn(4, 3, dtype=F64), torch.randn(2, 4, 1, dtype=F64)
     m, s, t = f.chunk(3, -1)
@@ -135,7 +127,7 @@ CLASSES = teacher(3, Categorical())
 LABELED = (EYE, torch.tensor([0, 1, 2, 0]))
 
 
-def one_function() -> Posterior:
+def one_function():
     probit = bayou.Laplace(start=bayou.MAP(steps=3), predictive="probit")
     return bayou.fit(student(3), LABELED, method=probit, progress=False)
 
@@ -178,7 +170,7 @@ def one_function() -> Posterior:
             "are for a chain",
         ),
         (
-            lambda: bayou.distill(bayou.VI(), student(3), LABELED),  # type: ignore[arg-type]
+            lambda: bayou.distill(bayou.VI(), student(3), LABELED),
             r"a chain to run such as SGLD\(\), got VI",
         ),
         (
@@ -189,16 +181,16 @@ def one_function() -> Posterior:
         ),
     ],
 )
-def test_invalid_arguments_raise(call: Callable[[], object], message: str) -> None:
+def test_invalid_arguments_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_students_are_saved_and_repeatable(tmp_path: Path) -> None:
+def test_students_are_saved_and_repeatable(tmp_path):
     posterior, net = teacher(3, Categorical()), student(3)
     before = net.weight.clone()
     options = {"lr": 0.05, "batch_size": 2, "keep": "epistemic", "progress": False}
-    whole = bayou.distill(posterior, net, (EYE, torch.zeros(4)), steps=40, **options)  # type: ignore[arg-type]
+    whole = bayou.distill(posterior, net, (EYE, torch.zeros(4)), steps=40, **options)
     assert torch.equal(net.weight, before)
     assert isinstance(whole, bayou.operations.Distilled)
     whole.point.save(tmp_path / "student")
@@ -207,8 +199,8 @@ def test_students_are_saved_and_repeatable(tmp_path: Path) -> None:
     assert torch.equal(
         bayou.operations.Distilled(loaded).predict(EYE).outputs, whole.predict(EYE).outputs
     )
-    again = bayou.distill(posterior, net, EYE, steps=40, **options)  # type: ignore[arg-type]
-    assert torch.equal(again.outputs(EYE), whole.outputs(EYE))  # type: ignore[union-attr]
+    again = bayou.distill(posterior, net, EYE, steps=40, **options)
+    assert torch.equal(again.outputs(EYE), whole.outputs(EYE))
 
 
 CHAIN = bayou.HMC(chains=64, warmup=20, draws=100, leapfrogs=6, start=None)
@@ -216,7 +208,7 @@ FAST = {"lr": 0.1, "batch_size": 4, "progress": False}
 
 
 @pytest.mark.parametrize("keep", [None, "epistemic"])
-def test_student_of_a_running_chain_has_its_expectation(keep: str | None) -> None:
+def test_student_of_a_running_chain_has_its_expectation(keep):
     """The student ends, but for the noise of its steps, at the expectation over all draws, which is
     known here.
 
@@ -229,7 +221,7 @@ def test_student_of_a_running_chain_has_its_expectation(keep: str | None) -> Non
     weights = torch.stack([log_p[:, label].exp() for label in y])  # (4, draws)
     weights = weights / weights.sum(1, keepdim=True)
     data, prior = (EYE, y), bayou.Normal(1.0)
-    found = bayou.distill(CHAIN, student(3), data, prior=prior, keep=keep, **FAST)  # type: ignore[arg-type]
+    found = bayou.distill(CHAIN, student(3), data, prior=prior, keep=keep, **FAST)
     # the rate falls over the last 25 steps, each with 64 draws: the student is a mean over some 400
     # of them at least
     if not keep:
@@ -249,14 +241,14 @@ def test_student_of_a_running_chain_has_its_expectation(keep: str | None) -> Non
     assert bool(((found_variance - variance).abs() < 5 * spread).all())
 
 
-def test_student_of_a_running_chain_of_numbers_has_mean_and_variance() -> None:
+def test_student_of_a_running_chain_of_numbers_has_mean_and_variance():
     """The variance of a y is that of the mixture, not of one draw: conjugate, the variance of a
     weight is 1/5.
     """
     y = torch.tensor([[1.0], [-1.0], [0.0], [2.0]], dtype=F64)
     found = bayou.distill(
         CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST
-    )  # type: ignore[arg-type]
+    )
     said = found.predict(EYE)
     torch.testing.assert_close(said.mean, 0.8 * y, atol=5 * (0.2 / 400) ** 0.5, rtol=0)
     torch.testing.assert_close(
@@ -264,7 +256,7 @@ def test_student_of_a_running_chain_of_numbers_has_mean_and_variance() -> None:
     )
 
 
-def test_streamed_draws_are_those_of_a_fit() -> None:
+def test_streamed_draws_are_those_of_a_fit():
     data = (EYE, torch.tensor([0, 1, 2, 0]))
     method = bayou.SGLD(steps=30, draws=3, chains=2, lr=1e-3, start=None)
     net = student(3)

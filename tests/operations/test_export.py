@@ -1,21 +1,17 @@
 """The exported program says what the posterior says, for every batch size, from a file too."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
+from functools import cache, partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 from bayou.operations.export import export, export_onnx
 
 START = bayou.MAP(steps=8, batch_size=16)
+fit = partial(bayou.fit, progress=False)
 METHODS = {
     "point": START,
     "ensemble": bayou.Ensemble(3, of=START),
@@ -42,18 +38,18 @@ NETS = {
 }
 
 
-def data(rows: int = 48) -> tuple[Tensor, Tensor]:
-    x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(0))
-    return x, torch.arange(rows) % 3
+X = torch.randn(48, 16, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(48) % 3
+PAIR = (X, X.flip(1))
 
 
 @cache
-def fitted(net: str, method: str) -> bayou.Posterior:
+def fitted(net, method):
     torch.manual_seed(0)
-    return bayou.fit(NETS[net](3), data(), method=METHODS[method], progress=False)
+    return fit(NETS[net](3), (X, Y), METHODS[method])
 
 
-def compare(program: Any, p: bayou.Predictive, x: Tensor, tolerance: float = 1e-5) -> None:
+def compare(program, p, x, tolerance=1e-5):
     found = program.module()(x)
     for name, value in found.items():
         want = p.outputs if name == "outputs" else getattr(p, name)
@@ -74,110 +70,109 @@ CASES = [
 
 
 @pytest.mark.parametrize(("net", "method"), CASES)
-def test_programs_predict_as_posteriors(net: str, method: str) -> None:
+def test_programs_predict_as_posteriors(net, method):
     posterior = fitted(net, method)
-    x, _ = data()
     samples = min(5, posterior.draws or 5)
-    program = export(posterior, x[:3], samples=5, seed=7)
-    compare(program, posterior.predict(x, samples, seed=7), x)
-    compare(program, posterior.predict(x[:1], samples, seed=7), x[:1])  # any number of rows
-    other = posterior.predict(x, samples, seed=8).outputs
+    program = export(posterior, X[:3], samples=5, seed=7)
+    compare(program, posterior.predict(X, samples, seed=7), X)
+    compare(program, posterior.predict(X[:1], samples, seed=7), X[:1])  # any number of rows
+    other = posterior.predict(X, samples, seed=8).outputs
     if (posterior.draws or 9) > samples:
-        assert not torch.allclose(program.module()(x)["outputs"], other)
+        assert not torch.allclose(program.module()(X)["outputs"], other)
 
 
 @pytest.mark.filterwarnings(
     "ignore:The given buffer is not writable:UserWarning"
 )  # of torch up to 2.11
-def test_saved_program_needs_no_bayou(tmp_path: Path) -> None:
-    posterior, x = fitted("mlp", "mnf"), data()[0]
-    torch.export.save(export(posterior, x[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
+def test_saved_program_needs_no_bayou(tmp_path):
+    posterior = fitted("mlp", "mnf")
+    torch.export.save(export(posterior, X[:1], samples=4), tmp_path / "a.pt2")  # one row is enough
     program = torch.export.load(tmp_path / "a.pt2")
-    compare(program, posterior.predict(x, 4, seed=0), x)
+    compare(program, posterior.predict(X, 4, seed=0), X)
     assert "bayou" not in str(program.graph_module.code)
 
 
 class Two(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.left, self.right = nn.Linear(16, 3), nn.Linear(16, 3)
 
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+    def forward(self, x, z):
         return self.left(x) + self.right(z)
 
 
-def regression() -> bayou.Posterior:
+def regression():
     """Return an ensemble whose members have their own noise, with a temperature."""
-    x, _ = data()
-    posterior = bayou.fit(
+    posterior = fit(
         NETS["mlp"](1),
-        (x, x[:, :1]),
-        method=METHODS["ensemble"],
+        (X, X[:, :1]),
+        METHODS["ensemble"],
         likelihood=bayou.Gaussian(0.3, learn=True),
-        progress=False,
     )
     posterior.temperature = 1.3
     return posterior
 
 
-def two_inputs() -> bayou.Posterior:
-    x, y = data()
-    return bayou.fit(Two(), ((x, x.flip(1)), y), method=bayou.VI(steps=5), progress=False)
+def two_inputs():
+    return fit(Two(), (PAIR, Y), bayou.VI(steps=5))
 
 
-def test_programs_of_regressions() -> None:
-    x, _ = data()
+def test_programs_of_regressions():
     posterior = regression()
-    program = export(posterior, x[:2])
-    compare(program, posterior.predict(x, 3, seed=0), x)
-    assert set(program.module()(x)) == {"outputs", "mean", "std"}
+    program = export(posterior, X[:2])
+    compare(program, posterior.predict(X, 3, seed=0), X)
+    assert set(program.module()(X)) == {"outputs", "mean", "std"}
 
 
 @pytest.mark.skipif(
     torch.__version__ < "2.10", reason="torch 2.9 exports guards that it cannot run"
 )
-def test_programs_of_several_inputs() -> None:
-    x, _ = data()
-    pair = (x, x.flip(1))
+def test_programs_of_several_inputs():
     posterior = two_inputs()
-    program = export(posterior, tuple(item[:2] for item in pair), samples=3)
-    expected = posterior.predict(pair, 3, seed=0).mean
-    assert torch.allclose(program.module()(*pair)["mean"], expected, atol=1e-6)
+    program = export(posterior, tuple(item[:2] for item in PAIR), samples=3)
+    expected = posterior.predict(PAIR, 3, seed=0).mean
+    assert torch.allclose(program.module()(*PAIR)["mean"], expected, atol=1e-6)
 
 
 class Branch(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(16, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.fc(x) if float(x.sum()) > 0 else self.fc(-x)
 
 
-def test_posteriors_without_a_program_raise() -> None:
-    x, y = data()
-    linearized = bayou.fit(
-        NETS["mlp"](3), (x, y), method=bayou.Laplace(start=START), progress=False
-    )
-    with pytest.raises(ValueError, match=r"using\('sampled'\)"):
-        export(linearized, x)
-    compare(
-        export(linearized.using("sampled"), x, 3),
-        linearized.predict(x, 3, seed=0, predictive="sampled"),
-        x,
-    )
-    with pytest.raises(ValueError, match="probit"):
-        export(linearized.using("probit"), x)
-    with pytest.raises(ValueError, match="samples must be a whole number of at least 1"):
-        export(linearized, x, samples=0)
-    with pytest.raises(ValueError, match="supports outputs, mean, .*not quantiles; for others"):
-        export(linearized, x, answers=("mean", "quantiles"))
-    branch = bayou.fit(Branch(), (x, y), method=START, progress=False)
-    with pytest.raises(ValueError, match="Branch as one graph"):
-        export(branch, x)
+def linearized(predictive="linearized"):
+    return fit(NETS["mlp"](3), (X, Y), bayou.Laplace(start=START, predictive=predictive))
 
 
-ONNX_CASES: dict[str, Callable[[], bayou.Posterior]] = {
+@pytest.mark.parametrize(
+    ("posterior", "options", "message"),
+    [
+        (linearized, {}, r"using\('sampled'\)"),
+        (lambda: linearized("probit"), {}, "probit"),
+        (regression, {"samples": 0}, "samples must be a whole number of at least 1"),
+        (
+            regression,
+            {"answers": ("mean", "quantiles")},
+            "supports outputs, mean, .*not quantiles; for others",
+        ),
+        (lambda: fit(Branch(), (X, Y), START), {}, "Branch as one graph"),
+    ],
+)
+def test_posteriors_without_a_program_raise(posterior, options, message):
+    with pytest.raises(ValueError, match=message):
+        export(posterior(), X, **options)
+
+
+def test_programs_of_linearized_posteriors_are_sampled():
+    posterior = linearized()
+    program = export(posterior.using("sampled"), X, 3)
+    compare(program, posterior.predict(X, 3, seed=0, predictive="sampled"), X)
+
+
+ONNX_CASES = {
     "vi": lambda: fitted("mlp", "mnf"),
     "dropout": lambda: fitted("mlp", "dropout"),
     "conv": lambda: fitted("conv", "gaussian"),
@@ -189,14 +184,13 @@ ONNX_CASES: dict[str, Callable[[], bayou.Posterior]] = {
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 @pytest.mark.parametrize("case", ONNX_CASES)
-def test_onnx_files_predict_as_posteriors(case: str, tmp_path: Path) -> None:
+def test_onnx_files_predict_as_posteriors(case, tmp_path):
     from onnxruntime import InferenceSession
 
     posterior = ONNX_CASES[case]()
-    x, _ = data()
-    inputs = {"x": x}
+    inputs = {"x": X}
     if case == "two inputs":
-        inputs = {"x0": x, "x1": x.flip(1)}
+        inputs = dict(zip(("x0", "x1"), PAIR, strict=True))
     example = tuple(item[:2] for item in inputs.values())
     path = export_onnx(posterior, tmp_path / "a.onnx", example, 5, seed=7)
     assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
@@ -212,9 +206,7 @@ def test_onnx_files_predict_as_posteriors(case: str, tmp_path: Path) -> None:
             torch.testing.assert_close(torch.from_numpy(value), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_missing_onnx_raises_with_the_command_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_onnx_raises_with_the_command_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"needs onnxscript, .* pip install 'bayou\[onnx\]'"):
-        export_onnx(fitted("mlp", "point"), tmp_path / "a.onnx", data()[0])
+        export_onnx(fitted("mlp", "point"), tmp_path / "a.onnx", X)

@@ -19,17 +19,14 @@ def net():
     ).double()
 
 
-def fit(method, network=None):
-    return bayou.fit(
-        network or net(), (X, Y), method=method, likelihood=bayou.Gaussian(0.1), progress=False
-    )
+def fit(method, network=None, learn=False):
+    likelihood = bayou.Gaussian(0.1, learn=learn)
+    return bayou.fit(network or net(), (X, Y), method, likelihood=likelihood, progress=False)
 
 
 def test_mean_of_a_mixture_averages_the_noise_of_its_members():
     members = bayou.Ensemble(2, bayou.VI(bayou.MeanField(0.3), steps=5))
-    posterior = bayou.fit(
-        net(), (X, Y), method=members, likelihood=bayou.Gaussian(0.1, learn=True), progress=False
-    )
+    posterior = fit(members, learn=True)
     noise = torch.stack(
         [member.target.likelihood.log_scale.detach() for member in posterior.components]
     )

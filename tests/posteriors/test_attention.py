@@ -2,15 +2,19 @@
 know.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import jvp
+from torch.testing import assert_close
 
 import bayou
 from bayou.network import Network, PlainAttention
 
+assert_same = partial(assert_close, rtol=1e-12, atol=1e-12)
 X = torch.randn(16, 5, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0, 0] > 0).long()
 START = bayou.MAP(steps=3)
@@ -70,7 +74,7 @@ def test_plain_attention_is_the_fused_one(make):
     net, x = make().double().eval(), X.double()
     expected = net(x)
     with PlainAttention():
-        torch.testing.assert_close(net(x), expected, rtol=1e-12, atol=1e-12)
+        assert_same(net(x), expected)
 
 
 @pytest.mark.parametrize("kind", ["none", "bool", "float", "causal"])
@@ -86,7 +90,7 @@ def test_masks_mean_what_they_mean(kind):
             F.scaled_dot_product_attention(q, k, v, mask, 0.0, **options),
             F.scaled_dot_product_attention(q, k, value=v, attn_mask=mask, **options),
         ):
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            assert_same(found, expected)
 
 
 @pytest.mark.parametrize("need", [True, False])
@@ -107,10 +111,10 @@ def test_weights_are_given_where_they_are_asked_for(need, causal):
     expected = call()
     with PlainAttention():
         out, weights = call()
-    torch.testing.assert_close(out, expected[0], rtol=1e-12, atol=1e-12)
+    assert_same(out, expected[0])
     assert (weights is None) == (not need)
     if need:
-        torch.testing.assert_close(weights, expected[1], rtol=1e-12, atol=1e-12)
+        assert_same(weights, expected[1])
 
 
 def test_the_linearized_function_of_an_encoder_is_its_jacobian():
@@ -127,4 +131,4 @@ def test_the_linearized_function_of_an_encoder_is_its_jacobian():
         tangents = {name: draw[name] - value for name, value in mean.items()}
         _, expected = jvp(lambda w: network.evaluate(w, x), (mean,), (tangents,))
     found = posterior.predict(x, 1, seed=0).outputs[0] - network.evaluate(mean, x)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    assert_close(found, expected, rtol=1e-8, atol=1e-10)

@@ -73,6 +73,11 @@ def assert_same_predictions(posterior, loaded, x, y=None):
         assert torch.equal(before.log_prob(y), after.log_prob(y))  # the learned noise too
 
 
+def assert_refused(path, message, network=None, **options):
+    with pytest.raises(FileError, match=message):
+        bayou.load(path, network or net(), **options)
+
+
 # --- round trips --------------------------------------------------------------------------------
 
 
@@ -206,15 +211,13 @@ def test_a_file_that_is_cut_anywhere_is_noticed(file):
     lengths |= {random.Random(0).randrange(len(content)) for _ in range(20)}
     for length in lengths:
         file.write_bytes(content[:length])
-        with pytest.raises(FileError, match="truncated"):
-            bayou.load(file, net())
+        assert_refused(file, "truncated")
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"more", b"0" * 64])
 def test_a_file_that_is_too_long_is_noticed(tail, file):
     file.write_bytes(file.read_bytes() + tail)
-    with pytest.raises(FileError, match="not a whole bayou file"):
-        bayou.load(file, net())
+    assert_refused(file, "not a whole bayou file")
 
 
 def test_a_bit_that_flips_anywhere_is_noticed(file):
@@ -255,26 +258,19 @@ def foreign(kind, path):
 )
 def test_a_foreign_file_is_refused(kind, tmp_path):
     foreign(kind, tmp_path / "file")
-    with pytest.raises(FileError, match="foreign"):
-        bayou.load(tmp_path / "file", net())
+    assert_refused(tmp_path / "file", "foreign")
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    with pytest.raises(FileError, match="there is no file .*nothing.bayou"):
-        bayou.load(tmp_path / "nothing.bayou", net())
-    with pytest.raises(FileError, match="cannot read .*: it is a folder"):
-        bayou.load(tmp_path, net())
+    assert_refused(tmp_path / "nothing.bayou", "there is no file .*nothing.bayou")
+    assert_refused(tmp_path, "cannot read .*: it is a folder")
 
 
 def test_a_file_of_a_later_format_says_so(file, monkeypatch, posterior):
     monkeypatch.setattr(files, "FORMAT", 2)
     posterior.save(file)
     monkeypatch.undo()
-    with pytest.raises(
-        FileError,
-        match="has format 2, this bayou reads 1; use the version that wrote it",
-    ):
-        bayou.load(file, net())
+    assert_refused(file, "has format 2, this bayou reads 1; use the version that wrote it")
 
 
 def test_an_unknown_option_of_load_is_named(file):
@@ -284,8 +280,7 @@ def test_an_unknown_option_of_load_is_named(file):
 
 def test_a_checkpoint_is_no_posterior(tmp_path):
     write_file(tmp_path / "c", {}, {"kind": "checkpoint"})
-    with pytest.raises(FileError, match="holds a 'checkpoint', not a posterior"):
-        bayou.load(tmp_path / "c", net())
+    assert_refused(tmp_path / "c", "holds a 'checkpoint', not a posterior")
 
 
 @pytest.mark.parametrize(
@@ -300,16 +295,18 @@ def test_a_checkpoint_is_no_posterior(tmp_path):
     ],
 )
 def test_the_wrong_network_is_named(network, message, file):
-    with pytest.raises(FileError, match=f"belongs to another network: {message}"):
-        bayou.load(file, network)
+    assert_refused(file, f"belongs to another network: {message}", network)
 
 
 def test_other_buffers_are_another_network_too(tmp_path):
     fitted(
         network=nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 1))
     ).save(tmp_path / "a")
-    with pytest.raises(FileError, match="does not fit this network"):
-        bayou.load(tmp_path / "a", nn.Sequential(nn.Linear(1, 2), nn.Identity(), nn.Linear(2, 1)))
+    assert_refused(
+        tmp_path / "a",
+        "does not fit this network",
+        nn.Sequential(nn.Linear(1, 2), nn.Identity(), nn.Linear(2, 1)),
+    )
 
 
 # --- a right checksum over wrong contents -------------------------------------------------------
@@ -336,10 +333,9 @@ def saved_states(tmp_path_factory):
     return states
 
 
-def assert_refused(path, tensors, config, message="changed"):
+def assert_contents_refused(path, tensors, config, message="changed"):
     write_file(path, tensors, config)
-    with pytest.raises(FileError, match=message):
-        bayou.load(path, dropout_net())
+    assert_refused(path, message, dropout_net())
 
 
 @pytest.mark.parametrize("kind", ["guided", "empirical", "gaussian", "masked", "mixture"])
@@ -347,14 +343,20 @@ def test_missing_and_wrong_contents_are_file_errors(kind, saved_states, tmp_path
     tensors, config = saved_states[kind]
     path = tmp_path / "changed"
     for key in ("history", "stopped", "components" if kind == "mixture" else "prior"):
-        assert_refused(path, tensors, {k: v for k, v in config.items() if k != key})
+        assert_contents_refused(path, tensors, {k: v for k, v in config.items() if k != key})
     name = next(name for name in tensors if name.endswith(("weight", "center")))
-    assert_refused(path, {k: v for k, v in tensors.items() if k != name}, config)
-    assert_refused(path, tensors | {name: torch.zeros(7, 5)}, config)
-    assert_refused(path, tensors | {name: tensors[name] * torch.nan}, config, "changed has NaN in")
-    assert_refused(path, tensors | {name: tensors[name] * torch.inf}, config, "changed has .* in '")
+    assert_contents_refused(path, {k: v for k, v in tensors.items() if k != name}, config)
+    assert_contents_refused(path, tensors | {name: torch.zeros(7, 5)}, config)
+    assert_contents_refused(
+        path, tensors | {name: tensors[name] * torch.nan}, config, "changed has NaN in"
+    )
+    assert_contents_refused(
+        path, tensors | {name: tensors[name] * torch.inf}, config, "changed has .* in '"
+    )
     float8 = tensors[name].to(torch.float8_e4m3fn)
-    assert_refused(path, tensors | {name: float8}, config, "float8_e4m3fn in .* does not write")
+    assert_contents_refused(
+        path, tensors | {name: float8}, config, "float8_e4m3fn in .* does not write"
+    )
 
 
 @pytest.mark.parametrize(
@@ -384,7 +386,7 @@ def test_missing_and_wrong_contents_are_file_errors(kind, saved_states, tmp_path
 )
 def test_wrong_entries_are_file_errors(kind, key, value, message, saved_states, tmp_path):
     tensors, config = saved_states[kind]
-    assert_refused(tmp_path / "changed", tensors, config | {key: value}, message)
+    assert_contents_refused(tmp_path / "changed", tensors, config | {key: value}, message)
 
 
 NAMES = {
@@ -402,12 +404,16 @@ def test_tensors_of_other_types_and_shapes_are_file_errors(kind, saved_states, t
     value = tensors[NAMES[kind]]
     for dtype in (torch.float16, torch.float64):
         message = "changed has torch.float.* and torch.float.* in '"
-        assert_refused(path, tensors | {NAMES[kind]: value.to(dtype)}, config, message)
+        assert_contents_refused(path, tensors | {NAMES[kind]: value.to(dtype)}, config, message)
     for dtype in (torch.int64, torch.bool):
-        assert_refused(path, tensors | {NAMES[kind]: value.to(dtype)}, config, f"{dtype} in")
-    assert_refused(path, tensors | {NAMES[kind]: value.unsqueeze(-1)}, config)
+        assert_contents_refused(
+            path, tensors | {NAMES[kind]: value.to(dtype)}, config, f"{dtype} in"
+        )
+    assert_contents_refused(path, tensors | {NAMES[kind]: value.unsqueeze(-1)}, config)
     if kind == "empirical":
-        assert_refused(path, tensors | {NAMES[kind]: value[:1]}, config, "1 of . points in")
+        assert_contents_refused(
+            path, tensors | {NAMES[kind]: value[:1]}, config, "1 of . points in"
+        )
 
 
 @pytest.mark.parametrize(
@@ -444,8 +450,7 @@ def test_wrong_contents_of_a_checkpoint_are_file_errors(method, missing, tmp_pat
 def test_a_config_that_is_no_object_is_foreign(tmp_path):
     for config in ([1], "text", None):
         write_file(tmp_path / "odd", {}, config)
-        with pytest.raises(FileError, match="foreign file: ValueError: config.json is a"):
-            bayou.load(tmp_path / "odd", net())
+        assert_refused(tmp_path / "odd", "foreign file: ValueError: config.json is a")
 
 
 def seal(path, members, compression):
@@ -470,8 +475,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(posterior, tmp_path, monkey
     }
     assert seal(tmp_path / "bomb", members, zipfile.ZIP_DEFLATED) < 2**20
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *args: pytest.fail("unpacked"))
-    with pytest.raises(FileError, match="bomb is a foreign file.*bayou packs nothing"):
-        bayou.load(tmp_path / "bomb", net())
+    assert_refused(tmp_path / "bomb", "bomb is a foreign file.*bayou packs nothing")
 
 
 def test_a_header_that_promises_more_than_there_is_is_refused(posterior, tmp_path):
@@ -485,8 +489,7 @@ def test_a_header_that_promises_more_than_there_is_is_refused(posterior, tmp_pat
         files.TENSORS: len(header).to_bytes(8, "little") + header + bytes(100),
     }
     seal(tmp_path / "promise", members, zipfile.ZIP_STORED)
-    with pytest.raises(FileError, match="promise is a foreign file"):
-        bayou.load(tmp_path / "promise", net())
+    assert_refused(tmp_path / "promise", "promise is a foreign file")
 
 
 # --- what killed processes leave behind ---------------------------------------------------------
@@ -554,13 +557,18 @@ def test_a_file_with_a_callable_is_refused_with_the_way_out(tmp_path):
         likelihood=bayou.HeteroscedasticGaussian(),
     )
     one.save(tmp_path / "a")
-    with pytest.raises(FileError, match=r"custom 'crooked'.*runs no code.*load\(..., rules=...\)"):
-        bayou.load(tmp_path / "a", network)
+    assert_refused(
+        tmp_path / "a", r"custom 'crooked'.*runs no code.*load\(..., rules=...\)", network
+    )
     rules = {"2.weight": bayou.MNF(flow=crooked), "*": bayou.Delta()}
     two = bayou.load(tmp_path / "a", network, rules=rules)
     assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
-    with pytest.raises(FileError, match="does not fit this network and these rules"):
-        bayou.load(tmp_path / "a", network, rules=bayou.MeanField())
+    assert_refused(
+        tmp_path / "a",
+        "does not fit this network and these rules",
+        network,
+        rules=bayou.MeanField(),
+    )
 
 
 def test_a_density_as_a_prior_is_said_again(tmp_path):
@@ -569,8 +577,7 @@ def test_a_density_as_a_prior_is_said_again(tmp_path):
     priors = {"*.weight": prior, "*": bayou.Normal(1.0)}
     one = fitted(rules, prior=priors)
     one.save(tmp_path / "a")
-    with pytest.raises(FileError, match=r"load\(..., prior=...\)"):
-        bayou.load(tmp_path / "a", net())
+    assert_refused(tmp_path / "a", r"load\(..., prior=...\)")
     two = bayou.load(tmp_path / "a", net(), prior=priors)
     assert torch.equal(two.predict(X, 3, seed=0).outputs, one.predict(X, 3, seed=0).outputs)
 
@@ -581,8 +588,7 @@ def test_loading_runs_nothing_that_a_file_names(posterior, tmp_path, monkeypatch
     config["rules"][0][1] = {"spec": "system", "fields": {"command": "touch hacked"}}
     write_file(tmp_path / "a", tensors, config)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileError, match="names 'system', which is unknown here"):
-        bayou.load(tmp_path / "a", net())
+    assert_refused(tmp_path / "a", "names 'system', which is unknown here")
     assert not (tmp_path / "hacked").exists()
     for source in (tmp_path / "a").read_bytes(), pack({}, {}):
         assert b"pickle" not in source

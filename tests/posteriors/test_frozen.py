@@ -37,6 +37,10 @@ def net():
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
+def fit(network, method):
+    return bayou.fit(network, (X, Y), method, progress=False)
+
+
 def half_frozen():
     network = net()
     network[0].requires_grad_(False)
@@ -46,7 +50,7 @@ def half_frozen():
 @pytest.mark.parametrize("name", METHODS)
 def test_a_frozen_layer_is_neither_drawn_nor_moved(name):
     network = half_frozen()
-    posterior = bayou.fit(network, (X, Y), method=METHODS[name], progress=False)
+    posterior = fit(network, METHODS[name])
     stack = posterior.sample(4, seed=0)
     assert {key for key in stack if key[0] in "02"} == {"2.weight", "2.bias"}
     assert not torch.equal(stack["2.weight"][0], network[2].weight)
@@ -85,7 +89,7 @@ def test_a_frozen_tensor_that_is_never_used_is_no_error():
     ):
         bayou.bayesianize(network, bayou.MeanField(), example=X)
     network.spare.requires_grad_(False)
-    posterior = bayou.fit(network, (X, Y), method=bayou.VI(steps=2), progress=False)
+    posterior = fit(network, bayou.VI(steps=2))
     assert set(posterior.sample(1)) == {"used.weight", "used.bias"}
 
 
@@ -94,13 +98,13 @@ def test_a_frozen_tensor_that_is_never_used_is_no_error():
 )
 def test_a_network_that_is_frozen_altogether_is_a_clear_error(method):
     with pytest.raises(ValueError, match="every parameter of Sequential is frozen"):
-        bayou.fit(net().requires_grad_(False), (X, Y), method=method, progress=False)
+        fit(net().requires_grad_(False), method)
 
 
 def test_a_file_is_what_it_was_whatever_is_frozen_now(tmp_path):
     """The file decides which parameters are random."""
     for fitted, loaded in ((half_frozen(), net()), (net(), half_frozen())):
-        one = bayou.fit(fitted, (X, Y), method=bayou.VI(bayou.MNF(), steps=2), progress=False)
+        one = fit(fitted, bayou.VI(bayou.MNF(), steps=2))
         one.save(tmp_path / "a")
         for network in (loaded, net().requires_grad_(False)):
             for rules in (None, bayou.MNF()):

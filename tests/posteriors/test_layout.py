@@ -1,10 +1,8 @@
 """Images are predicted in the order of memory that suits a CPU, wherever the network takes it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bayou
 
@@ -12,7 +10,7 @@ import bayou
 class Viewed(nn.Sequential):
     """A network that wants its maps in one piece."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         maps = self[1](self[0](x))
         return self[2](maps.view(len(maps), -1))
 
@@ -20,16 +18,16 @@ class Viewed(nn.Sequential):
 class Random(nn.Sequential):
     """A network whose noise would come in another order."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(nn.functional.dropout(x, 0.5, training=True))
 
 
-def layers() -> list[nn.Module]:
+def layers():
     torch.manual_seed(0)
     return [nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Linear(4 * 3 * 3, 2)]
 
 
-def flat() -> nn.Sequential:
+def flat():
     conv, pool, dense = layers()
     return nn.Sequential(conv, pool, nn.Flatten(), dense)
 
@@ -37,13 +35,11 @@ def flat() -> nn.Sequential:
 @pytest.mark.parametrize(
     ("net", "takes"), [(flat(), True), (Viewed(*layers()), False), (Random(*flat()), False)]
 )
-def test_images_are_laid_out_channels_last_where_the_network_takes_them(
-    net: nn.Module, takes: bool
-) -> None:
+def test_images_are_laid_out_channels_last_where_the_network_takes_them(net, takes):
     x = torch.randn(5, 1, 8, 8)
     orders = []
 
-    def note(module: nn.Module, inputs: tuple[Tensor]) -> None:
+    def note(module, inputs):
         orders.append((len(inputs[0]), inputs[0].stride(1) == 1))
 
     next(
@@ -56,7 +52,7 @@ def test_images_are_laid_out_channels_last_where_the_network_takes_them(
     assert [last for rows, last in orders if rows == len(x)][-3:] == [takes] * 3
 
 
-def test_the_order_of_memory_changes_no_output() -> None:
+def test_the_order_of_memory_changes_no_output():
     net, x = flat().double(), torch.randn(5, 1, 8, 8, dtype=torch.float64)
     posterior = bayou.bayesianize(net, bayou.MeanField(), example=x).posterior(
         bayou.Categorical(), 100

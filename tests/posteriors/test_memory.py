@@ -3,15 +3,18 @@ same answer.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.network import VmapOrLoop, evaluation, out_of_memory
 
+assert_same = partial(assert_close, rtol=1e-12, atol=1e-12)
 ERRORS = [
     RuntimeError("alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory"),
     torch.OutOfMemoryError("CUDA out of memory"),
@@ -63,7 +66,7 @@ def test_rows_are_cut_where_a_layer_makes_much_of_them_and_the_answer_stays(monk
     cut = posterior.predict(x, 3, seed=0).outputs
     assert set(rows) == {76, 73}  # at most 5,000 numbers / 50 units, in equal parts
     whole = posterior.predict(x, 3, seed=0, batch_size=301).outputs
-    torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-12)
+    assert_same(cut, whole)
 
 
 def test_masks_are_shared_by_rows_that_are_cut():
@@ -75,7 +78,7 @@ def test_masks_are_shared_by_rows_that_are_cut():
     )
     whole = posterior.predict(x, 3, seed=0).outputs
     cut = posterior.predict(x, 3, seed=0, batch_size=70).outputs
-    torch.testing.assert_close(cut, whole, rtol=1e-12, atol=1e-12)
+    assert_same(cut, whole)
 
 
 class Centered(nn.Module):
@@ -90,9 +93,7 @@ def test_rows_that_see_one_another_are_not_cut(together, monkeypatch):
     x = torch.randn(200, 4)
     posterior = untrained(net, x)
     params = {name: value[0] for name, value in posterior.sample(1, seed=0).items()}
-    torch.testing.assert_close(
-        posterior.predict(x, 1, seed=0).outputs[0], posterior.call(params, x)
-    )
+    assert_close(posterior.predict(x, 1, seed=0).outputs[0], posterior.call(params, x))
 
 
 @pytest.mark.parametrize("error", [*ERRORS, MemoryError()])
@@ -108,9 +109,7 @@ def test_rows_are_halved_where_memory_runs_out_whatever_it_is_called(error, monk
         return plain(self, x)
 
     monkeypatch.setattr(nn.Linear, "forward", small)
-    torch.testing.assert_close(
-        posterior.predict(x, 3, seed=0).outputs, whole, rtol=1e-12, atol=1e-12
-    )
+    assert_same(posterior.predict(x, 3, seed=0).outputs, whole)
 
     def never(self, x):
         raise error
@@ -154,7 +153,7 @@ def test_what_vmap_cannot_do_is_done_one_by_one():
         assert torch.equal(each(x)["sign"], found["sign"])
     mapped = VmapOrLoop(lambda a, b: a["w"] @ b, (0, None))
     w, b = torch.randn(4, 2, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
-    torch.testing.assert_close(mapped({"w": w}, b), w @ b)
+    assert_close(mapped({"w": w}, b), w @ b)
     assert not mapped.loop
     looped = VmapOrLoop(lambda a, b: a["w"] @ b, (0, None), loop=True)
-    torch.testing.assert_close(looped({"w": w}, b), w @ b)
+    assert_close(looped({"w": w}, b), w @ b)

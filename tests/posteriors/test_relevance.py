@@ -1,12 +1,9 @@
 """Priors by unit: which inputs matter, by VI and by the evidence of Laplace."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.core import rng
@@ -14,31 +11,30 @@ from bayou.priors import UnitNormal
 
 DOUBLE = torch.float64
 BY_UNIT = bayou.Normal("fan_in", learn="units")
+BY_INPUT = bayou.Normal(1.0, learn="in")
+FULL = bayou.Laplace("full", start=None)
 
 
-def table(columns: int = 6, rows: int = 200) -> tuple[Tensor, Tensor]:
+def table(columns=6, rows=200):
     """y depends on the first two columns alone."""
     like = torch.zeros((), dtype=DOUBLE)
     x = rng.normal(rows, (columns,), like, seed=0)
     return x, torch.sin(2 * x[:, :1]) + x[:, 1:2] + 0.1 * rng.normal(rows, (1,), like, seed=1)
 
 
-def net(columns: int = 6) -> nn.Sequential:
+def make_net(columns=6):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(columns, 10), nn.Tanh(), nn.Linear(10, 1)).to(DOUBLE)
 
 
-def fit(
-    method: bayou.methods.Method, prior: object = BY_UNIT, **options: object
-) -> bayou.Posterior:
-    likelihood = bayou.Gaussian(0.1)
-    return bayou.fit(
-        net(), table(), method=method, prior=prior, likelihood=likelihood, progress=False, **options
-    )
+def fit(method, prior=BY_UNIT, net=None, data=None, noise=0.5):
+    likelihood = bayou.Gaussian(noise)
+    options = {"prior": prior, "likelihood": likelihood, "progress": False}
+    return bayou.fit(net or make_net(), data or table(), method, **options)
 
 
-def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
+def linear():
     """Three answers, of which two columns out of four matter; the network is at the least
     squares.
     """
@@ -50,21 +46,20 @@ def linear() -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
     return found, (x, y)
 
 
-def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
+def test_vi_learns_the_factors_of_the_closed_form(tmp_path):
     """a_i² = mean_j (m² + σ²)/s²: the scales that make the KL of the fitted q smallest."""
     net, data = linear()
     method = bayou.VI(
         bayou.MeanField(local=False), steps=150, samples=2, lr=3e-2, scale_lr=6e-2, batch_size=50
     )
-    options = {"likelihood": bayou.Gaussian(0.5), "progress": False}
-    posterior = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn="in"), **options)
+    posterior = fit(method, BY_INPUT, net, data)
     second = posterior.mean()["weight"].square() + posterior.std()["weight"].square()
     scale = posterior.bound_priors()["weight"].log_scale.exp().detach()
-    torch.testing.assert_close(scale[0], second.mean(0).sqrt(), rtol=0.1, atol=0)
+    assert_close(scale[0], second.mean(0).sqrt(), rtol=0.1, atol=0)
     relevance = posterior.relevance()["weight"]
     assert float(relevance.max()) == 1
     assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
-    flat = bayou.fit(net, data, method=method, prior=bayou.Normal(1.0, learn=True), **options)
+    flat = fit(method, bayou.Normal(1.0, learn=True), net, data)
     with_units, without = (bayou.elbo(q, data, samples=100, seed=0) for q in (posterior, flat))
     assert with_units.value > without.value + 4 * (
         with_units.standard_error + without.standard_error
@@ -84,7 +79,7 @@ def test_vi_learns_the_factors_of_the_closed_form(tmp_path: Path) -> None:
     ],
     ids=lambda guide: type(guide).__name__,
 )
-def test_every_family_learns_a_prior_by_unit(guide: object) -> None:
+def test_every_family_learns_a_prior_by_unit(guide):
     posterior = fit(bayou.VI(guide, steps=3))
     relevance = posterior.relevance("*.weight")
     assert {name: value.shape for name, value in relevance.items()} == {
@@ -96,93 +91,65 @@ def test_every_family_learns_a_prior_by_unit(guide: object) -> None:
     )  # each of them has moved
 
 
-def test_an_ensemble_says_the_mean_of_its_members() -> None:
+def test_an_ensemble_says_the_mean_of_its_members():
     posterior = fit(bayou.Ensemble(2, of=bayou.VI(steps=3)))
     members = [member.relevance()["0.weight"] for member in posterior.components]
-    torch.testing.assert_close(posterior.relevance()["0.weight"], torch.stack(members).mean(0))
+    assert_close(posterior.relevance()["0.weight"], torch.stack(members).mean(0))
 
 
 @pytest.mark.parametrize("structure", ["full", "diagonal"])
-def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure: str) -> None:
+def test_the_evidence_of_laplace_is_at_mackays_fixed_point(structure):
     """Over s and a: for every input α_i·Σ_j (w_ji² + Σ_ji,ji) = number of its weights, α_i =
     1/(s·a_i)².
     """
     net, data = linear()
     method = bayou.Laplace(structure, start=None)
-    prior, likelihood = bayou.Normal(1.0, learn="in"), bayou.Gaussian(0.5)
-    posterior = bayou.fit(
-        net, data, method=method, prior=prior, likelihood=likelihood, progress=False
-    )
+    posterior = fit(method, BY_INPUT, net, data)
     learned = posterior.target.prior["weight"]
     assert isinstance(learned, UnitNormal)
     bound = posterior.target.priors["weight"]
     second = net.weight.detach().square() + posterior.std()["weight"].square()
     balance = ((-2 * bound.log_scale).exp() * second).sum(0)
-    torch.testing.assert_close(balance, torch.full((4,), 3.0, dtype=DOUBLE), rtol=1e-3, atol=0)
+    assert_close(balance, torch.full((4,), 3.0, dtype=DOUBLE), rtol=1e-3, atol=0)
     relevance = posterior.relevance()["weight"]
     assert float(relevance[:2].min()) > 3 * float(relevance[2:].max())
-    flat = bayou.fit(
-        net,
-        data,
-        method=method,
-        prior=bayou.Normal(1.0, learn=True),
-        likelihood=likelihood,
-        progress=False,
-    )
+    flat = fit(method, bayou.Normal(1.0, learn=True), net, data)
     assert posterior.log_evidence > flat.log_evidence + 1
 
 
-def test_a_unit_without_weights_has_a_small_scale_not_none() -> None:
+def test_a_unit_without_weights_has_a_small_scale_not_none():
     """Its evidence has no largest value: the factor stays within bounds."""
     x, y = table(4, 50)
     net = nn.Linear(4, 1, dtype=DOUBLE)
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[1.0, 0.9, 0.0, 0.0]]))
         net.bias.fill_(0.1)
-    method = bayou.Laplace("full", start=None)
-    options = {
-        "prior": bayou.Normal(1.0, learn="in"),
-        "likelihood": bayou.Gaussian(0.5),
-        "progress": False,
-    }
-    relevance = bayou.fit(net, (x, y), method=method, **options).relevance()["weight"]
+    relevance = fit(FULL, BY_INPUT, net, (x, y)).relevance()["weight"]
     assert relevance.isfinite().all()
     assert float(relevance[2:].max()) < 0.02 < float(relevance[:2].min())
 
 
-def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_full_one_does() -> (
-    None
-):
+def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_full_one_does():
     """One output and Gaussian noise: A ⊗ G is the whole curvature."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
-    y = x @ torch.tensor([[1.0], [0.3], [0.05]], dtype=torch.float64) + 0.3
-    y = y + 0.2 * torch.randn(50, 1, generator=generator, dtype=torch.float64)
-    design = torch.cat([x, torch.ones(50, 1, dtype=torch.float64)], 1)
-    mode = torch.linalg.solve(
-        design.mT @ design + 0.04 * torch.eye(4, dtype=torch.float64), design.mT @ y
-    )
-    net = nn.Linear(3, 1, dtype=torch.float64)
+    x = torch.randn(50, 3, generator=generator, dtype=DOUBLE)
+    y = x @ torch.tensor([[1.0], [0.3], [0.05]], dtype=DOUBLE) + 0.3
+    y = y + 0.2 * torch.randn(50, 1, generator=generator, dtype=DOUBLE)
+    design = torch.cat([x, torch.ones(50, 1, dtype=DOUBLE)], 1)
+    mode = torch.linalg.solve(design.mT @ design + 0.04 * torch.eye(4, dtype=DOUBLE), design.mT @ y)
+    net = nn.Linear(3, 1, dtype=DOUBLE)
     with torch.no_grad():
         net.weight.copy_(mode[:3].mT)
         net.bias.copy_(mode[3])
-    options = {
-        "prior": bayou.Normal(1.0, learn="in"),
-        "likelihood": bayou.Gaussian(0.2),
-        "progress": False,
-    }
-    kronecker = bayou.fit(
-        net, (x, y), method=bayou.Laplace("kronecker", curvature="ggn", start=None), **options
-    )
+    method = bayou.Laplace("kronecker", curvature="ggn", start=None)
+    kronecker = fit(method, BY_INPUT, net, (x, y), noise=0.2)
     relevance = kronecker.relevance()["weight"]
     assert relevance.argsort(descending=True).tolist() == [0, 1, 2]
-    options["prior"] = (
-        kronecker.target.prior
-    )  # which a full one would tie otherwise: a bias has a scale of its own
-    full = bayou.fit(net, (x, y), method=bayou.Laplace("full", start=None), **options)
+    # which a full one would tie otherwise: a bias has a scale of its own
+    full = fit(FULL, kronecker.target.prior, net, (x, y), noise=0.2)
     assert kronecker.log_evidence == pytest.approx(full.log_evidence, rel=1e-9)
     for name, std in full.std().items():
-        torch.testing.assert_close(kronecker.std()[name], std, rtol=1e-8, atol=0)
+        assert_close(kronecker.std()[name], std, rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +168,6 @@ def test_a_kronecker_structure_learns_the_inputs_of_a_linear_regression_as_a_ful
         (bayou.MAP(steps=2), BY_UNIT, "MAP cannot learn a prior"),
     ],
 )
-def test_priors_without_factors_have_no_relevance(
-    method: bayou.methods.Method, prior: object, message: str
-) -> None:
+def test_priors_without_factors_have_no_relevance(method, prior, message):
     with pytest.raises(ValueError, match=message):
         fit(method, prior).relevance()

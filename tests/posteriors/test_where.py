@@ -35,7 +35,7 @@ METHODS = {
 class Lora(nn.Module):
     """A linear layer and a low-rank adapter, B of which begins at 0 (Hu et al. 2021)."""
 
-    def __init__(self, inputs: int, outputs: int, rank: int = 4) -> None:
+    def __init__(self, inputs, outputs, rank=4):
         super().__init__()
         self.base = nn.Linear(inputs, outputs)
         self.lora_a = nn.Parameter(torch.randn(rank, inputs) / inputs**0.5)
@@ -48,7 +48,7 @@ class Lora(nn.Module):
 class Net(nn.Module):
     """Two large layers, a norm with statistics, a mask and a small head."""
 
-    def __init__(self, width: int = 1024, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
+    def __init__(self, width=1024, norm=nn.BatchNorm1d):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 64), norm(64))
         self.drop, self.head = nn.Dropout(0.2), nn.Linear(64, 2)
@@ -75,12 +75,12 @@ def fit(method, net=None, where="head.*", **options):
 class Allocations(TorchDispatchMode):
     """The operations that make a tensor as large as one of the base."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net):
         super().__init__()
         self.base = {
             tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())
         }
-        self.found: list[str] = []
+        self.found = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -146,7 +146,7 @@ def test_patterns_lists_and_the_last_layer():
     ]  # fmt: skip
     for laplace in (bayou.Laplace(where="last", start=START), bayou.Laplace(start=START)):
         assert list(fit(laplace).covariance.shapes) == ["head.weight", "head.bias"]
-    rest: dict
+
     for rest in (
         {"body.*": bayou.MeanField()},
         {},
@@ -287,7 +287,7 @@ def test_what_happens_to_the_network_later_does_not_change_what_is_random(tmp_pa
 class Speaker(nn.Module):
     """A network with a method of its own, which calls it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.out = nn.Embedding(7, 4), nn.Linear(4, 7)
 
