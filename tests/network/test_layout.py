@@ -10,6 +10,7 @@ from torch import nn
 
 import bayou
 from bayou.network import fan_ins, layouts
+from bayou.network.target import Target
 
 
 class Conv1D(nn.Module):
@@ -43,9 +44,7 @@ def test_a_conv1d_has_the_prior_of_the_linear_layer_that_it_is():
     layout = layouts(nn.Sequential(layer), ["0.weight"])["0.weight"]
     assert layout.axes == (0, 1)
     assert not layout.convolution
-    target = bayou.network.target.Target.build(
-        nn.Sequential(layer), bayou.Gaussian(0.1), bayou.Normal("fan_in"), 5
-    )
+    target = Target.build(nn.Sequential(layer), bayou.Gaussian(0.1), bayou.Normal("fan_in"), 5)
     draws = target.priors["0.weight"].sample(2000, seed=0)
     assert float(draws.std()) == pytest.approx(1 / math.sqrt(12), rel=0.02)
 

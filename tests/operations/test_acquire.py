@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import bayou
 from bayou.likelihoods.predictive import Predictive
 from bayou.operations.acquire import SCORES, acquire, batch_bald
+from tests.operations.fits import fitted
 
 F64 = torch.float64
 
@@ -93,28 +93,20 @@ def test_batchbald_selects_one_of_two_equal_rows():
 
 # --- posteriors ---------------------------------------------------------------------------------
 
-START = bayou.MAP(steps=60, lr=0.05)
-METHODS = {"ensemble": bayou.Ensemble(4, START), "laplace": bayou.Laplace(start=START)}
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning"),
     pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning"),
 ]
 
 
-def fitted(method, task="classes"):
-    torch.manual_seed(0)
-    x = torch.randn(90, 2)
-    y = (x[:, 0] > 0).long() if task == "classes" else x[:, :1].sin()
-    net = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 2 if task == "classes" else 1))
-    likelihood = bayou.Categorical() if task == "classes" else bayou.Gaussian(0.1)
-    return bayou.fit(
-        net, (x[:30], y[:30]), method=method, likelihood=likelihood, progress=False, seed=0
-    ), x[30:]
+def pooled(method, task="classes"):
+    posterior, x, _, _ = fitted(method, task, rows=100)
+    return posterior, x[40:]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["ensemble", "laplace"])
 def test_scores_are_those_of_predictions(method):
-    posterior, pool = fitted(METHODS[method])
+    posterior, pool = pooled(method)
     p = posterior.predict(pool, seed=0)
     scores = {
         "bald": p.mutual_information,
@@ -133,16 +125,16 @@ def test_scores_are_those_of_predictions(method):
 
 
 def test_rows_of_numbers_are_selected_where_networks_disagree():
-    posterior, pool = fitted(METHODS["ensemble"], "numbers")
+    posterior, pool = pooled("ensemble", "numbers")
     far = torch.cat([0.1 * pool[:10], pool[:10] + 30.0])
     for how in ("bald", "variance", "entropy"):
         assert int(acquire(posterior, far, 3, how).indices.min()) >= 10
 
 
 def test_invalid_arguments_raise():
-    posterior, pool = fitted(METHODS["ensemble"])
-    numbers, _ = fitted(METHODS["ensemble"], "numbers")
-    point, _ = fitted(START)
+    posterior, pool = pooled("ensemble")
+    numbers, _ = pooled("ensemble", "numbers")
+    point, _ = pooled("map")
     for call, said in {
         lambda: acquire(posterior, pool, 61): "the pool has 60 rows, but n = 61",
         lambda: acquire(posterior, pool, 0): "n must be a whole number of at least 1, got 0",
@@ -152,7 +144,7 @@ def test_invalid_arguments_raise():
         lambda: acquire(posterior, pool[:, :1], 2): "the network cannot take x",
         lambda: acquire(
             numbers, pool, 2, "batchbald"
-        ): "batchbald is for classes, and y has BoundHomoscedastic",
+        ): "batchbald is for classes, and y has BoundPaired",
         lambda: acquire(point, pool, 2): "this posterior has one; use score='entropy'",
     }.items():
         with pytest.raises(ValueError, match=said):

@@ -7,35 +7,20 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.core.files import read_file, write_file
 from bayou.likelihoods.predictive import Predictive
 from bayou.operations.calibrate import best_temperature
 from bayou.operations.export import export
+from tests.operations.fits import METHODS, START, fitted, normal
 
 F64 = torch.float64
-START = bayou.MAP(steps=60, lr=0.05)
-METHODS = {
-    "map": START,
-    "ensemble": bayou.Ensemble(3, START),
-    "laplace": bayou.Laplace(start=START),
-    "mixture": bayou.Ensemble(2, bayou.VI(steps=30)),
-    "dropout": bayou.MCDropout(START),
-}
-LIKELIHOODS = {
-    "classes": bayou.Categorical(),
-    "numbers": bayou.Gaussian(0.05, learn=True),
-    "heteroscedastic": bayou.HeteroscedasticGaussian(),
-}
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning"),
     pytest.mark.filterwarnings("ignore::bayou.inference.probe.MixingWarning"),
 ]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def tempered(f, t):
@@ -115,21 +100,6 @@ def test_temperature_of_a_mixture_is_stationary_and_the_best_of_a_grid(kind, dou
     )
 
 
-def fitted(method, task, seed=0):
-    torch.manual_seed(seed)
-    x = torch.randn(160, 2)
-    noise = torch.randn(160, 1)
-    y = (
-        (x[:, :1] * x[:, 1:] + 0.7 * noise > 0).long()[:, 0]
-        if task == "classes"
-        else x[:, :1] + 0.5 * noise
-    )
-    outputs = 1 if task == "numbers" else 2
-    net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Dropout(0.1), nn.Linear(30, outputs))
-    options = {"likelihood": LIKELIHOODS[task], "progress": False, "seed": 0}
-    return bayou.fit(net, (x[:40], y[:40]), method=METHODS[method], **options), x, y, net
-
-
 CASES = [(method, "classes") for method in METHODS] + [("map", "heteroscedastic")]
 CASES += [(method, "numbers") for method in ("ensemble", "laplace")]
 
@@ -144,11 +114,11 @@ def test_predictions_and_files_have_the_temperature(method, task, tmp_path):
     p = posterior.predict(x[100:], seed=0)
     t = found.temperature
     if task == "classes":
-        torch.testing.assert_close(p.mean, tempered(before.outputs, t).exp().mean(0))
+        assert_close(p.mean, tempered(before.outputs, t).exp().mean(0))
     else:
-        torch.testing.assert_close(p.mean, before.mean)
-        torch.testing.assert_close(p.aleatoric_std, t * before.aleatoric_std)
-        torch.testing.assert_close(p.epistemic_std, before.epistemic_std)
+        assert_close(p.mean, before.mean)
+        assert_close(p.aleatoric_std, t * before.aleatoric_std)
+        assert_close(p.epistemic_std, before.epistemic_std)
     posterior.save(tmp_path / "p.bayou")
     again = bayou.load(tmp_path / "p.bayou", net)
     assert again.temperature == found.temperature
@@ -166,7 +136,7 @@ def test_probit_predictions_have_the_temperature():
     posterior, x, _, _ = fitted("laplace", "classes")
     before = posterior.using("probit").predict(x)
     posterior.temperature = 2.0
-    torch.testing.assert_close(posterior.using("probit").predict(x).outputs, before.outputs / 2)
+    assert_close(posterior.using("probit").predict(x).outputs, before.outputs / 2)
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers"])
@@ -174,8 +144,8 @@ def test_exported_programs_have_the_temperature(task):
     posterior, x, y, _ = fitted("ensemble" if task == "classes" else "map", task)
     bayou.calibrate(posterior, (x[40:100], y[40:100]))
     p, found = posterior.predict(x, seed=0), export(posterior, x[:3]).module()(x)
-    torch.testing.assert_close(found["mean"], p.mean)
-    torch.testing.assert_close(found["std"], p.std)
+    assert_close(found["mean"], p.mean)
+    assert_close(found["std"], p.std)
 
 
 def test_files_without_a_temperature_load_and_invalid_ones_raise(tmp_path):
@@ -195,22 +165,20 @@ def test_files_without_a_temperature_load_and_invalid_ones_raise(tmp_path):
 def test_failed_calibration_raises_and_changes_nothing():
     posterior, x, y, _ = fitted("map", "classes")
     right = posterior.predict(x).mean.argmax(-1)
-    with pytest.raises(ValueError, match="below the limit .*: they are too few"):
-        bayou.calibrate(posterior, (x, right))
-    with pytest.raises(ValueError, match="20 of 80 held-out rows are also training rows"):
-        bayou.calibrate(posterior, (x[20:100], y[20:100]), train=(x[:40], y[:40]))
-    with pytest.raises(ValueError, match="needs class indices"):
-        bayou.calibrate(posterior, (x, x[:, 0]))
-    with pytest.raises(ValueError, match="x has 160 rows but y has 9"):
-        bayou.calibrate(posterior, (x, y[:9]))
-    with pytest.raises(ValueError, match="above the limit .*: the predictions are worse"):
-        bayou.calibrate(posterior, (x, 1 - right))
+    train = (x[:40], y[:40])
+    for held_out, message in (
+        ((x, right), "below the limit .*: they are too few"),
+        ((x[20:100], y[20:100]), "20 of 80 held-out rows are also training rows"),
+        ((x, x[:, 0]), "needs class indices"),
+        ((x, y[:9]), "x has 160 rows but y has 9"),
+        ((x, 1 - right), "above the limit .*: the predictions are worse"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bayou.calibrate(posterior, held_out, train=train if len(held_out[0]) == 80 else None)
     assert posterior.temperature == 1.0
-    count = nn.Sequential(nn.Linear(2, 1))
-    counts = bayou.fit(
-        count, (x, y.unsqueeze(1)), method=START, likelihood=bayou.Poisson(), progress=False
-    )
+    data = (x, y.unsqueeze(1))
+    counts = bayou.fit(nn.Linear(2, 1), data, START, likelihood=bayou.Poisson(), progress=False)
     with pytest.raises(ValueError, match="neither logits nor a noise scale"):
-        bayou.calibrate(counts, (x, y.unsqueeze(1)))
-    found = bayou.calibrate(posterior, (x[40:], y[40:]), train=(x[:40], y[:40]))
+        bayou.calibrate(counts, data)
+    found = bayou.calibrate(posterior, (x[40:], y[40:]), train=train)
     assert posterior.temperature == found.temperature

@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.likelihoods.predictive import Predictive
 from bayou.operations import Conformal, conformal
 from bayou.operations.conformal import SETS, Score
+from tests.operations.fits import fitted, normal
 
 F64 = torch.float64
 R = 400  # resamplings
@@ -27,10 +28,6 @@ class Linear:
 
     def predict(self, x, samples=None, *, seed=None):
         return Predictive(self.likelihood, torch.stack([x, 1.5 * x, 2 * x]))
-
-
-def normal(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def numbers(rows, seed):
@@ -119,7 +116,7 @@ def test_scores_by_hand():
         "aps": [[0.5, 0.8, 1.0], [1.0, 0.9, 0.7]],
     }
     for kind, score in made.items():
-        torch.testing.assert_close(score, torch.tensor(expected[kind], dtype=F64))
+        assert_close(score, torch.tensor(expected[kind], dtype=F64))
 
 
 def test_thresholds_by_hand():
@@ -129,40 +126,15 @@ def test_thresholds_by_hand():
     posterior = Linear(bayou.Gaussian(1.0))
     for level, reach in ((0.9, 9.0), (0.5, 5.0)):
         low, high = conformal(posterior, (x, y), level, score="split").interval(x[:2])
-        torch.testing.assert_close(high, torch.full((2, 1), reach, dtype=F64))
-        torch.testing.assert_close(low, -high)
+        assert_close(high, torch.full((2, 1), reach, dtype=F64))
+        assert_close(low, -high)
     low, high = conformal(posterior, (x, 0 * y), 0.9).interval(
         x[:1]
     )  # quantiles that were too wide shrink to y
-    torch.testing.assert_close(
-        torch.cat([low, high]), torch.zeros(2, 1, dtype=F64), atol=1e-12, rtol=0
-    )
+    assert_close(torch.cat([low, high]), torch.zeros(2, 1, dtype=F64), atol=1e-12, rtol=0)
 
 
 # --- posteriors ---------------------------------------------------------------------------------
-
-START = bayou.MAP(steps=40)
-METHODS = {
-    "map": START,
-    "ensemble": bayou.Ensemble(3, START),
-    "laplace": bayou.Laplace(start=START),
-}
-
-
-def fitted(method, task):
-    torch.manual_seed(0)
-    x = torch.randn(240, 2)
-    y = (
-        (x[:, 0] * x[:, 1] > 0).long()
-        if task == "classes"
-        else x[:, :1] + 0.3 * torch.randn(240, 1)
-    )
-    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2 if task == "classes" else 1))
-    likelihood = bayou.Categorical() if task == "classes" else bayou.Gaussian(0.1, learn=True)
-    fit = bayou.fit(
-        net, (x[:60], y[:60]), method=METHODS[method], likelihood=likelihood, progress=False, seed=0
-    )
-    return fit, x, y, net
 
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
@@ -170,7 +142,7 @@ def fitted(method, task):
     ("method", "task"), [("map", "classes"), ("ensemble", "numbers"), ("laplace", "classes")]
 )
 def test_coverage_of_posteriors_and_files(method, task, tmp_path):
-    posterior, x, y, net = fitted(method, task)
+    posterior, x, y, net = fitted(method, task, rows=240, train=60)
     held = (x[60:140], y[60:140])
     groups = (x[:, 0] > 0).tolist()
     train = (x[:60], y[:60])
@@ -194,7 +166,7 @@ def test_coverage_of_posteriors_and_files(method, task, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::bayou.training.convergence.ConvergenceWarning")
 def test_invalid_arguments_raise(tmp_path):
-    posterior, x, y, net = fitted("map", "classes")
+    posterior, x, y, net = fitted("map", "classes", rows=240, train=60)
     held = (x[60:100], y[60:100])
     c = bayou.conformal(posterior, held)
     for call, said in {

@@ -5,6 +5,7 @@ that it is told by.
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import bayou
 from bayou.likelihoods import BoundCategorical, Categorical, Gaussian
@@ -17,6 +18,10 @@ F64 = torch.float64
 EYE = torch.eye(
     4, dtype=F64
 )  # a row for each of four x: a linear student can say anything of each of them
+
+
+def assert_near(found, expected, atol):
+    assert_close(found, expected, atol=atol, rtol=0)
 
 
 def teacher(outputs, likelihood, draws=2):
@@ -48,18 +53,16 @@ def test_student_of_classes_is_the_mixture_of_the_draws(likelihood):
     if isinstance(likelihood, Categorical):
         probability = torch.nn.Softmax(-1)
     expected = probability(outputs).mean(0)
-    torch.testing.assert_close(found.predict(EYE).mean, expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(probability(found.to_module()(EYE)), expected, atol=1e-6, rtol=0)
+    assert_near(found.predict(EYE).mean, expected, 1e-6)
+    assert_near(probability(found.to_module()(EYE)), expected, 1e-6)
 
 
 def test_a_student_of_numbers_ends_at_mean_and_variance_of_the_mixture():
     posterior = teacher(2, Gaussian(0.5))
     found = distilled(posterior, 4).predict(EYE)
     draws = posterior.stack["weight"].mT
-    torch.testing.assert_close(found.mean, draws.mean(0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(
-        found.std.square(), draws.var(0, correction=0) + 0.25, atol=1e-6, rtol=0
-    )
+    assert_near(found.mean, draws.mean(0), 1e-6)
+    assert_near(found.std.square(), draws.var(0, correction=0) + 0.25, 1e-6)
 
 
 def test_epistemic_and_aleatoric_variance_are_separate():
@@ -68,14 +71,12 @@ def test_epistemic_and_aleatoric_variance_are_separate():
     assert isinstance(found, bayou.operations.Distilled)
     draws = posterior.stack["weight"].mT
     mean, between, within = found.outputs(EYE).chunk(3, -1)
-    torch.testing.assert_close(mean, draws.mean(0), atol=1e-5, rtol=0)
-    torch.testing.assert_close(between.exp(), draws.var(0, correction=0), atol=1e-5, rtol=0)
-    torch.testing.assert_close(within.exp(), torch.full_like(within, 0.25), atol=1e-5, rtol=0)
+    assert_near(mean, draws.mean(0), 1e-5)
+    assert_near(between.exp(), draws.var(0, correction=0), 1e-5)
+    assert_near(within.exp(), torch.full_like(within, 0.25), 1e-5)
     said = found.predict(EYE, 20_000)
-    torch.testing.assert_close(
-        said.aleatoric_std, torch.full((4, 1), 0.5, dtype=F64), atol=1e-5, rtol=0
-    )
-    torch.testing.assert_close(
+    assert_near(said.aleatoric_std, torch.full((4, 1), 0.5, dtype=F64), 1e-5)
+    assert_close(
         said.epistemic_std, (0.5 * between).exp(), atol=0, rtol=0.03
     )  # std of a std: 0.005
     with pytest.raises(ValueError, match="concentration is for classes"):
@@ -93,18 +94,18 @@ def test_a_dirichlet_has_the_mean_and_the_variance_of_its_draws():
     f = (total.unsqueeze(-1) * mean).log().requires_grad_()
     told = torch.cat((mean, p.square().sum(-1).mean(0).unsqueeze(-1)), -1)
     (slope,) = torch.autograd.grad(dirichlet_loss(BoundCategorical())(f, told).sum(), f)
-    torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-12, rtol=0)
+    assert_near(slope, torch.zeros_like(slope), 1e-12)
 
     found = distilled(posterior, 3, "epistemic")
     assert isinstance(found, bayou.operations.Distilled)
     alpha = found.concentration(EYE)
     share = alpha / alpha.sum(-1, keepdim=True)
-    torch.testing.assert_close(share, mean, atol=1e-5, rtol=0)
-    torch.testing.assert_close(alpha.sum(-1), total, atol=0, rtol=1e-3)
+    assert_near(share, mean, 1e-5)
+    assert_close(alpha.sum(-1), total, atol=0, rtol=1e-3)
     said, n = found.predict(EYE, 20_000, seed=1), 20_000
     spread = (share * (1 - share) / (1 + alpha.sum(-1, keepdim=True))).sqrt()
     assert bool(((said.mean - share).abs() < 5 * spread / n**0.5).all())
-    torch.testing.assert_close(said.epistemic_std, spread, atol=0, rtol=0.05)
+    assert_close(said.epistemic_std, spread, atol=0, rtol=0.05)
     assert torch.equal(said.outputs, found.predict(EYE, 20_000, seed=1).outputs)
 
 
@@ -115,12 +116,12 @@ def test_gaussian_losses_are_expectations():
     normal = torch.distributions.Normal(m, (0.5 * s).exp())
     moments = torch.cat((draws.mean(0), draws.var(0, correction=0)), -1)
     expected = -normal.log_prob(draws).mean(0)[:, 0]
-    torch.testing.assert_close(gaussian_nll(f[:, :2], moments), expected)
+    assert_close(gaussian_nll(f[:, :2], moments), expected)
     noise = -torch.distributions.Normal(0.0, (0.5 * t).exp()).log_prob(
         torch.full((4, 1), 0.3, dtype=F64)
     )[:, 0]
     all_three = torch.cat((moments, torch.full((4, 1), 0.09, dtype=F64)), -1)
-    torch.testing.assert_close(two_variances_nll(f, all_three), expected + noise)
+    assert_close(two_variances_nll(f, all_three), expected + noise)
 
 
 CLASSES = teacher(3, Categorical())
@@ -250,21 +251,16 @@ def test_student_of_a_running_chain_of_numbers_has_mean_and_variance():
         CHAIN, student(2), (EYE, y), net=student(1), likelihood=Gaussian(0.5), **FAST
     )
     said = found.predict(EYE)
-    torch.testing.assert_close(said.mean, 0.8 * y, atol=5 * (0.2 / 400) ** 0.5, rtol=0)
-    torch.testing.assert_close(
-        said.std.square(), torch.full_like(y, 0.45), atol=5 * 0.2 * (2 / 400) ** 0.5, rtol=0
-    )
+    assert_near(said.mean, 0.8 * y, 5 * (0.2 / 400) ** 0.5)
+    assert_near(said.std.square(), torch.full_like(y, 0.45), 5 * 0.2 * (2 / 400) ** 0.5)
 
 
 def test_streamed_draws_are_those_of_a_fit():
-    data = (EYE, torch.tensor([0, 1, 2, 0]))
     method = bayou.SGLD(steps=30, draws=3, chains=2, lr=1e-3, start=None)
     net = student(3)
-    stored = method.fit(Target.build(net, Categorical(), None, 4), data, progress=False).stack[
-        "weight"
-    ]
-    drawn = [
-        d.stack["weight"]
-        for d in method.stream(Target.build(net, Categorical(), None, 4), data, progress=False)
-    ]
-    assert torch.equal(torch.stack(drawn, 1).flatten(0, 1), stored)
+    stored, drawn = (
+        run(Target.build(net, Categorical(), None, 4), LABELED, progress=False)
+        for run in (method.fit, method.stream)
+    )
+    drawn = torch.stack([one.stack["weight"] for one in drawn], 1)
+    assert torch.equal(drawn.flatten(0, 1), stored.stack["weight"])

@@ -3,6 +3,7 @@
 import math
 import resource
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] + X[:, 1] > 0).long()
 
 
+fit = partial(bayou.fit, progress=False)
+
+
 def net(out=2, extra=()):
     return nn.Sequential(nn.Linear(3, 6), *extra, nn.Tanh(), nn.Linear(6, out))
 
@@ -25,33 +29,12 @@ def fitted(guide=None, network=None, data=(X, Y), steps=20, **options):
     method = bayou.VI(
         guide or bayou.MeanField(0.2), steps=steps, batch_size=20, lr=0.01, log_every=5
     )
-    return bayou.fit(network or net(), data, method=method, progress=False, **options)
+    return fit(network or net(), data, method, **options)
 
 
 @pytest.fixture(scope="module")
 def posterior():
     return fitted()
-
-
-# --- the issue's snippets -----------------------------------------------------------------------
-
-
-def test_what_a_user_can_write(tmp_path):
-    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
-    method = bayou.VI(bayou.MNF(), steps=30)
-    posterior = bayou.fit(net, (X, Y), method, prior=bayou.Normal(1.0), seed=0, progress=False)
-    p = posterior.predict(X[:5], samples=100)
-    stack = posterior.sample(1000)
-    assert p.mean.shape == p.std.shape == (5, 2)
-    assert torch.allclose(p.mean.sum(-1), torch.ones(5))
-    assert p.entropy.shape == p.mutual_information.shape == p.quantile(0.5).shape == (5,)
-    assert bool((p.mutual_information <= p.entropy).all())
-    assert bool((p.prediction_set(0.9).sum(-1) >= 1).all())  # classes have no order, so no interval
-    assert p.log_prob(Y[:5]).shape == (5,)
-    assert p.means.shape == (100, 5, 2)
-    assert {name: tuple(t.shape) for name, t in stack.items()} == {
-        name: (1000, *parameter.shape) for name, parameter in net.named_parameters()
-    }
 
 
 def test_a_classifier_learns():
@@ -87,7 +70,7 @@ def test_a_prediction_is_one_function_for_all_rows(posterior):
 
 @pytest.mark.parametrize("method", [bayou.VI(steps=2), bayou.Laplace(start=None)])
 def test_a_prediction_without_a_seed_is_the_same_each_time(method):
-    posterior = bayou.fit(nn.Linear(3, 2), (X, Y), method=method, progress=False)
+    posterior = fit(nn.Linear(3, 2), (X, Y), method)
     torch.manual_seed(3)
     outputs = posterior.predict(X, 3).outputs
     state = torch.get_rng_state()
@@ -167,11 +150,10 @@ def test_inputs_that_cannot_be_are_refused_by_name(x, options, message, posterio
         posterior.predict(x, **options)
 
 
-def test_samples_of_a_wrong_number_are_refused(posterior):
-    for n in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="must be a whole number of at least 0"):
-            posterior.sample(n)
-    assert posterior.sample(0)["0.weight"].shape == (0, 6, 3)
+@pytest.mark.parametrize("n", [-1, 1.5, True])
+def test_samples_of_a_wrong_number_are_refused(n, posterior):
+    with pytest.raises(ValueError, match="must be a whole number of at least 0"):
+        posterior.sample(n)
 
 
 def test_no_rows_give_no_predictions(posterior):
@@ -272,10 +254,8 @@ def test_a_learned_prior_scale_maximizes_the_elbo():
     method = bayou.VI(
         bayou.MeanField(), steps=300, lr=0.02, scale_lr=0.05, batch_size=40, samples=8
     )
-    posterior = bayou.fit(
-        nn.Linear(3, 4, bias=False), (x, y), method=method, likelihood=bayou.Gaussian(0.5),
-        prior=bayou.Normal(0.1, learn=True), progress=False,
-    )  # fmt: skip
+    options = {"likelihood": bayou.Gaussian(0.5), "prior": bayou.Normal(0.1, learn=True)}
+    posterior = fit(nn.Linear(3, 4, bias=False), (x, y), method, **options)
     guide = posterior.bayesian.guides[0]
     best = (guide.center**2 + (2 * guide.log_std).exp()).mean().sqrt().detach()
     assert float(guide.prior.log_scale.detach().exp()) == pytest.approx(float(best), rel=0.02)
@@ -286,13 +266,8 @@ def test_learned_noise_recovers_the_noise():
     x = torch.linspace(-1, 1, 400).unsqueeze(-1)
     y = 2 * x - 1 + 0.3 * torch.randn(400, 1, generator=generator)
     method = bayou.VI(bayou.MeanField(), steps=250, lr=0.03, scale_lr=0.03, batch_size=400)
-    posterior = bayou.fit(
-        nn.Linear(1, 1),
-        (x, y),
-        method=method,
-        likelihood=bayou.Gaussian(1.0, learn=True),
-        progress=False,
-    )
+    noise = bayou.Gaussian(1.0, learn=True)
+    posterior = fit(nn.Linear(1, 1), (x, y), method, likelihood=noise)
     assert float(posterior.target.likelihood.log_scale.detach().exp()) == pytest.approx(
         0.3, rel=0.1
     )
@@ -323,7 +298,7 @@ def test_every_likelihood_fits_and_improves(likelihood, y, out):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, out))
     method = bayou.VI(steps=60, lr=0.03, batch_size=60)
-    posterior = bayou.fit(network, (LINE, y), method=method, likelihood=likelihood, progress=False)
+    posterior = fit(network, (LINE, y), method, likelihood=likelihood)
     first, last = posterior.history[0], posterior.history[-1]
     assert last["log_likelihood"] > first["log_likelihood"]
     assert last["elbo"] > first["elbo"]
@@ -345,11 +320,8 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
     """A device that holds ``most`` draws × rows at a time gives the same answer as one that holds
     them all.
     """
-    net = torch.nn.Sequential(
-        torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)
-    ).double()
-    x, y = torch.randn(9, 2, dtype=torch.float64), torch.arange(9) % 2
-    posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
+    x = X[:9].double()
+    posterior = fit(net().double(), (x, Y[:9]), bayou.VI(steps=2))
     whole = posterior.predict(x, samples=5, seed=0).outputs
     functions, sizes = posterior._map_over_draws, []
 
@@ -365,16 +337,3 @@ def test_predictions_that_do_not_fit_are_made_in_halves(most, monkeypatch):
         posterior.predict(x, samples=5, seed=0).outputs, whole, rtol=1e-12, atol=1e-12
     )
     assert sum(sizes) == 45
-
-
-def test_a_prediction_that_cannot_be_made_smaller_says_so(monkeypatch):
-    net = torch.nn.Linear(2, 2)
-    x, y = torch.randn(4, 2), torch.arange(4) % 2
-    posterior = bayou.fit(net, (x, y), method=bayou.VI(steps=2), progress=False)
-
-    def never(inputs, loop):
-        raise torch.OutOfMemoryError("no memory at all")
-
-    monkeypatch.setattr(posterior, "_map_over_draws", never)
-    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
-        posterior.predict(x, samples=2)

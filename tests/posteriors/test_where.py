@@ -195,33 +195,23 @@ def test_a_pattern_of_laplace_is_one_of_the_free_parameters():
         fit(bayou.Laplace(where="body.*"))
 
 
-def test_a_file_of_an_adapter_is_as_large_as_its_weights(tmp_path):
-    net = adapted()
-    for method, copies in ((bayou.MAP(steps=3), 1), (bayou.VI(steps=3), 2)):
-        posterior = fit(method, net, where=["*lora*", "4.*"])
-        posterior.save(tmp_path / "p.bayou")
-        weights = sum(value.numel() for value in posterior.sample(1).values())
-        assert weights == 4 * 8 * 64 + 130
-        assert (
-            os.path.getsize(tmp_path / "p.bayou") - 4 * copies * weights < 5500
-        )  # names, settings, checks and checksums
-
-
 @pytest.mark.parametrize(
     ("method", "random", "copies"),
     [
         (bayou.VI({"*lora_a*": bayou.MeanField(), "*": bayou.Delta()}, steps=2), "a", 1.5),  # BLoB
+        (bayou.MAP(steps=2), "", 1),
         (bayou.VI(bayou.MeanField(), steps=2), "ab", 2),
         (bayou.Laplace("diagonal", start=START), "ab", 2),
         (bayou.Ensemble(3, bayou.MAP(steps=2, batch_size=8), init="keep"), "ab", 3),
     ],
 )
 def test_adapters_by_every_method(method, random, copies, tmp_path):
-    """Which factors are random, and a file without the base."""
+    """Which factors are random, and a file as large as its weights."""
     posterior = fit(method, adapted(), where="*lora*")
     assert {name[-1] for name, std in posterior.std().items() if std.any()} == set(random)
     posterior.save(tmp_path / "p.bayou")
-    assert os.path.getsize(tmp_path / "p.bayou") < 4 * copies * 4 * 8 * 64 + 5000
+    # names, settings, checks and checksums
+    assert 0 < os.path.getsize(tmp_path / "p.bayou") - 4 * copies * 4 * 8 * 64 < 5000
     before = bayou.metrics.nll(posterior.predict(X, seed=0), Y)
     assert bayou.calibrate(posterior, (X, Y)).after <= before + 1e-3
 
