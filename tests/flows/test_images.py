@@ -239,6 +239,10 @@ def test_samples_are_images_and_depend_on_their_index():
     assert drawn.shape == (20, 1, 4, 4)
     identical(drawn, drawn.round())
     identical(flow.sample(5, seed=0, start=3), drawn[3:8])
+    extreme = perturb(flow, 1.0).sample(20, seed=0)  # pixels are rounded to 0 and 1
+    for images in (drawn, extreme):
+        assert images.min() >= 0
+        assert images.max() <= 16
 
 
 def test_densities_and_draws_by_class():

@@ -86,6 +86,8 @@ class Dequantize(Surjection):
     def _forward(self, x: Tensor, context: Tensor | None) -> Pair:
         scaled = x if self.levels is None else self.levels * x
         y = scaled.floor()
+        if self.levels is not None:
+            y = y.clamp(0, self.levels - 1)  # pixels are rounded to 0 and 1, and beyond
         if self.q is None:
             log_q = x.new_zeros(batch_shape(x, self.event_in))
         else:
