@@ -106,7 +106,8 @@ def _varied(method: str, **options: Sequence[Any]) -> list[Candidate]:
     def make(name: str, value: Any) -> Callable[[Training], Method | Recipe]:
         def made(config: Training) -> Method | Recipe:
             recipe = cast(NamedMethod, find(method).make(config))
-            return replace(recipe, method=replace(recipe.method, **{name: value}))
+            chosen: Any = recipe.method  # a dataclass
+            return replace(recipe, method=replace(chosen, **{name: value}))
 
         return made
 
