@@ -63,10 +63,16 @@ class LastLayer:
 def candidate_layers(method: Method, target: Target, rows: Rows) -> dict[str, LastLayer | None]:
     """Return the layers that are compared, by name; None for all layers.
 
-    The last layer with the weights below at the mode; this with a prior √3 times as wide, since a
-    mean over draws is less certain than a mode (unless the prior was given); for VI, points below
-    that are learned under the bound; all layers. There is nothing to compare in a regression, where
-    a body of points overfits, for few rows, and for networks and methods without such a choice.
+    The candidates are:
+
+    - the last layer, with the other weights at the mode;
+    - the same with a prior √3 times as wide, unless the prior was given: a mean over draws is less
+      certain than a mode;
+    - for VI, the last layer, with the other weights learned as points under the bound;
+    - all layers.
+
+    There is nothing to compare in a regression, where other layers without uncertainty overfit, for
+    few rows, and for networks and methods without such a choice.
 
     Args:
         method: VI with one family, IVON, Annealed, or SGLD and the like.

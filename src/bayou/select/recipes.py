@@ -57,7 +57,7 @@ from bayou.training.seeds import as_int_seed
 CANDIDATES: Final = ("map", "ensemble", "laplace", "nodeflow", "mnf")  # of "auto", simplest first
 # Weights, up to which a full curvature matrix costs no more than the training.
 MAX_FULL_WEIGHTS: Final = 3500
-# Each process of torchrun does the whole of it.
+# Every process of torchrun computes this search by itself.
 SEARCH: Final = "the search of noise and prior of a method by name"
 
 

@@ -51,7 +51,7 @@ class Batches:
     """The queue of a service.
 
     Small requests come before large ones, but every other batch begins with the oldest request, so
-    that large ones progress however many small ones arrive.
+    that many small ones cannot delay a large one for ever.
 
     Args:
         service: computes the predictions.
