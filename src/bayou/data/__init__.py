@@ -37,10 +37,15 @@ def load(
     task: Task | None = None,
     drop: Sequence[str] = (),
     id: str | None = None,
+    group: str | None = None,
+    split_by_time: str | None = None,
     split: int = 0,
     seed: int = 0,
     test_fraction: float = 0.2,
     ood: str | None = None,
+    observed: str | None = None,
+    order: str | Sequence[str] | None = None,
+    scale_target: bool = True,
     root: str | Path | None = None,
 ) -> DataSet:
     """Load a data set by name, or a file with a target column.
@@ -51,10 +56,19 @@ def load(
         task: "classification" or "regression"; by default inferred from the target.
         drop: columns of a file that are not used.
         id: the column of a file that identifies rows: not an input, copied to predictions.
+        group: the column of a file that tells which rows belong together, such as a patient: all of
+            them are test rows, or none. It is not an input.
+        split_by_time: the column of a file, dates or numbers, by which the latest rows are the test
+            rows.
         split: the number of one of the published splits, or of those generated from ``seed``.
         seed: of generated data and splits.
         test_fraction: of the rows of a file, which are held out; 0.2 by default.
         ood: another source of out-of-distribution images, or ``"none"``.
+        observed: the column of a file that says which rows were observed: a column of two values,
+            of which the larger one (1, true, yes) means that the event happened at the time of the
+            target, and the other that the row was censored then. y is (N, 2), time and 1 or 0.
+        order: the classes of an ordered target from low to high, a list or a text with commas.
+        scale_target: whether the target of a regression is standardized (default True).
         root: a folder in which files are looked for before ``$BAYOU_DATA`` and the cache.
 
     Returns:
@@ -68,25 +82,42 @@ def load(
         >>> data = load("moons")
         >>> x, y = data.train
     """
+    from bayou.data.options import Options, class_order
+
+    options = Options(
+        target,
+        task,
+        tuple(drop),
+        id,
+        split,
+        seed,
+        test_fraction,
+        group,
+        split_by_time,
+        observed,
+        class_order(order),
+        scale_target,
+    )
     if isinstance(name_or_path, Path) or is_path(name_or_path):
         if ood is not None:
             raise DataError(
                 "--ood is for data sets by name; in an NPZ file, add an array x_ood to x and y"
             )
-        from bayou.data.tables import Options, load_table
+        from bayou.data.loading import load_table
 
-        options = Options(target, task, tuple(drop), id, split, seed, test_fraction)
         return load_table(name_or_path, options)
     entry = find(name_or_path)
-    if target is not None:
-        raise DataError(f"{entry.name!r} has a fixed target; --target is for a file")
-    if drop or id is not None:
-        raise DataError(f"{entry.name!r} is used as published; --drop and --id are for a file")
-    if task not in (None, entry.task):
-        raise DataError(f"{entry.name!r} is a data set for {entry.task}, not {task}")
-    if split and entry.source == "images":
-        raise DataError(f"{entry.name!r} has one published split, 0; got {split}")
+    options.check_published(entry)
+    return _load_by_name(entry, split, seed, ood, root)
+
+
+def _load_by_name(
+    entry: Entry, split: int, seed: int, ood: str | None, root: str | Path | None
+) -> DataSet:
+    """Load or generate a data set of the catalogue."""
     if entry.source == "images":
+        if split:
+            raise DataError(f"{entry.name!r} has one published split, 0; got {split}")
         from bayou.data.images import load_images
 
         return load_images(entry, ood, root)

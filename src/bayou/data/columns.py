@@ -17,6 +17,7 @@ Flags = NDArray[np.bool_]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "#n/a", "<na>", "nat"})
 MISSING_NUMBER = MISSING | {"none", "-", "--", ".", "missing", "inf", "-inf", "+inf"}
 MISSING_LEVEL = "(missing)"
+OTHER_LEVELS = "(other)"
 EXACT = 2**53  # whole numbers below are exact in float64
 MAX_QUOTED = 80  # characters of a cell in a message
 # Characters of a plain number; longer cells are text, and an array of them could fill the memory.
@@ -98,6 +99,22 @@ def are_exact(numbers: Iterable[float | None]) -> bool:
     return all(value is None or abs(value) < EXACT for value in numbers)
 
 
+def is_missing(cell: object) -> bool:
+    """Return whether a cell holds no value: None, nan, NaT or NA.
+
+    Args:
+        cell: anything.
+    """
+    if cell is None:
+        return True
+    try:
+        return bool(cell != cell)
+    except TypeError:  # pandas.NA is neither equal to itself nor different
+        return True
+    except ValueError:  # an array
+        return False
+
+
 def label(value: float) -> str:
     """Return a number as the name of a class or category: ``3`` for 3.0, ``""`` for nan.
 
@@ -117,17 +134,21 @@ class Column:
     Args:
         cells: numbers (nan if missing) or text (``""``).
         decimal_comma: whether the comma is the decimal point in text.
+        is_category: whether the cells were declared to be categories, also if they are numbers or
+            dates.
     """
 
     cells: Numbers | list[str]
     decimal_comma: bool = False
+    is_category: bool = False
 
     @staticmethod
     def of(values: object) -> Column:
         """Return the column of any sequence.
 
         Args:
-            values: numbers or text; integers that float64 cannot hold become text.
+            values: numbers or text; integers that float64 cannot hold become text, and spans of
+                time their seconds.
         """
         has_long_text = isinstance(values, list) and any(
             isinstance(value, str) and len(value) > MAX_NUMBER_LENGTH for value in values
@@ -135,13 +156,33 @@ class Column:
         array = np.asarray(values, dtype=object if has_long_text else None)
         if array.ndim != 1:
             raise ValueError(f"a column must be one-dimensional, got shape {array.shape}")
+        if array.dtype.kind == "M":
+            array = array.astype("datetime64[s]").astype(np.str_)
+        if array.dtype.kind == "m":
+            array = array / np.timedelta64(1, "s")
         is_exact = array.dtype.kind == "f"
         if array.dtype.kind in "iu":
             is_exact = not array.size or are_exact((int(array.min()), int(array.max())))
         if is_exact:
             return Column(array.astype(np.float64))
-        cells = ["" if cell is None or cell != cell else str(cell) for cell in array.tolist()]
-        return Column(cells)
+        return Column(["" if is_missing(cell) else str(cell) for cell in array.tolist()])
+
+    @staticmethod
+    def of_categories(values: Iterable[object]) -> Column:
+        """Return the column of values that were declared to be categories.
+
+        Args:
+            values: of any type.
+        """
+        cells = []
+        for value in values:
+            if is_missing(value):
+                cells.append("")
+            elif isinstance(value, float | np.floating):
+                cells.append(label(float(value)))
+            else:
+                cells.append(str(value))
+        return Column(cells, is_category=True)
 
     def __len__(self) -> int:
         """Return the number of cells."""
@@ -173,7 +214,8 @@ class Column:
             rows: their indices.
         """
         if isinstance(self.cells, list):
-            return Column([self.cells[i] for i in rows.tolist()], self.decimal_comma)
+            cells = [self.cells[i] for i in rows.tolist()]
+            return Column(cells, self.decimal_comma, self.is_category)
         return Column(self.cells[rows])
 
     @cached_property
@@ -242,7 +284,7 @@ class Column:
     @property
     def holds_dates(self) -> bool:
         """Whether nine in ten of the first thousand present cells are dates or times of day."""
-        if not isinstance(self.cells, list):
+        if not isinstance(self.cells, list) or self.is_category:
             return False
         present = [level for level in self.levels if level][:1000]
         date_count = sum(bool(_DATE.fullmatch(cell)) for cell in present)

@@ -32,6 +32,10 @@ class DataSet:
         ood: out-of-distribution inputs of the same shape, if any.
         ood_name: what they are.
         notes: sentences about the preprocessing.
+        groups: the group of each training row, which ``bayou.fit`` does not divide; None for none.
+        times: the time of each training row, of which ``bayou.fit`` holds out the latest; None for
+            none.
+        split_notes: sentences about the split, and what changes with another.
 
     Example:
         >>> from bayou.data import load
@@ -45,6 +49,9 @@ class DataSet:
     ood: Tensor | None = None
     ood_name: str | None = None
     notes: list[str] = field(default_factory=list)
+    groups: Tensor | None = None
+    times: Tensor | None = None
+    split_notes: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(

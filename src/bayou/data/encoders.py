@@ -9,8 +9,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from bayou.core.specs import Checked
-from bayou.data.columns import MISSING_LEVEL, Column, quote
+from bayou.core.specs import Checked, later_field
+from bayou.data.columns import MISSING_LEVEL, OTHER_LEVELS, Column, quote
 
 MAX_DEVIATIONS = 1e6  # standard deviations; larger values overflow in a network
 
@@ -187,25 +187,30 @@ def mean_and_std(x: NDArray[Any]) -> tuple[float, float]:
 class Category(Checked):
     """The encoder of a column of categories: one 0/1 column for each.
 
-    A category that is not in the training rows has zeros only.
+    A category that is not in the training rows has zeros only, or is among the others.
 
     Args:
         name: of the column.
         levels: the categories of the training rows.
+        others: whether one more column stands for all other categories, the rare ones of the
+            training rows and those that are not in them.
     """
 
     name: str
     levels: tuple[str, ...]
+    others: bool = later_field(False)
 
     def __post_init__(self) -> None:
         """Check the types of the fields."""
         self._check_kind(str, "name")
+        self._check_kind(bool, "others")
         self._check_words("levels")
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the inputs that it becomes."""
-        return tuple(f"{self.name}={level}" for level in self.levels)
+        levels = (*self.levels, OTHER_LEVELS) if self.others else self.levels
+        return tuple(f"{self.name}={level}" for level in levels)
 
     def distance(self, column: Column) -> NDArray[np.float64]:
         """Return 0 for every row: categories have no range.
@@ -226,7 +231,7 @@ class Category(Checked):
         levels = [level or MISSING_LEVEL for level in column.levels]
         codes = np.array([index.get(level, -1) for level in levels])
         unknown = sorted(set(levels) - set(self.levels))
-        if unknown:
+        if unknown and not self.others:
             examples = ", ".join(map(quote, unknown[:3]))
             if len(unknown) > 3:
                 examples += ", ..."
@@ -235,4 +240,5 @@ class Category(Checked):
                 f"not in the training data ({examples}); they are encoded as none of the known "
                 "ones."
             )
-        return [(codes == i).astype(np.float64) for i in range(len(self.levels))]
+        indices = [*range(len(self.levels)), -1] if self.others else range(len(self.levels))
+        return [(codes == i).astype(np.float64) for i in indices]

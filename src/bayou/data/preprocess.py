@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from bayou.core.specs import Checked, from_json, nearest, to_json
+from bayou.core.specs import Checked, from_json, later_field, nearest, to_json
 from bayou.data import reading
 from bayou.data.catalogue import DataError, Task
 from bayou.data.columns import EXACT, Column, label, quote
 from bayou.data.dataset import DataSet, Pair
+from bayou.data.dates import Date
 from bayou.data.encoders import Category, Number
 from bayou.data.reading import RawTable, quote_names
 
@@ -46,6 +47,22 @@ class PreparedRows:
     notes: list[str]
     ids: list[str] | None = None
     distance: NDArray[np.float64] | None = None
+
+
+def encode_columns(
+    encoders: Sequence[Number | Category | Date], table: RawTable, notes: list[str]
+) -> NDArray[np.float64]:
+    """Return the inputs of every row, (N, features).
+
+    Args:
+        encoders: of the columns, in their order.
+        table: with all these columns.
+        notes: to which those about unusual values are added.
+    """
+    inputs: list[NDArray[np.float64]] = []
+    for encoder in encoders:
+        inputs += encoder.encode(table.columns[encoder.name], notes)
+    return np.stack(inputs, axis=1)
 
 
 class Preprocessor(Checked, ABC):
@@ -116,7 +133,7 @@ class Preprocessor(Checked, ABC):
             DataError: the values do not describe a preprocessor.
         """
         try:
-            preprocessor = from_json(values, Preprocessor, Number, Category)
+            preprocessor = from_json(values, Preprocessor, Number, Category, Date)
         except (TypeError, KeyError, ValueError, AttributeError) as problem:
             raise DataError(f"this does not describe a preprocessor: {problem}") from problem
         if not isinstance(preprocessor, Preprocessor):
@@ -174,7 +191,7 @@ class Preprocessor(Checked, ABC):
 @final
 @dataclass(frozen=True)
 class TablePreprocessor(Preprocessor):
-    """Columns of numbers standardized, of categories one-hot.
+    """Columns of numbers standardized, of categories one-hot, of dates as their parts.
 
     Args:
         columns: the encoders of the inputs, in order.
@@ -185,9 +202,11 @@ class TablePreprocessor(Preprocessor):
         y_scale: what a regression target is divided by.
         dropped: columns of the training data that are not used.
         id: the column that identifies rows, if any.
+        observed: the column that says which targets were observed, not censored, if any.
+        event: its value for observed rows.
     """
 
-    columns: tuple[Number | Category, ...]
+    columns: tuple[Number | Category | Date, ...]
     target: str
     task: Task
     class_names: tuple[str, ...] = ()
@@ -195,6 +214,8 @@ class TablePreprocessor(Preprocessor):
     y_scale: float = 1.0
     dropped: tuple[str, ...] = ()
     id: str | None = None
+    observed: str | None = later_field(None)
+    event: str = later_field("")
 
     def __post_init__(self) -> None:
         """Check the types of the fields, and that columns have different names."""
@@ -224,10 +245,7 @@ class TablePreprocessor(Preprocessor):
             table: with all columns of the inputs.
             notes: to which those about unusual values are added.
         """
-        inputs = []
-        for encoder in self.columns:
-            inputs += encoder.encode(table.columns[encoder.name], notes)
-        return np.stack(inputs, axis=1).astype(np.float32)
+        return encode_columns(self.columns, table, notes).astype(np.float32)
 
     def rows(self, source: object, *, need_target: bool = False) -> PreparedRows:
         """Return new rows as network inputs.
@@ -241,7 +259,8 @@ class TablePreprocessor(Preprocessor):
         names = [column.name for column in self.columns]
         if isinstance(source, np.ndarray) or hasattr(source, "detach"):
             source = self._name_columns(np.asarray(source), names)
-        table = reading.read(source, [*names, self.target])
+        flags = () if self.observed is None else (self.observed,)
+        table = reading.read(source, [*names, self.target, *flags])
         notes = list(table.notes)
         self._check_columns(table, names, notes)
         x = self.encode(table, notes)
@@ -268,7 +287,7 @@ class TablePreprocessor(Preprocessor):
 
     def _check_columns(self, table: RawTable, names: list[str], notes: list[str]) -> None:
         """Raise a DataError for a missing column, and add a note about unknown ones."""
-        known = {*names, self.target, *self.dropped}
+        known = {*names, self.target, self.observed, *self.dropped}
         unknown = [name for name in table.columns if name not in known]
         missing = [name for name in names if name not in table.columns]
         if missing:
@@ -290,11 +309,32 @@ class TablePreprocessor(Preprocessor):
     ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Encode the target column; an unusable one counts as missing unless it is needed."""
         try:
-            return self.targets(table.columns[self.target])
+            return self.table_targets(table)
         except DataError:
             if need_target:
                 raise
             return np.empty(0), np.zeros(table.rows, bool)
+
+    def table_targets(self, table: RawTable) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Encode the targets of a table, with a flag for each if they may be censored.
+
+        Args:
+            table: with the target column, and that of observed rows.
+
+        Returns:
+            As for ``targets``; with flags numbers are (N, 2), times and 1 or 0.
+        """
+        codes, is_present = self.targets(table.columns[self.target])
+        if self.observed is None:
+            return codes, is_present
+        if self.observed not in table.columns:
+            raise DataError(
+                f"{table.name} has no column {self.observed!r}, which says which rows were observed"
+            )
+        levels = table.columns[self.observed].levels
+        flags = np.array([[level == self.event] for level in levels], codes.dtype)
+        is_known = np.array([level != "" for level in levels])
+        return np.concatenate((codes, flags), axis=1), is_present & is_known
 
     def _row_ids(
         self, table: RawTable, kept: NDArray[np.int64], notes: list[str]

@@ -80,15 +80,68 @@ def read(source: object, known: Collection[str] = ()) -> RawTable:
         return source
     if isinstance(source, str | Path):
         return read_file(Path(source), known)
-    if hasattr(source, "columns") and hasattr(source, "to_numpy"):
-        frame: Any = source
-        source = {str(name): frame[name].to_numpy() for name in frame.columns}
+    if is_frame(source):
+        return read_frame(source)
     if not isinstance(source, Mapping):
         raise DataError(
             "rows must be a path, a mapping of columns or a data frame, got "
             f"{type(source).__name__}"
         )
     return _to_table("the columns given", dict(source))
+
+
+def is_frame(source: object) -> bool:
+    """Return whether an object is a data frame: of pandas, of polars, or with the same methods.
+
+    Args:
+        source: anything.
+    """
+    methods = ("columns", "to_numpy", "__getitem__")
+    is_array = isinstance(source, np.ndarray | Mapping)
+    return not is_array and all(hasattr(source, name) for name in methods)
+
+
+def read_frame(frame: Any) -> RawTable:
+    """Return the columns of a data frame, as they would be read from a CSV file of it.
+
+    Booleans are text, ``True`` and ``False``; dates and times are text in ISO notation; what is
+    None, nan, NaT or NA is blank. Of columns that the frame calls categorical numbers are
+    categories, too.
+
+    Args:
+        frame: see ``is_frame``; each of its columns has ``to_numpy``.
+    """
+    names = [str(name) for name in frame.columns]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"the data frame has several columns named {quote_names(repeated)}; rename them"
+        )
+    columns = {str(name): _frame_column(frame[name], str(name)) for name in frame.columns}
+    return _to_table("the data frame", columns)
+
+
+def is_categorical(series: object) -> bool:
+    """Return whether a column of a data frame has a categorical type.
+
+    Args:
+        series: of pandas ("category"), polars ("Categorical", "Enum"), or alike.
+    """
+    type_name = str(getattr(series, "dtype", "")).lower()
+    return type_name.startswith(("categor", "enum"))
+
+
+def _frame_column(series: Any, name: str) -> Column:
+    """Return a column of a data frame."""
+    values = series.to_numpy()
+    try:
+        if not is_categorical(series):
+            return Column.of(values)
+        if values.dtype.kind == "M":
+            values = values.astype("datetime64[s]").astype(np.str_)
+        return Column.of_categories(values.tolist())
+    except ValueError as problem:
+        raise DataError(f"column {quote(name)} of the data frame: {problem}") from problem
 
 
 def read_file(path: Path, known: Collection[str] = ()) -> RawTable:
@@ -360,7 +413,10 @@ def _distinct_names(names: list[str]) -> tuple[list[str], list[str]]:
 def _to_table(name: str, columns: Mapping[str, Any]) -> RawTable:
     """Return a table of arrays or lists of equal length."""
     try:
-        cells = {str(key): Column.of(values) for key, values in columns.items()}
+        cells = {
+            str(key): values if isinstance(values, Column) else Column.of(values)
+            for key, values in columns.items()
+        }
     except ValueError as problem:
         raise DataError(f"{name}: {problem}") from problem
     lengths = {key: len(values) for key, values in cells.items()}

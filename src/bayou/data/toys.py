@@ -16,7 +16,7 @@ from bayou.data.dataset import DataSet, Pair
 from bayou.data.encoders import Number
 from bayou.data.images import hold_out_classes
 from bayou.data.preprocess import ImagePreprocessor, TablePreprocessor
-from bayou.data.tables import Options, split_rows
+from bayou.data.splits import split_rows
 
 Floats = NDArray[np.float64]
 Stroke = tuple[tuple[float, float], ...]
@@ -106,8 +106,7 @@ def digits(entry: Entry, split: int = 0, ood: str | None = None) -> DataSet:
     x = np.asarray(bunch.images, np.float64)[:, None]
     y = np.asarray(bunch.target, np.int64)
     fraction = FEW_TEST_FRACTION if entry.name == "digits-few" else TEST_FRACTION
-    options = Options(split=split, seed=DIGITS_SEED, test_fraction=fraction)
-    train_rows, test_rows = split_rows(y, options)
+    train_rows, test_rows = split_rows(y, split=split, seed=DIGITS_SEED, test_fraction=fraction)
     train = (x[train_rows], y[train_rows])
     test = (x[test_rows], y[test_rows])
     notes = [

@@ -1,0 +1,194 @@
+"""Dates as numbers: days of ISO dates, and the encoder of a column of dates."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayou.core.specs import Checked
+from bayou.data.columns import Column, quote
+from bayou.data.moments import EPOCH, Moment
+
+Days = NDArray[np.float64]
+
+PARTS: Final = ("trend", "year", "season", "weekday", "hour")
+WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+DAYS_OF_YEAR: Final = 365.25
+MIN_DATE_SHARE: Final = 0.9  # of the present cells of a column of dates
+MIN_RANGE: Final = 1e-6  # of a part that varies; less than a second in a day is rounding
+_EPOCH_WEEKDAY: Final = 3  # a Thursday, from Monday = 0
+
+
+def parse_dates(cells: Sequence[str]) -> Days:
+    """Return days since 1970-01-01 with the time of day as a fraction; nan for other cells.
+
+    A date is written 2024-02-29, 2024/2/29 or 2024-02-29T13:30:00Z, with the year first. A time
+    zone is left out: the day and the hour are those on the clock that wrote them.
+
+    Args:
+        cells: text.
+    """
+    known = {cell: _parse_date(cell) for cell in set(cells)}
+    return np.array([known[cell] for cell in cells], dtype=np.float64)
+
+
+def _parse_date(cell: str) -> float:
+    """Return the days of one date; nan for other text."""
+    moment = Moment.parse(cell)
+    return moment.days if moment is not None and moment.is_iso else math.nan
+
+
+@final
+@dataclass(frozen=True)
+class Date(Checked):
+    """The encoder of a column of dates: trend, year, season, weekday and hour, as far as they vary.
+
+    The trend is (days − mean)/scale, and the year the same of its first of January. Season and hour
+    are the sine and cosine of the fraction of the year and of the day, the weekday seven 0/1
+    columns. A missing date is the median, with a 0/1 column that says so.
+
+    Args:
+        name: of the column.
+        parts: those of ``PARTS`` that it becomes.
+        mean: of the training dates, in days since 1970-01-01.
+        scale: their standard deviation, or 1 if it is 0.
+        median: of the training dates, for a missing one.
+        indicator: adds a 0/1 column for missing dates.
+        low: the first training date.
+        high: the last training date.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    mean: float = 0.0
+    scale: float = 1.0
+    median: float = 0.0
+    indicator: bool = False
+    low: float = -sys.float_info.max
+    high: float = sys.float_info.max
+
+    def __post_init__(self) -> None:
+        """Check the types and ranges of the fields."""
+        self._check_kind(str, "name")
+        self._check_kind(bool, "indicator")
+        self._check_words("parts")
+        self._check_finite("mean", "scale", "median", "low", "high")
+        self._check_positive("scale")
+        unknown = [component for component in self.parts if component not in PARTS]
+        if unknown:
+            raise ValueError(f"Date parts must be of {', '.join(PARTS)}, got {unknown[0]!r}")
+
+    @staticmethod
+    def fit(name: str, days: Days) -> Date | None:
+        """Fit the encoding to the training dates; None if they are all the same.
+
+        Args:
+            name: of the column.
+            days: since 1970-01-01; nan where a date is missing.
+        """
+        is_missing = np.isnan(days)
+        present = days[~is_missing]
+        if not len(present):
+            return None
+        varying = {
+            component: any(
+                np.ptp(values) > MIN_RANGE for values in _columns_of(component, present, 0.0, 1.0)
+            )
+            for component in PARTS
+        }
+        parts = tuple(component for component in PARTS if varying[component])
+        if not parts and not is_missing.any():
+            return None
+        return Date(
+            name,
+            parts,
+            mean=float(present.mean()),
+            scale=float(present.std()) or 1.0,
+            median=float(np.quantile(present, 0.5, method="lower")),
+            indicator=bool(is_missing.any()),
+            low=float(present.min()),
+            high=float(present.max()),
+        )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the inputs that it becomes."""
+        names: list[str] = []
+        for component in self.parts:
+            if component == "weekday":
+                names += [f"{self.name} is a {day}" for day in WEEKDAYS]
+            elif component in ("season", "hour"):
+                names += [f"{self.name} {component} (sine)", f"{self.name} {component} (cosine)"]
+            else:
+                names.append(f"{self.name} {component}")
+        if self.indicator:
+            names.append(f"{self.name} is missing")
+        return tuple(names)
+
+    def describe(self) -> str:
+        """Return a note about what the column becomes."""
+        return f"Column {self.name!r} has dates, used as {', '.join(self.parts)}."
+
+    def encode(self, column: Column, notes: list[str]) -> list[NDArray[np.float64]]:
+        """Return the inputs of the network, one array for each.
+
+        Args:
+            column: the cells of all rows.
+            notes: to which those about unusual cells are added.
+        """
+        days = parse_dates(column.levels)
+        is_missing = np.isnan(days)
+        is_bad = is_missing & np.array([level != "" for level in column.levels])
+        if is_bad.any():
+            notes.append(
+                f"Column {self.name!r}: {int(is_bad.sum())} cells are not dates with the year "
+                f"first ({column.describe_first(is_bad)}); they count as missing."
+            )
+        if is_missing.any() and not self.indicator:
+            median = datetime.date.fromordinal(EPOCH + math.floor(self.median)).isoformat()
+            notes.append(
+                f"Column {self.name!r}: {int(is_missing.sum())} missing dates, none of them in "
+                f"training; filled with the median {quote(median)}."
+            )
+        complete = np.where(is_missing, self.median, days)
+        inputs: list[NDArray[np.float64]] = []
+        for component in self.parts:
+            inputs += _columns_of(component, complete, self.mean, self.scale)
+        if self.indicator:
+            inputs.append(is_missing.astype(np.float64))
+        return inputs
+
+    def distance(self, column: Column) -> NDArray[np.float64]:
+        """Return the distance of each date from the range of the training dates.
+
+        It is in standard deviations, and 0 inside the range and for a missing date.
+
+        Args:
+            column: the cells of all rows.
+        """
+        days = parse_dates(column.levels)
+        distance = np.maximum(self.low - days, days - self.high) / self.scale
+        return np.fmax(distance, 0.0)
+
+
+def _columns_of(component: str, days: Days, mean: float, scale: float) -> list[Days]:
+    """Return the inputs of one part of dates without missing ones."""
+    if component == "trend":
+        return [(days - mean) / scale]
+    whole = np.floor(days)
+    dates = whole.astype(np.int64).astype("datetime64[D]")
+    new_year = dates.astype("datetime64[Y]").astype("datetime64[D]").astype(np.int64)
+    if component == "year":
+        return [(new_year.astype(np.float64) - mean) / scale]
+    if component == "weekday":
+        weekday = (whole + _EPOCH_WEEKDAY) % 7
+        return [(weekday == index).astype(np.float64) for index in range(7)]
+    fraction = days - whole if component == "hour" else (whole - new_year) / DAYS_OF_YEAR
+    return [np.sin(2 * np.pi * fraction), np.cos(2 * np.pi * fraction)]

@@ -1,0 +1,126 @@
+"""Dates and columns of many categories as inputs, against Python's datetime and counts."""
+
+import datetime
+import json
+import math
+
+import numpy as np
+import pytest
+
+from bayou.data import load
+from bayou.data.columns import Column
+from bayou.data.dates import PARTS, WEEKDAYS, Date, parse_dates
+from bayou.data.preprocess import Preprocessor
+
+EPOCH = datetime.datetime(1970, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cell", "known"),
+    [
+        ("2024-02-29", datetime.datetime(2024, 2, 29)),
+        ("2024/2/9", datetime.datetime(2024, 2, 9)),
+        ("1900.12.31", datetime.datetime(1900, 12, 31)),
+        ("2024-02-29T13:30", datetime.datetime(2024, 2, 29, 13, 30)),
+        ("2024-02-29 13:30:15.25", datetime.datetime(2024, 2, 29, 13, 30, 15)),
+        ("2024-02-29T13:30:00Z", datetime.datetime(2024, 2, 29, 13, 30)),
+        ("2024-02-29T13:30:00+02:00", datetime.datetime(2024, 2, 29, 13, 30)),
+    ],
+)
+def test_iso_dates_are_days_since_1970(cell, known):
+    (days,) = parse_dates([cell])
+    assert days == pytest.approx((known - EPOCH).total_seconds() / 86_400, abs=1e-9)
+
+
+@pytest.mark.parametrize("cell", ["", "2023-02-29", "29/02/2024", "13:30", "2024-13-01", "soon"])
+def test_other_text_is_no_date(cell):
+    assert math.isnan(parse_dates([cell])[0])
+
+
+def dates(count=300):
+    start = datetime.datetime(2019, 12, 30, 5)
+    return [start + datetime.timedelta(days=5 * i, hours=i % 11) for i in range(count)]
+
+
+def test_the_inputs_are_those_of_datetime():
+    moments = dates()
+    cells = [moment.isoformat() for moment in moments]
+    days = np.array([(moment - EPOCH).total_seconds() / 86_400 for moment in moments])
+    encoder = Date.fit("when", parse_dates(cells))
+    assert encoder.parts == PARTS
+    inputs = dict(zip(encoder.features, encoder.encode(Column.of(cells), []), strict=True))
+    np.testing.assert_allclose(inputs["when trend"], (days - days.mean()) / days.std(), atol=1e-9)
+    new_years = [datetime.datetime(moment.year, 1, 1) for moment in moments]
+    first_days = np.array([(day - EPOCH).days for day in new_years])
+    np.testing.assert_allclose(inputs["when year"], (first_days - days.mean()) / days.std())
+    season = [2 * np.pi * (m.timetuple().tm_yday - 1) / 365.25 for m in moments]
+    np.testing.assert_allclose(inputs["when season (sine)"], np.sin(season))
+    np.testing.assert_allclose(inputs["when season (cosine)"], np.cos(season))
+    hour = [2 * np.pi * m.hour / 24 for m in moments]
+    np.testing.assert_allclose(inputs["when hour (sine)"], np.sin(hour), atol=1e-8)
+    for number, name in enumerate(WEEKDAYS):
+        known = [m.weekday() == number for m in moments]
+        np.testing.assert_array_equal(inputs[f"when is a {name}"], known)
+
+
+@pytest.mark.parametrize(
+    ("cells", "parts"),
+    [
+        (["2024-01-01", "2025-01-01"], ("trend", "year", "weekday")),
+        (["2024-01-01", "2024-01-08"], ("trend", "season")),
+        (["2024-01-01T01:00", "2024-01-01T13:00"], ("trend", "hour")),
+        (["2024-01-01T13:30", "2024-01-08T13:30"], ("trend", "season")),
+    ],
+)
+def test_parts_that_do_not_vary_are_left_out(cells, parts):
+    assert Date.fit("when", parse_dates(cells)).parts == parts
+
+
+def test_missing_dates_are_the_median_with_an_indicator_and_bad_ones_are_told():
+    cells = ["2024-01-01", "", "2024-01-03", "2024-01-05"]
+    encoder = Date.fit("when", parse_dates(cells))
+    notes = []
+    inputs = dict(zip(encoder.features, encoder.encode(Column.of([*cells, "x"]), notes)))  # noqa: B905
+    assert inputs["when is missing"].tolist() == [0, 1, 0, 0, 1]
+    assert inputs["when trend"][1] == inputs["when trend"][2] == inputs["when trend"][4]
+    assert "1 cells are not dates with the year first (row 5: 'x')" in notes[0]
+    without = Date.fit("when", parse_dates([cells[0], cells[2]]))
+    without.encode(Column.of(cells), notes)
+    assert "filled with the median '2024-01-01'" in notes[-1]
+    far = encoder.distance(Column.of(["2023-01-01", "2024-01-02", ""]))
+    assert far[0] > 10
+    assert far[1:].tolist() == [0, 0]
+
+
+def test_numpy_dates_are_read_as_text():
+    column = Column.of(np.array(["2024-02-29T13:30:00", "NaT"], dtype="datetime64[ns]"))
+    assert column.levels == ["2024-02-29T13:30:00", ""]
+
+
+def write(path, rows, header="when,city,y"):
+    lines = [header, *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_file_with_dates_and_many_cities_is_read_and_new_rows_alike(tmp_path):
+    moments = dates(400)
+    # cities 0 .. 59 have 6 rows each or fewer but for 0 and 1
+    cities = [i % 2 if i < 100 else i % 80 for i in range(400)]
+    rows = [
+        (moment.date().isoformat(), f"c{city}", i * 0.5)
+        for i, (moment, city) in enumerate(zip(moments, cities, strict=True))
+    ]
+    data = load(write(tmp_path / "t.csv", rows), target="y", task="regression")
+    city_features = [name for name in data.feature_names if name.startswith("city=")]
+    assert city_features == ["city=c0", "city=c1", "city=(other)"]
+    assert any("'when' has dates, used as trend, year, season, weekday." in n for n in data.notes)
+    assert any("the 2 most frequent are categories, all others are one" in n for n in data.notes)
+    preprocessor = Preprocessor.from_json(json.loads(json.dumps(data.preprocessor.to_json())))
+    assert preprocessor == data.preprocessor
+    new = write(tmp_path / "new.csv", [("2030-01-01", "elsewhere", 1), ("", "c0", 2)])
+    prepared = preprocessor.rows(new)
+    index = [data.feature_names.index(name) for name in city_features]
+    assert prepared.x[:, index].tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert prepared.distance[0] > 1
+    assert any("1 missing dates, none of them in training" in note for note in prepared.notes)
