@@ -8,17 +8,25 @@ import scipy.stats
 import torch
 from torch.testing import assert_close
 
+from bayou.core.specs import from_json, to_json
 from bayou.likelihoods import (
     Bernoulli,
     BoundLikelihood,
     Categorical,
     FiniteLikelihood,
+    Gamma,
     Gaussian,
     HeteroscedasticGaussian,
     HeteroscedasticStudentT,
+    Likelihood,
+    Log,
+    LogNormal,
+    NegativeBinomial,
+    Ordinal,
     Poisson,
     StudentT,
     UnitStudentT,
+    Weibull,
 )
 from bayou.likelihoods.predictive import Predictive
 
@@ -87,6 +95,59 @@ CASES = {
     ),
     "bernoulli": (Bernoulli(), 3 * OUTPUTS, labels(2, 6, 2), lambda f: D.Bernoulli(logits=f)),
     "poisson": (Poisson(), OUTPUTS, labels(7, 6, 2), lambda f: D.Poisson(f.exp())),
+    "noise per output": (
+        Gaussian((0.3, 2.0)),
+        OUTPUTS,
+        Y,
+        lambda f: D.Normal(f, doubles([0.3, 2])),
+    ),
+    "heteroscedastic softplus": (
+        HeteroscedasticGaussian(transform="softplus", units=2.0),
+        WIDE,
+        Y,
+        lambda f: D.Normal(f[..., :2], 2 * (torch.nn.functional.softplus(f[..., 2:]) + 1e-6)),
+    ),
+    "lognormal": (LogNormal(0.5), OUTPUTS, Y.exp(), lambda f: D.LogNormal(f, 0.5)),
+    "heteroscedastic lognormal": (
+        Log(HeteroscedasticGaussian()),
+        0.5 * WIDE,
+        Y.exp(),
+        lambda f: D.LogNormal(f[..., :2], (0.5 * f[..., 2:]).exp()),
+    ),
+    "gamma": (
+        Gamma(2.5, unit=3.0),
+        OUTPUTS,
+        Y.exp(),
+        lambda f: D.Gamma(doubles(2.5), 2.5 * (-f).exp() / 3),
+    ),
+    "gamma of a small shape": (
+        Gamma(0.4),
+        OUTPUTS,
+        Y.exp(),
+        lambda f: D.Gamma(doubles(0.4), 0.4 * (-f).exp()),
+    ),
+    "weibull": (
+        Weibull(1.7, unit=3.0),
+        OUTPUTS,
+        Y.exp(),
+        lambda f: D.Weibull(3 * f.exp(), doubles(1.7)),
+    ),
+    "negative binomial": (
+        NegativeBinomial(0.5, unit=2.0),
+        OUTPUTS,
+        labels(7, 6, 2),
+        lambda f: D.NegativeBinomial(doubles(2.0), logits=f),
+    ),
+    "categorical ordered": (
+        Ordinal(5, (-1.0, 0.0, 0.5, 2.0)),
+        2 * noise(4, 6, 1),
+        labels(5, 6),
+        lambda f: D.Categorical(
+            torch.diff(
+                (doubles([-1e9, -1.0, 0.0, 0.5, 2.0, 1e9]) - f).sigmoid(),
+            )
+        ),
+    ),
 }
 case = pytest.mark.parametrize("name", CASES)
 
@@ -117,7 +178,7 @@ def test_moments_and_entropy_are_torchs(name):
     else:
         assert_close(mean, distribution.mean)
         assert_close(variance, distribution.variance)
-    if not isinstance(distribution, D.Poisson):
+    if not isinstance(distribution, D.Poisson | D.NegativeBinomial):
         assert_close(likelihood.entropy(f), distribution.entropy())
     assert likelihood.entropy(f).shape == (4, *y.shape)
 
@@ -297,7 +358,7 @@ def test_a_learned_scale_receives_the_analytic_gradient(spec):
 @case
 def test_specs_are_plain_values(name):
     spec = CASES[name][0]
-    assert type(spec)(**json.loads(json.dumps(dataclasses.asdict(spec)))) == spec
+    assert from_json(json.loads(json.dumps(to_json(spec))), Likelihood) == spec
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from bayou.likelihoods.continuous import (
     UnitGaussian,
     UnitStudentT,
 )
+from bayou.likelihoods.counts import BoundNegativeBinomial, NegativeBinomial
 from bayou.likelihoods.discrete import (
     Bernoulli,
     BoundBernoulli,
@@ -29,25 +30,45 @@ from bayou.likelihoods.discrete import (
     Poisson,
 )
 from bayou.likelihoods.information import Independent, Information, Scores, Softmax, Weighted, score
+from bayou.likelihoods.known_noise import BoundKnownNoise, KnownNoise
+from bayou.likelihoods.logarithm import BoundLog, Log, LogNormal
 from bayou.likelihoods.mixtures import entr
+from bayou.likelihoods.named import by_name, list_likelihoods
+from bayou.likelihoods.ordinal import BoundOrdinal, Ordinal
+from bayou.likelihoods.positive import BoundGamma, BoundWeibull, Gamma, Weibull
+from bayou.likelihoods.survival import BoundCensored, Censored
 
 __all__ = [
     "Bernoulli",
     "BoundBernoulli",
     "BoundCategorical",
+    "BoundCensored",
+    "BoundGamma",
     "BoundHeteroscedastic",
     "BoundHomoscedastic",
+    "BoundKnownNoise",
     "BoundLikelihood",
+    "BoundLog",
+    "BoundNegativeBinomial",
+    "BoundOrdinal",
     "BoundPoisson",
+    "BoundWeibull",
     "Categorical",
+    "Censored",
     "FiniteLikelihood",
+    "Gamma",
     "Gaussian",
     "HeteroscedasticGaussian",
     "HeteroscedasticStudentT",
     "Independent",
     "Information",
+    "KnownNoise",
     "Likelihood",
     "LocationScale",
+    "Log",
+    "LogNormal",
+    "NegativeBinomial",
+    "Ordinal",
     "Poisson",
     "Scores",
     "Softmax",
@@ -55,7 +76,10 @@ __all__ = [
     "Unit",
     "UnitGaussian",
     "UnitStudentT",
+    "Weibull",
     "Weighted",
+    "by_name",
     "entr",
+    "list_likelihoods",
     "score",
 ]

@@ -33,10 +33,15 @@ class BoundLikelihood(nn.Module, ABC):
         support: the values of y. Classes have no order; counts and real numbers have scores such
             as rmse and intervals.
         logits: whether f are logits, which a probit approximation may scale.
+        is_ordered: whether classes have an order, so that quantiles and intervals mean something.
+        is_linear_in_y: whether a linear regression of y is a fair baseline of numbers: not where f
+            is on a logarithmic scale, or y has more than the values.
     """
 
     support: ClassVar[Literal["classes", "counts", "real"]] = "real"
     logits: ClassVar[bool] = False
+    is_ordered: ClassVar[bool] = False
+    is_linear_in_y: ClassVar[bool] = True
 
     @abstractmethod
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
@@ -205,6 +210,16 @@ class BoundLikelihood(nn.Module, ABC):
             return self.cdf(f.unsqueeze(0), y).squeeze(0)
         return self._expectation(lambda f, draws: (draws <= y).to(f.dtype), f)
 
+    def log_survival(self, f: Tensor, y: Tensor) -> Tensor:
+        """Compute log P(Y_i > y_i | f).
+
+        Args:
+            f: outputs, (..., B, *out).
+            y: values, (B, *event).
+        """
+        survival = 1 - self.cdf(f, y)
+        return survival.clamp_min(torch.finfo(f.dtype).tiny).log()
+
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
         """Compute the Fisher information of y in f, E_y[∇log p·∇log pᵀ] (Martens 2020).
 
@@ -244,6 +259,18 @@ class BoundLikelihood(nn.Module, ABC):
             f: outputs, (..., B, *out).
         """
         return 0.0
+
+    def for_targets(self, f: Tensor, y: Tensor) -> tuple[BoundLikelihood, Tensor]:
+        """Return a likelihood and outputs of the values of rows whose y has more than the value.
+
+        Such a y has the noise of its row, for example. Scores compare the values, ``labels(y)``,
+        with this prediction.
+
+        Args:
+            f: outputs, (S, B, *out).
+            y: targets, (B, *event).
+        """
+        return self, f
 
     def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the value of y that each output predicts, and whether there is one.
@@ -464,6 +491,16 @@ class BoundLikelihood(nn.Module, ABC):
         return component, mixture - math.log(len(f))
 
 
+def positive_mean(y: Tensor) -> float | None:
+    """Return the mean of targets, the unit of a rate; None unless it is positive and finite.
+
+    Args:
+        y: targets, (N, *event).
+    """
+    mean = float(y.double().mean())
+    return mean if 0 < mean < math.inf else None
+
+
 def _sum_event(values: Tensor, y: Tensor) -> Tensor:
     """Sum values (..., B, *event) over the axes of an event of y (B, *event)."""
     if y.ndim == 1:  # sum(()) would sum everything
@@ -508,11 +545,61 @@ class Likelihood(Checked, ABC):
             scale: one positive number, or one for each coordinate of the last axis of y.
 
         Returns:
-            The likelihood, or None where y has no units (classes, counts).
+            The likelihood, or None where y has no units (classes, counts) or cannot be shifted
+            (positive numbers; ``starting_at`` chooses their unit).
         """
         return None
 
+    def starting_at(self, y: Tensor) -> Likelihood:
+        """Return the likelihood with the unit or the cut points that suit the targets of a fit.
+
+        A method by name calls it, so that outputs near 0 are a good start.
+
+        Args:
+            y: targets, (N, *event).
+        """
+        return self
+
     @property
-    def log_variance_axis(self) -> int | None:
-        """Return the axis of f whose second half are log-variances of y; None without any."""
+    def parameter(self) -> str:
+        """Return the field with the noise or the shape that can be learned; "" without one."""
+        return ""
+
+    def fixed_at(self, parameters: Mapping[str, Tensor]) -> Likelihood | None:
+        """Return the likelihood whose learned parameters are fixed at these values.
+
+        Args:
+            parameters: those of the bound likelihood by name, such as {"log_scale": log σ}.
+
+        Returns:
+            The likelihood, or None where the parameters are no fields of it (cut points).
+        """
         return None
+
+    def of_log(self) -> Likelihood | None:
+        """Return the likelihood of log y for the same outputs; None where it is not simpler."""
+        return None
+
+    def of_exp(self) -> Likelihood:
+        """Return the likelihood of exp(y) for the same outputs, the inverse of ``of_log``."""
+        from bayou.likelihoods.logarithm import Log  # which is a likelihood itself
+
+        return Log(self)  # type: ignore[arg-type]  # which checks it
+
+    @property
+    def companion(self) -> Literal["none", "flag", "noise"]:
+        """Return what follows the values on the last axis of y.
+
+        "none", a "flag" without units for each value, or the "noise" of each, in its units.
+        """
+        return "none"
+
+    @property
+    def scale_axis(self) -> int | None:
+        """Return the axis of f whose second half describes the scale of y; None without one."""
+        return None
+
+    @property
+    def has_log_variances(self) -> bool:
+        """Return whether this half are log-variances, to which a unit of y adds a constant."""
+        return self.scale_axis is not None

@@ -6,11 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 from bayou.core import rng
 from bayou.core.constants import LOG_2PI
@@ -19,6 +19,9 @@ from bayou.core.specs import later_field
 from bayou.likelihoods import mixtures
 from bayou.likelihoods.base import BoundLikelihood, Likelihood
 from bayou.likelihoods.information import Independent, Information
+from bayou.likelihoods.special import beta_fraction
+
+MIN_SOFTPLUS_SCALE = 1e-6  # in units of y, so that a softplus that underflows is no scale of 0
 
 
 class Unit(ABC):
@@ -55,6 +58,14 @@ class Unit(ABC):
         Args:
             z: values.
         """
+
+    def log_survival(self, z: Tensor) -> Tensor:
+        """Compute log P(Z > z).
+
+        Args:
+            z: values.
+        """
+        return self.cdf(-z).clamp_min(torch.finfo(z.dtype).tiny).log()
 
     @abstractmethod
     def draw(
@@ -104,6 +115,19 @@ class UnitGaussian(Unit):
 
     def cdf(self, z: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
+
+    def log_survival(self, z: Tensor) -> Tensor:
+        """Compute log P(Z > z), accurate in both tails.
+
+        It is that of ``torch.special.log_ndtr``, which ``vmap`` computes one by one.
+
+        Args:
+            z: values.
+        """
+        above = z.clamp_min(0.0)
+        tail = (0.5 * torch.special.erfcx(math.sqrt(0.5) * above)).log() - 0.5 * above.square()
+        body = torch.log1p(-0.5 * torch.erfc(-math.sqrt(0.5) * z.clamp_max(0.0)))
+        return torch.where(z > 0, tail, body)
 
     def draw(
         self, n: int, event: Sequence[int], like: Tensor, seed: Seed = None, start: int = 0
@@ -190,7 +214,7 @@ class UnitStudentT(Unit):
         x = torch.where(is_swapped, x_center, x_tail)
         x_complement = torch.where(is_swapped, x_tail, x_center)
         terms = min(40, 10 + int(2 * math.sqrt(self.df)))
-        fraction = _beta_fraction(a, b, x, terms)
+        fraction = beta_fraction(a, b, x, terms)
         power = torch.special.xlogy(a, x) + torch.special.xlogy(b, x_complement)
         beta = torch.exp(power - self._log_beta) * fraction / a
         below = 0.5 * torch.where(is_swapped, 1 - beta, beta)
@@ -211,21 +235,6 @@ class UnitStudentT(Unit):
         u = 1 - rng.uniform(n, event, like, rng.fold(seed, "radius"), start)
         angle = 2 * math.pi * rng.uniform(n, event, like, rng.fold(seed, "angle"), start)
         return (self.df * torch.expm1(-2 / self.df * u.log())).sqrt() * angle.cos()
-
-
-def _beta_fraction(a: Tensor, b: Tensor, x: Tensor, terms: int) -> Tensor:
-    """Compute the continued fraction of I_x(a, b) by the method of Lentz."""
-    c = torch.ones_like(x)
-    d = 1 / (1 - (a + b) * x / (a + 1))
-    fraction = d
-    for m in range(1, terms):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            c = 1 + term / c
-            d = 1 / (1 + term * d)
-            fraction = fraction * c * d
-    return fraction
 
 
 class LocationScale(BoundLikelihood):
@@ -265,6 +274,11 @@ class LocationScale(BoundLikelihood):
     def cdf(self, f: Tensor, y: Tensor) -> Tensor:
         location, log_scale = self.location_log_scale(f)
         return self.unit.cdf((y.to(f.dtype) - location) * torch.exp(-log_scale))
+
+    def log_survival(self, f: Tensor, y: Tensor) -> Tensor:
+        location, log_scale = self.location_log_scale(f)
+        z = (y.to(f.dtype) - location) * torch.exp(-log_scale)
+        return self.unit.log_survival(z)
 
     def sample(self, f: Tensor, n: int | None = None, seed: Seed = None) -> Tensor:
         location, log_scale = self.location_log_scale(f)
@@ -325,8 +339,8 @@ class BoundHomoscedastic(LocationScale):
 
     Args:
         unit: the density of unit scale.
-        log_scale: the logarithm of the scale in these units, one number: a buffer or (learned) a
-            parameter.
+        log_scale: the logarithm of the scale in these units, one number or one for each coordinate
+            of the last axis of y: a buffer or (learned) a parameter.
         learn: whether to learn ``log_scale``.
         units: the unit of y, one number or one for each coordinate of its last axis.
     """
@@ -349,6 +363,15 @@ class BoundHomoscedastic(LocationScale):
         log_units = torch.tensor(units, dtype=torch.float64).log().to(log_scale)
         # Not in files: the spec of the likelihood holds them.
         self.register_buffer("log_units", log_units, persistent=False)
+
+    def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
+        scales = self._log_scales.shape
+        if scales and (len(f_shape) < 2 or f_shape[-1] != scales[0]):
+            raise ValueError(
+                f"{scales[0]} noises or units, one for each output, do not match outputs of shape "
+                f"{tuple(f_shape)}; give one for each number of the last axis, or one for all"
+            )
+        return torch.Size(f_shape)
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         return f, self._log_scales
@@ -409,14 +432,16 @@ class BoundHomoscedastic(LocationScale):
 
     @property
     def gaussian_noise(self) -> float | None:
-        if not self.is_gaussian or self.log_units.numel() > 1:
+        if not self.is_gaussian or self._log_scales.numel() > 1:
             return None
         return math.exp(float(self._log_scales.detach()))
 
     def per_sample(
         self, outputs: Tensor, parameters: Mapping[str, Tensor]
     ) -> tuple[BoundLikelihood, Tensor]:
-        log_scale = parameters["log_scale"].reshape(-1, *[1] * (outputs.ndim - 1)).to(outputs)
+        log_scale = parameters["log_scale"].to(outputs)  # (S,), or (S, D)
+        middle_axes = [1] * (outputs.ndim - log_scale.ndim)
+        log_scale = log_scale.reshape(len(log_scale), *middle_axes, *log_scale.shape[1:])
         return self._with_log_scale(outputs, log_scale + self.log_units)
 
 
@@ -467,7 +492,7 @@ class BoundMarginal(LocationScale):
 
 @final
 class BoundHeteroscedastic(LocationScale):
-    """A likelihood with locations and log-squared scales on halves of an axis of f.
+    """A likelihood with locations and what determines the scales on halves of an axis of f.
 
     For the last axis f is (..., B, 2·D) and y (B, D).
 
@@ -475,12 +500,27 @@ class BoundHeteroscedastic(LocationScale):
         min_std: a lower bound of the scale.
         unit: the density of unit scale; None is the standard normal.
         axis: the axis of f.
+        transform: "exp" for log-squared scales, "softplus" for scales before a softplus.
+        units: the unit of the scales of "softplus", one number or one for each output.
     """
 
-    def __init__(self, min_std: float = 0.0, unit: Unit | None = None, axis: int = -1) -> None:
+    log_units: Tensor
+
+    def __init__(
+        self,
+        min_std: float = 0.0,
+        unit: Unit | None = None,
+        axis: int = -1,
+        transform: str = "exp",
+        units: Tensor | None = None,
+    ) -> None:
         super().__init__(unit or UnitGaussian())
         self.min_std = float(min_std)
         self.axis = axis
+        self.transform = transform
+        log_units = torch.zeros(()) if units is None else units.log()
+        # Not in files: the spec of the likelihood holds them.
+        self.register_buffer("log_units", log_units, persistent=False)
 
     def target_shape(self, f_shape: Sequence[int]) -> torch.Size:
         if len(f_shape) < 1 - self.axis or f_shape[self.axis] % 2:
@@ -494,12 +534,14 @@ class BoundHeteroscedastic(LocationScale):
 
     def location_log_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
         location, log_variance = f.chunk(2, self.axis)
+        if self.transform == "softplus":
+            return location, self._softplus_scale(log_variance).log() + self.log_units
         if self.min_std:  # log(e^s + min_std²), without a tensor for the constant
             log_variance = log_variance - logsigmoid(log_variance - 2 * math.log(self.min_std))
         return location, 0.5 * log_variance
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        """Return (1/σ², ½·(∂log σ²/∂s)²) for mean and log-variance s of a Gaussian.
+        """Return (1/σ², ½·(∂log σ²/∂s)²) for the mean and the second half s of a Gaussian's f.
 
         The Hessian of −log p can be indefinite.
 
@@ -508,10 +550,37 @@ class BoundHeteroscedastic(LocationScale):
             seed: not used, since it is in closed form.
         """
         variance = torch.exp(2 * self.location_log_scale(f)[1])
-        slope = f.chunk(2, self.axis)[1].exp() / variance  # ∂log σ²/∂s: 1 without min_std
+        second_half = f.chunk(2, self.axis)[1]
+        if self.transform == "softplus":
+            slope = 2 * second_half.sigmoid() / self._softplus_scale(second_half)
+        else:
+            slope = second_half.exp() / variance  # ∂log σ²/∂s: 1 without min_std
         location_information = self.unit.information / variance
         scale_information = self.unit.scale_information / 4 * slope.square()
         return Independent(torch.cat((location_information, scale_information), self.axis))
+
+    def _softplus_scale(self, s: Tensor) -> Tensor:
+        """Return the scales of a softplus, without their unit."""
+        return softplus(s) + max(self.min_std, MIN_SOFTPLUS_SCALE)
+
+
+def _check_units(likelihood: Likelihood, units: float | tuple[float, ...]) -> None:
+    """Raise a ValueError unless the units are one or more positive, finite numbers."""
+    values = units if isinstance(units, tuple) else (units,)
+    is_valid = len(values) > 0 and all(
+        isinstance(value, int | float) and 0 < value < math.inf for value in values
+    )
+    if not is_valid:
+        raise ValueError(
+            f"{type(likelihood).__name__} units must be a positive, finite number or a tuple of "
+            f"them, got {units!r:.60}"
+        )
+
+
+def _scaled_units(units: float | tuple[float, ...], scale: Tensor) -> float | tuple[float, ...]:
+    """Return the units multiplied by one number, or by one for each output."""
+    product = torch.as_tensor(units, dtype=torch.float64) * scale.double().cpu()
+    return float(product) if product.numel() == 1 else tuple(product.tolist())
 
 
 class _Homoscedastic(Likelihood):
@@ -521,36 +590,45 @@ class _Homoscedastic(Likelihood):
     units: float | tuple[float, ...]
 
     @abstractmethod
-    def _unit_and_scale(self) -> tuple[Unit, float]:
-        """Return the density of unit scale, and the scale."""
+    def _unit_and_scale(self) -> tuple[Unit, float | tuple[float, ...]]:
+        """Return the density of unit scale, and the scale, one number or one for each output."""
 
-    def _check_units(self) -> None:
-        """Raise a ValueError unless the units are one or more positive, finite numbers."""
-        values = self.units if isinstance(self.units, tuple) else (self.units,)
-        is_valid = len(values) > 0 and all(
-            isinstance(value, int | float) and 0 < value < math.inf for value in values
-        )
-        if not is_valid:
+    def _check_scale(self, name: str) -> None:
+        """Make a sequence of scales a tuple; raise a ValueError unless all are positive."""
+        value = getattr(self, name)
+        if isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(self, name, value)
+        if not isinstance(value, tuple):
+            self._check_positive(name)
+            return
+        if not value or not all(
+            isinstance(item, int | float) and 0 < item < math.inf for item in value
+        ):
             raise ValueError(
-                f"{type(self).__name__} units must be a positive, finite number or a tuple of "
-                f"them, got {self.units!r:.60}"
+                f"{type(self).__name__} {name} must be a positive, finite number or one for each "
+                f"output, got {value!r:.60}"
             )
 
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHomoscedastic:
         unit, scale = self._unit_and_scale()
-        log_scale = torch.tensor(math.log(scale), dtype=dtype, device=device)
+        logarithms = list(map(math.log, scale)) if isinstance(scale, tuple) else math.log(scale)
+        log_scale = torch.tensor(logarithms, dtype=dtype, device=device)
         return BoundHomoscedastic(unit, log_scale, self.learn, self.units)
 
     def in_units(self, scale: Tensor) -> Self:
-        product = torch.as_tensor(self.units, dtype=torch.float64) * scale.double().cpu()
-        units = float(product) if product.numel() == 1 else tuple(product.tolist())
-        return replace(self, units=units)  # type: ignore[type-var]
+        return replace(self, units=_scaled_units(self.units, scale))  # type: ignore[type-var]
+
+    def fixed_at(self, parameters: Mapping[str, Tensor]) -> Self:
+        scale = parameters["log_scale"].detach().double().exp().tolist()
+        changes: dict[str, Any] = {self.parameter: scale, "learn": False}
+        return replace(self, **changes)  # type: ignore[type-var]
 
 
 class _Heteroscedastic(Likelihood):
-    """Noise whose scale depends on x: means, then log-variances on one axis of f."""
+    """Noise whose scale depends on x: means, then what determines it, on one axis of f."""
 
     axis: int
 
@@ -561,7 +639,7 @@ class _Heteroscedastic(Likelihood):
         return self
 
     @property
-    def log_variance_axis(self) -> int:
+    def scale_axis(self) -> int:
         return self.axis
 
 
@@ -571,8 +649,9 @@ class Gaussian(_Homoscedastic):
     """Gaussian noise of one scale: p(y | f) = N(y; f, noise²), for f and y (B, *out).
 
     Args:
-        noise: the standard deviation, in ``units`` (default 0.1).
-        learn: learn the noise (default False).
+        noise: the standard deviation, in ``units`` (default 0.1): one number, or a tuple with one
+            for each output, y (B, D).
+        learn: learn the noise (default False); of a tuple each number.
         units: the unit of ``noise``, one number (default 1) or one for each output: the standard
             deviation of output k is noise·units_k. A method by name uses the standard deviations
             of y.
@@ -581,15 +660,19 @@ class Gaussian(_Homoscedastic):
         >>> posterior = bayou.fit(net, (x, y), likelihood=bayou.Gaussian(0.1, learn=True))
     """
 
-    noise: float = 0.1
+    noise: float | tuple[float, ...] = 0.1
     learn: bool = False
     units: float | tuple[float, ...] = later_field(1.0)
 
     def __post_init__(self) -> None:
-        self._check_positive("noise")
-        self._check_units()
+        self._check_scale("noise")
+        _check_units(self, self.units)
 
-    def _unit_and_scale(self) -> tuple[Unit, float]:
+    @property
+    def parameter(self) -> str:
+        return "noise"
+
+    def _unit_and_scale(self) -> tuple[Unit, float | tuple[float, ...]]:
         return UnitGaussian(), self.noise
 
 
@@ -603,8 +686,9 @@ class StudentT(_Homoscedastic):
 
     Args:
         df: degrees of freedom, more than 1 (default 4).
-        scale: the scale of the noise, in ``units`` (default 0.1).
-        learn: learn the scale (default False).
+        scale: the scale of the noise, in ``units`` (default 0.1): one number, or a tuple with one
+            for each output, y (B, D).
+        learn: learn the scale (default False); of a tuple each number.
         units: the unit of ``scale``, one number (default 1) or one for each output.
 
     Example:
@@ -613,16 +697,21 @@ class StudentT(_Homoscedastic):
     """
 
     df: float = 4.0
-    scale: float = 0.1
+    scale: float | tuple[float, ...] = 0.1
     learn: bool = False
     units: float | tuple[float, ...] = later_field(1.0)
 
     def __post_init__(self) -> None:
-        self._check_positive("df", "scale")
+        self._check_positive("df")
+        self._check_scale("scale")
         _check_df(self, self.df)
-        self._check_units()
+        _check_units(self, self.units)
 
-    def _unit_and_scale(self) -> tuple[Unit, float]:
+    @property
+    def parameter(self) -> str:
+        return "scale"
+
+    def _unit_and_scale(self) -> tuple[Unit, float | tuple[float, ...]]:
         return UnitStudentT(self.df), self.scale
 
 
@@ -631,12 +720,17 @@ class StudentT(_Homoscedastic):
 class HeteroscedasticGaussian(_Heteroscedastic):
     """Gaussian noise whose variance depends on x (Nix & Weigend 1994).
 
-    p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis: f (B, 2·D), y (B, D).
+    p(y | f) = N(y; m, exp(s) + min_std²), f = (m, s) on one axis: f (B, 2·D), y (B, D). With a
+    softplus the standard deviation is units·(log(1 + exp(s)) + max(min_std, 10⁻⁶)), which grows
+    linearly where the variance of "exp" explodes.
 
     Args:
         min_std: a lower bound of the standard deviation (default 0).
         axis: the axis of means and log-variances in f, from the end (default −1): −3 for images
             f (B, 2·C, H, W) and y (B, C, H, W).
+        transform: "exp" (default), where s is the log-variance, or "softplus".
+        units: the unit of the standard deviation of "softplus", one number (default 1) or one for
+            each output. A method by name uses the standard deviations of y.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 50), torch.nn.ReLU(),
@@ -647,10 +741,19 @@ class HeteroscedasticGaussian(_Heteroscedastic):
 
     min_std: float = 0.0
     axis: int = -1
+    transform: str = later_field("exp")
+    units: float | tuple[float, ...] = later_field(1.0)
 
     def __post_init__(self) -> None:
         if self.min_std:
             self._check_positive("min_std")
+        self._check_choice("transform", ("exp", "softplus"))
+        _check_units(self, self.units)
+        if self.transform == "exp" and self.units != 1.0:
+            raise ValueError(
+                "HeteroscedasticGaussian has units for transform='softplus' only; outputs of 'exp' "
+                f"have those of y, got units={self.units!r:.60}"
+            )
         self._check(
             ["axis"],
             lambda value: type(value) is int and value < 0,
@@ -660,9 +763,21 @@ class HeteroscedasticGaussian(_Heteroscedastic):
     def bind(
         self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> BoundHeteroscedastic:
-        return BoundHeteroscedastic(self.min_std, axis=self.axis)
+        units = torch.tensor(self.units, dtype=torch.float64)
+        if self.axis != -1 and units.numel() > 1:
+            units = units.reshape(-1, *[1] * (-1 - self.axis))
+        units = units.to(dtype=dtype or torch.get_default_dtype(), device=device)
+        return BoundHeteroscedastic(
+            self.min_std, axis=self.axis, transform=self.transform, units=units
+        )
+
+    @property
+    def has_log_variances(self) -> bool:
+        return self.transform == "exp"
 
     def in_units(self, scale: Tensor) -> HeteroscedasticGaussian | None:
+        if self.transform == "softplus":
+            return replace(self, units=_scaled_units(self.units, scale))
         if not self.min_std:
             return self
         if scale.numel() > 1:

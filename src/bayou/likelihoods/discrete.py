@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -16,11 +16,13 @@ from torch.nn.functional import logsigmoid
 from bayou.core import rng
 from bayou.core.constants import LOG_2PI
 from bayou.core.rng import Seed
-from bayou.likelihoods.base import BoundLikelihood, Likelihood
+from bayou.core.specs import later_field
+from bayou.likelihoods.base import BoundLikelihood, Likelihood, positive_mean
 from bayou.likelihoods.continuous import UnitGaussian
 from bayou.likelihoods.information import Independent, Information, Scores, Softmax
 from bayou.likelihoods.mixtures import (
     KNOTS,
+    SUM_NUMBERS,
     average,
     by_rows,
     density,
@@ -32,6 +34,8 @@ from bayou.likelihoods.mixtures import (
 MAX_SUMMED_COUNTS = 1024  # in an entropy; larger ones are integrated
 MAX_SUMMED_RATE = 50.0  # of a Poisson, whose entropy is summed over the counts
 ENTROPY_COUNTS = 130  # in that sum
+MAX_SCORED_COUNTS = 8192  # in a sum for a score or an entropy
+COUNT_TAIL = 1e-7  # probability of the counts that such a sum leaves out
 
 
 class FiniteLikelihood(BoundLikelihood):
@@ -471,29 +475,35 @@ class Bernoulli(Likelihood):
 
 @final
 class BoundPoisson(BoundLikelihood):
-    """Counts with rate exp(f)."""
+    """Counts with rate unit·exp(f).
+
+    Args:
+        unit: the rate at f = 0.
+    """
 
     support = "counts"
+    is_linear_in_y = False
+
+    def __init__(self, unit: float = 1.0) -> None:
+        super().__init__()
+        self.log_unit = math.log(unit)
 
     def _validate_values(self, f_shape: Sequence[int], y: Tensor) -> None:
-        if bool((y < 0).any()) or (y.is_floating_point() and bool((y != y.round()).any())):
-            raise ValueError(
-                f"y must hold counts 0, 1, 2, ..., "
-                f"got values in {y.min().item()} .. {y.max().item()}"
-            )
+        check_counts(y)
 
     def pointwise(self, f: Tensor, y: Tensor) -> Tensor:
         y = y.to(f.dtype)
-        return y * f - f.exp() - torch.lgamma(y + 1)
+        log_rate = f + self.log_unit
+        return y * log_rate - log_rate.exp() - torch.lgamma(y + 1)
 
     def expected_log_prob(self, f: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        return self.pointwise(f, y) + f.exp() - torch.exp(f + variance / 2)
+        return self.pointwise(f, y) - self.mean(f) * torch.expm1(variance / 2)
 
     def mean(self, f: Tensor) -> Tensor:
-        return f.exp()
+        return torch.exp(f + self.log_unit)
 
     def variance(self, f: Tensor) -> Tensor:
-        return f.exp()
+        return self.mean(f)
 
     def entropy(self, f: Tensor) -> Tensor:
         """Compute H[y | f], for rates below 50 as a sum over the counts.
@@ -503,16 +513,16 @@ class BoundPoisson(BoundLikelihood):
         Args:
             f: log-rates, (..., B, *out).
         """
-        rate = f.exp().clamp_min(MAX_SUMMED_RATE)
+        rate = self.mean(f).clamp_min(MAX_SUMMED_RATE)
         large = (
             0.5 * (LOG_2PI + 1 + rate.log()) - (1 / 12 + (1 / 24 + 19 / 360 / rate) / rate) / rate
         )
-        log_rate = f.clamp_max(math.log(MAX_SUMMED_RATE))
+        log_rate = (f + self.log_unit).clamp_max(math.log(MAX_SUMMED_RATE))
         log_zero = -log_rate.exp()
         total = torch.zeros_like(f)
         for count in range(ENTROPY_COUNTS):
             total = total + entr((count * log_rate + log_zero - math.lgamma(count + 1)).exp())
-        return torch.where(f.exp() > MAX_SUMMED_RATE, large, total)
+        return torch.where(self.mean(f) > MAX_SUMMED_RATE, large, total)
 
     def cdf(self, f: Tensor, y: Tensor) -> Tensor:
         """Compute P(Y ≤ y) = Q(⌊y⌋ + 1, λ), the regularized upper incomplete gamma function.
@@ -522,10 +532,10 @@ class BoundPoisson(BoundLikelihood):
             y: values, (B, *out).
         """
         y = y.to(f.dtype).floor()
-        return torch.where(y < 0, 0.0, torch.special.gammaincc(y.clamp_min(0.0) + 1, f.exp()))
+        return torch.where(y < 0, 0.0, torch.special.gammaincc(y.clamp_min(0.0) + 1, self.mean(f)))
 
     def information(self, f: Tensor, seed: Seed = 0) -> Information:
-        return Independent(f.exp())
+        return Independent(self.mean(f))
 
     def mixture_entropy(self, f: Tensor) -> Tensor:
         """Compute the entropy of the mixture: (B, *out).
@@ -537,7 +547,8 @@ class BoundPoisson(BoundLikelihood):
         """
 
         def entropy_of_rows(f: Tensor) -> Tensor:
-            knots = spread_knots(f.exp(), (0.5 * f).exp(), UnitGaussian().knots)
+            rate = self.mean(f)
+            knots = spread_knots(rate, rate.sqrt(), UnitGaussian().knots)
             largest = int(knots[-1].max().ceil().nan_to_num(MAX_SUMMED_COUNTS))
             stop = min(MAX_SUMMED_COUNTS, largest + 20)
             counts = torch.arange(stop, dtype=f.dtype, device=f.device)
@@ -549,16 +560,98 @@ class BoundPoisson(BoundLikelihood):
 
         return by_rows(entropy_of_rows, f, max(4 * KNOTS, 20 * len(f)))
 
+    def mixture_crps(self, f: Tensor, y: Tensor) -> Tensor | None:
+        return count_crps(self, f, y)
+
+
+def check_counts(y: Tensor) -> None:
+    """Raise a ValueError unless all targets are counts.
+
+    Args:
+        y: targets.
+    """
+    if bool((y < 0).any()) or (y.is_floating_point() and bool((y != y.round()).any())):
+        raise ValueError(
+            f"y must hold counts 0, 1, 2, ..., got values in {y.min().item()} .. {y.max().item()}"
+        )
+
+
+def count_crps(likelihood: BoundLikelihood, f: Tensor, y: Tensor) -> Tensor | None:
+    """Compute Σ_k (F(k) − 1[k ≥ y])² of a mixture of counts: (B, *event).
+
+    Args:
+        likelihood: p(y | f) of counts, with a cdf.
+        f: outputs, (S, B, *out).
+        y: targets, (B, *event).
+
+    Returns:
+        None where more than 8,192 counts are probable.
+    """
+    last = max(float(y.max()), float(likelihood.mixture_quantile(f, 1 - COUNT_TAIL).max()))
+    if not last <= MAX_SCORED_COUNTS:
+        return None
+    mass = torch.zeros_like(y, dtype=f.dtype)
+    total = torch.zeros_like(mass)
+    for counts, probabilities in _count_probabilities(likelihood, f, int(last) + 1):
+        cumulative = mass + probabilities.cumsum(0)
+        total = total + (cumulative - (counts >= y).to(f.dtype)).square().sum(0)
+        mass = cumulative[-1]
+    return total
+
+
+def _count_probabilities(
+    likelihood: BoundLikelihood, f: Tensor, last: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of counts 0 .. last and their probabilities in a mixture: (K, B, *event)."""
+    event = likelihood.target_shape(f.shape[1:])
+    block_size = max(1, SUM_NUMBERS // max(1, event.numel()))
+    for block in torch.arange(last + 1, device=f.device).split(block_size):
+        counts = block.to(f.dtype).reshape(-1, *[1] * len(event)).expand(-1, *event)
+        yield counts, density(likelihood.pointwise, f, counts)
+
+
+def count_entropy(likelihood: BoundLikelihood, f: Tensor) -> Tensor:
+    """Compute H[y] of a mixture of counts as a sum, or by draws of y above 8,192: (B, *event).
+
+    Args:
+        likelihood: p(y | f) of counts, with a cdf.
+        f: outputs, (S, B, *out).
+    """
+    last = float(likelihood.mixture_quantile(f.double(), 1 - COUNT_TAIL).max())
+    if not last <= MAX_SCORED_COUNTS:
+        return BoundLikelihood.mixture_entropy(likelihood, f)
+    dtype = f.dtype
+    f = f.double()
+    total = torch.zeros(likelihood.target_shape(f.shape[1:]), dtype=f.dtype, device=f.device)
+    for _, probabilities in _count_probabilities(likelihood, f, int(last)):
+        total = total + entr(probabilities).sum(0)
+    return total.to(dtype)
+
 
 @final
 @dataclass(frozen=True)
 class Poisson(Likelihood):
-    """Counts: p(y | f) = λ^y·exp(−λ)/y! with the rate λ = exp(f), for f and y (B, *out).
+    """Counts: p(y | f) = λ^y·exp(−λ)/y! with the rate λ = unit·exp(f), for f and y (B, *out).
 
     y has the values 0, 1, 2, ... in any dtype.
+
+    Args:
+        unit: the rate at f = 0 (default 1). A method by name uses the mean of y.
 
     Example:
         >>> posterior = bayou.fit(net, (x, counts), likelihood=bayou.likelihoods.Poisson())
     """
 
-    bound = BoundPoisson
+    unit: float = later_field(1.0)
+
+    def __post_init__(self) -> None:
+        self._check_positive("unit")
+
+    def bind(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> BoundPoisson:
+        return BoundPoisson(self.unit)
+
+    def starting_at(self, y: Tensor) -> Poisson:
+        mean = positive_mean(y)
+        return self if mean is None else replace(self, unit=mean)

@@ -21,12 +21,18 @@ class Information(ABC):
     def columns(self) -> Iterator[Tensor]:
         """Yield the vectors s_m, one for every example: (B, *out) each."""
 
+    def total(self) -> Tensor | None:
+        """Return Σ_n H_n over the examples, (K, K) in float64; None without a closed form."""
+        return None
+
 
 @final
 class Softmax(Information):
     """H = diag(p) − p·pᵀ = S·Sᵀ for every position of a categorical y.
 
-    S = (diag(1) − p·1ᵀ)·diag(√p).
+    S is the Cholesky factor (Tanabe & Sagae 1992), C × (C − 1): with the probabilities
+    q_c = Σ_{k > c} p_k of the classes after c, S_cc = √(p_c·q_c/q_{c−1}) and
+    S_ic = −p_i·√(p_c/(q_{c−1}·q_c)) for i > c. The column of the last class is zero.
 
     Args:
         f: logits, (B, *out).
@@ -39,13 +45,26 @@ class Softmax(Information):
 
     def columns(self) -> Iterator[Tensor]:
         probabilities = self.p.reshape(len(self.p), -1, self.p.shape[-1])  # (B, positions, C)
+        rest = probabilities.flip(-1).cumsum(-1).flip(-1)  # Σ_{k ≥ c} p_k, without cancellation
         for position in range(probabilities.shape[1]):
             p = probabilities[:, position]
-            for c in range(probabilities.shape[2]):
+            for c in range(probabilities.shape[2] - 1):
+                before = rest[:, position, c]
+                after = rest[:, position, c + 1]
+                # the conditional probability of a later class is at most 1
+                root = (p[:, c] / before.clamp_min(torch.finfo(p.dtype).tiny)).sqrt()
                 column = torch.zeros_like(probabilities)
-                column[:, position] = -p * p[:, c : c + 1].sqrt()
-                column[:, position, c] += p[:, c].sqrt()
+                column[:, position, c] = root * after.sqrt()
+                shares = p[:, c + 1 :] * after.clamp_min(torch.finfo(p.dtype).tiny).rsqrt()[:, None]
+                column[:, position, c + 1 :] = -root[:, None] * shares
                 yield column.reshape(self.p.shape).movedim(-1, self.axis)
+
+    def total(self) -> Tensor | None:
+        """Return diag(Σ_n p_n) − Σ_n p_n·p_nᵀ for outputs of one position."""
+        if self.p.ndim != 2:
+            return None
+        p = self.p.double()
+        return torch.diag(p.sum(0)) - p.mT @ p
 
 
 @final

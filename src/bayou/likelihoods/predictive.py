@@ -176,7 +176,7 @@ class Predictive:
             The quantiles (1 − level)/2 and (1 + level)/2, (B, *event) each.
         """
         check_level(level)
-        if self.likelihood.support == "classes":
+        if self.likelihood.support == "classes" and not self.likelihood.is_ordered:
             raise ValueError(
                 f"classes have no order, so no interval({level}); prediction_set({level}) gives "
                 "the smallest set of them with that probability, quantile(q) class indices if "

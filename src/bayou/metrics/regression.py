@@ -15,10 +15,11 @@ from bayou.likelihoods.predictive import Predictive
 CRPS_DRAWS = 1000
 
 
-def _validate_targets(predictive: Predictive, y: Tensor, score: str) -> Tensor:
-    """Return y in float64, or raise a ValueError if this score is not for them."""
+def _validate_targets(predictive: Predictive, y: Tensor, score: str) -> None:
+    """Raise a ValueError if this score is not for these targets."""
     likelihood = predictive.likelihood
-    if likelihood.support == "classes":
+    needs_order_only = score in ("crps", "coverage")
+    if likelihood.support == "classes" and not (needs_order_only and likelihood.is_ordered):
         raise ValueError(
             f"{score} is for numbers, got classes ({type(likelihood).__name__}); "
             "use accuracy, nll or brier"
@@ -26,34 +27,47 @@ def _validate_targets(predictive: Predictive, y: Tensor, score: str) -> Tensor:
     likelihood.validate(predictive.outputs.shape[1:], y)
     if y.numel() == 0:
         raise ValueError("there are no examples to score")
-    return y.detach().double()
+
+
+def _values(predictive: Predictive, y: Tensor) -> tuple[Predictive, Tensor, Tensor]:
+    """Return the prediction of the values in y, these values in float64, and which are known.
+
+    The noise of a row that y has is in the prediction. A censored value is not known.
+    """
+    values, is_known = predictive.likelihood.labels(y)
+    of_rows = predictive.likelihood.for_targets(predictive.outputs, y)
+    return Predictive(*of_rows), values.detach().double(), is_known
 
 
 def rmse(predictive: Predictive, y: Tensor, scale: float = 1.0) -> float:
-    """Compute √mean (E[y] − y)², over examples and coordinates.
+    """Compute √mean (E[y] − y)², over examples and coordinates; censored ones are left out.
 
     Args:
         predictive: predictions of B rows, of numbers.
         y: their targets, (B, *event).
         scale: the number that y was divided by.
     """
-    target = _validate_targets(predictive, y, "rmse")
-    return scale * math.sqrt(float((predictive.mean.detach().double() - target).square().mean()))
+    _validate_targets(predictive, y, "rmse")
+    predictive, values, is_known = _values(predictive, y)
+    squares = (predictive.mean.detach().double() - values).square()
+    return scale * math.sqrt(float(squares[is_known].mean()))
 
 
 def coverage(predictive: Predictive, y: Tensor, level: float = 0.9) -> float:
     """Return the fraction of y inside the central interval of a level.
 
-    A calibrated prediction gives ``level``.
+    A calibrated prediction gives ``level``. Censored y are left out.
 
     Args:
         predictive: predictions of B rows, of numbers.
         y: their targets, (B, *event).
         level: the probability of the interval, 0.9 by default.
     """
-    target = _validate_targets(predictive, y, "coverage")
+    _validate_targets(predictive, y, "coverage")
+    predictive, values, is_known = _values(predictive, y)
     low, high = predictive.interval(level)
-    return float(((low.double() <= target) & (target <= high.double())).double().mean())
+    is_inside = (low.double() <= values) & (values <= high.double())
+    return float(is_inside[is_known].double().mean())
 
 
 def width(predictive: Predictive, level: float = 0.9, scale: float = 1.0) -> float:
@@ -75,7 +89,9 @@ def crps(
     """Compute the continuous ranked probability score, mean ∫ (F(t) − 1[t ≥ y])² dt.
 
     It equals mean (E|Y − y| − ½·E|Y − Y'|), over examples and coordinates. Exact for a mixture of
-    Gaussians (Grimit et al. 2006); others are estimated without bias from draws of y.
+    Gaussians (Grimit et al. 2006) and of log-normals, a sum for counts and ordered classes (the
+    ranked probability score), by quadrature for Gamma, Weibull and censored targets (up to the
+    time of censoring); others are estimated without bias from draws of y.
 
     Args:
         predictive: predictions of B rows, of numbers.
@@ -87,12 +103,13 @@ def crps(
     Raises:
         ValueError: if y are classes, or there are fewer than 2 draws.
     """
-    target = _validate_targets(predictive, y, "crps")
-    exact = predictive.likelihood.mixture_crps(predictive.outputs.double(), target)
+    _validate_targets(predictive, y, "crps")
+    exact = predictive.likelihood.mixture_crps(predictive.outputs.double(), y.detach().double())
     if exact is not None:
         return scale * float(exact.mean())
     if draws < 2:
         raise ValueError(f"crps needs at least 2 draws, got {draws}")
+    predictive, target, _ = _values(predictive, y)
     drawn_y = predictive.sample(draws, seed).double().flatten(1).sort(0).values  # (n, N)
     rank = 2 * torch.arange(draws, dtype=torch.float64, device=drawn_y.device) - (draws - 1)
     # ½·E|Y − Y'| over pairs of different draws

@@ -158,7 +158,9 @@ def _row_errors(predictive: Predictive, y: Tensor) -> Tensor:
         loss[is_labeled] = (p.argmax(-1) != labels).double()
     else:
         predictive.likelihood.validate(predictive.outputs.shape[1:], y)
-        loss = (predictive.mean.detach().double() - y.double()).square()
+        values, is_known = predictive.likelihood.labels(y)
+        loss = (predictive.mean.detach().double() - values.double()).square()
+        loss = torch.where(is_known, loss, math.nan)
     return loss.reshape(len(y), -1).nanmean(1).nan_to_num()
 
 
@@ -217,8 +219,8 @@ def summary(
     """Compute the usual scores.
 
     Classes: accuracy, nll, brier, ece, rejection (area of the error-rejection curve), entropy and
-    mutual_information (means). Numbers: rmse, nll, crps, coverage, width, std and epistemic_std
-    (means).
+    mutual_information (means); of ordered ones crps, the ranked probability score, too. Numbers:
+    rmse, nll, crps, coverage, width, std and epistemic_std (means).
 
     Args:
         predictive: predictions of B rows.
@@ -254,6 +256,8 @@ def summary(
             "coverage": coverage(predictive, y, level),
             "width": width(predictive, level, scale),
         }
+    if is_class and predictive.likelihood.is_ordered:
+        scores["crps"] = crps(predictive, y)
     for name, value in inside.items():
         scores[name] = float(value.mean()) * unit
     if ood is not None:
