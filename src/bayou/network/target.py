@@ -119,20 +119,26 @@ class Target:
         likelihood = copy.deepcopy(self.likelihood)
         return replace(self, likelihood=likelihood, n=self.n if n is None else n)
 
-    def in_units(self, scale: Tensor) -> Target:
-        """Return the target for shift + scale·y instead of y.
+    def in_units(self, scale: Tensor, *, is_log: bool = False) -> Target:
+        """Return the target for shift + scale·y instead of y, or for exp(shift + scale·y).
 
         The outputs of its network have these units, too.
 
         Args:
             scale: one positive number, or one for each coordinate of the last axis of y.
+            is_log: whether the new y are exponentials.
         """
         spec = self.likelihood_spec.in_units(scale)
         if spec is None:
             raise ValueError(f"{type(self.likelihood_spec).__name__} has no units of y to change")
+        if is_log:
+            spec = spec.of_exp()
         first = next(self.net.parameters())
         likelihood = spec.bind(dtype=first.dtype, device=first.device)
-        likelihood.load_state_dict(self.likelihood.state_dict())
+        # The parameters have other names inside of another likelihood, in the same order.
+        old_values = self.likelihood.state_dict().values()
+        new_names = likelihood.state_dict()
+        likelihood.load_state_dict(dict(zip(new_names, old_values, strict=True)))
         return replace(self, likelihood_spec=spec, likelihood=likelihood)
 
     @cached_property

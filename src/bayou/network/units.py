@@ -76,6 +76,51 @@ class Standardization:
 
 
 @final
+@dataclass(frozen=True)
+class TargetMap:
+    """The map of y to standard units where it is not that of the network's outputs.
+
+    z = (v − shift)/scale, where v is y with the logarithm of its first columns.
+
+    Args:
+        affine: the standardization of every number of v.
+        log_columns: of how many numbers of the last axis of y the logarithm is taken.
+        log_scale: the mean of −Σ log|dz/dy| over the training rows: how much the map adds to
+            −log p(y) of a row.
+    """
+
+    affine: Standardization
+    log_columns: int
+    log_scale: float
+
+    def apply(self, y: Tensor) -> Tensor:
+        """Return y in standard units.
+
+        Args:
+            y: the targets.
+        """
+        if self.log_columns:
+            logarithms = y[..., : self.log_columns].log()
+            y = torch.cat((logarithms, y[..., self.log_columns :]), -1)
+        return self.affine.standardize(y)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the map as plain values."""
+        numbers = {"log_columns": self.log_columns, "log_scale": self.log_scale}
+        return {"affine": self.affine.to_json()} | numbers
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> TargetMap:
+        """Return the map that ``to_json`` described.
+
+        Args:
+            value: the plain values.
+        """
+        affine = Standardization.from_json(value["affine"])
+        return TargetMap(affine, value["log_columns"], value["log_scale"])
+
+
+@final
 class Units:
     """The standardization of a network's inputs and of y, shared by all copies of the network.
 
@@ -91,6 +136,10 @@ class Units:
             outputs.
         axis: the axis of the outputs with these blocks.
         target_size: how many numbers the y of one row has.
+        target: the map of y, where it is not ``output``: of log y, or of values with a flag or a
+            noise each.
+        keeps_scales: whether the second half of the outputs describes scales in units that the
+            likelihood has, so that it is not converted.
     """
 
     def __init__(
@@ -100,12 +149,16 @@ class Units:
         log_variances: int = 0,
         axis: int = -1,
         target_size: int = 1,
+        target: TargetMap | None = None,
+        keeps_scales: bool = False,
     ) -> None:
         self.inputs = tuple(inputs)
         self.output = output
         self.log_variances = log_variances
         self.axis = axis
         self.target_size = target_size
+        self.target = target
+        self.keeps_scales = keeps_scales
         self.is_active = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Units:
@@ -124,8 +177,15 @@ class Units:
         self.is_active = True
 
     @property
+    def is_log(self) -> bool:
+        """Whether the outputs are those of log y."""
+        return self.target is not None and self.target.log_columns > 0
+
+    @property
     def log_scale(self) -> float:
         """Σ log scale over the coordinates of y: how much the units add to −log p(y) of a row."""
+        if self.target is not None:
+            return self.target.log_scale
         if self.output is None:
             return 0.0
         return self.target_size * float(self.output.scale.double().log().mean())
@@ -163,6 +223,8 @@ class Units:
         Args:
             y: the targets.
         """
+        if self.target is not None:
+            return self.target.apply(y)
         if self.output is None:
             return y
         return self.output.standardize(y)
@@ -187,6 +249,9 @@ class Units:
         """
         if self.output is None:
             return outputs
+        if self.keeps_scales:
+            location, scales = outputs.chunk(2, self.axis)
+            return torch.cat((self.output.restore(location), scales), self.axis)
         if not self.log_variances:
             return self.output.restore(outputs)
         location, *log_variances = outputs.chunk(1 + self.log_variances, self.axis)
@@ -207,13 +272,18 @@ class Units:
 
     def to_json(self) -> dict[str, Any]:
         """Return the units as plain values."""
-        return {
+        values = {
             "inputs": [None if item is None else item.to_json() for item in self.inputs],
             "output": None if self.output is None else self.output.to_json(),
             "log_variances": self.log_variances,
             "axis": self.axis,
             "target_size": self.target_size,
         }
+        if self.target is not None:
+            values["target"] = self.target.to_json()
+        if self.keeps_scales:
+            values["keeps_scales"] = True
+        return values
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Units:
@@ -226,7 +296,16 @@ class Units:
             None if item is None else Standardization.from_json(item) for item in value["inputs"]
         ]
         output = None if value["output"] is None else Standardization.from_json(value["output"])
-        return Units(inputs, output, value["log_variances"], value["axis"], value["target_size"])
+        target = TargetMap.from_json(value["target"]) if "target" in value else None
+        return Units(
+            inputs,
+            output,
+            value["log_variances"],
+            value["axis"],
+            value["target_size"],
+            target,
+            value.get("keeps_scales", False),
+        )
 
 
 def with_units(net: NetworkType, units: Units) -> NetworkType:
